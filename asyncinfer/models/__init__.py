@@ -1,0 +1,6 @@
+from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.decoder import Decoder
+from asyncinfer.models.load import load_model
+from asyncinfer.weights import LoadProgress
+
+__all__ = ["Decoder", "LoadProgress", "ModelConfig", "load_model"]

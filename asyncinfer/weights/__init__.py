@@ -1,0 +1,3 @@
+from asyncinfer.weights.progress import LoadProgress, OnProgress
+
+__all__ = ["LoadProgress", "OnProgress"]
