@@ -1,0 +1,95 @@
+"""`EngineConfig`: everything about an engine that is not about one request. Frozen."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from asyncinfer.protocols.eviction import EvictionPolicy
+from asyncinfer.protocols.scheduling import SchedulingPolicy
+
+__all__ = ["EngineConfig", "OnFull"]
+
+OnFull = Literal["pause", "coalesce", "cancel"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Options of an `Engine`. Unknown names are a `TypeError`, bad values a `ValueError`."""
+
+    #: "auto" takes CUDA where there is one; else a torch device such as "cpu" or "cuda:1".
+    device: str = "auto"
+    #: "auto" takes the checkpoint's on a GPU and float32 on a CPU.
+    dtype: str = "auto"
+    #: Hub ids only: a branch, tag or commit.
+    revision: str | None = None
+
+    #: Tokens per KV block.
+    block_size: int = 16
+    #: Bytes for the KV cache; None takes `kv_fraction` of the device memory that is free.
+    kv_bytes: int | None = None
+    #: Share of free GPU memory for KV, when `kv_bytes` is None (a CPU takes 1 GiB at most).
+    kv_fraction: float = 0.8
+    #: Longest sequence, prompt and answer together; None takes the model's.
+    max_context: int | None = None
+    #: Requests computed together at most.
+    max_running: int = 256
+    #: Requests held at most, running ones included; the next one is `Overloaded`.
+    max_requests: int = 4096
+    #: Query tokens per step: the longest a decode step waits for a prompt's chunk.
+    max_step_tokens: int = 2048
+    prefix_cache: bool = True
+    #: Eviction policy of the prefix cache: a name or an object.
+    cache_policy: str | EvictionPolicy = "lru"
+    #: "fcfs", "priority", "deadline" or an object.
+    scheduler: str | SchedulingPolicy = "fcfs"
+    #: Steps in flight at once.
+    overlap: int = 1
+
+    #: Tokens a stream holds for a slow consumer before `on_full` applies.
+    buffer: int = 256
+    on_full: OnFull = "pause"
+    #: Seconds a full stream may go unread before it fails with `StreamStalled`.
+    stall_timeout: float = 300.0
+    #: Seconds that a clean close waits for running requests; 0 aborts them at once.
+    drain_timeout: float = 30.0
+    #: Seconds a step may take before the engine is declared dead; inf never.
+    step_timeout: float = 300.0
+    #: Characters of a prompt, checked before tokenising.
+    max_prompt_chars: int = 16_000_000
+
+    def __post_init__(self) -> None:
+        for name, low in (
+            ("block_size", 1),
+            ("max_running", 1),
+            ("max_requests", 1),
+            ("max_step_tokens", 1),
+            ("overlap", 1),
+            ("buffer", 1),
+            ("max_prompt_chars", 1),
+        ):
+            _at_least(name, getattr(self, name), low)
+        for name in ("kv_bytes", "max_context"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 1)
+        for name in ("stall_timeout", "drain_timeout", "step_timeout"):
+            seconds = getattr(self, name)
+            if isinstance(seconds, bool) or math.isnan(seconds) or seconds < 0:
+                raise ValueError(f"{name}={seconds!r}: must be >= 0 seconds")
+        if not 0.0 < self.kv_fraction <= 1.0:
+            raise ValueError(f"kv_fraction={self.kv_fraction!r}: must be in (0, 1]")
+        if self.on_full not in get_args(OnFull):
+            raise ValueError(f"on_full={self.on_full!r}: must be one of {get_args(OnFull)}")
+
+    def replace(self, **changes: object) -> EngineConfig:
+        """A copy with some options changed, checked again."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _at_least(name: str, value: object, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name}={value!r}: must be an integer")
+    if value < low:
+        raise ValueError(f"{name}={value!r}: must be >= {low}")

@@ -1,0 +1,100 @@
+"""Every error asyncinfer raises, one tree.
+
+    AsyncInferError
+    ├── InvalidRequest (also ValueError)     refused before any state exists
+    ├── Overloaded                           admission refused; try again later
+    ├── RequestFailed                        this stream only
+    │   ├── DeadlineExceeded (also TimeoutError)
+    │   └── StreamStalled                    nobody read the stream for `stall_timeout`
+    ├── StreamBusy (also RuntimeError)       the stream is used in a way it cannot be
+    ├── EngineDead                           every stream, with the cause as `__cause__`
+    ├── EngineClosed                         you closed the engine; it did not break
+    ├── ModelLoadError                       names the file and the tensor
+    └── PluginError                          names the plugin and its group
+
+The ladder of severity: `InvalidRequest` -> `RequestFailed` -> `EngineDead`.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AsyncInferError",
+    "DeadlineExceeded",
+    "EngineClosed",
+    "EngineDead",
+    "InvalidRequest",
+    "ModelLoadError",
+    "Overloaded",
+    "PluginError",
+    "RequestFailed",
+    "StreamBusy",
+    "StreamStalled",
+]
+
+
+class AsyncInferError(Exception):
+    """The root of all errors of this package."""
+
+
+class InvalidRequest(AsyncInferError, ValueError):
+    """A request was refused before any state existed for it.
+
+    `field`, `value` and `bound` say what was wrong; the message carries all three.
+    """
+
+    def __init__(self, field: str, value: object, bound: str) -> None:
+        self.field = field
+        self.value = value
+        self.bound = bound
+        super().__init__(f"{field}={_short(value)}: {bound}")
+
+    def __reduce__(self) -> tuple[type[InvalidRequest], tuple[str, object, str]]:
+        return type(self), (self.field, self.value, self.bound)
+
+
+class Overloaded(AsyncInferError):
+    """The engine holds as many requests as it was configured to hold."""
+
+
+class RequestFailed(AsyncInferError):
+    """One request failed; every other request goes on."""
+
+
+class DeadlineExceeded(RequestFailed, TimeoutError):
+    """The request's `deadline` passed before it was done."""
+
+
+class StreamStalled(RequestFailed):
+    """Nobody read the stream for `stall_timeout` seconds while its buffer was full."""
+
+
+class StreamBusy(AsyncInferError, RuntimeError):
+    """A second task reads a stream, or it is used from another event loop than its own."""
+
+
+class EngineDead(AsyncInferError):
+    """The decode loop ended by a fault; `__cause__` holds it. Open a new engine to go on."""
+
+
+class EngineClosed(AsyncInferError):
+    """The engine was closed by its owner (or was never opened)."""
+
+
+class ModelLoadError(AsyncInferError):
+    """A checkpoint cannot be loaded. `file` and `tensor` are named where they are known."""
+
+    def __init__(self, message: str, *, file: str | None = None, tensor: str | None = None) -> None:
+        self.file = file
+        self.tensor = tensor
+        where = [f"file {file}" if file else "", f"tensor {tensor}" if tensor else ""]
+        prefix = ", ".join(part for part in where if part)
+        super().__init__(f"{prefix}: {message}" if prefix else message)
+
+
+class PluginError(AsyncInferError):
+    """A plugin cannot be found, loaded or used; the message names it and its group."""
+
+
+def _short(value: object, limit: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

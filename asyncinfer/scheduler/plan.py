@@ -1,0 +1,121 @@
+"""The data that walks through a step: `StepPlan` down to the runner, `StepResult` back up.
+
+Both are plain Python (no tensors), laid out as parallel lists: row `r` of a step is
+`slots[r], starts[r], counts[r], samples[r]`. A row may hold any number of query tokens and draw
+any number of tokens, so that prefill chunks, decode and verification of speculated tokens are
+one shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from asyncinfer.params import SamplingParams
+
+__all__ = ["Join", "RowLogprobs", "RunnerSpec", "StepPlan", "StepResult", "StepRunner"]
+
+
+@dataclass(slots=True)
+class Join:
+    """A slot gets a new tenant before the step runs (also after a preemption)."""
+
+    slot: int
+    #: Every token known so far: the prompt, and after a preemption the answer so far.
+    token_ids: Sequence[int]
+    #: How many of them are the prompt; the rest is the answer.
+    prompt_len: int
+    #: The block table so far, in order.
+    blocks: Sequence[int]
+    params: SamplingParams
+    #: Key of the request's random numbers, 64 bits.
+    seed: int
+    #: Tokens that end the answer (end-of-text and `stop_token_ids`): barred until `min_tokens`.
+    stop_ids: frozenset[int] = frozenset()
+    #: `bad_words`, tokenised.
+    bad_ids: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step. The runner applies, in this order: `leaves`, `joins`, `grown`, `copies`, and then
+    computes the rows."""
+
+    step: int
+    slots: list[int] = field(default_factory=list)
+    #: Position of each row's first query token (= tokens already in its KV cache).
+    starts: list[int] = field(default_factory=list)
+    #: Query tokens of each row.
+    counts: list[int] = field(default_factory=list)
+    #: Tokens each row draws, at its last positions: 0 inside a prompt, 1 to go on.
+    samples: list[int] = field(default_factory=list)
+    leaves: list[int] = field(default_factory=list)
+    joins: list[Join] = field(default_factory=list)
+    #: `(slot, index, block)`: block table entries added since the last step.
+    grown: list[tuple[int, int, int]] = field(default_factory=list)
+    #: `(source, target)` blocks to copy whole before any row is computed (copy-on-write).
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    #: Rows whose prompt logprobs were asked for: row -> how many alternatives.
+    prompt_logprobs: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Query tokens of the whole step."""
+        return sum(self.counts)
+
+
+@dataclass(slots=True)
+class RowLogprobs:
+    """Logprobs of consecutive positions of one row, as parallel lists."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    ranks: list[int]
+    #: Per position, the most likely `(token_id, logprob)` pairs, best first.
+    top: list[tuple[tuple[int, float], ...]]
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step drew. `tokens` is flat, in row order, `samples[r]` entries per row (rows that
+    failed included, their entries meaningless)."""
+
+    tokens: list[int]
+    logprobs: Mapping[int, RowLogprobs] = field(default_factory=dict)
+    #: Row -> logprobs of the tokens at `starts + 1 .. starts + counts` that are prompt tokens.
+    prompt_logprobs: Mapping[int, RowLogprobs] = field(default_factory=dict)
+    #: Row -> why it failed (NaN logits, a sampler that raised). Nothing of it is committed.
+    failed: Mapping[int, Exception] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerSpec:
+    """What a runner can hold; fixed while it lives."""
+
+    num_blocks: int
+    block_size: int
+    max_slots: int
+    #: Longest sequence, prompt and answer together.
+    max_context: int
+    vocab_size: int
+    #: Most query tokens in one step.
+    max_step_tokens: int
+
+
+class StepRunner(Protocol):
+    """Computes steps. Called by the engine's decode thread only, steps in order.
+
+    `launch` may return before the device is done; `collect` waits for that step. Steps are
+    collected in the order they were launched. An exception from either ends the engine.
+    """
+
+    @property
+    def spec(self) -> RunnerSpec: ...
+
+    def launch(self, plan: StepPlan) -> object: ...
+
+    def collect(self, handle: object) -> StepResult: ...
+
+    def close(self) -> None:
+        """Give device memory back; called once, after the last step."""
