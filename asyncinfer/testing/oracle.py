@@ -1,0 +1,96 @@
+"""The right answer of the fake model, as a pure function of the request.
+
+    kv[p]     = kv[p - 1] * A + mix(token[p] + 1)             (kv[-1] = 0)
+    digest[p] = digest[p - 1] + kv[p] * (mix(p) | 1)          (digest[-1] = 0)
+    token[p + 1] = a hash of digest[p], and of (seed, p) when the request is sampled
+
+All modulo 2**64. `kv` is what the fake model stores in its pages; the digest covers every entry
+read through the block table, so one stale, shared or unwritten entry changes every later token.
+Both recurrences are linear in the previous value, so that a whole chunk is a few numpy calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from asyncinfer.chunk import TokenLogprob
+from asyncinfer.params import SamplingParams
+
+__all__ = ["EOS_ID", "fake_logprob", "mix", "next_token", "oracle"]
+
+MASK: Final = 2**64 - 1
+A: Final = 0xD1342543DE82EF95
+#: The fake model's end-of-text token; drawn only with `eos_every`.
+EOS_ID: Final = 0
+
+
+def mix(x: int) -> int:
+    """The finaliser of splitmix64 (Steele et al., 2014): 64 bits to 64 bits, one to one."""
+    x = (x + 0x9E3779B97F4A7C15) & MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)
+
+
+def next_token(
+    digest: int,
+    position: int,
+    *,
+    seed: int | None,
+    vocab_size: int,
+    eos_every: int | None = None,
+    barred: Collection[int] = (),
+) -> int:
+    """The token drawn after `position`. `seed` is None for a greedy request; `barred` tokens are
+    stepped over (stop tokens before `min_tokens`)."""
+    if seed is not None:
+        digest ^= mix((seed + position * A) & MASK)
+    h = mix(digest)
+    if eos_every is not None and (h >> 40) % eos_every == 0 and EOS_ID not in barred:
+        return EOS_ID
+    token = 1 + h % (vocab_size - 1)
+    while token in barred:
+        token = 1 + token % (vocab_size - 1)
+    return token
+
+
+def oracle(
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    seed: int,
+    count: int,
+    *,
+    vocab_size: int,
+    eos_every: int | None = None,
+    stop_ids: Collection[int] = (),
+) -> list[int]:
+    """The first `count` tokens of the answer, past any stop token it holds."""
+    kv = digest = 0
+    known = list(prompt_ids)
+    last = len(known) - 1
+    key = None if params.greedy else seed
+    for p in range(last + count):
+        kv = (kv * A + mix(known[p] + 1)) & MASK
+        digest = (digest + kv * (mix(p) | 1)) & MASK
+        if p >= last:
+            barred = stop_ids if p - last < params.min_tokens else ()
+            known.append(
+                next_token(
+                    digest,
+                    p,
+                    seed=key,
+                    vocab_size=vocab_size,
+                    eos_every=eos_every,
+                    barred=barred,
+                )
+            )
+    return known[last + 1 :]
+
+
+def fake_logprob(token: int, position: int, alternatives: int, vocab_size: int) -> TokenLogprob:
+    """The logprob entry the fake model gives for `token` at `position`: rank 1, and the
+    following ids as its alternatives."""
+    best = -(mix(token * A ^ position) % 1000) / 1000
+    top = tuple(((token + i) % vocab_size, best - i) for i in range(min(alternatives, vocab_size)))
+    return TokenLogprob(token, best, 1, top)
