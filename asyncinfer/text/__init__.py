@@ -1,0 +1,8 @@
+"""Text: tokenizer, incremental detokenizer, stop strings, chat templates. No torch."""
+
+from asyncinfer.text.chat import ChatTemplate
+from asyncinfer.text.detokenizer import Detokenizer
+from asyncinfer.text.stop import StopStrings
+from asyncinfer.text.tokenizer import Tokenizer, check_text
+
+__all__ = ["ChatTemplate", "Detokenizer", "StopStrings", "Tokenizer", "check_text"]

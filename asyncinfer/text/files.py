@@ -1,0 +1,116 @@
+"""Reading a checkpoint's tokenizer files. What is wrong with one is a `ModelLoadError`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from asyncinfer.errors import ModelLoadError
+
+__all__ = ["ROLES", "load_backend", "named_ids", "read_json", "token_content"]
+
+#: Names under which `tokenizer_config.json` lists special tokens.
+ROLES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+def load_backend(folder: Path) -> tokenizers.Tokenizer:
+    """The tokenizer of `folder`, with every token that a file calls special marked as such."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelLoadError(
+            "not found; a model needs its fast tokenizer beside its weights", file=str(path)
+        )
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except BaseException as error:
+        # The library raises a bare Exception for a bad file, and panics (which is no Exception)
+        # for a few; anything else, such as KeyboardInterrupt, is not ours.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise ModelLoadError(f"not a tokenizer: {error}", file=str(path)) from error
+        raise
+    known = [name for name in _special_names(folder) if backend.token_to_id(name) is not None]
+    backend.add_special_tokens(known)
+    return backend
+
+
+def named_ids(folder: Path, backend: tokenizers.Tokenizer) -> tuple[int | None, frozenset[int]]:
+    """`(bos_id, eos_ids)`: what `generation_config.json` (or without it `config.json`) says,
+    together with the tokenizer's own tokens of that name."""
+    settings = read_json(folder / "tokenizer_config.json")
+    bos = token_content(settings.get("bos_token"))
+    bos_id = backend.token_to_id(bos) if bos is not None else None
+    eos = token_content(settings.get("eos_token"))
+    eos_id = backend.token_to_id(eos) if eos is not None else None
+    eos_ids = set() if eos_id is None else {eos_id}
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        config = read_json(path)
+        if bos_id is None:
+            bos_id = next(iter(_ids(path, config, "bos_token_id")), None)
+        found = _ids(path, config, "eos_token_id")
+        eos_ids.update(found)
+        if found:
+            break
+    return bos_id, frozenset(eos_ids)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelLoadError(f"not readable as JSON: {error}", file=str(path)) from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"holds a {type(value).__name__}, not an object", file=str(path))
+    return value
+
+
+def token_content(value: object) -> str | None:
+    """A token as `tokenizer_config.json` writes it: a string, or an object with `content`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _special_names(folder: Path) -> Iterator[str]:
+    settings = read_json(folder / "tokenizer_config.json")
+    values = [settings.get(role) for role in ROLES]
+    extra = settings.get("additional_special_tokens")
+    if isinstance(extra, list):
+        values += extra
+    added = settings.get("added_tokens_decoder")
+    if isinstance(added, dict):
+        values += [token for token in added.values() if _marked_special(token)]
+    for value in values:
+        name = token_content(value)
+        if name:
+            yield name
+
+
+def _marked_special(token: object) -> bool:
+    return isinstance(token, dict) and token.get("special") is True
+
+
+def _ids(path: Path, config: dict[str, Any], name: str) -> list[int]:
+    value = config.get(name)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for token_id in ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
+            raise ModelLoadError(
+                f"{name}={value!r}: must be a token id or a list of them", file=str(path)
+            )
+    return ids

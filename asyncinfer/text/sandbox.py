@@ -1,0 +1,106 @@
+"""The jinja2 environment of chat templates, which come from a stranger's repository.
+
+Immutable and sandboxed; what it offers beyond jinja2 is what the hub's templates expect
+(transformers, `utils/chat_template_utils.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+__all__ = ["TEMPLATE_GLOBALS", "TemplateEnvironment"]
+
+#: Longest text, and most digits of a number, that an operator of a template may make.
+MAX_OPERAND = 1_000_000
+
+
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """Compiles chat templates. Holds no state of a rendering; safe from any thread."""
+
+    intercepted_binops = frozenset({"*", "**", "%"})
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, "jinja2.ext.loopcontrols"],
+        )
+        self.filters["tojson"] = _tojson
+        self.globals.update(TEMPLATE_GLOBALS)
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
+        # jinja2 would hand out an undefined value here, which prints as nothing.
+        raise SecurityError(f"access to {attribute!r} of a {type(obj).__name__} is unsafe")
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if _grows(operator, left, right):
+            raise SecurityError(f"the result of {operator!r} is too large")
+        return super().call_binop(context, operator, left, right)
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks the assistant's text for training; here it is just its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - the base class says so
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _grows(operator: str, left: Any, right: Any) -> bool:
+    match operator:
+        case "*":
+            sized = (left, right) if hasattr(left, "__len__") else (right, left)
+            if not hasattr(sized[0], "__len__"):
+                return False
+            return isinstance(sized[1], int) and len(sized[0]) * sized[1] > MAX_OPERAND
+        case "**":
+            return isinstance(left, int) and isinstance(right, int) and abs(right) > 1000
+    # A width in a printf format allocates that many characters.
+    return isinstance(left, str) and any(len(run) > 4 for run in _digit_runs(left))
+
+
+def _digit_runs(text: str) -> list[str]:
+    return "".join(char if char.isdigit() else " " for char in text).split()
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja2's own filter escapes for HTML, which no model expects.
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise jinja2.TemplateError(str(message))
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)
+
+
+TEMPLATE_GLOBALS: dict[str, Callable[..., Any]] = {
+    "raise_exception": _raise_exception,
+    "strftime_now": _strftime_now,
+}

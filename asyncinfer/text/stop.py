@@ -1,0 +1,83 @@
+"""`StopStrings`: ends a text before the first stop string, holding back what could begin one."""
+
+from __future__ import annotations
+
+__all__ = ["StopStrings"]
+
+
+class StopStrings:
+    """Watches the text of one sequence for stop strings.
+
+    As soon as one is complete, the text ends before the earliest that is. Until then exactly the
+    longest suffix that could begin one is held back, so nothing at or past the match is ever
+    given out, and nothing waits that need not.
+    """
+
+    __slots__ = ("_held", "_matchers")
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        """`stops` are not empty strings (`SamplingParams` has checked them)."""
+        self._matchers = [_Matcher(stop) for stop in stops]
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """`(text safe to show, whether a stop string was found)`. After a match, nothing more
+        may be pushed."""
+        held = len(self._held)
+        match = -1
+        for matcher in self._matchers:
+            end = matcher.feed(text)
+            if end >= 0:
+                start = held + end - len(matcher.stop)
+                match = start if match < 0 else min(match, start)
+        text = self._held + text
+        if match >= 0:
+            self._held = ""
+            return text[:match], True
+        safe = len(text) - max((matcher.depth for matcher in self._matchers), default=0)
+        self._held = text[safe:]
+        return text[:safe], False
+
+    def flush(self) -> str:
+        """What was held back: the text ended without a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+class _Matcher:
+    """Knuth, Morris and Pratt (1977) for one string: constant work per character, whatever the
+    stop string; its table is built only as deep as a match ever went."""
+
+    __slots__ = ("_borders", "depth", "stop")
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        #: Characters at the end of the text so far that begin `stop`.
+        self.depth = 0
+        #: By length: the longest proper prefix of `stop[:length]` that also ends it.
+        self._borders = [0, 0]
+
+    def feed(self, text: str) -> int:
+        """Where in `text` the first match ends, or -1."""
+        stop, depth = self.stop, self.depth
+        if not depth and stop[0] not in text:
+            return -1
+        for at, char in enumerate(text, 1):
+            while depth and stop[depth] != char:
+                depth = self._border(depth)
+            if stop[depth] == char:
+                depth += 1
+                if depth == len(stop):
+                    return at
+        self.depth = depth
+        return -1
+
+    def _border(self, length: int) -> int:
+        stop, borders = self.stop, self._borders
+        while len(borders) <= length:
+            last = stop[len(borders) - 1]
+            border = borders[-1]
+            while border and stop[border] != last:
+                border = borders[border]
+            borders.append(border + 1 if stop[border] == last else 0)
+        return borders[length]

@@ -1,0 +1,128 @@
+"""`Tokenizer`: text to token ids and back, through the `tokenizers` library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import tokenizers
+
+from asyncinfer.errors import InvalidRequest
+from asyncinfer.text.bytelevel import byte_level_backend
+from asyncinfer.text.detokenizer import Detokenizer
+from asyncinfer.text.files import load_backend, named_ids
+from asyncinfer.text.pieces import PieceTable, decoder_kind
+
+__all__ = ["Tokenizer"]
+
+
+class Tokenizer:
+    """Turns text into token ids and back. Immutable after construction; safe from any thread.
+
+    `encode` and `decode` release the GIL while the library works, so that a long prompt does not
+    stop the host; they still take their time, so call them off the event loop.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        bos_id: int | None = None,
+        eos_ids: Iterable[int] = (),
+    ) -> None:
+        """`backend` belongs to this object from now on: truncation and padding are switched off."""
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        #: The largest token id, plus one.
+        self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
+        #: The token that opens a text, None without one.
+        self.bos_id: int | None = bos_id
+        #: The tokens that end a text.
+        self.eos_ids: frozenset[int] = frozenset(eos_ids)
+        #: Tokens that are marks rather than text: `decode` skips them.
+        self.special_ids: frozenset[int] = frozenset(
+            token_id
+            for token_id, token in backend.get_added_tokens_decoder().items()
+            if token.special
+        )
+        #: What each token adds to a text; shared by every `Detokenizer`.
+        self.pieces = PieceTable(backend, decoder_kind(backend), self.vocab_size, self.special_ids)
+
+    @classmethod
+    def from_folder(cls, path: Path) -> Tokenizer:
+        """Read `tokenizer.json` and what the files beside it say about special tokens.
+
+        Raises `ModelLoadError`, naming the file.
+        """
+        backend = load_backend(path)
+        bos_id, eos_ids = named_ids(path, backend)
+        return cls(backend, bos_id=bos_id, eos_ids=eos_ids)
+
+    @classmethod
+    def byte_level(cls, *, add_bos: bool = True) -> Tokenizer:
+        """A tokenizer without a file: token `b` is the byte `b`, 256 opens and 257 ends a text.
+
+        For fake models, tests and benchmarks.
+        """
+        return cls(byte_level_backend(add_bos=add_bos), bos_id=256, eos_ids=[257])
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. Raises `InvalidRequest` for a lone surrogate, which is no text."""
+        check_text("prompt", text)
+        # Not `encode`: that one holds the GIL. One item stays on the calling thread.
+        batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return batch[0].ids
+
+    def encode_batch(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """Token ids of each text, one after the other on the calling thread: the library's own
+        batching would take every core from the decode loop."""
+        return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids`; malformed bytes become U+FFFD, ids without a token are skipped.
+
+        With `skip_special_tokens` it is exactly what a `Detokenizer` gives piece by piece.
+        """
+        text = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        if skip_special_tokens and self.pieces.kind.byte_fallback and "\ufffd" in text:
+            # The library turns a whole run of bytes into U+FFFD when a later one is malformed;
+            # a stream has shown the characters before it by then.
+            return Detokenizer(self).decode(ids)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """The bytes the token adds to a text, None where that depends on its neighbours (and
+        only a `Detokenizer` knows). An id without a token adds nothing."""
+        return self.pieces.bytes_of(token_id)
+
+    def bad_word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
+        """The ways `word` is written as tokens: at the start of a text, after a space, and
+        directly after something else."""
+        check_text("bad_words", word)
+        found = [self._plain(word), self._plain(" " + word)]
+        # SentencePiece puts a space before a text; only behind an anchor is the word without it.
+        anchor, anchored = self._plain("\n"), self._plain("\n" + word)
+        if anchored[: len(anchor)] == anchor:
+            found.append(anchored[len(anchor) :])
+        return tuple(dict.fromkeys(ids for ids in found if ids))
+
+    def _plain(self, text: str) -> tuple[int, ...]:
+        return tuple(self.encode(text, add_special_tokens=False))
+
+
+def check_text(field: str, text: str) -> None:
+    """Raise `InvalidRequest` naming the offset if `text` cannot be written as UTF-8."""
+    if text.isascii():
+        return
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            field,
+            text[max(0, error.start - 8) : error.start + 8],
+            f"lone surrogate {text[error.start]!r} at offset {error.start}; must be valid Unicode",
+        ) from None
