@@ -1,0 +1,199 @@
+"""`Registry`: plugins by name, loaded when first used and checked when loaded.
+
+A plugin is found in one of three places, the first that knows the name:
+
+- the built-ins,
+- `registry.register("name", factory)`,
+- an entry point of an installed distribution, in the registry's group::
+
+      [project.entry-points."asyncinfer.cache_policies"]
+      my_policy = "my_package:MyPolicy"
+
+A factory is called without arguments (a class of that kind is one). A plugin that nobody uses is
+never imported, so a broken one breaks nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final, Generic, TypeVar
+
+from asyncinfer.errors import PluginError
+from asyncinfer.protocols import (
+    EVICTION_PROTOCOL_VERSION,
+    SCHEDULING_PROTOCOL_VERSION,
+    EvictionPolicy,
+    SchedulingPolicy,
+)
+
+__all__ = ["Registry", "cache_policies", "schedulers"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """A factory and where it is from, for messages."""
+
+    factory: Callable[[], Any]
+    label: str
+
+
+class Registry(Generic[T]):
+    """The plugins of one kind."""
+
+    def __init__(
+        self, group: str, protocol: type[T], version: int, builtins: Mapping[str, str]
+    ) -> None:
+        """`builtins` maps names to `module:attribute`, so that nothing is imported before use.
+        A plugin may state the protocol it was written for as `protocol_version`."""
+        self.group = group
+        self._protocol = protocol
+        self._version = version
+        self._builtins = dict(builtins)
+        self._registered: dict[str, Callable[[], Any]] = {}
+        self._loaded: dict[str, _Origin] = {}
+
+    def names(self) -> tuple[str, ...]:
+        """Every known name, sorted; loads nothing."""
+        found = (point.name for point in entry_points(group=self.group))
+        return tuple(sorted({*self._builtins, *self._registered, *found}))
+
+    def register(self, name: str, factory: Callable[[], T]) -> None:
+        """Make `factory` known as `name` in this process. Raises `PluginError` if it lacks
+        something or the name is taken; the same factory may be registered again."""
+        label = self._label(name, "registered by the application")
+        if not isinstance(name, str) or not name:
+            raise PluginError(f"{label}: a name must be a non-empty string")
+        if name in self._builtins or self._registered.get(name, factory) is not factory:
+            raise PluginError(f"{label}: the name is taken")
+        self._check_factory(factory, label)
+        self._registered[name] = factory
+
+    def resolve(self, plugin: str | T) -> T:
+        """The plugin of a name, made anew; or `plugin` itself, checked. Raises `PluginError`."""
+        if isinstance(plugin, str):
+            origin = self._loaded.get(plugin)
+            if origin is None:
+                # Two threads may both load it; they find the same.
+                origin = self._loaded[plugin] = self._load(plugin)
+            return self._make(origin)
+        label = self._label(type(plugin).__name__, "given as an object")
+        if isinstance(plugin, type):
+            raise PluginError(f"{label}: {plugin.__name__} is a class; give an instance of it")
+        self._check_parts(plugin, label)
+        return plugin
+
+    def _load(self, name: str) -> _Origin:
+        if name in self._builtins:
+            module, _, attribute = self._builtins[name].partition(":")
+            return _Origin(getattr(import_module(module), attribute), self._label(name, "built in"))
+        if name in self._registered:
+            label = self._label(name, "registered by the application")
+            return _Origin(self._registered[name], label)
+        points = tuple(entry_points(group=self.group, name=name))
+        if not points:
+            raise PluginError(
+                f"no plugin {name!r} in group {self.group}; known: {', '.join(self.names())}"
+            )
+        if len({point.value for point in points}) > 1:
+            owners = " and ".join(sorted(map(_distribution, points)))
+            raise PluginError(
+                f"plugin {name!r} in group {self.group} comes from several distributions: {owners}"
+            )
+        label = self._label(name, _distribution(points[0]))
+        try:
+            factory = points[0].load()
+        # A module may also leave by sys.exit(), which must not end the host.
+        except (Exception, SystemExit) as error:
+            raise PluginError(
+                f"{label}: {points[0].value} cannot be imported: {error!r}"
+            ) from error
+        self._check_factory(factory, label)
+        return _Origin(factory, label)
+
+    def _make(self, origin: _Origin) -> T:
+        try:
+            plugin = origin.factory()
+        except (Exception, SystemExit) as error:
+            raise PluginError(f"{origin.label}: cannot be made: {error!r}") from error
+        self._check_parts(plugin, origin.label)
+        return plugin  # type: ignore[no-any-return]
+
+    def _check_factory(self, factory: object, label: str) -> None:
+        if not callable(factory):
+            raise PluginError(f"{label}: {factory!r} is not a class or a function")
+        if isinstance(factory, type):
+            self._check_parts(factory, label)
+
+    def _check_parts(self, plugin: object, label: str) -> None:
+        """Compare a plugin, or its class, with the protocol."""
+        version = getattr(plugin, "protocol_version", self._version)
+        if version != self._version:
+            raise PluginError(
+                f"{label}: is written for version {version!r} of {self._protocol.__name__}, "
+                f"this is version {self._version}"
+            )
+        for name, needed in _methods(self._protocol).items():
+            method = getattr(plugin, name, None)
+            if not callable(method):
+                raise PluginError(f"{label}: has no method {name!r}")
+            arguments = [*inspect.signature(needed).parameters][1:]
+            if not _accepts(plugin, name, len(arguments)):
+                raise PluginError(f"{label}: method {name!r} must take ({', '.join(arguments)})")
+
+    def _label(self, name: object, origin: str) -> str:
+        return f"plugin {name!r} ({origin}, group {self.group})"
+
+
+def _methods(protocol: type) -> dict[str, Callable[..., Any]]:
+    return {
+        name: value
+        for base in reversed(protocol.__mro__)
+        if getattr(base, "_is_protocol", False)
+        for name, value in vars(base).items()
+        if inspect.isfunction(value) and not name.startswith("_")
+    }
+
+
+def _accepts(plugin: object, name: str, count: int) -> bool:
+    """Whether method `name` of an object (or of a class) takes `count` positional arguments."""
+    method = getattr(plugin, name)
+    static = isinstance(inspect.getattr_static(plugin, name), staticmethod | classmethod)
+    if isinstance(plugin, type) and not static:
+        count += 1
+    try:
+        inspect.signature(method).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:
+        # Written in C: it has no signature to look at.
+        return True
+    return True
+
+
+def _distribution(point: EntryPoint) -> str:
+    dist = point.dist
+    return "an unknown distribution" if dist is None else f"{dist.name} {dist.version}"
+
+
+cache_policies: Final[Registry[EvictionPolicy]] = Registry(
+    "asyncinfer.cache_policies",
+    EvictionPolicy,  # type: ignore[type-abstract]
+    EVICTION_PROTOCOL_VERSION,
+    {"lru": "asyncinfer.cache.lru:LRU"},
+)
+schedulers: Final[Registry[SchedulingPolicy]] = Registry(
+    "asyncinfer.schedulers",
+    SchedulingPolicy,  # type: ignore[type-abstract]
+    SCHEDULING_PROTOCOL_VERSION,
+    {
+        "fcfs": "asyncinfer.scheduler.policy:FirstComeFirstServed",
+        "priority": "asyncinfer.scheduler.policy:Priority",
+        "deadline": "asyncinfer.scheduler.policy:EarliestDeadline",
+    },
+)

@@ -1,0 +1,31 @@
+"""Every event the engine tells about: name, level, fields."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, NamedTuple
+
+__all__ = ["EVENTS", "Event"]
+
+
+class Event(NamedTuple):
+    """One kind of event."""
+
+    level: int
+    #: The fields it always has; an emitter may add more.
+    fields: tuple[str, ...]
+    meaning: str
+
+
+EVENTS: Final[dict[str, Event]] = {
+    "engine_loaded": Event(logging.INFO, ("model", "blocks"), "the engine takes requests"),
+    "engine_closed": Event(logging.INFO, (), "its owner closed it"),
+    "engine_dead": Event(logging.ERROR, ("cause",), "the decode loop ended by a fault"),
+    "request_admitted": Event(logging.DEBUG, ("request_id",), "it left the queue for the batch"),
+    "request_preempted": Event(logging.DEBUG, ("request_id",), "it gave its blocks back for now"),
+    "request_finished": Event(logging.DEBUG, ("request_id",), "its answer is complete"),
+    "request_aborted": Event(logging.DEBUG, ("request_id",), "its consumer left"),
+    "request_refused": Event(logging.INFO, ("reason",), "the engine holds all it may hold"),
+    "request_failed": Event(logging.WARNING, ("request_id", "error"), "it failed, and only it"),
+    "plugin_failed": Event(logging.WARNING, ("group", "error"), "the built-in took its place"),
+}
