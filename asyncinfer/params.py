@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from types import MappingProxyType
 from typing import Any
 
 from asyncinfer.errors import InvalidRequest
@@ -24,6 +23,22 @@ MAX_BAD_WORD_CHARS = 256
 MAX_TOKENS = 2**31 - 1
 #: Below this a temperature acts as greedy: dividing logits by it could overflow.
 GREEDY_BELOW = 1e-5
+
+
+class _Frozen(dict[Any, Any]):
+    """A mapping that is read-only, hashable and picklable."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+    def __setitem__(self, *_: object) -> None:
+        raise TypeError("sampling parameters are frozen")
+
+    __delitem__ = __setitem__
+    __ior__ = clear = pop = popitem = setdefault = update = __setitem__  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[type[_Frozen], tuple[dict[Any, Any]]]:
+        return _Frozen, (dict(self),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +138,7 @@ class SamplingParams:
             raise InvalidRequest("sampler_args", self.sampler_args, "must be a mapping")
         if self.sampler_args and self.sampler is None:
             raise InvalidRequest("sampler_args", self.sampler_args, "needs sampler=")
-        put(self, "sampler_args", MappingProxyType(dict(self.sampler_args)))
+        put(self, "sampler_args", _Frozen(self.sampler_args))
 
     @property
     def greedy(self) -> bool:
@@ -198,7 +213,7 @@ def _bias(value: Mapping[int, float]) -> Mapping[int, float]:
         _integer("logit_bias", token, 0, MAX_TOKENS): _real("logit_bias", bias, -1e4, 1e4)
         for token, bias in value.items()
     }
-    return MappingProxyType(checked)
+    return _Frozen(checked)
 
 
 def _listed(name: str, value: Any) -> tuple[Any, ...]:

@@ -1,0 +1,77 @@
+"""From drawn tokens to chunks: detokenise, find stop strings, put into the mailbox."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from asyncinfer.chunk import Chunk, TokenLogprob
+from asyncinfer.engine.job import Answer
+from asyncinfer.scheduler import RowLogprobs
+
+__all__ = ["advance", "finish", "token_logprobs"]
+
+
+def advance(
+    answer: Answer,
+    tokens: Sequence[int],
+    reason: str | None,
+    logprobs: tuple[TokenLogprob, ...] = (),
+) -> str | None:
+    """Hand `tokens` on to the consumer; `reason` is why the answer ends with them, if it does.
+
+    Returns the reason the answer ends, which is "stop" when a stop string was found. The text of
+    a stop token or stop string, and of anything after it, is never shown.
+    """
+    answer.count += len(tokens)
+    shown = tokens[:-1] if reason == "stop" else tokens
+    text = ""
+    for token in shown:
+        text += answer.detokenizer.push(token)
+    if reason is not None:
+        text += answer.detokenizer.flush()
+    if answer.stops is not None and answer.count > answer.job.params.min_tokens:
+        text, found = answer.stops.push(text)
+        if found:
+            reason = "stop"
+        elif reason is not None:
+            text += answer.stops.flush()
+    _put(answer, text, tokens, logprobs, reason)
+    return reason
+
+
+def finish(answer: Answer, reason: str) -> None:
+    """End an answer between two tokens, showing what was held back."""
+    text = answer.detokenizer.flush()
+    if answer.stops is not None:
+        text, found = answer.stops.push(text)
+        if not found:
+            text += answer.stops.flush()
+    _put(answer, text, (), (), reason)
+
+
+def token_logprobs(rows: RowLogprobs) -> tuple[TokenLogprob, ...]:
+    return tuple(
+        map(TokenLogprob, rows.token_ids, rows.logprobs, rows.ranks, map(tuple, rows.top))
+    )
+
+
+def _put(
+    answer: Answer,
+    text: str,
+    tokens: Sequence[int],
+    logprobs: tuple[TokenLogprob, ...],
+    reason: str | None,
+) -> None:
+    job = answer.job
+    mailbox = job.mailbox
+    if job.on_full == "coalesce" and (answer.held_ids or answer.held_text or mailbox.full):
+        # What is held rides with the first chunk that finds room, or with the last one.
+        answer.held_text += text
+        answer.held_ids += tokens
+        answer.held_logprobs += logprobs
+        if mailbox.full and reason is None:
+            return
+        text, answer.held_text = answer.held_text, ""
+        tokens, answer.held_ids = answer.held_ids, []
+        logprobs, answer.held_logprobs = tuple(answer.held_logprobs), []
+    mailbox.put(Chunk(text, tuple(tokens), logprobs, answer.index, reason))

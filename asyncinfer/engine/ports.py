@@ -1,0 +1,213 @@
+"""How the decode thread wakes tasks on event loops: a `Port` per loop, a `Cell` per waiter.
+
+A cell is waited on by at most one task, on its own loop. The waiter announces itself
+(`cell.waiter`) *before* it looks for data once more, and the other side publishes its data
+*before* it looks for a waiter: whichever comes second sees the first, so no wake-up is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Cell", "Latch", "Port", "current_port"]
+
+
+class Port(ABC):
+    """One event loop as an engine's threads see it."""
+
+    __slots__ = ("_ready", "closed")
+
+    def __init__(self) -> None:
+        #: The loop is gone: nothing can be woken there any more.
+        self.closed = False
+        self._ready: list[Cell] = []
+
+    def notify(self, cell: Cell) -> None:
+        """Note that `cell` has news (decode thread only); `flush` tells the loop."""
+        self._ready.append(cell)
+
+    def flush(self) -> None:
+        """At most one thread-safe call into the loop, however many cells have news."""
+        if self._ready:
+            batch, self._ready = self._ready, []
+            self.post(_wake_all, batch)
+
+    @abstractmethod
+    def post(self, function: Callable[..., object], *args: Any) -> None:
+        """Run `function` on the loop, from any thread. A loop that is gone sets `closed`."""
+
+    @abstractmethod
+    def probe(self) -> bool:
+        """Whether the loop still exists; sets `closed` if not."""
+
+    @abstractmethod
+    def here(self) -> bool:
+        """Whether the caller runs on this loop."""
+
+    @abstractmethod
+    async def park(self, cell: Cell) -> None:
+        """Wait until `cell` is woken; returns for no reason too. Cancellable."""
+
+    @abstractmethod
+    def announce(self, cell: Cell) -> None:
+        """Make the current task the cell's waiter, before it looks for data once more."""
+
+    @abstractmethod
+    def wake(self, cell: Cell) -> None:
+        """Wake the cell's waiter, if any. Runs on the loop."""
+
+    @abstractmethod
+    async def checkpoint(self) -> None:
+        """Let other tasks run, and be cancelled here if a cancellation is due."""
+
+
+class Cell:
+    """A place where one task waits for news from other threads."""
+
+    __slots__ = ("port", "waiter")
+
+    def __init__(self, port: Port) -> None:
+        self.port = port
+        self.waiter: Any = None
+
+    async def wait_for(self, ready: Callable[[], object]) -> None:
+        """Wait until `ready()` is true. Whoever makes it true then wakes this cell."""
+        while not ready():
+            self.port.announce(self)
+            if ready():
+                self.waiter = None
+                return
+            await self.port.park(self)
+
+
+class Latch:
+    """A one-way flag that tasks on any loop can await and any thread can set."""
+
+    __slots__ = ("_cells", "is_set")
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._cells: list[Cell] = []
+
+    def set(self) -> None:
+        self.is_set = True
+        for cell in tuple(self._cells):
+            cell.port.post(_wake_all, (cell,))
+
+    async def wait(self, port: Port) -> None:
+        cell = Cell(port)
+        self._cells.append(cell)
+        try:
+            await cell.wait_for(lambda: self.is_set)
+        finally:
+            self._cells.remove(cell)
+
+
+class AsyncioPort(Port):
+    """asyncio and everything that keeps to its interface, such as uvloop."""
+
+    __slots__ = ("_loop",)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def post(self, function: Callable[..., object], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            # Raised for a closed loop only; it may close between any check and this call.
+            self.closed = True
+
+    def probe(self) -> bool:
+        self.closed = self.closed or self._loop.is_closed()
+        return not self.closed
+
+    def here(self) -> bool:
+        return asyncio._get_running_loop() is self._loop
+
+    def announce(self, cell: Cell) -> None:
+        cell.waiter = self._loop.create_future()
+
+    async def park(self, cell: Cell) -> None:
+        try:
+            await cell.waiter
+        finally:
+            cell.waiter = None
+
+    def wake(self, cell: Cell) -> None:
+        waiter = cell.waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def checkpoint(self) -> None:
+        await asyncio.sleep(0)
+
+
+class TrioPort(Port):
+    """A trio run."""
+
+    __slots__ = ("_token", "_trio")
+
+    def __init__(self, trio: Any, token: Any) -> None:
+        super().__init__()
+        self._trio = trio
+        self._token = token
+
+    def post(self, function: Callable[..., object], *args: Any) -> None:
+        try:
+            self._token.run_sync_soon(function, *args)
+        except self._trio.RunFinishedError:
+            self.closed = True
+
+    def probe(self) -> bool:
+        self.post(_wake_all, ())
+        return not self.closed
+
+    def here(self) -> bool:
+        lowlevel = self._trio.lowlevel
+        return bool(lowlevel.in_trio_task() and lowlevel.current_trio_token() is self._token)
+
+    def announce(self, cell: Cell) -> None:
+        cell.waiter = self._trio.lowlevel.current_task()
+
+    async def park(self, cell: Cell) -> None:
+        def give_up(_: object) -> Any:
+            cell.waiter = None
+            return self._trio.lowlevel.Abort.SUCCEEDED
+
+        await self._trio.lowlevel.wait_task_rescheduled(give_up)
+
+    def wake(self, cell: Cell) -> None:
+        task, cell.waiter = cell.waiter, None
+        if task is not None:
+            self._trio.lowlevel.reschedule(task)
+
+    async def checkpoint(self) -> None:
+        await self._trio.lowlevel.checkpoint()
+
+
+def current_port(known: dict[object, Port]) -> Port:
+    """The port of the running event loop, from `known` or new in it. Ports of loops that ended
+    are dropped. Raises `RuntimeError` outside an event loop."""
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_task():
+        key: object = trio.lowlevel.current_trio_token()
+    else:
+        key = asyncio.get_running_loop()
+    port = known.get(key)
+    if port is None:
+        for stale in [other for other, its in tuple(known.items()) if not its.probe()]:
+            known.pop(stale, None)
+        fresh = AsyncioPort(key) if isinstance(key, asyncio.AbstractEventLoop) else None
+        port = known.setdefault(key, fresh or TrioPort(trio, key))
+    return port
+
+
+def _wake_all(cells: tuple[Cell, ...] | list[Cell]) -> None:
+    for cell in cells:
+        cell.port.wake(cell)

@@ -1,0 +1,34 @@
+"""Where an engine's model comes from: `ModelSource`, and the one for checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from asyncinfer.config import EngineConfig
+from asyncinfer.scheduler import StepRunner
+from asyncinfer.text import ChatTemplate, Tokenizer
+from asyncinfer.weights import LoadProgress
+
+__all__ = ["Loaded", "ModelSource", "Progress"]
+
+Progress = Callable[[LoadProgress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What an engine needs of a model."""
+
+    runner: StepRunner
+    tokenizer: Tokenizer
+    template: ChatTemplate | None = None
+    #: Sampling options that apply where a request says nothing (generation_config.json).
+    defaults: dict[str, Any] = field(default_factory=dict)
+
+
+class ModelSource(Protocol):
+    """Anything `Engine(model=...)` accepts beside a path or a hub id."""
+
+    def load(self, config: EngineConfig, progress: Progress | None) -> Loaded:
+        """Load; runs on the decode thread. Raises `ModelLoadError`."""

@@ -1,0 +1,224 @@
+"""`Stream`: one request as its consumer sees it."""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import warnings
+from collections.abc import Generator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from asyncinfer.chunk import Choice, Chunk, Completion, Timings, Usage
+from asyncinfer.engine.core import Command
+from asyncinfer.engine.job import Job
+from asyncinfer.engine.options import RequestOptions
+from asyncinfer.errors import EngineClosed, StreamBusy
+from asyncinfer.params import SamplingParams
+
+if TYPE_CHECKING:
+    from asyncinfer.engine.engine import Engine
+
+__all__ = ["Stream"]
+
+#: Seconds that `aclose` waits for the engine to confirm; its pages are released either way.
+ACK_TIMEOUT = 5.0
+#: Chunks read without a pause before other tasks get a turn.
+BURST = 32
+
+
+class Stream:
+    """An answer as it is generated: async iterator of `Chunk`, async context manager, awaitable.
+
+    Made by `Engine.stream()`; it costs nothing until it is entered, iterated or awaited. A class
+    and not an async generator: a cancelled `__anext__` loses nothing, and iteration can go on.
+    It belongs to the event loop that starts it, and one task reads it at a time.
+    """
+
+    def __init__(
+        self, engine: Engine, prompt: Any, params: SamplingParams, options: RequestOptions
+    ) -> None:
+        self.request_id = engine._next_request_id()
+        self._engine = engine
+        self._prompt = prompt
+        self._params = params
+        self._options = options
+        self._context = contextvars.copy_context()
+        self._job: Job | None = None
+        self._taken: list[Chunk] = []
+        self._reading = False
+        self._burst = 0
+        self._stopped = False
+        self._closed = False
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        self._claim()
+        try:
+            job = self._job or await self._start()
+            mailbox = job.mailbox
+            if not mailbox.port.here():
+                raise StreamBusy(f"{self.request_id}: belongs to another event loop")
+            while True:
+                if mailbox.chunks and not self._closed:
+                    self._burst += 1
+                    if self._burst >= BURST:
+                        # Cancellation is looked at before the pop, and nothing is awaited after.
+                        self._burst = 0
+                        await mailbox.port.checkpoint()
+                    chunk = mailbox.take()
+                    if mailbox.parked and mailbox.drained:
+                        mailbox.parked = False
+                        self._engine._post(Command.RESUME, job)
+                    self._taken.append(chunk)
+                    return chunk
+                if mailbox.outcome is not None or self._closed:
+                    self._raise_error()
+                    raise StopAsyncIteration
+                self._burst = 0
+                self._engine._check_process()
+                await mailbox.wait_for(mailbox.has_news)
+        finally:
+            self._reading = False
+
+    def __await__(self) -> Generator[Any, Any, Completion]:
+        return self._complete().__await__()
+
+    async def __aenter__(self) -> Stream:
+        self._claim()
+        try:
+            if self._job is None:
+                await self._start()
+        finally:
+            self._reading = False
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens taken, once the stream has ended."""
+        outcome = self._job.mailbox.outcome if self._job else None
+        return outcome.usage if outcome else None
+
+    @property
+    def timings(self) -> Timings | None:
+        """Times taken, once the stream has ended."""
+        outcome = self._job.mailbox.outcome if self._job else None
+        return outcome.timings if outcome else None
+
+    def stop(self) -> None:
+        """End the answer politely: what was generated stays readable and the last chunk says
+        `finish_reason="stopped"`. Callable from any thread; a second call does nothing."""
+        if not self._stopped:
+            self._stopped = True
+            if self._job is not None:
+                self._engine._post(Command.STOP, self._job)
+
+    async def aclose(self) -> None:
+        """Abort: the request's pages are free within a step. A second call does nothing."""
+        self._closed = True
+        job = self._job
+        if job is None or job.mailbox.outcome is not None:
+            return
+        self._engine._post(Command.ABORT, job)
+        mailbox = job.mailbox
+        # A task that reads is told of the end itself; here, only one task can wait on a mailbox.
+        if not self._reading and mailbox.port.here() and self._engine._in_process():
+            with anyio.move_on_after(ACK_TIMEOUT, shield=True):
+                await mailbox.wait_for(lambda: mailbox.outcome is not None)
+
+    async def _start(self) -> Job:
+        """Validate, tokenise, submit."""
+        if self._closed:
+            raise EngineClosed(f"{self.request_id}: the stream was closed before it began")
+        job = self._job = await self._engine._submit(self)
+        if self._stopped:
+            self._engine._post(Command.STOP, job)
+        return job
+
+    async def _complete(self) -> Completion:
+        self._claim()
+        try:
+            job = self._job or await self._start()
+            mailbox = job.mailbox
+            if not mailbox.port.here():
+                raise StreamBusy(f"{self.request_id}: belongs to another event loop")
+            mailbox.quiet = True
+            if mailbox.parked:
+                mailbox.parked = False
+                self._engine._post(Command.RESUME, job)
+            self._engine._check_process()
+            await mailbox.wait_for(lambda: mailbox.outcome is not None)
+            self._raise_error()
+            while mailbox.chunks:
+                self._taken.append(mailbox.take())
+            return self._completion(job)
+        finally:
+            self._reading = False
+            if self._job is not None and self._job.mailbox.outcome is None:
+                # Cancelled: nobody else holds an answer that was awaited.
+                self._closed = True
+                self._engine._post(Command.ABORT, self._job)
+
+    def _completion(self, job: Job) -> Completion:
+        outcome = job.mailbox.outcome
+        assert outcome is not None
+        return Completion(
+            request_id=self.request_id,
+            choices=tuple(_choice(i, self._taken) for i in range(job.params.n)),
+            usage=outcome.usage,
+            timings=outcome.timings,
+            prompt_logprobs=outcome.prompt_logprobs,
+        )
+
+    def _raise_error(self) -> None:
+        outcome = self._job.mailbox.outcome if self._job else None
+        if outcome is not None and outcome.error is not None:
+            raise outcome.error
+
+    def _claim(self) -> None:
+        if self._reading:
+            raise StreamBusy(f"{self.request_id}: another task is reading this stream")
+        self._reading = True
+
+    def __del__(self) -> None:
+        # Runs on any thread at any point: it may do no more than append to a queue.
+        job = getattr(self, "_job", None)
+        if job is None or job.mailbox.outcome is not None or self._closed:
+            return
+        if self._engine._in_process():
+            self._engine._post(Command.ABORT, job)
+            warnings.warn(
+                f"{self.request_id} was dropped before its end; use `async with engine.stream(...)`",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
+
+    def __repr__(self) -> str:
+        state = "new" if self._job is None else "open"
+        if self._closed or (self._job is not None and self._job.mailbox.outcome is not None):
+            state = "ended"
+        return f"<asyncinfer.Stream {self.request_id} {state} pid={os.getpid()}>"
+
+
+def _choice(index: int, chunks: list[Chunk]) -> Choice:
+    mine = [chunk for chunk in chunks if chunk.index == index]
+    return Choice(
+        index=index,
+        text="".join(chunk.text for chunk in mine),
+        token_ids=tuple(token for chunk in mine for token in chunk.token_ids),
+        logprobs=tuple(entry for chunk in mine for entry in chunk.logprobs),
+        finish_reason=(mine[-1].finish_reason if mine else None) or "aborted",
+    )

@@ -1,0 +1,67 @@
+"""A model for tests and benchmarks that needs no weights: `Engine(FakeModel(...))`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from asyncinfer.config import EngineConfig
+from asyncinfer.engine import Loaded
+from asyncinfer.scheduler import RunnerSpec, StepPlan
+from asyncinfer.testing.fake_model import FakeRunner, Gate
+from asyncinfer.text import Tokenizer
+
+__all__ = ["FakeModel"]
+
+
+class FakeModel:
+    """A `ModelSource` over `FakeRunner`: a byte-level tokenizer and tokens that are hashes of
+    every KV entry read. `runner` is the runner of the engine that was opened last.
+
+    Args:
+        blocks: KV blocks.
+        max_context: tokens of the longest sequence.
+        strict, eos_every, gate, failing: see `FakeRunner`.
+        load_error: raised instead of loading.
+    """
+
+    def __init__(
+        self,
+        *,
+        blocks: int = 1024,
+        max_context: int = 4096,
+        strict: bool = True,
+        eos_every: int | None = None,
+        gate: Gate | None = None,
+        failing: Callable[[StepPlan], Mapping[int, Exception]] | None = None,
+        load_error: BaseException | None = None,
+    ) -> None:
+        self.blocks = blocks
+        self.max_context = max_context
+        self.strict = strict
+        self.eos_every = eos_every
+        self.gate = gate
+        self.failing = failing
+        self.load_error = load_error
+        self.runner: FakeRunner | None = None
+
+    def load(self, config: EngineConfig, progress: Any = None) -> Loaded:
+        if self.load_error is not None:
+            raise self.load_error
+        tokenizer = Tokenizer.byte_level(add_bos=False)
+        spec = RunnerSpec(
+            num_blocks=self.blocks,
+            block_size=config.block_size,
+            max_slots=config.max_running,
+            max_context=min(self.max_context, config.max_context or self.max_context),
+            vocab_size=tokenizer.vocab_size,
+            max_step_tokens=config.max_step_tokens,
+        )
+        self.runner = FakeRunner(
+            spec,
+            strict=self.strict,
+            eos_every=self.eos_every,
+            gate=self.gate,
+            failing=self.failing,
+        )
+        return Loaded(self.runner, tokenizer)

@@ -1,0 +1,176 @@
+"""`InlineEngine`: an engine without threads or event loops, stepped by hand.
+
+For simulations: the same intake, core, scheduler, cache and output as `Engine`, with time and
+turns in the caller's hands.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from asyncinfer.chunk import Chunk, EngineStats
+from asyncinfer.config import EngineConfig
+from asyncinfer.engine import ModelSource
+from asyncinfer.engine.admission import Admission
+from asyncinfer.engine.assemble import open_scheduler
+from asyncinfer.engine.core import Command, Core
+from asyncinfer.engine.intake import Intake
+from asyncinfer.engine.job import Job
+from asyncinfer.engine.mailbox import Mailbox
+from asyncinfer.engine.options import RequestOptions
+from asyncinfer.engine.ports import Cell, Port
+from asyncinfer.params import SamplingParams
+
+__all__ = ["InlineEngine", "InlineStream"]
+
+
+class InlineEngine:
+    """Every method is synchronous; nothing happens but in `pump`.
+
+    `now` is the engine's clock, in seconds: write it to let time pass.
+    """
+
+    def __init__(
+        self, model: ModelSource, *, config: EngineConfig | None = None, **overrides: Any
+    ) -> None:
+        self.config = (config or EngineConfig()).replace(**overrides)
+        self.now = 0.0
+        loaded = model.load(self.config, None)
+        self.scheduler = open_scheduler(loaded, self.config)
+        self.port = _InlinePort()
+        self.admission = Admission(self.config.max_requests)
+        self.core = Core(
+            loaded,
+            self.scheduler,
+            self.config,
+            self.admission,
+            {None: self.port},
+            clock=lambda: self.now,
+        )
+        self._intake = Intake(self.core, self.config)
+        self._ids = count(1)
+
+    def submit(
+        self,
+        prompt: Any,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        cache_scope: str = "",
+        buffer: int | None = None,
+        on_full: Any = None,
+        **sampling: Any,
+    ) -> InlineStream:
+        """Like `Engine.stream`, started. Raises what starting a stream raises."""
+        params = SamplingParams(**sampling)
+        options = RequestOptions(
+            priority=priority,
+            deadline=deadline,
+            cache_scope=cache_scope,
+            buffer=self.config.buffer if buffer is None else buffer,
+            on_full=on_full or self.config.on_full,
+        )
+        job = Job(
+            f"req-{next(self._ids)}",
+            Mailbox(self.port, options.buffer),
+            params,
+            submitted=self.now,
+            deadline=None if deadline is None else self.now + deadline,
+            on_full=options.on_full,
+            context=contextvars.copy_context(),
+        )
+        self.admission.enter(params.n)
+        try:
+            self._intake.prepare(job, prompt, options, job.deadline)
+        except BaseException:
+            self.admission.leave(params.n)
+            raise
+        self.core.post(Command.SUBMIT, job)
+        return InlineStream(self.core, job)
+
+    def pump(self, turns: int = 1) -> None:
+        """So many turns of the decode loop."""
+        for _ in range(turns):
+            self.core.pump()
+
+    def run(self, *, most: int = 100_000) -> None:
+        """Pump until nothing can be computed. Parked streams stay parked."""
+        for _ in range(most):
+            self.core.pump()
+            if not self.core.busy and self.core.inbox.empty():
+                return
+        raise AssertionError(f"still busy after {most} turns")
+
+    def stats(self) -> EngineStats:
+        return self.core.stats
+
+
+class InlineStream:
+    """The consumer's side of one inline request."""
+
+    def __init__(self, core: Core, job: Job) -> None:
+        self._core = core
+        self.job = job
+        self.chunks: list[Chunk] = []
+
+    def read(self, most: int | None = None) -> list[Chunk]:
+        """Take up to `most` chunks (None: all there are), as a consumer would."""
+        mailbox = self.job.mailbox
+        taken = []
+        while mailbox.chunks and (most is None or len(taken) < most):
+            taken.append(mailbox.take())
+        if mailbox.parked and mailbox.drained:
+            mailbox.parked = False
+            self._core.post(Command.RESUME, self.job)
+        self.chunks += taken
+        return taken
+
+    def abort(self) -> None:
+        self._core.post(Command.ABORT, self.job)
+
+    def stop(self) -> None:
+        self._core.post(Command.STOP, self.job)
+
+    @property
+    def ended(self) -> bool:
+        """Every chunk was read and the end is known."""
+        return self.job.mailbox.outcome is not None and not self.job.mailbox.chunks
+
+    @property
+    def error(self) -> BaseException | None:
+        outcome = self.job.mailbox.outcome
+        return None if outcome is None else outcome.error
+
+    def text(self, index: int = 0) -> str:
+        return "".join(chunk.text for chunk in self.chunks if chunk.index == index)
+
+    def token_ids(self, index: int = 0) -> list[int]:
+        return [token for chunk in self.chunks if chunk.index == index for token in chunk.token_ids]
+
+
+class _InlinePort(Port):
+    """A loop that runs what is posted on the spot."""
+
+    def post(self, function: Callable[..., object], *args: Any) -> None:
+        function(*args)
+
+    def probe(self) -> bool:
+        return True
+
+    def here(self) -> bool:
+        return True
+
+    def announce(self, cell: Cell) -> None:
+        raise AssertionError("nobody waits inline")
+
+    async def park(self, cell: Cell) -> None:
+        raise AssertionError("nobody waits inline")
+
+    def wake(self, cell: Cell) -> None:
+        pass
+
+    async def checkpoint(self) -> None:
+        pass

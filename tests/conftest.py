@@ -1,0 +1,31 @@
+"""What every test shares: the event loops, and a seed that is printed."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+BACKENDS = [
+    pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),
+    pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"),
+    pytest.param(("trio", {}), id="trio"),
+]
+
+
+@pytest.fixture(params=BACKENDS)
+def anyio_backend(request: pytest.FixtureRequest) -> Any:
+    """Async tests marked `anyio` run once per event loop."""
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def seed() -> int:
+    """Equal in every run; a failing test prints it."""
+    value = 20_261_120
+    random.seed(value)
+    np.random.seed(value)
+    print(f"seed={value}")  # noqa: T201
+    return value

@@ -1,0 +1,424 @@
+"""What happens to engines: fault rows 13-17, 26-31 and overload."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from typing import Any
+
+import anyio
+import pytest
+from support import OpenEngine, Until, oracle
+
+from asyncinfer import (
+    Engine,
+    EngineClosed,
+    EngineDead,
+    InvalidRequest,
+    ModelLoadError,
+    Overloaded,
+    RequestFailed,
+)
+from asyncinfer.testing import FakeModel, StepGate
+
+pytestmark = pytest.mark.anyio
+
+
+def python(program: str, *, timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+# fault 13
+def test_a_fork_gets_a_clear_error() -> None:
+    done = python(
+        """
+        import os, warnings
+        import anyio
+        from asyncinfer import Engine, EngineClosed
+        from asyncinfer.testing import FakeModel
+
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of any fork with threads
+
+        async def main():
+            async with Engine(FakeModel()) as engine:
+                stream = engine.stream("x", max_tokens=1000, buffer=2)
+                await anext(stream)
+                child = os.fork()
+                if child == 0:
+                    code = 1
+                    try:
+                        engine.stream("y")
+                    except EngineClosed as error:
+                        code = 0 if "fork" in str(error) else 2
+                    os._exit(code)
+                _, status = os.waitpid(child, 0)
+                await stream.aclose()
+                return os.waitstatus_to_exitcode(status)
+
+        print("child", anyio.run(main))
+        """
+    )
+    assert done.stdout == "child 0\n", done.stderr
+
+
+# fault 14
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_closed_loop_ends_the_thread(backend: str) -> None:
+    done = python(
+        f"""
+        import threading, time, warnings
+        import anyio
+        from asyncinfer import Engine
+        from asyncinfer.testing import FakeModel
+
+        kept = []
+
+        async def main():
+            engine = await Engine.open(FakeModel())
+            stream = engine.stream("x", max_tokens=100_000 // 50, buffer=8)
+            await anext(stream)
+            kept.extend([engine, stream])
+
+        anyio.run(main, backend={backend!r})
+        thread = kept[0]._thread
+        print("ended", thread.join(20))
+        warnings.simplefilter("ignore", ResourceWarning)
+        """
+    )
+    assert done.stdout == "ended True\n", done.stderr
+
+
+# fault 15
+def test_keyboard_interrupt_propagates_and_close_is_bounded() -> None:
+    done = python(
+        """
+        import _thread, threading, time
+        import anyio
+        from asyncinfer import Engine
+        from asyncinfer.testing import FakeModel
+
+        async def main():
+            async with Engine(FakeModel(max_context=100_000, blocks=10_000)) as engine:
+                async with engine.stream("x", max_tokens=90_000) as stream:
+                    read = 0
+                    async for _ in stream:
+                        read += 1
+                        if read == 5:
+                            threading.Thread(target=_thread.interrupt_main).start()
+
+        began = time.monotonic()
+        try:
+            anyio.run(main)
+        except KeyboardInterrupt:
+            print("interrupted", time.monotonic() - began < 20)
+        """
+    )
+    assert done.stdout == "interrupted True\n", done.stderr
+
+
+# fault 15
+def test_leaving_the_interpreter_without_closing() -> None:
+    done = python(
+        """
+        import warnings
+        warnings.simplefilter("ignore", ResourceWarning)
+        import asyncio
+        from asyncinfer import Engine
+        from asyncinfer.testing import FakeModel
+
+        async def main():
+            global engine, stream
+            engine = await Engine.open(FakeModel(max_context=100_000, blocks=10_000))
+            stream = engine.stream("x", max_tokens=90_000, buffer=80_000)
+            await anext(stream)
+            print("leaving")
+
+        asyncio.run(main())
+        """
+    )
+    assert (done.stdout, done.returncode) == ("leaving\n", 0), done.stderr
+
+
+# fault 16
+@pytest.mark.parametrize("nth", [1, 2, 5, 20])
+@pytest.mark.parametrize("phase", ["launch", "collect"])
+async def test_the_decode_loop_dies(phase: str, nth: int) -> None:
+    seen = {"launch": 0, "collect": 0}
+
+    def explode(at: Any, plan: Any) -> None:
+        seen[at] += 1
+        if at == phase and seen[at] == nth:
+            raise OSError("the device fell off")
+
+    engine = await Engine.open(FakeModel(gate=explode))
+    want = oracle(engine, "hello", 100)
+    streams = [engine.stream("hello", max_tokens=100, temperature=0.0) for _ in range(3)]
+    failures = []
+
+    async def consume(stream: Any) -> None:
+        got = []
+        try:
+            async for chunk in stream:
+                got += chunk.token_ids
+        except EngineDead as error:
+            failures.append(error)
+        assert got == want[: len(got)]
+
+    async with anyio.create_task_group() as group:
+        for stream in streams:
+            group.start_soon(consume, stream)
+    assert len(failures) == 3
+    assert len({id(error) for error in failures}) == 3
+    assert all(isinstance(error.__cause__, OSError) for error in failures)
+    with pytest.raises(EngineDead, match="the device fell off"):
+        engine.stream("again")
+    with pytest.raises(EngineDead, match="the device fell off"):
+        await anext(streams[0])
+    await engine.aclose()
+
+
+# fault 17
+async def test_a_step_hangs(gate: StepGate) -> None:
+    gate.close()
+    engine = await Engine.open(FakeModel(gate=gate), step_timeout=0.1)
+    stream = engine.stream("hello", max_tokens=100)
+    with pytest.raises(EngineDead, match=r"longer than 0\.1 s"):
+        await anext(stream)
+    with pytest.raises(EngineDead):
+        engine.stream("again")
+    gate.open()
+    await engine.aclose()
+
+
+# fault 26
+async def test_a_row_fails_alone() -> None:
+    bad = {"slot": -1}
+
+    def failing(plan: Any) -> dict[int, Exception]:
+        rows = [r for r, slot in enumerate(plan.slots) if slot == bad["slot"] and plan.samples[r]]
+        return {row: RequestFailed("the logits are NaN") for row in rows}
+
+    async with Engine(FakeModel(failing=failing)) as engine:
+        good = engine.stream("good", max_tokens=50, temperature=0.0)
+        await good.__aenter__()
+        ill = engine.stream("ill" * 20, max_tokens=50, temperature=0.0, buffer=4)
+        got = list((await anext(ill)).token_ids)
+        assert ill._job is not None
+        bad["slot"] = ill._job.answers[0].request.slot
+        with pytest.raises(RequestFailed, match="NaN"):
+            async for chunk in ill:
+                got += chunk.token_ids
+        assert got == oracle(engine, "ill" * 20, 50)[: len(got)]
+        bad["slot"] = -1
+        assert list((await good).token_ids) == oracle(engine, "good", 50)
+        again = await engine.generate("ill" * 20, max_tokens=50, temperature=0.0)
+        assert list(again.token_ids) == oracle(engine, "ill" * 20, 50)
+
+
+# faults 27, 28, 29, 30, 31, 40
+@pytest.mark.parametrize(
+    ("prompt", "field", "bound"),
+    [
+        ("x" * 4096, "prompt", "4096"),
+        ([1] * 5000, "prompt", "4096"),
+        ([-1], r"prompt\[0\]", "258"),
+        ([0, 258], r"prompt\[1\]", "258"),
+        ([0, True], r"prompt\[1\]", "integer"),
+        ([0, 1.5], r"prompt\[1\]", "integer"),
+        ("ab\ud800c", "prompt", "offset 2"),
+        ("y" * 30_000, "prompt", "max_prompt_chars=20000"),
+        (None, "prompt", "must be a string"),
+        (b"bytes", "prompt", "must be a string"),
+        ([{"role": "user", "content": "x"}], "prompt", "no chat template"),
+    ],
+)
+async def test_bad_prompts(open_engine: OpenEngine, prompt: Any, field: str, bound: str) -> None:
+    async with open_engine(max_prompt_chars=20_000) as engine:
+        with pytest.raises(InvalidRequest, match=f"^{field}=.*{bound}"):
+            await engine.generate(prompt)
+        with pytest.raises(InvalidRequest):
+            async with engine.stream(prompt):
+                raise AssertionError("entered")
+        assert engine.stats().steps == 0
+        assert engine._admission.held == 0
+        assert (await engine.generate("fine", max_tokens=2)).usage.completion_tokens == 2
+
+
+# fault 28
+async def test_larger_than_the_pool(open_engine: OpenEngine) -> None:
+    async with open_engine(FakeModel(blocks=8)) as engine:
+        with pytest.raises(InvalidRequest, match="max_tokens=200"):
+            await engine.generate("hello", max_tokens=200)
+        with pytest.raises(InvalidRequest, match="prompt"):
+            await engine.generate("x" * 300)
+        clipped = await engine.generate("hello", temperature=0.0)
+        assert clipped.finish_reason == "length"
+        assert list(clipped.token_ids) == oracle(engine, "hello", len(clipped.token_ids))
+
+
+# fault 29
+async def test_empty_prompt(open_engine: OpenEngine) -> None:
+    async with open_engine() as engine:
+        done = await engine.generate("", max_tokens=3)
+        assert done.usage.prompt_tokens == 1  # the BOS token
+        engine._core.loaded.tokenizer.bos_id = None  # type: ignore[union-attr]
+        with pytest.raises(InvalidRequest, match="no BOS"):
+            await engine.generate("", max_tokens=3)
+
+
+# fault 30
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stop_token_ids": [258]},
+        {"logit_bias": {258: 1.0}},
+        {"allowed_token_ids": [258]},
+        {"nonsense": 1},
+        {"sampler": "nobody"},
+        {"priority": 1.5},
+        {"deadline": 0},
+        {"deadline": float("nan")},
+        {"buffer": 0},
+        {"on_full": "explode"},
+        {"cache_scope": 3},
+    ],
+)
+async def test_bad_options_name_the_field(
+    open_engine: OpenEngine, options: dict[str, Any]
+) -> None:
+    async with open_engine() as engine:
+        with pytest.raises(InvalidRequest, match=f"^{next(iter(options))}="):
+            await engine.generate("x", **options)
+        assert engine._admission.held == 0
+
+
+# fault 50
+async def test_overload_is_refused_at_once(
+    open_engine: OpenEngine, gate: StepGate, until: Until
+) -> None:
+    async with open_engine(max_requests=4) as engine:
+        gate.close()
+        async with anyio.create_task_group() as group:
+            for i in range(4):
+                group.start_soon(engine.generate, f"request {i}")
+            await until(lambda: engine._admission.held == 4)
+            with pytest.raises(Overloaded, match="max_requests=4"):
+                await engine.generate("one too many")
+            with pytest.raises(Overloaded):
+                await engine.generate("n counts", n=2)
+            assert engine._admission.refused == 2
+            gate.open()
+            group.cancel_scope.cancel()
+        await until(lambda: engine._admission.held == 0)
+        assert (await engine.generate("x", max_tokens=1)).finish_reason == "length"
+
+
+# fault 50
+async def test_two_engines_share_nothing() -> None:
+    async with Engine(FakeModel(), drain_timeout=0) as one, Engine(FakeModel()) as two:
+        prompt = "x" * 100
+        await one.generate(prompt, max_tokens=1)
+        done = await two.generate(prompt, max_tokens=1)
+        assert done.usage.cached_tokens == 0
+        assert one.stats().steps == 1
+        with pytest.raises(ZeroDivisionError):
+            async with Engine(FakeModel()) as third:
+                await third.generate("x", max_tokens=1)
+                raise ZeroDivisionError
+        assert (await two.generate("y", max_tokens=1)).finish_reason == "length"
+
+
+async def test_loading_fails() -> None:
+    with pytest.raises(ModelLoadError, match=r"file model\.safetensors"):
+        await Engine.open(FakeModel(load_error=ModelLoadError("is cut", file="model.safetensors")))
+    with pytest.raises(ModelLoadError):
+        async with Engine(FakeModel(load_error=ModelLoadError("no"))):
+            raise AssertionError("opened")
+
+
+async def test_not_open_and_opened_twice() -> None:
+    engine = Engine(FakeModel())
+    with pytest.raises(EngineClosed, match="not open"):
+        engine.stream("x")
+    async with engine:
+        with pytest.raises(EngineClosed, match="opened once"):
+            await engine.__aenter__()
+
+
+async def test_an_engine_that_is_dropped_ends_its_thread() -> None:
+    engine = await Engine.open(FakeModel())
+    thread = engine._thread
+    assert thread is not None
+    with pytest.warns(ResourceWarning, match="without aclose"):
+        del engine
+        gc.collect()
+    assert thread.join(10)
+
+
+async def test_nothing_is_left_after_many_engines(until: Until) -> None:
+    async def once() -> None:
+        async with Engine(FakeModel(blocks=64)) as engine:
+            await engine.generate("hello", max_tokens=2)
+
+    await once()
+    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        await once()
+    assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+async def test_import_and_use_change_nothing_of_the_host() -> None:
+    done = python(
+        """
+        import asyncio, logging, multiprocessing, os, signal, sys
+        def state():
+            return (
+                {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)},
+                dict(os.environ), list(logging.root.handlers), logging.root.level,
+                multiprocessing.get_start_method(allow_none=True), sys.getswitchinterval(),
+            )
+        before = state()
+        import torch
+        of_torch = (torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled())
+        from asyncinfer import Engine
+        from asyncinfer.testing import FakeModel
+        async def main():
+            async with Engine(FakeModel()) as engine:
+                await engine.generate("x", max_tokens=3)
+        asyncio.run(main())
+        assert state() == before
+        assert of_torch == (
+            torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled())
+        print("same")
+        """
+    )
+    assert done.stdout == "same\n", done.stderr
+
+
+def test_plain_asyncio_timeout() -> None:
+    """# fault 7, without anyio"""
+
+    async def main() -> None:
+        gate = StepGate(closed=True)
+        async with Engine(FakeModel(gate=gate), drain_timeout=0) as engine:
+            threading.Timer(0.1, gate.open).start()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05), engine.stream("x", max_tokens=4000) as stream:
+                    async for _ in stream:
+                        await asyncio.sleep(1)
+            assert engine.stats().aborted == 1
+
+    asyncio.run(main())

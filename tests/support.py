@@ -1,0 +1,27 @@
+"""Helpers that tests import."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from asyncinfer import Engine, SamplingParams
+
+OpenEngine = Callable[..., AbstractAsyncContextManager[Engine]]
+Until = Callable[[Callable[[], object]], Awaitable[None]]
+
+
+def fake_runner(engine: Engine) -> Any:
+    """The runner of an engine on a `FakeModel`."""
+    assert engine._core is not None
+    return engine._core.runner
+
+
+def oracle(engine: Engine, prompt: str, count: int, **sampling: Any) -> list[int]:
+    """The right answer of an engine on a `FakeModel`; greedy unless `sampling` has a seed."""
+    params = SamplingParams(**{"temperature": 0.0, **sampling})
+    tokens: list[int] = fake_runner(engine).oracle(
+        list(prompt.encode()), params, params.seed or 0, count
+    )
+    return tokens
