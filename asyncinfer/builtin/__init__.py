@@ -1,0 +1,7 @@
+"""The small model shipped with the package, and the script that trains it."""
+
+from __future__ import annotations
+
+from asyncinfer.builtin.paths import DRAFT_PATH, MODEL_PATH
+
+__all__ = ["DRAFT_PATH", "MODEL_PATH"]

@@ -1,0 +1,14 @@
+"""Where the shipped models live; importable without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+_FOLDER: Final = Path(__file__).resolve().parent
+
+MODEL_PATH: Final[Path] = _FOLDER / "model"
+"""The shipped model's folder, laid out as the hub lays out a checkpoint."""
+
+DRAFT_PATH: Final[Path] = _FOLDER / "draft"
+"""The draft model's folder: the same tokenizer, about a fifth of the parameters."""
