@@ -116,9 +116,10 @@ class _SentencePiece:
         self.settled = not self._strip
 
     def push(self, token_id: int) -> str:
-        if token_id in self._pieces.special_ids:
+        data = self._pieces.bytes_of(token_id)
+        if not data or token_id in self._pieces.special_ids:
+            # Not there for the decoder: a run of bytes goes on after it.
             return ""
-        data = self._pieces.bytes_of(token_id) or b""
         if self._pieces.is_byte(token_id):
             text = self._byte(data)
         else:

@@ -74,22 +74,27 @@ class PieceTable:
         self.texts: list[str | None] = [None] * size
         for token_id in special_ids:
             self.texts[token_id] = ""
+        self._bytes: dict[int, bytes] = {}
 
     def bytes_of(self, token_id: int) -> bytes | None:
         """Bytes of the token; None if the decoder is not one that works token by token."""
-        token = self.backend.id_to_token(token_id)
-        if token is None:
-            return b""
-        match self.kind.name:
-            case "byte_level":
-                return bytes_of_token(token)
-            case "sentencepiece":
-                byte = _BYTE_TOKEN.fullmatch(token)
-                if byte is not None:
-                    return bytes([int(byte[1], 16)])
-                return token.replace("▁", " ").encode("utf-8")
-            case _:
-                return None
+        if self.kind.name == "other":
+            return None
+        data = self._bytes.get(token_id)
+        if data is None:
+            token = self.backend.id_to_token(token_id)
+            if token is None:
+                return b""
+            data = self._bytes[token_id] = self._look_up(token)
+        return data
+
+    def _look_up(self, token: str) -> bytes:
+        if self.kind.name == "byte_level":
+            return bytes_of_token(token)
+        byte = _BYTE_TOKEN.fullmatch(token)
+        if byte is not None:
+            return bytes([int(byte[1], 16)])
+        return token.replace("▁", " ").encode("utf-8")
 
     def is_byte(self, token_id: int) -> bool:
         """Whether the token is one byte written like `<0x0A>`."""

@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 __all__ = ["TEMPLATE_GLOBALS", "TemplateEnvironment"]
 
-#: Longest text, and most digits of a number, that an operator of a template may make.
+#: Longest text and list, and most bits of a number, that an operator of a template may make.
 MAX_OPERAND = 1_000_000
 
 
@@ -59,16 +59,19 @@ class _Generation(Extension):
 
 
 def _grows(operator: str, left: Any, right: Any) -> bool:
-    match operator:
-        case "*":
-            sized = (left, right) if hasattr(left, "__len__") else (right, left)
-            if not hasattr(sized[0], "__len__"):
-                return False
-            return isinstance(sized[1], int) and len(sized[0]) * sized[1] > MAX_OPERAND
-        case "**":
-            return isinstance(left, int) and isinstance(right, int) and abs(right) > 1000
-    # A width in a printf format allocates that many characters.
-    return isinstance(left, str) and any(len(run) > 4 for run in _digit_runs(left))
+    match operator, left, right:
+        case "*", int(), int():
+            return left.bit_length() + right.bit_length() > MAX_OPERAND
+        case "*", (str() | list()), int():
+            return len(left) * right > MAX_OPERAND
+        case "*", int(), (str() | list()):
+            return left * len(right) > MAX_OPERAND
+        case "**", int(), int():
+            return left.bit_length() * right > MAX_OPERAND
+        case "%", str(), _:
+            # A width in a printf format allocates that many characters.
+            return any(len(run) > 4 for run in _digit_runs(left))
+    return False
 
 
 def _digit_runs(text: str) -> list[str]:

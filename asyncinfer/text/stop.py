@@ -24,19 +24,23 @@ class StopStrings:
         """`(text safe to show, whether a stop string was found)`. After a match, nothing more
         may be pushed."""
         held = len(self._held)
-        match = -1
+        match, waiting = -1, 0
         for matcher in self._matchers:
             end = matcher.feed(text)
             if end >= 0:
                 start = held + end - len(matcher.stop)
                 match = start if match < 0 else min(match, start)
-        text = self._held + text
-        if match >= 0:
+            elif matcher.depth > waiting:
+                waiting = matcher.depth
+        if held:
+            text = self._held + text
             self._held = ""
+        if match >= 0:
             return text[:match], True
-        safe = len(text) - max((matcher.depth for matcher in self._matchers), default=0)
-        self._held = text[safe:]
-        return text[:safe], False
+        if waiting:
+            self._held = text[-waiting:]
+            text = text[:-waiting]
+        return text, False
 
     def flush(self) -> str:
         """What was held back: the text ended without a stop string."""

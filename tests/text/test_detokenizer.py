@@ -1,0 +1,144 @@
+"""The deltas of a `Detokenizer` are the whole decode, and never half a character. # fault 32"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from text import backends
+
+from asyncinfer.text import Detokenizer, Tokenizer
+
+BAD = "�"
+BYTE_LEVEL = backends.byte_level()
+LLAMA, GEMMA = backends.sentencepiece(strip=1), backends.sentencepiece(strip=0)
+
+
+def ids_of(backend: tokenizers.Tokenizer) -> st.SearchStrategy[list[int]]:
+    """Any ids, some past the vocabulary, with a liking for tokens that are not single bytes."""
+    size = backend.get_vocab_size()
+    late = max(0, size - 30)
+    return st.lists(st.one_of(st.integers(0, size + 3), st.integers(late, size - 1)), max_size=30)
+
+
+def deltas(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    detokenizer = Detokenizer(tokenizer)
+    return [*map(detokenizer.push, ids), detokenizer.flush()]
+
+
+@given(ids=ids_of(BYTE_LEVEL))
+def test_byte_level_is_the_librarys_decode(ids: list[int]) -> None:
+    tokenizer = Tokenizer(BYTE_LEVEL)
+    whole = BYTE_LEVEL.decode(ids)
+    assert "".join(deltas(tokenizer, ids)) == whole == tokenizer.decode(ids)
+
+
+@given(ids=ids_of(BYTE_LEVEL))
+def test_a_table_filled_by_others_changes_nothing(ids: list[int]) -> None:
+    tokenizer = Tokenizer(BYTE_LEVEL)
+    first = deltas(tokenizer, ids)
+    assert deltas(tokenizer, ids) == first
+
+
+@given(text=st.text(max_size=40), cut=st.integers(0, 3))
+def test_a_valid_text_shows_no_replacement_before_its_end(text: str, cut: int) -> None:
+    tokenizer = Tokenizer.byte_level(add_bos=False)
+    data = text.encode()[: -cut or None]
+    shown = deltas(tokenizer, list(data))
+    assert "".join(shown[:-1]) == data.decode(errors="ignore")
+    assert set(shown[-1]) <= {BAD}
+
+
+def naive_sentencepiece(backend: tokenizers.Tokenizer, ids: list[int], strip: int) -> str:
+    """The library's rules, but a malformed run of bytes keeps the characters before the fault."""
+    special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+    text, run = "", b""
+    for token in [*(backend.id_to_token(i) for i in ids if i not in special), ""]:
+        if token is None:
+            continue
+        byte = re.fullmatch("<0x([0-9A-F]{2})>", token)
+        if byte:
+            run += bytes([int(byte[1], 16)])
+            continue
+        try:
+            text += run.decode()
+        except UnicodeDecodeError as error:
+            text += run[: error.start].decode() + BAD * (len(run) - error.start)
+        run = b""
+        text += token.replace("▁", " ")
+    kept = text.lstrip(" ")
+    return text[min(strip, len(text) - len(kept)) :]
+
+
+@pytest.mark.parametrize(("backend", "strip"), [(LLAMA, 1), (GEMMA, 0)], ids=["llama", "gemma"])
+def test_sentencepiece(backend: tokenizers.Tokenizer, strip: int) -> None:
+    tokenizer = Tokenizer(backend)
+
+    @given(ids=ids_of(backend))
+    def check(ids: list[int]) -> None:
+        whole = "".join(deltas(tokenizer, ids))
+        assert whole == tokenizer.decode(ids) == naive_sentencepiece(backend, ids, strip)
+        if BAD not in backend.decode(ids):
+            assert whole == backend.decode(ids)
+
+    check()
+
+
+@pytest.mark.parametrize("backend", [LLAMA, GEMMA], ids=["llama", "gemma"])
+def test_sentencepiece_text_survives(backend: tokenizers.Tokenizer) -> None:
+    tokenizer = Tokenizer(backend)
+
+    @given(text=st.text(alphabet=st.sampled_from("def ☃é\nab🐍x"), max_size=20))
+    def check(text: str) -> None:
+        shown = deltas(tokenizer, tokenizer.encode(text, add_special_tokens=False))
+        assert "".join(shown) == text
+        assert shown[-1] == ""
+
+    check()
+
+
+def test_a_run_of_bytes_streams_character_by_character() -> None:
+    tokenizer = Tokenizer(GEMMA)
+    ids = [1 + byte for byte in "\n☃".encode()]
+    assert deltas(tokenizer, ids) == ["\n", "", "", "☃", ""]
+
+
+def test_the_librarys_answer_for_a_run_cut_short() -> None:
+    ids = [1 + byte for byte in "🐍".encode()[:3]]
+    assert deltas(Tokenizer(GEMMA), ids) == ["", "", "", BAD * 3]
+    assert GEMMA.decode(ids) == BAD * 3
+
+
+@pytest.mark.parametrize("kind", sorted(backends.OTHERS))
+def test_other_decoders(kind: str) -> None:
+    backend = backends.OTHERS[kind]()
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.token_bytes(0) is None
+
+    @given(ids=st.lists(st.integers(0, backend.get_vocab_size() + 1), max_size=80))
+    def check(ids: list[int]) -> None:
+        assert "".join(deltas(tokenizer, ids)) == backend.decode(ids)
+
+    check()
+
+
+def test_special_tokens_add_nothing_even_inside_a_character() -> None:
+    tokenizer = Tokenizer.byte_level()
+    first, *rest = "☃".encode()
+    assert deltas(tokenizer, [256, first, 257, *rest, 257]) == ["", "", "", "", "☃", "", ""]
+
+
+def test_an_id_without_a_token_does_not_end_a_run_of_bytes() -> None:
+    beyond = GEMMA.get_vocab_size() + 5
+    first, *rest = [1 + byte for byte in "☃".encode()]
+    assert deltas(Tokenizer(GEMMA), [first, beyond, *rest]) == ["", "", "", "☃", ""]
+
+
+def test_flush_twice_gives_nothing_twice() -> None:
+    detokenizer = Detokenizer(Tokenizer.byte_level())
+    assert detokenizer.push(0xE2) == ""
+    assert detokenizer.flush() == BAD
+    assert detokenizer.flush() == ""
