@@ -192,8 +192,8 @@ schedulers: Final[Registry[SchedulingPolicy]] = Registry(
     SchedulingPolicy,  # type: ignore[type-abstract]
     SCHEDULING_PROTOCOL_VERSION,
     {
-        "fcfs": "asyncinfer.scheduler.policy:FirstComeFirstServed",
+        "fcfs": "asyncinfer.scheduler.policy:FCFS",
         "priority": "asyncinfer.scheduler.policy:Priority",
-        "deadline": "asyncinfer.scheduler.policy:EarliestDeadline",
+        "deadline": "asyncinfer.scheduler.policy:Deadline",
     },
 )

@@ -1,0 +1,207 @@
+"""The plugin registry: found lazily, checked when loaded, the culprit named."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from asyncinfer.errors import PluginError
+from asyncinfer.plugins import Registry, cache_policies, schedulers
+from asyncinfer.protocols import CachedBlock, EvictionPolicy, RequestView, SchedulingPolicy
+
+
+class Greeter(Protocol):
+    def greet(self, name: str, loud: bool) -> str: ...
+
+    def stop(self) -> None: ...
+
+
+class Polite:
+    def greet(self, name: str, loud: bool = False) -> str:
+        return f"Good day, {name}"
+
+    def stop(self) -> None:
+        """Never."""
+
+
+class NoStop:
+    greet = Polite.greet
+
+
+class WrongArguments(Polite):
+    def greet(self, name: str) -> str:  # type: ignore[override]
+        return name
+
+
+class Old(Polite):
+    protocol_version = 1
+
+
+class Broken(Polite):
+    def __init__(self) -> None:
+        raise OSError("no socket")
+
+
+GROUP = "asyncinfer.test_greeters"
+
+
+@pytest.fixture
+def registry() -> Registry[Greeter]:
+    return Registry(GROUP, Greeter, 2, {"polite": f"{__name__}:Polite"})  # type: ignore[type-abstract]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Put a distribution with an entry point, and its module, on the path."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    modules = set(sys.modules)
+
+    def write(name: str, target: str, source: str, dist: str = "greetings") -> None:
+        module = target.partition(":")[0]
+        (tmp_path / f"{module}.py").write_text(source)
+        info = tmp_path / f"{dist}-1.2.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: 1.2\n")
+        (info / "entry_points.txt").write_text(f"[{GROUP}]\n{name} = {target}\n")
+
+    yield write
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+GOOD = """
+class Hello:
+    protocol_version = 2
+    def greet(self, name, loud):
+        return "Hello, " + name
+    def stop(self):
+        pass
+"""
+
+
+def test_a_plugin_of_an_installed_distribution(registry: Registry[Greeter], install: Any) -> None:
+    install("hello", "hello_module:Hello", GOOD)
+    assert registry.names() == ("hello", "polite")
+    assert "hello_module" not in sys.modules
+    first = registry.resolve("hello")
+    assert first.greet("you", False) == "Hello, you"
+    assert registry.resolve("hello") is not first
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("raise ImportError('no such driver')", "no such driver"),
+        ("import sys; sys.exit(3)", "SystemExit"),
+        ("def broken(:", "SyntaxError"),
+        ("Other = 1", "Hello"),
+        ("Hello = 1", "not a class or a function"),
+        ("class Hello:\n    def greet(self, name, loud): pass", "no method 'stop'"),
+        ("class Hello:\n    greet = None\n    def stop(self): pass", "no method 'greet'"),
+        (GOOD.replace("name, loud", "name"), r"'greet' must take \(name, loud\)"),
+        (GOOD.replace("name, loud", "name, loud, more"), "'greet' must take"),
+        (GOOD.replace("= 2", "= 3"), "version 3 of Greeter, this is version 2"),
+        ("def Hello(): return 7", "no method 'greet'"),
+        ("def Hello(size): return 7", "cannot be made"),
+    ],
+)
+def test_a_broken_plugin_is_named_and_harms_only_its_user(
+    registry: Registry[Greeter], install: Any, source: str, says: str
+) -> None:
+    install("hello", "hello_module:Hello", source)
+    assert isinstance(registry.resolve("polite"), Polite)
+    with pytest.raises(PluginError, match=says) as caught:
+        registry.resolve("hello")
+    for part in ("'hello'", "greetings 1.2", GROUP):
+        assert part in str(caught.value)
+
+
+def test_two_distributions_with_one_name(registry: Registry[Greeter], install: Any) -> None:
+    install("hello", "hello_module:Hello", GOOD)
+    install("hello", "other_module:Hello", GOOD, dist="others")
+    with pytest.raises(PluginError, match=r"greetings 1\.2 and others 1\.2"):
+        registry.resolve("hello")
+
+
+def test_a_built_in_cannot_be_replaced(registry: Registry[Greeter], install: Any) -> None:
+    install("polite", "hello_module:Hello", GOOD)
+    assert isinstance(registry.resolve("polite"), Polite)
+    with pytest.raises(PluginError, match="taken"):
+        registry.register("polite", Polite)
+
+
+def test_an_unknown_name_lists_the_known_ones(registry: Registry[Greeter]) -> None:
+    registry.register("again", Polite)
+    with pytest.raises(PluginError, match=f"'rude' in group {GROUP}; known: again, polite"):
+        registry.resolve("rude")
+
+
+def test_registering(registry: Registry[Greeter]) -> None:
+    registry.register("mine", Polite)
+    registry.register("mine", Polite)
+    assert isinstance(registry.resolve("mine"), Polite)
+    with pytest.raises(PluginError, match="'mine'.*taken"):
+        registry.register("mine", Broken)
+    for factory, says in (
+        (NoStop, "stop"),
+        (WrongArguments, "greet"),
+        (Old, "version 1"),
+        (3, "3"),
+    ):
+        with pytest.raises(PluginError, match=f"'new'.*{says}"):
+            registry.register("new", factory)  # type: ignore[arg-type]
+    registry.register("new", Broken)
+    with pytest.raises(PluginError, match="'new'.*no socket"):
+        registry.resolve("new")
+
+
+def test_objects(registry: Registry[Greeter]) -> None:
+    plugin = Polite()
+    assert registry.resolve(plugin) is plugin
+    with pytest.raises(PluginError, match="give an instance"):
+        registry.resolve(Polite)  # type: ignore[arg-type]
+    with pytest.raises(PluginError, match="'NoStop' .*no method 'stop'"):
+        registry.resolve(NoStop())  # type: ignore[arg-type]
+    with pytest.raises(PluginError, match="'int'"):
+        registry.resolve(7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["lru"])
+def test_cache_policies(name: str) -> None:
+    policy = cache_policies.resolve(name)
+    assert isinstance(policy, EvictionPolicy)
+    assert cache_policies.resolve(name) is not policy
+
+
+@pytest.mark.parametrize("name", ["fcfs", "priority", "deadline"])
+def test_schedulers(name: str) -> None:
+    assert isinstance(schedulers.resolve(name), SchedulingPolicy)
+
+
+def test_a_plugin_of_thirty_lines() -> None:
+    class Newest:
+        def __init__(self) -> None:
+            self.free: list[int] = []
+
+        def published(self, block: CachedBlock) -> None: ...
+
+        def released(self, block: CachedBlock) -> None:
+            self.free.append(block.block)
+
+        def reused(self, block: CachedBlock) -> None: ...
+
+        def removed(self, block: CachedBlock) -> None: ...
+
+        def victims(self, count: int) -> Sequence[int]:
+            return self.free[-count:]
+
+    class ShortestFirst:
+        def rank(self, request: RequestView, now: float) -> tuple[float, ...]:
+            return (request.prompt_len,)
+
+    assert cache_policies.resolve(Newest())
+    assert schedulers.resolve(ShortestFirst())
