@@ -73,6 +73,7 @@ class Registry(Generic[T]):
             raise PluginError(f"{label}: the name is taken")
         self._check_factory(factory, label)
         self._registered[name] = factory
+        self._loaded.pop(name, None)
 
     def resolve(self, plugin: str | T) -> T:
         """The plugin of a name, made anew; or `plugin` itself, checked. Raises `PluginError`."""

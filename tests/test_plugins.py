@@ -144,7 +144,7 @@ def test_registering(registry: Registry[Greeter]) -> None:
     registry.register("mine", Polite)
     registry.register("mine", Polite)
     assert isinstance(registry.resolve("mine"), Polite)
-    with pytest.raises(PluginError, match="'mine'.*taken"):
+    with pytest.raises(PluginError, match=r"'mine'.*taken"):
         registry.register("mine", Broken)
     for factory, says in (
         (NoStop, "stop"),
@@ -155,7 +155,7 @@ def test_registering(registry: Registry[Greeter]) -> None:
         with pytest.raises(PluginError, match=f"'new'.*{says}"):
             registry.register("new", factory)  # type: ignore[arg-type]
     registry.register("new", Broken)
-    with pytest.raises(PluginError, match="'new'.*no socket"):
+    with pytest.raises(PluginError, match=r"'new'.*no socket"):
         registry.resolve("new")
 
 
@@ -164,7 +164,7 @@ def test_objects(registry: Registry[Greeter]) -> None:
     assert registry.resolve(plugin) is plugin
     with pytest.raises(PluginError, match="give an instance"):
         registry.resolve(Polite)  # type: ignore[arg-type]
-    with pytest.raises(PluginError, match="'NoStop' .*no method 'stop'"):
+    with pytest.raises(PluginError, match=r"'NoStop' .*no method 'stop'"):
         registry.resolve(NoStop())  # type: ignore[arg-type]
     with pytest.raises(PluginError, match="'int'"):
         registry.resolve(7)  # type: ignore[arg-type]
