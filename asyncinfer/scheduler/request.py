@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
+from asyncinfer.cache.prefix_cache import CacheEntry, Tenant
 from asyncinfer.params import SamplingParams
 
 __all__ = ["Request", "RequestState"]
@@ -38,6 +39,7 @@ class Request:
         "bad_ids",
         "blocks",
         "cached_tokens",
+        "committed",
         "computed",
         "deadline",
         "entry",
@@ -50,20 +52,21 @@ class Request:
         "keys",
         "left",
         "max_total",
+        "node",
         "owner",
         "params",
-        "pending",
         "preemptions",
         "priority",
         "prompt_len",
         "prompt_logprobs",
         "published",
-        "scope",
+        "room",
         "scored",
         "seed",
         "slot",
         "state",
         "stop_ids",
+        "tenant",
         "tokens",
     )
 
@@ -79,6 +82,7 @@ class Request:
         priority: int = 0,
         deadline: float | None = None,
         scope: str = "",
+        adapter: str = "",
         stop_ids: frozenset[int] = frozenset(),
         bad_ids: tuple[tuple[int, ...], ...] = (),
         keys: list[bytes] | None = None,
@@ -92,8 +96,9 @@ class Request:
             max_total: prompt and answer together, from `Scheduler.check_fits`.
             seed: key of the random numbers, 64 bits; each of `n` answers needs its own.
             arrival, deadline: monotonic seconds.
-            keys: `PrefixCache.keys(prompt_ids, scope)`, best computed off the engine thread;
-                None leaves it to the scheduler. The list becomes the request's own.
+            scope, adapter: requests that differ in either share no prefix.
+            keys: `PrefixCache.keys(prompt_ids, scope, adapter)`, best computed off the engine's
+                thread; None leaves it to the scheduler. The list becomes the request's own.
             index: which of the `n` answers.
             fork_of: the request with index 0 and the same prompt, added before this one.
             owner: the engine's own record; the scheduler never touches it.
@@ -101,13 +106,13 @@ class Request:
         self.id: Final = id
         self.prompt_len: Final = len(prompt_ids)
         #: Prompt and answer, as far as committed.
-        self.tokens: Final = list(prompt_ids)
+        self.tokens = list(prompt_ids)
         self.params: Final = params
         self.seed: Final = seed
         self.priority: Final = priority
         self.arrival: Final = arrival
         self.deadline: Final = deadline
-        self.scope: Final = scope
+        self.tenant: Tenant = (scope, adapter)
         self.stop_ids: Final = stop_ids
         self.bad_ids: Final = bad_ids
         self.max_total: Final = max_total
@@ -126,13 +131,15 @@ class Request:
         #: The running sibling to share the prompt's blocks with; None once admitted.
         self.fork_of = fork_of
         #: Chain keys of the full blocks of `tokens`, as far as needed.
-        self.keys = keys
-        #: Leading blocks that are published, or known to the cache under the same key.
+        self.keys: list[bytes] = [] if keys is None else keys
+        #: Tokens the block table has room for.
+        self.room = 0
+        #: How far its blocks are in the prefix cache; see `asyncinfer.cache.Tabled`.
         self.published = 0
-        #: Tokens whose KV is written, or will be by a step in flight.
+        self.node: CacheEntry | Tenant | None = self.tenant
+        #: Tokens whose KV is written, and those whose KV is or will be by a step in flight.
+        self.committed = 0
         self.computed = 0
-        #: Tokens drawn by steps in flight, not yet committed.
-        self.pending = 0
         #: Draws still to be scheduled.
         self.left = max_total - len(self.tokens)
         #: Steps in flight that compute a row of it.
@@ -145,9 +152,19 @@ class Request:
         self.scored = 0
         #: Its place in the waiting queue.
         self.entry: object = None
-        #: The request it waits for, and those that wait for it: `(blocks needed, id, request)`.
+        #: The request it waits for, and a heap of those that wait for it to have committed so
+        #: many tokens: `(tokens, serial, request)`.
         self.following: Request | None = None
         self.followers: list[tuple[int, int, Request]] = []
+
+    @property
+    def known(self) -> int:
+        """Tokens known, including those drawn by steps in flight."""
+        return self.max_total - self.left
+
+    @property
+    def scope(self) -> str:
+        return self.tenant[0]
 
     @property
     def answer(self) -> list[int]:

@@ -7,31 +7,22 @@ once and leaves drawn tokens pending; `update` commits steps in the order they w
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from asyncinfer.cache.prefix_cache import PrefixCache
 from asyncinfer.protocols.scheduling import SchedulingPolicy
+from asyncinfer.scheduler.limits import check_fits
+from asyncinfer.scheduler.output import StepOutput
 from asyncinfer.scheduler.plan import RunnerSpec, StepPlan, StepResult
-from asyncinfer.scheduler.request import Request
+from asyncinfer.scheduler.planner import Flight, Planner
+from asyncinfer.scheduler.queue import Ranking
+from asyncinfer.scheduler.request import Request, RequestState
+from asyncinfer.scheduler.roster import Roster
 
-__all__ = ["Scheduler", "StepOutput"]
+__all__ = ["Scheduler"]
 
-
-@dataclass(slots=True)
-class StepOutput:
-    """What one committed step changed, as parallel lists: entry `i` is a request that got tokens,
-    prompt logprobs or an end. A request finished before the step was committed has no entry."""
-
-    requests: list[Request] = field(default_factory=list)
-    #: New answer tokens; empty for a chunk inside a prompt whose logprobs were asked for.
-    tokens: list[tuple[int, ...]] = field(default_factory=list)
-    #: "stop" (a stop token, included in the tokens), "length", or None: it goes on.
-    reasons: list[str | None] = field(default_factory=list)
-    #: The row of the plan: the key of the result's logprobs and prompt logprobs.
-    rows: list[int] = field(default_factory=list)
-    #: Requests whose row failed, and why. They are finished; nothing of the step was committed.
-    failed: list[tuple[Request, Exception]] = field(default_factory=list)
+NEW, WAITING, RUNNING, PAUSED, LEAVING, FINISHED = RequestState
 
 
 class Scheduler:
@@ -45,17 +36,6 @@ class Scheduler:
             first-come-first-served (a cache policy reports through the `PrefixCache`).
     """
 
-    #: Counters since the start.
-    steps: int
-    preemptions: int
-    prompt_tokens: int
-    cached_tokens: int
-    generated_tokens: int
-    #: Answers that shared their sibling's prompt (`n > 1`).
-    forks: int
-    #: Times an arriving request waited for a prefix that another one was computing.
-    shared: int
-
     def __init__(
         self,
         spec: RunnerSpec,
@@ -63,67 +43,221 @@ class Scheduler:
         policy: SchedulingPolicy,
         cache: PrefixCache | None = None,
         on_fault: Callable[[Exception], None] | None = None,
-    ) -> None: ...
+    ) -> None:
+        self.spec = spec
+        self.cache = cache
+        self.roster = Roster(spec, cache, Ranking(policy, on_fault))
+        self.planner = Planner(spec, self.roster)
+        self.flights: deque[Flight] = deque()
+        #: Counters since the start: steps committed, tokens drawn.
+        self.steps = 0
+        self.generated_tokens = 0
+        self._scheduled = 0
 
     def check_fits(self, prompt_len: int, max_tokens: int | None) -> int:
-        """`max_total` of a request: prompt and answer together, clipped to the context.
-
-        A request whose prompt and one token fit but whose worst case is larger than the whole
-        pool is refused if it asked for that many tokens and clipped if it did not. May be called
-        from any thread.
-
-        Raises:
-            InvalidRequest: it can never fit the context or the pool.
-        """
+        """`max_total` of a request, or `InvalidRequest`: see `asyncinfer.scheduler.check_fits`.
+        From any thread."""
+        return check_fits(self.spec, prompt_len, max_tokens)
 
     def add(self, request: Request) -> None:
         """A new request; it waits. Forks are added after the request they fork from."""
+        assert request.state is NEW
+        if self.cache is not None and not request.keys:
+            request.keys = self.cache.keys(request.tokens, *request.tenant)
+        self.roster.wait(request)
 
     def finish(self, request: Request, now: float) -> None:
         """End a request for whatever reason (abort, stop string, error). Does nothing if it has
         ended. While a step that computes it is in flight it keeps slot and blocks; later results
         of such steps are dropped."""
+        self._tell(now)
+        self.roster.finish(request)
 
     def pause(self, request: Request) -> None:
         """Schedule it no more until resumed (a token in flight is still committed). It keeps slot
         and blocks until somebody needs them. Does nothing if it is paused or has ended."""
+        self.roster.pause(request)
 
     def resume(self, request: Request) -> None:
         """Go on with a paused request; does nothing if it is not paused."""
+        self.roster.resume(request)
 
     def schedule(self, now: float) -> StepPlan | None:
         """The next step, None when nothing can be computed before an `update`, `resume` or `add`.
         The plan must be launched, and its result handed to `update`."""
+        self._tell(now)
+        flight = self.planner.plan(self._scheduled)
+        if flight is None:
+            return None
+        self.flights.append(flight)
+        self._scheduled += 1
+        return flight.plan
 
     def update(self, plan: StepPlan, result: StepResult, now: float) -> StepOutput:
         """Commit the oldest step in flight: append its tokens, publish full blocks, end requests
         that are done, free what ended or was preempted."""
+        self._tell(now)
+        flight = self.flights.popleft()
+        assert flight.plan is plan, "steps are committed in the order they were scheduled"
+        assert len(result.tokens) == sum(plan.samples), "a token for every draw"
+        self.steps += 1
+        out = StepOutput()
+        self._commit_decodes(flight, result, out)
+        drawn = iter(result.tokens[flight.decodes :])
+        for row in range(flight.decodes, len(flight.requests)):
+            token = next(drawn) if plan.samples[row] else None
+            self._commit(flight, row, token, result, out)
+        for block in flight.pins:
+            self.roster.seats.blocks.unpin(block)
+        return out
+
+    def _commit_decodes(self, flight: Flight, result: StepResult, out: StepOutput) -> None:
+        """`_commit` of the rows below `decodes`, which draw one token each. Runs for every token
+        drawn: keep it lean."""
+        failed, size = result.failed, self.spec.block_size
+        requests, tokens = out.requests.append, out.tokens.append
+        reasons, rows = out.reasons.append, out.rows.append
+        drawn = 0
+        for row, (request, token) in enumerate(zip(flight.requests, result.tokens, strict=False)):
+            if row == flight.decodes:
+                break
+            if request.state is not RUNNING or failed:
+                self._commit(flight, row, token, result, out)
+                continue
+            request.in_flight -= 1
+            request.committed = committed = request.committed + 1
+            if not committed % size:
+                self._publish(request)
+            known = request.tokens
+            known.append(token)
+            drawn += 1
+            requests(request)
+            tokens((token,))
+            rows(row)
+            if len(known) < request.max_total and token not in request.stop_ids:
+                reasons(None)
+            else:
+                reasons(self._end(request))
+        self.generated_tokens += drawn
+
+    def _commit(
+        self, flight: Flight, row: int, token: int | None, result: StepResult, out: StepOutput
+    ) -> None:
+        """Commit one row of a request in whatever state."""
+        request, plan = flight.requests[row], flight.plan
+        request.in_flight -= 1
+        if request.state is not FINISHED:
+            error = result.failed.get(row)
+            if error is not None:
+                self.roster.finish(request)
+                out.failed.append((request, error))
+            else:
+                request.committed += plan.counts[row]
+                self._publish(request)
+                scored = row in plan.prompt_logprobs
+                if scored:
+                    request.scored = min(request.committed, request.prompt_len - 1)
+                reason = None
+                if token is not None:
+                    request.tokens.append(token)
+                    self.generated_tokens += 1
+                    reason = self._end(request)
+                if scored or token is not None:
+                    out.requests.append(request)
+                    out.tokens.append(() if token is None else (token,))
+                    out.reasons.append(reason)
+                    out.rows.append(row)
+        if not request.in_flight and request.id in self.roster.leaving:
+            self.roster.settle(request)
+
+    def _publish(self, request: Request) -> None:
+        roster = self.roster
+        roster.seats.blocks.commit(request, request.committed)
+        if request.state is RUNNING:
+            roster.advance(request)
+
+    def _end(self, request: Request) -> str | None:
+        """End the request if its last token is its last one: why, or None."""
+        known = request.tokens
+        if known[-1] in request.stop_ids and (
+            len(known) - request.prompt_len >= request.params.min_tokens
+        ):
+            reason = "stop"
+        elif len(known) >= request.max_total:
+            reason = "length"
+        else:
+            return None
+        self.roster.finish(request)
+        return reason
+
+    def _tell(self, now: float) -> None:
+        self.roster.now = now
+        if self.cache is not None:
+            self.cache.now = now
+
+    # -- statistics ----------------------------------------------------------------------------
 
     def tenant(self, slot: int) -> Request | None:
         """Who owns a slot (for `plan.joins`: who was just admitted)."""
+        return self.roster.seats.tenants[slot]
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is runnable, waiting or in flight (paused requests are not work)."""
+        """Whether anything is runnable or in flight (paused requests are not work)."""
+        return bool(self.flights or self.roster)
 
     @property
     def in_flight(self) -> int:
         """Steps scheduled and not yet updated."""
+        return len(self.flights)
 
     @property
-    def running(self) -> int: ...
+    def running(self) -> int:
+        return self.roster.running_count
 
     @property
-    def waiting(self) -> int: ...
+    def waiting(self) -> int:
+        roster = self.roster
+        return len(roster.queue) + len(roster.following.requests) + roster.leaving_for(WAITING)
 
     @property
-    def paused(self) -> int: ...
+    def paused(self) -> int:
+        return len(self.roster.paused) + self.roster.leaving_for(PAUSED)
 
     @property
-    def blocks_total(self) -> int: ...
+    def blocks_total(self) -> int:
+        return self.spec.num_blocks
 
     @property
-    def blocks_free(self) -> int: ...
+    def blocks_free(self) -> int:
+        """Blocks that hold nothing."""
+        return len(self.roster.seats.blocks.pool.free)
 
     @property
-    def blocks_cached(self) -> int: ...
+    def blocks_cached(self) -> int:
+        """Blocks that hold a reusable prefix and that no request uses."""
+        return 0 if self.cache is None else self.cache.evictable
+
+    @property
+    def preemptions(self) -> int:
+        return self.roster.preemptions
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts admitted; a prompt with `n` answers counts once."""
+        return self.planner.prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        """Those of them that came from the prefix cache."""
+        return self.planner.cached_tokens
+
+    @property
+    def forks(self) -> int:
+        """Answers that took over their sibling's prompt (`n > 1`)."""
+        return self.planner.forks
+
+    @property
+    def shared(self) -> int:
+        """Times a request waited for a prefix that another one was computing."""
+        return self.planner.shared

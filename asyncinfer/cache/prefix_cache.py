@@ -1,0 +1,187 @@
+"""`PrefixCache`: which blocks hold which prefixes, and which of them may go."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+
+from asyncinfer.cache.chain import BlockHasher
+from asyncinfer.cache.guard import GuardedPolicy
+from asyncinfer.cache.lru import LRU
+from asyncinfer.protocols.eviction import CachedBlock, EvictionPolicy
+
+__all__ = ["CacheEntry", "PrefixCache", "Tenant"]
+
+#: Scope and adapter: what two requests must have in common to share anything.
+Tenant = tuple[str, str]
+
+
+class CacheEntry:
+    """A published block. Entries outlive eviction as long as others name them as `parent`."""
+
+    __slots__ = ("block", "children", "depth", "key", "meta", "parent", "scope", "tokens", "uses")
+
+    def __init__(
+        self,
+        key: bytes,
+        tokens: list[int],
+        parent: CacheEntry | Tenant,
+        block: int,
+    ) -> None:
+        self.key = key
+        self.tokens = tokens
+        #: The entry of the tokens before these; the tenant at the root.
+        self.parent = parent
+        self.block = block
+        self.depth: int = 0 if isinstance(parent, tuple) else parent.depth + 1
+        self.scope: str = parent[0] if isinstance(parent, tuple) else parent.scope
+        self.children = 0
+        self.uses = 0
+        #: What the eviction policy sees. Written here, never read: a policy may have spoilt it.
+        self.meta = CachedBlock(
+            block=block,
+            parent=None if isinstance(parent, tuple) else parent.block,
+            depth=self.depth,
+            tokens=len(tokens),
+            scope=self.scope,
+        )
+
+    def adopted(self, children: int) -> None:
+        """So many more published blocks have this one as their parent."""
+        self.children += children
+        self.meta.children = self.children
+
+
+class PrefixCache:
+    """Maps chain keys to blocks. A hit is exact: besides the key, the tokens of the block, of
+    every block before it, and the tenant are equal.
+
+    References and the free list are the block manager's; a published block without references
+    is evictable.
+
+    Args:
+        block_size: tokens per block.
+        policy: ranks what to give up; LRU by default.
+        secret: key of the hash, at most 64 bytes; random by default.
+        hasher: in place of `secret`, for tests.
+        on_fault: told once, if the policy misbehaves and is replaced by LRU.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        policy: EvictionPolicy | None = None,
+        *,
+        secret: bytes | None = None,
+        hasher: BlockHasher | None = None,
+        on_fault: Callable[[Exception], None] | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self.hasher = hasher or BlockHasher(block_size, secret or secrets.token_bytes(32))
+        self.guard = GuardedPolicy(LRU() if policy is None else policy, on_fault)
+        #: Monotonic seconds, as last told by the scheduler; only passed on to the policy.
+        self.now = 0.0
+        self.by_key: dict[bytes, CacheEntry] = {}
+        self.by_block: dict[int, CacheEntry] = {}
+        self._time = 0
+
+    def keys(self, tokens: Sequence[int], scope: str = "", adapter: str = "") -> list[bytes]:
+        """Chain keys of the full blocks of `tokens`; from any thread."""
+        return self.hasher.keys(tokens, scope, adapter)
+
+    @property
+    def evictable(self) -> int:
+        """Blocks that could be given up now."""
+        return len(self.guard.evictable)
+
+    def match(
+        self, keys: Sequence[bytes], tokens: Sequence[int], tenant: Tenant, limit: int
+    ) -> list[CacheEntry]:
+        """The longest cached prefix, at most `limit` blocks. Changes nothing."""
+        size, by_key = self.block_size, self.by_key
+        node: CacheEntry | Tenant = tenant
+        found: list[CacheEntry] = []
+        for j in range(min(limit, len(keys))):
+            entry = by_key.get(keys[j])
+            if entry is None or not self._holds(entry, tokens[j * size : (j + 1) * size], node):
+                break
+            found.append(entry)
+            node = entry
+        return found
+
+    def reuse(self, entry: CacheEntry) -> None:
+        """A request took a reference on the entry's block."""
+        entry.uses += 1
+        entry.meta.uses = entry.uses
+        self._touch(entry.meta)
+        self.guard.reused(entry.block, entry.meta)
+
+    def publish(
+        self, block: int, key: bytes, tokens: list[int], parent: CacheEntry | Tenant
+    ) -> CacheEntry | None:
+        """Make a full, written block findable. Returns the entry of its prefix: a new one, or
+        that of another block with equal tokens; None if a different prefix has the key (then
+        no later block of this one may be published either)."""
+        entry = self.by_key.get(key)
+        if entry is not None:
+            return entry if self._holds(entry, tokens, parent) else None
+        assert block not in self.by_block, "a block published under two keys"
+        entry = CacheEntry(key, tokens, parent, block)
+        self.by_key[key] = self.by_block[block] = entry
+        if isinstance(parent, CacheEntry):
+            parent.adopted(1)
+        self._touch(entry.meta)
+        entry.meta.created = entry.meta.last_use
+        self.guard.published(entry.meta)
+        return entry
+
+    def release(self, block: int) -> bool:
+        """The last reference to a block went. Whether the cache keeps it."""
+        entry = self.by_block.get(block)
+        if entry is None:
+            return False
+        self._touch(entry.meta)
+        self.guard.released(block, entry.meta)
+        return True
+
+    def evict(self, count: int) -> list[int]:
+        """Give up `count` evictable blocks, which there must be."""
+        gone: list[int] = []
+        while len(gone) < count:
+            for block in self.guard.victims(count - len(gone)):
+                entry = self.by_block.pop(block)
+                del self.by_key[entry.key]
+                if isinstance(entry.parent, CacheEntry):
+                    entry.parent.adopted(-1)
+                self.guard.removed(block, entry.meta)
+                gone.append(block)
+        return gone
+
+    def _holds(self, entry: CacheEntry, tokens: Sequence[int], parent: CacheEntry | Tenant) -> bool:
+        """Whether the entry's prefix is `parent`'s and `tokens`, whatever the keys say."""
+        if entry.tokens != tokens:
+            return False
+        if entry.parent is not parent:
+            if not _same(entry.parent, parent):
+                return False
+            if isinstance(parent, CacheEntry) and isinstance(entry.parent, CacheEntry):
+                # Its parent was evicted and published anew: adopt it, let the old one go.
+                entry.parent.adopted(-1)
+                parent.adopted(1)
+                entry.parent, entry.meta.parent = parent, parent.block
+        return True
+
+    def _touch(self, meta: CachedBlock) -> None:
+        self._time += 1
+        meta.last_use = self._time
+        meta.now = self.now
+
+
+def _same(a: CacheEntry | Tenant, b: CacheEntry | Tenant) -> bool:
+    while a is not b:
+        if isinstance(a, tuple) or isinstance(b, tuple):
+            return a == b
+        if a.tokens != b.tokens:
+            return False
+        a, b = a.parent, b.parent
+    return True

@@ -1,0 +1,33 @@
+"""Which tokens of which requests are computed in each step."""
+
+from asyncinfer.scheduler.limits import check_fits
+from asyncinfer.scheduler.output import StepOutput
+from asyncinfer.scheduler.plan import (
+    Join,
+    RowLogprobs,
+    RunnerSpec,
+    StepPlan,
+    StepResult,
+    StepRunner,
+)
+from asyncinfer.scheduler.policy import FCFS, POLICIES, Deadline, Priority
+from asyncinfer.scheduler.request import Request, RequestState
+from asyncinfer.scheduler.scheduler import Scheduler
+
+__all__ = [
+    "FCFS",
+    "POLICIES",
+    "Deadline",
+    "Join",
+    "Priority",
+    "Request",
+    "RequestState",
+    "RowLogprobs",
+    "RunnerSpec",
+    "Scheduler",
+    "StepOutput",
+    "StepPlan",
+    "StepResult",
+    "StepRunner",
+    "check_fits",
+]
