@@ -27,5 +27,5 @@ def seed() -> int:
     value = 20_261_120
     random.seed(value)
     np.random.seed(value)
-    print(f"seed={value}")  # noqa: T201
+    print(f"seed={value}")
     return value

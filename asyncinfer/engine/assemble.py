@@ -18,11 +18,10 @@ from asyncinfer.engine.ports import Port
 from asyncinfer.engine.source import Loaded, ModelSource, Progress
 from asyncinfer.errors import EngineClosed, InvalidRequest, ModelLoadError
 from asyncinfer.params import SamplingParams
-from asyncinfer.runner import open_runner
 from asyncinfer.scheduler import Scheduler
 from asyncinfer.telemetry import emit
 from asyncinfer.text import ChatTemplate, Tokenizer
-from asyncinfer.weights import LoadProgress, resolve
+from asyncinfer.weights import LoadProgress
 
 __all__ = ["Checkpoint", "open_core", "source_of"]
 
@@ -34,6 +33,10 @@ class Checkpoint:
         self.model = model
 
     def load(self, config: EngineConfig, progress: Progress | None) -> Loaded:
+        # Imports torch: engines on other model sources need none.
+        from asyncinfer.runner import open_runner
+        from asyncinfer.weights import resolve
+
         folder = resolve(self.model, revision=config.revision)
         tokenizer = Tokenizer.from_folder(folder)
         return Loaded(
@@ -84,9 +87,7 @@ def open_scheduler(loaded: Loaded, config: EngineConfig) -> Scheduler:
     cache = None
     if config.prefix_cache:
         policy = plugins.cache_policies.resolve(config.cache_policy)
-        cache = PrefixCache(
-            spec.num_blocks, spec.block_size, policy=policy, on_fault=_report("asyncinfer.cache_policies")
-        )
+        cache = PrefixCache(spec.block_size, policy, on_fault=_report("asyncinfer.cache_policies"))
     return Scheduler(
         spec,
         policy=plugins.schedulers.resolve(config.scheduler),

@@ -23,7 +23,7 @@ from asyncinfer.engine.assemble import open_core, source_of
 from asyncinfer.engine.core import Command, Core
 from asyncinfer.engine.intake import Intake
 from asyncinfer.engine.job import Job
-from asyncinfer.engine.mailbox import Mailbox, Outcome
+from asyncinfer.engine.mailbox import Outcome
 from asyncinfer.engine.options import RequestOptions
 from asyncinfer.engine.ports import Port, current_port
 from asyncinfer.engine.source import ModelSource, Progress
@@ -197,19 +197,13 @@ class Engine:
         now = time.monotonic()
         port = current_port(self._ports)
         options, params = stream._options, stream._params
-        job = Job(
-            stream.request_id,
-            Mailbox(port, options.buffer),
-            params,
-            submitted=now,
-            deadline=None if options.deadline is None else now + options.deadline,
-            on_full=options.on_full,
-            context=stream._context,
-        )
+        job = Job(stream.request_id, port, params, options, now, stream._context)
         self._admission.enter(params.n)
         try:
             hint = min(job.deadline or math.inf, now + _scope_deadline())
-            await self._intake.fill(job, stream._prompt, options, None if hint == math.inf else hint)
+            await self._intake.fill(
+                job, stream._prompt, options, None if hint == math.inf else hint
+            )
             self._check()
         except BaseException:
             self._admission.leave(params.n)

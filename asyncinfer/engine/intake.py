@@ -49,9 +49,8 @@ class Intake:
     ) -> None:
         """Give `job` its answers and their requests. Raises `InvalidRequest`."""
         prepare = partial(self.prepare, job, prompt, options, deadline_hint)
-        if isinstance(prompt, str) and len(prompt) <= INLINE_CHARS:
-            prepare()
-        elif _is_token_ids(prompt) and len(prompt) <= INLINE_TOKENS:
+        short = INLINE_CHARS if isinstance(prompt, str) else INLINE_TOKENS
+        if (isinstance(prompt, str) or _is_token_ids(prompt)) and len(prompt) <= short:
             prepare()
         else:
             await self._on_worker(Cell(job.mailbox.port), prepare)

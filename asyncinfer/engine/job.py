@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextvars import Context
 
 from asyncinfer.chunk import Timings, TokenLogprob, Usage
-from asyncinfer.config import OnFull
 from asyncinfer.engine.mailbox import Mailbox, Outcome
+from asyncinfer.engine.options import RequestOptions
+from asyncinfer.engine.ports import Port
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import Request
 from asyncinfer.text import Detokenizer, StopStrings
@@ -73,26 +74,24 @@ class Job:
     def __init__(
         self,
         request_id: str,
-        mailbox: Mailbox,
+        port: Port,
         params: SamplingParams,
-        *,
-        submitted: float,
-        deadline: float | None,
-        on_full: OnFull,
+        options: RequestOptions,
+        now: float,
         context: Context,
     ) -> None:
         self.request_id = request_id
-        self.mailbox = mailbox
+        self.mailbox = Mailbox(port, options.buffer)
         self.params = params
         self.prompt_len = 0
-        self.on_full = on_full
+        self.on_full = options.on_full
         self.context = context
         self.answers: list[Answer] = []
         self.open_answers = params.n
         self.ended = False
         #: Monotonic seconds; `deadline` ends the job, None never.
-        self.submitted = submitted
-        self.deadline = deadline
+        self.submitted = now
+        self.deadline = None if options.deadline is None else now + options.deadline
         self.started: float | None = None
         self.first_token: float | None = None
         self.last_token: float | None = None

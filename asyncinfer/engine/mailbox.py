@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from asyncinfer.chunk import Chunk, Timings, TokenLogprob, Usage
 from asyncinfer.engine.ports import Cell, Port
@@ -16,8 +16,8 @@ class Outcome:
     """How a stream ended: `error` is None for a regular end."""
 
     error: BaseException | None
-    usage: Usage = Usage()
-    timings: Timings = Timings()
+    usage: Usage = field(default_factory=Usage)
+    timings: Timings = field(default_factory=Timings)
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
 

@@ -42,10 +42,14 @@ class RequestOptions:
             and math.isfinite(self.deadline)
             and self.deadline > 0
         ):
-            raise InvalidRequest("deadline", self.deadline, "must be a finite number of seconds > 0")
+            raise InvalidRequest(
+                "deadline", self.deadline, "must be a finite number of seconds > 0"
+            )
         if not isinstance(self.cache_scope, str) or len(self.cache_scope) > MAX_SCOPE_CHARS:
             raise InvalidRequest(
-                "cache_scope", self.cache_scope, f"must be a string of <= {MAX_SCOPE_CHARS} characters"
+                "cache_scope",
+                self.cache_scope,
+                f"must be a string of <= {MAX_SCOPE_CHARS} characters",
             )
         if self.on_full not in get_args(OnFull):
             raise InvalidRequest("on_full", self.on_full, f"must be one of {get_args(OnFull)}")

@@ -50,9 +50,7 @@ def finish(answer: Answer, reason: str) -> None:
 
 
 def token_logprobs(rows: RowLogprobs) -> tuple[TokenLogprob, ...]:
-    return tuple(
-        map(TokenLogprob, rows.token_ids, rows.logprobs, rows.ranks, map(tuple, rows.top))
-    )
+    return tuple(map(TokenLogprob, rows.token_ids, rows.logprobs, rows.ranks, map(tuple, rows.top)))
 
 
 def _put(

@@ -200,7 +200,7 @@ class Stream:
         if self._engine._in_process():
             self._engine._post(Command.ABORT, job)
             warnings.warn(
-                f"{self.request_id} was dropped before its end; use `async with engine.stream(...)`",
+                f"{self.request_id} was dropped before its end; use `async with`",
                 ResourceWarning,
                 source=self,
                 stacklevel=2,

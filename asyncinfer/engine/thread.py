@@ -40,7 +40,9 @@ class DecodeThread:
         self._step_timeout = step_timeout
         self._halt = threading.Event()
         self._thread = threading.Thread(target=self._run, name="asyncinfer-decode", daemon=True)
-        self._watchdog = threading.Thread(target=self._watch, name="asyncinfer-watchdog", daemon=True)
+        self._watchdog = threading.Thread(
+            target=self._watch, name="asyncinfer-watchdog", daemon=True
+        )
 
     def start(self) -> None:
         # A daemon thread that is inside torch while the interpreter tears down can crash it.
@@ -82,7 +84,8 @@ class DecodeThread:
             core.pump()
             if not core.busy and not core.done:
                 core.wait_for_post(IDLE_CHECK)
-                if not core.jobs and not self._home.probe():
+                core.probe_loops()
+                if not core.jobs.live and not self._home.probe():
                     core.post(Command.CLOSE, 0.0)
 
     def _finish(self) -> None:

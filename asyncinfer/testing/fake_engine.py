@@ -9,6 +9,7 @@ from asyncinfer.config import EngineConfig
 from asyncinfer.engine import Loaded
 from asyncinfer.scheduler import RunnerSpec, StepPlan
 from asyncinfer.testing.fake_model import FakeRunner, Gate
+from asyncinfer.testing.oracle import EOS_ID
 from asyncinfer.text import Tokenizer
 
 __all__ = ["FakeModel"]
@@ -23,6 +24,7 @@ class FakeModel:
         max_context: tokens of the longest sequence.
         strict, eos_every, gate, failing: see `FakeRunner`.
         load_error: raised instead of loading.
+        tokenizer: whose vocabulary tokens are drawn from; None is the byte-level one.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class FakeModel:
         gate: Gate | None = None,
         failing: Callable[[StepPlan], Mapping[int, Exception]] | None = None,
         load_error: BaseException | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         self.blocks = blocks
         self.max_context = max_context
@@ -43,12 +46,14 @@ class FakeModel:
         self.gate = gate
         self.failing = failing
         self.load_error = load_error
+        self.tokenizer = tokenizer
         self.runner: FakeRunner | None = None
 
     def load(self, config: EngineConfig, progress: Any = None) -> Loaded:
         if self.load_error is not None:
             raise self.load_error
-        tokenizer = Tokenizer.byte_level(add_bos=False)
+        # The runner draws every token by chance, but `EOS_ID` only when it is told to.
+        tokenizer = self.tokenizer or Tokenizer.byte_level(add_bos=False, eos_id=EOS_ID)
         spec = RunnerSpec(
             num_blocks=self.blocks,
             block_size=config.block_size,

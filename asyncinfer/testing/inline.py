@@ -19,7 +19,6 @@ from asyncinfer.engine.assemble import open_scheduler
 from asyncinfer.engine.core import Command, Core
 from asyncinfer.engine.intake import Intake
 from asyncinfer.engine.job import Job
-from asyncinfer.engine.mailbox import Mailbox
 from asyncinfer.engine.options import RequestOptions
 from asyncinfer.engine.ports import Cell, Port
 from asyncinfer.params import SamplingParams
@@ -75,12 +74,11 @@ class InlineEngine:
         )
         job = Job(
             f"req-{next(self._ids)}",
-            Mailbox(self.port, options.buffer),
+            self.port,
             params,
-            submitted=self.now,
-            deadline=None if deadline is None else self.now + deadline,
-            on_full=options.on_full,
-            context=contextvars.copy_context(),
+            options,
+            self.now,
+            contextvars.copy_context(),
         )
         self.admission.enter(params.n)
         try:

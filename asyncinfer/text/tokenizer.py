@@ -61,12 +61,13 @@ class Tokenizer:
         return cls(backend, bos_id=bos_id, eos_ids=eos_ids)
 
     @classmethod
-    def byte_level(cls, *, add_bos: bool = True) -> Tokenizer:
-        """A tokenizer without a file: token `b` is the byte `b`, 256 opens and 257 ends a text.
+    def byte_level(cls, *, add_bos: bool = True, eos_id: int = 257) -> Tokenizer:
+        """A tokenizer without a file: token `b` is the byte `b`, 256 opens a text and 257 (or
+        `eos_id`) ends it.
 
         For fake models, tests and benchmarks.
         """
-        return cls(byte_level_backend(add_bos=add_bos), bos_id=256, eos_ids=[257])
+        return cls(byte_level_backend(add_bos=add_bos), bos_id=256, eos_ids=[eos_id])
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Raises `InvalidRequest` for a lone surrogate, which is no text."""

@@ -29,7 +29,9 @@ from asyncinfer.testing import FakeModel, StepGate
 pytestmark = pytest.mark.anyio
 
 
-def python(program: str, *, timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+def python(
+    program: str, *, timeout: float = 60, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(program)],
         capture_output=True,
@@ -295,9 +297,7 @@ async def test_empty_prompt(open_engine: OpenEngine) -> None:
         {"cache_scope": 3},
     ],
 )
-async def test_bad_options_name_the_field(
-    open_engine: OpenEngine, options: dict[str, Any]
-) -> None:
+async def test_bad_options_name_the_field(open_engine: OpenEngine, options: dict[str, Any]) -> None:
     async with open_engine() as engine:
         with pytest.raises(InvalidRequest, match=f"^{next(iter(options))}="):
             await engine.generate("x", **options)

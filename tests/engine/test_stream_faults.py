@@ -75,9 +75,7 @@ async def test_cancelled_from_outside_while_waiting(
 
 
 # fault 2
-async def test_break_without_closing_frees_the_pages(
-    open_engine: OpenEngine, until: Until
-) -> None:
+async def test_break_without_closing_frees_the_pages(open_engine: OpenEngine, until: Until) -> None:
     async with open_engine() as engine:
         with pytest.warns(ResourceWarning, match="dropped before its end"):
             async for _ in engine.stream("hello", **LONG):
