@@ -1,0 +1,196 @@
+"""Every code block of the README and the docs runs as it stands.
+
+Python blocks run one by one, in a namespace of their own; top-level `await` works as in a notebook.
+Of shell blocks, the lines that call `asyncinfer` run (`.ci/run` does the `pip` lines). A comment on
+the line above a block says otherwise:
+
+    <!-- continues -->         it runs after the blocks before it, back to the last without this
+    <!-- not run: reason -->   it does not run
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import gc
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import types
+import warnings
+from dataclasses import dataclass
+from inspect import CO_COROUTINE
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+#: Seconds: enough for any of them on a busy machine, an end to one that hangs.
+TIMEOUT = 120
+
+_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)$")
+_NOTE = re.compile(r"<!-- (?P<kind>continues|not run: .+) -->")
+
+
+@dataclass(frozen=True)
+class Block:
+    """The code between two fences. `line` is that of its first line."""
+
+    page: str
+    line: int
+    language: str
+    code: str
+    note: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks(text: str, page: str) -> list[Block]:
+    found = []
+    lines = text.splitlines()
+    start = None
+    language = note = ""
+    for number, line in enumerate(lines):
+        fence = _FENCE.match(line)
+        if not fence:
+            continue
+        if start is None:
+            start, language = number + 1, fence["language"]
+            above = _NOTE.fullmatch(lines[number - 1].strip()) if number else None
+            note = above["kind"] if above else ""
+        else:
+            code = "\n".join(line.removeprefix(fence["indent"]) for line in lines[start:number])
+            found.append(Block(page, start + 1, language, code, note))
+            start = None
+    assert start is None, f"{page}: the block at line {start} has no end"
+    return found
+
+
+def scripts(found: list[Block]) -> list[list[Block]]:
+    """Python blocks, each with those it continues."""
+    runs: list[list[Block]] = []
+    for block in found:
+        if block.language == "python" and not block.note.startswith("not run"):
+            if block.note == "continues":
+                assert runs, f"{block}: continues nothing"
+                runs[-1].append(block)
+            else:
+                runs.append([block])
+    return runs
+
+
+def commands(found: list[Block]) -> list[tuple[Block, list[str]]]:
+    """Calls of `asyncinfer` in shell blocks."""
+    return [
+        (block, shlex.split(part, comments=True))
+        for block in found
+        if block.language in ("sh", "console") and not block.note.startswith("not run")
+        for line in block.code.replace("\\\n", " ").splitlines()
+        for part in line.removeprefix("$ ").split("&&")
+        if part.split()[:1] == ["asyncinfer"]
+    ]
+
+
+def run(script: list[Block]) -> None:
+    """Run blocks in one fresh module; errors point at the page and line."""
+    module = types.ModuleType("__main__")
+    for block in script:
+        tree = ast.parse(block.code, str(block))
+        ast.increment_lineno(tree, block.line - 1)
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        code = compile(tree, block.page, "exec", flags, dont_inherit=True)
+        if code.co_flags & CO_COROUTINE:
+            asyncio.run(eval(code, vars(module)))
+        else:
+            exec(code, vars(module))
+
+
+FOUND = [
+    block
+    for page in PAGES
+    for block in blocks(page.read_text("utf-8"), str(page.relative_to(ROOT)))
+]
+
+
+@pytest.mark.parametrize("script", scripts(FOUND), ids=lambda script: str(script[0]))
+def test_python_block(script: list[Block], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    before = set(threading.enumerate())
+    run(script)
+    with warnings.catch_warnings():
+        # A stream or an engine that a block forgot warns when it is collected.
+        warnings.simplefilter("error")
+        gc.collect()
+    left = [
+        thread.name
+        for thread in set(threading.enumerate()) - before
+        if thread.name.startswith("asyncinfer")
+    ]
+    assert not left, "an engine was left open"
+
+
+@pytest.mark.parametrize(
+    ("block", "words"), commands(FOUND), ids=lambda value: str(value) if value else None
+)
+def test_shell_command(block: Block, words: list[str]) -> None:
+    script = Path(sys.executable).with_name("asyncinfer")
+    program = [sys.executable, "-W", "error", str(script), *words[1:]]
+    done = subprocess.run(
+        program, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+# The reader of blocks itself, on a page that has everything.
+
+PAGE = """
+```python
+x = 1
+```
+<!-- continues -->
+```python
+import asyncio
+await asyncio.sleep(0)
+assert x == 2, "planted"
+```
+  ```python
+  y = 1
+  ```
+<!-- not run: needs a GPU -->
+```python
+raise SystemExit
+```
+```sh
+pip install . && asyncinfer generate "a b" \\
+    --max-tokens 3   # short
+ls
+```
+<!-- not run: asks questions -->
+```sh
+asyncinfer chat
+```
+"""
+
+
+def test_blocks_of_a_page() -> None:
+    found = blocks(PAGE, "page.md")
+    first, second = scripts(found)
+    assert [(block.line, block.note) for block in first] == [(3, ""), (7, "continues")]
+    assert second[0].code == "y = 1"
+    assert [words for _, words in commands(found)] == [
+        ["asyncinfer", "generate", "a b", "--max-tokens", "3"]
+    ]
+    with pytest.raises(AssertionError, match="planted") as failure:
+        run(first)
+    assert failure.traceback[-1].lineno == 8  # counted from 0: line 9 of the page
+    run(second)
+
+
+def test_there_is_something_to_run() -> None:
+    assert len(scripts(FOUND)) >= 10
+    assert len(commands(FOUND)) >= 3

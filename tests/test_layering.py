@@ -1,0 +1,269 @@
+"""Imports rise in one order, without cycles; what embeds the engine uses public names only."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = "asyncinfer"
+ROOT = Path(__file__).resolve().parent.parent / PACKAGE
+
+#: Bottom to top. A room imports from its own level and from those below.
+LEVELS = (
+    ("errors", "params", "chunk"),
+    ("protocols",),
+    ("config", "plugins", "telemetry"),
+    ("kernels",),
+    ("quantization", "attention"),
+    ("layers",),
+    ("models", "weights"),
+    ("text", "cache"),
+    ("grammar", "scheduler"),
+    ("sampling",),
+    ("runner",),
+    ("speculative",),
+    ("builtin",),
+    ("engine",),
+    ("",),  # asyncinfer/__init__.py
+    ("testing",),
+    ("server", "integrations", "bench"),
+    ("cli",),
+    ("__main__",),
+)
+LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+#: These show that the engine can be embedded: they take from others what any program could.
+EMBEDDERS = ("server", "integrations", "bench", "cli")
+NOUNS = ("chunk", "config", "errors", "params")
+PUBLIC = ("", "builtin", "plugins", "protocols", "testing", *NOUNS)
+
+Sources = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Import:
+    """`module` imports `name` (None: the module as such) from `target`, at `line`."""
+
+    module: str
+    target: str
+    name: str | None
+    line: int
+    #: Under `if TYPE_CHECKING`: nothing is imported when the program runs.
+    typing_only: bool
+
+    def __str__(self) -> str:
+        what = f"{self.target}:{self.name}" if self.name else self.target
+        return f"{self.module}:{self.line} imports {what}"
+
+
+def sources(root: Path = ROOT) -> dict[str, str]:
+    """Dotted module name -> source. A package goes by its own name, without `__init__`."""
+    found = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root.parent).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = path.read_text("utf-8")
+    return found
+
+
+def room(module: str) -> str:
+    """`asyncinfer.text.stop` -> "text"; the package itself is ""."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports(modules: Sources) -> list[Import]:
+    """Every import of the package's own modules, wherever in a module it stands."""
+    found = []
+    for module, source in modules.items():
+        tree = ast.parse(source)
+        typing_only = {id(node) for block in _typing_blocks(tree) for node in ast.walk(block)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                for target, name in _targets(node, module, modules):
+                    found.append(Import(module, target, name, node.lineno, id(node) in typing_only))
+    return found
+
+
+def _targets(
+    node: ast.Import | ast.ImportFrom, module: str, modules: Sources
+) -> Iterator[tuple[str, str | None]]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            if alias.name.split(".")[0] == PACKAGE:
+                yield alias.name, None
+        return
+    assert node.level == 0, f"{module}:{node.lineno}: relative import"
+    base = node.module or ""
+    if base.split(".")[0] == PACKAGE:
+        for alias in node.names:
+            inner = f"{base}.{alias.name}"
+            yield (inner, None) if inner in modules else (base, alias.name)
+
+
+def _typing_blocks(tree: ast.Module) -> Iterator[ast.stmt]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from node.body
+
+
+def unknown_rooms(modules: Sources) -> list[str]:
+    return [f"{module}: no level for this room" for module in modules if room(module) not in LEVEL]
+
+
+def rises(found: Iterable[Import]) -> list[str]:
+    """Imports of a higher level. Those for types only count too: they know what is above."""
+    return [
+        f"{one}: {room(one.module) or PACKAGE} is below {room(one.target) or PACKAGE}"
+        for one in found
+        if LEVEL[room(one.module)] < LEVEL[room(one.target)]
+    ]
+
+
+def cycles(edges: Iterable[tuple[str, str]]) -> list[str]:
+    """The first cycle, as one line; empty if there is none."""
+    graph: dict[str, set[str]] = {}
+    for source, target in edges:
+        graph.setdefault(source, set()).add(target)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [" <- ".join(error.args[1])]
+    return []
+
+
+def module_cycles(found: Iterable[Import]) -> list[str]:
+    return cycles((one.module, one.target) for one in found if not one.typing_only)
+
+
+def room_cycles(found: Iterable[Import]) -> list[str]:
+    """Rooms of one level may use one another, in one direction."""
+    pairs = ((room(one.module), room(one.target)) for one in found)
+    return cycles((source, target) for source, target in pairs if source != target)
+
+
+def private_uses(found: Iterable[Import], exported: Mapping[str, frozenset[str]]) -> list[str]:
+    """Imports of embedders from modules or names that are not public."""
+    problems = []
+    for one in found:
+        inside = room(one.target) in EMBEDDERS
+        if room(one.module) not in EMBEDDERS or inside:
+            continue
+        names = exported.get(one.target, frozenset())
+        if room(one.target) not in PUBLIC or one.target.count(".") > 1:
+            problems.append(f"{one}: not a public module")
+        elif one.name is not None and one.name not in names | {"__version__"}:
+            problems.append(f"{one}: not a public name")
+    return problems
+
+
+def exports(modules: Sources) -> dict[str, frozenset[str]]:
+    """`__all__` of every module that has one."""
+    found = {}
+    for module, source in modules.items():
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                found[module] = frozenset(ast.literal_eval(node.value))
+    return found
+
+
+MODULES = sources()
+FOUND = imports(MODULES)
+
+
+def test_every_room_has_a_level() -> None:
+    assert not unknown_rooms(MODULES)
+
+
+def test_imports_never_rise() -> None:
+    assert not rises(FOUND)
+
+
+def test_modules_form_no_cycle() -> None:
+    assert not module_cycles(FOUND)
+
+
+def test_rooms_form_no_cycle() -> None:
+    assert not room_cycles(FOUND)
+
+
+def test_embedders_use_public_names() -> None:
+    assert not private_uses(FOUND, exports(MODULES))
+
+
+def test_no_private_name_crosses_modules() -> None:
+    private = [
+        one
+        for one in FOUND
+        if one.name and one.name.startswith("_") and not one.name.startswith("__")
+    ]
+    assert not private
+
+
+# The checks above can fail: each is shown a package that breaks its rule, and one that does not.
+
+CLEAN = {
+    "asyncinfer": "from asyncinfer.engine import Engine\n__all__ = ['Engine']",
+    "asyncinfer.errors": "",
+    "asyncinfer.text": "from asyncinfer.text.stop import Stop\n__all__ = ['Stop']",
+    "asyncinfer.text.stop": "from asyncinfer import errors\nfrom asyncinfer.errors import Bad",
+    "asyncinfer.cache": "import asyncinfer.text",
+    "asyncinfer.engine": "def late():\n    from asyncinfer.text import Stop",
+    "asyncinfer.cli": "from asyncinfer import Engine, __version__\nimport asyncinfer.bench",
+    "asyncinfer.bench": "import asyncinfer",
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "broken"),
+    [
+        ("asyncinfer.errors", "from asyncinfer.text import Stop", "rise"),
+        ("asyncinfer.errors", "def f():\n    import asyncinfer.engine", "rise"),
+        ("asyncinfer.text.stop", "import asyncinfer", "rise"),
+        (
+            "asyncinfer.text.stop",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import asyncinfer.engine",
+            "rise",
+        ),
+        ("asyncinfer.text.stop", "from asyncinfer.text import Stop", "module cycle"),
+        ("asyncinfer.text", "from asyncinfer.cache import LRU", "module cycle"),
+        ("asyncinfer.text.stop", "import asyncinfer.cache", "room cycle"),
+        ("asyncinfer.cli", "from asyncinfer.engine import Engine", "private"),
+        ("asyncinfer.bench", "from asyncinfer.errors import hidden", "private"),
+        ("asyncinfer.bench", "from asyncinfer import Core", "private"),
+    ],
+)
+def test_a_planted_violation_is_found(module: str, line: str, broken: str) -> None:
+    assert broken not in _problems(CLEAN)
+    planted = {**CLEAN, module: f"{CLEAN[module]}\n{line}"}
+    assert broken in _problems(planted)
+
+
+def test_the_clean_package_passes() -> None:
+    assert not _problems(CLEAN)
+    assert len(imports(CLEAN)) == 10
+
+
+def test_a_cycle_of_types_within_a_room_is_allowed() -> None:
+    typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import asyncinfer.text"
+    assert not _problems({**CLEAN, "asyncinfer.text.stop": typed})
+
+
+def test_a_new_room_needs_a_level() -> None:
+    assert unknown_rooms({**CLEAN, "asyncinfer.attic": ""}) == [
+        "asyncinfer.attic: no level for this room"
+    ]
+
+
+def _problems(modules: Sources) -> set[str]:
+    found = imports(modules)
+    checks = {
+        "rise": rises(found),
+        "module cycle": module_cycles(found),
+        "room cycle": room_cycles(found),
+        "private": private_uses(found, exports(modules)),
+    }
+    return {name for name, problems in checks.items() if problems}

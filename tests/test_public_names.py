@@ -1,0 +1,172 @@
+"""`__all__` is sorted and true, `__init__.py` only hands names on, public names are documented."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import asyncinfer
+from asyncinfer import EngineConfig, SamplingParams, errors
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = sorted((ROOT / "asyncinfer").rglob("*.py"))
+REFERENCE = (ROOT / "docs" / "reference.md").read_text("utf-8")
+#: What a program may use beside `asyncinfer` itself; each has its part of the reference.
+PUBLIC_MODULES = (
+    "asyncinfer.builtin",
+    "asyncinfer.plugins",
+    "asyncinfer.protocols",
+    "asyncinfer.testing",
+)
+
+
+def _exported(source: str) -> list[str] | None:
+    for node in ast.parse(source).body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="__all__")], value=value):
+                return list(ast.literal_eval(value))
+            case ast.AnnAssign(target=ast.Name(id="__all__"), value=ast.List() as value):
+                return list(ast.literal_eval(value))
+    return None
+
+
+def _isort(name: str) -> tuple[int, str]:
+    """The order ruff gives: CONSTANTS, Classes, functions."""
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
+
+
+def _bound(source: str) -> set[str]:
+    """Names a module binds at its top level."""
+    names = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.If):
+            names |= _bound("\n".join(map(ast.unparse, node.body)))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {ast.unparse(target) for target in node.targets}
+        elif isinstance(node, ast.AnnAssign):
+            names.add(ast.unparse(node.target))
+    return names
+
+
+def _doing(source: str) -> list[str]:
+    """Statements of an `__init__.py` beyond handing names on: docstring, imports, `__all__`,
+    `__version__` and `__getattr__` (a name that is costly to import, on demand)."""
+    found = []
+    for node in ast.parse(source).body:
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())) | ast.Import() | ast.ImportFrom():
+                continue
+            case ast.Assign(targets=[ast.Name(id="__all__" | "__version__")]):
+                continue
+            case ast.AnnAssign(target=ast.Name(id="__all__")):
+                continue
+            case ast.FunctionDef(name="__getattr__" | "__dir__"):
+                continue
+            case ast.If(test=test, body=body) if "TYPE_CHECKING" in ast.unparse(test):
+                if all(isinstance(one, ast.ImportFrom) for one in body):
+                    continue
+        found.append(f"line {node.lineno}: {ast.unparse(node)[:80]}")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_all_is_sorted_and_true(path: Path) -> None:
+    source = path.read_text("utf-8")
+    names = _exported(source)
+    if names is None:
+        return
+    assert names == sorted(set(names), key=_isort)
+    assert not [name for name in names if name.startswith("_")]
+    if "def __getattr__" not in source:
+        assert set(names) <= _bound(source)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in FILES if path.name == "__init__.py"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_an_init_only_hands_names_on(path: Path) -> None:
+    assert not _doing(path.read_text("utf-8"))
+
+
+def test_the_checks_can_fail() -> None:
+    assert _doing("x = 1\nprint(x)") == ["line 1: x = 1", "line 2: print(x)"]
+    assert _doing('"""Doc."""\nfrom a import b\n__all__ = ["b"]') == []
+    assert _exported('__all__ = ["b", "a"]') == ["b", "a"]
+    assert _bound("import a.b\nfrom c import d as e\nf: int = 1\nclass G: ...") == {
+        "a",
+        "e",
+        "f",
+        "G",
+    }
+
+
+def test_every_public_name_is_there() -> None:
+    for module in ("asyncinfer", *PUBLIC_MODULES):
+        loaded = import_module(module)
+        assert all(getattr(loaded, name) is not None for name in loaded.__all__), module
+    assert set(errors.__all__) <= set(asyncinfer.__all__)
+    assert sorted(dir(asyncinfer)) >= sorted(asyncinfer.__all__)
+
+
+def test_importing_brings_no_torch_and_changes_nothing() -> None:
+    """The nouns alone are cheap, and an import leaves the host as it was."""
+    program = """
+import logging, os, signal, sys
+def state():
+    handlers = [signal.getsignal(n) for n in signal.valid_signals()]
+    return dict(os.environ), handlers, logging.root.level, logging.root.handlers[:]
+before = state()
+import asyncinfer
+asyncinfer.SamplingParams(temperature=0.5)
+assert "torch" not in sys.modules
+asyncinfer.Engine
+assert state() == before, "importing changed the host"
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("name", sorted(asyncinfer.__all__))
+def test_every_public_name_is_documented(name: str) -> None:
+    assert _heading(name) or re.search(rf"^\| `{name}`", REFERENCE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("module", PUBLIC_MODULES)
+def test_every_public_module_is_documented(module: str) -> None:
+    assert _heading(module)
+    missing = [name for name in import_module(module).__all__ if f"`{name}" not in REFERENCE]
+    assert not missing
+
+
+@pytest.mark.parametrize("options", [EngineConfig, SamplingParams])
+def test_every_option_is_documented(options: type) -> None:
+    """One row per option, with the default it really has."""
+    chapter = REFERENCE.split(f"### `{options.__name__}`")[1].split("\n## ")[0]
+    for field in dataclasses.fields(options):
+        row = re.search(rf"^\| `{field.name}` \| ([^|]*) \|", chapter, re.MULTILINE)
+        assert row, field.name
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        assert ast.literal_eval(row[1].strip(" `")) == default, field.name
+
+
+def test_every_method_is_documented() -> None:
+    for owner in (asyncinfer.Engine, asyncinfer.Stream):
+        for name in vars(owner):
+            if not name.startswith("_"):
+                assert re.search(rf"\b{name}\b", REFERENCE), f"{owner.__name__}.{name}"
+
+
+def _heading(name: str) -> bool:
+    return bool(re.search(rf"^#+ .*`{re.escape(name)}`", REFERENCE, re.MULTILINE))
