@@ -1,3 +1,19 @@
+from asyncinfer.weights.checkpoint import Checkpoint, StoredTensor
+from asyncinfer.weights.folder import checkpoint_file
+from asyncinfer.weights.json_file import read_json
+from asyncinfer.weights.packed import Packed, Piece, WeightLoader, WeightSource, check_weights
 from asyncinfer.weights.progress import LoadProgress, OnProgress
 
-__all__ = ["LoadProgress", "OnProgress"]
+__all__ = [
+    "Checkpoint",
+    "LoadProgress",
+    "OnProgress",
+    "Packed",
+    "Piece",
+    "StoredTensor",
+    "WeightLoader",
+    "WeightSource",
+    "check_weights",
+    "checkpoint_file",
+    "read_json",
+]

@@ -1,0 +1,32 @@
+"""Pages of a few rows, side by side."""
+
+from __future__ import annotations
+
+import torch
+
+from asyncinfer.attention.kv import KVCache
+
+__all__ = ["Gather"]
+
+
+class Gather:
+    """Keys and values of the blocks in `tables` int64 `[rows, blocks]`, in one copy per layer."""
+
+    def __init__(self, kv: KVCache, tables: torch.Tensor) -> None:
+        kv_heads, size, head_dim = kv.k[0].shape[1:]
+        keys = tables[:, None] * kv_heads + torch.arange(kv_heads, device=tables.device)[:, None]
+        values = keys + kv.num_blocks * kv_heads
+        #: `[2, rows, kv_heads, blocks]` of a layer seen as `[2 * num_blocks * kv_heads, page]`.
+        self._index = torch.stack((keys, values)).flatten()
+        self._page = size * head_dim
+        self._shape = (2, tables.shape[0], kv_heads, tables.shape[1] * size, head_dim)
+        self._kv = kv
+        #: Elements of the buffer that a call fills.
+        self.size = self._index.numel() * self._page
+
+    def __call__(self, layer: int, buffer: torch.Tensor) -> torch.Tensor:
+        """`[2, rows, kv_heads, blocks * block_size, head_dim]` of `layer`, keys then values, in the
+        first `size` elements of `buffer`."""
+        pages = self._kv.storage[layer].view(-1, self._page)
+        target = buffer[: self.size].view(-1, self._page)
+        return torch.index_select(pages, 0, self._index, out=target).view(self._shape)

@@ -1,0 +1,86 @@
+"""Attention in torch's own operators: gather the pages a row uses, then attend to them densely."""
+
+from __future__ import annotations
+
+import torch
+
+from asyncinfer.attention.batch import AttentionBatch
+from asyncinfer.attention.decode import decode_groups
+from asyncinfer.attention.gather import Gather
+from asyncinfer.attention.kv import KVCache
+from asyncinfer.attention.prefill import prefill_rows
+
+__all__ = ["GatheredAttention"]
+
+
+class GatheredAttention:
+    """Attention of one forward pass: indices and masks are made once and serve every layer.
+
+    Decode rows are gathered in a few groups of similar length, without a step of Python per row;
+    longer rows one by one. Runs on any device; tuned for CPUs.
+    """
+
+    def __init__(self, kv: KVCache, batch: AttentionBatch, scale: float) -> None:
+        self._kv = kv
+        self._decode_rows = batch.decode_rows
+        self._slots = _slot_index(kv, batch)
+        self._groups = decode_groups(kv, batch, scale)
+        self._prefill = prefill_rows(kv, batch, scale)
+        gathers: list[Gather] = [group.gather for group in self._groups]
+        gathers += [row.gather for row in self._prefill if row.gather is not None]
+        # One buffer for the whole pass: it stays in the processor's cache, and pages of a large
+        # one are not returned to the system and faulted in again layer after layer.
+        self._pages = kv.storage.new_empty(max((gather.size for gather in gathers), default=0))
+        _clear_begun_blocks(kv, batch)
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """Write `k` and `v` `[tokens, kv_heads, head_dim]` into their pages of `layer`, then attend
+        with `q` `[tokens, heads, head_dim]`. Gives `[tokens, heads * head_dim]`."""
+        head_dim = q.shape[2]
+        for cache, new in ((self._kv.k[layer], k), (self._kv.v[layer], v)):
+            cache.view(-1, head_dim).index_copy_(0, self._slots, new.reshape(-1, head_dim))
+        if not self._prefill and len(self._groups) == 1:
+            return self._groups[0](layer, q, self._pages)
+        out = q.new_empty(q.shape[0], q.shape[1] * head_dim)
+        decoded = out[: self._decode_rows]
+        for group in self._groups:
+            if group.rows is None:
+                decoded.copy_(group(layer, q[: self._decode_rows], self._pages))
+            else:
+                queries = q.index_select(0, group.rows)
+                decoded.index_copy_(0, group.rows, group(layer, queries, self._pages))
+        for row in self._prefill:
+            row(layer, q, k, v, self._pages, out)
+        return out
+
+
+def _slot_index(kv: KVCache, batch: AttentionBatch) -> torch.Tensor:
+    """int64 `[tokens * kv_heads]`: where each token's heads lie in a layer's keys (or values), seen
+    as `[num_blocks * kv_heads * block_size, head_dim]`."""
+    kv_heads, size = kv.k[0].shape[1:3]
+    slot = batch.slot_mapping
+    base = (slot // size) * (kv_heads * size) + slot % size
+    head = torch.arange(kv_heads, device=slot.device) * size
+    return (base[:, None] + head).flatten()
+
+
+def _clear_begun_blocks(kv: KVCache, batch: AttentionBatch) -> None:
+    """Zero the blocks this step writes only the first tokens of.
+
+    The dense products below read a row's last block to its end, with weights of zero for what lies
+    past the row. A NaN that an earlier tenant left there would survive that (0 * NaN), so a block
+    holds nothing but zeros and its own sequence's values from its first token on.
+    """
+    size = batch.block_size
+    ends = [start + count for start, count in zip(batch.starts, batch.counts, strict=True)]
+    begun = [
+        (row, end // size)
+        for row, (start, end) in enumerate(zip(batch.starts, ends, strict=True))
+        if end % size and end // size * size >= start
+    ]
+    if begun:
+        where = torch.tensor(begun, device=batch.block_tables.device)
+        blocks = batch.block_tables[where[:, 0], where[:, 1]].long()
+        kv.storage.index_fill_(2, blocks, 0)

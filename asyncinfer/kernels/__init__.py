@@ -1,0 +1,3 @@
+from asyncinfer.kernels import ops
+
+__all__ = ["ops"]

@@ -1,0 +1,41 @@
+"""The matrix product of oneDNN, for CPUs: several times the speed of `F.linear` where MKL does not
+know the processor, and a weight can be laid out once for the blocks it is read in.
+
+The operators are torch's own, those that its Inductor backend calls; a torch without them (or a
+dtype that the processor has no instructions for) falls back to `F.linear`.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+__all__ = ["available", "linear", "reorder"]
+
+#: The row count oneDNN plans a weight's layout for: layouts planned for 1 row are slow at 16, those
+#: planned for 16 are as fast as any at 1 and at 1,024.
+_PLANNED_ROWS = 16
+
+
+@functools.cache
+def available(dtype: torch.dtype) -> bool:
+    """Whether `reorder` and `linear` work for this dtype on this machine."""
+    ops = torch.ops.mkldnn
+    if not hasattr(ops, "_reorder_linear_weight") or not hasattr(ops, "_linear_pointwise"):
+        return False
+    if dtype is torch.bfloat16:
+        return bool(ops._is_mkldnn_bf16_supported())
+    return dtype is torch.float32
+
+
+def reorder(weight: torch.Tensor) -> torch.Tensor:
+    """A copy of `weight` `[out, in]` in oneDNN's own layout, for `linear` only."""
+    reordered: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _PLANNED_ROWS)
+    return reordered
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`x @ weight.T + bias`; `x` `[n, in]`, `weight` `[out, in]`, plain (strided) or reordered."""
+    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return y

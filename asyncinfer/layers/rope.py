@@ -1,0 +1,105 @@
+"""Angles of the rotary position embedding, with the scalings that Llama checkpoints use.
+
+Every formula follows transformers' `modeling_rope_utils`. One is applied differently: "dynamic",
+NTK-aware scaling whose base grows with the sequence beyond the trained context. There transformers
+rotates a whole prompt by the prompt's length, so that a token's keys depend on what comes after it,
+and no cache of keys can give that. Here a token at position `p` beyond the trained context is
+rotated by the base for `p + 1` tokens, which is what transformers computes too when it is fed token
+by token through its own cache. Within the trained context both are the same. A token's keys then
+depend only on the tokens before it, however the prompt is cut into chunks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["RopeConfig", "RotaryEmbedding"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """What `config.json` says about rope, under its own names."""
+
+    #: "default", "linear", "dynamic", "llama3" or "yarn".
+    rope_type: str = "default"
+    theta: float = 10_000.0
+    factor: float = 1.0
+    #: The context the model was trained on, before scaling.
+    original_context: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+class RotaryEmbedding:
+    """Positions to cosines and sines."""
+
+    def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
+        self._config = config
+        self._half = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
+        self._frequencies = _frequencies(config, head_dim).to(device)
+
+    def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and sine, float32 `[tokens, 1, head_dim / 2]`, of positions int64 `[tokens]`."""
+        frequencies = self._frequencies
+        if self._config.rope_type == "dynamic":
+            frequencies = self._dynamic(positions)
+        angles = positions[:, None, None].float() * frequencies
+        cos, sin = angles.cos(), angles.sin()
+        if self._config.attention_factor != 1.0:
+            cos.mul_(self._config.attention_factor)
+            sin.mul_(self._config.attention_factor)
+        return cos, sin
+
+    def _dynamic(self, positions: torch.Tensor) -> torch.Tensor:
+        """float32 `[tokens, 1, head_dim / 2]`: each position's own frequencies."""
+        config = self._config
+        head_dim = 2 * self._half.shape[0]
+        length = (positions + 1).clamp(min=config.original_context).double()
+        stretch = config.factor * length / config.original_context - (config.factor - 1)
+        base = config.theta * stretch ** (head_dim / (head_dim - 2))
+        return 1.0 / base.float()[:, None, None] ** self._half
+
+
+def _frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
+    """float32 `[head_dim / 2]`, radians per position."""
+    plain = 1.0 / config.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    if config.rope_type == "linear":
+        return plain / config.factor
+    if config.rope_type == "llama3":
+        return _llama3(config, plain)
+    if config.rope_type == "yarn":
+        return _yarn(config, plain, head_dim)
+    return plain
+
+
+def _llama3(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
+    """Long wavelengths are divided by the factor, short ones kept, those between blended."""
+    turns = config.original_context * plain / (2 * math.pi)
+    span = config.high_freq_factor - config.low_freq_factor
+    kept = ((turns - config.low_freq_factor) / span).clamp(0, 1)
+    return (1 - kept) * plain / config.factor + kept * plain
+
+
+def _yarn(config: RopeConfig, plain: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """YaRN (Peng et al., 2023): dimensions that turn often are kept, those that turn seldom are
+    divided by the factor, with a linear ramp between."""
+
+    def dimension(turns: float) -> float:
+        ratio = config.original_context / (turns * 2 * math.pi)
+        return head_dim * math.log(ratio) / (2 * math.log(config.theta))
+
+    low, high = dimension(config.beta_fast), dimension(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return ramp * plain / config.factor + (1 - ramp) * plain

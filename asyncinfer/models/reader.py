@@ -1,0 +1,78 @@
+"""Reads a JSON object's values with their types and bounds checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from asyncinfer.errors import ModelLoadError
+
+__all__ = ["JsonReader"]
+
+_MISSING: Any = object()
+
+
+class JsonReader:
+    """One JSON object of one file. Every refusal names the file, the key and its value."""
+
+    def __init__(self, values: Mapping[str, Any], file: str, prefix: str = "") -> None:
+        self.values = values
+        self.file = file
+        self._prefix = prefix
+
+    def integer(self, key: str, low: int, high: int, default: int = _MISSING) -> int:
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.refuse(key, "must be an integer")
+        if not low <= value <= high:
+            raise self.refuse(key, f"must be between {low} and {high}")
+        return value
+
+    def number(self, key: str, low: float, high: float, default: float = _MISSING) -> float:
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.refuse(key, "must be a number")
+        if not math.isfinite(value) or not low <= value <= high:
+            raise self.refuse(key, f"must be between {low:g} and {high:g}")
+        return float(value)
+
+    def boolean(self, key: str, default: bool = _MISSING) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self.refuse(key, "must be true or false")
+        return value
+
+    def string(self, key: str, default: str = _MISSING) -> str:
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise self.refuse(key, "must be a string")
+        return value
+
+    def object(self, key: str) -> JsonReader | None:
+        """The object under `key`; None where it is missing, null or empty."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.refuse(key, "must be an object")
+        return JsonReader(value, self.file, f"{self._prefix}{key}.") if value else None
+
+    def has(self, key: str) -> bool:
+        """Whether `key` is there and not null."""
+        return self.values.get(key) is not None
+
+    def refuse(self, key: str, why: str) -> ModelLoadError:
+        """The error to raise about `key`."""
+        shown = repr(self.values[key]) if key in self.values else "(missing)"
+        shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+        return ModelLoadError(f"{self._prefix}{key}={shown}: {why}", file=self.file)
+
+    def _get(self, key: str, default: Any) -> Any:
+        # A null means the same as a missing key, as transformers writes it.
+        value = self.values.get(key)
+        if value is not None:
+            return value
+        if default is _MISSING:
+            raise self.refuse(key, "is required")
+        return default

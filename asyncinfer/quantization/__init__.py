@@ -1,0 +1,3 @@
+from asyncinfer.quantization.linear import Linear, LinearFormat, make_linear
+
+__all__ = ["Linear", "LinearFormat", "make_linear"]

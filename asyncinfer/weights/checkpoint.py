@@ -1,0 +1,137 @@
+"""A checkpoint's tensors: found through its index, described by its shards' headers, read one by
+one."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from asyncinfer.errors import ModelLoadError
+from asyncinfer.weights.folder import checkpoint_file, plain_name
+from asyncinfer.weights.json_file import read_json
+
+__all__ = ["Checkpoint", "StoredTensor"]
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_MOST_INDEX_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """What a shard's header says of one tensor."""
+
+    file: str
+    shape: tuple[int, ...]
+    #: safetensors' name of the dtype, such as "BF16".
+    dtype: str
+
+
+class Checkpoint:
+    """The safetensors of one folder. Opening it reads headers only; use it in a `with` block.
+
+    `ModelLoadError`, naming file and tensor, for a missing or truncated shard, a tensor in two
+    shards, an index that disagrees with its shards, and for pickled weights, which can run code.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.tensors: dict[str, StoredTensor] = {}
+        self._shards: dict[str, Any] = {}
+        self._stack = contextlib.ExitStack()
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._stack.close)
+            if checkpoint_file(self.folder, SINGLE) is not None:
+                self._open(SINGLE)
+            elif checkpoint_file(self.folder, INDEX) is not None:
+                self._open_indexed()
+            else:
+                raise self._nothing_to_load()
+            undo.pop_all()
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor on the host, a copy of its own in the dtype it is stored in."""
+        file = self.tensors[name].file
+        try:
+            tensor: torch.Tensor = self._shards[file].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(str(error), file=file, tensor=name) from error
+        return tensor
+
+    def _open_indexed(self) -> None:
+        index = read_json(self.folder / INDEX, _MOST_INDEX_BYTES)
+        weight_map = index.get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ModelLoadError("holds no weight_map", file=INDEX)
+        for name, file in weight_map.items():
+            if not isinstance(file, str) or not file.endswith(".safetensors"):
+                raise ModelLoadError(
+                    f"shard {file!r}: must be a .safetensors file", file=INDEX, tensor=name
+                )
+            if not plain_name(file):
+                raise ModelLoadError(
+                    f"shard {file!r}: leads out of the checkpoint's folder", file=INDEX, tensor=name
+                )
+        for file in sorted(set(weight_map.values())):
+            self._open(file)
+        for name, file in weight_map.items():
+            stored = self.tensors.get(name)
+            if stored is None or stored.file != file:
+                raise ModelLoadError(
+                    "the index names it, the shard lacks it", file=file, tensor=name
+                )
+        for name, stored in self.tensors.items():
+            if name not in weight_map:
+                raise ModelLoadError("left over: not in the index", file=stored.file, tensor=name)
+
+    def _open(self, file: str) -> None:
+        path = checkpoint_file(self.folder, file)
+        if path is None:
+            raise ModelLoadError(f"shard is missing in {self.folder}", file=file)
+        try:
+            shard = self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+            names = list(shard.keys())
+            slices = {name: shard.get_slice(name) for name in names}
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(f"cannot be read: {error}", file=file) from error
+        for name, view in slices.items():
+            if name in self.tensors:
+                raise ModelLoadError(
+                    f"occurs twice, also in {self.tensors[name].file}", file=file, tensor=name
+                )
+            self.tensors[name] = StoredTensor(file, tuple(view.get_shape()), view.get_dtype())
+        self._shards[file] = shard
+
+    def _nothing_to_load(self) -> ModelLoadError:
+        if not self.folder.is_dir():
+            return ModelLoadError("no such folder", file=str(self.folder))
+        pickled = sorted(
+            entry.name
+            for pattern in ("*.bin", "*.bin.index.json", "*.pt", "*.pth")
+            for entry in self.folder.glob(pattern)
+        )
+        if pickled:
+            return ModelLoadError(
+                "pickled weights are refused, they can run code when they are read; convert the"
+                " checkpoint to safetensors",
+                file=str(self.folder / pickled[0]),
+            )
+        return ModelLoadError(f"neither {SINGLE} nor {INDEX} in it", file=str(self.folder))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._shards.clear()
+        self._stack.close()

@@ -1,0 +1,52 @@
+"""A checkpoint's folder: which files in it may be opened."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from asyncinfer.errors import ModelLoadError
+
+__all__ = ["checkpoint_file", "plain_name"]
+
+
+def plain_name(name: str) -> bool:
+    """Whether `name` names a file directly in a folder, on every system."""
+    parts = (PurePosixPath(name).parts, PureWindowsPath(name).parts)
+    return (
+        all(part == (name,) for part in parts) and name not in ("", ".", "..") and "\0" not in name
+    )
+
+
+def checkpoint_file(folder: Path, name: str) -> Path | None:
+    """The regular file `name` in `folder`, or None where there is none.
+
+    `ModelLoadError` for a name that leads out of the folder, by itself or through a symlink, and
+    for what is no regular file (opening a FIFO would wait for ever, a device has side effects). The
+    hub cache's own symlinks, `snapshots/<commit>/<name>` to `blobs/<hash>`, are followed.
+    """
+    if not plain_name(name):
+        raise ModelLoadError("the name leads out of the checkpoint's folder", file=name)
+    path = folder / name
+    if not os.path.lexists(path):
+        return None
+    try:
+        real = path.resolve(strict=True)
+        mode = real.stat().st_mode
+    except (OSError, RuntimeError) as error:
+        raise ModelLoadError(f"cannot be opened: {error}", file=str(path)) from error
+    if not any(real.is_relative_to(root) for root in _roots(folder)):
+        raise ModelLoadError(f"is a link out of the checkpoint's folder, to {real}", file=str(path))
+    if not stat.S_ISREG(mode):
+        raise ModelLoadError("is not a regular file", file=str(path))
+    return path
+
+
+def _roots(folder: Path) -> tuple[Path, ...]:
+    """The folders that a checkpoint's links may lead to."""
+    real = folder.resolve()
+    repository = real.parent.parent
+    if real.parent.name == "snapshots" and repository.name.startswith("models--"):
+        return real, repository / "blobs"
+    return (real,)
