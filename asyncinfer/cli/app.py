@@ -1,0 +1,92 @@
+"""The command `asyncinfer`: its commands, its exit codes, one line per error."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Final, NoReturn
+
+import click
+
+from asyncinfer.errors import AsyncInferError
+
+__all__ = ["asyncinfer", "main"]
+
+#: Exit code of a program that was interrupted: 128 + SIGINT.
+INTERRUPTED: Final = 130
+
+#: name -> (module:attribute, help). Imported when used: a help text needs no engine.
+COMMANDS: Final = {
+    "generate": ("asyncinfer.cli.generate:generate", "Complete a prompt."),
+    "chat": ("asyncinfer.cli.chat:chat", "Talk with a model."),
+    "bench": ("asyncinfer.cli.bench:bench", "Measure the engine on this machine."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="asyncinfer", message="%(prog)s %(version)s")
+def asyncinfer() -> None:
+    """The LLM engine that Python programs await, from the command line.
+
+    \b
+    asyncinfer generate "def add(a, b):"     the small model shipped with the package
+    asyncinfer chat --model path-or-hub-id   any Llama-architecture checkpoint
+    """
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run a command line and exit: 0 done, 1 an error, 2 wrong usage, 130 interrupted."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that cannot show a character is no reason to lose the rest.
+        sys.stdout.reconfigure(errors="replace")
+    sys.exit(_run(args))
+
+
+def _run(args: Sequence[str] | None) -> int:
+    try:
+        code = asyncinfer.main(args, prog_name="asyncinfer", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has enough (`| head`). Python flushes once more at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except AsyncInferError as error:
+        click.echo(f"Error: {one_line(error)}", err=True)
+        return 1
+    return code if isinstance(code, int) else 0
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, and the error behind it, without line breaks."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    cause = error.__cause__
+    if cause is None or str(cause) in text:
+        return text
+    return f"{text} (caused by {type(cause).__name__}: {' '.join(str(cause).split())})"

@@ -1,0 +1,140 @@
+"""`asyncinfer chat`: a conversation in the terminal.
+
+The engine lives on an event loop of its own in another thread; this one reads lines. So Ctrl-C
+arrives here, while an answer streams, and can end the answer alone.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any, Final
+
+import click
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+import asyncinfer
+from asyncinfer.cli.app import one_line
+from asyncinfer.cli.engine import open_engine
+from asyncinfer.cli.options import engine_options, sampling_options
+from asyncinfer.cli.terminal import show
+
+__all__ = ["chat"]
+
+HELP: Final = """\
+/reset    forget the conversation
+/help     this text
+Ctrl-C    stop the answer
+Ctrl-D    leave"""
+
+
+@click.command()
+@click.option("--system", help="A message that tells the model how to behave.")
+@click.option("--max-tokens", type=int, help="Most tokens of an answer.")
+@sampling_options
+@engine_options
+def chat(
+    system: str | None,
+    max_tokens: int | None,
+    sampling: dict[str, Any],
+    engine: dict[str, Any],
+) -> None:
+    """Talk with a model that has a chat template.
+
+    Ctrl-C stops the answer, Ctrl-D ends the program; /help lists the commands.
+    """
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    if max_tokens is not None:
+        sampling["max_tokens"] = max_tokens
+    first = [] if system is None else [{"role": "system", "content": system}]
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(open_engine(engine)) as opened,
+    ):
+        _Conversation(portal, opened, first, sampling).run()
+
+
+class _Conversation:
+    """Reads lines and answers them, until the input ends."""
+
+    def __init__(
+        self,
+        portal: BlockingPortal,
+        engine: asyncinfer.Engine,
+        first: list[dict[str, str]],
+        sampling: dict[str, Any],
+    ) -> None:
+        self._portal = portal
+        self._engine = engine
+        self._first = first
+        self._sampling = sampling
+        self._messages = list(first)
+
+    def run(self) -> None:
+        if _terminal():
+            # Line editing for input(), where there is any.
+            import readline  # noqa: F401
+
+            click.echo("Ctrl-C stops the answer, Ctrl-D ends, /help says more.")
+        while (line := self._read()) is not None:
+            match line.strip():
+                case "":
+                    continue
+                case "/help":
+                    click.echo(HELP)
+                case "/reset":
+                    self._messages = list(self._first)
+                case command if command.startswith("/"):
+                    click.echo(f"Unknown command {command}; /help lists them.", err=True)
+                case _:
+                    self._turn(line)
+
+    def _read(self) -> str | None:
+        while True:
+            try:
+                return input("> " if _terminal() else "")
+            except KeyboardInterrupt:
+                # As a shell does: a new line, and what was typed is forgotten.
+                click.echo()
+            except EOFError:
+                if _terminal():
+                    click.echo()
+                return None
+
+    def _turn(self, line: str) -> None:
+        messages = [*self._messages, {"role": "user", "content": line}]
+        try:
+            answer = self._answer(messages)
+        except asyncinfer.EngineDead:
+            raise
+        except asyncinfer.AsyncInferError as error:
+            # The question is not kept either: the next one may do better.
+            click.echo(f"Error: {one_line(error)}", err=True)
+            return
+        self._messages = [*messages, {"role": "assistant", "content": answer}]
+
+    def _answer(self, messages: list[dict[str, str]]) -> str:
+        stream = self._engine.stream(messages, **self._sampling)
+        future = self._portal.start_task_soon(_show, stream)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            # Politely, so that what was said stays part of the conversation; another Ctrl-C
+            # while this one takes effect ends the program.
+            stream.stop()
+            return future.result()
+
+
+async def _show(stream: asyncinfer.Stream) -> str:
+    text = ""
+    async with stream:
+        async for chunk in stream:
+            show(chunk.text)
+            text += chunk.text
+    show("\n")
+    return text
+
+
+def _terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()

@@ -1,0 +1,62 @@
+"""Opening an engine for a command, with a progress bar on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import asyncinfer
+
+if TYPE_CHECKING:
+    from asyncinfer.weights import LoadProgress
+
+__all__ = ["open_engine"]
+
+
+@asynccontextmanager
+async def open_engine(
+    options: dict[str, Any], *, progress: bool = True
+) -> AsyncIterator[asyncinfer.Engine]:
+    """An engine for the options of `engine_options`. Bad ones are a `click.UsageError`."""
+    async with AsyncExitStack() as stack:
+        with loading_bar() if progress else _silence() as report:
+            try:
+                engine = asyncinfer.Engine(progress=report, **options)
+            except (TypeError, ValueError) as error:
+                raise click.UsageError(str(error)) from error
+            await stack.enter_async_context(engine)
+        yield engine
+
+
+@contextmanager
+def loading_bar() -> Iterator[Callable[[LoadProgress], None] | None]:
+    """Shows loaded bytes on stderr while the block runs; nothing if that is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ) as bar:
+        task = bar.add_task("loading", total=None)
+
+        def report(step: LoadProgress) -> None:
+            bar.update(task, completed=step.bytes_done, total=step.bytes_total)
+
+        yield report
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    yield None

@@ -1,0 +1,87 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final, TypeVar, cast
+
+import click
+
+__all__ = ["byte_size", "engine_options", "sampling_options"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+
+def byte_size(value: str) -> int:
+    """A number of bytes, such as 500000, 512M or 2GiB (powers of 1024)."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)(?:i?b)?", value.strip().lower())
+    if match is None:
+        raise click.BadParameter(f"{value!r} is not a number of bytes such as 512M or 2G")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def engine_options(function: Function) -> Function:
+    """Adds the options of an engine; the command gets them as `engine: dict`, `model` included."""
+    return _gathered(
+        function,
+        "engine",
+        click.option(
+            "-m",
+            "--model",
+            metavar="PATH|ID",
+            help="A checkpoint's folder or its id on the hub.  [default: the shipped model]",
+        ),
+        click.option("--revision", help="Branch, tag or commit of a hub id."),
+        click.option("--device", help='Such as "cpu" or "cuda:1".  [default: a GPU, if any]'),
+        click.option(
+            "--dtype", help='Such as "bfloat16".  [default: the model\'s; float32 on a CPU]'
+        ),
+        click.option(
+            "--kv-bytes",
+            type=byte_size,
+            metavar="BYTES",
+            help="Memory for KV, such as 2G.",
+        ),
+        click.option("--max-context", type=int, help="Longest prompt and answer, in tokens."),
+    )
+
+
+def sampling_options(function: Function) -> Function:
+    """Adds the options of an answer; the command gets those that were given as
+    `sampling: dict`."""
+    return _gathered(
+        function,
+        "sampling",
+        click.option("-t", "--temperature", type=float, help="0 takes the likeliest token."),
+        click.option("--top-p", type=float, help="Draw from this share of the probability."),
+        click.option("--top-k", type=int, help="Draw from the k likeliest tokens."),
+        click.option("--min-p", type=float, help="Drop tokens less likely than this, relatively."),
+        click.option("--repetition-penalty", type=float, help="Above 1 discourages repetition."),
+        click.option("--seed", type=int, help="The same seed gives the same answer."),
+        click.option("--stop", multiple=True, metavar="TEXT", help="End before TEXT. Repeatable."),
+    )
+
+
+def _gathered(function: Function, name: str, *options: Callable[[Any], Any]) -> Function:
+    """`function` with `options` added, their values handed over as one dict, without those that
+    were not given."""
+    probe = click.command()(_apply(options, lambda: None))
+    names = [parameter.name for parameter in probe.params]
+
+    @wraps(function)
+    def gather(**values: Any) -> Any:
+        given = {key: values.pop(key) for key in names if key in values}
+        kept = {key: value for key, value in given.items() if value not in (None, ())}
+        return function(**values, **{name: kept})
+
+    return cast("Function", _apply(options, gather))
+
+
+def _apply(options: tuple[Callable[[Any], Any], ...], function: Any) -> Any:
+    for option in reversed(options):
+        function = option(function)
+    return function

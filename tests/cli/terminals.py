@@ -1,0 +1,83 @@
+"""A program on a terminal of its own, typed at by a test."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PROGRAM = Path(__file__).with_name("talking.py")
+CTRL_C, CTRL_D = "\x03", "\x04"
+
+
+class Terminal:
+    """Runs `command` on a pseudo-terminal; use it as a context manager."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            env={**os.environ, "TERM": "dumb"},
+        )
+        os.close(slave)
+        #: All that the program has written.
+        self.screen = ""
+        self._read = 0
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def until(self, text: str, more: int = 0) -> str:
+        """What was written since the last call, up to `text` and `more` characters after it."""
+        while True:
+            at = self.screen.find(text, self._read)
+            end = at + len(text) + more
+            if at >= 0 and len(self.screen) >= end:
+                seen = self.screen[self._read : end]
+                self._read = end
+                return seen
+            self._more()
+
+    def end(self) -> int:
+        """The exit code."""
+        while self._more(closed_is_fine=True):
+            pass
+        return self.process.wait(30)
+
+    def _more(self, closed_is_fine: bool = False) -> bool:
+        ready, _, _ = select.select([self._master], [], [], 30)
+        assert ready, f"silence after {self.screen[-300:]!r}"
+        try:
+            data = os.read(self._master, 65536)
+        except OSError:
+            # Linux: the other side is closed.
+            assert closed_is_fine, f"ended after {self.screen[-300:]!r}"
+            return False
+        self.screen += data.decode(errors="replace")
+        return bool(data)
+
+
+def talking(*arguments: str) -> Terminal:
+    return Terminal([sys.executable, str(PROGRAM), *arguments])
+
+
+def seconds_of(terminal: Terminal) -> float:
+    started = time.monotonic()
+    terminal.end()
+    return time.monotonic() - started

@@ -1,0 +1,83 @@
+"""`asyncinfer chat`: what a conversation remembers."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from cli.talking import Talking
+
+import asyncinfer
+from asyncinfer.cli import main
+from asyncinfer.engine import Stream
+
+Chat = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def asked() -> list[Any]:
+    """What the engine was asked, in order: `(messages, options)`."""
+    return []
+
+
+@pytest.fixture
+def chat(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: list[Any]
+) -> Chat:
+    class Engine(asyncinfer.Engine):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(Talking(), **options)
+
+        def stream(self, prompt: Any, **options: Any) -> Stream:
+            asked.append((prompt, options))
+            return super().stream(prompt, **options)
+
+    monkeypatch.setattr(asyncinfer, "Engine", Engine)
+
+    def call(typed: str, *arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode())))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main(["chat", "--max-tokens", "4", "--seed", "3", *arguments])
+        assert isinstance(caught.value.code, int)
+        return (caught.value.code, *capsys.readouterr())
+
+    return call
+
+
+def test_the_conversation_so_far_is_the_prompt(chat: Chat, asked: list[Any]) -> None:
+    code, out, err = chat("one\n\ntwo\n/reset\nthree", "--system", "Be brief.")
+    assert (code, err) == (0, "")
+    system = {"role": "system", "content": "Be brief."}
+    first, second, third = (messages for messages, _ in asked)
+    assert first == [system, {"role": "user", "content": "one"}]
+    answer = second[2]
+    assert answer["role"] == "assistant"
+    assert out.startswith(answer["content"] + "\n")
+    assert second == [*first, answer, {"role": "user", "content": "two"}]
+    assert third == [system, {"role": "user", "content": "three"}]
+    assert asked[0][1] == {"max_tokens": 4, "seed": 3}
+
+
+def test_a_question_that_fails_is_not_kept(chat: Chat, asked: list[Any]) -> None:
+    code, _, err = chat("x" * 70_000 + "\ntwo\n")
+    assert code == 0
+    assert err.startswith("Error: ")
+    assert err.count("\n") == 1
+    assert asked[1][0] == [{"role": "user", "content": "two"}]
+
+
+def test_bad_options_show_at_the_first_question(chat: Chat) -> None:
+    code, _, err = chat("one\n", "--top-p", "7")
+    assert code == 0
+    assert "top_p=7.0" in err
+
+
+def test_commands(chat: Chat, asked: list[Any]) -> None:
+    _, out, err = chat("/help\n/nonsense\n")
+    assert "Ctrl-C" in out
+    assert "/nonsense" in err
+    assert asked == []

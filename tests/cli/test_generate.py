@@ -1,0 +1,168 @@
+"""`asyncinfer generate` and what all commands share: output, errors, exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from cli.talking import Talking
+from click.testing import CliRunner
+
+import asyncinfer
+from asyncinfer.cli import main
+from asyncinfer.cli.app import COMMANDS
+from asyncinfer.cli.app import asyncinfer as group
+from asyncinfer.cli.options import byte_size
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command line on a fake model; gives its exit code, stdout and stderr."""
+    monkeypatch.setattr(asyncinfer, "Engine", partial(asyncinfer.Engine, Talking()))
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert isinstance(caught.value.code, int)
+        return (caught.value.code, *capsys.readouterr())
+
+    return call
+
+
+def test_the_text_and_nothing_else_goes_to_stdout(run: Run) -> None:
+    async def expected() -> str:
+        async with asyncinfer.Engine() as engine:
+            return (await engine.generate("hello", temperature=0.0, max_tokens=40)).text
+
+    code, out, err = run("generate", "hello", "-t", "0", "--max-tokens", "40")
+    assert (code, out, err) == (0, anyio.run(expected) + "\n", "")
+
+
+def test_echo_and_stop_and_seed(run: Run) -> None:
+    line = ("generate", "hello", "--seed", "7", "--max-tokens", "60")
+    _, text, _ = run(*line)
+    assert run(*line, "--echo")[1] == "hello" + text
+    stop = next(char for char in text[5:] if char.isalpha())
+    assert run(*line, "--stop", stop)[1] == text[: text.index(stop)] + "\n"
+    assert run(*line, "--stop", stop, "--stop", text[0])[1] == "\n"
+
+
+def test_json(run: Run) -> None:
+    code, out, _ = run("generate", "é", "--json", "-n", "2", "--max-tokens", "8")
+    answer = json.loads(out)
+    assert code == 0
+    assert answer["prompt"] == "é"
+    assert [len(choice["token_ids"]) for choice in answer["choices"]] == [8, 8]
+    assert answer["usage"]["completion_tokens"] == 16
+    assert answer["text"] == answer["choices"][0]["text"]
+
+
+def test_several_answers(run: Run) -> None:
+    _, out, _ = run("generate", "x", "-n", "3", "--seed", "1", "--max-tokens", "8")
+    assert [line for line in out.splitlines() if line.startswith("---")] == [
+        f"--- {i} of 3" for i in (1, 2, 3)
+    ]
+
+
+def test_the_prompt_from_stdin(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = ("--seed", "7", "--max-tokens", "10")
+    _, text, _ = run("generate", "hé\n", *line)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("hé\n".encode())))
+    assert run("generate", "-", *line) == (0, text, "")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
+    code, _, err = run("generate", "-")
+    assert code == 2
+    assert "UTF-8" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        (("generate", "x", "--top-p", "4"), 1, "Error: top_p=4.0: must be in (0, 1]\n"),
+        (("generate", "\udcff"), 1, "lone surrogate"),
+        (("generate", "x", "--max-tokens", "0"), 1, "max_tokens=0"),
+        (("generate", "x", "--max-context", "0"), 2, "max_context=0: must be >= 1"),
+        (("generate", "x", "--kv-bytes", "lots"), 2, "'lots' is not a number of bytes"),
+        (("generate", "x", "--temperature", "warm"), 2, "temperature"),
+        (("generate",), 2, "PROMPT"),
+        (("generate", "x", "--unknown"), 2, "--unknown"),
+        (("compose",), 2, "compose"),
+    ],
+)
+def test_errors_are_one_line(run: Run, line: tuple[str, ...], code: int, says: str) -> None:
+    got, out, err = run(*line)
+    assert got == code
+    assert out == ""
+    assert says in err
+    assert "Traceback" not in err
+    assert code == 2 or err.count("\n") == 1
+
+
+def test_a_model_that_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["generate", "x", "--model", str(tmp_path)])
+    assert caught.value.code == 1
+    err = capsys.readouterr().err
+    assert err.startswith("Error: ")
+    assert err.count("\n") == 1
+    assert str(tmp_path) in err
+
+
+def test_a_bug_is_not_hidden(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Talking, "load", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["generate", "x"])
+
+
+def test_output_that_nobody_reads_any_more() -> None:
+    program = [sys.executable, str(Path(__file__).with_name("talking.py")), "talk", "generate", "x"]
+    done = subprocess.run(
+        f"{subprocess.list2cmdline(program)} --max-tokens 3000 | head -c 10",
+        shell=True,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert len(done.stdout) == 10
+    assert done.stderr == b""
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_has_a_help_text(name: str) -> None:
+    result = CliRunner().invoke(group, [name, "--help"])
+    assert result.exit_code == 0, result.output
+    assert "Usage: " in result.output
+
+
+def test_help_and_version_need_no_torch() -> None:
+    program = """
+import sys
+from asyncinfer.cli import main
+for line in (["--help"], ["--version"], ["generate", "--help"], ["chat", "-h"], ["chat", "--no"]):
+    try:
+        main(line)
+    except SystemExit as end:
+        print(end.code)
+print(sorted({"torch", "transformers", "rich", "numpy", "tokenizers"} & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert f"asyncinfer {asyncinfer.__version__}" in done.stdout
+    assert done.stdout.endswith("2\n[]\n")
+    for name in COMMANDS:
+        assert f"  {name} " in done.stdout
+
+
+def test_byte_sizes() -> None:
+    sizes = {"7": 7, "1k": 1024, "512M": 2**29, "1.5GiB": 3 * 2**29, "2 gb": 2**31, "1T": 2**40}
+    assert {text: byte_size(text) for text in sizes} == sizes

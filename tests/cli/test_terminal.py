@@ -1,0 +1,62 @@
+"""On a real (pseudo-)terminal: Ctrl-C, Ctrl-D, the prompt's echo. # fault 15"""
+
+from __future__ import annotations
+
+from cli.terminals import CTRL_C, CTRL_D, talking
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:
+    with talking("talk", "chat", "-t", "0") as terminal:
+        terminal.until("\n> ")
+        for question in ("hello", "again"):
+            terminal.type(f"{question}\n")
+            terminal.until(question, more=50)
+            terminal.type(CTRL_C)
+            terminal.until("\n> ")
+            assert terminal.process.poll() is None
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+        assert "Traceback" not in terminal.screen
+        assert "Error" not in terminal.screen
+
+
+def test_ctrl_c_at_the_prompt_forgets_the_line() -> None:
+    with talking("talk", "chat", "--max-tokens", "5", "-t", "0") as terminal:
+        terminal.until("\n> ")
+        terminal.type("hel")
+        terminal.until("hel")
+        terminal.type(CTRL_C)
+        terminal.until("\n> ")
+        terminal.type("/reset\n")
+        terminal.until("\n> ")
+        terminal.type("/help\n")
+        assert "Ctrl-D" in terminal.until("\n> ")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+
+
+def test_ctrl_c_ends_generate() -> None:
+    with talking("talk", "generate", "hello", "--max-tokens", "50000") as terminal:
+        terminal.until("hello", more=50)
+        terminal.type(CTRL_C)
+        assert terminal.end() == 130
+        assert "Traceback" not in terminal.screen
+
+
+def test_ctrl_c_while_a_model_loads() -> None:
+    for command in (("generate", "hello"), ("chat",)):
+        with talking("stuck", *command) as terminal:
+            terminal.until("loading")
+            terminal.type(CTRL_C)
+            assert terminal.end() == 130
+            assert "Traceback" not in terminal.screen
+
+
+def test_a_terminal_gets_the_prompt_the_text_and_a_summary() -> None:
+    with talking("talk", "generate", "hello", "--max-tokens", "40", "-t", "0") as terminal:
+        assert terminal.end() == 0
+        assert terminal.screen.lstrip().startswith("hello")
+        assert "40 tokens, " in terminal.screen
+        assert "tokens/s, length" in terminal.screen
+        # The fake model says every byte; those that would drive the terminal are not shown.
+        assert not {chr(code) for code in (*range(9), 11, 12, *range(14, 27))} & {*terminal.screen}
