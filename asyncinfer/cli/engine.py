@@ -5,25 +5,32 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import click
 
 import asyncinfer
 
-if TYPE_CHECKING:
-    from asyncinfer.weights import LoadProgress
-
 __all__ = ["open_engine"]
+
+
+class LoadStep(Protocol):
+    """What an engine tells about its loading."""
+
+    @property
+    def bytes_done(self) -> int: ...
+
+    @property
+    def bytes_total(self) -> int: ...
 
 
 @asynccontextmanager
 async def open_engine(
-    options: dict[str, Any], *, progress: bool = True
+    options: dict[str, Any],
 ) -> AsyncIterator[asyncinfer.Engine]:
     """An engine for the options of `engine_options`. Bad ones are a `click.UsageError`."""
     async with AsyncExitStack() as stack:
-        with loading_bar() if progress else _silence() as report:
+        with loading_bar() as report:
             try:
                 engine = asyncinfer.Engine(progress=report, **options)
             except (TypeError, ValueError) as error:
@@ -33,7 +40,7 @@ async def open_engine(
 
 
 @contextmanager
-def loading_bar() -> Iterator[Callable[[LoadProgress], None] | None]:
+def loading_bar() -> Iterator[Callable[[LoadStep], None] | None]:
     """Shows loaded bytes on stderr while the block runs; nothing if that is no terminal."""
     if not sys.stderr.isatty():
         yield None
@@ -51,12 +58,7 @@ def loading_bar() -> Iterator[Callable[[LoadProgress], None] | None]:
     ) as bar:
         task = bar.add_task("loading", total=None)
 
-        def report(step: LoadProgress) -> None:
+        def report(step: LoadStep) -> None:
             bar.update(task, completed=step.bytes_done, total=step.bytes_total)
 
         yield report
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    yield None

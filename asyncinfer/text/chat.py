@@ -11,7 +11,7 @@ import jinja2
 from jinja2 import meta
 
 from asyncinfer.errors import InvalidRequest, ModelLoadError
-from asyncinfer.text.files import ROLES, read_json, token_content
+from asyncinfer.text.files import ROLES, file_of, read_json, token_content
 from asyncinfer.text.messages import check_messages, plain
 from asyncinfer.text.sandbox import TEMPLATE_GLOBALS, TemplateEnvironment
 
@@ -44,12 +44,11 @@ class ChatTemplate:
     def from_folder(cls, path: Path) -> ChatTemplate:
         """Read `chat_template.jinja`, or `chat_template` of `tokenizer_config.json` (one template
         or several with names). Raises `ModelLoadError` if a file cannot be read."""
-        config = path / "tokenizer_config.json"
-        settings = read_json(config)
+        settings = read_json(path, "tokenizer_config.json")
         tokens = {role: token_content(settings.get(role)) for role in ROLES}
-        named = _named(config, settings.get("chat_template"))
-        own = path / "chat_template.jinja"
-        if own.is_file():
+        named = _named(path / "tokenizer_config.json", settings.get("chat_template"))
+        own = file_of(path, "chat_template.jinja")
+        if own is not None:
             try:
                 named["default"] = own.read_text(encoding="utf-8")
             except (OSError, ValueError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,10 @@ import tokenizers
 
 from asyncinfer.errors import ModelLoadError
 
-__all__ = ["ROLES", "load_backend", "named_ids", "read_json", "token_content"]
+__all__ = ["ROLES", "file_of", "load_backend", "named_ids", "read_json", "token_content"]
 
+#: A `tokenizer_config.json` that describes every added token has a few megabytes.
+MAX_JSON_BYTES = 64 << 20
 #: Names under which `tokenizer_config.json` lists special tokens.
 ROLES = (
     "bos_token",
@@ -27,10 +28,11 @@ ROLES = (
 
 def load_backend(folder: Path) -> tokenizers.Tokenizer:
     """The tokenizer of `folder`, with every token that a file calls special marked as such."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
+    path = file_of(folder, "tokenizer.json")
+    if path is None:
         raise ModelLoadError(
-            "not found; a model needs its fast tokenizer beside its weights", file=str(path)
+            "not found; a model needs its fast tokenizer beside its weights",
+            file=str(folder / "tokenizer.json"),
         )
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
@@ -48,7 +50,7 @@ def load_backend(folder: Path) -> tokenizers.Tokenizer:
 def named_ids(folder: Path, backend: tokenizers.Tokenizer) -> tuple[int | None, frozenset[int]]:
     """`(bos_id, eos_ids)`: what `generation_config.json` (or without it `config.json`) says,
     together with the tokenizer's own tokens of that name."""
-    settings = read_json(folder / "tokenizer_config.json")
+    settings = read_json(folder, "tokenizer_config.json")
     bos = token_content(settings.get("bos_token"))
     bos_id = backend.token_to_id(bos) if bos is not None else None
     eos = token_content(settings.get("eos_token"))
@@ -56,7 +58,7 @@ def named_ids(folder: Path, backend: tokenizers.Tokenizer) -> tuple[int | None, 
     eos_ids = set() if eos_id is None else {eos_id}
     for name in ("generation_config.json", "config.json"):
         path = folder / name
-        config = read_json(path)
+        config = read_json(folder, name)
         if bos_id is None:
             bos_id = next(iter(_ids(path, config, "bos_token_id")), None)
         found = _ids(path, config, "eos_token_id")
@@ -66,17 +68,20 @@ def named_ids(folder: Path, backend: tokenizers.Tokenizer) -> tuple[int | None, 
     return bos_id, frozenset(eos_ids)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(folder: Path, name: str) -> dict[str, Any]:
     """The object in a JSON file; empty if there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"not readable as JSON: {error}", file=str(path)) from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"holds a {type(value).__name__}, not an object", file=str(path))
-    return value
+    from asyncinfer.weights.json_file import read_json as read
+
+    path = file_of(folder, name)
+    return {} if path is None else read(path, MAX_JSON_BYTES)
+
+
+def file_of(folder: Path, name: str) -> Path | None:
+    """A regular file of the checkpoint (a link out of it is refused); None without one."""
+    # Imported here, as above: reading checkpoints takes torch, text alone does not.
+    from asyncinfer.weights.folder import checkpoint_file
+
+    return checkpoint_file(folder, name)
 
 
 def token_content(value: object) -> str | None:
@@ -87,7 +92,7 @@ def token_content(value: object) -> str | None:
 
 
 def _special_names(folder: Path) -> Iterator[str]:
-    settings = read_json(folder / "tokenizer_config.json")
+    settings = read_json(folder, "tokenizer_config.json")
     values = [settings.get(role) for role in ROLES]
     extra = settings.get("additional_special_tokens")
     if isinstance(extra, list):

@@ -7,7 +7,6 @@ import pty
 import select
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 PROGRAM = Path(__file__).with_name("talking.py")
@@ -75,9 +74,3 @@ class Terminal:
 
 def talking(*arguments: str) -> Terminal:
     return Terminal([sys.executable, str(PROGRAM), *arguments])
-
-
-def seconds_of(terminal: Terminal) -> float:
-    started = time.monotonic()
-    terminal.end()
-    return time.monotonic() - started

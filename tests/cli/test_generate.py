@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import anyio
 import pytest
 from cli.talking import Talking
 from click.testing import CliRunner

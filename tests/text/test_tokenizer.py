@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.errors import InvalidRequest, ModelLoadError
-from asyncinfer.text import Tokenizer
+from asyncinfer.text import ChatTemplate, Tokenizer
 
 
 def write(folder: Path, backend: tokenizers.Tokenizer | None = None, **files: Any) -> Path:
@@ -120,7 +121,7 @@ def test_truncation_and_padding_in_the_file_are_off(tmp_path: Path) -> None:
         ("tokenizer.json", "{", "not a tokenizer"),
         ("tokenizer.json", '{"model": {}}', "not a tokenizer"),
         ("tokenizer_config.json", "{", "JSON"),
-        ("tokenizer_config.json", "[]", "list"),
+        ("tokenizer_config.json", "[]", "JSON object"),
         ("tokenizer_config.json", b"\xff", "JSON"),
         ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id"),
         ("generation_config.json", '{"eos_token_id": [true]}', "eos_token_id"),
@@ -138,6 +139,24 @@ def test_bad_files_are_named(
     with pytest.raises(ModelLoadError, match=says) as caught:
         Tokenizer.from_folder(tmp_path)
     assert caught.value.file == str(path)
+
+
+def test_only_regular_files_of_the_checkpoint(tmp_path: Path) -> None:  # fault 48
+    folder, outside = tmp_path / "model", tmp_path / "secret.json"
+    folder.mkdir()
+    outside.write_text("{}")
+    write(folder)
+    link = folder / "tokenizer_config.json"
+    link.symlink_to(outside)
+    with pytest.raises(ModelLoadError, match="link out of"):
+        Tokenizer.from_folder(folder)
+    with pytest.raises(ModelLoadError, match="link out of"):
+        ChatTemplate.from_folder(folder)
+    link.unlink()
+    (folder / "tokenizer.json").unlink()
+    os.mkfifo(folder / "tokenizer.json")
+    with pytest.raises(ModelLoadError, match="not a regular file"):
+        Tokenizer.from_folder(folder)
 
 
 @pytest.mark.parametrize(("text", "at"), [("\ud800", 0), ("ab\udfffc", 2), ("☃" * 9 + "\udc80", 9)])
