@@ -75,6 +75,7 @@ class BlockManager:
         be copied. Returns `(source, target)` of the copy; the source is pinned: `unpin` it once
         the step that copies is committed."""
         assert not request.blocks
+        assert parent.room >= length
         full, partial = divmod(length, self.block_size)
         refs = self.pool.refs
         for block in parent.blocks[:full]:

@@ -29,6 +29,11 @@ class Following:
         self._leading: dict[int, bytes] = {}
         self._serial = count()
 
+    @property
+    def leaders(self) -> int:
+        """How many requests lead a prefix."""
+        return len(self._leading)
+
     def lead(self, request: Request) -> None:
         """A running request was admitted, went on, or had blocks published."""
         self._retire(request)

@@ -70,6 +70,11 @@ class WaitingQueue:
     def __len__(self) -> int:
         return self._size
 
+    @property
+    def entries(self) -> int:
+        """Heap entries, those of removed requests included: bounded by twice the length."""
+        return len(self._heap)
+
     def __iter__(self) -> Iterator[Request]:
         return (entry[1] for entry in self._heap if entry[1].entry is entry)
 

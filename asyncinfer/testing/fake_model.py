@@ -110,6 +110,10 @@ class FakeRunner:
             self._kv[block] = mix(self._garbage)
             self._digest[block] = mix(-self._garbage & MASK)
 
+    def page(self, block: int) -> list[int]:
+        """The KV a page holds."""
+        return [int(entry) for entry in self._kv[block]]
+
     # -- StepRunner ----------------------------------------------------------------------------
 
     def launch(self, plan: StepPlan) -> object:

@@ -1,0 +1,252 @@
+"""`Simulation`: a scheduler over the fake model, step by step, with everything checked.
+
+After every call the invariants are checked, every token is compared with the oracle's, every
+page that becomes free is poisoned, and every page that is published is compared with what it
+must hold.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from asyncinfer.cache.prefix_cache import CacheEntry, PrefixCache
+from asyncinfer.params import SamplingParams
+from asyncinfer.protocols.scheduling import SchedulingPolicy
+from asyncinfer.scheduler import Request, RequestState, RunnerSpec, Scheduler, StepPlan, StepResult
+from asyncinfer.testing.fake_model import FakeRunner
+from asyncinfer.testing.invariants import InvariantError, check_drained, check_invariants, hold
+from asyncinfer.testing.oracle import MASK, A, mix
+
+__all__ = ["Simulation", "Track"]
+
+
+@dataclass(slots=True)
+class Track:
+    """What was asked for in one request, and what came."""
+
+    request: Request
+    #: The oracle's answer up to its end, and how it ends.
+    expected: list[int]
+    ends: str
+    tokens: list[int] = field(default_factory=list)
+    #: Prompt positions whose logprob came, in order.
+    scored: list[int] = field(default_factory=list)
+    #: "stop", "length", "aborted", "failed".
+    ended: str | None = None
+
+
+class Simulation:
+    """Drives a `Scheduler` with `depth` steps in flight.
+
+    Time is `now`, in seconds, and moves only when somebody moves it. `failing` makes rows fail,
+    as `FakeRunner` has it.
+    """
+
+    def __init__(
+        self,
+        spec: RunnerSpec,
+        *,
+        policy: SchedulingPolicy,
+        cache: PrefixCache | None,
+        depth: int = 1,
+        eos_every: int | None = None,
+        failing: Callable[[StepPlan], Mapping[int, Exception]] | None = None,
+        on_fault: Callable[[Exception], None] | None = None,
+    ) -> None:
+        self.scheduler = Scheduler(spec, policy=policy, cache=cache, on_fault=on_fault)
+        self.runner = FakeRunner(spec, strict=True, eos_every=eos_every, failing=failing)
+        self.depth = depth
+        self.now = 0.0
+        self.tracks: dict[int, Track] = {}
+        self._ids = 0
+        self._in_flight: deque[tuple[StepPlan, object]] = deque()
+        self._free: set[int] = set(range(spec.num_blocks))
+        self._written: dict[CacheEntry, tuple[int, int]] = {}
+
+    # -- what can happen -----------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        seed: int = 0,
+        scope: str = "",
+        priority: int = 0,
+        deadline: float | None = None,
+        stop_ids: frozenset[int] = frozenset(),
+    ) -> list[Track]:
+        """Add a request, `params.n` answers of it. Raises `InvalidRequest` if it cannot fit."""
+        max_total = self.scheduler.check_fits(len(prompt), params.max_tokens)
+        answers: list[Track] = []
+        for index in range(params.n):
+            request = Request(
+                self._ids,
+                prompt,
+                params,
+                max_total=max_total,
+                seed=seed + index,
+                arrival=self.now,
+                priority=priority,
+                deadline=deadline,
+                scope=scope,
+                stop_ids=stop_ids,
+                index=index,
+                fork_of=answers[0].request if index else None,
+            )
+            self._ids += 1
+            track = Track(request, *self._expect(prompt, params, seed + index, max_total, stop_ids))
+            answers.append(track)
+            self.tracks[request.id] = track
+            self.scheduler.add(request)
+        self.check()
+        return answers
+
+    def abort(self, track: Track) -> None:
+        if track.ended is None:
+            track.ended = "aborted"
+        self.scheduler.finish(track.request, self.now)
+        self.check()
+
+    def pause(self, track: Track) -> None:
+        self.scheduler.pause(track.request)
+        self.check()
+
+    def resume(self, track: Track) -> None:
+        self.scheduler.resume(track.request)
+        self.check()
+
+    def schedule(self) -> bool:
+        """Schedule and launch a step; whether there was one."""
+        plan = self.scheduler.schedule(self.now)
+        # Before the launch: a page published too early is not written yet.
+        self.check()
+        if plan is None:
+            stuck = self.scheduler.has_work and not self._in_flight
+            hold("I9", not stuck, "there is work, but no step")
+            return False
+        self._in_flight.append((plan, self.runner.launch(plan)))
+        return True
+
+    def update(self) -> bool:
+        """Commit the oldest step in flight; whether there was one."""
+        if not self._in_flight:
+            return False
+        plan, handle = self._in_flight.popleft()
+        self._deliver(plan, self.runner.collect(handle))
+        self.check()
+        return True
+
+    def step(self, dt: float = 0.01) -> bool:
+        """One turn of a decode loop; whether anything moved."""
+        self.now += dt
+        moved = False
+        while len(self._in_flight) < self.depth and self.schedule():
+            moved = True
+        return self.update() or moved
+
+    def drain(self, limit: int = 100_000) -> None:
+        """Run until nothing is left, resuming whatever is paused."""
+        for track in self.live():
+            self.resume(track)
+        for _ in range(limit):
+            if not self.step():
+                break
+        else:
+            raise InvariantError(f"I9: not done after {limit} steps")
+        hold("I7", not self.live(), "never ended: {}", self.live())
+        check_drained(self.scheduler)
+
+    def live(self) -> list[Track]:
+        return [track for track in self.tracks.values() if track.ended is None]
+
+    def forget(self) -> None:
+        """Drop the tracks of ended requests that left the batch."""
+        leaving = self.scheduler.roster.leaving
+        for track in [*self.tracks.values()]:
+            if track.ended is not None and track.request.id not in leaving:
+                del self.tracks[track.request.id]
+
+    # -- checks --------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """The invariants, and the pages that just became free or published."""
+        check_invariants(self.scheduler, [track.request for track in self.tracks.values()])
+        for track in self.tracks.values():
+            ended = track.request.state is RequestState.FINISHED
+            hold("I7", ended == (track.ended is not None), "{} ended silently", track.request)
+        free = set(self.scheduler.roster.seats.blocks.pool.free)
+        self.runner.poison(free - self._free)
+        self._free = free
+        self._check_written()
+
+    def _check_written(self) -> None:
+        """I5: a published page holds exactly the KV of its prefix."""
+        cache = self.scheduler.cache
+        if cache is None:
+            return
+        entries = cache.by_block.values()
+        if len(self._written) != len(entries) or any(e not in self._written for e in entries):
+            self._written = {e: self._written.get(e) or self._pages_of(e) for e in entries}
+
+    def _pages_of(self, entry: CacheEntry) -> tuple[int, int]:
+        """Checks the entry's page; returns KV and position of its last token."""
+        chain = [entry]
+        while isinstance(chain[-1].parent, CacheEntry) and chain[-1].parent not in self._written:
+            chain.append(chain[-1].parent)
+        above = chain[-1].parent
+        kv, position = self._written[above] if isinstance(above, CacheEntry) else (0, -1)
+        expected: list[int] = []
+        for link in reversed(chain):
+            expected = []
+            for token in link.tokens:
+                kv = (kv * A + mix(token + 1)) & MASK
+                position += 1
+                expected.append(kv)
+        page = self.runner.page(entry.block)
+        hold("I5", page == expected, "block {} holds something else", entry.block)
+        return kv, position
+
+    def _deliver(self, plan: StepPlan, result: StepResult) -> None:
+        out = self.scheduler.update(plan, result, self.now)
+        for request, _ in out.failed:
+            track = self.tracks[request.id]
+            hold("I7", track.ended is None, "{} failed after its end", request)
+            track.ended = "failed"
+        for request, tokens, reason, row in zip(
+            out.requests, out.tokens, out.reasons, out.rows, strict=True
+        ):
+            track = self.tracks[request.id]
+            hold("I7", track.ended is None, "{} went on after its end", request)
+            if row in plan.prompt_logprobs:
+                scores = result.prompt_logprobs[row]
+                first = plan.starts[row] + 1
+                track.scored += range(first, first + len(scores.token_ids))
+            track.tokens += tokens
+            so_far = track.expected[: len(track.tokens)]
+            hold("I7", track.tokens == so_far, "{}: {}, not {}", request, track.tokens, so_far)
+            if reason is not None:
+                track.ended = reason
+                whole = (reason, len(track.tokens)) == (track.ends, len(track.expected))
+                hold("I7", whole, "{} ended by {}: {}", request, reason, track.tokens)
+                if request.prompt_logprobs is not None:
+                    every = list(range(1, request.prompt_len))
+                    hold("I7", track.scored == every, "{}: logprobs of {}", request, track.scored)
+        hold("I12", len(self.scheduler.flights) <= self.depth, "too many steps in flight")
+
+    def _expect(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        seed: int,
+        max_total: int,
+        stop_ids: frozenset[int],
+    ) -> tuple[list[int], str]:
+        count = max_total - len(prompt)
+        answer = self.runner.oracle(prompt, params, seed, count, stop_ids=stop_ids)
+        for i, token in enumerate(answer):
+            if token in stop_ids and i + 1 >= params.min_tokens:
+                return answer[: i + 1], "stop"
+        return answer, "length"
