@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import gc
+import logging
 import re
 import shlex
 import subprocess
@@ -20,6 +21,7 @@ import sys
 import threading
 import types
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import CO_COROUTINE
 from pathlib import Path
@@ -116,6 +118,17 @@ FOUND = [
 ]
 
 
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    """A block may turn logging on; the next one starts without."""
+    logger = logging.getLogger("asyncinfer")
+    handlers, level = logger.handlers[:], logger.level
+    yield logger
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
+
+
+@pytest.mark.usefixtures("logger")
 @pytest.mark.parametrize("script", scripts(FOUND), ids=lambda script: str(script[0]))
 def test_python_block(script: list[Block], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
@@ -194,3 +207,34 @@ def test_blocks_of_a_page() -> None:
 def test_there_is_something_to_run() -> None:
     assert len(scripts(FOUND)) >= 10
     assert len(commands(FOUND)) >= 3
+
+
+def test_files_named_in_the_architecture_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    named = set(re.findall(r"\b((?:\w+/)+(?:\w+\.py)?|\w+\.py)(?=[`<])", page))
+    assert len(named) > 30
+    missing = [
+        name
+        for name in named
+        if not any(
+            (ROOT / base / name).exists() for base in (".", "asyncinfer", "asyncinfer/kernels")
+        )
+    ]
+    assert not missing
+
+
+def test_links_lead_somewhere() -> None:
+    for path in PAGES:
+        text = path.read_text("utf-8")
+        for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
+            page, _, anchor = target.partition("#")
+            there = path.parent / page if page else path
+            assert there.exists(), f"{path.name}: {target}"
+            if anchor:
+                assert anchor in _anchors(there.read_text("utf-8")), f"{path.name}: {target}"
+
+
+def _anchors(text: str) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
