@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 __all__ = ["Cell", "Latch", "Port", "current_port"]
@@ -49,12 +49,12 @@ class Port(ABC):
         """Whether the caller runs on this loop."""
 
     @abstractmethod
-    async def park(self, cell: Cell) -> None:
-        """Wait until `cell` is woken; returns for no reason too. Cancellable."""
-
-    @abstractmethod
     def announce(self, cell: Cell) -> None:
         """Make the current task the cell's waiter, before it looks for data once more."""
+
+    @abstractmethod
+    def park(self, cell: Cell) -> Awaitable[object]:
+        """Wait until the announced `cell` is woken; returns for no reason too. Cancellable."""
 
     @abstractmethod
     def wake(self, cell: Cell) -> None:
@@ -78,10 +78,11 @@ class Cell:
         """Wait until `ready()` is true. Whoever makes it true then wakes this cell."""
         while not ready():
             self.port.announce(self)
-            if ready():
+            try:
+                if not ready():
+                    await self.port.park(self)
+            finally:
                 self.waiter = None
-                return
-            await self.port.park(self)
 
 
 class Latch:
@@ -133,11 +134,9 @@ class AsyncioPort(Port):
     def announce(self, cell: Cell) -> None:
         cell.waiter = self._loop.create_future()
 
-    async def park(self, cell: Cell) -> None:
-        try:
-            await cell.waiter
-        finally:
-            cell.waiter = None
+    def park(self, cell: Cell) -> Awaitable[object]:
+        waiter: asyncio.Future[None] = cell.waiter
+        return waiter
 
     def wake(self, cell: Cell) -> None:
         waiter = cell.waiter
@@ -175,12 +174,13 @@ class TrioPort(Port):
     def announce(self, cell: Cell) -> None:
         cell.waiter = self._trio.lowlevel.current_task()
 
-    async def park(self, cell: Cell) -> None:
+    def park(self, cell: Cell) -> Awaitable[object]:
         def give_up(_: object) -> Any:
             cell.waiter = None
             return self._trio.lowlevel.Abort.SUCCEEDED
 
-        await self._trio.lowlevel.wait_task_rescheduled(give_up)
+        waiting: Awaitable[object] = self._trio.lowlevel.wait_task_rescheduled(give_up)
+        return waiting
 
     def wake(self, cell: Cell) -> None:
         task, cell.waiter = cell.waiter, None

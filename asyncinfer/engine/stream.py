@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from asyncinfer.chunk import Choice, Chunk, Completion, Timings, Usage
+from asyncinfer.chunk import Chunk, Completion, Timings, Usage
 from asyncinfer.engine.core import Command
 from asyncinfer.engine.job import Job
+from asyncinfer.engine.mailbox import Mailbox
 from asyncinfer.engine.options import RequestOptions
+from asyncinfer.engine.transcript import Transcript
 from asyncinfer.errors import EngineClosed, StreamBusy
 from asyncinfer.params import SamplingParams
 
@@ -47,7 +49,7 @@ class Stream:
         self._options = options
         self._context = contextvars.copy_context()
         self._job: Job | None = None
-        self._taken: list[Chunk] = []
+        self._answers = [Transcript() for _ in range(params.n)]
         self._reading = False
         self._burst = 0
         self._stopped = False
@@ -57,11 +59,13 @@ class Stream:
         return self
 
     async def __anext__(self) -> Chunk:
+        # Runs for every token: what would be a call each is written out here.
         self._claim()
         try:
             job = self._job or await self._start()
             mailbox = job.mailbox
-            if not mailbox.port.here():
+            port = mailbox.port
+            if not port.here():
                 raise StreamBusy(f"{self.request_id}: belongs to another event loop")
             while True:
                 if mailbox.chunks and not self._closed:
@@ -69,19 +73,25 @@ class Stream:
                     if self._burst >= BURST:
                         # Cancellation is looked at before the pop, and nothing is awaited after.
                         self._burst = 0
-                        await mailbox.port.checkpoint()
+                        await port.checkpoint()
                     chunk = mailbox.take()
                     if mailbox.parked and mailbox.drained:
                         mailbox.parked = False
                         self._engine._post(Command.RESUME, job)
-                    self._taken.append(chunk)
+                    self._answers[chunk.index].add(chunk)
                     return chunk
                 if mailbox.outcome is not None or self._closed:
                     self._raise_error()
                     raise StopAsyncIteration
                 self._burst = 0
                 self._engine._check_process()
-                await mailbox.wait_for(mailbox.has_news)
+                # `mailbox.wait_for(news)`, without the frames of it.
+                port.announce(mailbox)
+                try:
+                    if not mailbox.chunks and mailbox.outcome is None:
+                        await port.park(mailbox)
+                finally:
+                    mailbox.waiter = None
         finally:
             self._reading = False
 
@@ -162,8 +172,9 @@ class Stream:
             await mailbox.wait_for(lambda: mailbox.outcome is not None)
             self._raise_error()
             while mailbox.chunks:
-                self._taken.append(mailbox.take())
-            return self._completion(job)
+                chunk = mailbox.take()
+                self._answers[chunk.index].add(chunk)
+            return self._completion(mailbox)
         finally:
             self._reading = False
             if self._job is not None and self._job.mailbox.outcome is None:
@@ -171,12 +182,12 @@ class Stream:
                 self._closed = True
                 self._engine._post(Command.ABORT, self._job)
 
-    def _completion(self, job: Job) -> Completion:
-        outcome = job.mailbox.outcome
+    def _completion(self, mailbox: Mailbox) -> Completion:
+        outcome = mailbox.outcome
         assert outcome is not None
         return Completion(
             request_id=self.request_id,
-            choices=tuple(_choice(i, self._taken) for i in range(job.params.n)),
+            choices=tuple(its.choice(index) for index, its in enumerate(self._answers)),
             usage=outcome.usage,
             timings=outcome.timings,
             prompt_logprobs=outcome.prompt_logprobs,
@@ -211,14 +222,3 @@ class Stream:
         if self._closed or (self._job is not None and self._job.mailbox.outcome is not None):
             state = "ended"
         return f"<asyncinfer.Stream {self.request_id} {state} pid={os.getpid()}>"
-
-
-def _choice(index: int, chunks: list[Chunk]) -> Choice:
-    mine = [chunk for chunk in chunks if chunk.index == index]
-    return Choice(
-        index=index,
-        text="".join(chunk.text for chunk in mine),
-        token_ids=tuple(token for chunk in mine for token in chunk.token_ids),
-        logprobs=tuple(entry for chunk in mine for entry in chunk.logprobs),
-        finish_reason=(mine[-1].finish_reason if mine else None) or "aborted",
-    )
