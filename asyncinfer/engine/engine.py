@@ -10,7 +10,6 @@ import warnings
 from functools import partial
 from itertools import count
 from pathlib import Path
-from threading import Event
 from types import TracebackType
 from typing import Any
 
@@ -26,6 +25,7 @@ from asyncinfer.engine.job import Job
 from asyncinfer.engine.mailbox import Outcome
 from asyncinfer.engine.options import RequestOptions
 from asyncinfer.engine.ports import Port, current_port
+from asyncinfer.engine.process import current_process
 from asyncinfer.engine.source import ModelSource, Progress
 from asyncinfer.engine.stream import Stream
 from asyncinfer.engine.thread import DecodeThread
@@ -67,7 +67,7 @@ class Engine:
         self._thread: DecodeThread | None = None
         self._core: Core | None = None
         self._intake: Intake | None = None
-        self._pid = os.getpid()
+        self._process = current_process()
         self._ids = count(1)
 
     @classmethod
@@ -163,7 +163,6 @@ class Engine:
         if self._thread is not None:
             raise EngineClosed("an engine is opened once; make another")
         port = current_port(self._ports)
-        cancelled = Event()
         thread = self._thread = DecodeThread(
             partial(
                 open_core,
@@ -172,7 +171,6 @@ class Engine:
                 self._progress,
                 self._admission,
                 self._ports,
-                cancelled,
             ),
             home=port,
             step_timeout=self.config.step_timeout,
@@ -181,8 +179,9 @@ class Engine:
         try:
             await thread.opened.wait(port)
         except BaseException:
-            # The thread stops at the next tensor; it holds nothing of ours.
-            cancelled.set()
+            # The thread stops at the next tensor, gives back what it has, and is nobody's.
+            thread.cancel_open()
+            self._thread = None
             raise
         if thread.load_error is not None:
             raise thread.load_error
@@ -229,12 +228,12 @@ class Engine:
     def _check_process(self) -> None:
         if not self._in_process():
             raise EngineClosed(
-                f"this engine lives in process {self._pid}, not in its fork {os.getpid()}; "
+                f"this engine lives in process {self._process}, not in its fork {os.getpid()}; "
                 "open another one here"
             )
 
     def _in_process(self) -> bool:
-        return os.getpid() == self._pid
+        return current_process() == self._process
 
     def _post(self, command: Command, argument: Any) -> None:
         if self._core is not None:

@@ -23,12 +23,15 @@ EXIT_TIMEOUT = 2.0
 class DecodeThread:
     """A daemon thread around a `Core`, supervised. It holds no reference to the engine.
 
-    `open_core` runs on the thread: loading a model neither blocks an event loop nor needs a
-    second thread that touches the device. `home` is the event loop that opened the engine: once
-    it is closed and nothing runs, nobody can close the engine any more, and the thread ends.
+    `open_core` runs on the thread: loading a model neither blocks an event loop nor needs a second
+    thread that touches the device. It stops when the event it is
+    given is set. `home` is the event loop that opened the engine: once that is closed and nothing
+    runs, nobody can close the engine any more, and the thread ends.
     """
 
-    def __init__(self, open_core: Callable[[], Core], home: Port, step_timeout: float) -> None:
+    def __init__(
+        self, open_core: Callable[[threading.Event], Core], home: Port, step_timeout: float
+    ) -> None:
         self.opened = Latch()
         self.closed = Latch()
         #: Why no request can be served any more; None while open.
@@ -38,6 +41,7 @@ class DecodeThread:
         self._open_core = open_core
         self._home = home
         self._step_timeout = step_timeout
+        self.cancelled = threading.Event()
         self._halt = threading.Event()
         self._thread = threading.Thread(target=self._run, name="asyncinfer-decode", daemon=True)
         self._watchdog = threading.Thread(
@@ -49,6 +53,12 @@ class DecodeThread:
         atexit.register(self._at_exit)
         self._thread.start()
 
+    def cancel_open(self) -> None:
+        """Nobody waits for the engine any more: stop loading, or close what was opened."""
+        self.cancelled.set()
+        if self.core is not None:
+            self.core.post(Command.CLOSE, 0.0)
+
     def join(self, timeout: float) -> bool:
         """Wait for both threads; whether they ended."""
         self._thread.join(timeout)
@@ -58,11 +68,14 @@ class DecodeThread:
 
     def _run(self) -> None:
         try:
-            core = self.core = self._open_core()
+            core = self.core = self._open_core(self.cancelled)
         except BaseException as error:
             self.load_error = error
             self._finish()
             return
+        if self.cancelled.is_set():
+            # Before `core` was there to be told.
+            core.post(Command.CLOSE, 0.0)
         if self._step_timeout < threading.TIMEOUT_MAX:
             self._watchdog.start()
         self.opened.set()

@@ -117,7 +117,7 @@ class InlineStream:
     def read(self, most: int | None = None) -> list[Chunk]:
         """Take up to `most` chunks (None: all there are), as a consumer would."""
         mailbox = self.job.mailbox
-        taken = []
+        taken: list[Chunk] = []
         while mailbox.chunks and (most is None or len(taken) < most):
             taken.append(mailbox.take())
         if mailbox.parked and mailbox.drained:
