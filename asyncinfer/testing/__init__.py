@@ -1,8 +1,25 @@
-"""For tests of the engine, of applications that embed it, and of plugins."""
+"""For tests of the engine, of applications that embed it, and of plugins.
 
+With the nouns that a fake is made of and handed: the plan of a step, its result, a tokenizer.
+"""
+
+from asyncinfer.scheduler import Request, RunnerSpec, StepPlan, StepResult
 from asyncinfer.testing.fake_engine import FakeModel
 from asyncinfer.testing.fake_model import FakeRunner
 from asyncinfer.testing.gate import StepGate
 from asyncinfer.testing.inline import InlineEngine, InlineStream
+from asyncinfer.testing.tape import PlanTape
+from asyncinfer.text import Tokenizer
 
-__all__ = ["FakeModel", "FakeRunner", "InlineEngine", "InlineStream", "StepGate"]
+__all__ = [
+    "FakeModel",
+    "FakeRunner",
+    "InlineEngine",
+    "InlineStream",
+    "Request",
+    "RunnerSpec",
+    "StepGate",
+    "StepPlan",
+    "StepResult",
+    "Tokenizer",
+]
