@@ -180,9 +180,6 @@ class Planner:
             if request.fork_of is not None and request.fork_of.slot < 0:
                 # It slept, and was preempted to make room.
                 continue
-            if request.fork_of is not None and self._fork_wait(request) is not None:
-                # Making room took the blocks of the very request it forks from.
-                continue
             budget -= self._seat(flight, request, entries, budget)
             margin += self._margin(request)
 
