@@ -1,0 +1,171 @@
+"""A test of the tests: every planted bug must be caught by the invariants or the oracle."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+from asyncinfer.cache import BlockHasher, BlockManager, BlockPool, GuardedPolicy, PrefixCache
+from asyncinfer.cache import prefix_cache as prefix_cache_module
+from asyncinfer.scheduler import Scheduler
+from asyncinfer.scheduler.following import Following
+from asyncinfer.scheduler.planner import Planner
+from asyncinfer.scheduler.queue import WaitingQueue
+from asyncinfer.scheduler.roster import Roster
+from asyncinfer.scheduler.seats import Seats
+from asyncinfer.testing.scenarios import simulate
+
+SEEDS = 80
+
+
+def edit(owner: type, method: str, before: str, after: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """A mutant that replaces one piece of a method's source."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        function = owner.__dict__[method]
+        assert isinstance(function, FunctionType)
+        source = textwrap.dedent(inspect.getsource(function))
+        assert source.count(before) == 1, f"{owner.__name__}.{method} holds no single {before!r}"
+        names: dict[str, Any] = {}
+        exec(source.replace(before, after), function.__globals__, names)
+        monkeypatch.setattr(owner, method, names[method])
+
+    return plant
+
+
+def collide(monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = BlockHasher.digest
+    monkeypatch.setattr(BlockHasher, "digest", lambda *args: bytes([digest(*args)[0] & 3]))
+
+
+def no_token_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    collide(monkeypatch)
+    edit(PrefixCache, "_holds", "entry.tokens != tokens", "False")(monkeypatch)
+
+
+def no_chain_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    collide(monkeypatch)
+    monkeypatch.setattr(prefix_cache_module, "_same", lambda a, b: True)
+
+
+def scope_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = BlockHasher.root
+    monkeypatch.setattr(BlockHasher, "root", lambda self, scope, adapter: root(self, "", ""))
+    monkeypatch.setattr(prefix_cache_module, "_same", lambda a, b: True)
+
+
+MUTANTS = {
+    # The cache.
+    "published before the step is committed": edit(
+        Planner,
+        "_row",
+        "request.in_flight += 1",
+        "request.in_flight += 1; self._blocks.commit(request, min(end, len(request.tokens)))",
+    ),
+    "published though the row failed": edit(
+        Scheduler,
+        "_commit",
+        "if error is not None:",
+        "if error is not None:\n            request.committed += plan.counts[row]\n"
+        "            self._publish(request)",
+    ),
+    "published half full": edit(
+        BlockManager, "commit", "length // size)", "-(-length // size) if length > 9 else 0)"
+    ),
+    "a reference is not given back": edit(
+        BlockManager, "close", "reversed(request.blocks)", "request.blocks[1:]"
+    ),
+    "a hit takes no reference": edit(BlockManager, "open", "refs[entry.block] += 1", "pass"),
+    "a block is freed twice": edit(
+        BlockPool, "put", "self.free.append(block)", "self.free += [block] * (1 + (block == 3))"
+    ),
+    "a cached block is freed as well": edit(
+        BlockManager,
+        "_release",
+        "self.cache is None or not self.cache.release(block)",
+        "self.cache is None or not self.cache.release(block) or block == 1",
+    ),
+    "evicted, but still found": edit(PrefixCache, "evict", "del self.by_key[entry.key]", "pass"),
+    "a reused block stays evictable": edit(
+        GuardedPolicy, "reused", "self.evictable.pop(number, None)", "pass"
+    ),
+    "tokens are not compared": no_token_compare,
+    "the tokens before are not compared": no_chain_compare,
+    "scopes share": scope_ignored,
+    # Answers that share a prompt.
+    "a shared tail is not copied": edit(Planner, "_seat", "plan.copies.append(copy)", "pass"),
+    "a shared tail is copied backwards": edit(
+        Planner, "_seat", "plan.copies.append(copy)", "plan.copies.append(copy[::-1])"
+    ),
+    "a tail is shared, not copied": edit(
+        BlockManager,
+        "fork",
+        "if not partial:\n        return None",
+        "if partial:\n        request.blocks.append(parent.blocks[full])\n"
+        "        refs[parent.blocks[full]] += 1; request.room += self.block_size\n"
+        "    return None",
+    ),
+    "the source of a copy is not pinned": edit(
+        Planner, "_seat", "flight.pins.append(copy[0])", "self._blocks.unpin(copy[0])"
+    ),
+    "a pin is never released": edit(
+        Scheduler, "update", "self.roster.seats.blocks.unpin(block)", "pass"
+    ),
+    "shared before it is computed": edit(
+        Planner, "_fork_wait", "leader.committed >= shared", "leader.computed >= 1"
+    ),
+    # Steps in flight.
+    "freed in flight at the end": edit(Roster, "finish", "if request.in_flight:", "if False:"),
+    "freed in flight by preemption": edit(
+        Roster, "preempt", "if not request.in_flight:", "request.in_flight = 0\n    if True:"
+    ),
+    "a token is delivered after the end": edit(
+        Scheduler, "_commit", "if request.state is not FINISHED:", "if True:"
+    ),
+    "too many draws": edit(Planner, "_row", "request.left -= 1", "pass"),
+    # The scheduler.
+    "nothing is left to compute after a full hit": edit(
+        Planner, "_reusable", "len(request.tokens) - 1", "len(request.tokens)"
+    ),
+    "prompt logprobs lost to a prefix hit": edit(
+        Planner, "_reusable", "limit = min(limit, request.scored)", "pass"
+    ),
+    "prompt logprobs twice after a preemption": edit(
+        Planner, "_row", "request.scored <= start < ", "start < "
+    ),
+    "the runner is not told of a block": edit(
+        Seats, "grow", "range(first, first + count)", "range(first + first % 3 // 2, first + count)"
+    ),
+    "the runner is not told who left": edit(Seats, "vacate", "self._leaves.append(slot)", "pass"),
+    "the answer so far is forgotten": edit(
+        Seats, "join", "list(request.tokens)", "request.tokens[: request.prompt_len]"
+    ),
+    "a hit counts one token too many": edit(
+        Seats, "seat", "= request.room", "= request.room + bool(entries)"
+    ),
+    "followers are forgotten": edit(
+        Following, "dissolve", "return self._release(leader, None)", "return []"
+    ),
+    "a resumed request is lost": edit(Roster, "resume", "self.wait(request)", "pass"),
+    "a removed request is admitted": edit(
+        WaitingQueue, "remove", "request.entry = None", "request.entry = request.entry"
+    ),
+    "a needy request is starved": edit(Planner, "_relieve", "return served", "return served[1:]"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_caught(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTANTS[mutant](monkeypatch)
+    for seed in range(SEEDS):
+        try:
+            simulate(seed)
+        except Exception:
+            return
+    pytest.fail(f"survived {SEEDS} seeds: {mutant}")
