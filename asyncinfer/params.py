@@ -161,9 +161,10 @@ def _integer(name: str, value: object, low: int, high: int) -> int:
     # bool is an int in Python, and `max_tokens=True` is a mistake, not a 1.
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InvalidRequest(name, value, "must be an integer")
-    if not low <= value <= high:
+    number = int(value)
+    if not low <= number <= high:
         raise InvalidRequest(name, value, f"must be between {low} and {high}")
-    return int(value)
+    return number
 
 
 def _real(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> float:
