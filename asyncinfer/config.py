@@ -75,11 +75,18 @@ class EngineConfig:
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         for name in ("stall_timeout", "drain_timeout", "step_timeout"):
-            seconds = getattr(self, name)
-            if isinstance(seconds, bool) or math.isnan(seconds) or seconds < 0:
+            seconds = _number(name, getattr(self, name))
+            if math.isnan(seconds) or seconds < 0:
                 raise ValueError(f"{name}={seconds!r}: must be >= 0 seconds")
-        if not 0.0 < self.kv_fraction <= 1.0:
+        if not 0.0 < _number("kv_fraction", self.kv_fraction) <= 1.0:
             raise ValueError(f"kv_fraction={self.kv_fraction!r}: must be in (0, 1]")
+        for name in ("device", "dtype"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be a non-empty string")
+        if self.revision is not None and not isinstance(self.revision, str):
+            raise ValueError(f"revision={self.revision!r}: must be a string")
+        if not isinstance(self.prefix_cache, bool):
+            raise ValueError(f"prefix_cache={self.prefix_cache!r}: must be True or False")
         if self.on_full not in get_args(OnFull):
             raise ValueError(f"on_full={self.on_full!r}: must be one of {get_args(OnFull)}")
 
@@ -93,3 +100,9 @@ def _at_least(name: str, value: object, low: int) -> None:
         raise ValueError(f"{name}={value!r}: must be an integer")
     if value < low:
         raise ValueError(f"{name}={value!r}: must be >= {low}")
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name}={value!r}: must be a number")
+    return value

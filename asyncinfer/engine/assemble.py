@@ -50,7 +50,11 @@ class Checkpoint:
 def source_of(model: str | Path | ModelSource | None) -> ModelSource:
     if model is None:
         return Checkpoint(MODEL_PATH)
-    return Checkpoint(model) if isinstance(model, str | Path) else model
+    if isinstance(model, str | Path):
+        return Checkpoint(model)
+    if not callable(getattr(model, "load", None)):
+        raise TypeError(f"model={model!r}: must be a folder, a hub id or an object with load()")
+    return model
 
 
 def open_core(

@@ -58,7 +58,9 @@ class Engine:
         progress: Progress | None = None,
         **overrides: Any,
     ) -> None:
-        base = config or EngineConfig()
+        base = EngineConfig() if config is None else config
+        if not isinstance(base, EngineConfig):
+            raise TypeError(f"config={config!r}: must be an EngineConfig")
         self.config = base.replace(**overrides) if overrides else base
         self._source = source_of(model)
         self._progress = progress
@@ -130,6 +132,11 @@ class Engine:
             raise InvalidRequest("params", params, "must be SamplingParams")
         elif sampling:
             params = dataclasses.replace(params, **sampling)
+        if params.n > self.config.max_requests:
+            # `Overloaded` would say "later", and there is no later for this one.
+            raise InvalidRequest(
+                "n", params.n, f"must be <= max_requests={self.config.max_requests}"
+            )
         return Stream(self, prompt, params, options)
 
     async def generate(self, prompt: Any, **options: Any) -> Completion:

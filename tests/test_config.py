@@ -1,0 +1,84 @@
+"""`EngineConfig` refuses what is not an option, by name, value and bound."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from asyncinfer import Engine, EngineConfig, InvalidRequest
+from asyncinfer.testing import FakeModel
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("block_size", (0, -1, 1.5, True, "16")),
+        ("kv_bytes", (0, "2G", 1.0)),
+        ("kv_fraction", (0, 1.01, NAN, "0.5", True)),
+        ("max_context", (0, 1.5)),
+        ("max_running", (0, None)),
+        ("max_requests", (0, True)),
+        ("max_step_tokens", (0,)),
+        ("overlap", (0,)),
+        ("buffer", (0, INF)),
+        ("max_prompt_chars", (0,)),
+        ("stall_timeout", (-1, NAN, "a", None, True)),
+        ("drain_timeout", (-0.1, NAN)),
+        ("step_timeout", (-1, NAN)),
+        ("on_full", ("drop", None)),
+        ("device", (3, "", None)),
+        ("dtype", (None, "")),
+        ("revision", (3,)),
+        ("prefix_cache", (1, "no")),
+    ],
+)
+def test_a_bad_value_is_named(name: str, values: tuple[object, ...]) -> None:
+    for value in values:
+        with pytest.raises(ValueError, match=f"^{name}=") as caught:
+            EngineConfig(**{name: value})
+        assert repr(value) in str(caught.value)
+
+
+def test_unlimited_timeouts_are_allowed() -> None:
+    EngineConfig(stall_timeout=INF, drain_timeout=INF, step_timeout=INF)
+
+
+def test_an_unknown_name_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="max_runing"):
+        EngineConfig(max_runing=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="max_runing"):
+        Engine(FakeModel(), max_runing=3)
+
+
+def test_it_is_frozen_and_replaced_with_checks() -> None:
+    config = EngineConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.buffer = 3  # type: ignore[misc]
+    assert config.replace(buffer=3).buffer == 3
+    with pytest.raises(ValueError, match="buffer=0"):
+        config.replace(buffer=0)
+
+
+@pytest.mark.parametrize("config", [{}, {"buffer": 3}, 5])
+def test_a_config_is_an_engine_config(config: Any) -> None:
+    with pytest.raises(TypeError, match="must be an EngineConfig"):
+        Engine(FakeModel(), config=config)
+
+
+@pytest.mark.parametrize("model", [5, b"path", object()])
+def test_a_model_is_a_path_an_id_or_a_source(model: Any) -> None:
+    with pytest.raises(TypeError, match="must be a folder, a hub id"):
+        Engine(model)
+
+
+@pytest.mark.anyio
+async def test_more_answers_than_the_engine_holds_are_no_overload() -> None:
+    async with Engine(FakeModel(), max_requests=4) as engine:
+        with pytest.raises(InvalidRequest, match="n=5: must be <= max_requests=4"):
+            engine.stream("x", n=5)
+        assert len((await engine.generate("x", n=4, max_tokens=2)).choices) == 4
