@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import sys
+from contextlib import suppress
 from typing import Any, Final
 
 import click
@@ -73,8 +74,9 @@ class _Conversation:
 
     def run(self) -> None:
         if _terminal():
-            # Line editing for input(), where there is any.
-            import readline  # noqa: F401
+            with suppress(ImportError):
+                # Line editing for input(); Windows has its own.
+                import readline  # noqa: F401
 
             click.echo("Ctrl-C stops the answer, Ctrl-D ends, /help says more.")
         while (line := self._read()) is not None:

@@ -3,6 +3,6 @@
 from asyncinfer.text.chat import ChatTemplate
 from asyncinfer.text.detokenizer import Detokenizer
 from asyncinfer.text.stop import StopStrings
-from asyncinfer.text.tokenizer import Tokenizer, check_text
+from asyncinfer.text.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "Detokenizer", "StopStrings", "Tokenizer", "check_text"]
+__all__ = ["ChatTemplate", "Detokenizer", "StopStrings", "Tokenizer"]
