@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from asyncinfer.cache.block_pool import BlockPool
+from asyncinfer.cache.chain import TOKEN_BYTES, pack
 from asyncinfer.cache.prefix_cache import CacheEntry, PrefixCache, Tenant
 
 __all__ = ["BlockManager", "Tabled"]
@@ -107,17 +108,19 @@ class BlockManager:
     def commit(self, request: Tabled, length: int) -> None:
         """The KV of the first `length` tokens is written: publish the blocks it fills."""
         cache, size = self.cache, self.block_size
-        if cache is None:
+        first, full = request.published, length // size
+        if cache is None or first == full:
             return
-        tokens, keys = request.tokens, request.keys
-        for j in range(request.published, length // size):
+        keys, width = request.keys, size * TOKEN_BYTES
+        data = pack(request.tokens[first * size : full * size])
+        for j in range(first, full):
             if request.node is None:
                 return
-            block_tokens = tokens[j * size : (j + 1) * size]
+            its = data[(j - first) * width : (j - first + 1) * width]
             if j == len(keys):
                 parent = keys[-1] if keys else cache.hasher.root(*request.tenant)
-                keys.append(cache.hasher.next(parent, block_tokens))
-            request.node = cache.publish(request.blocks[j], keys[j], block_tokens, request.node)
+                keys.append(cache.hasher.next(parent, its))
+            request.node = cache.publish(request.blocks[j], keys[j], its, request.node)
             request.published = j + 1
 
     def close(self, request: Tabled) -> None:

@@ -13,9 +13,20 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
-__all__ = ["BlockHasher", "chain_keys"]
+__all__ = ["TOKEN_BYTES", "BlockHasher", "chain_keys", "pack", "unpack"]
 
 DIGEST_SIZE = 16
+TOKEN_BYTES = array("i").itemsize
+
+
+def pack(tokens: Sequence[int]) -> bytes:
+    """Token ids as bytes, `TOKEN_BYTES` each: what is hashed and what is compared."""
+    return array("i", tokens).tobytes()
+
+
+def unpack(data: bytes) -> list[int]:
+    """The token ids that were packed."""
+    return array("i", data).tolist()
 
 
 class BlockHasher:
@@ -40,17 +51,16 @@ class BlockHasher:
         rest = adapter.encode("utf-8", "surrogatepass")
         return self.digest(len(name).to_bytes(8, "little") + name + rest)
 
-    def next(self, parent: bytes, tokens: Sequence[int]) -> bytes:
-        """The key of a block of `tokens` after the block `parent`."""
-        return self.digest(parent + array("i", tokens).tobytes())
+    def next(self, parent: bytes, data: bytes) -> bytes:
+        """The key of a block of packed tokens after the block `parent`."""
+        return self.digest(parent + data)
 
     def keys(self, tokens: Sequence[int], scope: str = "", adapter: str = "") -> list[bytes]:
         """Keys of every full block of `tokens`, in order."""
-        ids = array("i", tokens)
-        data, width = ids.tobytes(), self.block_size * ids.itemsize
+        data, width = pack(tokens), self.block_size * TOKEN_BYTES
         key, keys = self.root(scope, adapter), []
         for start in range(0, len(data) - width + 1, width):
-            key = self.digest(key + data[start : start + width])
+            key = self.next(key, data[start : start + width])
             keys.append(key)
         return keys
 

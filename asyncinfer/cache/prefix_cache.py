@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 
-from asyncinfer.cache.chain import BlockHasher
+from asyncinfer.cache.chain import TOKEN_BYTES, BlockHasher, pack, unpack
 from asyncinfer.cache.guard import GuardedPolicy
 from asyncinfer.cache.lru import LRU
 from asyncinfer.protocols.eviction import CachedBlock, EvictionPolicy
@@ -19,32 +19,30 @@ Tenant = tuple[str, str]
 class CacheEntry:
     """A published block. Entries outlive eviction as long as others name them as `parent`."""
 
-    __slots__ = ("block", "children", "depth", "key", "meta", "parent", "scope", "tokens", "uses")
+    __slots__ = ("block", "children", "data", "depth", "key", "meta", "parent", "scope", "uses")
 
-    def __init__(
-        self,
-        key: bytes,
-        tokens: list[int],
-        parent: CacheEntry | Tenant,
-        block: int,
-    ) -> None:
+    def __init__(self, key: bytes, data: bytes, parent: CacheEntry | Tenant, block: int) -> None:
         self.key = key
-        self.tokens = tokens
+        #: The token ids, as `asyncinfer.cache.chain.pack` has them.
+        self.data = data
         #: The entry of the tokens before these; the tenant at the root.
         self.parent = parent
         self.block = block
-        self.depth: int = 0 if isinstance(parent, tuple) else parent.depth + 1
-        self.scope: str = parent[0] if isinstance(parent, tuple) else parent.scope
         self.children = 0
         self.uses = 0
+        self.depth: int = 0
+        self.scope: str
+        above: int | None = None
+        if isinstance(parent, CacheEntry):
+            above, self.depth, self.scope = parent.block, parent.depth + 1, parent.scope
+        else:
+            self.scope = parent[0]
         #: What the eviction policy sees. Written here, never read: a policy may have spoilt it.
-        self.meta = CachedBlock(
-            block=block,
-            parent=None if isinstance(parent, tuple) else parent.block,
-            depth=self.depth,
-            tokens=len(tokens),
-            scope=self.scope,
-        )
+        self.meta = CachedBlock(block, above, self.depth, len(data) // TOKEN_BYTES, self.scope)
+
+    @property
+    def tokens(self) -> list[int]:
+        return unpack(self.data)
 
     def adopted(self, children: int) -> None:
         """So many more published blocks have this one as their parent."""
@@ -98,12 +96,13 @@ class PrefixCache:
         self, keys: Sequence[bytes], tokens: Sequence[int], tenant: Tenant, limit: int
     ) -> list[CacheEntry]:
         """The longest cached prefix, at most `limit` blocks. Changes nothing."""
-        size, by_key = self.block_size, self.by_key
+        limit = min(limit, len(keys))
+        data, width = pack(tokens[: limit * self.block_size]), self.block_size * TOKEN_BYTES
         node: CacheEntry | Tenant = tenant
         found: list[CacheEntry] = []
-        for j in range(min(limit, len(keys))):
-            entry = by_key.get(keys[j])
-            if entry is None or not self._holds(entry, tokens[j * size : (j + 1) * size], node):
+        for j in range(limit):
+            entry = self.by_key.get(keys[j])
+            if entry is None or not self._holds(entry, data[j * width : (j + 1) * width], node):
                 break
             found.append(entry)
             node = entry
@@ -117,16 +116,16 @@ class PrefixCache:
         self.guard.reused(entry.block, entry.meta)
 
     def publish(
-        self, block: int, key: bytes, tokens: list[int], parent: CacheEntry | Tenant
+        self, block: int, key: bytes, data: bytes, parent: CacheEntry | Tenant
     ) -> CacheEntry | None:
-        """Make a full, written block findable. Returns the entry of its prefix: a new one, or
-        that of another block with equal tokens; None if a different prefix has the key (then
-        no later block of this one may be published either)."""
+        """Make a full, written block of packed tokens findable. Returns the entry of its prefix:
+        a new one, or that of another block with equal tokens; None if a different prefix has the
+        key (then no later block of this one may be published either)."""
         entry = self.by_key.get(key)
         if entry is not None:
-            return entry if self._holds(entry, tokens, parent) else None
+            return entry if self._holds(entry, data, parent) else None
         assert block not in self.by_block, "a block published under two keys"
-        entry = CacheEntry(key, tokens, parent, block)
+        entry = CacheEntry(key, data, parent, block)
         self.by_key[key] = self.by_block[block] = entry
         if isinstance(parent, CacheEntry):
             parent.adopted(1)
@@ -157,9 +156,9 @@ class PrefixCache:
                 gone.append(block)
         return gone
 
-    def _holds(self, entry: CacheEntry, tokens: Sequence[int], parent: CacheEntry | Tenant) -> bool:
-        """Whether the entry's prefix is `parent`'s and `tokens`, whatever the keys say."""
-        if entry.tokens != tokens:
+    def _holds(self, entry: CacheEntry, data: bytes, parent: CacheEntry | Tenant) -> bool:
+        """Whether the entry's prefix is `parent`'s and these tokens, whatever the keys say."""
+        if entry.data != data:
             return False
         if entry.parent is not parent:
             if not _same(entry.parent, parent):
@@ -181,7 +180,7 @@ def _same(a: CacheEntry | Tenant, b: CacheEntry | Tenant) -> bool:
     while a is not b:
         if isinstance(a, tuple) or isinstance(b, tuple):
             return a == b
-        if a.tokens != b.tokens:
+        if a.data != b.data:
             return False
         a, b = a.parent, b.parent
     return True

@@ -45,7 +45,7 @@ def collide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_token_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     collide(monkeypatch)
-    edit(PrefixCache, "_holds", "entry.tokens != tokens", "False")(monkeypatch)
+    edit(PrefixCache, "_holds", "entry.data != data", "False")(monkeypatch)
 
 
 def no_chain_compare(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ MUTANTS = {
         "            self._publish(request)",
     ),
     "published half full": edit(
-        BlockManager, "commit", "length // size)", "-(-length // size) if length > 9 else 0)"
+        BlockManager, "commit", "length // size\n", "-(-length // size) if length > 9 else 0\n"
     ),
     "a reference is not given back": edit(
         BlockManager, "close", "reversed(request.blocks)", "request.blocks[1:]"
