@@ -29,8 +29,9 @@ def rms_norm(
 def rope(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, reference: bool = False
 ) -> torch.Tensor:
-    """`x` `[tokens, heads, head_dim]`; `cos`, `sin` float32 `[tokens, 1, head_dim / 2]`."""
-    expected = (x.shape[0], 1, x.shape[-1] // 2)
+    """`x` `[tokens, heads, head_dim]`; `cos`, `sin` float32 `[tokens, 1, head_dim]`, the first half
+    of the sines negated."""
+    expected = (x.shape[0], 1, x.shape[-1])
     right = x.ndim == 3 and cos.shape == expected and sin.shape == expected
     _check(right and cos.dtype is sin.dtype is torch.float32, "rope", x, cos, sin)
     result: torch.Tensor = _twin("rope", x, reference)(x, cos, sin)

@@ -46,7 +46,9 @@ class RotaryEmbedding:
         self._frequencies = _frequencies(config, head_dim).to(device)
 
     def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and sine, float32 `[tokens, 1, head_dim / 2]`, of positions int64 `[tokens]`."""
+        """Cosines and sines of positions int64 `[tokens]`, as `kernels.ops.rope` takes them:
+        float32 `[tokens, 1, head_dim]`, both halves alike but the first half of the sines negated.
+        """
         frequencies = self._frequencies
         if self._config.rope_type == "dynamic":
             frequencies = self._dynamic(positions)
@@ -55,7 +57,7 @@ class RotaryEmbedding:
         if self._config.attention_factor != 1.0:
             cos.mul_(self._config.attention_factor)
             sin.mul_(self._config.attention_factor)
-        return cos, sin
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
     def _dynamic(self, positions: torch.Tensor) -> torch.Tensor:
         """float32 `[tokens, 1, head_dim / 2]`: each position's own frequencies."""

@@ -75,5 +75,9 @@ def _layer(config: ModelConfig, index: int, weights: WeightSource) -> DecoderLay
             linear("attention.out", config.attention_bias),
         ),
         norm("mlp_norm"),
-        GatedMLP(linear("mlp.gate_up", config.mlp_bias), linear("mlp.down", config.mlp_bias)),
+        GatedMLP(
+            linear("mlp.gate_up", config.mlp_bias),
+            linear("mlp.down", config.mlp_bias),
+            config.intermediate_size,
+        ),
     )

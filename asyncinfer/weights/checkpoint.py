@@ -16,7 +16,7 @@ from asyncinfer.errors import ModelLoadError
 from asyncinfer.weights.folder import checkpoint_file, plain_name
 from asyncinfer.weights.json_file import read_json
 
-__all__ = ["Checkpoint", "StoredTensor"]
+__all__ = ["INDEX", "SINGLE", "Checkpoint", "StoredTensor", "read_index"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -65,19 +65,7 @@ class Checkpoint:
         return tensor
 
     def _open_indexed(self) -> None:
-        index = read_json(self.folder / INDEX, _MOST_INDEX_BYTES)
-        weight_map = index.get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ModelLoadError("holds no weight_map", file=INDEX)
-        for name, file in weight_map.items():
-            if not isinstance(file, str) or not file.endswith(".safetensors"):
-                raise ModelLoadError(
-                    f"shard {file!r}: must be a .safetensors file", file=INDEX, tensor=name
-                )
-            if not plain_name(file):
-                raise ModelLoadError(
-                    f"shard {file!r}: leads out of the checkpoint's folder", file=INDEX, tensor=name
-                )
+        weight_map = read_index(self.folder)
         for file in sorted(set(weight_map.values())):
             self._open(file)
         for name, file in weight_map.items():
@@ -135,3 +123,20 @@ class Checkpoint:
     ) -> None:
         self._shards.clear()
         self._stack.close()
+
+
+def read_index(folder: Path) -> dict[str, str]:
+    """Tensor names to the shards that the folder's index says they are in."""
+    weight_map = read_json(folder / INDEX, _MOST_INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelLoadError("holds no weight_map", file=INDEX)
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not file.endswith(".safetensors"):
+            raise ModelLoadError(
+                f"shard {file!r}: must be a .safetensors file", file=INDEX, tensor=name
+            )
+        if not plain_name(file):
+            raise ModelLoadError(
+                f"shard {file!r}: leads out of the folder", file=INDEX, tensor=name
+            )
+    return weight_map

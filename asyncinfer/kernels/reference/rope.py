@@ -10,12 +10,9 @@ __all__ = ["rope"]
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate each head's pairs `(x[i], x[i + head_dim / 2])` by the token's angles.
 
-    `x` `[tokens, heads, head_dim]`, `cos` and `sin` float32 `[tokens, 1, head_dim / 2]`.
-    Computed in float32, returned in the dtype of `x`.
+    `x` `[tokens, heads, head_dim]`; `cos` and `sin` float32 `[tokens, 1, head_dim]`, each angle
+    once per half, the sines of the first half negated. Computed in float32, returned in the dtype
+    of `x`.
     """
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
-    out = torch.empty_like(x, dtype=torch.float32, memory_format=torch.contiguous_format)
-    torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-1.0)
-    torch.mul(second, cos, out=out[..., half:]).addcmul_(first, sin)
-    return out.to(x.dtype)
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    return (x * cos).addcmul_(swapped, sin).to(x.dtype)
