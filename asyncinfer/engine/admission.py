@@ -5,6 +5,7 @@ from __future__ import annotations
 from threading import Lock
 
 from asyncinfer.errors import Overloaded
+from asyncinfer.telemetry import emit
 
 __all__ = ["Admission"]
 
@@ -22,13 +23,17 @@ class Admission:
     def enter(self, requests: int) -> None:
         """Count `requests` in, or raise `Overloaded`."""
         with self._lock:
-            if self.held + requests > self._limit:
-                self.refused += 1
-                raise Overloaded(
-                    f"max_requests={self._limit}: {self.held} requests are held, "
-                    f"{requests} more were asked for; try again later"
-                )
-            self.held += requests
+            held = self.held
+            if held + requests <= self._limit:
+                self.held += requests
+                return
+            self.refused += 1
+        reason = (
+            f"max_requests={self._limit}: {held} requests are held, {requests} more were asked "
+            "for; try again later"
+        )
+        emit("request_refused", reason=reason)
+        raise Overloaded(reason)
 
     def leave(self, requests: int) -> None:
         with self._lock:

@@ -14,11 +14,12 @@ from asyncinfer.cache import PrefixCache
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Core
+from asyncinfer.engine.jobs import answer_of
 from asyncinfer.engine.ports import Port
 from asyncinfer.engine.source import Loaded, ModelSource, Progress
 from asyncinfer.errors import EngineClosed, InvalidRequest, ModelLoadError
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler import Scheduler
+from asyncinfer.scheduler import Request, Scheduler
 from asyncinfer.telemetry import emit
 from asyncinfer.text import ChatTemplate, Tokenizer
 from asyncinfer.weights import LoadProgress
@@ -97,6 +98,7 @@ def open_scheduler(loaded: Loaded, config: EngineConfig) -> Scheduler:
         policy=plugins.schedulers.resolve(config.scheduler),
         cache=cache,
         on_fault=_report("asyncinfer.schedulers"),
+        on_preempt=_preempted,
     )
 
 
@@ -119,6 +121,11 @@ def generation_defaults(folder: Path) -> dict[str, Any]:
     except InvalidRequest as error:
         raise ModelLoadError(str(error), file=str(path)) from error
     return defaults
+
+
+def _preempted(request: Request) -> None:
+    job = answer_of(request).job
+    emit("request_preempted", job.context, request_id=job.request_id)
 
 
 def _report(group: str) -> Callable[[Exception], None]:

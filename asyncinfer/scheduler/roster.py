@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 from asyncinfer.cache.prefix_cache import PrefixCache
@@ -27,7 +27,14 @@ class Roster:
     FINISHED  leaving, or nowhere    as LEAVING, or owns nothing
     """
 
-    def __init__(self, spec: RunnerSpec, cache: PrefixCache | None, ranking: Ranking) -> None:
+    def __init__(
+        self,
+        spec: RunnerSpec,
+        cache: PrefixCache | None,
+        ranking: Ranking,
+        on_preempt: Callable[[Request], None] | None = None,
+    ) -> None:
+        self._on_preempt = on_preempt
         self.seats = Seats(spec, cache)
         self.ranking = ranking
         # The dicts are by id, in order of entry.
@@ -136,6 +143,8 @@ class Roster:
         """Take slot and blocks from a running or paused request; it will be computed again."""
         self.preemptions += 1
         request.preemptions += 1
+        if self._on_preempt is not None:
+            self._on_preempt(request)
         request.after = PAUSED if request.state is PAUSED else WAITING
         self._remove(request)
         request.state = LEAVING

@@ -34,6 +34,7 @@ class Scheduler:
         cache: the prefix cache, made for `spec.block_size`; None computes every prompt.
         on_fault: told once when `policy` raises or answers nonsense and is replaced by
             first-come-first-served (a cache policy reports through the `PrefixCache`).
+        on_preempt: told of every request that loses its blocks.
     """
 
     def __init__(
@@ -43,10 +44,11 @@ class Scheduler:
         policy: SchedulingPolicy,
         cache: PrefixCache | None = None,
         on_fault: Callable[[Exception], None] | None = None,
+        on_preempt: Callable[[Request], None] | None = None,
     ) -> None:
         self.spec = spec
         self.cache = cache
-        self.roster = Roster(spec, cache, Ranking(policy, on_fault))
+        self.roster = Roster(spec, cache, Ranking(policy, on_fault), on_preempt)
         self.planner = Planner(spec, self.roster)
         self.flights: deque[Flight] = deque()
         #: Counters since the start: steps committed, tokens drawn.

@@ -173,8 +173,3 @@ async def test_a_prefix_is_computed_once(open_engine: OpenEngine) -> None:
     assert warm.usage.cached_tokens == 96
     assert other.usage.cached_tokens == 0
     assert cold.token_ids == warm.token_ids == other.token_ids
-
-
-async def test_context_variables_of_the_caller_do_not_leak_in(open_engine: OpenEngine) -> None:
-    async with open_engine() as engine:
-        assert (await engine.generate("x", max_tokens=1)).finish_reason == "length"
