@@ -1,0 +1,75 @@
+"""`TokenHistory`: the tokens of every slot, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncinfer.sampling.transfer import upload
+
+__all__ = ["TokenHistory"]
+
+I64 = npt.NDArray[np.int64]
+_FIRST = 256
+
+
+class TokenHistory:
+    """Token ids by slot and position, int32 `[slots, capacity]`, grown as sequences need it.
+
+    It lives on the device because drawn tokens do: the next step reads them from here before the
+    host has seen them. Positions are known to the host always.
+    """
+
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self.device = device
+        self._tokens = torch.zeros((slots, _FIRST), dtype=torch.int32, device=device)
+
+    @property
+    def capacity(self) -> int:
+        return self._tokens.shape[1]
+
+    def join(self, slot: int, token_ids: Sequence[int]) -> None:
+        """The slot's tokens are now these."""
+        ids = np.asarray(token_ids, dtype=np.int32)
+        self._reserve(len(ids))
+        (tokens,) = upload(self.device, ids)
+        self._tokens[slot, : len(ids)] = tokens
+
+    def read(self, slots: I64, positions: I64) -> torch.Tensor:
+        """int64 `[n]`: the token at each `(slot, position)`."""
+        (index,) = upload(self.device, slots * self.capacity + positions)
+        return self._tokens.view(-1).index_select(0, index).long()
+
+    def write(self, slots: I64, positions: I64, tokens: torch.Tensor) -> None:
+        """Put `tokens` int64 `[n]` at each `(slot, position)`; no pair occurs twice."""
+        self._reserve(int(positions.max(initial=-1)) + 1)
+        (index,) = upload(self.device, slots * self.capacity + positions)
+        self._tokens.view(-1).index_copy_(0, index, tokens.int())
+
+    def window(self, slots: I64, starts: I64, stops: I64) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens at positions `starts .. stops - 1` of each slot, aligned left and padded.
+
+        Returns:
+            int64 `[n, longest]` and bool of the same shape, False where there is no such token
+            (the token there is the window's first; meaningless in an empty window).
+        """
+        longest = int((stops - starts).max(initial=0))
+        offsets = np.arange(longest)
+        first = np.minimum(slots * self.capacity + starts, self._tokens.numel() - 1)
+        index, lengths, offset = upload(self.device, first, stops - starts, offsets)
+        valid = offset < lengths[:, None]
+        places = torch.where(valid, index[:, None] + offset, index[:, None])
+        return self._tokens.view(-1)[places].long(), valid
+
+    def _reserve(self, length: int) -> None:
+        if length <= self.capacity:
+            return
+        slots, capacity = self._tokens.shape
+        while capacity < length:
+            capacity *= 2
+        grown = torch.zeros((slots, capacity), dtype=torch.int32, device=self.device)
+        grown[:, : self.capacity] = self._tokens
+        self._tokens = grown

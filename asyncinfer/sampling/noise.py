@@ -1,0 +1,76 @@
+"""Counter-based randomness: one exponential variable per (seed, position, token id).
+
+The race they run (argmin of `E / p`, the same as Gumbel-max on `log p`) draws a token with
+probability exactly proportional to `p`. A variable depends on its three keys only, so a draw is
+the same whatever else is in the batch, after a preemption, and in whichever order it is computed.
+
+A row's (seed, position) becomes 64 key bits on the host (splitmix64); each token id is mixed
+once into 32 bits; per row and token remain one multiply-xorshift-multiply round keyed by both
+halves. All of it is integer arithmetic that wraps, equal on every device.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+__all__ = ["draw_race", "hash_tokens", "mix_tokens", "row_keys"]
+
+U64 = npt.NDArray[np.uint64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+#: 0x846CA68B as a signed number: torch multiplies int32 and keeps the low 32 bits.
+_FACTOR = 0x846CA68B - 2**32
+#: The largest u is 1 - 2^-24, so that no variable is infinite.
+_SCALE = -(2.0**-31) * (1 - 2.0**-24)
+
+
+def row_keys(seeds: U64, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """int32 `[n, 2]`: the key of each row. The second is odd, hence invertible as a factor."""
+    counters = (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+    keys = _splitmix(_splitmix(seeds + _GOLDEN) + counters).view(np.uint32).reshape(-1, 2)
+    keys[:, 1] |= np.uint32(1)
+    return keys.view(np.int32)
+
+
+def _splitmix(x: U64) -> U64:
+    """The finaliser of splitmix64 (Steele et al., 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def mix_tokens(vocab_size: int) -> npt.NDArray[np.int32]:
+    """int32 `[vocab_size]`: every token id mixed (lowbias32, Wellons 2018); no two are equal."""
+    x = np.arange(vocab_size, dtype=np.uint32)
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return (x ^ (x >> np.uint32(16))).view(np.int32)
+
+
+def hash_tokens(mixed: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """int32 `[n, vocab]` in `[0, 2^31)` from `mixed` int32 `[vocab]` and `keys` int32 `[n, 2]`."""
+    x = torch.bitwise_xor(mixed, keys[:, :1])
+    x *= keys[:, 1:]
+    # Shifts of int32 drag the sign along; the mask makes this one logical.
+    x ^= (x >> 16).bitwise_and_(0xFFFF)
+    x *= _FACTOR
+    return x.bitwise_and_(0x7FFFFFFF)
+
+
+def draw_race(weights: torch.Tensor, mixed: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """One token per row, int64 `[n]`, with probability proportional to its weight.
+
+    Args:
+        weights: float32 `[n, vocab]`, at least 0; tokens of weight 0 are never drawn.
+        mixed, keys: of `mix_tokens` and `row_keys`.
+    """
+    hashed = hash_tokens(mixed, keys)
+    # -u of u = (hash + 0.5) / 2^31, in one operation; small u keep their full resolution, and
+    # they are the ones that win.
+    half = torch.full((1,), -(2.0**-32), dtype=torch.float32, device=weights.device)
+    negative = torch.add(half, hashed, alpha=_SCALE)
+    # log(1 - u) is minus an exponential variable: the smallest E / weight is the most negative
+    # quotient. A weight of 0 gives -0 and loses to any other.
+    return torch.div(weights, negative.log1p_(), out=negative).argmin(dim=-1)

@@ -1,0 +1,53 @@
+"""The table of sampling options: one record per slot, on the host."""
+
+from __future__ import annotations
+
+from enum import IntFlag
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Uses", "options_table"]
+
+
+class Uses(IntFlag):
+    """What a request asks for beyond the most likely token."""
+
+    LOGPROBS = 1
+    BIAS = 2
+    ALLOWED = 4
+    BAD_WORDS = 8
+    MIN_TOKENS = 16
+    REPETITION = 32
+    OCCURRENCE = 64
+    DRAW = 128
+    TEMPERATURE = 256
+    LIKELY = 512
+    TYPICAL = 1024
+    #: Anything that changes logits before the temperature.
+    LOGITS = BIAS | ALLOWED | BAD_WORDS | MIN_TOKENS | REPETITION | OCCURRENCE
+
+
+_OPTIONS = np.dtype(
+    [
+        ("uses", np.int64),
+        ("seed", np.uint64),
+        ("prompt_len", np.int64),
+        ("min_tokens", np.int64),
+        ("logprobs", np.int64),
+        ("repetition", np.float32),
+        ("presence", np.float32),
+        ("frequency", np.float32),
+        ("temperature", np.float32),
+        ("top_k", np.int64),
+        ("top_p", np.float64),
+        ("min_p", np.float64),
+        ("typical_p", np.float64),
+    ]
+)
+
+
+def options_table(slots: int) -> npt.NDArray[Any]:
+    """`[slots]` records, all zero: a slot nobody uses is greedy."""
+    return np.zeros(slots, _OPTIONS)

@@ -1,0 +1,71 @@
+"""Host to device and back without waiting for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+__all__ = ["HostCopy", "upload"]
+
+_ALIGN = 16
+
+
+def upload(device: torch.device, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
+    """The arrays as tensors on `device`, same shapes and dtypes.
+
+    On the host they share the arrays' memory: do not write to them afterwards. Elsewhere all of
+    them travel in one copy out of pinned memory, ordered on the current stream.
+    """
+    if device.type == "cpu":
+        return [torch.from_numpy(array) for array in arrays]
+    return _packed(device, arrays, pin=True)
+
+
+def _packed(
+    device: torch.device, arrays: Sequence[npt.NDArray[Any]], *, pin: bool
+) -> list[torch.Tensor]:
+    starts: list[int] = []
+    size = 0
+    for array in arrays:
+        starts.append(size)
+        size += -(-array.nbytes // _ALIGN) * _ALIGN
+    # torch's allocator of pinned memory hands this buffer out again only after the copy is done.
+    staging = torch.empty(size, dtype=torch.uint8, pin_memory=pin)
+    view = staging.numpy()
+    for start, array in zip(starts, arrays, strict=True):
+        view[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    there = staging.to(device, non_blocking=True)
+    return [
+        there[start : start + array.nbytes].view(_dtype(array)).view(array.shape)
+        for start, array in zip(starts, arrays, strict=True)
+    ]
+
+
+def _dtype(array: npt.NDArray[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, array.dtype)).dtype
+
+
+class HostCopy:
+    """Copies of device tensors under way to the host; `wait` gives them."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._tensors = list(tensors)
+        if device.type == "cuda":
+            self._tensors = [
+                torch.empty_like(t, device="cpu", pin_memory=True).copy_(t, non_blocking=True)
+                for t in tensors
+            ]
+            # A blocking event sleeps, with the GIL released, where others spin.
+            self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(device))
+
+    def wait(self) -> list[torch.Tensor]:
+        """The tensors on the host, in the order they were given."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._tensors
