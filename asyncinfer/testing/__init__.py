@@ -16,6 +16,7 @@ __all__ = [
     "FakeRunner",
     "InlineEngine",
     "InlineStream",
+    "PlanTape",
     "Request",
     "RunnerSpec",
     "StepGate",

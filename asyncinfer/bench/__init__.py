@@ -1,0 +1,49 @@
+"""Measurements of the engine, one module per question; `asyncinfer bench` prints them."""
+
+from asyncinfer.bench.compare import Change, changes, differences
+from asyncinfer.bench.environment import Environment
+from asyncinfer.bench.host import HostOptions, HostResult, measure_host
+from asyncinfer.bench.lag import FAKE_MODELS, LagOptions, LagResult, measure_lag
+from asyncinfer.bench.loops import LOOPS, available_loops
+from asyncinfer.bench.plots import check_plot, save_plot
+from asyncinfer.bench.record import BenchError, Figure, Record
+from asyncinfer.bench.serve import RANDOM, SHIPPED, ServeOptions, ServeResult, measure_serve
+from asyncinfer.bench.tables import (
+    change_table,
+    difference_table,
+    environment_line,
+    figure_table,
+)
+from asyncinfer.bench.workloads import WORKLOADS, Workload
+
+__all__ = [
+    "FAKE_MODELS",
+    "LOOPS",
+    "RANDOM",
+    "SHIPPED",
+    "WORKLOADS",
+    "BenchError",
+    "Change",
+    "Environment",
+    "Figure",
+    "HostOptions",
+    "HostResult",
+    "LagOptions",
+    "LagResult",
+    "Record",
+    "ServeOptions",
+    "ServeResult",
+    "Workload",
+    "available_loops",
+    "change_table",
+    "changes",
+    "check_plot",
+    "difference_table",
+    "differences",
+    "environment_line",
+    "figure_table",
+    "measure_host",
+    "measure_lag",
+    "measure_serve",
+    "save_plot",
+]

@@ -1,0 +1,109 @@
+"""`Environment`: where a figure was measured, so that two of them can be compared or told apart."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+__all__ = ["Environment"]
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The machine and the versions of one run."""
+
+    python: str
+    platform: str
+    cpu: str
+    #: CPU cores of the machine, and those this process may use.
+    cores: int
+    usable_cores: int
+    torch: str
+    #: Threads torch computes with on the CPU; nothing here sets them.
+    torch_threads: int
+    #: None where it is not installed.
+    triton: str | None
+    gpu: str | None
+    driver: str | None
+    asyncinfer: str | None
+    #: Commit of the git checkout the package runs from, with "+" when files were changed; None
+    #: outside one.
+    commit: str | None
+    #: Processes that wanted a core over the last minute, when the run began: how quiet it was.
+    load: float | None
+    #: Seconds a thread may hold the GIL while another waits for it.
+    switch_interval: float
+
+    @classmethod
+    def now(cls) -> Environment:
+        """Of this process."""
+        return cls(
+            python=f"{platform.python_implementation()} {platform.python_version()}",
+            platform=platform.platform(),
+            cpu=_cpu_model(),
+            cores=os.cpu_count() or 1,
+            usable_cores=_usable_cores(),
+            torch=torch.__version__,
+            torch_threads=torch.get_num_threads(),
+            triton=_version("triton"),
+            gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            driver=_driver() if torch.cuda.is_available() else None,
+            asyncinfer=_version("asyncinfer"),
+            commit=_commit(Path(__file__).resolve().parent),
+            load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+            switch_interval=sys.getswitchinterval(),
+        )
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        # Not Linux; the standard library's answer is the best there is.
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _driver() -> str | None:
+    lines = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return lines.splitlines()[0] if lines else None
+
+
+def _commit(folder: Path) -> str | None:
+    # An environment inside some other project's checkout is not a checkout of this package.
+    if _output("git", "-C", str(folder), "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    commit = _output("git", "-C", str(folder), "rev-parse", "--short=12", "HEAD")
+    changed = _output("git", "-C", str(folder), "status", "--porcelain", "-uno")
+    return f"{commit}+" if commit and changed else commit
+
+
+def _output(*command: str) -> str | None:
+    """What a program prints, None if there is no such program or it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,140 @@
+"""What a token costs on the host, on every thread, until its consumer holds the chunk."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+import anyio
+
+from asyncinfer import Engine, EngineConfig, SamplingParams
+from asyncinfer.bench.gates import PATIENCE, Phase, StartingLine
+from asyncinfer.bench.host_scheduler import staggered_prompt
+from asyncinfer.bench.record import BenchError
+from asyncinfer.testing import FakeModel, PlanTape, StepPlan, Tokenizer
+
+__all__ = ["TokenCost", "measure_tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCost:
+    """Microseconds of CPU per token."""
+
+    running: int
+    steps: int
+    tokens: int
+    #: Everything the process did, the fake runner's own work taken off.
+    host: float
+    #: Of it: on the engine's threads, and on the event loop's.
+    engine: float
+    loop: float
+    #: The fake runner's, from driving it alone with the same plans.
+    runner: float
+
+
+async def measure_tokens(
+    running: int = 256, steps: int = 200, warmup: int = 20, tokenizer: Tokenizer | None = None
+) -> TokenCost:
+    """Decode `running` streams in lock-step: as behind a real device, whose step outlasts the
+    host's work, each consumer holds its chunk before the next one is made. So every token pays
+    for its own wake-up; a consumer that lags would share one among many.
+    """
+    # Those that were submitted first are a step or two ahead.
+    answer = warmup + steps + 4
+    gate = _LockStep(running, warmup, steps)
+    blocks = running * ((48 + answer) // 16 + 2)
+    model = FakeModel(blocks=blocks, strict=False, gate=gate, tokenizer=tokenizer)
+    params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
+
+    async def consume(index: int) -> None:
+        async with engine.stream(staggered_prompt(index), params=params) as stream:
+            gate.line.enter()
+            async for chunk in stream:
+                gate.hold(len(chunk.token_ids))
+
+    config = EngineConfig(max_running=running, max_requests=running, max_step_tokens=64 * running)
+    async with Engine(model, config=config) as engine, anyio.create_task_group() as tasks:
+        for index in range(running):
+            tasks.start_soon(consume, index)
+    return gate.cost(model)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """Counters at the moment when every chunk made so far is held."""
+
+    plan: int
+    held: int
+    process: float
+    thread: float
+
+
+class _LockStep:
+    """A gate that lets a step's tokens go when all earlier ones are held, and takes the marks."""
+
+    def __init__(self, running: int, warmup: int, steps: int) -> None:
+        self._running = running
+        self._warmup = warmup
+        self._steps = steps
+        self.line = StartingLine(running)
+        self._tape = PlanTape()
+        self._collected = 0
+        self._made = 0
+        self._held = 0
+        self._caught_up = threading.Event()
+        self._full_steps = 0
+        self._first: _Mark | None = None
+        self._last: _Mark | None = None
+
+    def hold(self, tokens: int) -> None:
+        """A consumer has a chunk (event loop's thread)."""
+        self._held += tokens
+        if self._held >= self._made:
+            self._caught_up.set()
+
+    def __call__(self, phase: Phase, plan: StepPlan) -> None:
+        if phase == "launch":
+            self.line.wait()
+            self._tape.record(plan)
+            return
+        self._wait()
+        if len(plan.slots) == plan.tokens == self._running:
+            if self._full_steps == self._warmup:
+                self._first = self._mark()
+            elif self._full_steps == self._warmup + self._steps:
+                self._last = self._mark()
+            self._full_steps += 1
+        self._collected += 1
+        self._made += sum(plan.samples)
+
+    def _wait(self) -> None:
+        # The consumer counts before it compares, this thread clears before it does: whichever is
+        # second sees the other.
+        self._caught_up.clear()
+        if self._held < self._made and not self._caught_up.wait(PATIENCE):
+            raise BenchError(f"consumers hold {self._held} of {self._made} tokens")
+
+    def _mark(self) -> _Mark:
+        return _Mark(self._collected, self._held, time.process_time(), time.thread_time())
+
+    def cost(self, model: FakeModel) -> TokenCost:
+        first, last = self._first, self._last
+        if first is None or last is None:
+            raise BenchError(f"only {self._full_steps} steps had all {self._running} requests")
+        tokens = last.held - first.held
+        if tokens != self._running * self._steps or last.plan - first.plan != self._steps:
+            raise BenchError(f"{tokens} tokens in {self._steps} steps of {self._running} requests")
+        assert model.runner is not None
+        runner = self._tape.play(model.runner.spec, first.plan, last.plan)
+        process, thread = last.process - first.process, last.thread - first.thread
+        per_token = 1e6 / tokens
+        return TokenCost(
+            running=self._running,
+            steps=self._steps,
+            tokens=tokens,
+            host=(process - runner) * per_token,
+            engine=(thread - runner) * per_token,
+            loop=(process - thread) * per_token,
+            runner=runner * per_token,
+        )

@@ -1,0 +1,220 @@
+"""`asyncinfer bench lag`: how much later an event loop runs its tasks because an engine is busy
+in the same process."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from asyncinfer import Engine, InvalidRequest, SamplingParams
+from asyncinfer.bench.gates import Phase
+from asyncinfer.bench.loops import run_on
+from asyncinfer.bench.median import median
+from asyncinfer.bench.quantiles import Quantiles
+from asyncinfer.bench.record import BenchError, Figure
+from asyncinfer.bench.ticker import ticking
+from asyncinfer.builtin import MODEL_PATH
+from asyncinfer.testing import FakeModel, StepPlan, Tokenizer
+
+__all__ = ["FAKE_MODELS", "Lag", "LagOptions", "LagResult", "measure_lag"]
+
+#: The fake model, with a token per byte and with the shipped model's tokenizer.
+FAKE_MODELS = ("fake-bytes", "fake-bpe")
+
+WORDS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LagOptions:
+    """The work."""
+
+    #: `FAKE_MODELS`, or folders and hub ids of real ones.
+    models: Sequence[str] = FAKE_MODELS
+    loop: str = "asyncio"
+    streams: int = 64
+    prompt_bytes: int = 1_000_000
+    #: Clients that send such prompts, each the next one when the last was answered or refused.
+    senders: int = 2
+    #: Of the idle and of the busy phase.
+    seconds: float = 10.0
+    #: Of a step of the fake model, at least.
+    step_ms: float = 5.0
+    repeat: int = 3
+    #: What a host may do: take everything that exists once the engine is open (torch alone is
+    #: 150,000 objects) out of the garbage collector's sight.
+    freeze: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """Milliseconds that a task which slept one ran late."""
+
+    model: str
+    idle: Quantiles
+    busy: Quantiles
+    #: Tokens the streams got meanwhile.
+    tokens: int
+    #: Long prompts answered with a token, and refused for their length, meanwhile.
+    prompts: int
+    refused: int
+
+    @property
+    def taken(self) -> int:
+        return self.prompts + self.refused
+
+    @property
+    def added_p50(self) -> float:
+        return self.busy.p50 - self.idle.p50
+
+    @property
+    def added_p99(self) -> float:
+        return self.busy.p99 - self.idle.p99
+
+    @property
+    def added_max(self) -> float:
+        return self.busy.max - self.idle.max
+
+
+@dataclass(frozen=True, slots=True)
+class LagResult:
+    """The median repetition by p99, model by model."""
+
+    models: tuple[Lag, ...]
+
+    def figures(self) -> tuple[Figure, ...]:
+        found: list[Figure] = []
+        for lag in self.models:
+            found += [
+                Figure(f"added lag p50 [{lag.model}]", lag.added_p50, "ms", "lower"),
+                Figure(f"added lag p99 [{lag.model}]", lag.added_p99, "ms", "lower", 5.0),
+                Figure(f"added lag max [{lag.model}]", lag.added_max, "ms", "lower", 50.0),
+                Figure(f"lag p99, engine idle [{lag.model}]", lag.idle.p99, "ms", "lower"),
+                Figure(f"long prompts meanwhile [{lag.model}]", lag.taken, "", "higher"),
+            ]
+        return tuple(found)
+
+
+def measure_lag(options: LagOptions, report: Callable[[str], None] = lambda _: None) -> LagResult:
+    """Run everything; `report` is told what is going on."""
+    found = []
+    for model in options.models:
+        report(f"event-loop lag beside {model}")
+        runs = [run_on(options.loop, _measure, model, options) for _ in range(options.repeat)]
+        found.append(median(runs, lambda lag: lag.added_p99))
+    return LagResult(tuple(found))
+
+
+async def _measure(model: str, options: LagOptions) -> Lag:
+    load = _Load(options)
+    source, config = _source(model, options)
+    async with Engine(source, **config) as engine:
+        gc.collect()
+        if options.freeze:
+            gc.freeze()
+        async with ticking() as idle:
+            await anyio.sleep(options.seconds)
+        async with anyio.create_task_group() as tasks:
+            for index in range(options.streams):
+                tasks.start_soon(load.decode, engine, index)
+            with anyio.fail_after(60):
+                await load.all_began.wait()
+            before = load.tokens
+            for index in range(options.senders):
+                tasks.start_soon(load.send, engine, index)
+            async with ticking() as busy:
+                await anyio.sleep(options.seconds)
+            tokens = load.tokens - before
+            tasks.cancel_scope.cancel()
+    if not tokens or not load.prompts + load.refused:
+        raise BenchError(
+            f"{model}: {tokens} tokens and {load.prompts + load.refused} long prompts in "
+            f"{options.seconds:g} s: nothing was going on"
+        )
+    if options.freeze:
+        gc.unfreeze()
+    return Lag(
+        model=model,
+        idle=Quantiles.of(idle.late),
+        busy=Quantiles.of(busy.late),
+        tokens=tokens,
+        prompts=load.prompts,
+        refused=load.refused,
+    )
+
+
+class _Load:
+    """What the engine does while its host's lag is measured."""
+
+    def __init__(self, options: LagOptions) -> None:
+        self.tokens = 0
+        self.prompts = 0
+        self.refused = 0
+        self.all_began = anyio.Event()
+        self._options = options
+        self._missing = options.streams
+        self._random = random.Random(1)
+        self._words = [self._word() for _ in range(WORDS)]
+        self._text = " ".join(self._random.choices(self._words, k=options.prompt_bytes // 3))
+
+    async def decode(self, engine: Engine, index: int) -> None:
+        """Streams without end; a real model's context ends some, and others follow."""
+        began = False
+        params = SamplingParams(temperature=1.0, seed=index, ignore_eos=True)
+        while True:
+            prompt = f"# {index}\ndef {self._random.choice(self._words)}("
+            async with engine.stream(prompt, params=params) as stream:
+                async for chunk in stream:
+                    self.tokens += len(chunk.token_ids)
+                    if not began:
+                        began = True
+                        self._missing -= 1
+                        if not self._missing:
+                            self.all_began.set()
+
+    async def send(self, engine: Engine, index: int) -> None:
+        """One long prompt after the other."""
+        for number in count():
+            # Differs in its first block, so that nothing of it is cached; made of one long text,
+            # so that making it is not what is measured.
+            prompt = f"{index} {number} {self._text}"[: self._options.prompt_bytes]
+            try:
+                async with engine.stream(prompt, max_tokens=1, temperature=0.0) as stream:
+                    async for _ in stream:
+                        self.prompts += 1
+            except InvalidRequest:
+                # Longer than a real model's context, which is known once it is tokenised.
+                self.refused += 1
+
+    def _word(self) -> str:
+        return "".join(self._random.choices("etaoinshrdlu", k=self._random.randint(2, 9)))
+
+
+def _source(model: str, options: LagOptions) -> tuple[Any, dict[str, Any]]:
+    config = {
+        "max_running": options.streams + options.senders,
+        "max_prompt_chars": options.prompt_bytes,
+        "drain_timeout": 0.0,
+    }
+    if model not in FAKE_MODELS:
+        return (Path(model) if Path(model).exists() else model), config
+    tokenizer = Tokenizer.from_folder(MODEL_PATH) if model == "fake-bpe" else None
+    context = options.prompt_bytes + 32
+    blocks = (options.senders + 1) * (context // 16 + 1) + options.streams * 1024
+    step = options.step_ms / 1e3
+
+    def gate(phase: Phase, plan: StepPlan) -> None:
+        # A device's step: the decode thread waits, and others have the GIL.
+        if phase == "collect":
+            time.sleep(step)
+
+    return FakeModel(
+        blocks=blocks, max_context=context, strict=False, gate=gate, tokenizer=tokenizer
+    ), config

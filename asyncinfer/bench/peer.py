@@ -1,0 +1,56 @@
+"""The peer of `asyncinfer bench serve`: transformers' own `generate`, in static batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from asyncinfer.bench.record import BenchError
+from asyncinfer.bench.workloads import MAX_RUNNING, Workload
+
+__all__ = ["TransformersPeer"]
+
+
+class TransformersPeer:
+    """A model in float32 on the CPU. Greedy, past the end of text, `MAX_RUNNING` requests at a
+    time in the order of submission; a batch goes on until its longest answer is done."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises `BenchError` without transformers."""
+        try:
+            from transformers import AutoModelForCausalLM
+        except ImportError as error:
+            raise BenchError(
+                "the peer needs transformers: pip install 'asyncinfer[bench]', or --no-peer"
+            ) from error
+        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        # Nothing may end an answer early.
+        self._model.generation_config.eos_token_id = None
+
+    def run(self, workload: Workload, prompts: Sequence[Sequence[int]]) -> float:
+        """Seconds for all requests."""
+        outputs = [output for _, output in workload.requests]
+        began = time.perf_counter()
+        for first in range(0, len(prompts), MAX_RUNNING):
+            batch = slice(first, first + MAX_RUNNING)
+            self._generate(prompts[batch], max(outputs[batch]))
+        return time.perf_counter() - began
+
+    def _generate(self, prompts: Sequence[Sequence[int]], tokens: int) -> None:
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts])
+        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+        with torch.inference_mode():
+            answer = self._model.generate(
+                ids,
+                attention_mask=mask,
+                max_new_tokens=tokens,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        if answer.shape[1] != longest + tokens:
+            raise BenchError(f"the peer gave {answer.shape[1] - longest} of {tokens} tokens")

@@ -1,0 +1,105 @@
+"""Plots of records; they need matplotlib, which the `bench` extra brings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from asyncinfer.bench.record import BenchError, Record
+
+__all__ = ["check_plot", "save_plot"]
+
+
+def check_plot(path: Path) -> None:
+    """Raise `BenchError` if a plot could not be drawn to `path`: better before a long run."""
+    if not path.parent.is_dir():
+        raise BenchError(f"{path}: the folder does not exist")
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError as error:
+        raise BenchError(
+            "--plot needs matplotlib: pip install 'asyncinfer[bench]', or leave it out"
+        ) from error
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.lstrip(".") not in known:
+        raise BenchError(f"{path}: the name must end in one of {', '.join(sorted(known))}")
+
+
+def save_plot(record: Record, path: Path) -> None:
+    """Draw a record. Everything in the plot comes from its JSON."""
+    check_plot(path)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    _PLOTS[record.benchmark](figure, record.detail)
+    figure.suptitle(f"asyncinfer bench {record.benchmark}, {record.recorded}", fontsize="medium")
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise BenchError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _host(figure: Any, detail: Mapping[str, Any]) -> None:
+    cost, late = figure.subplots(1, 2)
+    loops = detail["loops"]
+    names = [result["loop"] for result in loops]
+    engine = [result["tokens"]["engine"] for result in loops]
+    loop = [result["tokens"]["loop"] for result in loops]
+    cost.bar(names, engine, label="the engine's threads")
+    cost.bar(names, loop, bottom=engine, label="the event loop")
+    cost.axhline(8.0, color="black", linestyle=":", label="target")
+    cost.set_ylabel("us of CPU per token until it is held")
+    cost.legend()
+    for result in loops:
+        _curve(late, result["streams"]["latency"]["curve"], result["loop"])
+    late.set_xlabel("ms from a step's end until a chunk is held")
+    late.set_ylabel("percent of chunks")
+    late.legend()
+
+
+def _lag(figure: Any, detail: Mapping[str, Any]) -> None:
+    axes = figure.subplots()
+    for lag in detail["models"]:
+        _curve(axes, lag["busy"]["curve"], f"{lag['model']}, busy")
+        _curve(axes, lag["idle"]["curve"], f"{lag['model']}, idle", linestyle=":")
+    axes.set_xscale("log")
+    axes.set_xlabel("ms that a task of the event loop ran late")
+    axes.set_ylabel("percent of its wake-ups")
+    axes.legend()
+
+
+def _serve(figure: Any, detail: Mapping[str, Any]) -> None:
+    models = detail["models"]
+    for axes, result in zip(_row(figure, len(models)), models, strict=True):
+        columns = result["columns"]
+        places = range(len(columns))
+        axes.bar([at - 0.2 for at in places], _medians(columns, "rates"), 0.4, label="asyncinfer")
+        if any(column["peer_rates"] for column in columns):
+            peer = _medians(columns, "peer_rates")
+            axes.bar([at + 0.2 for at in places], peer, 0.4, label="transformers generate")
+        axes.set_xticks(places, [column["name"] for column in columns])
+        axes.set_title(result["model"])
+        axes.set_ylabel("tokens/s")
+        axes.set_yscale("log")
+        axes.legend()
+
+
+def _row(figure: Any, count: int) -> Sequence[Any]:
+    return [figure.add_subplot(1, count, place + 1) for place in range(count)]
+
+
+def _medians(columns: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [median(column[name]) if column[name] else 0.0 for column in columns]
+
+
+def _curve(axes: Any, curve: Sequence[float], label: str, **style: Any) -> None:
+    axes.plot(curve, range(len(curve)), label=label, **style)
+
+
+_PLOTS: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], None]]] = {
+    "host": _host,
+    "lag": _lag,
+    "serve": _serve,
+}

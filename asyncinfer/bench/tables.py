@@ -1,0 +1,91 @@
+"""Records and comparisons as rich tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+from rich.table import Table
+from rich.text import Text
+
+from asyncinfer.bench.compare import Change
+from asyncinfer.bench.environment import Environment
+from asyncinfer.bench.record import Figure, Record
+
+__all__ = ["change_table", "difference_table", "environment_line", "figure_table"]
+
+
+def figure_table(record: Record) -> Table:
+    """Every figure with its target, and a pass or a shortfall."""
+    table = Table(title=f"asyncinfer bench {record.benchmark}", title_justify="left")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    table.add_column("unit")
+    table.add_column("target", justify="right")
+    table.add_column("")
+    for figure in record.figures:
+        table.add_row(
+            Text(figure.name), number(figure.value), figure.unit, _target(figure), _verdict(figure)
+        )
+    return table
+
+
+def environment_line(environment: Environment) -> str:
+    """Everything that is known, in one paragraph."""
+    return ", ".join(
+        f"{field.name} {getattr(environment, field.name)}"
+        for field in fields(environment)
+        if getattr(environment, field.name) is not None
+    )
+
+
+def change_table(found: Sequence[Change]) -> Table:
+    """Figures of two records and their ratio, after over before."""
+    table = Table(title="figures", title_justify="left")
+    table.add_column("figure")
+    table.add_column("before", justify="right")
+    table.add_column("after", justify="right")
+    table.add_column("unit")
+    table.add_column("ratio", justify="right")
+    table.add_column("")
+    for change in found:
+        verdict = Text("")
+        if change.better is not None:
+            verdict = Text("better", "green") if change.better else Text("worse", "red")
+        table.add_row(
+            Text(change.name),
+            number(change.before.value) if change.before else "-",
+            number(change.after.value) if change.after else "-",
+            change.unit,
+            f"{change.ratio:.2f}" if change.ratio is not None else "-",
+            verdict,
+        )
+    return table
+
+
+def difference_table(found: Sequence[tuple[str, str, str]]) -> Table:
+    """What else differs between two runs."""
+    table = Table(title="not the same in both runs", title_justify="left")
+    table.add_column("what")
+    table.add_column("before")
+    table.add_column("after")
+    for row in found:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def number(value: float) -> str:
+    """Three significant digits, whole numbers above a thousand."""
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+
+
+def _target(figure: Figure) -> str:
+    if figure.target is None:
+        return ""
+    return f"{'<=' if figure.better == 'lower' else '>='} {number(figure.target)}"
+
+
+def _verdict(figure: Figure) -> Text:
+    if figure.met is None:
+        return Text("")
+    return Text("pass", "green") if figure.met else Text("shortfall", "red")

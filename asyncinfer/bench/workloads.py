@@ -1,0 +1,137 @@
+"""The work of `asyncinfer bench serve`: one definition, so that every engine's row means the same.
+
+All requests are greedy and go on past the end of text; prompts are random token ids, new ones in
+every repetition. A rate is output tokens (for `prefill` prompt tokens) over the seconds from the
+first submission to the last token.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["MAX_RUNNING", "PEERS", "QUICK", "WORKLOADS", "Workload"]
+
+#: Requests that an engine computes together at most.
+MAX_RUNNING: Final = 16
+SEED: Final = 20_261_120
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One column."""
+
+    name: str
+    title: str
+    #: Prompt and output tokens of each request; all are submitted at once, in this order.
+    requests: tuple[tuple[int, int], ...]
+    #: Prompt tokens that all requests begin with. They are in the cache before the clock starts.
+    shared: int = 0
+    #: Prompt tokens are what is counted, and the first token ends it.
+    prefill: bool = False
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(prompt for prompt, _ in self.requests)
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(output for _, output in self.requests)
+
+    @property
+    def counted(self) -> int:
+        """The tokens a rate counts."""
+        return self.prompt_tokens if self.prefill else self.output_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that a warm prefix cache gives, and no more may be."""
+        return self.shared * len(self.requests)
+
+    def prompts(self, vocab_size: int, repetition: int) -> list[list[int]]:
+        """Token ids of each prompt; no two repetitions share a block."""
+        draw = random.Random(f"{SEED} {self.name} {repetition}")
+        common = draw.choices(range(vocab_size), k=self.shared)
+        return [
+            common + draw.choices(range(vocab_size), k=prompt - self.shared)
+            for prompt, _ in self.requests
+        ]
+
+
+def _mixed(
+    count: int, prompts: tuple[int, int], outputs: tuple[int, int]
+) -> tuple[tuple[int, int], ...]:
+    """Lengths drawn evenly, the same ones for everybody."""
+    draw = random.Random(SEED)
+    return tuple((draw.randint(*prompts), draw.randint(*outputs)) for _ in range(count))
+
+
+WORKLOADS: Final[Mapping[str, Workload]] = {
+    workload.name: workload
+    for workload in (
+        Workload("one", "1 request, 128+128", ((128, 128),)),
+        Workload("sixteen", "16 at once, 128+128", ((128, 128),) * 16),
+        Workload("mixed", "64 mixed, 16..512 + 16..256", _mixed(64, (16, 512), (16, 256))),
+        Workload("prefill", "prefill of 1,024", ((1024, 1),), prefill=True),
+        Workload("shared", "32 sharing 512, warm", ((528, 32),) * 32, shared=512),
+    )
+}
+
+#: The same questions in a second or two; the answers mean nothing.
+QUICK: Final[Mapping[str, Workload]] = {
+    workload.name: workload
+    for workload in (
+        Workload("one", "1 request, 16+8", ((16, 8),)),
+        Workload("sixteen", "16 at once, 16+8", ((16, 8),) * 16),
+        Workload("mixed", "20 mixed, 4..40 + 2..10", _mixed(20, (4, 40), (2, 10))),
+        Workload("prefill", "prefill of 64", ((64, 1),), prefill=True),
+        Workload("shared", "18 sharing 32, warm", ((40, 4),) * 18, shared=32),
+    )
+}
+
+#: Other engines on the 125M-parameter Llama in float32 on two cores, measured apart from this
+#: program; tokens a second by column, and milliseconds of event-loop lag at p99.
+PEERS: Final[Mapping[str, Mapping[str, float]]] = {
+    "vLLM CPU, AsyncLLM": {
+        "one": 78,
+        "sixteen": 551,
+        "mixed": 431,
+        "prefill": 3509,
+        "shared": 525,
+        "lag": 3.5,
+    },
+    "OpenVINO GenAI continuous batching": {
+        "one": 92,
+        "sixteen": 659,
+        "mixed": 630,
+        "prefill": 2798,
+        "shared": 1062,
+        "lag": 178,
+    },
+    "llama.cpp, low-level batch API": {
+        "one": 140,
+        "sixteen": 434,
+        "mixed": 153,
+        "prefill": 1300,
+        "shared": 69,
+        "lag": 1.3,
+    },
+    "transformers continuous batching": {
+        "one": 38,
+        "sixteen": 103,
+        "mixed": 94,
+        "prefill": 885,
+        "shared": 74,
+        "lag": 0.7,
+    },
+    "transformers generate, static batches of 16": {
+        "one": 40,
+        "sixteen": 249,
+        "mixed": 85,
+        "prefill": 1054,
+        "shared": 48,
+        "lag": 0.9,
+    },
+}

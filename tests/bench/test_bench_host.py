@@ -1,0 +1,95 @@
+"""`asyncinfer bench host`, small: the counts are right. Times are not looked at."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncinfer import EngineConfig
+from asyncinfer.bench import BenchError, HostOptions, available_loops, measure_host
+from asyncinfer.bench.host_scheduler import measure_scheduler, staggered_prompt
+from asyncinfer.bench.host_streams import measure_streams
+from asyncinfer.bench.host_tokens import measure_tokens
+from asyncinfer.bench.loops import run_on
+from asyncinfer.testing import FakeModel, FakeRunner, InlineEngine, PlanTape
+
+
+def test_scheduler_steps_are_counted() -> None:
+    cost = measure_scheduler(running=8, steps=20, warmup=3)
+    assert (cost.running, cost.steps, cost.tokens) == (8, 20, 160)
+    assert cost.schedule.count == cost.update.count == cost.both.count == 20
+    assert cost.both.mean == pytest.approx(cost.schedule.mean + cost.update.mean)
+    assert cost.both.mean > 0
+
+
+def test_prompts_differ_from_the_first_block_on() -> None:
+    prompts = [tuple(staggered_prompt(index)[:16]) for index in range(2000)]
+    assert len(set(prompts)) == 2000
+
+
+@pytest.mark.parametrize("loop", available_loops())
+def test_every_token_is_held_before_it_is_counted(loop: str) -> None:
+    cost = run_on(loop, measure_tokens, 8, 20, 3)
+    assert (cost.running, cost.steps, cost.tokens) == (8, 20, 160)
+    assert cost.host == pytest.approx(cost.engine + cost.loop)
+    assert cost.engine > 0
+    assert cost.loop > 0
+    assert cost.runner > 0
+
+
+def test_a_batch_that_is_never_full_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    def halved(**options: int) -> EngineConfig:
+        return EngineConfig(**{**options, "max_running": 2})
+
+    monkeypatch.setattr("asyncinfer.bench.host_tokens.EngineConfig", halved)
+    with pytest.raises(BenchError, match="only 0 steps had all 4 requests"):
+        run_on("asyncio", measure_tokens, 4, 10, 1)
+
+
+@pytest.mark.parametrize("loop", available_loops())
+def test_streams_get_what_was_asked_for(loop: str) -> None:
+    load = run_on(loop, measure_streams, 20, 2000.0, 0.2)
+    assert load.streams == 20
+    assert load.tokens == 400
+    assert load.latency.count == load.tokens
+    # Never faster than asked for; how much slower is the machine's affair.
+    assert 0 < load.rate <= 2000.0 * 1.5
+    assert load.rate == pytest.approx(load.tokens / load.seconds)
+
+
+def test_the_whole_command_has_its_figures() -> None:
+    options = HostOptions(
+        loops=("asyncio",), running=4, steps=5, streams=10, rate=500, seconds=0.1, repeat=1
+    )
+    told: list[str] = []
+    figures = measure_host(options, told.append).figures()
+    names = [figure.name for figure in figures]
+    assert len(names) == len(set(names)) == 9
+    assert [figure.target for figure in figures if figure.target] == [1.0, 8.0, 0.99 * 500]
+    assert told
+
+
+def test_a_tape_plays_what_was_recorded() -> None:
+    tape = PlanTape()
+    model = FakeModel(gate=lambda phase, plan: tape.record(plan) if phase == "launch" else None)
+    engine = InlineEngine(model)
+    streams = [engine.submit(f"prompt {i}", max_tokens=20, temperature=0.0) for i in range(3)]
+    engine.run()
+    for stream in streams:
+        stream.read()
+    assert model.runner is not None
+    assert len(tape) == model.runner.launched
+    assert all(stream.ended for stream in streams)
+    assert tape.play(model.runner.spec, 0, len(tape)) > 0
+
+
+def test_a_tape_refuses_steps_out_of_order() -> None:
+    tape = PlanTape()
+    model = FakeModel(gate=lambda phase, plan: tape.record(plan) if phase == "launch" else None)
+    engine = InlineEngine(model)
+    engine.submit("prompt", max_tokens=20, temperature=0.0)
+    engine.run()
+    assert isinstance(model.runner, FakeRunner)
+    # Without the step that admits it, the rest cannot run: a replay does the same work or none.
+    tape._plans.pop(0)
+    with pytest.raises(AssertionError):
+        tape.play(model.runner.spec, 0, len(tape))
