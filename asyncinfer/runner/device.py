@@ -1,0 +1,47 @@
+"""Which device and dtype an engine runs on."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from asyncinfer.errors import ModelLoadError
+
+__all__ = ["choose_device", "choose_dtype"]
+
+_DTYPES: Final = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def choose_device(name: str) -> torch.device:
+    """The device called `name`; "auto" is CUDA where there is one. Raises `ModelLoadError`."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ModelLoadError(f"device={name!r}: is no torch device") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ModelLoadError(f"device={name!r}: must be cpu or cuda")
+    if device.type == "cuda":
+        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= there:
+            raise ModelLoadError(f"device={name!r}: there are {there} CUDA devices")
+        if device.index is None:
+            # With an index, so that threads with another current device mean the same.
+            device = torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def choose_dtype(name: str, stored: str | None, device: torch.device) -> torch.dtype:
+    """The dtype called `name`; "auto" is the checkpoint's on a GPU and float32 on a CPU."""
+    if name == "auto":
+        name = (stored or "float32") if device.type == "cuda" else "float32"
+    dtype = _DTYPES.get(name.removeprefix("torch."))
+    if dtype is None:
+        raise ModelLoadError(f"dtype={name!r}: must be auto or one of {', '.join(_DTYPES)}")
+    return dtype
