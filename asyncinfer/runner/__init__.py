@@ -1,8 +1,6 @@
-"""From a step's plan to its tokens, on a real model."""
-
-from asyncinfer.runner.input_batch import InputBatch, StepInput
-from asyncinfer.runner.memory import count_blocks
+from asyncinfer.runner.input_batch import InputBatch
+from asyncinfer.runner.memory import plan_memory
 from asyncinfer.runner.model_runner import ModelRunner
-from asyncinfer.runner.opening import open_runner
+from asyncinfer.runner.open import open_runner, runner_of
 
-__all__ = ["InputBatch", "ModelRunner", "StepInput", "count_blocks", "open_runner"]
+__all__ = ["InputBatch", "ModelRunner", "open_runner", "plan_memory", "runner_of"]

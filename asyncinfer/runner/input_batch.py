@@ -1,4 +1,4 @@
-"""From a `StepPlan` to the tensors of a forward pass, without a Python loop over rows."""
+"""`InputBatch`: from a step's plan to the arrays that the model and the sampler are given."""
 
 from __future__ import annotations
 
@@ -6,106 +6,111 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from asyncinfer.attention import AttentionBatch
-from asyncinfer.sampling import TokenHistory, upload
-from asyncinfer.scheduler import RunnerSpec, StepPlan
+from asyncinfer.scheduler.plan import Join, RunnerSpec, StepPlan
 
-__all__ = ["InputBatch", "StepInput"]
+__all__ = ["InputBatch", "StepArrays"]
 
+I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class StepInput:
-    """What one step computes."""
+class StepArrays:
+    """One step, on the host. Rows of one query token come first; draws are in the plan's order."""
 
-    #: int64 `[tokens]` on the device, in the order of `batch`.
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    batch: AttentionBatch
-    #: Of every row of the plan: where its query tokens begin in that order.
-    first: I64
-    #: One entry per drawn token, in the plan's order: its row, where its hidden state is, its
-    #: slot, and where in the sequence it will stand.
+    #: Slot and position of each query token, and where its KV goes, `[tokens]`.
+    token_slots: I64
+    positions: I64
+    slot_mapping: I64
+    #: `[rows, blocks]`, `[rows]`, `[rows + 1]`: see `AttentionBatch`.
+    block_tables: I32
+    seq_lens: I32
+    query_starts: I32
+    starts: list[int]
+    counts: list[int]
+    decode_rows: int
+    #: First query token of each row of the plan, `[rows]`.
+    first_tokens: I64
+    #: Per draw: its row of the plan, its query token, the slot, and the position of the token
+    #: that is drawn, `[draws]`.
     draw_rows: I64
-    draw_index: I64
+    draw_tokens: I64
     draw_slots: I64
     draw_positions: I64
+    #: Whether the token drawn comes after all that the row's slot knew, `[draws]`.
+    draw_last: npt.NDArray[np.bool_]
 
 
 class InputBatch:
-    """The slots as the host knows them: block tables. Tokens are in `history`, on the device."""
+    """Block tables of the slots, and the arithmetic of a step. No Python per row or token."""
 
-    def __init__(self, spec: RunnerSpec, device: torch.device) -> None:
-        self.history = TokenHistory(spec.max_slots, device)
+    def __init__(self, spec: RunnerSpec) -> None:
         self._block_size = spec.block_size
         width = -(-spec.max_context // spec.block_size)
-        self._tables = np.zeros((spec.max_slots, width), np.int32)
+        self._tables: I32 = np.zeros((spec.max_slots, width), np.int32)
+        self.prompt_lens: I64 = np.zeros(spec.max_slots, np.int64)
 
-    def apply(self, plan: StepPlan) -> None:
-        """Bring the slots up to date. A left slot's table may stay: nothing refers to it."""
-        for join in plan.joins:
-            self.history.join(join.slot, join.token_ids)
-            self._tables[join.slot, : len(join.blocks)] = join.blocks
-        if plan.grown:
-            slot, index, block = zip(*plan.grown, strict=True)
-            self._tables[slot, index] = block
+    def join(self, join: Join) -> None:
+        """The slot's table is now `join.blocks`."""
+        table = self._tables[join.slot]
+        table[: len(join.blocks)] = join.blocks
+        table[len(join.blocks) :] = 0
+        self.prompt_lens[join.slot] = join.prompt_len
 
-    def build(self, plan: StepPlan) -> StepInput:
-        slots = np.array(plan.slots, np.int64)
-        starts = np.array(plan.starts, np.int64)
-        counts = np.array(plan.counts, np.int64)
-        samples = np.array(plan.samples, np.int64)
-        rows = len(slots)
-        # Rows of one token first: attention computes them together.
-        order = np.argsort(counts != 1, kind="stable")
-        decode_rows = int((counts == 1).sum())
+    def grow(self, grown: list[tuple[int, int, int]]) -> None:
+        """Blocks added to tables, `(slot, index, block)` each."""
+        if grown:
+            slots, indices, blocks = np.array(grown).T
+            self._tables[slots, indices] = blocks
 
-        row_slots, row_starts, row_counts = slots[order], starts[order], counts[order]
-        query_starts = np.zeros(rows + 1, np.int32)
-        np.cumsum(row_counts, out=query_starts[1:])
-        total = int(query_starts[-1])
-        token_slots = np.repeat(row_slots, row_counts)
-        positions = np.arange(total) + np.repeat(row_starts - query_starts[:-1], row_counts)
-        block, offset = np.divmod(positions, self._block_size)
-        slot_mapping = self._tables[token_slots, block] * np.int64(self._block_size) + offset
-        seq_lens = row_starts + row_counts
-        width = int(seq_lens.max() - 1) // self._block_size + 1
+    def build(self, plan: StepPlan) -> StepArrays:
+        """The arrays of a plan whose joins and growth were applied. It has at least one row."""
+        slots, starts = np.array(plan.slots), np.array(plan.starts)
+        counts, samples = np.array(plan.counts), np.array(plan.samples)
+        single = counts == 1
+        decode_rows = int(single.sum())
+        in_order = bool(single[:decode_rows].all())
+        order = np.arange(len(slots)) if in_order else np.argsort(~single, kind="stable")
+        its_slots, its_starts, its_counts = slots[order], starts[order], counts[order]
+        ends = its_starts + its_counts
 
-        first = np.empty(rows, np.int64)
-        first[order] = query_starts[:-1]
-        draw_rows = np.repeat(np.arange(rows), samples)
-        # The last `samples` query tokens of a row; usually one.
-        nth = np.arange(len(draw_rows)) - np.repeat(np.cumsum(samples) - samples, samples)
-        within = (counts - samples)[draw_rows] + nth
+        query_starts = np.zeros(len(slots) + 1, np.int64)
+        np.cumsum(its_counts, out=query_starts[1:])
+        if decode_rows == len(slots):
+            token_slots, positions = its_slots, its_starts
+        else:
+            token_slots = np.repeat(its_slots, its_counts)
+            positions = _spread(its_starts, its_counts)
+        size = self._block_size
+        pages = self._tables[token_slots, positions // size].astype(np.int64)
+        width = -(-int(ends.max()) // size)
 
-        device = self.history.device
-        there = upload(
-            device,
-            self._tables[row_slots, :width],
-            seq_lens.astype(np.int32),
-            query_starts,
-            slot_mapping,
-            positions,
-        )
-        return StepInput(
-            token_ids=self.history.read(token_slots, positions),
-            positions=there[4],
-            batch=AttentionBatch(
-                block_tables=there[0],
-                seq_lens=there[1],
-                query_starts=there[2],
-                slot_mapping=there[3],
-                starts=row_starts.tolist(),
-                counts=row_counts.tolist(),
-                block_size=self._block_size,
-                decode_rows=decode_rows,
-            ),
-            first=first,
+        first_tokens = np.empty_like(slots)
+        first_tokens[order] = query_starts[:-1]
+        draw_rows = np.repeat(np.arange(len(slots)), samples)
+        back = _spread(-samples, samples)  # -1 for a row's last draw, -2 for the one before
+        return StepArrays(
+            token_slots=token_slots,
+            positions=positions,
+            slot_mapping=pages * size + positions % size,
+            block_tables=self._tables[its_slots, :width],
+            seq_lens=ends.astype(np.int32),
+            query_starts=query_starts.astype(np.int32),
+            starts=its_starts.tolist(),
+            counts=its_counts.tolist(),
+            decode_rows=decode_rows,
+            first_tokens=first_tokens,
             draw_rows=draw_rows,
-            draw_index=first[draw_rows] + within,
+            draw_tokens=(first_tokens + counts)[draw_rows] + back,
             draw_slots=slots[draw_rows],
-            draw_positions=starts[draw_rows] + within + 1,
+            draw_positions=(starts + counts)[draw_rows] + back + 1,
+            draw_last=back == -1,
         )
+
+
+def _spread(firsts: I64, counts: I64) -> I64:
+    """`firsts[r], firsts[r] + 1, ...`, `counts[r]` numbers for each `r`, one after the other."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1])
+    return np.arange(total) + np.repeat(firsts - ends + counts, counts)

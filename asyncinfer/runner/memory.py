@@ -1,4 +1,4 @@
-"""How many KV blocks an engine gets."""
+"""How much a runner can hold: the KV cache's share of the device, and the limits that follow."""
 
 from __future__ import annotations
 
@@ -8,47 +8,86 @@ from asyncinfer.attention import KVCache
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.models import ModelConfig
+from asyncinfer.sampling import draw_bytes
+from asyncinfer.scheduler.plan import RunnerSpec
 
-__all__ = ["count_blocks"]
+__all__ = ["activation_bytes", "plan_memory"]
 
-#: What a CPU engine takes unless it is told: pages are committed as they are first used.
-CPU_BYTES = 1 << 30
-#: Positions whose logits exist at once when a prompt is scored.
-SCORED_AT_ONCE = 256
+_CPU_BYTES = 1 << 30
 
 
-def count_blocks(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> int:
-    """Blocks for `config.kv_bytes`, or for the configured share of the memory that is free now
-    (the weights are loaded), so that a second engine on the device counts what the first took.
+def plan_memory(
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    vocab_size: int,
+) -> RunnerSpec:
+    """What a runner of `model` holds. Call it when the weights are on the device.
 
-    Raises `ModelLoadError` if not even one block fits.
+    The KV cache takes `config.kv_bytes`; else `kv_fraction` of what is free beside the
+    activations of the largest step (1 GiB on a CPU), but no more than fills every slot's context.
+    A context that was not asked for shrinks to what fits.
+
+    Raises:
+        ValueError: the options cannot be met: `max_context` is beyond the model's, or it does
+            not fit `kv_bytes`, or those hold no block.
+        ModelLoadError: the device has no room beside the weights.
     """
-    per_block = KVCache.bytes_per_block(model, config.block_size, dtype)
+    size = config.block_size
+    context = config.max_context or model.max_context
+    if context > model.max_context:
+        raise ValueError(f"max_context={context}: this model's is {model.max_context}")
+    block_bytes = KVCache.bytes_per_block(model, size, dtype)
     if config.kv_bytes is not None:
-        budget, source = config.kv_bytes, f"kv_bytes={config.kv_bytes}"
-    elif device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        # What torch holds and nobody uses is free to us, too.
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        budget = int(free * config.kv_fraction) - _activation_bytes(config, model, dtype)
-        source = f"kv_fraction={config.kv_fraction} of {free} free bytes"
+        blocks = config.kv_bytes // block_bytes
+        if blocks < 1:
+            raise ValueError(
+                f"kv_bytes={config.kv_bytes}: one block of {size} tokens takes {block_bytes}"
+            )
     else:
-        budget, source = CPU_BYTES, f"the CPU's default of {CPU_BYTES} bytes"
-    blocks = budget // per_block
-    if blocks < 1:
-        raise ModelLoadError(
-            f"{source}: no room for one KV block of {config.block_size} tokens "
-            f"({per_block} bytes); give more or lower block_size"
-        )
-    return int(blocks)
+        room = _free_bytes(config, model, dtype, device, vocab_size)
+        blocks = min(room // block_bytes, config.max_running * -(-context // size))
+        if blocks < 1:
+            raise ModelLoadError(
+                f"{device} has {room} bytes for the KV cache beside the weights; one block of "
+                f"{size} tokens takes {block_bytes}"
+            )
+    held = blocks * size
+    if held < context:
+        if config.max_context is not None:
+            raise ValueError(
+                f"max_context={context}: takes {-(-context // size) * block_bytes} bytes of KV, "
+                f"there are {blocks * block_bytes}"
+            )
+        context = held
+    return RunnerSpec(
+        num_blocks=blocks,
+        block_size=size,
+        max_slots=config.max_running,
+        max_context=context,
+        vocab_size=vocab_size,
+        max_step_tokens=config.max_step_tokens,
+    )
 
 
-def _activation_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    """An upper estimate of what one step needs beside weights and KV."""
-    widest = 2 * model.intermediate_size + 4 * model.hidden_size
-    tokens = config.max_step_tokens * widest * dtype.itemsize
-    # Logits in float32, and as many again while they are sampled.
-    logits = max(config.max_running, SCORED_AT_ONCE) * model.vocab_size * 4 * 4
-    return tokens + logits
+def _free_bytes(
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    vocab_size: int,
+) -> int:
+    if device.type == "cpu":
+        return _CPU_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(config.kv_fraction * max(0, free - activation_bytes(config, model, dtype)))
+
+
+def activation_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+    """About what the largest step needs beside weights and KV: the widest moment of a layer,
+    and the logits with the sampler's work on them. Attention's buffers are not in it."""
+    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    width = 3 * model.hidden_size + max(2 * heads, 3 * model.intermediate_size)
+    rows = min(config.max_running, config.max_step_tokens)
+    return config.max_step_tokens * width * dtype.itemsize + draw_bytes(rows, model.vocab_size)
