@@ -4,7 +4,6 @@ from asyncinfer.weights.json_file import read_json
 from asyncinfer.weights.packed import Packed, Piece, WeightLoader, WeightSource, check_weights
 from asyncinfer.weights.progress import LoadProgress, OnProgress
 from asyncinfer.weights.resolve import resolve
-from asyncinfer.weights.resolve import resolve
 
 __all__ = [
     "Checkpoint",
@@ -18,6 +17,5 @@ __all__ = [
     "check_weights",
     "checkpoint_file",
     "read_json",
-    "resolve",
     "resolve",
 ]

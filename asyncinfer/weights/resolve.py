@@ -45,9 +45,9 @@ def resolve(
     folder = Path(model).expanduser()
     name = str(model)
     try:
-        if folder.is_dir():
+        if name and folder.is_dir():  # Path("") is the current folder, which nobody meant
             return folder
-        if folder.exists():
+        if folder.is_file():
             raise ModelLoadError("is a file; name the checkpoint's folder", file=name)
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"cannot be opened: {error}", file=name) from error
@@ -83,12 +83,12 @@ def _download(
 
 
 def _silent_bar() -> type[Any]:
-    from huggingface_hub.utils import tqdm
+    """The hub's progress bar, which would write to the host's stderr, drawing nothing."""
+    import huggingface_hub.utils as hub
 
-    class SilentBar(tqdm):  # type: ignore[misc, type-arg, unused-ignore]
-        """The hub's progress bar, which would write to the host's stderr, drawing nothing."""
+    bar: Any = hub.tqdm  # type: ignore[attr-defined]
 
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**kwargs, "disable": True})
+    def silent(self: Any, *args: Any, **options: Any) -> None:
+        bar.__init__(self, *args, **{**options, "disable": True})
 
-    return SilentBar
+    return type("SilentBar", (bar,), {"__init__": silent})

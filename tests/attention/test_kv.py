@@ -1,0 +1,48 @@
+"""`KVCache`: sizes, views, block copies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from asyncinfer.attention import KVCache
+
+
+@dataclass
+class Shape:
+    num_layers: int = 3
+    num_kv_heads: int = 2
+    head_dim: int = 8
+
+
+def cache() -> KVCache:
+    kv = KVCache.allocate(Shape(), 6, 4, torch.float32, "cpu")
+    kv.storage.copy_(torch.arange(kv.storage.numel()).view_as(kv.storage))
+    return kv
+
+
+def test_sizes() -> None:
+    kv = KVCache.allocate(Shape(), 5, 16, torch.bfloat16, "cpu")
+    assert (kv.num_layers, kv.num_blocks, kv.block_size) == (3, 5, 16)
+    assert [tuple(layer.shape) for layer in (*kv.k, *kv.v)] == [(5, 2, 16, 8)] * 6
+    assert kv.storage.count_nonzero() == 0
+    taken = KVCache.bytes_per_block(Shape(), 16, torch.bfloat16) * 5
+    assert taken == kv.storage.numel() * kv.storage.element_size()
+
+
+def test_keys_and_values_are_views() -> None:
+    kv = cache()
+    kv.v[1][2] = -1
+    assert (kv.storage[1, 1, 2] == -1).all()
+    assert (kv.storage == -1).sum() == kv.v[1][2].numel()
+
+
+def test_copies_read_every_source_first() -> None:
+    kv = cache()
+    before = kv.storage.clone()
+    kv.copy_blocks([(0, 1), (1, 2), (4, 5)])
+    before[:, :, [1, 2, 5]] = before[:, :, [0, 1, 4]]
+    assert torch.equal(kv.storage, before)
+    kv.copy_blocks([])
+    assert torch.equal(kv.storage, before)

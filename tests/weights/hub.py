@@ -1,0 +1,88 @@
+"""A model hub of a few files on localhost: what the hub's client asks of the real one."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub:
+    """`files` of `repository`, at one commit. `fetched` tells what was downloaded."""
+
+    def __init__(self, repository: str, files: dict[str, bytes]) -> None:
+        self.repository = repository
+        self.files = files
+        self.fetched: list[str] = []
+        self.url = ""
+
+    @contextlib.contextmanager
+    def serve(self) -> Iterator[Hub]:
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                hub._answer(self)
+
+            def do_HEAD(self) -> None:
+                hub._answer(self)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{server.server_port}"
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield self
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+    def _answer(self, request: BaseHTTPRequestHandler) -> None:
+        path = request.path.split("?")[0]
+        api, files = f"/api/models/{self.repository}", f"/{self.repository}/resolve/{COMMIT}/"
+        known = (api, f"{api}/revision/main", f"{api}/revision/{COMMIT}")
+        if path in known:
+            siblings = [{"rfilename": name} for name in self.files]
+            self._send(request, {"id": self.repository, "sha": COMMIT, "siblings": siblings})
+        elif path == f"{api}/tree/{COMMIT}":
+            entries = [
+                {"type": "file", "path": name, "size": len(data), "oid": self._hash(data)}
+                for name, data in self.files.items()
+            ]
+            self._send(request, entries)
+        elif path.removeprefix(files) in self.files:
+            name = path.removeprefix(files)
+            if request.command == "GET":
+                self.fetched.append(name)
+            self._send(request, self.files[name])
+        else:
+            code = "RevisionNotFound" if path.startswith(api) else "RepoNotFound"
+            self._send(request, b"", status=404, code=code)
+
+    def _send(
+        self, request: BaseHTTPRequestHandler, body: Any, status: int = 200, code: str = ""
+    ) -> None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        request.send_response(status)
+        request.send_header("Content-Length", str(len(data)))
+        request.send_header("ETag", f'"{self._hash(data)}"')
+        request.send_header("X-Repo-Commit", COMMIT)
+        if code:
+            request.send_header("X-Error-Code", code)
+        request.end_headers()
+        if request.command == "GET":
+            request.wfile.write(data)
+
+    @staticmethod
+    def _hash(data: bytes) -> str:
+        return hashlib.sha1(data).hexdigest()

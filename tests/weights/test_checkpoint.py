@@ -1,0 +1,113 @@
+"""`Checkpoint`: shards, headers, pickles."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from asyncinfer.errors import ModelLoadError
+from asyncinfer.weights import Checkpoint, Packed, Piece, WeightLoader, check_weights
+
+
+def write_raw(path: Path, header: str, data: bytes) -> None:
+    encoded = header.encode()
+    path.write_bytes(struct.pack("<Q", len(encoded)) + encoded + data)
+
+
+def entry(shape: list[int], start: int, end: int, dtype: str = "F32") -> str:
+    return json.dumps({"dtype": dtype, "shape": shape, "data_offsets": [start, end]})
+
+
+def test_reads_headers_then_tensors(tmp_path: Path) -> None:
+    tensors = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with Checkpoint(tmp_path) as checkpoint:
+        seen = {name: (t.file, t.shape, t.dtype) for name, t in checkpoint.tensors.items()}
+        assert seen == {
+            "a": ("model.safetensors", (2, 3), "F32"),
+            "b": ("model.safetensors", (4,), "BF16"),
+        }
+        assert torch.equal(checkpoint.read("a"), tensors["a"])
+        assert torch.equal(checkpoint.read("b"), tensors["b"])
+
+
+HEADERS = {  # fault 45
+    "not json": "{",
+    "overlap": f'{{"a": {entry([1], 0, 4)}, "b": {entry([1], 0, 4)}}}',
+    "hole": f'{{"a": {entry([1], 4, 8)}}}',
+    "past the end": f'{{"a": {entry([4], 0, 16)}}}',
+    "shape and bytes differ": f'{{"a": {entry([3], 0, 8)}}}',
+    "overflow": f'{{"a": {entry([2**62, 2**62], 0, 8)}}}',
+    "negative": f'{{"a": {entry([-2], 0, 8)}}}',
+    "unknown dtype": f'{{"a": {entry([2], 0, 8, "F33")}}}',
+    "a name twice": f'{{"a": {entry([1], 0, 4)}, "a": {entry([1], 4, 8)}}}',
+}
+
+
+@pytest.mark.parametrize("name", sorted(HEADERS))
+def test_headers_that_lie(tmp_path: Path, name: str) -> None:  # fault 45
+    write_raw(tmp_path / "model.safetensors", HEADERS[name], bytes(8))
+    with pytest.raises(ModelLoadError, match="cannot be read") as caught:
+        Checkpoint(tmp_path)
+    assert caught.value.file == "model.safetensors"
+
+
+def test_a_header_longer_than_its_file(tmp_path: Path) -> None:  # fault 45
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 2**60) + b"{}")
+    with pytest.raises(ModelLoadError, match="cannot be read"):
+        Checkpoint(tmp_path)
+
+
+class Payload:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (exit, ("a pickle was run",))
+
+
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "consolidated.00.pth"]
+)
+def test_pickles_are_refused(tmp_path: Path, name: str) -> None:  # fault 49
+    (tmp_path / name).write_bytes(pickle.dumps(Payload()))
+    with pytest.raises(ModelLoadError, match="pickled weights are refused") as caught:
+        Checkpoint(tmp_path)
+    assert caught.value.file == str(tmp_path / name)
+
+
+def test_a_pickle_under_another_name(tmp_path: Path) -> None:  # fault 49
+    (tmp_path / "model.safetensors").write_bytes(pickle.dumps(Payload()))
+    with pytest.raises(ModelLoadError, match="cannot be read"):
+        Checkpoint(tmp_path)
+
+
+def test_a_pickle_beside_safetensors_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Payload()))
+    save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
+    with Checkpoint(tmp_path) as checkpoint:
+        assert list(checkpoint.tensors) == ["a"]
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"neither model\.safetensors nor"):
+        Checkpoint(tmp_path)
+    with pytest.raises(ModelLoadError, match="no such folder"):
+        Checkpoint(tmp_path / "missing")
+
+
+def test_pieces_lie_below_each_other(tmp_path: Path) -> None:
+    pieces = {"q": torch.randn(4, 3), "k": torch.randn(2, 3), "v": torch.randn(2, 3)}
+    save_file(pieces, tmp_path / "model.safetensors")
+    qkv = Packed(tuple(Piece(name, tuple(tensor.shape)) for name, tensor in pieces.items()))
+    assert qkv.shape == (8, 3)
+    with Checkpoint(tmp_path) as checkpoint:
+        check_weights(checkpoint, {"qkv": qkv})
+        loader = WeightLoader(checkpoint, {"qkv": qkv}, torch.device("cpu"), torch.float32, None)
+        with pytest.raises(AssertionError, match="qkv"):
+            loader.finish()
+        assert torch.equal(loader("qkv"), torch.cat(list(pieces.values())))
+        loader.finish()

@@ -1,0 +1,132 @@
+"""`resolve`: folders, and hub ids against a hub on localhost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save
+from weights.hub import COMMIT, Hub
+
+from asyncinfer.errors import ModelLoadError
+from asyncinfer.weights import Checkpoint, resolve
+
+INDEX = "model.safetensors.index.json"
+# Contents differ, or the cache would keep one blob for all.
+TOKENIZER = {
+    name: json.dumps(name).encode()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json")
+}
+NEVER = {
+    "README.md": b"hello",
+    "modeling_evil.py": b"raise SystemExit",
+    "pytorch_model.bin": b"pickle",
+    "consolidated.safetensors": b"another copy",
+    "onnx/model.onnx": b"onnx",
+}
+
+
+def shard(value: float) -> bytes:
+    return save({f"w{value:g}": torch.full((2,), value)})
+
+
+@pytest.fixture
+def single() -> Iterator[Hub]:
+    files = {**TOKENIZER, **NEVER, "model.safetensors": shard(1)}
+    with Hub("org/single", files).serve() as hub:
+        yield hub
+
+
+def test_a_folder_stays_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve(tmp_path) == tmp_path
+    assert resolve(str(tmp_path)) == tmp_path
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    assert resolve(f"~/{tmp_path.name}") == tmp_path
+
+
+@pytest.mark.parametrize(
+    "name", ["./missing", "/missing/model", "~/missing", "a/b/c", "../x", "", "a b", "nul\0", "-x"]
+)
+def test_neither_folder_nor_hub_id(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ModelLoadError, match=r"no such folder|cannot be opened"):
+        resolve(name)
+
+
+def test_a_missing_path_is_never_a_hub_id(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="no such folder"):
+        resolve(Path("org/name"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelLoadError, match="is a file"):
+        resolve(tmp_path / "file")
+
+
+def test_downloads_what_it_needs_and_no_more(
+    single: Hub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    take = partial(resolve, "org/single", cache_dir=tmp_path, endpoint=single.url)
+    folder = take()
+    assert folder.name == COMMIT
+    assert sorted(single.fetched) == sorted([*TOKENIZER, "model.safetensors"])
+    with Checkpoint(folder) as checkpoint:  # fault 48: the cache's own links work
+        assert torch.equal(checkpoint.read("w1"), torch.ones(2))
+    assert (folder / "model.safetensors").is_symlink()
+    single.fetched.clear()
+    assert take() == folder
+    assert take(revision=COMMIT) == folder
+    assert take(offline=True) == folder
+    assert single.fetched == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_shards_of_the_index(tmp_path: Path) -> None:
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    index = {"weight_map": {"w1": names[0], "w2": names[1]}}
+    files = {
+        **TOKENIZER,
+        INDEX: json.dumps(index).encode(),
+        names[0]: shard(1),
+        names[1]: shard(2),
+        "model-00003-of-00003.safetensors": shard(3),
+        **NEVER,
+    }
+    with Hub("org/sharded", files).serve() as hub:
+        folder = resolve("org/sharded", cache_dir=tmp_path, endpoint=hub.url)
+    assert sorted(hub.fetched) == sorted([*TOKENIZER, INDEX, *names])
+    with Checkpoint(folder) as checkpoint:
+        assert sorted(checkpoint.tensors) == ["w1", "w2"]
+
+
+def test_an_index_that_leads_out_fetches_nothing_more(tmp_path: Path) -> None:  # fault 47
+    index = {"weight_map": {"w1": "../../evil.safetensors"}}
+    files = {"config.json": b"{}", INDEX: json.dumps(index).encode()}
+    with Hub("org/evil", files).serve() as hub:
+        with pytest.raises(ModelLoadError, match="leads out of the folder"):
+            resolve("org/evil", cache_dir=tmp_path, endpoint=hub.url)
+    assert sorted(hub.fetched) == sorted(files)
+
+
+def test_what_the_hub_does_not_have(single: Hub, tmp_path: Path) -> None:
+    take = partial(resolve, cache_dir=tmp_path, endpoint=single.url)
+    with pytest.raises(ModelLoadError, match="cannot be had from the hub") as caught:
+        take("org/other")
+    assert caught.value.file == "org/other"
+    with pytest.raises(ModelLoadError, match="at revision v9"):
+        take("org/single", revision="v9")
+    with pytest.raises(ModelLoadError, match="cannot be had from the hub"):
+        take("org/single", offline=True)
+
+
+def test_a_hub_that_cannot_be_reached(single: Hub, tmp_path: Path) -> None:
+    folder = resolve("org/single", cache_dir=tmp_path, endpoint=single.url)
+    nowhere = "http://127.0.0.1:1"
+    assert resolve("org/single", cache_dir=tmp_path, endpoint=nowhere) == folder
+    with pytest.raises(ModelLoadError, match="cannot be had from the hub"):
+        resolve("org/other", cache_dir=tmp_path, endpoint=nowhere)
