@@ -57,13 +57,25 @@ def bench() -> None:
     type=click.Choice(its.LOOPS),
     help="Event loop; several may be given.  [default: all that are installed]",
 )
-@click.option("--running", type=click.IntRange(1), default=256, show_default=True)
-@click.option("--steps", type=click.IntRange(1), default=200, show_default=True)
-@click.option("--streams", type=click.IntRange(1), default=2000, show_default=True)
+@click.option(
+    "--running", type=click.IntRange(1), default=256, show_default=True, help="Requests per step."
+)
+@click.option(
+    "--steps", type=click.IntRange(1), default=200, show_default=True, help="Steps measured."
+)
+@click.option(
+    "--streams", type=click.IntRange(1), default=2000, show_default=True, help="Held at once."
+)
 @click.option(
     "--rate", type=click.FloatRange(1), default=20_000, show_default=True, help="Tokens a second."
 )
-@click.option("--seconds", type=click.FloatRange(0.1), default=10.0, show_default=True)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.1),
+    default=10.0,
+    show_default=True,
+    help="How long streams are held.",
+)
 @click.option(
     "--tokenizer",
     type=click.Choice(["shipped", "bytes"]),
@@ -101,9 +113,16 @@ def host(
     f"[default: {', '.join(its.FAKE_MODELS)}]",
 )
 @click.option(
-    "--backend", "loop", type=click.Choice(its.LOOPS), default="asyncio", show_default=True
+    "--backend",
+    "loop",
+    type=click.Choice(its.LOOPS),
+    default="asyncio",
+    show_default=True,
+    help="Event loop.",
 )
-@click.option("--streams", type=click.IntRange(1), default=64, show_default=True)
+@click.option(
+    "--streams", type=click.IntRange(1), default=64, show_default=True, help="Decoding at once."
+)
 @click.option(
     "--prompt-bytes",
     type=click.IntRange(64),
@@ -118,7 +137,13 @@ def host(
     show_default=True,
     help="Clients that send long prompts, one after the other.",
 )
-@click.option("--seconds", type=click.FloatRange(0.1), default=10.0, show_default=True)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.1),
+    default=10.0,
+    show_default=True,
+    help="How long, idle and busy each.",
+)
 @click.option(
     "--step-ms",
     type=click.FloatRange(0.0),
@@ -168,7 +193,12 @@ def lag(
 )
 @click.option("--peer/--no-peer", default=True, help="Run transformers' generate too.")
 @click.option(
-    "--backend", "loop", type=click.Choice(its.LOOPS), default="asyncio", show_default=True
+    "--backend",
+    "loop",
+    type=click.Choice(its.LOOPS),
+    default="asyncio",
+    show_default=True,
+    help="Event loop.",
 )
 @click.option("--quick", is_flag=True, help=SMOKE)
 @outputs
