@@ -16,7 +16,7 @@ CTRL_C, CTRL_D = "\x03", "\x04"
 class Terminal:
     """Runs `command` on a pseudo-terminal; use it as a context manager."""
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(self, command: list[str], term: str = "dumb") -> None:
         self._master, slave = pty.openpty()
         self.process = subprocess.Popen(
             command,
@@ -24,7 +24,7 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             start_new_session=True,
-            env={**os.environ, "TERM": "dumb"},
+            env={**os.environ, "TERM": term},
         )
         os.close(slave)
         #: All that the program has written.
