@@ -31,7 +31,7 @@ def choose_device(name: str) -> torch.device:
         there = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= there:
             raise ModelLoadError(f"device={name!r}: there are {there} CUDA devices")
-        if device.index is None:
+        if ":" not in name:
             # With an index, so that threads with another current device mean the same.
             device = torch.device("cuda", torch.cuda.current_device())
     return device

@@ -13,6 +13,7 @@ from asyncinfer.scheduler.plan import RunnerSpec
 
 __all__ = ["activation_bytes", "plan_memory"]
 
+#: What a CPU engine takes unless it is told: pages are committed as they are first used.
 _CPU_BYTES = 1 << 30
 
 
@@ -29,36 +30,29 @@ def plan_memory(
     activations of the largest step (1 GiB on a CPU), but no more than fills every slot's context.
     A context that was not asked for shrinks to what fits.
 
-    Raises:
-        ValueError: the options cannot be met: `max_context` is beyond the model's, or it does
-            not fit `kv_bytes`, or those hold no block.
-        ModelLoadError: the device has no room beside the weights.
+    Raises `ModelLoadError`: the device has no room beside the weights, or the options cannot be
+    met: `max_context` is beyond the model's or does not fit the cache, `kv_bytes` hold no block.
     """
     size = config.block_size
     context = config.max_context or model.max_context
     if context > model.max_context:
-        raise ValueError(f"max_context={context}: this model's is {model.max_context}")
+        raise ModelLoadError(f"max_context={context}: this model's is {model.max_context}")
     block_bytes = KVCache.bytes_per_block(model, size, dtype)
     if config.kv_bytes is not None:
+        room = f"kv_bytes={config.kv_bytes}"
         blocks = config.kv_bytes // block_bytes
-        if blocks < 1:
-            raise ValueError(
-                f"kv_bytes={config.kv_bytes}: one block of {size} tokens takes {block_bytes}"
-            )
     else:
-        room = _free_bytes(config, model, dtype, device, vocab_size)
-        blocks = min(room // block_bytes, config.max_running * -(-context // size))
-        if blocks < 1:
-            raise ModelLoadError(
-                f"{device} has {room} bytes for the KV cache beside the weights; one block of "
-                f"{size} tokens takes {block_bytes}"
-            )
+        free = _free_bytes(config, model, dtype, device)
+        room = f"{free} bytes free on {device} beside the weights"
+        blocks = min(free // block_bytes, config.max_running * -(-context // size))
+    if blocks < 1:
+        raise ModelLoadError(f"{room}: one KV block of {size} tokens takes {block_bytes} bytes")
     held = blocks * size
     if held < context:
         if config.max_context is not None:
-            raise ValueError(
-                f"max_context={context}: takes {-(-context // size) * block_bytes} bytes of KV, "
-                f"there are {blocks * block_bytes}"
+            raise ModelLoadError(
+                f"{room}: the KV of max_context={context} takes "
+                f"{-(-context // size) * block_bytes} bytes"
             )
         context = held
     return RunnerSpec(
@@ -72,15 +66,13 @@ def plan_memory(
 
 
 def _free_bytes(
-    config: EngineConfig,
-    model: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    vocab_size: int,
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> int:
     if device.type == "cpu":
         return _CPU_BYTES
     free, _ = torch.cuda.mem_get_info(device)
+    # What torch holds and nobody uses is free to us, too.
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(config.kv_fraction * max(0, free - activation_bytes(config, model, dtype)))
 
 

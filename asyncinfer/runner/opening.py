@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from asyncinfer.attention import KVCache
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.models import ModelConfig, load_model
+from asyncinfer.models import Decoder, ModelConfig, load_model
 from asyncinfer.runner.device import choose_device, choose_dtype
-from asyncinfer.runner.memory import count_blocks
+from asyncinfer.runner.memory import plan_memory
 from asyncinfer.runner.model_runner import ModelRunner
-from asyncinfer.scheduler import RunnerSpec
 from asyncinfer.weights import OnProgress
 
-__all__ = ["open_runner"]
+__all__ = ["open_runner", "runner_of"]
 
 
 def open_runner(
@@ -26,32 +23,30 @@ def open_runner(
 
     Args:
         tokens: how many token ids the tokenizer knows; logits beyond are padding.
+        progress: hears of each tensor.
 
     Raises `ModelLoadError`.
     """
+    device = choose_device(config.device)
     model = ModelConfig.from_folder(folder)
+    dtype = choose_dtype(config.dtype, model.dtype, device)
     if tokens > model.vocab_size:
         raise ModelLoadError(
-            f"the tokenizer has token ids up to {tokens - 1}, the embedding {model.vocab_size} rows",
+            f"token ids go up to {tokens - 1}, the model's embedding has {model.vocab_size} rows",
             file=str(folder / "tokenizer.json"),
         )
-    context = model.max_context if config.max_context is None else config.max_context
-    if context > model.max_context:
-        raise ModelLoadError(f"max_context={context}: the model has {model.max_context}")
-    device = choose_device(config.device)
-    dtype = choose_dtype(config.dtype, model.dtype, device)
-    decoder = load_model(folder, device, dtype, progress)
-    blocks = count_blocks(config, model, dtype, device)
+    return runner_of(load_model(folder, device, dtype, progress), config, tokens)
+
+
+def runner_of(decoder: Decoder, config: EngineConfig, tokens: int) -> ModelRunner:
+    """A runner of a decoder that is on its device already. Raises `ModelLoadError`."""
+    spec = plan_memory(config, decoder.config, decoder.dtype, decoder.device, tokens)
     try:
-        kv = KVCache.allocate(model, blocks, config.block_size, dtype, device)
-    except (torch.OutOfMemoryError, RuntimeError) as error:
-        raise ModelLoadError(f"{device} has no room for {blocks} KV blocks: {error}") from error
-    spec = RunnerSpec(
-        num_blocks=blocks,
-        block_size=config.block_size,
-        max_slots=config.max_running,
-        max_context=context,
-        vocab_size=tokens,
-        max_step_tokens=config.max_step_tokens,
-    )
+        kv = KVCache.allocate(
+            decoder.config, spec.num_blocks, spec.block_size, decoder.dtype, decoder.device
+        )
+    except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU's has no name
+        raise ModelLoadError(
+            f"{decoder.device} has no room for {spec.num_blocks} KV blocks: {error}"
+        ) from error
     return ModelRunner(decoder, kv, spec)

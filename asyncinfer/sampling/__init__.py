@@ -1,6 +1,6 @@
 from asyncinfer.sampling.history import TokenHistory
 from asyncinfer.sampling.logprobs import row_logprobs, score_tokens
-from asyncinfer.sampling.state import Sampled, SamplingState
+from asyncinfer.sampling.state import Sampled, SamplingState, draw_bytes
 from asyncinfer.sampling.transfer import HostCopy, upload
 
 __all__ = [
@@ -8,6 +8,7 @@ __all__ = [
     "Sampled",
     "SamplingState",
     "TokenHistory",
+    "draw_bytes",
     "row_logprobs",
     "score_tokens",
     "upload",

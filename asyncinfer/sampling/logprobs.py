@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -30,10 +31,10 @@ def score_tokens(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> list[t
     return [tokens, chosen[:, 0] - total, ranks, best.indices, best.values - total[:, None]]
 
 
-def row_logprobs(scored: Sequence[torch.Tensor], start: int, stop: int, top: int) -> RowLogprobs:
-    """Entries `start .. stop - 1` of `score_tokens`' answer, on the host, with `top`
-    alternatives each; the lowest id comes first among equals."""
-    tokens, logprobs, ranks, ids, values = (part[start:stop].tolist() for part in scored)
+def row_logprobs(scored: Sequence[list[Any]], start: int, stop: int, top: int) -> RowLogprobs:
+    """Entries `start .. stop - 1` of `score_tokens`' answer, as lists, with `top` alternatives
+    each; the lowest id comes first among equals."""
+    tokens, logprobs, ranks, ids, values = (part[start:stop] for part in scored)
     return RowLogprobs(
         token_ids=tokens,
         logprobs=logprobs,

@@ -19,7 +19,7 @@ from asyncinfer.sampling.token_lists import TokenLists
 from asyncinfer.sampling.transfer import upload
 from asyncinfer.scheduler.plan import Join
 
-__all__ = ["Sampled", "SamplingState"]
+__all__ = ["Sampled", "SamplingState", "draw_bytes"]
 
 I64 = npt.NDArray[np.int64]
 
@@ -28,6 +28,12 @@ _MOST_ENTRIES = 2**24
 #: A score (a logit less the largest, over temperature) that cannot win a draw: the variables of
 #: the race differ by a factor of e^26 at most.
 _NEVER = -80.0
+
+
+def draw_bytes(rows: int, vocab_size: int) -> int:
+    """About what `SamplingState.sample` takes for so many rows, their logits included."""
+    entries = rows * vocab_size
+    return 4 * (entries + 5 * min(entries, _MOST_ENTRIES))
 
 
 @dataclass(slots=True)

@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from asyncinfer.sampling import row_logprobs, score_tokens
+from asyncinfer.sampling import row_logprobs as rows_of
+from asyncinfer.sampling import score_tokens
+from asyncinfer.scheduler.plan import RowLogprobs
 
 LOGITS = torch.tensor(np.random.default_rng(5).normal(size=(7, 300)) * 4, dtype=torch.float32)
+
+
+def row_logprobs(scored: list[torch.Tensor], start: int, stop: int, top: int) -> RowLogprobs:
+    return rows_of([part.tolist() for part in scored], start, stop, top)
 
 
 def test_scores_match_float64() -> None:

@@ -1,0 +1,112 @@
+"""The arithmetic of a step against the same, row by row, in plain Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncinfer.params import SamplingParams
+from asyncinfer.runner import InputBatch
+from asyncinfer.scheduler.plan import Join, RunnerSpec, StepPlan
+
+SLOTS, BLOCK, CONTEXT = 9, 3, 40
+SPEC = RunnerSpec(
+    num_blocks=200,
+    block_size=BLOCK,
+    max_slots=SLOTS,
+    max_context=CONTEXT,
+    vocab_size=10,
+    max_step_tokens=400,
+)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[StepPlan, dict[int, list[int]]]:
+    """A plan and the block table of every slot in it, part of which grows in the plan."""
+    plan, tables = StepPlan(0), {}
+    blocks = iter(draw(st.permutations(range(200))))
+    for slot in draw(st.lists(st.integers(0, SLOTS - 1), min_size=1, unique=True)):
+        start = draw(st.integers(0, CONTEXT - 1))
+        count = draw(st.one_of(st.just(1), st.integers(1, CONTEXT - start)))
+        table = [next(blocks) for _ in range(-(-(start + count) // BLOCK))]
+        old = draw(st.integers(0, len(table)))
+        plan.joins.append(Join(slot, [1], 1, table[:old], SamplingParams(), 0))
+        plan.grown += [(slot, i, table[i]) for i in range(old, len(table))]
+        plan.slots.append(slot)
+        plan.starts.append(start)
+        plan.counts.append(count)
+        plan.samples.append(draw(st.integers(0, min(count, 3))))
+        tables[slot] = table
+    return plan, tables
+
+
+def built(plan: StepPlan) -> Any:
+    batch = InputBatch(SPEC)
+    for slot in range(SLOTS):  # earlier tenants with long tables
+        batch.join(Join(slot, [1], 1, [199] * 13, SamplingParams(), 0))
+    for join in plan.joins:
+        batch.join(join)
+    batch.grow(plan.grown)
+    return batch.build(plan)
+
+
+@given(plans())
+def test_arrays_equal_those_made_row_by_row(made: tuple[StepPlan, dict[int, list[int]]]) -> None:
+    plan, tables = made
+    its = built(plan)
+    rows = sorted(range(len(plan.slots)), key=lambda row: plan.counts[row] != 1)
+    assert its.decode_rows == plan.counts.count(1)
+    assert its.starts == [plan.starts[row] for row in rows]
+    assert its.counts == [plan.counts[row] for row in rows]
+    assert its.seq_lens.tolist() == [plan.starts[row] + plan.counts[row] for row in rows]
+    assert its.query_starts.tolist() == [0, *np.cumsum(its.counts).tolist()]
+
+    where, token_slots, positions, mapping = {}, [], [], []
+    for i, row in enumerate(rows):
+        slot, table = plan.slots[row], tables[plan.slots[row]]
+        assert its.block_tables[i, : len(table)].tolist() == table
+        assert not its.block_tables[i, len(table) :].any()
+        for position in range(plan.starts[row], plan.starts[row] + plan.counts[row]):
+            where[row, position] = len(positions)
+            token_slots.append(slot)
+            positions.append(position)
+            mapping.append(table[position // BLOCK] * BLOCK + position % BLOCK)
+    assert its.token_slots.tolist() == token_slots
+    assert its.positions.tolist() == positions
+    assert its.slot_mapping.tolist() == mapping
+    assert its.block_tables.shape[1] == max(len(table) for table in tables.values())
+
+    draws = []
+    for row, slot in enumerate(plan.slots):
+        assert its.first_tokens[row] == where[row, plan.starts[row]]
+        end = plan.starts[row] + plan.counts[row]
+        for position in range(end - plan.samples[row], end):
+            last = position == end - 1
+            draws.append((row, where[row, position], slot, position + 1, last))
+    columns = (its.draw_rows, its.draw_tokens, its.draw_slots, its.draw_positions, its.draw_last)
+    assert list(zip(*(column.tolist() for column in columns), strict=True)) == draws
+
+
+@given(plans())
+def test_types_are_those_of_an_attention_batch(
+    made: tuple[StepPlan, dict[int, list[int]]],
+) -> None:
+    its = built(made[0])
+    for name in ("block_tables", "seq_lens", "query_starts"):
+        assert getattr(its, name).dtype == np.int32
+    for name in ("token_slots", "positions", "slot_mapping", "draw_tokens", "draw_positions"):
+        assert getattr(its, name).dtype == np.int64
+
+
+def test_arrays_of_one_step_survive_the_next() -> None:
+    # On the host tensors share memory with them, and two steps may be in flight.
+    batch, plan = InputBatch(SPEC), StepPlan(0, slots=[0], starts=[4], counts=[1], samples=[1])
+    batch.join(Join(0, [1], 1, [5, 6], SamplingParams(), 0))
+    first = batch.build(plan)
+    batch.join(Join(0, [1], 1, [8, 9], SamplingParams(), 0))
+    batch.build(plan)
+    assert first.block_tables.tolist() == [[5, 6]]
+    assert first.slot_mapping.tolist() == [6 * BLOCK + 1]

@@ -1,0 +1,145 @@
+"""Opening a runner: sizes, devices, dtypes, and what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asyncinfer.attention import KVCache
+from asyncinfer.builtin import MODEL_PATH
+from asyncinfer.config import EngineConfig
+from asyncinfer.errors import ModelLoadError
+from asyncinfer.models import Decoder
+from asyncinfer.runner import open_runner, plan_memory, runner_of
+from asyncinfer.runner.device import choose_device, choose_dtype
+from asyncinfer.runner.memory import activation_bytes
+
+CPU = torch.device("cpu")
+
+
+def planned(decoder: Decoder, **options: Any) -> Any:
+    return plan_memory(EngineConfig(**options), decoder.config, torch.float32, CPU, 55)
+
+
+def block_bytes(decoder: Decoder, size: int = 16) -> int:
+    return KVCache.bytes_per_block(decoder.config, size, torch.float32)
+
+
+def test_bytes_that_were_asked_for_are_what_it_takes(decoder: Decoder) -> None:
+    one = block_bytes(decoder)
+    assert planned(decoder, kv_bytes=10 * one).num_blocks == 10
+    assert planned(decoder, kv_bytes=11 * one - 1).num_blocks == 10
+    assert planned(decoder, kv_bytes=1000 * one, max_running=1).num_blocks == 1000
+    halved = plan_memory(EngineConfig(kv_bytes=10 * one), decoder.config, torch.bfloat16, CPU, 55)
+    assert halved.num_blocks == 20
+
+
+def test_a_cpu_takes_a_gibibyte_at_most_and_no_more_than_can_be_used(decoder: Decoder) -> None:
+    most = (1 << 30) // block_bytes(decoder)
+    assert planned(decoder, max_running=1 << 20).num_blocks == most
+    assert planned(decoder, max_running=3).num_blocks == 3 * 40
+    assert planned(decoder, max_running=3, max_context=17).num_blocks == 3 * 2
+
+
+def test_a_context_nobody_asked_for_shrinks_to_the_cache(decoder: Decoder) -> None:
+    one = block_bytes(decoder)
+    assert planned(decoder).max_context == 640
+    assert planned(decoder, kv_bytes=5 * one).max_context == 80
+    assert planned(decoder, kv_bytes=5 * one, max_context=80).max_context == 80
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_context": 641}, "max_context=641: this model's is 640"),
+        ({"kv_bytes": 100}, "kv_bytes=100: one KV block of 16 tokens takes 4096 bytes"),
+        (
+            {"kv_bytes": 5 * 4096, "max_context": 81},
+            "kv_bytes=20480: the KV of max_context=81 takes 24576 bytes",
+        ),
+    ],
+    ids=["context", "bytes", "both"],
+)
+def test_options_that_cannot_be_met(
+    decoder: Decoder, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        planned(decoder, **options)
+
+
+def test_a_gpu_gives_its_share_of_what_is_free_beside_the_activations(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = torch.device("cuda", 0)
+    config = EngineConfig(kv_fraction=0.5, max_running=1 << 20)
+    working = activation_bytes(config, decoder.config, torch.float32)
+    # Logits and the sampler's work on them are the most of it here.
+    assert working > 2048 * 60 * 4 * 6
+
+    def plan(free: int) -> Any:
+        monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (free - 2000, 1 << 40))
+        monkeypatch.setattr("torch.cuda.memory_reserved", lambda _: 3000)
+        monkeypatch.setattr("torch.cuda.memory_allocated", lambda _: 1000)
+        return plan_memory(config, decoder.config, torch.float32, device, 55)
+
+    assert plan(working + 200 * block_bytes(decoder)).num_blocks == 100
+    with pytest.raises(ModelLoadError, match="0 bytes free on cuda:0 beside the weights"):
+        plan(working)
+
+
+def test_no_room_for_the_cache_is_a_load_error(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(KVCache, "allocate", full)
+    with pytest.raises(ModelLoadError, match="no room for 40 KV blocks"):
+        runner_of(decoder, EngineConfig(max_running=1), 55)
+
+
+def test_the_shipped_model_opens_and_says_what_it_holds() -> None:
+    heard: list[Any] = []
+    config = EngineConfig(device="cpu", kv_bytes=1 << 24, max_running=7, max_step_tokens=99)
+    runner = open_runner(MODEL_PATH, config, 100, heard.append)
+    spec = runner.spec
+    assert (spec.max_slots, spec.max_step_tokens, spec.vocab_size) == (7, 99, 100)
+    assert spec.block_size == 16
+    assert spec.num_blocks > 0
+    assert heard
+    runner.close()
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused_before_loading(  # fault 46
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def loads(*args: Any) -> Any:
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr("asyncinfer.runner.opening.load_model", loads)
+    with pytest.raises(ModelLoadError, match="token ids go up to 999999"):
+        open_runner(MODEL_PATH, EngineConfig(device="cpu"), 1_000_000)
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
+        open_runner(tmp_path, EngineConfig(device="cpu"), 10)
+
+
+@pytest.mark.parametrize("name", ["toaster", "mps", "cuda:99", "cpu:x"])
+def test_devices_that_are_not_there(name: str) -> None:
+    with pytest.raises(ModelLoadError, match=f"device='{name}'"):
+        choose_device(name)
+
+
+def test_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda", 0)
+    assert choose_device("cpu") == CPU
+    assert choose_dtype("auto", "bfloat16", CPU) is torch.float32
+    assert choose_dtype("auto", "float16", cuda) is torch.float16
+    assert choose_dtype("bfloat16", "float16", CPU) is torch.bfloat16
+    with pytest.raises(ModelLoadError, match="dtype='int8'"):
+        choose_dtype("int8", None, CPU)
