@@ -60,6 +60,9 @@ class Simulation:
         self.depth = depth
         self.now = 0.0
         self.tracks: dict[int, Track] = {}
+        #: The step scheduled last, and the query tokens of all steps.
+        self.plan: StepPlan | None = None
+        self.computed_tokens = 0
         self._ids = 0
         self._in_flight: deque[tuple[StepPlan, object]] = deque()
         self._free: set[int] = set(range(spec.num_blocks))
@@ -127,6 +130,8 @@ class Simulation:
             stuck = self.scheduler.has_work and not self._in_flight
             hold("I9", not stuck, "there is work, but no step")
             return False
+        self.plan = plan
+        self.computed_tokens += plan.tokens
         self._in_flight.append((plan, self.runner.launch(plan)))
         return True
 
@@ -146,6 +151,14 @@ class Simulation:
         while len(self._in_flight) < self.depth and self.schedule():
             moved = True
         return self.update() or moved
+
+    def run_until(self, condition: Callable[[], bool], limit: int = 2000) -> int:
+        """Take steps until the condition holds; how many it took."""
+        for steps in range(limit):
+            if condition():
+                return steps
+            self.step()
+        raise InvariantError(f"I9: it never came true in {limit} steps")
 
     def drain(self, limit: int = 100_000) -> None:
         """Run until nothing is left, resuming whatever is paused."""

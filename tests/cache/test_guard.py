@@ -1,0 +1,157 @@
+"""A bad eviction policy costs hits, never correctness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from asyncinfer.cache import LRU, GuardedPolicy
+from asyncinfer.errors import PluginError
+from asyncinfer.protocols import CachedBlock, EvictionPolicy
+from asyncinfer.testing.scenarios import simulate
+
+
+class Answering(LRU):
+    """An LRU whose answer somebody else gives."""
+
+    def __init__(self, answer: Callable[[Sequence[int], int], Any]) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def victims(self, count: int) -> Sequence[int]:
+        return self.answer(super().victims(count), count)  # type: ignore[no-any-return]
+
+
+class Endless(Sequence[int]):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: Any) -> Any:
+        return 10**9
+
+
+BAD_ANSWERS: dict[str, Callable[[Sequence[int], int], Any]] = {
+    "in use": lambda good, count: [0],
+    "not its own": lambda good, count: [999],
+    "negative": lambda good, count: [-1],
+    "twice": lambda good, count: [good[0], good[0]],
+    "too many": lambda good, count: [2, 3, 4],
+    "none": lambda good, count: [],
+    "None": lambda good, count: None,
+    "a bool": lambda good, count: [True],
+    "a float": lambda good, count: [2.0],
+    "text": lambda good, count: ["2"],
+    "endless": lambda good, count: Endless(),
+    "good, then bad": lambda good, count: [good[0], 0],
+}
+
+
+def evictable(policy: EvictionPolicy, faults: list[Exception]) -> GuardedPolicy:
+    """Blocks 0 to 4, of which 2, 3 and 4 are evictable."""
+    guard = GuardedPolicy(policy, faults.append)
+    for number in range(5):
+        block = CachedBlock(number, parent=None, depth=0, tokens=1, scope="")
+        guard.published(block)
+        if number >= 2:
+            guard.released(number, block)
+    return guard
+
+
+@pytest.mark.parametrize("kind", BAD_ANSWERS)
+def test_a_bad_answer_is_refused_and_reported_once(kind: str) -> None:
+    # fault 21
+    faults: list[Exception] = []
+    guard = evictable(Answering(BAD_ANSWERS[kind]), faults)
+    assert guard.victims(2) == [2, 3]
+    assert list(guard.evictable) == [2, 3, 4], "the answer as a whole is checked before its use"
+    assert guard.victims(1) == [2]
+    assert len(faults) == 1
+    assert isinstance(faults[0], PluginError)
+    assert "Answering" in str(faults[0])
+    assert faults[0].__cause__ is not None
+
+
+class Raising(LRU):
+    """Raises at its n-th call."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.calls_left = at
+
+    def _count(self) -> None:
+        self.calls_left -= 1
+        if self.calls_left == 0:
+            raise RuntimeError("broken policy")
+
+    def published(self, block: CachedBlock) -> None:
+        self._count()
+
+    def released(self, block: CachedBlock) -> None:
+        super().released(block)
+        self._count()
+
+    def reused(self, block: CachedBlock) -> None:
+        self._count()
+        super().reused(block)
+
+    def removed(self, block: CachedBlock) -> None:
+        self._count()
+        super().removed(block)
+
+    def victims(self, count: int) -> Sequence[int]:
+        self._count()
+        return super().victims(count)
+
+
+def test_raising_at_any_call_changes_nothing() -> None:
+    # fault 22: the n-th call raises, for every n; invariants and tokens are checked throughout.
+    healthy = Raising(0)
+    simulate(1, 30, eviction=healthy)
+    calls = -healthy.calls_left
+    assert calls > 200
+    for n in range(1, calls + 1):
+        policy = Raising(n)
+        simulate(1, 30, eviction=policy)
+        assert policy.calls_left == 0, "it was called on after it raised"
+
+
+def test_a_lying_policy_never_harms_a_token() -> None:
+    # fault 21, within whole lives of a scheduler.
+    for seed, kind in enumerate(BAD_ANSWERS):
+        simulate(seed, eviction=Answering(BAD_ANSWERS[kind]))
+
+
+class Vandal(LRU):
+    """Writes to what it may only read."""
+
+    def published(self, block: CachedBlock) -> None:
+        block.block, block.depth, block.children, block.parent = -5, -1, 10**6, 3
+        block.scope = "nobody's"
+        del block.uses, block.last_use, block.now
+
+
+def test_a_policy_that_writes_to_metadata_costs_nothing() -> None:
+    for seed in range(6):
+        simulate(seed, eviction=Vandal())
+
+
+def test_the_successor_keeps_the_order_of_release() -> None:
+    faults: list[Exception] = []
+    guard = evictable(Answering(lambda good, count: []), faults)
+    block = guard.evictable[2]
+    guard.reused(2, block)
+    guard.released(2, block)
+    assert guard.victims(3) == [3, 4, 2]
+
+
+def test_base_exceptions_pass() -> None:
+    class Interrupted(LRU):
+        def victims(self, count: int) -> Sequence[int]:
+            raise KeyboardInterrupt
+
+    guard = evictable(Interrupted(), [])
+    with pytest.raises(KeyboardInterrupt):
+        guard.victims(1)
+    assert not guard.broken
