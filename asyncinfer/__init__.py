@@ -4,7 +4,16 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from asyncinfer.chunk import Choice, Chunk, Completion, EngineStats, Timings, TokenLogprob, Usage
+from asyncinfer.chunk import (
+    Choice,
+    Chunk,
+    Completion,
+    EngineStats,
+    LoadProgress,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import (
     AsyncInferError,
@@ -36,6 +45,7 @@ __all__ = [
     "EngineDead",
     "EngineStats",
     "InvalidRequest",
+    "LoadProgress",
     "ModelLoadError",
     "Overloaded",
     "PluginError",

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Choice", "Chunk", "Completion", "EngineStats", "Timings", "TokenLogprob", "Usage"]
+__all__ = [
+    "Choice",
+    "Chunk",
+    "Completion",
+    "EngineStats",
+    "LoadProgress",
+    "Timings",
+    "TokenLogprob",
+    "Usage",
+]
 
 
 class TokenLogprob(NamedTuple):
@@ -93,6 +102,18 @@ class Completion:
     @property
     def finish_reason(self) -> str:
         return self.choices[0].finish_reason
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """How far a model has been loaded; `progress=` of an engine is called with it, on the engine's
+    thread."""
+
+    #: Bytes of weights on the device so far, as stored in the checkpoint.
+    bytes_done: int
+    bytes_total: int
+    #: The tensor that was just loaded; empty before the first.
+    tensor: str = ""
 
 
 @dataclass(frozen=True, slots=True)

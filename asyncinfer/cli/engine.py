@@ -5,23 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import click
 
 import asyncinfer
 
 __all__ = ["open_engine"]
-
-
-class LoadStep(Protocol):
-    """What an engine tells about its loading."""
-
-    @property
-    def bytes_done(self) -> int: ...
-
-    @property
-    def bytes_total(self) -> int: ...
 
 
 @asynccontextmanager
@@ -40,7 +30,7 @@ async def open_engine(
 
 
 @contextmanager
-def loading_bar() -> Iterator[Callable[[LoadStep], None] | None]:
+def loading_bar() -> Iterator[Callable[[asyncinfer.LoadProgress], None] | None]:
     """Shows loaded bytes on stderr while the block runs; nothing if that is no terminal."""
     if not sys.stderr.isatty():
         yield None
@@ -58,7 +48,7 @@ def loading_bar() -> Iterator[Callable[[LoadStep], None] | None]:
     ) as bar:
         task = bar.add_task("loading", total=None)
 
-        def report(step: LoadStep) -> None:
+        def report(step: asyncinfer.LoadProgress) -> None:
             bar.update(task, completed=step.bytes_done, total=step.bytes_total)
 
         yield report

@@ -11,6 +11,7 @@ from typing import Any
 from asyncinfer import plugins
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.cache import PrefixCache
+from asyncinfer.chunk import LoadProgress
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Core
@@ -22,7 +23,6 @@ from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import Request, Scheduler
 from asyncinfer.telemetry import emit
 from asyncinfer.text import ChatTemplate, Tokenizer
-from asyncinfer.weights import LoadProgress
 
 __all__ = ["Checkpoint", "open_core", "source_of"]
 

@@ -29,7 +29,7 @@ def advance(
         text += answer.detokenizer.push(token)
     if reason is not None:
         text += answer.detokenizer.flush()
-    if answer.stops is not None and answer.count > answer.job.params.min_tokens:
+    if answer.stops is not None and answer.count >= answer.job.params.min_tokens:
         text, found = answer.stops.push(text)
         if found:
             reason = "stop"

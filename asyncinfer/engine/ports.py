@@ -150,17 +150,22 @@ class AsyncioPort(Port):
 class TrioPort(Port):
     """A trio run."""
 
-    __slots__ = ("_token", "_trio")
+    __slots__ = ("_current_token", "_gave_up", "_lowlevel", "_run_finished", "_token")
 
     def __init__(self, trio: Any, token: Any) -> None:
         super().__init__()
-        self._trio = trio
         self._token = token
+        self._lowlevel = trio.lowlevel
+        self._current_token = trio.lowlevel.current_trio_token
+        self._run_finished = trio.RunFinishedError
+        succeeded = trio.lowlevel.Abort.SUCCEEDED
+        #: Made once: whatever is made per wait is one more object for the garbage collector.
+        self._gave_up = lambda _: succeeded
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
         try:
             self._token.run_sync_soon(function, *args)
-        except self._trio.RunFinishedError:
+        except self._run_finished:
             self.closed = True
 
     def probe(self) -> bool:
@@ -168,27 +173,27 @@ class TrioPort(Port):
         return not self.closed
 
     def here(self) -> bool:
-        lowlevel = self._trio.lowlevel
-        return bool(lowlevel.in_trio_task() and lowlevel.current_trio_token() is self._token)
+        try:
+            return self._current_token() is self._token
+        except RuntimeError:
+            return False
 
     def announce(self, cell: Cell) -> None:
-        cell.waiter = self._trio.lowlevel.current_task()
+        cell.waiter = self._lowlevel.current_task()
 
     def park(self, cell: Cell) -> Awaitable[object]:
-        def give_up(_: object) -> Any:
-            cell.waiter = None
-            return self._trio.lowlevel.Abort.SUCCEEDED
-
-        waiting: Awaitable[object] = self._trio.lowlevel.wait_task_rescheduled(give_up)
+        # trio clears this when it reschedules the task, whether we or a cancellation wake it.
+        cell.waiter.custom_sleep_data = cell
+        waiting: Awaitable[object] = self._lowlevel.wait_task_rescheduled(self._gave_up)
         return waiting
 
     def wake(self, cell: Cell) -> None:
-        task, cell.waiter = cell.waiter, None
-        if task is not None:
-            self._trio.lowlevel.reschedule(task)
+        task = cell.waiter
+        if task is not None and task.custom_sleep_data is cell:
+            self._lowlevel.reschedule(task)
 
     async def checkpoint(self) -> None:
-        await self._trio.lowlevel.checkpoint()
+        await self._lowlevel.checkpoint()
 
 
 def current_port(known: dict[object, Port]) -> Port:

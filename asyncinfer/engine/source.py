@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from asyncinfer.chunk import LoadProgress
 from asyncinfer.config import EngineConfig
 from asyncinfer.scheduler import StepRunner
 from asyncinfer.text import ChatTemplate, Tokenizer
-from asyncinfer.weights import LoadProgress
 
 __all__ = ["Loaded", "ModelSource", "Progress"]
 

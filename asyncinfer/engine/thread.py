@@ -87,7 +87,10 @@ class DecodeThread:
             cause = error
         if self.ended is None:
             self.ended = _closed if cause is None else _dead(cause)
-        emit("engine_closed" if cause is None else "engine_dead", cause=repr(cause))
+        if cause is None:
+            emit("engine_closed")
+        else:
+            emit("engine_dead", cause=repr(cause))
         core.fail_all(self.ended)
         core.runner.close()
         self._finish()
