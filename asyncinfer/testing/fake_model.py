@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from asyncinfer.chunk import TokenLogprob
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler.plan import Join, RowLogprobs, RunnerSpec, StepPlan, StepResult
+from asyncinfer.scheduler.plan import RowLogprobs, RunnerSpec, StepPlan, StepResult
+from asyncinfer.testing.fake_slots import FakeSlots
 from asyncinfer.testing.oracle import MASK, A, fake_logprob, mix, next_token, oracle
 
 __all__ = ["FakeRunner", "Gate"]
@@ -57,22 +58,14 @@ class FakeRunner:
         self.closed = False
         self.launched = 0
         self.collected = 0
-        size, slots = spec.block_size, spec.max_slots
-        width = -(-spec.max_context // size)
+        size = spec.block_size
         self._kv: U64 = np.empty((spec.num_blocks, size), np.uint64)
         self._digest: U64 = np.empty((spec.num_blocks, size), np.uint64)
         self._garbage = 0
         self.poison(range(spec.num_blocks))
-        self._tables = np.full((slots, width), -1, np.int64)
-        self._history = np.zeros((slots, spec.max_context + 1), np.int64)
-        #: Per slot: tokens in the KV cache, tokens known, seed (0: greedy).
-        self._computed = np.zeros(slots, np.int64)
-        self._known = np.zeros(slots, np.int64)
-        self._seeds = np.zeros(slots, np.uint64)
-        self._sampled = np.zeros(slots, np.bool_)
-        self._tenants: list[Join | None] = [None] * slots
-        #: Slots whose next draw must step over stop tokens, or that want logprobs.
-        self._special: set[int] = set()
+        self._slots = FakeSlots(spec)
+        self._weights: U64 = _mix(np.arange(spec.max_context, dtype=np.uint64)) | np.uint64(1)
+        self._powers = _powers(spec.max_step_tokens)
         self._pending: deque[tuple[StepPlan, StepResult]] = deque()
 
     @property
@@ -120,8 +113,13 @@ class FakeRunner:
         if self.gate is not None:
             self.gate("launch", plan)
         assert not self.closed, "launch after close"
-        self._apply(plan)
-        self._check(plan)
+        self._slots.apply(plan)
+        for source, target in plan.copies:
+            self._kv[target] = self._kv[source]
+            self._digest[target] = self._digest[source]
+        self._slots.check(plan)
+        if self.strict:
+            self._slots.check_writes(plan)
         result = self._compute(plan)
         self.launched += 1
         self._pending.append((plan, result))
@@ -141,77 +139,6 @@ class FakeRunner:
         assert not self.closed, "closed twice"
         self.closed = True
 
-    # -- the plan's deltas ---------------------------------------------------------------------
-
-    def _apply(self, plan: StepPlan) -> None:
-        for slot in plan.leaves:
-            assert self._tenants[slot] is not None, f"slot {slot} leaves twice"
-            self._tenants[slot] = None
-            self._tables[slot] = -1
-            self._special.discard(slot)
-        for join in plan.joins:
-            self._join(join)
-        for slot, index, block in plan.grown:
-            assert self._tenants[slot] is not None, f"table of empty slot {slot} grows"
-            assert self._tables[slot, index] == -1, f"slot {slot}: entry {index} set twice"
-            assert index == 0 or self._tables[slot, index - 1] >= 0, f"slot {slot}: gap at {index}"
-            self._tables[slot, index] = block
-        for source, target in plan.copies:
-            self._kv[target] = self._kv[source]
-            self._digest[target] = self._digest[source]
-
-    def _join(self, join: Join) -> None:
-        slot, known = join.slot, len(join.token_ids)
-        assert self._tenants[slot] is None, f"slot {slot} is taken"
-        assert 1 <= join.prompt_len <= known <= self._spec.max_context
-        self._tenants[slot] = join
-        self._tables[slot, : len(join.blocks)] = join.blocks
-        self._history[slot, :known] = join.token_ids
-        self._known[slot] = known
-        self._computed[slot] = -1
-        params = join.params
-        self._sampled[slot] = not params.greedy
-        self._seeds[slot] = join.seed & MASK
-        if params.logprobs is not None or (params.min_tokens and join.stop_ids):
-            self._special.add(slot)
-
-    def _check(self, plan: StepPlan) -> None:
-        spec, rows = self._spec, len(plan.slots)
-        assert rows, "an empty plan"
-        assert len(plan.starts) == len(plan.counts) == len(plan.samples) == rows
-        assert plan.tokens <= spec.max_step_tokens, "over the token budget"
-        assert len(set(plan.slots)) == rows, "a slot twice"
-        joined = {join.slot for join in plan.joins}
-        assert joined <= set(plan.slots), "a join without a row"
-        slots = np.array(plan.slots)
-        starts, counts = np.array(plan.starts), np.array(plan.counts)
-        ends = starts + counts
-        assert all(self._tenants[slot] is not None for slot in plan.slots), "a row of no tenant"
-        assert (counts >= 1).all()
-        assert (starts >= 0).all()
-        computed = self._computed[slots]
-        assert ((computed == starts) | (computed == -1)).all(), "a row skips or repeats tokens"
-        assert (ends <= self._known[slots]).all(), "a row computes tokens nobody knows"
-        draws = np.array(plan.samples)
-        assert (((draws == 1) & (ends == self._known[slots])) | (draws == 0)).all()
-        assert (self._known[slots] + draws <= spec.max_context).all(), "beyond the context"
-        last = self._tables[slots, (ends - 1) // spec.block_size]
-        assert ((last >= 0) & (last < spec.num_blocks)).all(), "a block table too short"
-        if self.strict:
-            self._check_writes(plan)
-
-    def _check_writes(self, plan: StepPlan) -> None:
-        """No page that a row writes is in any other table."""
-        size = self._spec.block_size
-        users: dict[int, int] = {}
-        for table in self._tables:
-            for block in table[table >= 0].tolist():
-                users[block] = users.get(block, 0) + 1
-        for slot, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True):
-            for index in range(start // size, (start + count - 1) // size + 1):
-                block = int(self._tables[slot, index])
-                assert users[block] == 1, f"slot {slot} writes shared block {block}"
-
     # -- the forward pass ----------------------------------------------------------------------
 
     def _compute(self, plan: StepPlan) -> StepResult:
@@ -230,7 +157,7 @@ class FakeRunner:
                 digest[row] = self._prefill(
                     plan.slots[row], plan.starts[row], plan.counts[row], kv[row], digest[row]
                 )
-        self._computed[slots] = ends
+        self._slots.computed[slots] = ends
         result = self._draw(plan, slots, ends, digest)
         for row, k in plan.prompt_logprobs.items():
             result.prompt_logprobs[row] = self._prompt_logprobs(plan, row, k)  # type: ignore[index]
@@ -240,7 +167,7 @@ class FakeRunner:
                 slot, start = plan.slots[row], plan.starts[row]
                 self._garbage += 1
                 for p in range(start, start + plan.counts[row]):
-                    block = self._tables[slot, p // self._spec.block_size]
+                    block = self._slots.tables[slot, p // self._spec.block_size]
                     self._kv[block, p % self._spec.block_size] = mix(self._garbage)
         return result
 
@@ -248,7 +175,7 @@ class FakeRunner:
         """KV and digest before each row's first token."""
         size = self._spec.block_size
         before = np.maximum(starts - 1, 0)
-        pages = self._tables[slots, before // size]
+        pages = self._slots.tables[slots, before // size]
         offsets = before % size
         first = starts == 0
         kv = self._kv[pages, offsets]
@@ -262,17 +189,17 @@ class FakeRunner:
 
     def _reread(self, slot: int, length: int) -> np.uint64:
         size = self._spec.block_size
-        pages = self._tables[slot, : -(-length // size)]
+        pages = self._slots.tables[slot, : -(-length // size)]
         return np.uint64(
-            (self._kv[pages].reshape(-1)[:length] * _weights(0, length)).sum(dtype=np.uint64)
+            (self._kv[pages].reshape(-1)[:length] * self._weights[:length]).sum(dtype=np.uint64)
         )
 
     def _decode(self, slots: I64, positions: I64, kv: U64, digest: U64) -> U64:
         size = self._spec.block_size
-        tokens = self._history[slots, positions].astype(np.uint64)
+        tokens = self._slots.history[slots, positions].astype(np.uint64)
         kv = kv * np.uint64(A) + _mix(tokens + np.uint64(1))
-        digest = digest + kv * (_mix(positions.astype(np.uint64)) | np.uint64(1))
-        pages, offsets = self._tables[slots, positions // size], positions % size
+        digest = digest + kv * self._weights[positions]
+        pages, offsets = self._slots.tables[slots, positions // size], positions % size
         self._kv[pages, offsets] = kv
         self._digest[pages, offsets] = digest
         return digest
@@ -281,12 +208,12 @@ class FakeRunner:
         self, slot: int, start: int, count: int, kv: np.uint64, digest: np.uint64
     ) -> np.uint64:
         size = self._spec.block_size
-        tokens = self._history[slot, start : start + count].astype(np.uint64)
-        up, down = _powers(count)
+        tokens = self._slots.history[slot, start : start + count].astype(np.uint64)
+        up, down = self._powers[0][:count], self._powers[1][:count]
         chunk = up * (kv + np.cumsum(_mix(tokens + np.uint64(1)) * down, dtype=np.uint64))
-        digests = digest + np.cumsum(chunk * _weights(start, count), dtype=np.uint64)
+        digests = digest + np.cumsum(chunk * self._weights[start : start + count], dtype=np.uint64)
         positions = np.arange(start, start + count)
-        pages, offsets = self._tables[slot, positions // size], positions % size
+        pages, offsets = self._slots.tables[slot, positions // size], positions % size
         self._kv[pages, offsets] = chunk
         self._digest[pages, offsets] = digests
         return np.uint64(digests[-1])
@@ -294,27 +221,27 @@ class FakeRunner:
     def _draw(self, plan: StepPlan, slots: I64, ends: I64, digest: U64) -> StepResult:
         rows = np.nonzero(np.array(plan.samples))[0]
         slots, last, digest = slots[rows], ends[rows] - 1, digest[rows]
-        seeds = _mix(self._seeds[slots] + last.astype(np.uint64) * np.uint64(A))
-        h = _mix(digest ^ np.where(self._sampled[slots], seeds, np.uint64(0)))
+        seeds = _mix(self._slots.seeds[slots] + last.astype(np.uint64) * np.uint64(A))
+        h = _mix(digest ^ np.where(self._slots.sampled[slots], seeds, np.uint64(0)))
         tokens = (1 + h % np.uint64(self._spec.vocab_size - 1)).astype(np.int64)
         if self.eos_every is not None:
             tokens[(h >> np.uint64(40)) % np.uint64(self.eos_every) == 0] = 0
         logprobs: dict[int, RowLogprobs] = {}
-        if self._special:
+        if self._slots.special:
             for i, slot in enumerate(slots.tolist()):
-                if slot in self._special:
+                if slot in self._slots.special:
                     position = int(last[i])
                     tokens[i] = token = self._special_draw(slot, position, int(digest[i]))
-                    k = self._tenant(slot).params.logprobs
+                    k = self._slots.tenant(slot).params.logprobs
                     if k is not None:
                         entry = self.logprob(token, position + 1, k)
                         logprobs[int(rows[i])] = _row([entry])
-        self._history[slots, last + 1] = tokens
-        self._known[slots] += 1
+        self._slots.history[slots, last + 1] = tokens
+        self._slots.known[slots] += 1
         return StepResult(tokens=tokens.tolist(), logprobs=logprobs, prompt_logprobs={})
 
     def _special_draw(self, slot: int, position: int, digest: int) -> int:
-        join = self._tenant(slot)
+        join = self._slots.tenant(slot)
         early = position + 1 - join.prompt_len < join.params.min_tokens
         return next_token(
             digest,
@@ -327,18 +254,13 @@ class FakeRunner:
 
     def _prompt_logprobs(self, plan: StepPlan, row: int, alternatives: int) -> RowLogprobs:
         slot, start = plan.slots[row], plan.starts[row]
-        end = min(start + plan.counts[row] + 1, self._tenant(slot).prompt_len)
+        end = min(start + plan.counts[row] + 1, self._slots.tenant(slot).prompt_len)
         return _row(
             [
-                self.logprob(int(self._history[slot, p]), p, alternatives)
+                self.logprob(int(self._slots.history[slot, p]), p, alternatives)
                 for p in range(start + 1, end)
             ]
         )
-
-    def _tenant(self, slot: int) -> Join:
-        join = self._tenants[slot]
-        assert join is not None
-        return join
 
 
 def _row(entries: list[TokenLogprob]) -> RowLogprobs:
@@ -356,10 +278,6 @@ def _mix(x: U64) -> U64:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
-
-
-def _weights(start: int, count: int) -> U64:
-    return _mix(np.arange(start, start + count, dtype=np.uint64)) | np.uint64(1)
 
 
 def _powers(count: int) -> tuple[U64, U64]:

@@ -1,0 +1,102 @@
+"""`FakeSlots`: what a runner knows of its slots, from plans alone, and whether plans make sense."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncinfer.scheduler.plan import Join, RunnerSpec, StepPlan
+from asyncinfer.testing.oracle import MASK
+
+__all__ = ["FakeSlots"]
+
+
+class FakeSlots:
+    """The fake model's state by slot. A plan that contradicts it raises `AssertionError`."""
+
+    def __init__(self, spec: RunnerSpec) -> None:
+        self._spec = spec
+        slots, width = spec.max_slots, -(-spec.max_context // spec.block_size)
+        self.tenants: list[Join | None] = [None] * slots
+        #: Block tables `[slots, blocks]`, -1 where there is none.
+        self.tables = np.full((slots, width), -1, np.int64)
+        #: Tokens `[slots, positions]`, those just drawn included.
+        self.history = np.zeros((slots, spec.max_context + 1), np.int64)
+        #: Tokens in the KV cache (-1: not told yet) and tokens known.
+        self.computed = np.zeros(slots, np.int64)
+        self.known = np.zeros(slots, np.int64)
+        self.seeds: npt.NDArray[np.uint64] = np.zeros(slots, np.uint64)
+        self.sampled = np.zeros(slots, np.bool_)
+        #: Slots that want logprobs, or whose draws step over stop tokens at first.
+        self.special: set[int] = set()
+
+    def apply(self, plan: StepPlan) -> None:
+        """Leaves, joins and grown tables of a plan."""
+        for slot in plan.leaves:
+            assert self.tenants[slot] is not None, f"slot {slot} leaves twice"
+            self.tenants[slot] = None
+            self.tables[slot] = -1
+            self.special.discard(slot)
+        for join in plan.joins:
+            self._join(join)
+        for slot, index, block in plan.grown:
+            assert self.tenants[slot] is not None, f"table of empty slot {slot} grows"
+            assert self.tables[slot, index] == -1, f"slot {slot}: entry {index} set twice"
+            assert index == 0 or self.tables[slot, index - 1] >= 0, f"slot {slot}: gap at {index}"
+            self.tables[slot, index] = block
+
+    def _join(self, join: Join) -> None:
+        slot, known = join.slot, len(join.token_ids)
+        assert self.tenants[slot] is None, f"slot {slot} is taken"
+        assert 1 <= join.prompt_len <= known <= self._spec.max_context
+        self.tenants[slot] = join
+        self.tables[slot, : len(join.blocks)] = join.blocks
+        self.history[slot, :known] = join.token_ids
+        self.known[slot] = known
+        self.computed[slot] = -1
+        params = join.params
+        self.sampled[slot] = not params.greedy
+        self.seeds[slot] = join.seed & MASK
+        if params.logprobs is not None or (params.min_tokens and join.stop_ids):
+            self.special.add(slot)
+
+    def check(self, plan: StepPlan) -> None:
+        """The rows fit what the slots hold."""
+        spec, rows = self._spec, len(plan.slots)
+        assert rows, "an empty plan"
+        assert len(plan.starts) == len(plan.counts) == len(plan.samples) == rows
+        assert plan.tokens <= spec.max_step_tokens, "over the token budget"
+        assert len(set(plan.slots)) == rows, "a slot twice"
+        joined = {join.slot for join in plan.joins}
+        assert joined <= set(plan.slots), "a join without a row"
+        slots = np.array(plan.slots)
+        starts, counts = np.array(plan.starts), np.array(plan.counts)
+        ends = starts + counts
+        assert all(self.tenants[slot] is not None for slot in plan.slots), "a row of no tenant"
+        assert (counts >= 1).all()
+        assert (starts >= 0).all()
+        computed = self.computed[slots]
+        assert ((computed == starts) | (computed == -1)).all(), "a row skips or repeats tokens"
+        assert (ends <= self.known[slots]).all(), "a row computes tokens nobody knows"
+        draws = np.array(plan.samples)
+        assert (((draws == 1) & (ends == self.known[slots])) | (draws == 0)).all()
+        assert (self.known[slots] + draws <= spec.max_context).all(), "beyond the context"
+        last = self.tables[slots, (ends - 1) // spec.block_size]
+        assert ((last >= 0) & (last < spec.num_blocks)).all(), "a block table too short"
+
+    def check_writes(self, plan: StepPlan) -> None:
+        """No page that a row writes is in any other table. Linear in all tables."""
+        size = self._spec.block_size
+        users: dict[int, int] = {}
+        for table in self.tables:
+            for block in table[table >= 0].tolist():
+                users[block] = users.get(block, 0) + 1
+        for slot, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True):
+            for index in range(start // size, (start + count - 1) // size + 1):
+                block = int(self.tables[slot, index])
+                assert users[block] == 1, f"slot {slot} writes shared block {block}"
+
+    def tenant(self, slot: int) -> Join:
+        join = self.tenants[slot]
+        assert join is not None
+        return join
