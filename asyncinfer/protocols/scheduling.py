@@ -38,7 +38,13 @@ class RequestView(Protocol):
 @runtime_checkable
 class SchedulingPolicy(Protocol):
     """Orders requests. Pure: the same arguments give the same answer; no clock of its own.
-    Called on the engine's decode thread only, a few times per step."""
+    Called on the engine's decode thread only: when a request begins to wait, when somebody has to
+    be preempted, and for all that wait about four times a second. A policy whose ranks never
+    change with `now` may say so with an attribute `constant = True`, which spares the last.
+
+    One that raises, or whose rank is not a tuple of numbers, is reported once and replaced by
+    first-come-first-served.
+    """
 
     def rank(self, request: RequestView, now: float) -> tuple[float, ...]:
         """Sort key of a request; the smallest is admitted first, the largest preempted first.

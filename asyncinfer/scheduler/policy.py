@@ -1,5 +1,5 @@
-"""The shipped scheduling policies. Each rank is constant over a request's life, so that a queue
-ordered by it stays ordered."""
+"""The shipped scheduling policies. Their ranks are constant over a request's life, so that a
+queue once ordered stays ordered."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ __all__ = ["FCFS", "POLICIES", "Deadline", "Priority"]
 
 class FCFS:
     """First come, first served."""
+
+    constant = True
 
     def rank(self, request: RequestView, now: float) -> tuple[float, ...]:
         return (request.arrival,)
@@ -23,6 +25,8 @@ class Priority:
     comparison.
     """
 
+    constant = True
+
     def __init__(self, ageing: float = 30.0) -> None:
         if not ageing > 0:
             raise ValueError(f"ageing={ageing!r}: must be > 0 seconds")
@@ -35,6 +39,8 @@ class Priority:
 class Deadline:
     """Earliest deadline first. A request without one counts as due `patience` seconds after its
     arrival, so that a stream of deadlines does not starve it."""
+
+    constant = True
 
     def __init__(self, patience: float = 60.0) -> None:
         if not patience > 0:

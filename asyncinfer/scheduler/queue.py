@@ -24,6 +24,8 @@ class Ranking:
         self, policy: SchedulingPolicy, on_fault: Callable[[Exception], None] | None = None
     ) -> None:
         self.policy = policy
+        #: Whether ranks never change with time.
+        self.constant = getattr(policy, "constant", False) is True
         self.broken = False
         self._on_fault = on_fault
 
@@ -42,6 +44,7 @@ class Ranking:
         assert not self.broken, "first-come-first-served failed"
         culprit, self.broken = type(self.policy).__qualname__, True
         self.policy = FCFS()
+        self.constant = True
         if self._on_fault is not None:
             fault = PluginError(
                 f"scheduling policy {culprit}: rank() gave no usable answer: {error!r}; "
@@ -54,8 +57,8 @@ class Ranking:
 class WaitingQueue:
     """Waiting requests, best rank first: a heap whose removals are lazy.
 
-    Ranks may change with time. They are taken when a request enters and refreshed, all of them,
-    when the queue is consulted `REFRESH` seconds later: a step costs O(log n) in between.
+    A rank is taken when a request enters. Unless the policy's ranks are constant, all of them are
+    taken again when the queue is consulted `REFRESH` seconds later; O(log n) in between.
     """
 
     REFRESH = 0.25
@@ -96,7 +99,8 @@ class WaitingQueue:
 
     def peek(self, now: float) -> Request | None:
         """The request to admit next; it stays queued."""
-        if now >= self._ranked_at + self.REFRESH or self._broken is not self._ranking.broken:
+        due = not self._ranking.constant and now >= self._ranked_at + self.REFRESH
+        if due or self._broken is not self._ranking.broken:
             self._rerank(now)
         heap = self._heap
         while heap and not _queued(heap[0]):
@@ -104,12 +108,12 @@ class WaitingQueue:
         return heap[0][1] if heap else None
 
     def _rerank(self, now: float) -> None:
-        requests = list(self)
-        self._heap = [(self._ranking.rank(request, now), request) for request in requests]
+        requests, rank = list(self), self._ranking.rank
+        self._heap = [(rank(request, now), request) for request in requests]
         if self._broken is not self._ranking.broken:
-            # The policy broke on the way: its ranks do not compare with its successor's.
+            # The policy broke, perhaps on the way: its ranks do not compare with FCFS's.
             self._broken = self._ranking.broken
-            self._heap = [(self._ranking.rank(request, now), request) for request in requests]
+            self._heap = [(rank(request, now), request) for request in requests]
         for entry in self._heap:
             entry[1].entry = entry
         heapify(self._heap)
