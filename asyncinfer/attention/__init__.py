@@ -1,5 +1,15 @@
+from asyncinfer.attention.backend import Attend, begin_attention
 from asyncinfer.attention.batch import AttentionBatch
 from asyncinfer.attention.gathered import GatheredAttention
 from asyncinfer.attention.kv import KVCache, KVShape
+from asyncinfer.attention.paged import PagedAttention
 
-__all__ = ["AttentionBatch", "GatheredAttention", "KVCache", "KVShape"]
+__all__ = [
+    "Attend",
+    "AttentionBatch",
+    "GatheredAttention",
+    "KVCache",
+    "KVShape",
+    "PagedAttention",
+    "begin_attention",
+]

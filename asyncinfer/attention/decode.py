@@ -16,7 +16,7 @@ _PADDING = 0.25
 #: ... and this many tokens: about what gathering costs, against the calls of one more group.
 _PADDED_TOKENS = 128
 #: Bytes of one gather: it should still be in the processor's cache when it is attended to.
-_GATHER_BYTES = 8 << 20
+_GATHER_BYTES = 4 << 20
 
 
 class DecodeGroup:

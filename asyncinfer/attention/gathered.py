@@ -36,8 +36,6 @@ class GatheredAttention:
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        """Write `k` and `v` `[tokens, kv_heads, head_dim]` into their pages of `layer`, then attend
-        with `q` `[tokens, heads, head_dim]`. Gives `[tokens, heads * head_dim]`."""
         head_dim = q.shape[2]
         for cache, new in ((self._kv.k[layer], k), (self._kv.v[layer], v)):
             cache.view(-1, head_dim).index_copy_(0, self._slots, new.reshape(-1, head_dim))

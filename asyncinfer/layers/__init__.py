@@ -1,11 +1,10 @@
-from asyncinfer.layers.attention import Attend, SelfAttention
+from asyncinfer.layers.attention import SelfAttention
 from asyncinfer.layers.block import DecoderLayer
 from asyncinfer.layers.mlp import GatedMLP
 from asyncinfer.layers.norm import RMSNorm
 from asyncinfer.layers.rope import RopeConfig, RotaryEmbedding
 
 __all__ = [
-    "Attend",
     "DecoderLayer",
     "GatedMLP",
     "RMSNorm",

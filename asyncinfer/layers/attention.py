@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
+from asyncinfer.attention import Attend
 from asyncinfer.kernels import ops
 from asyncinfer.quantization import Linear
 
-__all__ = ["Attend", "SelfAttention"]
-
-
-class Attend(Protocol):
-    """Attention of one forward pass (see `attention.GatheredAttention`)."""
-
-    def __call__(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> torch.Tensor: ...
+__all__ = ["SelfAttention"]
 
 
 class SelfAttention:

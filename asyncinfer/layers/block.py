@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from asyncinfer.layers.attention import Attend, SelfAttention
+from asyncinfer.attention import Attend
+from asyncinfer.layers.attention import SelfAttention
 from asyncinfer.layers.mlp import GatedMLP
 from asyncinfer.layers.norm import RMSNorm
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from asyncinfer.attention import AttentionBatch, GatheredAttention, KVCache
+from asyncinfer.attention import AttentionBatch, KVCache, begin_attention
 from asyncinfer.layers import DecoderLayer, GatedMLP, RMSNorm, RotaryEmbedding, SelfAttention
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.quantization import Linear, make_linear
@@ -43,7 +43,7 @@ class Decoder:
         """
         x = F.embedding(token_ids, self._embedding)
         cos, sin = self._rope(positions)
-        attend = GatheredAttention(kv, batch, self._scale)
+        attend = begin_attention(kv, batch, self._scale)
         for layer in self._layers:
             x = layer(x, cos, sin, attend)
         return self._norm(x)

@@ -8,7 +8,13 @@ import pytest
 import torch
 from attention.batches import Row, batch_of, scattered_tables
 
-from asyncinfer.attention import AttentionBatch, GatheredAttention, KVCache
+from asyncinfer.attention import (
+    AttentionBatch,
+    GatheredAttention,
+    KVCache,
+    PagedAttention,
+    begin_attention,
+)
 from asyncinfer.attention import prefill as prefill_module
 from asyncinfer.kernels import onednn, ops
 
@@ -165,3 +171,29 @@ def test_bfloat16() -> None:
     got, expected = sequences.step([(0, (199, 1)), (1, (0, 40))])
     assert got.dtype is torch.bfloat16
     torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_the_paged_kernels_write_and_attend_alike() -> None:
+    shape, rows = Shape(), [(20, 1), (0, 13)]
+    tables = scattered_tables([21, 13], 12, 4)
+    _, batch = batch_of(rows, tables, 4)
+    caches = [KVCache.allocate(shape, 12, 4, torch.float32, "cpu") for _ in range(2)]
+    torch.manual_seed(0)
+    past = torch.randn(caches[0].storage.shape)
+    q, k, v = torch.randn(14, 6, 16), torch.randn(14, 2, 16), torch.randn(14, 2, 16)
+    results = []
+    for kv, attention in zip(caches, (GatheredAttention, PagedAttention), strict=True):
+        kv.storage.copy_(past)
+        results.append(attention(kv, batch, 0.25)(1, q, k, v))
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+    # The gathered one clears what lies behind a begun block's tokens; what is valid is equal.
+    for row, (start, count) in enumerate(rows):
+        for at in range(start + count):
+            place = 1, slice(None), tables[row][at // 4], slice(None), at % 4
+            assert torch.equal(caches[0].storage[place], caches[1].storage[place])
+
+
+def test_cpus_gather() -> None:
+    sequences = Sequences(Shape(), [4])
+    attend = begin_attention(sequences.kv, sequences.batch([(0, (0, 4))]), 1.0)
+    assert isinstance(attend, GatheredAttention)

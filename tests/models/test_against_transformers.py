@@ -10,6 +10,7 @@ import torch
 from models.checkpoints import KINDS, Sequences, expected, load, random_llama, save
 from transformers import DynamicCache, LlamaForCausalLM
 
+from asyncinfer.builtin import DRAFT_PATH, MODEL_PATH
 from asyncinfer.models import Decoder, load_model
 
 TOLERANCE = {"rtol": 0.0, "atol": 1e-4}
@@ -135,6 +136,17 @@ def test_bfloat16_is_near(tmp_path: Path) -> None:
     right = expected(model, ids)
     assert (run.logits[0] - right).norm() / right.norm() < 0.05
     assert decoder.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("folder", [MODEL_PATH, DRAFT_PATH], ids=["model", "draft"])
+def test_shipped_models(folder: Path) -> None:
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    (ids,) = tokens(model, 300)
+    run = Sequences(load_model(folder, "cpu", torch.float32), [ids])
+    run.step(s0=200)
+    run.step(s0=99)
+    run.step(s0=1)
+    torch.testing.assert_close(run.logits[0], expected(model, ids), **TOLERANCE)
 
 
 def test_no_global_state_is_changed(tmp_path: Path) -> None:

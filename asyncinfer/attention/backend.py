@@ -1,0 +1,33 @@
+"""Which attention a forward pass takes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from asyncinfer.attention.batch import AttentionBatch
+from asyncinfer.attention.gathered import GatheredAttention
+from asyncinfer.attention.kv import KVCache
+from asyncinfer.attention.paged import PagedAttention
+from asyncinfer.kernels import triton
+
+__all__ = ["Attend", "begin_attention"]
+
+
+class Attend(Protocol):
+    """Attention of one forward pass, made once and called by every layer in turn."""
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """Write `k` and `v` `[tokens, kv_heads, head_dim]` into their pages of `layer`, then attend
+        with `q` `[tokens, heads, head_dim]`. Gives `[tokens, heads * head_dim]`."""
+
+
+def begin_attention(kv: KVCache, batch: AttentionBatch, scale: float) -> Attend:
+    """Attention over `kv` for the rows of `batch`: the Triton kernels where they run, torch's own
+    operators elsewhere. `scale` multiplies the scores."""
+    if kv.storage.is_cuda and "paged_attention" in triton.__all__:
+        return PagedAttention(kv, batch, scale)
+    return GatheredAttention(kv, batch, scale)

@@ -1,0 +1,36 @@
+"""Attention through the paged kernels, which read the pages where they lie."""
+
+from __future__ import annotations
+
+import torch
+
+from asyncinfer.attention.batch import AttentionBatch
+from asyncinfer.attention.kv import KVCache
+from asyncinfer.kernels import ops
+
+__all__ = ["PagedAttention"]
+
+
+class PagedAttention:
+    """One kernel writes a layer's keys and values, one attends, whatever the rows."""
+
+    def __init__(self, kv: KVCache, batch: AttentionBatch, scale: float) -> None:
+        self._kv = kv
+        self._batch = batch
+        self._scale = scale
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        keys, values, batch = self._kv.k[layer], self._kv.v[layer], self._batch
+        ops.kv_write(k, v, keys, values, batch.slot_mapping)
+        out = ops.paged_attention(
+            q,
+            keys,
+            values,
+            batch.block_tables,
+            batch.seq_lens,
+            batch.query_starts,
+            self._scale,
+        )
+        return out.flatten(1)
