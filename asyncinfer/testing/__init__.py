@@ -8,6 +8,9 @@ from asyncinfer.testing.fake_engine import FakeModel
 from asyncinfer.testing.fake_model import FakeRunner
 from asyncinfer.testing.gate import StepGate
 from asyncinfer.testing.inline import InlineEngine, InlineStream
+from asyncinfer.testing.invariants import InvariantError, check_invariants
+from asyncinfer.testing.scenarios import simulate
+from asyncinfer.testing.simulation import Simulation
 from asyncinfer.testing.tape import PlanTape
 from asyncinfer.text import Tokenizer
 
@@ -16,11 +19,15 @@ __all__ = [
     "FakeRunner",
     "InlineEngine",
     "InlineStream",
+    "InvariantError",
     "PlanTape",
     "Request",
     "RunnerSpec",
+    "Simulation",
     "StepGate",
     "StepPlan",
     "StepResult",
     "Tokenizer",
+    "check_invariants",
+    "simulate",
 ]

@@ -1,4 +1,4 @@
-"""The host's share of a step, in CPU time of this thread, so that a busy machine does not matter."""
+"""The host's share of a step, in CPU time of this thread: a busy machine does not matter."""
 
 from __future__ import annotations
 

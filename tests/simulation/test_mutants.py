@@ -119,6 +119,9 @@ MUTANTS = {
     "shared before it is computed": edit(
         Planner, "_fork_wait", "leader.committed >= shared", "leader.computed >= 1"
     ),
+    "shared with one that was preempted meanwhile": edit(
+        Planner, "_admit", "request.fork_of.slot < 0", "request.fork_of.slot < -1"
+    ),
     # Steps in flight.
     "freed in flight at the end": edit(Roster, "finish", "if request.in_flight:", "if False:"),
     "freed in flight by preemption": edit(
