@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from asyncinfer.chunk import Chunk, Timings, TokenLogprob, Usage
 from asyncinfer.engine.ports import Cell, Port
 
-__all__ = ["Mailbox", "Outcome"]
+__all__ = ["Content", "Mailbox", "Outcome"]
+
+#: The fields of a `Chunk`.
+Content = tuple[str, tuple[int, ...], tuple[TokenLogprob, ...], int, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,9 @@ class Mailbox(Cell):
 
     def __init__(self, port: Port, capacity: int) -> None:
         super().__init__(port)
-        self.chunks: deque[Chunk] = deque()
+        #: Plain tuples, which become chunks when they are taken: Python keeps used tuples for
+        #: reuse, so that a step of many streams does not set the garbage collector off.
+        self.chunks: deque[Content] = deque()
         #: Tokens the stream holds unread before `on_full` applies.
         self.capacity = capacity
         #: Tokens put in (decode thread) and taken out (consumer).
@@ -55,9 +60,9 @@ class Mailbox(Cell):
         """Low enough for a parked stream to go on."""
         return (self.delivered - self.taken) * 2 <= self.capacity or self.quiet
 
-    def put(self, chunk: Chunk) -> None:
-        self.chunks.append(chunk)
-        self.delivered += len(chunk.token_ids)
+    def put(self, content: Content) -> None:
+        self.chunks.append(content)
+        self.delivered += len(content[1])
         if self.waiter is not None and not self.quiet:
             self.port.notify(self)
 
@@ -70,7 +75,7 @@ class Mailbox(Cell):
 
     def take(self) -> Chunk:
         """The next chunk (there must be one)."""
-        chunk = self.chunks.popleft()
+        chunk = Chunk._make(self.chunks.popleft())
         self.taken += len(chunk.token_ids)
         return chunk
 

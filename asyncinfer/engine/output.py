@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncinfer.chunk import Chunk, TokenLogprob
+from asyncinfer.chunk import TokenLogprob
 from asyncinfer.engine.job import Answer
 from asyncinfer.scheduler import RowLogprobs
 
@@ -72,4 +72,4 @@ def _put(
         text, answer.held_text = answer.held_text, ""
         tokens, answer.held_ids = answer.held_ids, []
         logprobs, answer.held_logprobs = tuple(answer.held_logprobs), []
-    mailbox.put(Chunk(text, tuple(tokens), logprobs, answer.index, reason))
+    mailbox.put((text, tuple(tokens), logprobs, answer.index, reason))
