@@ -18,8 +18,9 @@ __all__ = ["keep_likely", "keep_typical"]
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
-#: Candidates that are sorted first when a mass has to be reached; then 16 times as many.
+#: Candidates that are sorted when a mass has to be reached; they are enough, mostly.
 _CANDIDATES = 256
+_BITS_OF_128 = 0x43000000
 
 
 def keep_likely(
@@ -80,41 +81,54 @@ def _keep(weights: torch.Tensor, order: torch.Tensor, cut: torch.Tensor) -> None
 
 
 def _crossing(
-    order: torch.Tensor, weight: torch.Tensor, share: torch.Tensor, head: torch.Tensor | None
+    order: torch.Tensor, weights: torch.Tensor, share: torch.Tensor, head: torch.Tensor | None
 ) -> torch.Tensor:
     """`[n, 1]`: the entry of `order` at which the weights, best order first, sum to `share` of
     their total.
 
-    `head`, int64 `[n, k]`, names the best in order where they are known already; it holds all
-    that weigh anything, but for ties with its last. Sums are float64: they must not depend on
-    how a device splits a row.
+    `order` is float32 `[n, vocab]`, 0 at best, above -128 or -inf. `head`, int64 `[n, k]`, names
+    the best in order where they are known already; it holds all that weigh anything, but for
+    ties with its last. Sums are float64: they must not depend on how a device splits a row.
     """
-    goal = weight.sum(dim=-1, keepdim=True, dtype=torch.float64).mul_(share)
+    goal = weights.sum(dim=-1, keepdim=True, dtype=torch.float64).mul_(share)
     if head is not None:
-        return _cross(order.gather(1, head), weight.gather(1, head), goal)[0]
+        return _cross(order.gather(1, head), weights.gather(1, head), goal)[0]
     if order.device.type != "cpu":
-        # To ask whether the first candidates are enough would wait for the device.
-        return _search(order, weight, goal, order.shape[1])
-    return _search(order, weight, goal, _CANDIDATES)
-
-
-def _search(
-    order: torch.Tensor, weight: torch.Tensor, goal: torch.Tensor, size: int
-) -> torch.Tensor:
-    """`_crossing` by sorting the `size` best of each row, and more where they are too few."""
-    vocab = order.shape[1]
-    best = order.topk(min(size, vocab), dim=-1)
-    cut, reached = _cross(best.values, weight.gather(1, best.indices), goal)
-    if size < vocab and not bool(reached.all()):
-        rows = (~reached).nonzero()[:, 0]
-        cut[rows] = _search(order[rows], weight[rows], goal[rows], size * 16)
+        # To ask whether the best few are enough would wait for the device.
+        return _search(order, weights, goal)
+    best = order.topk(min(_CANDIDATES, order.shape[1]), dim=-1)
+    cut, reached = _cross(best.values, weights.gather(1, best.indices), goal)
+    if best.indices.shape == order.shape or bool(reached.all()):
+        return cut
+    rows = (~reached).nonzero()[:, 0]
+    cut[rows] = _search(order[rows], weights[rows], goal[rows])
     return cut
 
 
 def _cross(
-    order: torch.Tensor, weight: torch.Tensor, goal: torch.Tensor
+    order: torch.Tensor, weights: torch.Tensor, goal: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The entry of the sorted `order` where `goal` is met (else its last), and whether it is."""
-    mass = weight.cumsum(dim=-1, dtype=torch.float64)
+    mass = weights.cumsum(dim=-1, dtype=torch.float64)
     before = (mass < goal).sum(dim=-1, keepdim=True)
     return order.gather(1, before.clamp_(max=order.shape[1] - 1)), mass[:, -1] >= goal[:, 0]
+
+
+def _search(order: torch.Tensor, weights: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
+    """`_crossing` by bisection, several times faster than a sort of the whole vocabulary.
+
+    The bits of positive floats are in the order of their values, so that halving the integers
+    between two of them 31 times finds the very entry.
+    """
+    distance = order.abs()
+    kept = torch.empty_like(weights)
+    # -1 is a NaN, which no distance is within.
+    low = torch.full_like(goal, -1, dtype=torch.int32)
+    high = torch.full_like(goal, _BITS_OF_128, dtype=torch.int32)
+    for _ in range(31):
+        middle = low + ((high - low) >> 1)
+        torch.le(distance, middle.view(torch.float32), out=kept).mul_(weights)
+        enough = kept.sum(dim=-1, keepdim=True, dtype=torch.float64) >= goal
+        high = torch.where(enough, middle, high)
+        low = torch.where(enough, low, middle)
+    return high.clamp_(min=0).view(torch.float32).neg()
