@@ -6,6 +6,7 @@ inline in a simulation. `thread.py` calls it from the decode thread.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable
@@ -109,16 +110,20 @@ class Core:
             port.probe()
 
     def fail_all(self, error: Callable[[], BaseException]) -> None:
-        """End every job, also those still in the inbox. What was delivered can be read."""
+        """End every job, also those still in the inbox. What was delivered can be read.
+
+        Nothing is asked of the scheduler: what broke the loop may have left it in any state.
+        """
         now = self._clock()
         while not self.inbox.empty():
             command, argument = self.inbox.get_nowait()
             if command is Command.SUBMIT:
-                self.jobs.close(argument, now, error())
+                self.jobs.forsake(argument, now, error())
         for job in tuple(self.jobs.live):
-            self.jobs.close(job, now, error())
-        self._publish()
-        self._flush(now)
+            self.jobs.forsake(job, now, error())
+        self.stats = dataclasses.replace(self.stats, running=0, waiting=0, paused=0)
+        for port in tuple(self._ports.values()):
+            port.flush()
 
     def abandon(self, error: Callable[[], BaseException]) -> None:
         """Tell every consumer while the decode thread hangs in a step. Any thread; touches
@@ -132,7 +137,7 @@ class Core:
             case Command.SUBMIT if self.drain_until is None:
                 self.jobs.add(argument)
             case Command.SUBMIT:
-                self.jobs.close(argument, now, EngineClosed("the engine is closing"))
+                self.jobs.forsake(argument, now, EngineClosed("the engine is closing"))
             case Command.ABORT:
                 self.jobs.abort(argument, now)
             case Command.STOP:

@@ -76,10 +76,14 @@ class Jobs:
             self._end(job, now, error)
 
     def close(self, job: Job, now: float, error: BaseException) -> None:
-        """The engine ends, and the job with it."""
-        self.live.add(job)
+        """The engine is closed, and the job with it."""
         if not job.ended:
             self._end(job, now, error)
+
+    def forsake(self, job: Job, now: float, error: BaseException) -> None:
+        """End a job that the scheduler does not have, or no longer can be asked about."""
+        if not job.ended:
+            self._settle(job, now, error)
 
     def park(self, answer: Answer, now: float) -> None:
         """The consumer's buffer is full: schedule the answer no more until it is read."""
@@ -124,11 +128,15 @@ class Jobs:
 
     def _end(self, job: Job, now: float, error: BaseException | None) -> None:
         """The one end of a job, whatever brought it about."""
-        job.ended = True
         for answer in job.answers:
             if not answer.ended:
-                answer.ended = True
                 self._scheduler.finish(answer.request, now)
+        self._settle(job, now, error)
+
+    def _settle(self, job: Job, now: float, error: BaseException | None) -> None:
+        job.ended = True
+        for answer in job.answers:
+            answer.ended = True
         self.live.discard(job)
         self._parked.discard(job)
         self._admission.leave(job.params.n)

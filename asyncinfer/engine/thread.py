@@ -91,9 +91,11 @@ class DecodeThread:
             emit("engine_closed")
         else:
             emit("engine_dead", cause=repr(cause))
-        core.fail_all(self.ended)
-        core.runner.close()
-        self._finish()
+        try:
+            core.fail_all(self.ended)
+            core.runner.close()
+        finally:
+            self._finish()
 
     def _serve(self, core: Core) -> None:
         while not core.done and self.ended is None:

@@ -191,6 +191,33 @@ async def test_the_decode_loop_dies(phase: str, nth: int) -> None:
     await engine.aclose()
 
 
+# fault 16
+async def test_what_is_in_the_inbox_when_the_loop_dies(gate: StepGate) -> None:
+    def explode(phase: Any, plan: Any) -> None:
+        gate(phase, plan)
+        raise OSError("the device fell off")
+
+    engine = await Engine.open(FakeModel(gate=explode))
+    gate.close()
+    ends = []
+
+    async def consume(stream: Any) -> None:
+        with pytest.raises(EngineDead, match="fell off"):
+            await anext(stream)
+        ends.append(stream)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(consume, engine.stream("in the step"))
+        await anyio.wait_all_tasks_blocked()
+        gate.wait_arrived(1)
+        group.start_soon(consume, engine.stream("in the inbox"))
+        await anyio.wait_all_tasks_blocked()
+        gate.open()
+    assert len(ends) == 2
+    assert engine._admission.held == 0
+    await engine.aclose()
+
+
 # fault 17
 async def test_a_step_hangs(gate: StepGate) -> None:
     gate.close()

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from asyncinfer import InvalidRequest, Overloaded, RequestFailed, SamplingParams
+from asyncinfer import EngineClosed, InvalidRequest, Overloaded, RequestFailed, SamplingParams
+from asyncinfer.engine.core import Command
 from asyncinfer.testing import FakeModel, InlineEngine, InlineStream
 from asyncinfer.text import Detokenizer
 
@@ -190,3 +191,19 @@ def test_the_simulation_meets_what_it_is_for() -> None:
         "RequestFailed",
     ):
         assert seen[what] > 0, (what, seen)
+
+
+# fault 11
+def test_submitted_after_the_close_was_posted() -> None:
+    engine = InlineEngine(FakeModel())
+    running = engine.submit([1, 2, 3], max_tokens=5)
+    engine.pump()
+    engine.core.post(Command.CLOSE, 10.0)
+    late = engine.submit([1, 2, 3], max_tokens=5)
+    engine.run()
+    running.read()
+    assert isinstance(late.error, EngineClosed)
+    assert running.error is None
+    assert len(running.token_ids()) == 5
+    assert engine.core.done
+    assert engine.admission.held == 0
