@@ -8,14 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from asyncinfer.sampling.bad_words import BadWords
+from asyncinfer.sampling.changes import LogitChanges
 from asyncinfer.sampling.filters import keep_likely, keep_typical
 from asyncinfer.sampling.history import TokenHistory
 from asyncinfer.sampling.logprobs import score_tokens
 from asyncinfer.sampling.noise import draw_race, mix_tokens, row_keys
-from asyncinfer.sampling.penalties import Occurrences, penalise_repetition
 from asyncinfer.sampling.table import Uses, options_table
-from asyncinfer.sampling.token_lists import TokenLists
 from asyncinfer.sampling.transfer import upload
 from asyncinfer.scheduler.plan import Join
 
@@ -65,52 +63,20 @@ class SamplingState:
     def __init__(self, slots: int, vocab_size: int, history: TokenHistory) -> None:
         self.vocab_size = vocab_size
         self.device = history.device
-        self._history = history
         self._table = options_table(slots)
-        self._biases = TokenLists(self.device)
-        self._allowed = TokenLists(self.device)
-        self._stops = TokenLists(self.device)
-        self._bad_words = BadWords(history)
-        self._occurrences = Occurrences()
+        self._changes = LogitChanges(vocab_size, history)
         (self._mixed,) = upload(self.device, mix_tokens(vocab_size))
 
     def join(self, slot: int, join: Join) -> None:
         """The slot is sampled by `join.params` from now on."""
         self.leave(slot)
         row, params = self._table[slot], join.params
-        uses = Uses(0)
+        uses = self._changes.join(slot, join, row)
         row["seed"] = join.seed & (2**64 - 1)
         row["prompt_len"] = join.prompt_len
         if params.logprobs is not None:
             uses |= Uses.LOGPROBS
             row["logprobs"] = params.logprobs
-
-        words = [word for word in join.bad_ids if max(word) < self.vocab_size]
-        biases = dict(params.logit_bias)
-        biases.update({word[0]: -np.inf for word in words if len(word) == 1})
-        if biases:
-            uses |= Uses.BIAS
-            self._biases.put(slot, biases)
-        if params.allowed_token_ids is not None:
-            uses |= Uses.ALLOWED
-            self._allowed.put(slot, dict.fromkeys(params.allowed_token_ids, 0.0))
-        if any(len(word) > 1 for word in words):
-            uses |= Uses.BAD_WORDS
-            self._bad_words.put(slot, [word for word in words if len(word) > 1])
-        stops = [token for token in join.stop_ids if token < self.vocab_size]
-        if params.min_tokens and stops:
-            uses |= Uses.MIN_TOKENS
-            row["min_tokens"] = params.min_tokens
-            self._stops.put(slot, dict.fromkeys(stops, -np.inf))
-
-        if params.repetition_penalty != 1:
-            uses |= Uses.REPETITION
-            row["repetition"] = params.repetition_penalty
-        if params.presence_penalty or params.frequency_penalty:
-            uses |= Uses.OCCURRENCE
-            row["presence"] = params.presence_penalty
-            row["frequency"] = params.frequency_penalty
-
         if not params.greedy:
             uses |= Uses.DRAW
             row["temperature"] = params.temperature
@@ -127,8 +93,7 @@ class SamplingState:
     def leave(self, slot: int) -> None:
         """Forget the slot's options; nothing if it has none."""
         self._table[slot] = np.zeros((), self._table.dtype)
-        for lists in (self._biases, self._allowed, self._stops, self._bad_words):
-            lists.drop(slot)
+        self._changes.leave(slot)
 
     def sample(self, logits: torch.Tensor, slots: I64, positions: I64) -> Sampled:
         """Draw one token per row. Does not wait for the device.
@@ -144,7 +109,7 @@ class SamplingState:
         scored = np.flatnonzero(uses & Uses.LOGPROBS)
         own = logits[upload(self.device, scored)[0]] if scored.size else None
         if every & Uses.LOGITS:
-            self._change(logits, slots, positions, table)
+            self._changes.apply(logits, slots, positions, table)
         drawn = np.flatnonzero(uses & Uses.DRAW)
         if drawn.size == len(slots):
             peak = logits.amax(dim=-1)
@@ -162,43 +127,6 @@ class SamplingState:
             chosen = tokens[upload(self.device, scored)[0]]
             sampled.scores = score_tokens(own, chosen, int(tops.max()))
         return sampled
-
-    def _change(
-        self, logits: torch.Tensor, slots: I64, positions: I64, table: npt.NDArray[np.void]
-    ) -> None:
-        """Biases and bars, then penalties, in place, on the rows that use them."""
-        uses, prompt_lens = table["uses"], table["prompt_len"]
-
-        def using(use: Uses) -> I64:
-            return np.flatnonzero(uses & use)
-
-        if (rows := using(Uses.BIAS)).size:
-            at, token, value = self._biases.entries(slots[rows], rows)
-            logits[at, token] = logits[at, token] + value
-        if (rows := using(Uses.ALLOWED)).size:
-            at, token, value = self._allowed.entries(slots[rows], rows)
-            kept = logits[at, token]
-            logits[upload(self.device, rows)[0]] = -torch.inf
-            logits[at, token] = kept
-        if (rows := using(Uses.BAD_WORDS)).size:
-            self._bad_words.bar(logits, slots[rows], rows, prompt_lens[rows], positions[rows])
-        # A grammar's mask belongs here.
-        rows = using(Uses.MIN_TOKENS)
-        rows = rows[(positions - prompt_lens < table["min_tokens"])[rows]]
-        if rows.size:
-            at, token, value = self._stops.entries(slots[rows], rows)
-            logits[at, token] = logits[at, token] + value
-
-        if (rows := using(Uses.REPETITION)).size:
-            at, penalty = upload(self.device, rows, table["repetition"][rows])
-            tokens, _ = self._history.window(slots[rows], np.zeros_like(rows), positions[rows])
-            penalise_repetition(logits, at, tokens, penalty)
-        if (rows := using(Uses.OCCURRENCE)).size:
-            at, presence, frequency = upload(
-                self.device, rows, table["presence"][rows], table["frequency"][rows]
-            )
-            tokens, valid = self._history.window(slots[rows], prompt_lens[rows], positions[rows])
-            self._occurrences.penalise(logits, at, tokens, valid, presence, frequency)
 
     def _draw(
         self,

@@ -72,9 +72,9 @@ def test_a_slot_forgets_its_last_tenant(bench: Any) -> None:
         its.draw(LOGITS[:1], [0])
     its.state.leave(0)
     its.state.leave(0)
-    state = its.state
-    lists = (state._biases._lists, state._allowed._lists, state._stops._lists)
-    assert not any([*lists, state._bad_words._words])
+    kept = its.state._changes
+    lists = (kept._biases._lists, kept._allowed._lists, kept._stops._lists)
+    assert not any([*lists, kept._bad_words._words])
     fill(its, 0, 14)
     fill(fresh, 0, 14)
     assert its.draw(LOGITS[:1], [0]) == fresh.draw(LOGITS[:1], [0])
@@ -207,7 +207,7 @@ def test_bad_words_match_the_answer_only(bench: Any) -> None:
     row = [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]]
 
     def drawn(prompt: list[int], answer: list[int]) -> int:
-        words = [(1, 2, 5), (5,), (2, 5), (3, 4)]
+        words = [(1, 2, 5), (5,), (2, 5), (3, 4), ()]
         its.put(0, temperature=0.0, prompt=prompt, answer=answer, bad_ids=words)
         token: int = its.draw(row, [0])[0]
         return token
