@@ -36,8 +36,8 @@ class Chunk(NamedTuple):
     token_ids: tuple[int, ...] = ()
     #: One entry per token, or empty when `logprobs` was not asked for.
     logprobs: tuple[TokenLogprob, ...] = ()
-    #: Which of the `n` answers this chunk belongs to.
-    index: int = 0
+    #: Which of the `n` answers this chunk belongs to. (Hides `tuple.index`.)
+    index: int = 0  # type: ignore[assignment]
     #: None until the last chunk of this index.
     finish_reason: str | None = None
 
