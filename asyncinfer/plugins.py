@@ -186,7 +186,15 @@ cache_policies: Final[Registry[EvictionPolicy]] = Registry(
     "asyncinfer.cache_policies",
     EvictionPolicy,  # type: ignore[type-abstract]
     EVICTION_PROTOCOL_VERSION,
-    {"lru": "asyncinfer.cache.lru:LRU"},
+    {
+        "arc": "asyncinfer.cache.policies.arc:ARC",
+        "cost-aware": "asyncinfer.cache.policies.cost_aware:CostAware",
+        "lfu": "asyncinfer.cache.policies.lfu:LFU",
+        "lru": "asyncinfer.cache.policies.lru:LRU",
+        "s3-fifo": "asyncinfer.cache.policies.s3_fifo:S3FIFO",
+        "tail-first": "asyncinfer.cache.policies.leaves:TailFirst",
+        "ttl": "asyncinfer.cache.policies.ttl:TTL",
+    },
 )
 schedulers: Final[Registry[SchedulingPolicy]] = Registry(
     "asyncinfer.schedulers",

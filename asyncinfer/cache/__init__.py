@@ -4,7 +4,7 @@ from asyncinfer.cache.block_manager import BlockManager, Tabled
 from asyncinfer.cache.block_pool import BlockPool
 from asyncinfer.cache.chain import BlockHasher, chain_keys
 from asyncinfer.cache.guard import GuardedPolicy
-from asyncinfer.cache.lru import LRU
+from asyncinfer.cache.policies.lru import LRU
 from asyncinfer.cache.prefix_cache import CacheEntry, PrefixCache, Tenant
 
 __all__ = [

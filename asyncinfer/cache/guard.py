@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
-from asyncinfer.cache.lru import LRU
+from asyncinfer.cache.policies.lru import LRU
 from asyncinfer.errors import PluginError
 from asyncinfer.protocols.eviction import CachedBlock, EvictionPolicy
 

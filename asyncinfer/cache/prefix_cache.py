@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from asyncinfer.cache.chain import TOKEN_BYTES, BlockHasher, pack, unpack
 from asyncinfer.cache.guard import GuardedPolicy
-from asyncinfer.cache.lru import LRU
+from asyncinfer.cache.policies.lru import LRU
 from asyncinfer.protocols.eviction import CachedBlock, EvictionPolicy
 
 __all__ = ["CacheEntry", "PrefixCache", "Tenant"]
@@ -38,7 +38,9 @@ class CacheEntry:
         else:
             self.scope = parent[0]
         #: What the eviction policy sees. Written here, never read: a policy may have spoilt it.
-        self.meta = CachedBlock(block, above, self.depth, len(data) // TOKEN_BYTES, self.scope)
+        self.meta = CachedBlock(
+            block, above, self.depth, len(data) // TOKEN_BYTES, self.scope, key
+        )
 
     @property
     def tokens(self) -> list[int]:

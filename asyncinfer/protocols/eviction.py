@@ -31,6 +31,11 @@ class CachedBlock:
     tokens: int
     #: Prefix-cache tenant ("" is the shared one).
     scope: str
+    #: Names the prefix that ends with this block, whatever block holds it: equal in one engine
+    #: for equal tokens, scope and adapter. A block number is given to another prefix once its
+    #: block was removed; a key is how a policy knows a prefix that comes back. Opaque: a keyed
+    #: hash, so it tells nothing of the tokens, and the next engine has other keys.
+    key: bytes
     #: Published blocks whose parent is this one.
     children: int = 0
     #: Requests that reused it.

@@ -52,7 +52,7 @@ def evictable(policy: EvictionPolicy, faults: list[Exception]) -> GuardedPolicy:
     """Blocks 0 to 4, of which 2, 3 and 4 are evictable."""
     guard = GuardedPolicy(policy, faults.append)
     for number in range(5):
-        block = CachedBlock(number, parent=None, depth=0, tokens=1, scope="")
+        block = CachedBlock(number, parent=None, depth=0, tokens=1, scope="", key=bytes([number]))
         guard.published(block)
         if number >= 2:
             guard.released(number, block)

@@ -1,0 +1,64 @@
+"""`Ranked`: blocks in the order of a rank."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+__all__ = ["Ranked"]
+
+#: Entries that may be out of date before there is any sweeping.
+SLACK = 64
+
+
+class Ranked:
+    """A set of blocks, each with a rank; equal ranks keep the order they were put in.
+
+    A heap whose entries are checked when they surface. Every call is O(log n) per block,
+    amortised over the sweeps that keep the heap below twice the set.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Any, int, int]] = []
+        #: Block -> the number of its entry; entries with other numbers are out of date.
+        self._entry: dict[int, int] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._entry)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._entry
+
+    def put(self, block: int, rank: Any) -> None:
+        """Add a block, or change its rank. Ranks of one set can be compared with one another."""
+        self._count += 1
+        self._entry[block] = self._count
+        heappush(self._heap, (rank, self._count, block))
+        if len(self._heap) > 2 * len(self._entry) + SLACK:
+            self._heap = [item for item in self._heap if self._entry.get(item[2]) == item[1]]
+            heapify(self._heap)
+
+    def discard(self, block: int) -> None:
+        self._entry.pop(block, None)
+
+    def pop(self) -> tuple[int, Any] | None:
+        """Take out the block with the lowest rank: the block and its rank, None if there is
+        none."""
+        while self._heap:
+            rank, number, block = heappop(self._heap)
+            if self._entry.get(block) == number:
+                del self._entry[block]
+                return block, rank
+        return None
+
+    def lowest(self, count: int) -> list[int]:
+        """The `count` blocks with the lowest ranks (all, if there are fewer), lowest first."""
+        found = []
+        while len(found) < count and self._heap:
+            item = heappop(self._heap)
+            if self._entry.get(item[2]) == item[1]:
+                found.append(item)
+        for item in found:
+            heappush(self._heap, item)
+        return [block for _, _, block in found]

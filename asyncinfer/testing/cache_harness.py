@@ -1,0 +1,101 @@
+"""`CacheHarness`: the engine's own block manager and prefix cache, without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from asyncinfer.cache import BlockManager, CacheEntry, PrefixCache, Tenant
+from asyncinfer.protocols import EvictionPolicy
+
+__all__ = ["CacheHarness", "CacheRequest"]
+
+#: Keys of the cache's hash need no secrecy here, and a policy must not depend on them.
+SECRET: Final = b"asyncinfer.testing"
+
+
+@dataclass(slots=True)
+class CacheRequest:
+    """A request, as far as the block manager knows one."""
+
+    tokens: list[int]
+    tenant: Tenant
+    keys: list[bytes]
+    blocks: list[int] = field(default_factory=list)
+    room: int = 0
+    published: int = 0
+    node: CacheEntry | Tenant | None = None
+    #: Leading blocks that were found in the cache.
+    hits: int = 0
+
+
+class CacheHarness:
+    """Serves prompts as an engine would, up to the computation: look up the prefix, take blocks
+    (evicting what the policy names), publish, give back.
+
+    Args:
+        blocks: blocks in the pool.
+        policy: checked by nothing but the engine's own guard.
+        block_size: tokens per block.
+        on_fault: told once if the policy misbehaves and LRU takes over; raises the fault where
+            it happens, if not given.
+    """
+
+    def __init__(
+        self,
+        blocks: int,
+        policy: EvictionPolicy,
+        *,
+        block_size: int = 16,
+        on_fault: Callable[[Exception], None] | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self.cache = PrefixCache(
+            block_size, policy, secret=SECRET, on_fault=_raise if on_fault is None else on_fault
+        )
+        self.manager = BlockManager(blocks, block_size, self.cache)
+
+    def request(self, tokens: Sequence[int], scope: str = "") -> CacheRequest:
+        """A request that holds nothing yet; its keys are computed here."""
+        listed = list(tokens)
+        return CacheRequest(listed, (scope, ""), self.cache.keys(listed, scope))
+
+    def open(self, request: CacheRequest, now: float = 0.0) -> bool:
+        """Take the cached prefix and blocks for the rest. False, and nothing changes, if there
+        are not enough blocks. `now` is in seconds."""
+        manager, total = self.manager, -(-len(request.tokens) // self.block_size)
+        self.cache.now = now
+        found = manager.match(request, len(request.tokens))
+        if total - len(found) > manager.available - manager.unused(found):
+            return False
+        manager.open(request, found)
+        request.hits = len(found)
+        manager.grow(request, total - len(found))
+        return True
+
+    def commit(self, request: CacheRequest, now: float = 0.0) -> None:
+        """All of the request's tokens are computed: publish its full blocks."""
+        self.cache.now = now
+        self.manager.commit(request, len(request.tokens))
+
+    def close(self, request: CacheRequest, now: float = 0.0) -> None:
+        """Give all of the request's blocks back."""
+        self.cache.now = now
+        self.manager.close(request)
+
+    def serve(self, request: CacheRequest, now: float = 0.0) -> int:
+        """`open`, `commit` and `close`; how many blocks were hits. Raises `ValueError` if the
+        request does not fit into the pool."""
+        if not self.open(request, now):
+            raise ValueError(
+                f"a request of {len(request.tokens)} tokens does not fit: "
+                f"{self.manager.available} blocks of {self.block_size} tokens are available"
+            )
+        self.commit(request, now)
+        self.close(request, now)
+        return request.hits
+
+
+def _raise(error: Exception) -> None:
+    raise error
