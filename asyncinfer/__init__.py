@@ -1,8 +1,6 @@
 """asyncinfer: the LLM engine that Python programs await."""
 
 from importlib.metadata import version as _version
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
 
 from asyncinfer.chunk import (
     Choice,
@@ -15,6 +13,7 @@ from asyncinfer.chunk import (
     Usage,
 )
 from asyncinfer.config import EngineConfig
+from asyncinfer.engine import Engine, Stream
 from asyncinfer.errors import (
     AsyncInferError,
     DeadlineExceeded,
@@ -29,9 +28,6 @@ from asyncinfer.errors import (
     StreamStalled,
 )
 from asyncinfer.params import SamplingParams
-
-if _TYPE_CHECKING:
-    from asyncinfer.engine import Engine, Stream
 
 __all__ = [
     "AsyncInferError",
@@ -60,12 +56,3 @@ __all__ = [
 ]
 
 __version__ = _version("asyncinfer")
-
-
-def __getattr__(name: str) -> _Any:
-    # The engine imports torch, which takes a second: only for those who use it.
-    if name in ("Engine", "Stream"):
-        from asyncinfer import engine
-
-        return getattr(engine, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

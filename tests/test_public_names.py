@@ -60,8 +60,8 @@ def _bound(source: str) -> set[str]:
 
 
 def _doing(source: str) -> list[str]:
-    """Statements of an `__init__.py` beyond handing names on: docstring, imports, `__all__`,
-    `__version__` and `__getattr__` (a name that is costly to import, on demand)."""
+    """Statements of an `__init__.py` beyond handing names on: docstring, imports, `__all__` and
+    `__version__`."""
     found = []
     for node in ast.parse(source).body:
         match node:
@@ -71,11 +71,6 @@ def _doing(source: str) -> list[str]:
                 continue
             case ast.AnnAssign(target=ast.Name(id="__all__")):
                 continue
-            case ast.FunctionDef(name="__getattr__" | "__dir__"):
-                continue
-            case ast.If(test=test, body=body) if "TYPE_CHECKING" in ast.unparse(test):
-                if all(isinstance(one, ast.ImportFrom) for one in body):
-                    continue
         found.append(f"line {node.lineno}: {ast.unparse(node)[:80]}")
     return found
 
@@ -88,8 +83,7 @@ def test_all_is_sorted_and_true(path: Path) -> None:
         return
     assert names == sorted(set(names), key=_isort)
     assert not [name for name in names if name.startswith("_")]
-    if "def __getattr__" not in source:
-        assert set(names) <= _bound(source)
+    assert set(names) <= _bound(source)
 
 
 @pytest.mark.parametrize(
@@ -118,11 +112,10 @@ def test_every_public_name_is_there() -> None:
         loaded = import_module(module)
         assert all(getattr(loaded, name) is not None for name in loaded.__all__), module
     assert set(errors.__all__) <= set(asyncinfer.__all__)
-    assert sorted(dir(asyncinfer)) >= sorted(asyncinfer.__all__)
 
 
 def test_importing_brings_no_torch_and_changes_nothing() -> None:
-    """The nouns alone are cheap, and an import leaves the host as it was."""
+    """torch is imported by the first engine, on its own thread."""
     program = """
 import logging, os, signal, sys
 def state():
@@ -130,9 +123,7 @@ def state():
     return dict(os.environ), handlers, logging.root.level, logging.root.handlers[:]
 before = state()
 import asyncinfer
-asyncinfer.SamplingParams(temperature=0.5)
-assert "torch" not in sys.modules
-asyncinfer.Engine
+assert "torch" not in sys.modules, "importing takes a second longer"
 assert state() == before, "importing changed the host"
 """
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, cwd=ROOT)
