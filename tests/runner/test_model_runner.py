@@ -183,16 +183,16 @@ def test_logprobs_of_the_rows_that_ask(hand: Any, whole: Any) -> None:
     exact = whole(PROMPT).double().log_softmax(dim=-1)
     its = result.logprobs[0]
     assert its.token_ids == [6, 6]
-    assert its.logprobs == pytest.approx(exact[-2:, 6].tolist(), abs=1e-5)
+    assert its.logprobs == pytest.approx(exact[-2:, 6].tolist(), abs=1e-4)
     for row, top in zip(exact[-2:], its.top, strict=True):
         best = row.topk(3)
         assert [token for token, _ in top] == best.indices.tolist()
-        assert [value for _, value in top] == pytest.approx(best.values.tolist(), abs=1e-5)
+        assert [value for _, value in top] == pytest.approx(best.values.tolist(), abs=1e-4)
         assert its.ranks[0] == int((exact[-2] > exact[-2, 6]).sum()) + 1
     drawn = result.logprobs[2]
     assert drawn.token_ids == result.tokens[-1:]
     exact = whole([*OTHER, 4])[-1].double().log_softmax(dim=-1)
-    assert drawn.logprobs == pytest.approx([exact[drawn.token_ids[0]].item()], abs=1e-5)
+    assert drawn.logprobs == pytest.approx([exact[drawn.token_ids[0]].item()], abs=1e-4)
     assert drawn.top == [()]
 
 
@@ -218,7 +218,7 @@ def test_prompt_logprobs_equal_the_whole_forward_pass(
         start += count
     assert token_ids == PROMPT[1:]
     at = torch.arange(len(PROMPT) - 1)
-    assert logprobs == pytest.approx(exact[at, PROMPT[1:]].tolist(), abs=1e-5)
+    assert logprobs == pytest.approx(exact[at, PROMPT[1:]].tolist(), abs=1e-4)
     for row, token, rank, top in zip(exact, PROMPT[1:], ranks, tops, strict=False):
         assert rank == int((row > row[token]).sum()) + 1
         assert [t for t, _ in top] == row.topk(2).indices.tolist()
@@ -266,7 +266,7 @@ def test_tokens_beyond_the_tokenizers_are_never_drawn(  # fault 46
     assert result.tokens[0] < 55
     its = result.logprobs[0]
     assert len(its.top[0]) == 55
-    assert sum(math.exp(value) for _, value in its.top[0]) == pytest.approx(1.0, abs=1e-5)
+    assert sum(math.exp(value) for _, value in its.top[0]) == pytest.approx(1.0, abs=1e-4)
 
 
 def test_rows_with_logits_that_are_not_finite_fail_alone(  # fault 26
