@@ -12,7 +12,7 @@ from asyncinfer.bench.tables import (
     change_table,
     difference_table,
     environment_line,
-    figure_table,
+    record_tables,
 )
 from asyncinfer.bench.workloads import WORKLOADS, Workload
 
@@ -41,9 +41,9 @@ __all__ = [
     "difference_table",
     "differences",
     "environment_line",
-    "figure_table",
     "measure_host",
     "measure_lag",
     "measure_serve",
+    "record_tables",
     "save_plot",
 ]

@@ -10,8 +10,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 __all__ = ["Environment"]
 
 
@@ -25,9 +23,10 @@ class Environment:
     #: CPU cores of the machine, and those this process may use.
     cores: int
     usable_cores: int
-    torch: str
-    #: Threads torch computes with on the CPU; nothing here sets them.
-    torch_threads: int
+    torch: str | None
+    #: Threads torch computes with on the CPU; nothing here sets them. None where it was not
+    #: imported: a fake model needs none, and its objects are not in the garbage collector's way.
+    torch_threads: int | None
     #: None where it is not installed.
     triton: str | None
     gpu: str | None
@@ -44,17 +43,18 @@ class Environment:
     @classmethod
     def now(cls) -> Environment:
         """Of this process."""
+        torch = sys.modules.get("torch")
         return cls(
             python=f"{platform.python_implementation()} {platform.python_version()}",
             platform=platform.platform(),
             cpu=_cpu_model(),
             cores=os.cpu_count() or 1,
             usable_cores=_usable_cores(),
-            torch=torch.__version__,
-            torch_threads=torch.get_num_threads(),
+            torch=_version("torch"),
+            torch_threads=torch.get_num_threads() if torch is not None else None,
             triton=_version("triton"),
-            gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            driver=_driver() if torch.cuda.is_available() else None,
+            gpu=_gpu("name"),
+            driver=_gpu("driver_version"),
             asyncinfer=_version("asyncinfer"),
             commit=_commit(Path(__file__).resolve().parent),
             load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
@@ -86,8 +86,8 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _driver() -> str | None:
-    lines = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+def _gpu(field: str) -> str | None:
+    lines = _output("nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader")
     return lines.splitlines()[0] if lines else None
 
 

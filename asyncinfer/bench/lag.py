@@ -60,6 +60,8 @@ class Lag:
     model: str
     idle: Quantiles
     busy: Quantiles
+    #: Objects the garbage collector looks at in a full collection, before the busy phase.
+    objects: int
     #: Tokens the streams got meanwhile.
     tokens: int
     #: Long prompts answered with a token, and refused for their length, meanwhile.
@@ -119,6 +121,7 @@ async def _measure(model: str, options: LagOptions) -> Lag:
         gc.collect()
         if options.freeze:
             gc.freeze()
+        objects = len(gc.get_objects())
         async with ticking() as idle:
             await anyio.sleep(options.seconds)
         async with anyio.create_task_group() as tasks:
@@ -144,6 +147,7 @@ async def _measure(model: str, options: LagOptions) -> Lag:
         model=model,
         idle=Quantiles.of(idle.late),
         busy=Quantiles.of(busy.late),
+        objects=objects,
         tokens=tokens,
         prompts=load.prompts,
         refused=load.refused,

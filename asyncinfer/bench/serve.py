@@ -13,9 +13,7 @@ import anyio
 
 from asyncinfer import Engine, EngineConfig
 from asyncinfer.bench.loops import run_on
-from asyncinfer.bench.peer import TransformersPeer
 from asyncinfer.bench.quantiles import Quantiles
-from asyncinfer.bench.random_llama import LLAMA_125M, LLAMA_TINY, write_random_llama
 from asyncinfer.bench.record import BenchError, Figure
 from asyncinfer.bench.serve_run import Run, run_workload
 from asyncinfer.bench.ticker import ticking
@@ -71,6 +69,8 @@ class Column:
     itl: Quantiles | None
     #: Prompt tokens taken from the prefix cache, per repetition.
     cached_tokens: int
+    #: The rival's rate, where it is known for this model and this work.
+    goal: float | None
 
     @property
     def rate(self) -> float:
@@ -100,35 +100,27 @@ class ServeResult:
     """All models."""
 
     models: tuple[ModelResult, ...]
-    quick: bool
 
     def figures(self) -> tuple[Figure, ...]:
         return tuple(figure for result in self.models for figure in self._of(result))
 
     def _of(self, result: ModelResult) -> list[Figure]:
-        on = f"[{result.model}]"
-        # The goals are another engine's figures, for this model and these workloads only.
-        rival = PEERS[RIVAL] if result.model == RANDOM and not self.quick else {}
+        model = result.model
         found = []
         for its in result.columns:
-            goal = rival.get(its.name)
-            found.append(Figure(f"{its.title} {on}", its.rate, "tokens/s", "higher", goal))
+            title = f"{model}: {its.title}"
+            found.append(Figure(title, its.rate, "tokens/s", "higher", its.goal))
             if its.peer_ratio is not None:
-                title = f"  over transformers, {its.title} {on}"
-                found.append(Figure(title, its.peer_ratio, "x", "higher", 1.0))
+                found.append(Figure(f"{title}, over the peer", its.peer_ratio, "x", "higher", 1.0))
+            found.append(Figure(f"{title}, TTFT p50", its.ttft.p50, "ms", "lower"))
+            if its.itl is not None:
+                found.append(Figure(f"{title}, ITL p50", its.itl.p50, "ms", "lower"))
+                found.append(Figure(f"{title}, ITL p99", its.itl.p99, "ms", "lower"))
         one, sixteen = result.column("one"), result.column("sixteen")
         if one and sixteen:
             ratio = sixteen.rate / one.rate
-            found.append(Figure(f"16 at once over 1 {on}", ratio, "x", "higher", 5.0))
-        for its in result.columns:
-            found.append(Figure(f"TTFT p50, {its.title} {on}", its.ttft.p50, "ms", "lower"))
-            if its.itl is not None:
-                found += [
-                    Figure(f"ITL p50, {its.title} {on}", its.itl.p50, "ms", "lower"),
-                    Figure(f"ITL p99, {its.title} {on}", its.itl.p99, "ms", "lower"),
-                ]
-        lag = f"event-loop lag p99, 16 streams {on}"
-        found.append(Figure(lag, result.lag.p99, "ms", "lower", 5.0))
+            found.append(Figure(f"{model}: 16 at once over 1", ratio, "x", "higher", 5.0))
+        found.append(Figure(f"{model}: event-loop lag p99", result.lag.p99, "ms", "lower", 5.0))
         return found
 
 
@@ -136,6 +128,9 @@ def measure_serve(
     options: ServeOptions, report: Callable[[str], None] = lambda _: None
 ) -> ServeResult:
     """Run everything; `report` is told what is going on."""
+    # Imports torch, which the other benchmarks do without.
+    from asyncinfer.bench.random_llama import LLAMA_125M, LLAMA_TINY, write_random_llama
+
     found = []
     with tempfile.TemporaryDirectory(prefix="asyncinfer-bench-") as scratch:
         for model in options.models:
@@ -146,13 +141,17 @@ def measure_serve(
                 folder = Path(scratch)
                 report("writing the random Llama")
                 write_random_llama(LLAMA_TINY if options.quick else LLAMA_125M, folder)
+                # Not the same model, so not under its name.
+                model = "llama-tiny" if options.quick else RANDOM
             found.append(run_on(options.loop, _measure_model, model, folder, options, report))
-    return ServeResult(tuple(found), options.quick)
+    return ServeResult(tuple(found))
 
 
 async def _measure_model(
     model: str, folder: Path, options: ServeOptions, report: Callable[[str], None]
 ) -> ModelResult:
+    from asyncinfer.bench.peer import TransformersPeer
+
     vocab = _vocab_size(folder)
     peer = TransformersPeer(folder) if options.peer else None
     runs: Mapping[str, list[Run]] = {work.name: [] for work in options.workloads}
@@ -176,8 +175,12 @@ async def _measure_model(
                     peer_rates[work.name].append(work.counted / seconds)
         report(f"{model}: event-loop lag")
         lag, idle_lag = await _lag(engine, vocab, options)
-    columns = [_column(work, runs[work.name], peer_rates[work.name]) for work in options.workloads]
-    return ModelResult(model, tuple(columns), lag, idle_lag)
+    goals = PEERS[RIVAL] if model == RANDOM else {}
+    columns = tuple(
+        _column(work, runs[work.name], peer_rates[work.name], goals.get(work.name))
+        for work in options.workloads
+    )
+    return ModelResult(model, columns, lag, idle_lag)
 
 
 async def _lag(engine: Engine, vocab: int, options: ServeOptions) -> tuple[Quantiles, Quantiles]:
@@ -193,7 +196,9 @@ async def _lag(engine: Engine, vocab: int, options: ServeOptions) -> tuple[Quant
     return Quantiles.of(busy.late), Quantiles.of(idle.late)
 
 
-def _column(work: Workload, runs: Sequence[Run], peer_rates: Sequence[float]) -> Column:
+def _column(
+    work: Workload, runs: Sequence[Run], peer_rates: Sequence[float], goal: float | None
+) -> Column:
     gaps = [gap for run in runs for gap in run.itl]
     return Column(
         name=work.name,
@@ -203,6 +208,7 @@ def _column(work: Workload, runs: Sequence[Run], peer_rates: Sequence[float]) ->
         ttft=Quantiles.of(ttft for run in runs for ttft in run.ttft),
         itl=Quantiles.of(gaps) if gaps else None,
         cached_tokens=runs[0].cached_tokens,
+        goal=goal,
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from statistics import median
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -12,18 +14,50 @@ from asyncinfer.bench.compare import Change
 from asyncinfer.bench.environment import Environment
 from asyncinfer.bench.record import Figure, Record
 
-__all__ = ["change_table", "difference_table", "environment_line", "figure_table"]
+__all__ = ["change_table", "difference_table", "environment_line", "record_tables"]
 
 
-def figure_table(record: Record) -> Table:
-    """Every figure with its target, and a pass or a shortfall."""
-    table = Table(title=f"asyncinfer bench {record.benchmark}", title_justify="left")
+def record_tables(record: Record) -> list[Table]:
+    """What a person wants to see of a record."""
+    if record.benchmark != "serve":
+        return [figure_table(f"asyncinfer bench {record.benchmark}", record.figures)]
+    models = record.detail["models"]
+    titles = {f"{model['model']}: {its['title']}" for model in models for its in model["columns"]}
+    rest = [its for its in record.figures if not its.name.startswith(tuple(titles))]
+    return [*map(serve_table, models), figure_table("all of it", rest)]
+
+
+def serve_table(model: Mapping[str, Any]) -> Table:
+    """One model of `asyncinfer bench serve`: a row per workload."""
+    table = Table(title=f"asyncinfer bench serve: {model['model']}", title_justify="left")
+    table.add_column("work")
+    for title in ("tokens/s", "goal", "peer", "ratio", "TTFT p50", "ITL p50", "p99"):
+        table.add_column(title, justify="right")
+    for its in model["columns"]:
+        rate, itl = median(its["rates"]), its["itl"]
+        peer = median(its["peer_rates"]) if its["peer_rates"] else None
+        table.add_row(
+            its["title"],
+            number(rate),
+            number(its["goal"]) if its["goal"] else "",
+            number(peer) if peer else "",
+            f"{rate / peer:.2f}x" if peer else "",
+            number(its["ttft"]["p50"]),
+            number(itl["p50"]) if itl else "",
+            number(itl["p99"]) if itl else "",
+        )
+    return table
+
+
+def figure_table(title: str, figures: Sequence[Figure]) -> Table:
+    """Figures with their targets, and a pass or a shortfall."""
+    table = Table(title=title, title_justify="left")
     table.add_column("figure")
     table.add_column("value", justify="right")
     table.add_column("unit")
     table.add_column("target", justify="right")
     table.add_column("")
-    for figure in record.figures:
+    for figure in figures:
         table.add_row(
             Text(figure.name), number(figure.value), figure.unit, _target(figure), _verdict(figure)
         )

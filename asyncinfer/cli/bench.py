@@ -246,9 +246,11 @@ def _run(
     """Measure, print, and write what was asked for."""
     if plot is not None:
         its.check_plot(plot)
-    environment = its.Environment.now()
+    load = its.Environment.now().load
     with Console(stderr=True).status(f"asyncinfer bench {name}") as status:
         result = measure(options, status.update)
+    # What was imported meanwhile is known now; how quiet it was, was known before.
+    environment = dataclasses.replace(its.Environment.now(), load=load)
     record = its.Record(
         benchmark=name,
         options=dataclasses.asdict(options),
@@ -257,7 +259,8 @@ def _run(
         environment=environment,
     )
     console = Console()
-    console.print(its.figure_table(record))
+    for table in its.record_tables(record):
+        console.print(table)
     console.print(its.environment_line(environment), highlight=False, markup=False, style="dim")
     if json_path is not None:
         record.save(json_path)
