@@ -10,13 +10,15 @@ blocks, and its keys are best computed before the request reaches the engine's t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 __all__ = ["TOKEN_BYTES", "BlockHasher", "chain_keys", "pack", "unpack"]
 
 DIGEST_SIZE = 16
 TOKEN_BYTES = array("i").itemsize
+#: Blocks hashed in one go: a fifth of a millisecond.
+PIECE = 256
 
 
 def pack(tokens: Sequence[int]) -> bytes:
@@ -55,13 +57,24 @@ class BlockHasher:
         """The key of a block of packed tokens after the block `parent`."""
         return self.digest(parent + data)
 
-    def keys(self, tokens: Sequence[int], scope: str = "", adapter: str = "") -> list[bytes]:
-        """Keys of every full block of `tokens`, in order."""
-        data, width = pack(tokens), self.block_size * TOKEN_BYTES
+    def keys(
+        self,
+        tokens: Sequence[int],
+        scope: str = "",
+        adapter: str = "",
+        pause: Callable[[], object] | None = None,
+    ) -> list[bytes]:
+        """Keys of every full block of `tokens`, in order. `pause` is called between any two
+        pieces of `PIECE` blocks, so that a thread can let others run."""
+        piece, width = PIECE * self.block_size, self.block_size * TOKEN_BYTES
         key, keys = self.root(scope, adapter), []
-        for start in range(0, len(data) - width + 1, width):
-            key = self.next(key, data[start : start + width])
-            keys.append(key)
+        for first in range(0, len(tokens), piece):
+            if first and pause is not None:
+                pause()
+            data = pack(tokens[first : first + piece])
+            for start in range(0, len(data) - width + 1, width):
+                key = self.next(key, data[start : start + width])
+                keys.append(key)
         return keys
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asyncinfer.cache import BlockHasher, chain_keys
+from asyncinfer.cache.chain import PIECE
 
 SECRET = b"0123456789abcdef"
 
@@ -45,6 +46,18 @@ def test_extending_a_chain_gives_the_keys_of_the_whole() -> None:
     keys = hasher.keys(tokens, "scope")
     assert hasher.next(hasher.root("scope", ""), _packed([5, 6])) == keys[0]
     assert hasher.next(keys[0], _packed([7, 8])) == keys[1]
+
+
+def test_long_prompts_are_hashed_with_pauses() -> None:
+    hasher, pauses = BlockHasher(2, SECRET), []
+    tokens = list(range(2 * (2 * PIECE + 1)))
+    keys = hasher.keys(tokens, pause=lambda: pauses.append(None))
+    assert len(pauses) == 2
+    assert len(keys) == 2 * PIECE + 1
+    key = hasher.root("", "")
+    for j in range(len(keys)):
+        key = hasher.next(key, _packed(tokens[2 * j : 2 * j + 2]))
+        assert keys[j] == key
 
 
 def _packed(tokens: list[int]) -> bytes:
