@@ -191,6 +191,7 @@ cache_policies: Final[Registry[EvictionPolicy]] = Registry(
         "cost-aware": "asyncinfer.cache.policies.cost_aware:CostAware",
         "lfu": "asyncinfer.cache.policies.lfu:LFU",
         "lru": "asyncinfer.cache.policies.lru:LRU",
+        "prefix-lhd": "asyncinfer.cache.policies.prefix_lhd:PrefixLHD",
         "s3-fifo": "asyncinfer.cache.policies.s3_fifo:S3FIFO",
         "tail-first": "asyncinfer.cache.policies.leaves:TailFirst",
         "ttl": "asyncinfer.cache.policies.ttl:TTL",

@@ -38,9 +38,7 @@ class CacheEntry:
         else:
             self.scope = parent[0]
         #: What the eviction policy sees. Written here, never read: a policy may have spoilt it.
-        self.meta = CachedBlock(
-            block, above, self.depth, len(data) // TOKEN_BYTES, self.scope, key
-        )
+        self.meta = CachedBlock(block, above, self.depth, len(data) // TOKEN_BYTES, self.scope, key)
 
     @property
     def tokens(self) -> list[int]:
@@ -65,6 +63,7 @@ class PrefixCache:
         secret: key of the hash, at most 64 bytes; random by default.
         hasher: in place of `secret`, for tests.
         on_fault: told once, if the policy misbehaves and is replaced by LRU.
+        clock: monotonic seconds, by which a policy is too slow; never, without one.
     """
 
     def __init__(
@@ -75,19 +74,27 @@ class PrefixCache:
         secret: bytes | None = None,
         hasher: BlockHasher | None = None,
         on_fault: Callable[[Exception], None] | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.block_size = block_size
         self.hasher = hasher or BlockHasher(block_size, secret or secrets.token_bytes(32))
-        self.guard = GuardedPolicy(LRU() if policy is None else policy, on_fault)
+        self.guard = GuardedPolicy(LRU() if policy is None else policy, on_fault, clock)
         #: Monotonic seconds, as last told by the scheduler; only passed on to the policy.
         self.now = 0.0
         self.by_key: dict[bytes, CacheEntry] = {}
         self.by_block: dict[int, CacheEntry] = {}
         self._time = 0
 
-    def keys(self, tokens: Sequence[int], scope: str = "", adapter: str = "") -> list[bytes]:
-        """Chain keys of the full blocks of `tokens`; from any thread."""
-        return self.hasher.keys(tokens, scope, adapter)
+    def keys(
+        self,
+        tokens: Sequence[int],
+        scope: str = "",
+        adapter: str = "",
+        pause: Callable[[], object] | None = None,
+    ) -> list[bytes]:
+        """Chain keys of the full blocks of `tokens`; from any thread. `pause`: see
+        `BlockHasher.keys`."""
+        return self.hasher.keys(tokens, scope, adapter, pause)
 
     @property
     def evictable(self) -> int:
@@ -98,13 +105,15 @@ class PrefixCache:
         self, keys: Sequence[bytes], tokens: Sequence[int], tenant: Tenant, limit: int
     ) -> list[CacheEntry]:
         """The longest cached prefix, at most `limit` blocks. Changes nothing."""
-        limit = min(limit, len(keys))
-        data, width = pack(tokens[: limit * self.block_size]), self.block_size * TOKEN_BYTES
+        size = self.block_size
         node: CacheEntry | Tenant = tenant
         found: list[CacheEntry] = []
-        for j in range(limit):
+        for j in range(min(limit, len(keys))):
             entry = self.by_key.get(keys[j])
-            if entry is None or not self._holds(entry, data[j * width : (j + 1) * width], node):
+            # Block by block: most prompts miss early, and a long one is not packed in vain.
+            if entry is None or not self._holds(
+                entry, pack(tokens[j * size : (j + 1) * size]), node
+            ):
                 break
             found.append(entry)
             node = entry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
@@ -92,7 +93,12 @@ def open_scheduler(loaded: Loaded, config: EngineConfig) -> Scheduler:
     cache = None
     if config.prefix_cache:
         policy = plugins.cache_policies.resolve(config.cache_policy)
-        cache = PrefixCache(spec.block_size, policy, on_fault=_report("asyncinfer.cache_policies"))
+        cache = PrefixCache(
+            spec.block_size,
+            policy,
+            on_fault=_report("asyncinfer.cache_policies"),
+            clock=time.monotonic,
+        )
     return Scheduler(
         spec,
         policy=plugins.schedulers.resolve(config.scheduler),

@@ -146,6 +146,61 @@ def test_the_successor_keeps_the_order_of_release() -> None:
     assert guard.victims(3) == [3, 4, 2]
 
 
+class Slow(LRU):
+    """Takes its time, by a clock of the test's."""
+
+    def __init__(self, seconds: float, method: str) -> None:
+        super().__init__()
+        self.now, self._seconds, self._slow = 0.0, seconds, method
+        self.calls = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == object.__getattribute__(self, "_slow"):
+            self.now += self._seconds
+            self.calls += 1
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("method", ["published", "released", "reused", "removed", "victims"])
+@pytest.mark.parametrize(("seconds", "calls"), [(30.0, 1), (0.012, 101)])
+def test_a_slow_policy_is_replaced_and_reported_once(
+    method: str, seconds: float, calls: int
+) -> None:
+    # fault 22
+    faults: list[Exception] = []
+    policy = Slow(seconds, method)
+    guard = GuardedPolicy(policy, faults.append, lambda: policy.now)
+    # What else is called owes nothing and pays off little.
+    block = CachedBlock(0, parent=None, depth=0, tokens=1, scope="", key=b"")
+    for _ in range(4 * calls):
+        guard.published(block)
+        guard.released(0, block)
+        assert guard.victims(1) == [0]
+        guard.reused(0, block)
+        guard.released(0, block)
+        guard.removed(0, block)
+    assert guard.broken
+    assert policy.calls <= 2 * calls
+    assert len(faults) == 1
+    assert f"Slow: {method}() took too long" in str(faults[0])
+
+
+def test_a_slow_call_now_and_then_is_forgiven() -> None:
+    policy = Slow(0.9, "victims")
+    guard = evictable(policy, [])
+    guard._clock = lambda: policy.now
+    block = guard.evictable[2]
+    for _ in range(5):
+        assert guard.victims(1)
+        for _ in range(500):
+            guard.reused(2, block)
+            guard.released(2, block)
+    assert not guard.broken
+    guard.victims(1)
+    guard.victims(1)
+    assert guard.broken
+
+
 def test_base_exceptions_pass() -> None:
     class Interrupted(LRU):
         def victims(self, count: int) -> Sequence[int]:

@@ -5,12 +5,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 from asyncinfer.cache.policies.ranked import Ranked
 from asyncinfer.protocols.eviction import CachedBlock
 
 __all__ = ["LeavesFirst", "TailFirst"]
+
+
+class Order(Protocol):
+    """The leaves, in the order of their ranks."""
+
+    def put(self, block: int, rank: Any) -> None:
+        """Add a block."""
+
+    def discard(self, block: int) -> None:
+        """Take out a block, if it is there."""
+
+    def pop(self) -> tuple[int, Any] | None:
+        """Take out the block of the lowest rank; None if there is none."""
 
 
 class LeavesFirst(ABC):
@@ -22,7 +35,7 @@ class LeavesFirst(ABC):
         self._blocks: dict[int, CachedBlock] = {}
         #: Ranks of the evictable blocks, in the order of release.
         self._ranks: dict[int, Any] = {}
-        self._leaves = Ranked()
+        self._leaves: Order = Ranked()
 
     @abstractmethod
     def rank(self, block: CachedBlock) -> Any:

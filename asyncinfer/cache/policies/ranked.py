@@ -54,7 +54,7 @@ class Ranked:
 
     def lowest(self, count: int) -> list[int]:
         """The `count` blocks with the lowest ranks (all, if there are fewer), lowest first."""
-        found = []
+        found: list[tuple[Any, int, int]] = []
         while len(found) < count and self._heap:
             item = heappop(self._heap)
             if self._entry.get(item[2]) == item[1]:

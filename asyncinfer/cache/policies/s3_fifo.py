@@ -16,8 +16,9 @@ MOST = 3
 
 class S3FIFO:
     """New blocks pass through a small queue; those not used meanwhile leave at its end, the
-    others, and ghosts that come back, go to the main queue, where each use earns another round
-    (Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023).
+    others (the paper asks for two uses; prompts are repeated less) and ghosts that come back go
+    to the main queue, where each use earns another round (Yang et al., "FIFO queues are all you
+    need for cache eviction", SOSP 2023).
 
     A block enters its queue when it is first released, so a prompt's end is ahead of its
     beginning. One that is met in use leaves the queue and enters the main one when it is
@@ -80,18 +81,18 @@ class S3FIFO:
         while len(self._leaving) < count and (self._small or self._main):
             small, main = self._small, self._main
             if len(small) > self._share * (len(small) + len(main)) or not main:
-                self._step(small, 2)
+                self._step(small)
             else:
-                self._step(main, 1)
+                self._step(main)
         return list(islice(self._leaving, count))
 
-    def _step(self, queue: dict[int, int], needed: int) -> None:
+    def _step(self, queue: dict[int, int]) -> None:
         """The head of a queue leaves it, or goes to the end of the main one."""
         number = next(iter(queue))
         uses = queue.pop(number)
         if number in self._used:
             self._promoted.add(number)
-        elif queue is self._small and uses >= needed:
+        elif queue is self._small and uses:
             self._promoted.add(number)
             self._main[number] = 0
         elif queue is self._main and uses:

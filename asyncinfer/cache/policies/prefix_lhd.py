@@ -1,0 +1,93 @@
+"""Least hit density among the leaves of the prefix tree: the policy that learns."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from asyncinfer.cache.policies.aged import Aged, Kind
+from asyncinfer.cache.policies.ghosts import Ghosts
+from asyncinfer.cache.policies.leaves import LeavesFirst
+from asyncinfer.protocols.eviction import CachedBlock
+
+__all__ = ["PrefixLHD"]
+
+#: Requests that used a prefix before it is one of the evergreens.
+EVERGREEN: Final = 8
+#: Below that, so many uses are told apart.
+APART: Final = 4
+#: Prefixes remembered, in cached blocks.
+MEMORY: Final = 4
+#: Ends between two lessons.
+LESSON: Final = 256
+
+
+class PrefixLHD(LeavesFirst):
+    """Gives up the leaf whose room earns the fewest hits, by what it has learned.
+
+    Blocks are told apart by how many requests have used their prefix, those included that did
+    before it was last given up, and by whether they are the end of a prompt that nobody went on
+    from. For each kind it learns how soon such blocks are used again, also from those it gave
+    up: it remembers their keys, and a prefix that comes back counts like a hit at its age.
+
+    Ages are ticks of the cache's logical time. A victim costs O(1), whatever the number of
+    blocks; learning costs a burst of about 0.2 ms once in a few hundred blocks.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kinds = [Kind() for _ in range(APART + 3)]
+        self._aged = Aged(self._kinds)
+        self._leaves = self._aged
+        #: Uses before the block was published, of prefixes that came back.
+        self._before: dict[int, int] = {}
+        self._ghosts = Ghosts[tuple[Kind, int, int]]()
+        self._most = 0
+        self._ends = 0
+
+    def published(self, block: CachedBlock) -> None:
+        super().published(block)
+        self._aged.time = block.last_use
+        self._most = max(self._most, len(self._blocks))
+        ghost = self._ghosts.take(block.key)
+        if ghost is not None:
+            kind, since, uses = ghost
+            self._before[block.block] = uses + 1
+            self._ended(kind, block.last_use - since, hit=True)
+
+    def released(self, block: CachedBlock) -> None:
+        self._aged.time = block.last_use
+        super().released(block)
+
+    def reused(self, block: CachedBlock) -> None:
+        self._aged.time = block.last_use
+        rank = self._ranks.get(block.block)
+        super().reused(block)
+        if rank is not None:
+            kind, since = rank
+            self._ended(kind, block.last_use - since, hit=True)
+
+    def removed(self, block: CachedBlock) -> None:
+        kind, since = self._ranks.get(block.block) or self.rank(block)
+        super().removed(block)
+        uses = block.uses + self._before.pop(block.block, 0)
+        self._ghosts.add(block.key, (kind, since, uses))
+        for kind, since, _ in self._ghosts.trim(MEMORY * self._most):
+            self._ended(kind, self._aged.time - since, hit=False)
+
+    def rank(self, block: CachedBlock) -> tuple[Kind, int]:
+        uses = block.uses + self._before.get(block.block, 0)
+        if not uses and not block.children:
+            kind = self._kinds[-1]
+        elif uses > EVERGREEN:
+            kind = self._kinds[-2]
+        else:
+            kind = self._kinds[min(uses, APART)]
+        return kind, block.last_use
+
+    def _ended(self, kind: Kind, age: int, *, hit: bool) -> None:
+        kind.lifetimes.ended(age, hit)
+        self._ends += 1
+        lesson, rest = divmod(self._ends, LESSON)
+        if not rest:
+            self._kinds[lesson % len(self._kinds)].lifetimes.learn()
+            self._aged.sort()
