@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from asyncinfer.layers import RopeConfig
 from asyncinfer.models.reader import JsonReader
@@ -27,6 +28,9 @@ def read_rope(config: JsonReader, max_context: int, head_dim: int) -> RopeConfig
     if rope is None:
         return RopeConfig(theta=theta, original_context=max_context)
 
+    for name, value in rope.values.items():
+        if isinstance(value, Mapping):
+            raise rope.refuse(name, "settings of their own for some layers are not supported")
     theta = rope.number("rope_theta", *_THETA, theta)
     key = "rope_type" if rope.has("rope_type") else "type"
     rope_type = rope.string(key, "default")
@@ -35,7 +39,8 @@ def read_rope(config: JsonReader, max_context: int, head_dim: int) -> RopeConfig
     if rope_type == "default":
         return RopeConfig(theta=theta, original_context=max_context)
     if rope_type in ("linear", "dynamic"):
-        if head_dim < 4:  # the dynamic base's exponent is head_dim / (head_dim - 2)
+        # The dynamic base's exponent is head_dim / (head_dim - 2).
+        if rope_type == "dynamic" and head_dim < 4:
             raise rope.refuse(key, f"needs a head_dim of 4 or more, not {head_dim}")
         factor = rope.number("factor", *_FACTOR)
         return RopeConfig(

@@ -109,6 +109,7 @@ LIES: list[tuple[str, dict[str, Any]]] = [  # fault 45
         {"rope_parameters": {**YARN, "original_max_position_embeddings": 0}},
     ),
     ("partial_rotary_factor", {"partial_rotary_factor": 0.5}),
+    ("rope_parameters.full_attention", {"rope_parameters": {"full_attention": YARN}}),
 ]
 
 
