@@ -4,6 +4,7 @@ it may take long."""
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
@@ -107,7 +108,10 @@ class Intake:
         bad_ids = tuple(ids for word in params.bad_words for ids in tokenizer.bad_word_ids(word))
         seed = randbits(64) if params.seed is None else params.seed & _SEED_MASK
         cache = scheduler.cache
-        keys = None if cache is None else cache.keys(token_ids, options.cache_scope)
+        keys = None
+        if cache is not None:
+            pause = _breathe if len(token_ids) > INLINE_TOKENS else None
+            keys = cache.keys(token_ids, options.cache_scope, pause=pause)
         job.prompt_len = len(token_ids)
         first: Request | None = None
         for index in range(params.n):
@@ -177,6 +181,12 @@ def _token_id(index: int, token: Any, vocab_size: int) -> int:
     if not 0 <= token < vocab_size:
         raise InvalidRequest(f"prompt[{index}]", token, f"must be in [0, {vocab_size})")
     return token
+
+
+def _breathe() -> None:
+    # A thread that only runs Python gives the GIL away after 5 ms; an event loop shall not wait
+    # as long. Sleeping gives it away now, and for long enough that somebody takes it.
+    time.sleep(50e-6)
 
 
 def _serve(work: SimpleQueue[Callable[[], None] | None]) -> None:
