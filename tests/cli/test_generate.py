@@ -153,7 +153,7 @@ for line in (["--help"], ["--version"], ["generate", "--help"], ["chat", "-h"], 
         main(line)
     except SystemExit as end:
         print(end.code)
-print(sorted({"torch", "transformers", "rich", "numpy"} & set(sys.modules)))
+print(sorted({"torch", "transformers", "numpy"} & set(sys.modules)))
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
