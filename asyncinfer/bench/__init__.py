@@ -1,5 +1,8 @@
 """Measurements of the engine, one module per question; `asyncinfer bench` prints them."""
 
+from asyncinfer.bench.cache import BLOCKS, CacheOptions, CacheResult, measure_cache
+from asyncinfer.bench.cache_table import cache_tables
+from asyncinfer.bench.cache_trace import read_trace
 from asyncinfer.bench.compare import Change, changes, differences
 from asyncinfer.bench.environment import Environment
 from asyncinfer.bench.host import HostOptions, HostResult, measure_host
@@ -17,12 +20,15 @@ from asyncinfer.bench.tables import (
 from asyncinfer.bench.workloads import WORKLOADS, Workload
 
 __all__ = [
+    "BLOCKS",
     "FAKE_MODELS",
     "LOOPS",
     "RANDOM",
     "SHIPPED",
     "WORKLOADS",
     "BenchError",
+    "CacheOptions",
+    "CacheResult",
     "Change",
     "Environment",
     "Figure",
@@ -35,15 +41,18 @@ __all__ = [
     "ServeResult",
     "Workload",
     "available_loops",
+    "cache_tables",
     "change_table",
     "changes",
     "check_plot",
     "difference_table",
     "differences",
     "environment_line",
+    "measure_cache",
     "measure_host",
     "measure_lag",
     "measure_serve",
+    "read_trace",
     "record_tables",
     "save_plot",
 ]

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from asyncinfer.bench.cache_plot import plot_cache
 from asyncinfer.bench.record import BenchError, Record
 
 __all__ = ["check_plot", "save_plot"]
@@ -99,6 +100,7 @@ def _curve(axes: Any, curve: Sequence[float], label: str, **style: Any) -> None:
 
 
 _PLOTS: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], None]]] = {
+    "cache": plot_cache,
     "host": _host,
     "lag": _lag,
     "serve": _serve,

@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from asyncinfer import bench as its
+from asyncinfer.cli.bench_cache import cache
 
 __all__ = ["bench"]
 
@@ -45,6 +46,7 @@ def bench() -> None:
     asyncinfer bench host      what does the engine itself cost per token?
     asyncinfer bench lag       how late does an event loop run its tasks beside it?
     asyncinfer bench serve     how many tokens a second do real models give?
+    asyncinfer bench cache     how much of a trace do cache policies find again?
     asyncinfer bench compare   what changed between two records?
     """
 
@@ -234,6 +236,9 @@ def compare(before: Path, after: Path) -> None:
     different = its.differences(one, other)
     if different:
         console.print(its.difference_table(different))
+
+
+bench.add_command(cache)
 
 
 def _run(

@@ -4,17 +4,22 @@ With the nouns that a fake is made of and handed: the plan of a step, its result
 """
 
 from asyncinfer.scheduler import Request, RunnerSpec, StepPlan, StepResult
+from asyncinfer.testing.cache_harness import CacheHarness, CacheRequest
 from asyncinfer.testing.fake_engine import FakeModel
 from asyncinfer.testing.fake_model import FakeRunner
 from asyncinfer.testing.gate import StepGate
 from asyncinfer.testing.inline import InlineEngine, InlineStream
 from asyncinfer.testing.invariants import InvariantError, check_invariants
+from asyncinfer.testing.policy_checks import check_cache_policy
+from asyncinfer.testing.policy_cost import policy_cost
 from asyncinfer.testing.scenarios import simulate
 from asyncinfer.testing.simulation import Simulation
 from asyncinfer.testing.tape import PlanTape
 from asyncinfer.text import Tokenizer
 
 __all__ = [
+    "CacheHarness",
+    "CacheRequest",
     "FakeModel",
     "FakeRunner",
     "InlineEngine",
@@ -28,6 +33,8 @@ __all__ = [
     "StepPlan",
     "StepResult",
     "Tokenizer",
+    "check_cache_policy",
     "check_invariants",
+    "policy_cost",
     "simulate",
 ]

@@ -1,0 +1,91 @@
+"""`asyncinfer bench cache`: cache policies on a trace."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from asyncinfer import bench as its
+
+__all__ = ["cache"]
+
+FILE: Final = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("trace", type=FILE)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    help="Name of a cache policy; several may be given.  [default: all that are installed]",
+)
+@click.option(
+    "--blocks",
+    multiple=True,
+    type=click.IntRange(1),
+    help="Blocks of the cache; several may be given.  "
+    f"[default: {', '.join(f'{blocks:,}' for blocks in its.BLOCKS)}]",
+)
+@click.option(
+    "--growth", is_flag=True, help="Also what a policy costs by its blocks, to a million of them."
+)
+@click.option("--json", "json_path", type=FILE, help="Write the record here.")
+@click.option("--plot", type=FILE, help="Draw a plot, such as out.png (bench extra).")
+def cache(
+    trace: Path,
+    policies: tuple[str, ...],
+    blocks: tuple[int, ...],
+    growth: bool,
+    json_path: Path | None,
+    plot: Path | None,
+) -> None:
+    """How much of TRACE cache policies find again, beside the best there can be.
+
+    TRACE holds requests as JSON lines with `timestamp` (ms) and `hash_ids` (one per block of the
+    prompt; equal ids are equal prefixes), as the Mooncake project publishes them. They are served
+    one by one by the engine's own block manager; a block is a hit if the whole prefix before it
+    is.
+    """
+    if plot is not None:
+        its.check_plot(plot)
+    environment = its.Environment.now()
+    rows = its.read_trace(trace)
+    options = its.CacheOptions(
+        policies=policies, blocks=sorted(set(blocks)) or its.BLOCKS, growth=growth
+    )
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with progress:
+        task = progress.add_task("replay", total=1.0)
+
+        def report(what: str, part: float) -> None:
+            progress.update(task, description=what, completed=part)
+
+        result = its.measure_cache(rows, options, report)
+    console = Console()
+    console.print(f"{trace.name}: {result.requests:,} requests, {result.total:,} blocks")
+    for table in its.cache_tables(result):
+        console.print(table)
+    console.print(its.environment_line(environment), highlight=False, markup=False, style="dim")
+    record = its.Record(
+        benchmark="cache",
+        options={"trace": trace.name, **dataclasses.asdict(options)},
+        figures=result.figures(),
+        detail=dataclasses.asdict(result),
+        environment=environment,
+    )
+    if json_path is not None:
+        record.save(json_path)
+    if plot is not None:
+        its.save_plot(record, plot)

@@ -1,0 +1,167 @@
+"""`check_cache_policy`: whether a cache policy keeps the rules of its protocol."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import Final
+
+from asyncinfer.errors import PluginError
+from asyncinfer.plugins import cache_policies
+from asyncinfer.protocols import EvictionPolicy
+from asyncinfer.testing.policy_cost import policy_cost
+from asyncinfer.testing.policy_lives import Move, live, random_life
+from asyncinfer.testing.watched_policy import RuleBroken, WatchedPolicy
+
+__all__ = ["check_cache_policy"]
+
+#: A pool so small that everything happens in a short life, and one of thousands of blocks.
+SMALL: Final = 8
+LARGE: Final = 2_000
+#: Blocks of the growth rule, and how much dearer a block may be with ten times as many.
+FEW: Final = 2_000
+MANY: Final = 20_000
+DEARER: Final = 4.0
+#: Bytes that a policy may keep for each block that is gone, after it has filled its memory.
+KEEPS: Final = 16
+
+Factory = Callable[[], EvictionPolicy]
+
+
+def check_cache_policy(factory: Factory, *, examples: int = 200, growth: bool = True) -> None:
+    """Run policies that `factory` makes through the engine's own block manager. For pytest::
+
+        def test_my_policy():
+            check_cache_policy(MyPolicy)
+
+    The rules: every method is there and takes what it must (*methods*); no call that keeps the
+    order of a block's life raises (*never raises*); blocks are not written to (*read only*);
+    `victims(count)` gives a sequence of integers (*shape*), no more than asked for (*count*), no
+    block twice (*different*), only evictable ones (*evictable*), and one or more if there are
+    any (*at least one*), also if an earlier answer was not made use of; equal lives give equal
+    answers, whatever other objects of the class live through (*deterministic*); a policy does
+    not remember every block that ever was (*memory*); and what a block costs hardly grows with
+    the number of blocks (*growth*).
+
+    Args:
+        factory: makes a new policy, such as its class.
+        examples: lives to try; the smallest one in which a rule is broken is shown.
+        growth: also measure CPU time, which takes a second or two.
+
+    Raises:
+        AssertionError: the rule that is broken, how, and the smallest case.
+        ImportError: hypothesis is not installed.
+    """
+    from hypothesis import HealthCheck, Phase, settings, strategies
+    from hypothesis import find as smallest
+    from hypothesis.errors import NoSuchExample
+
+    try:
+        cache_policies.resolve(factory())
+    except PluginError as error:
+        raise AssertionError(f"methods: {error}") from error
+    tokens = strategies.lists(strategies.integers(0, 2), min_size=1, max_size=4).map(tuple)
+    number = strategies.integers(0, 3)
+    moves = strategies.one_of(
+        strategies.builds(
+            Move, strategies.just("open"), tokens=tokens, scope=strategies.sampled_from(("", "b"))
+        ),
+        strategies.builds(Move, strategies.sampled_from(("compute", "close", "wait")), number),
+        strategies.builds(Move, strategies.just("ask"), strategies.integers(1, 3)),
+    )
+    quiet = settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        derandomize=True,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    try:
+        case = smallest(
+            strategies.lists(moves, max_size=24),
+            lambda moves: _broken(factory, moves, SMALL) is not None,
+            settings=quiet,
+        )
+    except NoSuchExample:
+        pass
+    else:
+        _fail(_broken(factory, case, SMALL), case, SMALL)
+    for seed, longest in ((1, 12), (2, 200)):
+        case = random_life(seed, 1_500, longest)
+        if (broken := _broken(factory, case, LARGE)) is not None:
+            _fail(broken, _shorter(factory, case, broken.rule), LARGE)
+    _check_memory(factory)
+    if growth:
+        _check_growth(factory)
+
+
+def _broken(factory: Factory, moves: Sequence[Move], blocks: int) -> RuleBroken | None:
+    """The rule that is broken in this life."""
+    first, second = WatchedPolicy(factory()), WatchedPolicy(factory())
+    try:
+        live(first, moves, blocks)
+        live(second, moves, blocks, other=WatchedPolicy(factory()))
+    except RuleBroken as broken:
+        return broken
+    for one, two in zip_longest(first.answers, second.answers):
+        if one != two:
+            return RuleBroken("deterministic", f"victims are {one}, and in the same life {two}")
+    return None
+
+
+def _shorter(factory: Factory, moves: Sequence[Move], rule: str) -> Sequence[Move]:
+    """The shortest beginning of a long life in which the rule is broken, by halving."""
+    low, high = 0, len(moves)
+    while low + 1 < high:
+        middle = (low + high) // 2
+        broken = _broken(factory, moves[:middle], LARGE)
+        if broken is not None and broken.rule == rule:
+            high = middle
+        else:
+            low = middle
+    return moves[:high]
+
+
+def _check_memory(factory: Factory) -> None:
+    policy, tracing = factory(), tracemalloc.is_tracing()
+    if not tracing:
+        tracemalloc.start()
+    try:
+        # Twice, so that what is bounded by the number of blocks is full.
+        kept = []
+        for churn in (4_000, 16_000):
+            before = tracemalloc.get_traced_memory()[0]
+            policy_cost(policy, 256, churn)
+            kept.append(tracemalloc.get_traced_memory()[0] - before)
+    finally:
+        if not tracing:
+            tracemalloc.stop()
+    if kept[1] > KEEPS * 16_000:
+        raise AssertionError(
+            f"memory: {kept[1]:,} bytes more after 16,000 blocks passed through a cache of 256"
+        )
+
+
+def _check_growth(factory: Factory) -> None:
+    few, many = (min(policy_cost(factory(), n, 5_000) for _ in range(3)) for n in (FEW, MANY))
+    if many > DEARER * few:
+        raise AssertionError(
+            f"growth: a block costs {few * 1e6:.1f} us among {FEW:,} blocks and {many * 1e6:.1f} "
+            f"us among {MANY:,}; at most {DEARER:g} times as much is allowed"
+        )
+
+
+def _fail(broken: RuleBroken | None, case: Sequence[Move], blocks: int) -> None:
+    assert broken is not None
+    shown = [f"  {number}. {move}" for number, move in enumerate(case, 1)]
+    if len(shown) > 40:
+        shown[:-40] = [f"  ... {len(shown) - 40} moves"]
+    lines = [
+        str(broken),
+        f"the smallest case, in a pool of {blocks} blocks of one token:",
+        *shown,
+        "  then every request ends, and the cache is emptied",
+    ]
+    raise AssertionError("\n".join(lines)) from broken

@@ -1,0 +1,122 @@
+"""Lives of a prefix cache as lists of moves, which can be run again, compared and made smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+from asyncinfer.errors import PluginError
+from asyncinfer.testing.cache_harness import CacheHarness, CacheRequest
+from asyncinfer.testing.watched_policy import RuleBroken, WatchedPolicy
+
+__all__ = ["Move", "live", "random_life"]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Something that happens to the cache."""
+
+    kind: Literal["open", "compute", "close", "ask", "wait"]
+    #: Which of the open requests (modulo their number), how many victims, or how many seconds.
+    number: int = 0
+    tokens: tuple[int, ...] = ()
+    scope: str = ""
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "open":
+                return f"open a request for {list(self.tokens)} in scope {self.scope!r}"
+            case "compute" | "close":
+                return f"{self.kind} open request {self.number} (modulo their number)"
+            case "ask":
+                return f"ask for {self.number} victims and take none"
+            case "wait":
+                return f"{self.number} seconds pass"
+
+
+def live(
+    policy: WatchedPolicy, moves: Sequence[Move], blocks: int, other: WatchedPolicy | None = None
+) -> None:
+    """Make the moves in a pool of so many blocks of one token, then end every request and empty
+    the cache. `other`, an object of the same kind, lives through them backwards meanwhile, in a
+    cache of its own.
+
+    Raises:
+        RuleBroken: the policy broke a rule.
+    """
+    world = _World(policy, blocks)
+    beside = None if other is None else _World(other, blocks)
+    for move, its in zip(moves, reversed(moves), strict=True):
+        world.make(move)
+        if beside is not None:
+            beside.make(its)
+    world.end()
+
+
+def random_life(seed: int, count: int, longest: int) -> list[Move]:
+    """So many moves; prompts of up to `longest` tokens that share beginnings."""
+    rng = Random(seed)
+    prompts = [_prompt(rng, longest)]
+    moves = []
+    for _ in range(count):
+        kind = rng.choice(("open", "open", "compute", "close", "close", "wait"))
+        if kind == "open":
+            old = rng.choice(prompts[-50:])
+            cut = rng.randint(0, len(old))
+            prompt = (old[:cut] + _prompt(rng, longest))[:longest]
+            prompts.append(prompt)
+            moves.append(Move("open", tokens=prompt, scope=rng.choice(("", "", "tenant"))))
+        else:
+            moves.append(Move(kind, rng.randrange(4)))  # type: ignore[arg-type]
+    return moves
+
+
+def _prompt(rng: Random, longest: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(1000) for _ in range(rng.randint(1, longest)))
+
+
+class _World:
+    def __init__(self, policy: WatchedPolicy, blocks: int) -> None:
+        self._policy = policy
+        self._harness = CacheHarness(blocks, policy, block_size=1)
+        self._open: list[CacheRequest] = []
+        self._now = 0.0
+
+    def make(self, move: Move) -> None:
+        try:
+            self._make(move)
+        except PluginError as fault:
+            raise _cause(fault) from None
+
+    def end(self) -> None:
+        cache = self._harness.cache
+        try:
+            for request in self._open:
+                self._harness.close(request, self._now)
+            while cache.evictable:
+                cache.evict(min(3, cache.evictable))
+        except PluginError as fault:
+            raise _cause(fault) from None
+        self._policy.victims(1)
+
+    def _make(self, move: Move) -> None:
+        harness = self._harness
+        match move.kind:
+            case "open":
+                request = harness.request(move.tokens, move.scope)
+                if harness.open(request, self._now):
+                    self._open.append(request)
+            case "compute" if self._open:
+                harness.commit(self._open[move.number % len(self._open)], self._now)
+            case "close" if self._open:
+                harness.close(self._open.pop(move.number % len(self._open)), self._now)
+            case "ask":
+                self._policy.victims(move.number)
+            case "wait":
+                self._now += move.number
+
+
+def _cause(fault: PluginError) -> Exception:
+    return fault.__cause__ if isinstance(fault.__cause__, RuleBroken) else fault
