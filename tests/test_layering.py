@@ -24,7 +24,7 @@ LEVELS = (
     ("models", "weights"),
     ("text", "cache"),
     ("grammar", "scheduler"),
-    ("sampling",),
+    ("sampling", "samplers"),
     ("runner",),
     ("speculative",),
     ("builtin",),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import asyncinfer
-from asyncinfer import EngineConfig, SamplingParams, errors
+from asyncinfer import EngineConfig, SamplingParams, errors, plugins
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / "asyncinfer").rglob("*.py"))
@@ -150,6 +150,12 @@ def test_every_option_is_documented(options: type) -> None:
         assert row, field.name
         default = field.default_factory() if callable(field.default_factory) else field.default
         assert ast.literal_eval(row[1].strip(" `")) == default, field.name
+
+
+def test_every_shipped_policy_is_documented() -> None:
+    for registry in (plugins.cache_policies, plugins.schedulers):
+        for name in registry.names():
+            assert re.search(rf'^\| `"{name}"` \|', REFERENCE, re.MULTILINE), name
 
 
 def test_every_method_is_documented() -> None:
