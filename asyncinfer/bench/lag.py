@@ -118,6 +118,8 @@ async def _measure(model: str, options: LagOptions) -> Lag:
     load = _Load(options)
     source, config = _source(model, options)
     async with Engine(source, **config) as engine:
+        # A thread of an earlier repetition may still be in the middle of a long prompt.
+        await anyio.sleep(min(1.0, options.seconds))
         gc.collect()
         if options.freeze:
             gc.freeze()

@@ -37,20 +37,23 @@ class TransformersPeer:
         began = time.perf_counter()
         for first in range(0, len(prompts), MAX_RUNNING):
             batch = slice(first, first + MAX_RUNNING)
-            self._generate(prompts[batch], max(outputs[batch]))
+            self.generate(prompts[batch], max(outputs[batch]))
         return time.perf_counter() - began
 
-    def _generate(self, prompts: Sequence[Sequence[int]], tokens: int) -> None:
+    def generate(self, prompts: Sequence[Sequence[int]], tokens: int) -> torch.Tensor:
+        """Token ids of the answers, `[prompts, tokens]`. Prompts are padded on the left."""
         longest = max(map(len, prompts))
         ids = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts])
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
         with torch.inference_mode():
-            answer = self._model.generate(
+            answer: torch.Tensor = self._model.generate(
                 ids,
                 attention_mask=mask,
                 max_new_tokens=tokens,
                 do_sample=False,
                 pad_token_id=0,
             )
-        if answer.shape[1] != longest + tokens:
-            raise BenchError(f"the peer gave {answer.shape[1] - longest} of {tokens} tokens")
+        answer = answer[:, longest:]
+        if answer.shape[1] != tokens:
+            raise BenchError(f"the peer gave {answer.shape[1]} of {tokens} tokens")
+        return answer
