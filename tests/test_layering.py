@@ -78,18 +78,22 @@ def room(module: str) -> str:
 def imports(modules: Sources) -> list[Import]:
     """Every import of the package's own modules, wherever in a module it stands."""
     found = []
+    exported = exports(modules)
     for module, source in modules.items():
         tree = ast.parse(source)
         typing_only = {id(node) for block in _typing_blocks(tree) for node in ast.walk(block)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Import | ast.ImportFrom):
-                for target, name in _targets(node, module, modules):
+                for target, name in _targets(node, module, modules, exported):
                     found.append(Import(module, target, name, node.lineno, id(node) in typing_only))
     return found
 
 
 def _targets(
-    node: ast.Import | ast.ImportFrom, module: str, modules: Sources
+    node: ast.Import | ast.ImportFrom,
+    module: str,
+    modules: Sources,
+    exported: Mapping[str, frozenset[str]],
 ) -> Iterator[tuple[str, str | None]]:
     if isinstance(node, ast.Import):
         for alias in node.names:
@@ -101,7 +105,10 @@ def _targets(
     if base.split(".")[0] == PACKAGE:
         for alias in node.names:
             inner = f"{base}.{alias.name}"
-            yield (inner, None) if inner in modules else (base, alias.name)
+            # A package may hand on a function that is named like its module.
+            handed_on = base != module and alias.name in exported.get(base, ())
+            is_module = inner in modules and not handed_on
+            yield (inner, None) if is_module else (base, alias.name)
 
 
 def _typing_blocks(tree: ast.Module) -> Iterator[ast.stmt]:
