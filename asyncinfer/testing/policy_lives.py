@@ -13,12 +13,14 @@ from asyncinfer.testing.watched_policy import RuleBroken, WatchedPolicy
 
 __all__ = ["Move", "live", "random_life"]
 
+Kind = Literal["serve", "open", "compute", "close", "ask", "wait"]
+
 
 @dataclass(frozen=True, slots=True)
 class Move:
     """Something that happens to the cache."""
 
-    kind: Literal["open", "compute", "close", "ask", "wait"]
+    kind: Kind
     #: Which of the open requests (modulo their number), how many victims, or how many seconds.
     number: int = 0
     tokens: tuple[int, ...] = ()
@@ -26,6 +28,8 @@ class Move:
 
     def __str__(self) -> str:
         match self.kind:
+            case "serve":
+                return f"serve {list(self.tokens)} in scope {self.scope!r}"
             case "open":
                 return f"open a request for {list(self.tokens)} in scope {self.scope!r}"
             case "compute" | "close":
@@ -59,17 +63,18 @@ def random_life(seed: int, count: int, longest: int) -> list[Move]:
     """So many moves; prompts of up to `longest` tokens that share beginnings."""
     rng = Random(seed)
     prompts = [_prompt(rng, longest)]
-    moves = []
+    moves: list[Move] = []
+    kinds: tuple[Kind, ...] = ("serve", "open", "compute", "close", "wait")
     for _ in range(count):
-        kind = rng.choice(("open", "open", "compute", "close", "close", "wait"))
-        if kind == "open":
+        kind = rng.choice(kinds)
+        if kind in ("serve", "open"):
             old = rng.choice(prompts[-50:])
             cut = rng.randint(0, len(old))
             prompt = (old[:cut] + _prompt(rng, longest))[:longest]
             prompts.append(prompt)
-            moves.append(Move("open", tokens=prompt, scope=rng.choice(("", "", "tenant"))))
+            moves.append(Move(kind, tokens=prompt, scope=rng.choice(("", "", "tenant"))))
         else:
-            moves.append(Move(kind, rng.randrange(4)))  # type: ignore[arg-type]
+            moves.append(Move(kind, rng.randrange(4)))
     return moves
 
 
@@ -104,10 +109,13 @@ class _World:
     def _make(self, move: Move) -> None:
         harness = self._harness
         match move.kind:
-            case "open":
+            case "serve" | "open":
                 request = harness.request(move.tokens, move.scope)
                 if harness.open(request, self._now):
                     self._open.append(request)
+                    if move.kind == "serve":
+                        harness.commit(request, self._now)
+                        harness.close(self._open.pop(), self._now)
             case "compute" if self._open:
                 harness.commit(self._open[move.number % len(self._open)], self._now)
             case "close" if self._open:
