@@ -80,7 +80,8 @@ class Stream:
                         self._engine._post(Command.RESUME, job)
                     self._answers[chunk.index].add(chunk)
                     return chunk
-                if mailbox.outcome is not None or self._closed:
+                # The outcome is looked at before the chunks: once it is there, they all are.
+                if self._closed or (mailbox.outcome is not None and not mailbox.chunks):
                     self._raise_error()
                     raise StopAsyncIteration
                 self._burst = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -333,3 +334,30 @@ async def test_used_from_another_thread_and_loop(open_engine: OpenEngine) -> Non
         thread.start()
         thread.join()
         assert (await stream).finish_reason in ("stopped", "length")
+
+
+# fault 10
+async def test_the_last_token_arrives_while_the_consumer_looks(open_engine: OpenEngine) -> None:
+    """The end comes between the look for chunks and the look for the outcome."""
+
+    class Late(deque[Any]):
+        def __bool__(self) -> bool:
+            there = len(self) > 0
+            if not there and held:
+                # The decode thread, at the worst of moments.
+                self.append(held.pop())
+                mailbox.outcome = outcome.pop()
+            return there
+
+    async with open_engine() as engine:
+        stream = engine.stream("hello", max_tokens=1, temperature=0.0)
+        await stream.__aenter__()
+        job = stream._job
+        assert job is not None
+        mailbox = job.mailbox
+        await mailbox.wait_for(lambda: mailbox.outcome is not None)
+        held, outcome = [mailbox.chunks.pop()], [mailbox.outcome]
+        mailbox.outcome = None
+        mailbox.chunks = Late()
+        tokens = [token async for chunk in stream for token in chunk.token_ids]
+        assert tokens == oracle(engine, "hello", 1)
