@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from typing import Final
 
 from asyncinfer.cache.policies.lifetimes import AGES, Lifetimes, age_class, age_start
@@ -14,24 +15,34 @@ STARTS: Final = [age_start(age) for age in range(AGES)]
 class Kind:
     """Blocks that are expected to behave alike."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.lifetimes = Lifetimes()
         #: Age class -> blocks, with the time of their release.
         self.queues: list[dict[int, int]] = [{} for _ in range(AGES)]
+        #: Age class -> its queue's place among all, worst first.
+        self.places: list[int] = [0] * AGES
+        #: Age class -> whether there is a time at which its queue is to be looked at.
+        self.timed: list[bool] = [False] * AGES
 
 
 class Aged:
     """A set of blocks ranked by kind and time of release; lowest is the one whose kind and age
-    have the least `density`. Blocks wait in one queue for each kind and age class and move on as
-    `time` passes, a few queues at a call. O(1) per block."""
+    have the least `density`. Blocks wait in one queue for each kind and age class, and move on as
+    `time` passes. O(1) per block."""
 
     def __init__(self, kinds: list[Kind]) -> None:
+        """`kinds[j].number` is `j`."""
         self.time = 0
         self._kinds = kinds
         self._queue: dict[int, dict[int, int]] = {}
-        #: Kinds and age classes, worst first.
+        #: Place -> kind and age class.
         self._order: list[tuple[Kind, int]] = []
-        self._turn = 0
+        #: Heap of the places of queues that hold something, or did.
+        self._full: list[int] = []
+        #: Heap of the times at which the first block of a queue may have outgrown it, with the
+        #: queue's kind and age class.
+        self._due: list[tuple[int, int, int]] = []
         self.sort()
 
     def __len__(self) -> int:
@@ -41,18 +52,25 @@ class Aged:
         return block in self._queue
 
     def sort(self) -> None:
-        """Take note of changed densities."""
+        """Take note of changed densities. Of equal ones, the older goes first."""
         places = [(kind, age) for kind in self._kinds for age in range(AGES)]
-        # Equal ones: the older first.
-        self._order = sorted(
-            places, key=lambda place: (place[0].lifetimes.density[place[1]], -place[1])
-        )
+        places.sort(key=lambda place: (place[0].lifetimes.density[place[1]], -place[1]))
+        for place, (kind, age) in enumerate(places):
+            kind.places[age] = place
+        self._order = places
+        # Sorted, and so a heap.
+        self._full = [place for place, (kind, age) in enumerate(places) if kind.queues[age]]
 
     def put(self, block: int, rank: tuple[Kind, int]) -> None:
         kind, since = rank
         self.discard(block)
-        queue = self._queue[block] = kind.queues[age_class(self.time - since)]
+        age = age_class(self.time - since)
+        queue = self._queue[block] = kind.queues[age]
+        if not queue:
+            heappush(self._full, kind.places[age])
         queue[block] = since
+        if not kind.timed[age]:
+            self._watch(kind, age, since)
 
     def discard(self, block: int) -> None:
         queue = self._queue.pop(block, None)
@@ -61,27 +79,34 @@ class Aged:
 
     def pop(self) -> tuple[int, tuple[Kind, int]] | None:
         """Take out the lowest block, with its rank; None if there is none."""
-        self._turn = (self._turn + 1) % len(self._kinds)
-        turn = self._kinds[self._turn]
-        for age, queue in enumerate(turn.queues):
-            if queue:
-                self._settle(turn, age)
-        for kind, age in self._order:
+        self._settle()
+        while self._full:
+            kind, age = self._order[self._full[0]]
             queue = kind.queues[age]
             if queue:
-                self._settle(kind, age)
-                if queue:
-                    block, since = next(iter(queue.items()))
-                    self.discard(block)
-                    return block, (kind, since)
-        # All that were left have just moved on to classes before this one.
-        return self.pop() if self._queue else None
+                block = next(iter(queue))
+                since = queue[block]
+                self.discard(block)
+                return block, (kind, since)
+            heappop(self._full)
+        return None
 
-    def _settle(self, kind: Kind, age: int) -> None:
-        """Move on the blocks that have outgrown a queue."""
-        queue = kind.queues[age]
-        while queue and age + 1 < AGES:
-            block, since = next(iter(queue.items()))
-            if self.time - since < STARTS[age + 1]:
-                return
-            self.put(block, (kind, since))
+    def _settle(self) -> None:
+        """Move on the blocks that have outgrown their queues."""
+        while self._due and self._due[0][0] <= self.time:
+            _, number, age = heappop(self._due)
+            kind = self._kinds[number]
+            kind.timed[age] = False
+            queue = kind.queues[age]
+            while queue:
+                block = next(iter(queue))
+                since = queue[block]
+                if self.time - since < STARTS[age + 1]:
+                    self._watch(kind, age, since)
+                    break
+                self.put(block, (kind, since))
+
+    def _watch(self, kind: Kind, age: int, since: int) -> None:
+        if age + 1 < AGES:
+            kind.timed[age] = True
+            heappush(self._due, (since + STARTS[age + 1], kind.number, age))

@@ -35,7 +35,7 @@ class PrefixLHD(LeavesFirst):
 
     def __init__(self) -> None:
         super().__init__()
-        self._kinds = [Kind() for _ in range(APART + 3)]
+        self._kinds = [Kind(number) for number in range(APART + 3)]
         self._aged = Aged(self._kinds)
         self._leaves = self._aged
         #: Uses before the block was published, of prefixes that came back.
