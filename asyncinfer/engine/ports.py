@@ -15,6 +15,10 @@ from typing import Any
 
 __all__ = ["Cell", "Latch", "Port", "current_port"]
 
+#: Tasks woken in one go: with thousands, the loop would be busy for tens of milliseconds, and what
+#: is alive between a wake-up and its task would set the garbage collector off at every step.
+BURST = 128
+
 
 class Port(ABC):
     """One event loop as an engine's threads see it."""
@@ -34,11 +38,22 @@ class Port(ABC):
         """At most one thread-safe call into the loop, however many cells have news."""
         if self._ready:
             batch, self._ready = self._ready, []
-            self.post(_wake_all, batch)
+            self.post(self._wake_some, batch, 0)
+
+    def _wake_some(self, cells: list[Cell], first: int) -> None:
+        """Wake the tasks from `first` on, with a turn for everybody else after every `BURST`."""
+        for cell in cells[first : first + BURST]:
+            self.wake(cell)
+        if first + BURST < len(cells):
+            self.soon(self._wake_some, cells, first + BURST)
 
     @abstractmethod
     def post(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function` on the loop, from any thread. A loop that is gone sets `closed`."""
+
+    @abstractmethod
+    def soon(self, function: Callable[..., object], *args: Any) -> None:
+        """Run `function` on the loop, after what is due there already; from the loop itself."""
 
     @abstractmethod
     def probe(self) -> bool:
@@ -124,6 +139,9 @@ class AsyncioPort(Port):
             # Raised for a closed loop only; it may close between any check and this call.
             self.closed = True
 
+    def soon(self, function: Callable[..., object], *args: Any) -> None:
+        self._loop.call_soon(function, *args)
+
     def probe(self) -> bool:
         self.closed = self.closed or self._loop.is_closed()
         return not self.closed
@@ -167,6 +185,9 @@ class TrioPort(Port):
             self._token.run_sync_soon(function, *args)
         except self._run_finished:
             self.closed = True
+
+    def soon(self, function: Callable[..., object], *args: Any) -> None:
+        self.post(function, *args)
 
     def probe(self) -> bool:
         self.post(_wake_all, ())

@@ -155,6 +155,9 @@ class _InlinePort(Port):
     def post(self, function: Callable[..., object], *args: Any) -> None:
         function(*args)
 
+    def soon(self, function: Callable[..., object], *args: Any) -> None:
+        function(*args)
+
     def probe(self) -> bool:
         return True
 
