@@ -35,6 +35,7 @@ class PrefixLHD(LeavesFirst):
 
     def __init__(self) -> None:
         super().__init__()
+        # Before anything is known, the least used go first: equals are ranked by their number.
         self._kinds = [Kind(number) for number in range(APART + 3)]
         self._aged = Aged(self._kinds)
         self._leaves = self._aged
@@ -77,11 +78,11 @@ class PrefixLHD(LeavesFirst):
     def rank(self, block: CachedBlock) -> tuple[Kind, int]:
         uses = block.uses + self._before.get(block.block, 0)
         if not uses and not block.children:
-            kind = self._kinds[-1]
+            kind = self._kinds[0]
         elif uses > EVERGREEN:
-            kind = self._kinds[-2]
+            kind = self._kinds[-1]
         else:
-            kind = self._kinds[min(uses, APART)]
+            kind = self._kinds[1 + min(uses, APART)]
         return kind, block.last_use
 
     def _ended(self, kind: Kind, age: int, *, hit: bool) -> None:
