@@ -10,14 +10,14 @@ from asyncinfer.bench.lag import FAKE_MODELS, LagOptions, LagResult, measure_lag
 from asyncinfer.bench.loops import LOOPS, available_loops
 from asyncinfer.bench.plots import check_plot, save_plot
 from asyncinfer.bench.record import BenchError, Figure, Record
-from asyncinfer.bench.serve import RANDOM, SHIPPED, ServeOptions, ServeResult, measure_serve
+from asyncinfer.bench.serve import ServeOptions, ServeResult, measure_serve
 from asyncinfer.bench.tables import (
     change_table,
     difference_table,
     environment_line,
     record_tables,
 )
-from asyncinfer.bench.workloads import WORKLOADS, Workload
+from asyncinfer.bench.workloads import RANDOM, SHIPPED, WORKLOADS, Workload
 
 __all__ = [
     "BLOCKS",

@@ -21,6 +21,7 @@ from asyncinfer.bench.median import median
 from asyncinfer.bench.quantiles import Quantiles
 from asyncinfer.bench.record import BenchError, Figure
 from asyncinfer.bench.ticker import ticking
+from asyncinfer.bench.workloads import SHIPPED
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.testing import FakeModel, StepPlan, Tokenizer
 
@@ -36,7 +37,7 @@ WORDS = 4096
 class LagOptions:
     """The work."""
 
-    #: `FAKE_MODELS`, or folders and hub ids of real ones.
+    #: `FAKE_MODELS`, or `SHIPPED`, folders and hub ids of real ones.
     models: Sequence[str] = FAKE_MODELS
     loop: str = "asyncio"
     streams: int = 64
@@ -209,6 +210,8 @@ def _source(model: str, options: LagOptions) -> tuple[Any, dict[str, Any]]:
         "max_prompt_chars": options.prompt_bytes,
         "drain_timeout": 0.0,
     }
+    if model == SHIPPED:
+        return MODEL_PATH, config
     if model not in FAKE_MODELS:
         return (Path(model) if Path(model).exists() else model), config
     tokenizer = Tokenizer.from_folder(MODEL_PATH) if model == "fake-bpe" else None

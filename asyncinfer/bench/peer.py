@@ -23,10 +23,13 @@ class TransformersPeer:
         """Raises `BenchError` without transformers."""
         try:
             from transformers import AutoModelForCausalLM
+            from transformers.utils import logging
         except ImportError as error:
             raise BenchError(
                 "the peer needs transformers: pip install 'asyncinfer[bench]', or --no-peer"
             ) from error
+        # Our own progress is shown already.
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         # Nothing may end an answer early.
         self._model.generation_config.eos_token_id = None

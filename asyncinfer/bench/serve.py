@@ -17,12 +17,18 @@ from asyncinfer.bench.quantiles import Quantiles
 from asyncinfer.bench.record import BenchError, Figure
 from asyncinfer.bench.serve_run import Run, run_workload
 from asyncinfer.bench.ticker import ticking
-from asyncinfer.bench.workloads import MAX_RUNNING, PEERS, QUICK, WORKLOADS, Workload
+from asyncinfer.bench.workloads import (
+    MAX_RUNNING,
+    PEERS,
+    QUICK,
+    RANDOM,
+    SHIPPED,
+    WORKLOADS,
+    Workload,
+)
 from asyncinfer.builtin import MODEL_PATH
 
 __all__ = [
-    "RANDOM",
-    "SHIPPED",
     "Column",
     "ModelResult",
     "ServeOptions",
@@ -30,8 +36,6 @@ __all__ = [
     "measure_serve",
 ]
 
-SHIPPED = "shipped"
-RANDOM = "llama-125m"
 #: The engine to be ahead of.
 RIVAL = "vLLM CPU, AsyncLLM"
 

@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["MAX_RUNNING", "PEERS", "QUICK", "WORKLOADS", "Workload"]
+__all__ = ["MAX_RUNNING", "PEERS", "QUICK", "RANDOM", "SHIPPED", "WORKLOADS", "Workload"]
 
+#: The model in the package, and the random one that engines are compared on.
+SHIPPED: Final = "shipped"
+RANDOM: Final = "llama-125m"
 #: Requests that an engine computes together at most.
 MAX_RUNNING: Final = 16
 SEED: Final = 20_261_120

@@ -111,7 +111,7 @@ def host(
     "--model",
     "models",
     multiple=True,
-    help="A checkpoint's folder or hub id; several may be given.  "
+    help=f"{its.SHIPPED!r}, a checkpoint's folder or hub id; several may be given.  "
     f"[default: {', '.join(its.FAKE_MODELS)}]",
 )
 @click.option(
