@@ -57,6 +57,9 @@ class EngineConfig:
     drain_timeout: float = 30.0
     #: Seconds a step may take before the engine is declared dead; inf never.
     step_timeout: float = 300.0
+    #: Seconds a sampler plugin may take in a step; after three steps in a row that took longer
+    #: it is not called again.
+    sampler_timeout: float = 0.25
     #: Characters of a prompt, checked before tokenising.
     max_prompt_chars: int = 16_000_000
 
@@ -74,7 +77,7 @@ class EngineConfig:
         for name in ("kv_bytes", "max_context"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
-        for name in ("stall_timeout", "drain_timeout", "step_timeout"):
+        for name in ("stall_timeout", "drain_timeout", "step_timeout", "sampler_timeout"):
             seconds = _number(name, getattr(self, name))
             if math.isnan(seconds) or seconds < 0:
                 raise ValueError(f"{name}={seconds!r}: must be >= 0 seconds")

@@ -10,7 +10,7 @@ from typing import Any
 
 from asyncinfer.errors import InvalidRequest
 
-__all__ = ["SamplingParams"]
+__all__ = ["SamplingParams", "check_integer", "check_real"]
 
 MAX_N = 128
 MAX_LOGPROBS = 128
@@ -89,39 +89,40 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
     #: How many independent answers.
     n: int = 1
-    #: A sampler plugin, by name or as its parameter object; None is the built-in chain.
+    #: A sampler plugin, by name (with `sampler_args`) or as its parameters; None is the built-in
+    #: chain alone.
     sampler: object | None = None
     sampler_args: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         put = object.__setattr__
         if self.max_tokens is not None:
-            put(self, "max_tokens", _integer("max_tokens", self.max_tokens, 1, MAX_TOKENS))
-        put(self, "min_tokens", _integer("min_tokens", self.min_tokens, 0, MAX_TOKENS))
+            put(self, "max_tokens", check_integer("max_tokens", self.max_tokens, 1, MAX_TOKENS))
+        put(self, "min_tokens", check_integer("min_tokens", self.min_tokens, 0, MAX_TOKENS))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 "min_tokens", self.min_tokens, f"must be <= max_tokens={self.max_tokens}"
             )
-        put(self, "temperature", _real("temperature", self.temperature, 0.0, 1e6))
-        put(self, "top_k", _integer("top_k", self.top_k, 0, MAX_TOKENS))
-        put(self, "top_p", _real("top_p", self.top_p, 0.0, 1.0, open_low=True))
-        put(self, "min_p", _real("min_p", self.min_p, 0.0, 1.0))
-        put(self, "typical_p", _real("typical_p", self.typical_p, 0.0, 1.0, open_low=True))
+        put(self, "temperature", check_real("temperature", self.temperature, 0.0, 1e6))
+        put(self, "top_k", check_integer("top_k", self.top_k, 0, MAX_TOKENS))
+        put(self, "top_p", check_real("top_p", self.top_p, 0.0, 1.0, open_low=True))
+        put(self, "min_p", check_real("min_p", self.min_p, 0.0, 1.0))
+        put(self, "typical_p", check_real("typical_p", self.typical_p, 0.0, 1.0, open_low=True))
         put(
             self,
             "repetition_penalty",
-            _real("repetition_penalty", self.repetition_penalty, 0.0, 1e3, open_low=True),
+            check_real("repetition_penalty", self.repetition_penalty, 0.0, 1e3, open_low=True),
         )
         for name in ("presence_penalty", "frequency_penalty"):
-            put(self, name, _real(name, getattr(self, name), -100.0, 100.0))
+            put(self, name, check_real(name, getattr(self, name), -100.0, 100.0))
         if self.seed is not None:
-            put(self, "seed", _integer("seed", self.seed, -(2**63), 2**64 - 1))
+            put(self, "seed", check_integer("seed", self.seed, -(2**63), 2**64 - 1))
         put(self, "stop", _strings("stop", self.stop, MAX_STOP, MAX_STOP_CHARS))
         put(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         put(self, "ignore_eos", _boolean("ignore_eos", self.ignore_eos))
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
-                put(self, name, _integer(name, getattr(self, name), 0, MAX_LOGPROBS))
+                put(self, name, check_integer(name, getattr(self, name), 0, MAX_LOGPROBS))
         put(self, "logit_bias", _bias(self.logit_bias))
         if self.allowed_token_ids is not None:
             allowed = _token_ids("allowed_token_ids", self.allowed_token_ids)
@@ -133,7 +134,7 @@ class SamplingParams:
             "bad_words",
             _strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS),
         )
-        put(self, "n", _integer("n", self.n, 1, MAX_N))
+        put(self, "n", check_integer("n", self.n, 1, MAX_N))
         if not isinstance(self.sampler_args, Mapping):
             raise InvalidRequest("sampler_args", self.sampler_args, "must be a mapping")
         if self.sampler_args and self.sampler is None:
@@ -157,7 +158,8 @@ class SamplingParams:
                     raise InvalidRequest(name, token, f"token ids must be < {vocab_size}")
 
 
-def _integer(name: str, value: object, low: int, high: int) -> int:
+def check_integer(name: str, value: object, low: int, high: int) -> int:
+    """`value` as an int, or `InvalidRequest` unless it is an integer in `[low, high]`."""
     # bool is an int in Python, and `max_tokens=True` is a mistake, not a 1.
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InvalidRequest(name, value, "must be an integer")
@@ -167,7 +169,11 @@ def _integer(name: str, value: object, low: int, high: int) -> int:
     return number
 
 
-def _real(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> float:
+def check_real(
+    name: str, value: object, low: float, high: float, *, open_low: bool = False
+) -> float:
+    """`value` as a float, or `InvalidRequest` unless it is a finite number in `[low, high]` (with
+    `open_low` in `(low, high]`)."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InvalidRequest(name, value, "must be a number")
     number = float(value)
@@ -202,7 +208,7 @@ def _token_ids(name: str, value: Iterable[int]) -> tuple[int, ...]:
     items = _listed(name, value)
     if len(items) > MAX_TOKEN_LIST:
         raise InvalidRequest(name, f"{len(items)} entries", f"at most {MAX_TOKEN_LIST}")
-    return tuple(_integer(name, item, 0, MAX_TOKENS) for item in items)
+    return tuple(check_integer(name, item, 0, MAX_TOKENS) for item in items)
 
 
 def _bias(value: Mapping[int, float]) -> Mapping[int, float]:
@@ -211,7 +217,7 @@ def _bias(value: Mapping[int, float]) -> Mapping[int, float]:
     if len(value) > MAX_LOGIT_BIAS:
         raise InvalidRequest("logit_bias", f"{len(value)} entries", f"at most {MAX_LOGIT_BIAS}")
     checked = {
-        _integer("logit_bias", token, 0, MAX_TOKENS): _real("logit_bias", bias, -1e4, 1e4)
+        check_integer("logit_bias", token, 0, MAX_TOKENS): check_real("logit_bias", bias, -1e4, 1e4)
         for token, bias in value.items()
     }
     return _Frozen(checked)

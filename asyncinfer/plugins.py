@@ -9,8 +9,9 @@ A plugin is found in one of three places, the first that knows the name:
       [project.entry-points."asyncinfer.cache_policies"]
       my_policy = "my_package:MyPolicy"
 
-A factory is called without arguments (a class of that kind is one). A plugin that nobody uses is
-never imported, so a broken one breaks nothing.
+A factory is called without arguments (a class of that kind is one); that of a sampler is its
+parameters' class, called with those of a request. A plugin that nobody uses is never imported, so
+a broken one breaks nothing.
 """
 
 from __future__ import annotations
@@ -25,14 +26,19 @@ from typing import Any, Final, Generic, TypeVar
 from asyncinfer.errors import PluginError
 from asyncinfer.protocols import (
     EVICTION_PROTOCOL_VERSION,
+    SAMPLER_PROTOCOL_VERSION,
     SCHEDULING_PROTOCOL_VERSION,
     EvictionPolicy,
+    SamplerPlugin,
     SchedulingPolicy,
 )
 
-__all__ = ["Registry", "cache_policies", "schedulers"]
+__all__ = ["PluginInfo", "Registry", "cache_policies", "registries", "samplers", "schedulers"]
 
 T = TypeVar("T")
+
+BUILT_IN: Final = "built in"
+REGISTERED: Final = "registered by the application"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,19 @@ class _Origin:
 
     factory: Callable[[], Any]
     label: str
+
+
+@dataclass(frozen=True, slots=True)
+class PluginInfo:
+    """What is known of one plugin."""
+
+    name: str
+    #: "built in", "registered by the application", or distribution and version.
+    origin: str
+    #: First sentence of its docstring.
+    summary: str
+    #: Why it cannot be used; None if it can.
+    problem: str | None
 
 
 class Registry(Generic[T]):
@@ -66,7 +85,7 @@ class Registry(Generic[T]):
     def register(self, name: str, factory: Callable[[], T]) -> None:
         """Make `factory` known as `name` in this process. Raises `PluginError` if it lacks
         something or the name is taken; the same factory may be registered again."""
-        label = self._label(name, "registered by the application")
+        label = self._label(name, REGISTERED)
         if not isinstance(name, str) or not name:
             raise PluginError(f"{label}: a name must be a non-empty string")
         if name in self._builtins or self._registered.get(name, factory) is not factory:
@@ -78,23 +97,55 @@ class Registry(Generic[T]):
     def resolve(self, plugin: str | T) -> T:
         """The plugin of a name, made anew; or `plugin` itself, checked. Raises `PluginError`."""
         if isinstance(plugin, str):
-            origin = self._loaded.get(plugin)
-            if origin is None:
-                # Two threads may both load it; they find the same.
-                origin = self._loaded[plugin] = self._load(plugin)
-            return self._make(origin)
-        label = self._label(type(plugin).__name__, "given as an object")
+            return self._make(self._find(plugin))
+        label = self.label(plugin)
         if isinstance(plugin, type):
             raise PluginError(f"{label}: {plugin.__name__} is a class; give an instance of it")
         self._check_parts(plugin, label)
         return plugin
 
+    def factory(self, name: str) -> tuple[Callable[..., T], str]:
+        """What makes the plugin of a name, and what messages call it. Raises `PluginError`."""
+        origin = self._find(name)
+        return origin.factory, origin.label
+
+    def label(self, plugin: object) -> str:
+        """What messages call a plugin given as an object."""
+        return self._label(type(plugin).__name__, "given as an object")
+
+    def describe(self) -> list[PluginInfo]:
+        """Every known plugin, by name; imports them all."""
+        return [self._describe(name) for name in self.names()]
+
+    def _describe(self, name: str) -> PluginInfo:
+        if name in self._builtins:
+            origin = BUILT_IN
+        elif name in self._registered:
+            origin = REGISTERED
+        else:
+            points = entry_points(group=self.group, name=name)
+            origin = " and ".join(sorted(map(_distribution, points)))
+        try:
+            factory, _ = self.factory(name)
+        except PluginError as error:
+            return PluginInfo(name, origin, "", str(error))
+        paragraph = (inspect.getdoc(factory) or "").partition("\n\n")[0]
+        summary = " ".join(paragraph.split()).partition(". ")[0].removesuffix(".")
+        return PluginInfo(name, origin, summary, None)
+
+    def _find(self, name: str) -> _Origin:
+        origin = self._loaded.get(name)
+        if origin is None:
+            # Two threads may both load it; they find the same.
+            origin = self._loaded[name] = self._load(name)
+        return origin
+
     def _load(self, name: str) -> _Origin:
         if name in self._builtins:
             module, _, attribute = self._builtins[name].partition(":")
-            return _Origin(getattr(import_module(module), attribute), self._label(name, "built in"))
+            return _Origin(getattr(import_module(module), attribute), self._label(name, BUILT_IN))
         if name in self._registered:
-            label = self._label(name, "registered by the application")
+            label = self._label(name, REGISTERED)
             return _Origin(self._registered[name], label)
         points = tuple(entry_points(group=self.group, name=name))
         if not points:
@@ -197,6 +248,18 @@ cache_policies: Final[Registry[EvictionPolicy]] = Registry(
         "ttl": "asyncinfer.cache.policies.ttl:TTL",
     },
 )
+samplers: Final[Registry[SamplerPlugin]] = Registry(
+    "asyncinfer.samplers",
+    SamplerPlugin,  # type: ignore[type-abstract]
+    SAMPLER_PROTOCOL_VERSION,
+    {
+        "dry": "asyncinfer.samplers:DRY",
+        "dynamic-temperature": "asyncinfer.samplers:DynamicTemperature",
+        "mirostat": "asyncinfer.samplers:Mirostat",
+        "top-n-sigma": "asyncinfer.samplers:TopNSigma",
+        "xtc": "asyncinfer.samplers:XTC",
+    },
+)
 schedulers: Final[Registry[SchedulingPolicy]] = Registry(
     "asyncinfer.schedulers",
     SchedulingPolicy,  # type: ignore[type-abstract]
@@ -207,3 +270,8 @@ schedulers: Final[Registry[SchedulingPolicy]] = Registry(
         "deadline": "asyncinfer.scheduler.policy:Deadline",
     },
 )
+
+
+def registries() -> tuple[Registry[Any], ...]:
+    """Those of every group."""
+    return cache_policies, samplers, schedulers

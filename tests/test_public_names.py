@@ -23,6 +23,7 @@ PUBLIC_MODULES = (
     "asyncinfer.builtin",
     "asyncinfer.plugins",
     "asyncinfer.protocols",
+    "asyncinfer.samplers",
     "asyncinfer.testing",
 )
 
@@ -153,7 +154,7 @@ def test_every_option_is_documented(options: type) -> None:
 
 
 def test_every_shipped_policy_is_documented() -> None:
-    for registry in (plugins.cache_policies, plugins.schedulers):
+    for registry in plugins.registries():
         for name in registry.names():
             assert re.search(rf'^\| `"{name}"` \|', REFERENCE, re.MULTILINE), name
 

@@ -22,6 +22,7 @@ INTERRUPTED: Final = 130
 COMMANDS: Final = {
     "generate": ("asyncinfer.cli.generate:generate", "Complete a prompt."),
     "chat": ("asyncinfer.cli.chat:chat", "Talk with a model."),
+    "plugins": ("asyncinfer.cli.plugins:plugins", "List the plugins that are installed."),
     "bench": ("asyncinfer.cli.bench:bench", "Measure the engine on this machine."),
 }
 

@@ -17,8 +17,9 @@ from asyncinfer.engine.core import Core
 from asyncinfer.engine.job import Answer, Job
 from asyncinfer.engine.options import RequestOptions
 from asyncinfer.engine.ports import Cell
+from asyncinfer.engine.samplers import resolve_sampler
 from asyncinfer.errors import InvalidRequest
-from asyncinfer.scheduler import Request
+from asyncinfer.scheduler import ChosenSampler, Request
 from asyncinfer.text import Detokenizer, StopStrings
 
 __all__ = ["Intake"]
@@ -96,8 +97,11 @@ class Intake:
     ) -> None:
         """The synchronous core of `fill`."""
         params, tokenizer, scheduler = job.params, self._loaded.tokenizer, self._scheduler
+        chosen = None
         if params.sampler is not None:
-            raise InvalidRequest("sampler", params.sampler, "no sampler plugin of this name")
+            if not scheduler.spec.samplers:
+                raise InvalidRequest("sampler", params.sampler, "this model runs no samplers")
+            chosen = resolve_sampler(params)
         vocab_size = scheduler.spec.vocab_size
         params.check_vocabulary(vocab_size)
         token_ids = self._tokenise(prompt, vocab_size)
@@ -128,6 +132,8 @@ class Intake:
                 scope=options.cache_scope,
                 stop_ids=stop_ids,
                 bad_ids=bad_ids,
+                # What is saved of a sampler's state is each answer's own.
+                sampler=None if chosen is None else ChosenSampler(*chosen),
                 keys=None if keys is None else list(keys),
                 index=index,
                 fork_of=first,

@@ -1,6 +1,13 @@
 """What a plugin implements."""
 
+from asyncinfer.params import check_integer, check_real
 from asyncinfer.protocols.eviction import EVICTION_PROTOCOL_VERSION, CachedBlock, EvictionPolicy
+from asyncinfer.protocols.sampler import (
+    SAMPLER_PROTOCOL_VERSION,
+    Sampler,
+    SamplerPlugin,
+    SamplerStep,
+)
 from asyncinfer.protocols.scheduling import (
     SCHEDULING_PROTOCOL_VERSION,
     RequestView,
@@ -9,9 +16,15 @@ from asyncinfer.protocols.scheduling import (
 
 __all__ = [
     "EVICTION_PROTOCOL_VERSION",
+    "SAMPLER_PROTOCOL_VERSION",
     "SCHEDULING_PROTOCOL_VERSION",
     "CachedBlock",
     "EvictionPolicy",
     "RequestView",
+    "Sampler",
+    "SamplerPlugin",
+    "SamplerStep",
     "SchedulingPolicy",
+    "check_integer",
+    "check_real",
 ]

@@ -62,6 +62,7 @@ def plan_memory(
         max_context=context,
         vocab_size=vocab_size,
         max_step_tokens=config.max_step_tokens,
+        samplers=True,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from asyncinfer.models import Decoder
 from asyncinfer.runner.input_batch import InputBatch, StepArrays
 from asyncinfer.sampling import (
     HostCopy,
+    PluginCall,
+    PluginSamplers,
     Sampled,
     SamplingState,
     TokenHistory,
@@ -43,6 +45,8 @@ class _Flight:
     prompts: dict[int, int]
     #: Drawn tokens and peaks; the draws' scores, if any; the scores of each of `prompts`.
     copies: HostCopy
+    #: What sampler plugins did; the verdicts on them come before the scores.
+    calls: list[PluginCall] = field(default_factory=list)
 
 
 class ModelRunner:
@@ -53,14 +57,18 @@ class ModelRunner:
     not wait for the device.
     """
 
-    def __init__(self, decoder: Decoder, kv: KVCache, spec: RunnerSpec) -> None:
+    def __init__(
+        self, decoder: Decoder, kv: KVCache, spec: RunnerSpec, *, sampler_timeout: float = 0.25
+    ) -> None:
         self._spec = spec
         self._device = decoder.device
         self._decoder = decoder
         self._kv = kv
         self._inputs = InputBatch(spec)
         self._history = TokenHistory(spec.max_slots, self._device)
-        self._sampling = SamplingState(spec.max_slots, spec.vocab_size, self._history)
+        self._sampling = SamplingState(
+            spec.max_slots, spec.vocab_size, self._history, sampler_timeout=sampler_timeout
+        )
 
     @property
     def spec(self) -> RunnerSpec:
@@ -84,10 +92,12 @@ class ModelRunner:
         hidden = self._forward(arrays)
         results: list[torch.Tensor] = [torch.empty(0), torch.empty(0)]
         scored: dict[int, int] = {}
+        calls: list[PluginCall] = []
         if len(arrays.draw_rows):
             sampled = self._draw(arrays, hidden)
-            scored = sampled.scored_rows
-            results = [sampled.tokens, sampled.peak, *sampled.scores]
+            scored, calls = sampled.scored_rows, sampled.calls
+            verdicts = [call.verdict for call in calls if call.verdict is not None]
+            results = [sampled.tokens, sampled.peak, *verdicts, *sampled.scores]
         for row, top in plan.prompt_logprobs.items():
             results += self._score_prompt(plan, row, int(arrays.first_tokens[row]), hidden, top)
         return _Flight(
@@ -95,6 +105,7 @@ class ModelRunner:
             scored,
             dict(plan.prompt_logprobs),
             HostCopy(results, self._device),
+            calls,
         )
 
     def collect(self, handle: object) -> StepResult:
@@ -105,6 +116,10 @@ class ModelRunner:
             handle.draw_rows[draw]: _failure(peaks[draw].item())
             for draw in (~peaks.isfinite()).nonzero()[:, 0].tolist()
         }
+        for call in handle.calls:
+            verdict = None if call.verdict is None else scores.pop(0)
+            for draw, error in PluginSamplers.failures(call, verdict).items():
+                failed.setdefault(handle.draw_rows[draw], error)
         parts = [
             [part.tolist() for part in scores[i : i + _SCORES]]
             for i in range(0, len(scores), _SCORES)

@@ -49,4 +49,4 @@ def runner_of(decoder: Decoder, config: EngineConfig, tokens: int) -> ModelRunne
         raise ModelLoadError(
             f"{decoder.device} has no room for {spec.num_blocks} KV blocks: {error}"
         ) from error
-    return ModelRunner(decoder, kv, spec)
+    return ModelRunner(decoder, kv, spec, sampler_timeout=config.sampler_timeout)

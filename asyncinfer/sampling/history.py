@@ -64,6 +64,13 @@ class TokenHistory:
         places = torch.where(valid, index[:, None] + offset, index[:, None])
         return self._tokens.view(-1)[places].long(), valid
 
+    def recent(self, slots: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:
+        """int64 `[n, width]`: the tokens before each `(slot, position)`, both int64 `[n]` on the
+        device, aligned right; -1 where there is none."""
+        before = positions[:, None] + torch.arange(-width, 0, device=self.device)
+        index = slots[:, None] * self.capacity + before.clamp(min=0)
+        return self._tokens.view(-1)[index].long().masked_fill_(before < 0, -1)
+
     def _reserve(self, length: int) -> None:
         if length <= self.capacity:
             return

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["draw_race", "hash_tokens", "mix_tokens", "row_keys"]
+__all__ = ["draw_race", "hash_tokens", "mix_tokens", "row_keys", "row_uniforms"]
 
 U64 = npt.NDArray[np.uint64]
 
@@ -26,12 +26,27 @@ _FACTOR = 0x846CA68B - 2**32
 _SCALE = -(2.0**-31) * (1 - 2.0**-24)
 
 
+def row_uniforms(
+    seeds: U64, positions: npt.NDArray[np.int64], stream: int
+) -> npt.NDArray[np.float64]:
+    """float64 `[n]` in (0, 1): one uniform variable per row and stream, apart from the race's."""
+    # An odd factor of its own (from xxHash64), so that no stream meets the race's counters.
+    apart = np.uint64((stream + 1) * 0x9FB21C651E98DF25 % 2**64)
+    bits = _splitmix(_splitmix(_row_bits(seeds, positions)) ^ apart)
+    halves: npt.NDArray[np.float64] = (bits >> np.uint64(12)).astype(np.float64) + 0.5
+    return halves * 2.0**-52
+
+
 def row_keys(seeds: U64, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
     """int32 `[n, 2]`: the key of each row. The second is odd, hence invertible as a factor."""
-    counters = (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN
-    keys = _splitmix(_splitmix(seeds + _GOLDEN) + counters).view(np.uint32).reshape(-1, 2)
+    keys = _row_bits(seeds, positions).view(np.uint32).reshape(-1, 2)
     keys[:, 1] |= np.uint32(1)
     return keys.view(np.int32)
+
+
+def _row_bits(seeds: U64, positions: npt.NDArray[np.int64]) -> U64:
+    counters = (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+    return _splitmix(_splitmix(seeds + _GOLDEN) + counters)
 
 
 def _splitmix(x: U64) -> U64:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,8 @@ from asyncinfer.sampling.filters import keep_likely, keep_typical
 from asyncinfer.sampling.history import TokenHistory
 from asyncinfer.sampling.logprobs import score_tokens
 from asyncinfer.sampling.noise import draw_race, mix_tokens, row_keys
+from asyncinfer.sampling.plugin_samplers import PluginCall, PluginSamplers
+from asyncinfer.sampling.plugin_step import Chain
 from asyncinfer.sampling.table import Uses, options_table
 from asyncinfer.sampling.transfer import upload
 from asyncinfer.scheduler.plan import Join
@@ -47,6 +50,8 @@ class Sampled:
     scored_rows: dict[int, int] = field(default_factory=dict)
     #: `score_tokens` of those rows, in that order.
     scores: list[torch.Tensor] = field(default_factory=list)
+    #: What sampler plugins did, if any row asked for one: see `PluginSamplers.failures`.
+    calls: list[PluginCall] = field(default_factory=list)
 
 
 class SamplingState:
@@ -58,13 +63,18 @@ class SamplingState:
     Args:
         history: the tokens of the slots; kept up to date by the caller, up to the position that
             is drawn.
+        sampler_timeout: seconds a plugin may take in a step.
     """
 
-    def __init__(self, slots: int, vocab_size: int, history: TokenHistory) -> None:
+    def __init__(
+        self, slots: int, vocab_size: int, history: TokenHistory, *, sampler_timeout: float = 0.25
+    ) -> None:
         self.vocab_size = vocab_size
         self.device = history.device
         self._table = options_table(slots)
         self._changes = LogitChanges(vocab_size, history)
+        self._plugins = PluginSamplers(slots, vocab_size, history, timeout=sampler_timeout)
+        self._chain = Chain(self._weigh, self._race)
         (self._mixed,) = upload(self.device, mix_tokens(vocab_size))
 
     def join(self, slot: int, join: Join) -> None:
@@ -88,12 +98,16 @@ class SamplingState:
             row["typical_p"] = params.typical_p
             if params.typical_p < 1:
                 uses |= Uses.TYPICAL
+        if join.sampler is not None:
+            uses |= Uses.PLUGIN
+            row["plugin"] = self._plugins.join(slot, join.sampler)
         row["uses"] = uses
 
     def leave(self, slot: int) -> None:
         """Forget the slot's options; nothing if it has none."""
         self._table[slot] = np.zeros((), self._table.dtype)
         self._changes.leave(slot)
+        self._plugins.leave(slot)
 
     def sample(self, logits: torch.Tensor, slots: I64, positions: I64) -> Sampled:
         """Draw one token per row. Does not wait for the device.
@@ -110,7 +124,14 @@ class SamplingState:
         own = logits[upload(self.device, scored)[0]] if scored.size else None
         if every & Uses.LOGITS:
             self._changes.apply(logits, slots, positions, table)
-        drawn = np.flatnonzero(uses & Uses.DRAW)
+        drawing = uses & Uses.DRAW
+        calls: list[PluginCall] = []
+        if every & Uses.PLUGIN:
+            calls = self._plugins.call(self._chain, logits, slots, positions, table)
+            for call in calls:
+                if call.tokens is not None:
+                    drawing[call.rows] = 0
+        drawn = np.flatnonzero(drawing)
         if drawn.size == len(slots):
             peak = logits.amax(dim=-1)
             tokens = self._draw(logits, peak, positions, table)
@@ -120,7 +141,8 @@ class SamplingState:
                 (at,) = upload(self.device, drawn)
                 some = self._draw(logits[at], peak[at], positions[drawn], table[drawn])
                 tokens.index_copy_(0, at, some)
-        sampled = Sampled(tokens, peak)
+        self._plugins.settle(calls, tokens, peak)
+        sampled = Sampled(tokens, peak, calls=calls)
         if own is not None:
             tops = table["logprobs"][scored]
             sampled.scored_rows = dict(zip(scored.tolist(), tops.tolist(), strict=True))
@@ -142,6 +164,27 @@ class SamplingState:
             return torch.cat(
                 [self._draw(logits[p], peak[p], positions[p], table[p]) for p in parts]
             )
+        return self._race(self._weights(logits, peak, table), positions, table)
+
+    def _weigh(self, logits: torch.Tensor, table: npt.NDArray[Any]) -> torch.Tensor:
+        """float32 `[n, vocab]`: what rows, greedy or not, are drawn from."""
+        peak, best = logits.max(dim=-1)
+        weights = self._weights(logits, peak, table)
+        greedy = np.flatnonzero(~table["uses"] & Uses.DRAW)
+        if greedy.size:
+            (at,) = upload(self.device, greedy)
+            weights.index_fill_(0, at, 0.0)
+            weights[at, best[at]] = 1.0
+        return weights
+
+    def _race(self, weights: torch.Tensor, positions: I64, table: npt.NDArray[Any]) -> torch.Tensor:
+        (keys,) = upload(self.device, row_keys(table["seed"], positions))
+        return draw_race(weights, self._mixed, keys)
+
+    def _weights(
+        self, logits: torch.Tensor, peak: torch.Tensor, table: npt.NDArray[Any]
+    ) -> torch.Tensor:
+        """float32 `[n, vocab]`: temperature and truncation."""
         # Less its largest entry, a row cannot overflow at any temperature.
         scores = logits - peak[:, None]
         uses = table["uses"]
@@ -153,8 +196,7 @@ class SamplingState:
         for use in (Uses.LIKELY, Uses.TYPICAL):
             if every & use:
                 self._truncate(use, scores, weights, table)
-        (keys,) = upload(self.device, row_keys(table["seed"], positions))
-        return draw_race(weights, self._mixed, keys)
+        return weights
 
     def _truncate(
         self,

@@ -25,8 +25,11 @@ class Uses(IntFlag):
     TEMPERATURE = 256
     LIKELY = 512
     TYPICAL = 1024
+    PLUGIN = 2048
     #: Anything that changes logits before the temperature.
     LOGITS = BIAS | ALLOWED | BAD_WORDS | MIN_TOKENS | REPETITION | OCCURRENCE
+    #: Anything that may bar tokens.
+    BARS = BIAS | ALLOWED | BAD_WORDS | MIN_TOKENS
 
 
 _OPTIONS = np.dtype(
@@ -44,6 +47,7 @@ _OPTIONS = np.dtype(
         ("top_p", np.float64),
         ("min_p", np.float64),
         ("typical_p", np.float64),
+        ("plugin", np.int64),
     ]
 )
 

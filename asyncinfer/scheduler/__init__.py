@@ -3,6 +3,7 @@
 from asyncinfer.scheduler.limits import check_fits
 from asyncinfer.scheduler.output import StepOutput
 from asyncinfer.scheduler.plan import (
+    ChosenSampler,
     Join,
     RowLogprobs,
     RunnerSpec,
@@ -17,6 +18,7 @@ from asyncinfer.scheduler.scheduler import Scheduler
 __all__ = [
     "FCFS",
     "POLICIES",
+    "ChosenSampler",
     "Deadline",
     "Join",
     "Priority",

@@ -13,8 +13,28 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from asyncinfer.params import SamplingParams
+from asyncinfer.protocols.sampler import SamplerPlugin
 
-__all__ = ["Join", "RowLogprobs", "RunnerSpec", "StepPlan", "StepResult", "StepRunner"]
+__all__ = [
+    "ChosenSampler",
+    "Join",
+    "RowLogprobs",
+    "RunnerSpec",
+    "StepPlan",
+    "StepResult",
+    "StepRunner",
+]
+
+
+@dataclass(slots=True)
+class ChosenSampler:
+    """The sampler plugin that one request asked for."""
+
+    params: SamplerPlugin
+    #: Names the plugin in messages.
+    label: str
+    #: What the runner kept of its state when the request lost its slot. The runner's own.
+    saved: object = None
 
 
 @dataclass(slots=True)
@@ -35,6 +55,7 @@ class Join:
     stop_ids: frozenset[int] = frozenset()
     #: `bad_words`, tokenised.
     bad_ids: tuple[tuple[int, ...], ...] = ()
+    sampler: ChosenSampler | None = None
 
 
 @dataclass(slots=True)
@@ -101,6 +122,8 @@ class RunnerSpec:
     vocab_size: int
     #: Most query tokens in one step.
     max_step_tokens: int
+    #: Whether it runs sampler plugins.
+    samplers: bool = False
 
 
 class StepRunner(Protocol):

@@ -8,6 +8,7 @@ from typing import Final
 
 from asyncinfer.cache.prefix_cache import CacheEntry, Tenant
 from asyncinfer.params import SamplingParams
+from asyncinfer.scheduler.plan import ChosenSampler
 
 __all__ = ["Request", "RequestState"]
 
@@ -61,6 +62,7 @@ class Request:
         "prompt_logprobs",
         "published",
         "room",
+        "sampler",
         "scored",
         "seed",
         "slot",
@@ -85,6 +87,7 @@ class Request:
         adapter: str = "",
         stop_ids: frozenset[int] = frozenset(),
         bad_ids: tuple[tuple[int, ...], ...] = (),
+        sampler: ChosenSampler | None = None,
         keys: list[bytes] | None = None,
         index: int = 0,
         fork_of: Request | None = None,
@@ -99,6 +102,7 @@ class Request:
             scope, adapter: requests that differ in either share no prefix.
             keys: `PrefixCache.keys(prompt_ids, scope, adapter)`, best computed off the engine's
                 thread; None leaves it to the scheduler. The list becomes the request's own.
+            sampler: its own, not shared with another request.
             index: which of the `n` answers.
             fork_of: the request with index 0 and the same prompt, added before this one.
             owner: the engine's own record; the scheduler never touches it.
@@ -115,6 +119,7 @@ class Request:
         self.tenant: Tenant = (scope, adapter)
         self.stop_ids: Final = stop_ids
         self.bad_ids: Final = bad_ids
+        self.sampler: Final = sampler
         self.max_total: Final = max_total
         self.index: Final = index
         self.owner = owner

@@ -51,6 +51,7 @@ class Seats:
             seed=request.seed,
             stop_ids=request.stop_ids,
             bad_ids=request.bad_ids,
+            sampler=request.sampler,
         )
 
     def grow(self, request: Request, count: int) -> None:

@@ -27,5 +27,5 @@ EVENTS: Final[dict[str, Event]] = {
     "request_aborted": Event(logging.DEBUG, ("request_id",), "its consumer left"),
     "request_refused": Event(logging.INFO, ("reason",), "the engine holds all it may hold"),
     "request_failed": Event(logging.WARNING, ("request_id", "error"), "it failed, and only it"),
-    "plugin_failed": Event(logging.WARNING, ("group", "error"), "the built-in took its place"),
+    "plugin_failed": Event(logging.WARNING, ("group", "error"), "it misbehaved: see `error`"),
 }

@@ -12,6 +12,8 @@ from asyncinfer.testing.inline import InlineEngine, InlineStream
 from asyncinfer.testing.invariants import InvariantError, check_invariants
 from asyncinfer.testing.policy_checks import check_cache_policy
 from asyncinfer.testing.policy_cost import policy_cost
+from asyncinfer.testing.rule_error import SamplerRuleError
+from asyncinfer.testing.sampler_checks import check_sampler
 from asyncinfer.testing.scenarios import simulate
 from asyncinfer.testing.simulation import Simulation
 from asyncinfer.testing.tape import PlanTape
@@ -28,6 +30,7 @@ __all__ = [
     "PlanTape",
     "Request",
     "RunnerSpec",
+    "SamplerRuleError",
     "Simulation",
     "StepGate",
     "StepPlan",
@@ -35,6 +38,7 @@ __all__ = [
     "Tokenizer",
     "check_cache_policy",
     "check_invariants",
+    "check_sampler",
     "policy_cost",
     "simulate",
 ]

@@ -1,0 +1,63 @@
+"""Dynamic temperature: as warm as the model is unsure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from asyncinfer.errors import InvalidRequest
+from asyncinfer.protocols import Sampler, SamplerPlugin, SamplerStep, check_real
+
+__all__ = ["DynamicTemperature"]
+
+
+@dataclass(frozen=True)
+class DynamicTemperature(SamplerPlugin):
+    """A temperature between `low` and `high`, by the entropy of the distribution.
+
+    Kalomaze's dynamic temperature (2023; koboldcpp, llama.cpp `temp_ext`, text-generation-webui):
+    `low + (high - low) * (H / log N) ** exponent`, with H the entropy of the distribution at
+    temperature 1 and N the number of tokens that are not barred. The request's own temperature
+    divides the logits as well: leave it at 1.
+    """
+
+    low: float = 0.5
+    high: float = 1.5
+    exponent: float = 1.0
+
+    changes_argmax: ClassVar[bool] = False
+    graph_safe: ClassVar[bool] = True
+    commutes_with_speculation: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_real("low", self.low, 0.01, 100.0)
+        check_real("high", self.high, 0.01, 100.0)
+        check_real("exponent", self.exponent, 0.0, 100.0)
+        if self.low > self.high:
+            raise InvalidRequest("low", self.low, f"must be <= high={self.high}")
+
+    def open(self, slots: int, vocab_size: int, device: torch.device) -> Sampler:
+        return _DynamicTemperature(slots, device)
+
+
+class _DynamicTemperature(Sampler):
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self.params = torch.ones((slots, 3), device=device)
+
+    def join(self, slot: int, params: DynamicTemperature) -> None:
+        values = (params.low, params.high, params.exponent)
+        self.params[slot] = torch.tensor(values, device=self.params.device)
+
+    def sample(self, step: SamplerStep) -> None:
+        low, high, exponent = self.params[step.slots].unbind(dim=1)
+        logs = step.logits.log_softmax(dim=-1)
+        possible = logs.isfinite().sum(dim=-1)
+        # In float64 the sum does not hang on how a device splits a row.
+        entropy = -(logs.exp() * logs.clamp_(min=-1e4)).sum(dim=-1, dtype=torch.float64).float()
+        # One token has no entropy, whatever it is divided by.
+        share = (entropy / possible.clamp_(min=2).log()).clamp_(0.0, 1.0)
+        temperature = low + (high - low) * share**exponent
+        # Less its largest entry, a row cannot overflow.
+        step.logits.sub_(step.logits.amax(dim=-1, keepdim=True)).div_(temperature[:, None])
