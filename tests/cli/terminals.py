@@ -42,6 +42,18 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
+    def insist(self, key: str, text: str) -> None:
+        """Press `key` until the program writes `text`. A signal that comes between readline's look
+        for one and its wait for input goes unnoticed until the next key, in any Python program."""
+        for _ in range(15):
+            self.type(key)
+            while select.select([self._master], [], [], 2)[0]:
+                self._more()
+                if text in self.screen[self._read :]:
+                    self.until(text)
+                    return
+        raise AssertionError(f"no {text!r} after {self.screen[-300:]!r}")
+
     def until(self, text: str, more: int = 0) -> str:
         """What was written since the last call, up to `text` and `more` characters after it."""
         while True:

@@ -25,8 +25,7 @@ def test_ctrl_c_at_the_prompt_forgets_the_line() -> None:
         terminal.until("\n> ")
         terminal.type("hel")
         terminal.until("hel")
-        terminal.type(CTRL_C)
-        terminal.until("\n> ")
+        terminal.insist(CTRL_C, "\n> ")
         # Would be the question "hel/lost" if the line were still there.
         terminal.type("/lost\n")
         terminal.until("Unknown command /lost")
