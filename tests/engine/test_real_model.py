@@ -81,9 +81,12 @@ async def answers(engine: Engine, prompts: list[list[int]], **options: Any) -> l
 
 
 async def test_it_writes_python(engine: Engine) -> None:
-    done = await engine.generate("def add(a, b):", max_tokens=64)
-    assert "\n    " in done.text
-    assert "return" in done.text
+    prompts = ["def add(a, b):", "class Stack:\n    def push(self, item):"]
+    texts = [(await engine.generate(prompt, max_tokens=64)).text for prompt in prompts]
+    assert all(text.startswith("\n    ") for text in texts)
+    for mark in ("def ", "return", "self.", "("):
+        assert mark in texts[1]
+    assert abs(texts[1].count("(") - texts[1].count(")")) <= 1
 
 
 async def test_greedy_alone_and_batched(engine: Engine, peer: Any) -> None:
