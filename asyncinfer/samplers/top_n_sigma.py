@@ -48,6 +48,8 @@ class _TopNSigma(Sampler):
         # In float64 the sums do not hang on how a device splits a row.
         count = open_.sum(dim=-1, keepdim=True)
         mean = below.sum(dim=-1, keepdim=True, dtype=torch.float64) / count
-        spread = (below - mean).masked_fill_(~open_, 0.0).square_()
-        sigma = (spread.sum(dim=-1, keepdim=True) / count).sqrt_()
+        spread = (below - mean.float()).masked_fill_(~open_, 0.0).square_()
+        variance = spread.sum(dim=-1, keepdim=True, dtype=torch.float64) / count
+        # Finite, so that n = 0 cuts whatever the spread.
+        sigma = variance.sqrt_().clamp_(max=1e30).float()
         step.logits.masked_fill_(below > self.n[step.slots, None] * sigma, -torch.inf)

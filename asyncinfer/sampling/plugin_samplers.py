@@ -132,7 +132,10 @@ class PluginSamplers:
         # An alias has a shape of its own: what a plugin does to it does not reach ours.
         its = logits.view_as(logits) if whole else logits.index_select(0, call.at)
         # A row that the model has spoilt fails anyway; it must not take others with it.
-        its.masked_fill_(~call.peak.isfinite()[:, None], 0.0)
+        spoilt = ~call.peak.isfinite()[:, None]
+        # To ask is free on a CPU, and elsewhere would wait for the device.
+        if its.device.type != "cpu" or bool(spoilt.any()):
+            its.masked_fill_(spoilt, 0.0)
         options = table[rows]
         barred = its.isneginf() if (options["uses"] & Uses.BARS).any() else None
         step = PluginStep(chain, self._history, its, slots[rows], positions[rows], options)

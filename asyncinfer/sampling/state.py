@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,8 @@ _MOST_ENTRIES = 2**24
 #: A score (a logit less the largest, over temperature) that cannot win a draw: the variables of
 #: the race differ by a factor of e^26 at most.
 _NEVER = -80.0
+#: A little above its weight.
+_NOTHING = math.exp(_NEVER) * 1.00001
 
 
 def draw_bytes(rows: int, vocab_size: int) -> int:
@@ -169,7 +172,8 @@ class SamplingState:
     def _weigh(self, logits: torch.Tensor, table: npt.NDArray[Any]) -> torch.Tensor:
         """float32 `[n, vocab]`: what rows, greedy or not, are drawn from."""
         peak, best = logits.max(dim=-1)
-        weights = self._weights(logits, peak, table)
+        # A race never draws what has next to no weight; a plugin may look whether it has any.
+        weights = torch.threshold_(self._weights(logits, peak, table), _NOTHING, 0.0)
         greedy = np.flatnonzero(~table["uses"] & Uses.DRAW)
         if greedy.size:
             (at,) = upload(self.device, greedy)

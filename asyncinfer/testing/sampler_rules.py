@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from asyncinfer.errors import AsyncInferError
-from asyncinfer.protocols import SamplerPlugin
+from asyncinfer.protocols import Sampler, SamplerPlugin, SamplerStep
 from asyncinfer.testing.rule_error import SamplerRuleError
 from asyncinfer.testing.sampler_bench import SamplerBench
 
@@ -190,18 +190,42 @@ class _Calls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+@dataclasses.dataclass(frozen=True)
+class _Watched(SamplerPlugin):
+    """A plugin of which the calls in `sample` are recorded."""
+
+    plugin: SamplerPlugin
+    calls: _Calls
+
+    def open(self, slots: int, vocab_size: int, device: torch.device) -> Sampler:
+        return _WatchedSampler(self.plugin.open(slots, vocab_size, device), self.calls)
+
+
+class _WatchedSampler(Sampler):
+    def __init__(self, sampler: Sampler, calls: _Calls) -> None:
+        self.sampler = sampler
+        self.calls = calls
+
+    def join(self, slot: int, params: _Watched) -> None:
+        self.sampler.join(slot, params.plugin)
+
+    def sample(self, step: SamplerStep) -> torch.Tensor | None:
+        with self.calls:
+            return self.sampler.sample(step)
+
+
 def _is_vectorised(plugin: SamplerPlugin, device: str) -> None:
     """As many operations for six rows as for two, none of which waits."""
     counts = {}
     for rows in (2, SLOTS):
         bench = SamplerBench(VOCAB, rows, device=device)
+        calls = _Calls()
         for slot in range(rows):
-            bench.join(slot, plugin, seed=slot, tokens=_prompt(0))
+            bench.join(slot, _Watched(plugin, calls), seed=slot, tokens=_prompt(0))
         logits = np.tile(_logits(0, 0), (rows, 1))
-        where, positions = np.arange(rows), np.full(rows, len(_prompt(0)))
-        bench.sample(logits, where, positions)
-        with _Calls() as calls:
-            bench.sample(logits, where, positions)
+        bench.draw(logits, range(rows))
+        calls.names.clear()
+        bench.draw(logits, range(rows))
         waits = sorted(WAITS.intersection(calls.names))
         _hold("device", not waits, f"sample() waits for the device: {', '.join(waits)}")
         counts[rows] = len(calls.names)

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import chisquare
 
 from asyncinfer.params import SamplingParams
+from asyncinfer.protocols import Sampler, SamplerPlugin, SamplerStep
 from asyncinfer.samplers import DRY, XTC, DynamicTemperature, Mirostat, TopNSigma
 from asyncinfer.sampling import reference
 from asyncinfer.sampling.noise import row_uniforms
@@ -201,3 +204,32 @@ def test_uniform_numbers_are_uniform_and_apart() -> None:
         assert chisquare(counts).pvalue > 1e-4
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.03
     assert abs(np.corrcoef(first[:-1], first[1:])[0, 1]) < 0.03
+
+
+def test_what_is_barred_or_cut_has_no_weight() -> None:
+    """A plugin may give weight anew to all that has any."""
+    seen: list[list[float]] = []
+
+    class Looks(Sampler):
+        def join(self, slot: int, params: Any) -> None: ...
+
+        def sample(self, step: SamplerStep) -> torch.Tensor:
+            seen.extend(step.weights().tolist())
+            return step.draw((step.weights() > 0).float())
+
+    @dataclass(frozen=True)
+    class Flat(SamplerPlugin):
+        def open(self, slots: int, vocab_size: int, device: torch.device) -> Sampler:
+            return Looks()
+
+    bench = SamplerBench(5, 3)
+    bench.join(0, Flat(), allowed_token_ids=[1, 2])
+    bench.join(1, Flat(), top_k=3, temperature=2.0)
+    bench.join(2, Flat(), temperature=0.0)
+    bench.draw([[4.0, 2.0, 1.0, 0.0, -200.0]] * 3, [0, 1, 2])
+    wanted = [
+        [0, 1, math.exp(-1), 0, 0],
+        [1, math.exp(-1), math.exp(-1.5), 0, 0],
+        [1, 0, 0, 0, 0],
+    ]
+    assert seen == [pytest.approx(row) for row in wanted]
