@@ -47,6 +47,7 @@ def bench() -> None:
     asyncinfer bench lag       how late does an event loop run its tasks beside it?
     asyncinfer bench serve     how many tokens a second do real models give?
     asyncinfer bench cache     how much of a trace do cache policies find again?
+    asyncinfer bench show      the tables of a record
     asyncinfer bench compare   what changed between two records?
     """
 
@@ -225,6 +226,17 @@ def serve(
 
 
 @bench.command()
+@click.argument("record", type=FILE)
+@click.option("--plot", type=FILE, help="Draw a plot, such as out.png (bench extra).")
+def show(record: Path, plot: Path | None) -> None:
+    """Print the tables of RECORD, as the run that made it did."""
+    loaded = its.Record.load(record)
+    if plot is not None:
+        its.save_plot(loaded, plot)
+    _print(loaded)
+
+
+@bench.command()
 @click.argument("before", type=FILE)
 @click.argument("after", type=FILE)
 def compare(before: Path, after: Path) -> None:
@@ -263,11 +275,16 @@ def _run(
         detail=dataclasses.asdict(result),
         environment=environment,
     )
-    console = Console()
-    for table in its.record_tables(record):
-        console.print(table)
-    console.print(its.environment_line(environment), highlight=False, markup=False, style="dim")
+    _print(record)
     if json_path is not None:
         record.save(json_path)
     if plot is not None:
         its.save_plot(record, plot)
+
+
+def _print(record: its.Record) -> None:
+    console = Console()
+    for table in its.record_tables(record):
+        console.print(table)
+    line = its.environment_line(record.environment)
+    console.print(line, highlight=False, markup=False, style="dim")

@@ -52,6 +52,9 @@ def test_a_run_prints_saves_and_draws(tmp_path: Path) -> None:
     (host,) = [f for f in data["figures"] if f["name"].startswith("host CPU per token")]
     assert host["value"] == detail["host"] == pytest.approx(detail["engine"] + detail["loop"])
     assert plot.read_bytes().startswith(b"\x89PNG")
+    shown = command("show", path)
+    assert shown.returncode == 0
+    assert shown.stdout == done.stdout
     same = command("compare", path, path)
     assert same.returncode == 0
     assert "1.00" in same.stdout
@@ -90,7 +93,7 @@ def test_a_file_that_is_no_record_is_one_line(tmp_path: Path) -> None:
     assert "is not a record" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["host", "lag", "serve", "compare"])
+@pytest.mark.parametrize("name", ["host", "lag", "serve", "show", "compare"])
 def test_every_command_has_help(name: str) -> None:
     done = command(name, "--help")
     assert done.returncode == 0
