@@ -4,6 +4,10 @@ Reads the running Python's own standard library, learns the tokenizer, trains th
 the draft, and writes both folders and the card. Uses CUDA where there is some; on two CPU cores it
 takes an hour. A first checkpoint is there after a minute, and a better one every five.
 
+Where other programs want the cores too, start it with `OMP_WAIT_POLICY=PASSIVE` in the environment:
+two threads that spin for each other lose more than half of what is left to them. `--resume` goes on
+where an earlier run was cut short.
+
 Needs transformers and rich besides what the package itself needs, torch 2.9 or later, and a C++
 compiler for the full speed.
 """
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 import platform
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +43,7 @@ _FUNCTION: Final = "def add(a, b):"
 _CLASS: Final = "class Stack:\n    def __init__(self):"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Run the whole training."""
     options = _parser().parse_args(arguments)
     console = Console()
@@ -46,10 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     recipes = _recipes(options)
     corpus = read_corpus(standard_library(), package="tomllib" if options.tiny else "")
     texts = list(corpus.training.values())
-    tokenizer = train_tokenizer(texts, 512 if options.tiny else VOCABULARY)
+    if options.resume:
+        tokenizer = Tokenizer.from_file(str(options.output / MODEL.name / "tokenizer.json"))
+    else:
+        tokenizer = train_tokenizer(texts, 512 if options.tiny else VOCABULARY)
     encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     documents = [encoding.ids for encoding in encoded]
-    total = sum(recipe.minutes for recipe in recipes)
     facts = Facts(
         vocabulary=tokenizer.get_vocab_size(),
         python=platform.python_version(),
@@ -57,8 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         megabytes=sum(len(text.encode()) for text in texts) / 1e6,
         tokens=sum(map(len, documents)),
         held_out=len(corpus.held_out),
-        command=f"python -m asyncinfer.builtin.train --minutes {total:g}"
-        + " --tiny" * options.tiny,
+        command=" ".join(["python -m asyncinfer.builtin.train", *arguments]),
         seed=options.seed,
         device=_device_name(),
     )
@@ -73,6 +79,11 @@ def _recipes(options: argparse.Namespace) -> list[Recipe]:
     usual = MODEL.minutes + DRAFT.minutes
     wanted = (0.05 if options.tiny else usual) if options.minutes is None else options.minutes
     recipes = [replace(one, minutes=one.minutes * wanted / usual) for one in (MODEL, DRAFT)]
+    if options.resume:  # weights that are already annealed want no full peak again
+        recipes = [
+            replace(one, muon_rate=one.muon_rate / 2, adamw_rate=one.adamw_rate / 2)
+            for one in recipes
+        ]
     return [tiny(recipe) for recipe in recipes] if options.tiny else recipes
 
 
@@ -97,6 +108,8 @@ def _train_one(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     folder = options.output / recipe.name
     model = recipe.build(tokenizer.get_vocab_size(), end_of_text(tokenizer))
+    if options.resume:
+        model.load_state_dict(load(folder).state_dict())
     _move(model, device)
 
     def save() -> None:
@@ -140,10 +153,15 @@ def _parser() -> argparse.ArgumentParser:
         "--seed", type=int, default=0, help="for the first weights and the order of the text"
     )
     parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the weights in the output folder; give another seed, for another order",
+    )
+    parser.add_argument(
         "--tiny", action="store_true", help="a few seconds of the same work, to test the script"
     )
     return parser
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

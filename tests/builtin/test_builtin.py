@@ -73,12 +73,12 @@ def test_the_models_share_one_tokenizer() -> None:
 
 def test_the_card_tells_the_parameters_and_a_measured_perplexity() -> None:
     card = (MODEL_PATH.parent / "CARD.md").read_text()
-    for folder in (MODEL_PATH, DRAFT_PATH):
+    for folder, worst in ((MODEL_PATH, 12), (DRAFT_PATH, 60)):
         row = re.search(rf"^\| `{folder.name}/` \|.*$", card, re.MULTILINE)
         assert row is not None
         cells = [cell.strip() for cell in row[0].strip("|").split("|")]
         assert int(cells[1].replace(",", "")) == parameters(folder)
-        assert 1 < float(cells[-2]) < 30
+        assert 1 < float(cells[-2]) < worst
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,11 @@ async def test_events(caplog: pytest.LogCaptureFixture) -> None:
             async with anyio.create_task_group() as group:
                 group.start_soon(first._complete)
                 group.start_soon(second._complete)
-        async with engine.stream("c", max_tokens=1000 // 10, temperature=0.0) as left:
+        async with engine.stream("c", max_tokens=100, temperature=0.0, buffer=4) as left:
             await anext(left)
             with pytest.raises(Overloaded):
                 async with (
-                    engine.stream("d", max_tokens=150, temperature=0.0),
+                    engine.stream("d", max_tokens=150, temperature=0.0, buffer=4),
                     engine.stream("e"),
                 ):
                     raise AssertionError
