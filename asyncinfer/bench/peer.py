@@ -55,6 +55,8 @@ class TransformersPeer:
                 max_new_tokens=tokens,
                 do_sample=False,
                 pad_token_id=0,
+                # Whatever the checkpoint says: nobody would serve without.
+                use_cache=True,
             )
         answer = answer[:, longest:]
         if answer.shape[1] != tokens:

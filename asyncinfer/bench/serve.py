@@ -50,6 +50,8 @@ class ServeOptions:
     peer: bool = True
     #: Medians over so many repetitions, after a warm-up.
     repeat: int = 3
+    #: The peer takes its turn in so many of them at most.
+    peer_repeat: int = 3
     #: A smoke run: small work on a small model; its figures mean nothing.
     quick: bool = False
     loop: str = "asyncio"
@@ -174,7 +176,7 @@ async def _measure_model(
                 report(f"{model}: {work.title} ({repetition + 1} of {options.repeat})")
                 prompts = work.prompts(vocab, repetition)
                 runs[work.name].append(await run_workload(engine, work, prompts))
-                if peer is not None:
+                if peer is not None and repetition < options.peer_repeat:
                     seconds = await anyio.to_thread.run_sync(peer.run, work, prompts)
                     peer_rates[work.name].append(work.counted / seconds)
         report(f"{model}: event-loop lag")

@@ -196,6 +196,13 @@ def lag(
 )
 @click.option("--peer/--no-peer", default=True, help="Run transformers' generate too.")
 @click.option(
+    "--peer-repeat",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Repetitions of it, at most: it takes most of the time.",
+)
+@click.option(
     "--backend",
     "loop",
     type=click.Choice(its.LOOPS),

@@ -118,17 +118,29 @@ def test_the_peer_computes_the_same_tokens(tiny: Path) -> None:
     assert theirs == run_on("asyncio", ours)
 
 
+def test_the_peer_keeps_its_kv_cache_whatever_the_checkpoint_says(tiny: Path) -> None:
+    peer = TransformersPeer(tiny)
+    lengths: list[int] = []
+    peer._model.generation_config.use_cache = False
+    peer._model.register_forward_pre_hook(
+        lambda _, __, inputs: lengths.append(inputs["input_ids"].shape[1]), with_kwargs=True
+    )
+    assert peer.generate([[1, 2, 3, 4, 5]], 4).shape == (1, 4)
+    assert lengths == [5, 1, 1, 1]
+
+
 def test_the_whole_command(tiny: Path) -> None:
     options = ServeOptions(
-        models=[str(tiny)], columns=["one", "sixteen", "shared"], repeat=1, quick=True
+        models=[str(tiny)], columns=["one", "sixteen", "shared"], peer_repeat=1, quick=True
     )
     told: list[str] = []
     result = measure_serve(options, told.append)
     (model,) = result.models
     assert [column.name for column in model.columns] == ["one", "sixteen", "shared"]
     for column in model.columns:
-        assert len(column.rates) == len(column.peer_rates) == 1
-        assert column.peer_ratio == column.rates[0] / column.peer_rates[0]
+        assert len(column.rates) == 3
+        assert len(column.peer_rates) == 1
+        assert column.peer_ratio == sorted(column.rates)[1] / column.peer_rates[0]
         assert column.goal is None
     assert model.columns[2].cached_tokens == QUICK["shared"].cached_tokens
     names = [figure.name for figure in result.figures()]
