@@ -13,8 +13,12 @@ import torch
 
 from asyncinfer.kernels import reference as _reference
 from asyncinfer.kernels import triton as _triton
+from asyncinfer.kernels.workspace import AttentionWorkspace
 
 __all__ = ["kv_write", "paged_attention", "rms_norm", "rope", "silu_mul"]
+
+#: What a cache may hold instead of the queries' dtype, with a scale per token and head.
+_QUANTISED = (torch.float8_e4m3fn, torch.int8)
 
 
 def rms_norm(
@@ -73,19 +77,61 @@ def paged_attention(
     query_starts: torch.Tensor,
     scale: float,
     *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    k_scales: torch.Tensor | None = None,
+    v_scales: torch.Tensor | None = None,
+    decode_rows: int = 0,
+    max_query_len: int = 1,
+    splits: int | None = None,
+    chunk: int | None = None,
+    workspace: AttentionWorkspace | None = None,
     reference: bool = False,
 ) -> torch.Tensor:
-    """Causal attention of `q` `[tokens, heads, head_dim]` over paged KV; see the reference twin."""
-    _check(q.ndim == 3 and k_cache.ndim == 4, "paged_attention", q, k_cache)
-    _check(k_cache.shape == v_cache.shape, "paged_attention", k_cache, v_cache)
-    fits = q.shape[2] == k_cache.shape[3] and q.shape[1] % k_cache.shape[1] == 0
-    _check(fits and q.dtype is k_cache.dtype is v_cache.dtype, "paged_attention", q, k_cache)
-    rows = seq_lens.shape[0]
+    """Causal attention of `q` `[tokens, heads, head_dim]` over paged KV; see the reference twin for
+    what it computes, the Triton one for `decode_rows` and what follows it."""
+    name = "paged_attention"
+    _check(q.ndim == 3 and k_cache.ndim == 4, name, q, k_cache)
+    _check(
+        k_cache.shape == v_cache.shape and k_cache.dtype is v_cache.dtype, name, k_cache, v_cache
+    )
+    heads, rows = q.shape[1], seq_lens.shape[0]
+    _check(q.shape[2] == k_cache.shape[3] and heads % k_cache.shape[1] == 0, name, q, k_cache)
     right = block_tables.ndim == 2 and block_tables.shape[0] == rows
     right = right and query_starts.shape == (rows + 1,)
-    _check(right, "paged_attention", block_tables, seq_lens, query_starts)
-    result: torch.Tensor = _twin("paged_attention", q, reference)(
-        q, k_cache, v_cache, block_tables, seq_lens, query_starts, scale
+    _check(right, name, block_tables, seq_lens, query_starts)
+    _check(sinks is None or (sinks.shape, sinks.dtype) == ((heads,), torch.float32), name, q, sinks)
+    expected = None if k_cache.dtype is q.dtype else k_cache.shape[:3]
+    for scales in (k_scales, v_scales):
+        right = (None if scales is None else scales.shape) == expected
+        right = right and (scales is None or scales.dtype is torch.float32)
+        _check(right and k_cache.dtype in (q.dtype, *_QUANTISED), name, q, k_cache, scales)
+    _check_range(name, "window", window, 1, None)
+    _check_range(name, "decode_rows", decode_rows, 0, rows)
+    _check_range(name, "max_query_len", max_query_len, 1, 8)
+    _check_range(name, "splits", splits, 1, None)
+    _check_range(name, "chunk", chunk, 1, None)
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"kernel {name}: softcap is {softcap}, not above 0")
+    result: torch.Tensor = _twin(name, q, reference)(
+        q,
+        k_cache,
+        v_cache,
+        block_tables,
+        seq_lens,
+        query_starts,
+        scale,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+        k_scales=k_scales,
+        v_scales=v_scales,
+        decode_rows=decode_rows,
+        max_query_len=max_query_len,
+        splits=splits,
+        chunk=chunk,
+        workspace=workspace,
     )
     return result
 
@@ -96,7 +142,13 @@ def _twin(name: str, tensor: torch.Tensor, reference: bool) -> Callable[..., Any
     return twin
 
 
-def _check(right: bool, name: str, *tensors: torch.Tensor) -> None:
+def _check(right: bool, name: str, *tensors: torch.Tensor | None) -> None:
     if not right:
-        seen = ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in tensors)
+        seen = ", ".join("None" if t is None else f"{tuple(t.shape)} {t.dtype}" for t in tensors)
         raise ValueError(f"kernel {name}: shapes or dtypes that do not fit: {seen}")
+
+
+def _check_range(name: str, field: str, value: int | None, low: int, high: int | None) -> None:
+    if value is not None and not low <= value <= (value if high is None else high):
+        bound = f"below {low}" if value < low else f"above {high}"
+        raise ValueError(f"kernel {name}: {field} is {value}, {bound}")
