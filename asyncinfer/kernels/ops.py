@@ -7,26 +7,52 @@ twin if there is one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from asyncinfer.kernels import reference as _reference
-from asyncinfer.kernels import triton as _triton
 from asyncinfer.kernels.workspace import AttentionWorkspace
 
-__all__ = ["kv_write", "paged_attention", "rms_norm", "rope", "silu_mul"]
+__all__ = ["add_rms_norm", "kv_write", "paged_attention", "rms_norm", "rope", "silu_mul"]
 
 #: What a cache may hold instead of the queries' dtype, with a scale per token and head.
 _QUANTISED = (torch.float8_e4m3fn, torch.int8)
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, *, reference: bool = False
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    plus_one: bool = False,
+    reference: bool = False,
 ) -> torch.Tensor:
-    """`x` `[tokens, size]`, `weight` `[size]` of the same dtype."""
-    _check(weight.ndim == 1 and x.shape[-1] == weight.shape[0], "rms_norm", x, weight)
-    result: torch.Tensor = _twin("rms_norm", x, reference)(x, weight, eps)
+    """`x` `[..., size]`, `weight` `[size]` of the same dtype; `plus_one` multiplies by
+    `1 + weight`."""
+    _check(x.ndim >= 1 and weight.shape == x.shape[-1:], "rms_norm", x, weight)
+    twin = _twin("rms_norm", x, reference)
+    result: torch.Tensor = twin(x, weight, eps, plus_one=plus_one)
+    return result
+
+
+def add_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    plus_one: bool = False,
+    reference: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`residual += x` in place; gives `rms_norm(residual)` and `residual`. All of one dtype, `x`
+    and `residual` `[tokens, size]`, `weight` `[size]`."""
+    fits = x.ndim == 2 and x.shape == residual.shape and weight.shape == x.shape[1:]
+    fits = fits and x.dtype is residual.dtype and residual.stride(1) == 1
+    _check(fits, "add_rms_norm", x, residual, weight)
+    twin = _twin("add_rms_norm", x, reference)
+    result: tuple[torch.Tensor, torch.Tensor] = twin(x, residual, weight, eps, plus_one=plus_one)
     return result
 
 
@@ -137,7 +163,13 @@ def paged_attention(
 
 
 def _twin(name: str, tensor: torch.Tensor, reference: bool) -> Callable[..., Any]:
-    module = _triton if tensor.is_cuda and not reference and name in _triton.__all__ else _reference
+    module: ModuleType = _reference
+    if tensor.is_cuda and not reference:
+        # Only here: Triton is not made for every system, and takes time to import.
+        from asyncinfer.kernels import triton
+
+        if name in triton.__all__:
+            module = triton
     twin: Callable[..., Any] = getattr(module, name)
     return twin
 

@@ -1,0 +1,148 @@
+"""What a wrapper would launch, as machine code for GPUs that need not be there.
+
+    with recorded() as launches:
+        rms_norm(torch.empty(4, 4096, dtype=torch.bfloat16, device="meta"), ...)
+    code = launches[0].compile(90)
+    assert code.spills == 0 and code.fits
+
+Compile after the block: within it the functions that a kernel calls are replaced as well.
+The arguments, options and grid are those that the wrapper chose, so a test sees what will run. Meta
+tensors do: nothing is read, and a weight of any size costs nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from kernels.kernel_globals import replaced
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction, mangle_type
+
+__all__ = ["CAPABILITIES", "Code", "Launch", "recorded"]
+
+#: What kernels are compiled for: the A100 and the H100 or H200.
+CAPABILITIES = (80, 90)
+#: Bytes of shared memory that one block may have.
+_SHARED = {80: 163 << 10, 90: 227 << 10}
+_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+@dataclass(frozen=True)
+class Code:
+    """A kernel's machine code and what it asks of a multiprocessor."""
+
+    capability: int
+    ptx: str
+    #: Opcodes of the machine code with their modifiers, such as `LDG.E.128`, one per instruction.
+    sass: tuple[str, ...]
+    registers: int
+    #: Bytes of local memory a thread: registers that did not fit, and arrays with varying indices.
+    spills: int
+    #: Bytes of shared memory a block.
+    shared: int
+
+    @property
+    def fits(self) -> bool:
+        return self.shared <= _SHARED[self.capability]
+
+    def count(self, opcode: str) -> int:
+        """Instructions whose opcode begins so: "HGMMA", "LDGSTS", "LDG.E.128"."""
+        return sum(name.startswith(opcode) for name in self.sass)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel, as a wrapper asked for it."""
+
+    kernel: JITFunction[Any]
+    grid: tuple[int, ...]
+    arguments: Mapping[str, Any]
+    #: `num_warps`, `num_stages` and the like.
+    options: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.kernel.fn.__name__)
+
+    def compile(self, capability: int) -> Code:
+        """Compile for `capability` (80: A100, 90: H100 and H200), specialised as a launch is."""
+        signature, constants, hints = {}, {}, {}
+        for index, parameter in enumerate(self.kernel.params):
+            value = self.arguments[parameter.name]
+            specialised = not parameter.is_constexpr and not parameter.do_not_specialize
+            if parameter.is_constexpr or value is None or (specialised and _is_one(value)):
+                signature[parameter.name] = "constexpr"
+                constants[(index,)] = value
+                continue
+            signature[parameter.name] = mangle_type(value)
+            if specialised and _by_sixteen(value):
+                hints[(index,)] = [["tt.divisibility", 16]]
+        source = ASTSource(self.kernel, signature, constants, hints)
+        target = GPUTarget("cuda", capability, 32)
+        built = triton.compile(source, target=target, options=dict(self.options))
+        return _code(capability, built.asm["ptx"], built.asm["cubin"], built.metadata.shared)
+
+
+@contextmanager
+def recorded() -> Iterator[list[Launch]]:
+    """Within, kernels of `asyncinfer.kernels.triton` are not run but listed as launched."""
+    launches: list[Launch] = []
+    with replaced(lambda kernel: _Recorder(kernel, launches)):
+        yield launches
+
+
+class _Recorder:
+    def __init__(self, kernel: JITFunction[Any], launches: list[Launch]) -> None:
+        self.kernel = kernel
+        self.launches = launches
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            own = {name: kwargs.pop(name) for name in self.kernel.arg_names if name in kwargs}
+            bound = self.kernel.signature.bind(*args, **own)
+            bound.apply_defaults()
+            arguments = dict(bound.arguments)
+            size = grid(arguments) if callable(grid) else grid
+            self.launches.append(Launch(self.kernel, tuple(size), arguments, kwargs))
+
+        return launch
+
+
+def _is_one(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value == 1
+
+
+def _by_sixteen(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr() % 16 == 0
+    return isinstance(value, int) and not isinstance(value, bool) and value % 16 == 0
+
+
+def _code(capability: int, ptx: str, cubin: bytes, shared: int) -> Code:
+    usage = Counter[str]()
+    for name, value in re.findall(r"(\w+):(\d+)", _inspect("cuobjdump", "-res-usage", cubin)):
+        usage[name] = int(value)
+    listing = _inspect("nvdisasm", "-c", cubin)
+    sass = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", listing, re.M)
+    return Code(
+        capability, ptx, tuple(sass), usage["REG"], max(usage["LOCAL"], usage["STACK"]), shared
+    )
+
+
+def _inspect(tool: str, option: str, cubin: bytes) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(_TOOLS / tool), option, file.name]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout

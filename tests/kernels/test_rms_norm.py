@@ -1,0 +1,74 @@
+"""RMSNorm's Triton kernels against float64, and as machine code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernels.compiled import CAPABILITIES, recorded
+from kernels.conftest import Target
+
+from asyncinfer.kernels import ops, triton
+
+SHAPES = [(0, 64), (1, 1), (1, 100), (3, 96), (5, 257), (2, 4096)]
+
+
+def exact(x: torch.Tensor, weight: torch.Tensor, eps: float, plus_one: bool) -> torch.Tensor:
+    x, weight = x.double(), weight.double()
+    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * (weight + plus_one)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("plus_one", [False, True])
+def test_rms_norm(target: Target, shape: tuple[int, int], plus_one: bool) -> None:
+    x = torch.randn(shape, device=target.device).to(target.dtype)
+    weight = torch.randn(shape[1], device=target.device).to(target.dtype)
+    for kernel in (triton.rms_norm, ops.rms_norm):
+        y = kernel(x, weight, 1e-5, plus_one=plus_one)
+        assert y.dtype is target.dtype
+        target.check(y, exact(x, weight, 1e-5, plus_one))
+
+
+def test_rms_norm_of_rows_that_lie_apart(target: Target) -> None:
+    wide = torch.randn(3, 80, device=target.device).to(target.dtype)
+    weight = torch.randn(33, device=target.device).to(target.dtype)
+    for x in (wide[:, 7:40], wide.t()[:33, :2].t(), wide[:, :66].view(3, 2, 33)):
+        target.check(triton.rms_norm(x, weight, 1e-6), exact(x, weight, 1e-6, False))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("plus_one", [False, True])
+def test_add_rms_norm(target: Target, shape: tuple[int, int], plus_one: bool) -> None:
+    x = torch.randn(shape, device=target.device).to(target.dtype)
+    before = torch.randn(shape, device=target.device).to(target.dtype)
+    weight = torch.randn(shape[1], device=target.device).to(target.dtype)
+    for kernel in (triton.add_rms_norm, ops.add_rms_norm):
+        residual = before.clone()
+        y, total = kernel(x, residual, weight, 1e-5, plus_one=plus_one)
+        assert total is residual
+        assert torch.equal(total, before + x)
+        target.check(y, exact(total, weight, 1e-5, plus_one))
+
+
+def test_add_rms_norm_writes_only_its_rows(target: Target) -> None:
+    wide = torch.randn(3, 80, device=target.device).to(target.dtype)
+    before, x = wide.clone(), torch.ones(3, 33, device=target.device, dtype=target.dtype)
+    weight = torch.ones(33, device=target.device, dtype=target.dtype)
+    triton.add_rms_norm(x, wide[:, 7:40], weight, 1e-6)
+    before[:, 7:40] += x
+    assert torch.equal(wide, before)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("size", [1024, 4096, 5120, 16384])
+def test_compiled(capability: int, size: int) -> None:
+    x = torch.empty(3, size, dtype=torch.bfloat16, device="meta")
+    with recorded() as launches:
+        triton.rms_norm(x, x[0], 1e-5)
+        triton.add_rms_norm(x, x, x[0], 1e-5)
+    assert [launch.grid for launch in launches] == [(3,), (3,)]
+    for launch in launches:
+        code = launch.compile(capability)
+        assert code.spills == 0
+        assert code.fits
+        assert code.count("LDG.E.128") >= 2
+        assert code.count("STG.E.128") >= 1
