@@ -15,7 +15,15 @@ import torch
 from asyncinfer.kernels import reference as _reference
 from asyncinfer.kernels.workspace import AttentionWorkspace
 
-__all__ = ["add_rms_norm", "kv_write", "paged_attention", "rms_norm", "rope", "silu_mul"]
+__all__ = [
+    "add_rms_norm",
+    "gelu_mul",
+    "kv_write",
+    "paged_attention",
+    "rms_norm",
+    "rope",
+    "silu_mul",
+]
 
 #: What a cache may hold instead of the queries' dtype, with a scale per token and head.
 _QUANTISED = (torch.float8_e4m3fn, torch.int8)
@@ -72,6 +80,18 @@ def silu_mul(gate_up: torch.Tensor, *, reference: bool = False) -> torch.Tensor:
     """`gate_up` `[tokens, 2 * size]`, gate before up."""
     _check(gate_up.ndim == 2 and gate_up.shape[1] % 2 == 0, "silu_mul", gate_up)
     result: torch.Tensor = _twin("silu_mul", gate_up, reference)(gate_up)
+    return result
+
+
+def gelu_mul(
+    gate_up: torch.Tensor, *, approximate: str = "none", reference: bool = False
+) -> torch.Tensor:
+    """`gate_up` `[tokens, 2 * size]`, gate before up; `approximate` "none" or "tanh"."""
+    _check(gate_up.ndim == 2 and gate_up.shape[1] % 2 == 0, "gelu_mul", gate_up)
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"kernel gelu_mul: approximate={approximate!r}: must be none or tanh")
+    twin = _twin("gelu_mul", gate_up, reference)
+    result: torch.Tensor = twin(gate_up, approximate=approximate)
     return result
 
 

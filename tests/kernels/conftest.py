@@ -1,47 +1,19 @@
-"""Where a Triton kernel's cases run: in the interpreter here, on a GPU where there is one."""
+"""The fixture that runs a test where Triton kernels run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 import torch
 from kernels.interpreted import interpreted
+from kernels.targets import TARGETS, Target
 
 
-@dataclass(frozen=True)
-class Target:
-    """A device, and the dtype the kernels are given there."""
-
-    device: str
-    dtype: torch.dtype
-    #: How far a result may lie from the exact one, relative to its size: a few roundings.
-    tolerance: float
-
-    def check(self, result: torch.Tensor, exact: torch.Tensor) -> None:
-        """`result` in any dtype against `exact` in float64."""
-        assert exact.dtype is torch.float64
-        close = torch.testing.assert_close
-        close(result.double(), exact, rtol=self.tolerance, atol=self.tolerance)
-
-
-_NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-_TARGETS = [
-    pytest.param(Target("cpu", torch.float32, 1e-5), id="interpreted-float32"),
-    pytest.param(Target("cpu", torch.float16, 4e-3), id="interpreted-float16"),
-    pytest.param(
-        Target("cuda", torch.float16, 4e-3), id="cuda-float16", marks=[pytest.mark.gpu, _NO_GPU]
-    ),
-    pytest.param(
-        Target("cuda", torch.bfloat16, 2e-2), id="cuda-bfloat16", marks=[pytest.mark.gpu, _NO_GPU]
-    ),
-]
-
-
-@pytest.fixture(params=_TARGETS)
-def target(request: pytest.FixtureRequest) -> Iterator[Target]:
+@pytest.fixture(params=TARGETS)
+def target(request: pytest.FixtureRequest, seed: int) -> Iterator[Target]:
     """Tests that take it run once in Triton's interpreter per dtype, and once on a GPU."""
+    torch.manual_seed(seed)
     if request.param.device == "cuda":
         yield request.param
         return

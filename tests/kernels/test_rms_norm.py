@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from kernels.compiled import CAPABILITIES, recorded
-from kernels.conftest import Target
+from kernels.targets import Target
 
 from asyncinfer.kernels import ops, triton
 
@@ -20,8 +20,8 @@ def exact(x: torch.Tensor, weight: torch.Tensor, eps: float, plus_one: bool) -> 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("plus_one", [False, True])
 def test_rms_norm(target: Target, shape: tuple[int, int], plus_one: bool) -> None:
-    x = torch.randn(shape, device=target.device).to(target.dtype)
-    weight = torch.randn(shape[1], device=target.device).to(target.dtype)
+    x = target.randn(*shape)
+    weight = target.randn(shape[1])
     for kernel in (triton.rms_norm, ops.rms_norm):
         y = kernel(x, weight, 1e-5, plus_one=plus_one)
         assert y.dtype is target.dtype
@@ -29,8 +29,8 @@ def test_rms_norm(target: Target, shape: tuple[int, int], plus_one: bool) -> Non
 
 
 def test_rms_norm_of_rows_that_lie_apart(target: Target) -> None:
-    wide = torch.randn(3, 80, device=target.device).to(target.dtype)
-    weight = torch.randn(33, device=target.device).to(target.dtype)
+    wide = target.randn(3, 80)
+    weight = target.randn(33)
     for x in (wide[:, 7:40], wide.t()[:33, :2].t(), wide[:, :66].view(3, 2, 33)):
         target.check(triton.rms_norm(x, weight, 1e-6), exact(x, weight, 1e-6, False))
 
@@ -38,9 +38,9 @@ def test_rms_norm_of_rows_that_lie_apart(target: Target) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("plus_one", [False, True])
 def test_add_rms_norm(target: Target, shape: tuple[int, int], plus_one: bool) -> None:
-    x = torch.randn(shape, device=target.device).to(target.dtype)
-    before = torch.randn(shape, device=target.device).to(target.dtype)
-    weight = torch.randn(shape[1], device=target.device).to(target.dtype)
+    x = target.randn(*shape)
+    before = target.randn(*shape)
+    weight = target.randn(shape[1])
     for kernel in (triton.add_rms_norm, ops.add_rms_norm):
         residual = before.clone()
         y, total = kernel(x, residual, weight, 1e-5, plus_one=plus_one)
@@ -50,7 +50,7 @@ def test_add_rms_norm(target: Target, shape: tuple[int, int], plus_one: bool) ->
 
 
 def test_add_rms_norm_writes_only_its_rows(target: Target) -> None:
-    wide = torch.randn(3, 80, device=target.device).to(target.dtype)
+    wide = target.randn(3, 80)
     before, x = wide.clone(), torch.ones(3, 33, device=target.device, dtype=target.dtype)
     weight = torch.ones(33, device=target.device, dtype=target.dtype)
     triton.add_rms_norm(x, wide[:, 7:40], weight, 1e-6)

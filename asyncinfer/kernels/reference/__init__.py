@@ -1,10 +1,19 @@
 """The torch twins: plain, obviously right, the same names and signatures as the Triton ones."""
 
 from asyncinfer.kernels.reference.add_rms_norm import add_rms_norm
+from asyncinfer.kernels.reference.gelu_mul import gelu_mul
 from asyncinfer.kernels.reference.kv_write import kv_write
 from asyncinfer.kernels.reference.paged_attention import paged_attention
 from asyncinfer.kernels.reference.rms_norm import rms_norm
 from asyncinfer.kernels.reference.rope import rope
 from asyncinfer.kernels.reference.silu_mul import silu_mul
 
-__all__ = ["add_rms_norm", "kv_write", "paged_attention", "rms_norm", "rope", "silu_mul"]
+__all__ = [
+    "add_rms_norm",
+    "gelu_mul",
+    "kv_write",
+    "paged_attention",
+    "rms_norm",
+    "rope",
+    "silu_mul",
+]

@@ -1,0 +1,61 @@
+"""The gates of gated feed-forward layers (Shazeer, 2020), for every kernel that ends in one."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+__all__ = ["gate", "gate_mul"]
+
+_BLOCK = 1024
+
+
+def gate_mul(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    """`activation(gate) * up` of a packed `[tokens, 2 * size]`, gate first, rounded once."""
+    tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+    gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
+    out = torch.empty((tokens, size), dtype=gate_up.dtype, device=gate_up.device)
+    if out.numel():
+        _gate_mul[(tokens, triton.cdiv(size, _BLOCK))](
+            gate_up,
+            out,
+            STRIDE=gate_up.stride(0),
+            SIZE=size,
+            BLOCK=_BLOCK,
+            ACTIVATION=activation,
+            num_warps=4,
+        )
+    return out
+
+
+@triton.jit
+def _gate_mul(
+    gate_up,
+    out,
+    STRIDE: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    gate_up += row * STRIDE + columns
+    gates = tl.load(gate_up, mask=inside, other=0.0).to(tl.float32)
+    ups = tl.load(gate_up + SIZE, mask=inside, other=0.0).to(tl.float32)
+    result = gate(gates, ACTIVATION) * ups
+    tl.store(out + row * SIZE + columns, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gate(x, ACTIVATION: tl.constexpr):
+    """float32 "silu", "gelu" (by the error function) or "gelu_tanh" of `x`."""
+    tl.static_assert(ACTIVATION == "silu" or ACTIVATION == "gelu" or ACTIVATION == "gelu_tanh")
+    if ACTIVATION == "silu":
+        return x * tl.sigmoid(x)
+    elif ACTIVATION == "gelu":
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    else:
+        # (1 + tanh(z)) / 2 = sigmoid(2 z), here with z = sqrt(2 / pi) (x + 0.044715 x^3).
+        return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
