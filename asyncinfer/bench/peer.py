@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,15 @@ import torch
 from asyncinfer.bench.record import BenchError
 from asyncinfer.bench.workloads import MAX_RUNNING, Workload
 
-__all__ = ["TransformersPeer"]
+__all__ = ["TransformersPeer", "require_transformers"]
+
+
+def require_transformers() -> None:
+    """Raise `BenchError` without transformers: better before a long run."""
+    if find_spec("transformers") is None:
+        raise BenchError(
+            "the peer needs transformers: pip install 'asyncinfer[bench]', or --no-peer"
+        )
 
 
 class TransformersPeer:
@@ -21,13 +30,10 @@ class TransformersPeer:
 
     def __init__(self, folder: Path) -> None:
         """Raises `BenchError` without transformers."""
-        try:
-            from transformers import AutoModelForCausalLM
-            from transformers.utils import logging
-        except ImportError as error:
-            raise BenchError(
-                "the peer needs transformers: pip install 'asyncinfer[bench]', or --no-peer"
-            ) from error
+        require_transformers()
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+
         # Our own progress is shown already.
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

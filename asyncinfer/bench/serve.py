@@ -77,6 +77,8 @@ class Column:
     cached_tokens: int
     #: The rival's rate, where it is known for this model and this work.
     goal: float | None
+    #: Tokens a second if nothing but the model's matrix products took time, on this machine.
+    ceiling: float
 
     @property
     def rate(self) -> float:
@@ -118,6 +120,8 @@ class ServeResult:
             found.append(Figure(title, its.rate, "tokens/s", "higher", its.goal))
             if its.peer_ratio is not None:
                 found.append(Figure(f"{title}, over the peer", its.peer_ratio, "x", "higher", 1.0))
+            share = 100 * its.rate / its.ceiling
+            found.append(Figure(f"{title}, share of the products alone", share, "%", "higher"))
             found.append(Figure(f"{title}, TTFT p50", its.ttft.p50, "ms", "lower"))
             if its.itl is not None:
                 found.append(Figure(f"{title}, ITL p50", its.itl.p50, "ms", "lower"))
@@ -156,34 +160,47 @@ def measure_serve(
 async def _measure_model(
     model: str, folder: Path, options: ServeOptions, report: Callable[[str], None]
 ) -> ModelResult:
-    from asyncinfer.bench.peer import TransformersPeer
+    from asyncinfer.bench.apart import Apart
+    from asyncinfer.bench.peer import require_transformers
+    from asyncinfer.bench.products import BULK_ROWS, floor_seconds, product_rows
 
     vocab = _vocab_size(folder)
-    peer = TransformersPeer(folder) if options.peer else None
+    if options.peer:
+        require_transformers()
     runs: Mapping[str, list[Run]] = {work.name: [] for work in options.workloads}
     peer_rates: Mapping[str, list[float]] = {work.name: [] for work in options.workloads}
     config = EngineConfig(device="cpu", dtype="float32", max_running=MAX_RUNNING)
+    rows = {BULK_ROWS, *map(product_rows, options.workloads)}
     async with Engine(folder, config=config) as engine:
-        report(f"{model}: warm-up")
-        for work in (QUICK["sixteen"], QUICK["prefill"]):
-            prompts = work.prompts(vocab, -1)
-            await run_workload(engine, work, prompts)
-            if peer is not None:
-                await anyio.to_thread.run_sync(peer.run, work, prompts)
-        for repetition in range(options.repeat):
-            # The peer's turn comes right after ours, so that a noisy minute hits both.
-            for work in options.workloads:
-                report(f"{model}: {work.title} ({repetition + 1} of {options.repeat})")
-                prompts = work.prompts(vocab, repetition)
-                runs[work.name].append(await run_workload(engine, work, prompts))
-                if peer is not None and repetition < options.peer_repeat:
-                    seconds = await anyio.to_thread.run_sync(peer.run, work, prompts)
-                    peer_rates[work.name].append(work.counted / seconds)
+        with Apart.open() as apart:
+            report(f"{model}: matrix products")
+            products = await apart.product_seconds(folder, sorted(rows))
+            report(f"{model}: warm-up")
+            for work in (QUICK["sixteen"], QUICK["prefill"]):
+                prompts = work.prompts(vocab, -1)
+                await run_workload(engine, work, prompts)
+                if options.peer:
+                    await apart.peer_seconds(folder, work, prompts)
+            for repetition in range(options.repeat):
+                # The peer's turn comes right after ours, so that a noisy minute hits both.
+                for work in options.workloads:
+                    report(f"{model}: {work.title} ({repetition + 1} of {options.repeat})")
+                    prompts = work.prompts(vocab, repetition)
+                    runs[work.name].append(await run_workload(engine, work, prompts))
+                    if options.peer and repetition < options.peer_repeat:
+                        seconds = await apart.peer_seconds(folder, work, prompts)
+                        peer_rates[work.name].append(work.counted / seconds)
         report(f"{model}: event-loop lag")
         lag, idle_lag = await _lag(engine, vocab, options)
     goals = PEERS[RIVAL] if model == RANDOM else {}
     columns = tuple(
-        _column(work, runs[work.name], peer_rates[work.name], goals.get(work.name))
+        _column(
+            work,
+            runs[work.name],
+            peer_rates[work.name],
+            goals.get(work.name),
+            work.counted / floor_seconds(work, products),
+        )
         for work in options.workloads
     )
     return ModelResult(model, columns, lag, idle_lag)
@@ -203,7 +220,11 @@ async def _lag(engine: Engine, vocab: int, options: ServeOptions) -> tuple[Quant
 
 
 def _column(
-    work: Workload, runs: Sequence[Run], peer_rates: Sequence[float], goal: float | None
+    work: Workload,
+    runs: Sequence[Run],
+    peer_rates: Sequence[float],
+    goal: float | None,
+    ceiling: float,
 ) -> Column:
     gaps = [gap for run in runs for gap in run.itl]
     return Column(
@@ -215,6 +236,7 @@ def _column(
         itl=Quantiles.of(gaps) if gaps else None,
         cached_tokens=runs[0].cached_tokens,
         goal=goal,
+        ceiling=ceiling,
     )
 
 

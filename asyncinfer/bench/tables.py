@@ -31,7 +31,7 @@ def serve_table(model: Mapping[str, Any]) -> Table:
     """One model of `asyncinfer bench serve`: a row per workload."""
     table = Table(title=f"asyncinfer bench serve: {model['model']}", title_justify="left")
     table.add_column("work")
-    for title in ("tokens/s", "goal", "peer", "ratio", "TTFT p50", "ITL p50", "p99"):
+    for title in ("tokens/s", "ceiling", "goal", "peer", "ratio", "TTFT p50", "ITL p50", "p99"):
         table.add_column(title, justify="right")
     for its in model["columns"]:
         rate, itl = median(its["rates"]), its["itl"]
@@ -39,6 +39,7 @@ def serve_table(model: Mapping[str, Any]) -> Table:
         table.add_row(
             its["title"],
             number(rate),
+            number(its["ceiling"]) if "ceiling" in its else "",
             number(its["goal"]) if its["goal"] else "",
             number(peer) if peer else "",
             f"{rate / peer:.2f}x" if peer else "",

@@ -12,9 +12,11 @@ from asyncinfer import Engine, EngineConfig
 from asyncinfer.bench import BenchError, ServeOptions, measure_serve
 from asyncinfer.bench.loops import run_on
 from asyncinfer.bench.peer import TransformersPeer
+from asyncinfer.bench.products import BULK_ROWS, floor_seconds, product_rows, product_seconds
 from asyncinfer.bench.random_llama import LLAMA_125M, LLAMA_TINY, write_random_llama
 from asyncinfer.bench.serve_run import Run, run_workload
 from asyncinfer.bench.workloads import QUICK, Workload
+from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.testing import FakeModel
 
 
@@ -143,10 +145,26 @@ def test_the_whole_command(tiny: Path) -> None:
         assert column.peer_ratio == sorted(column.rates)[1] / column.peer_rates[0]
         assert column.goal is None
     assert model.columns[2].cached_tokens == QUICK["shared"].cached_tokens
+    assert all(column.ceiling > 0 for column in model.columns)
     names = [figure.name for figure in result.figures()]
     assert len(set(names)) == len(names)
     assert any("16 at once over 1" in name for name in names)
     assert told
+
+
+def test_the_ceiling_counts_what_is_computed() -> None:
+    work = Workload("some", "20 requests", ((48, 9),) * 20, shared=32)
+    # 16 fresh tokens and 8 decode steps each; a step has 16 rows.
+    seconds = {BULK_ROWS: 512.0, 16: 100.0}
+    assert floor_seconds(work, seconds) == 20 * 16 + 100 * 20 * 8 / 16
+    assert product_rows(work) == 16
+    assert product_rows(Workload("one", "one", ((4, 4),))) == 1
+
+
+def test_products_of_more_rows_take_longer() -> None:
+    seconds = product_seconds(MODEL_PATH, [1, 16, BULK_ROWS])
+    assert 0 < seconds[1] < seconds[BULK_ROWS]
+    assert 0 < seconds[16] < seconds[BULK_ROWS]
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
