@@ -29,9 +29,9 @@ that do not parse, and {held_out} files that are held out by a hash of their nam
 are given under the same terms.
 
 **Training.** `{command}`, seed {seed}, {device}.
-Muon for the layers' matrices, AdamW for the rest; a cosine schedule tied to the clock; rows of 512
-tokens, and of {context} in the last eighth of the time. The seed fixes the first weights and the
-order of the text; how many steps fit into the minutes depends on the machine and what else it does.
+Muon for the layers' matrices, AdamW for the rest; a cosine schedule tied to a budget of CPU time
+(by the clock on a GPU); rows of 512 tokens, and of {context} in every fourth step. The seed fixes the
+first weights and the order of the text; how many steps fit into the minutes depends on the machine.
 """
 
 _LIMITS: Final = """\
@@ -53,7 +53,7 @@ _COLUMNS: Final = (
     "MLP",
     "tokens seen",
     "steps",
-    "minutes",
+    "core minutes",
     "held-out perplexity",
     "bits per byte",
 )

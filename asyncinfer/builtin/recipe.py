@@ -25,6 +25,7 @@ class Recipe:
     kv_heads: int
     intermediate: int
     minutes: float
+    """Minutes of CPU time, over all threads; by the clock on a GPU."""
     muon_rate: float = 0.02
     adamw_rate: float = 3e-3
     step_tokens: int = 8192
@@ -32,9 +33,9 @@ class Recipe:
     micro_tokens: int = 4096
     """Tokens per forward pass; as many as keep the activations near the cache."""
     window: int = 512
-    """Tokens per row for most of the training: short rows are cheaper."""
-    long_share: float = 0.12
-    """The last part of the training, at rows of `CONTEXT` tokens, so that long contexts work."""
+    """Tokens per row in most steps: short rows are cheaper."""
+    long_every: int = 4
+    """Each so-many-th step has rows of `CONTEXT` tokens, so that far positions are learnt too."""
 
     def build(self, vocabulary: int, end_of_text: int) -> LlamaForCausalLM:
         """A newly initialised model, in float32."""
@@ -58,10 +59,10 @@ class Recipe:
 
 
 MODEL: Final = Recipe(
-    "model", hidden=256, layers=6, heads=4, kv_heads=2, intermediate=640, minutes=48.0
+    "model", hidden=256, layers=6, heads=4, kv_heads=2, intermediate=640, minutes=84.0
 )
 DRAFT: Final = Recipe(
-    "draft", hidden=128, layers=3, heads=2, kv_heads=1, intermediate=320, minutes=8.0
+    "draft", hidden=128, layers=3, heads=2, kv_heads=1, intermediate=320, minutes=12.0
 )
 
 

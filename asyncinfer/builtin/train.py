@@ -2,7 +2,7 @@
 
 Reads the running Python's own standard library, learns the tokenizer, trains the model and then
 the draft, and writes both folders and the card. Uses CUDA where there is some; on two CPU cores it
-takes an hour. A first checkpoint is there after a minute, and a better one every five.
+takes less than an hour. A first checkpoint is there after a minute, and then one every five.
 
 Where other programs want the cores too, start it with `OMP_WAIT_POLICY=PASSIVE` in the environment:
 two threads that spin for each other lose more than half of what is left to them. `--resume` goes on
@@ -141,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Train the models shipped with asyncinfer.",
     )
     parser.add_argument(
-        "--minutes", type=float, help="wall-clock minutes for both models together (default: 56)"
+        "--minutes", type=float, help="CPU minutes for both models together (default: 96)"
     )
     parser.add_argument(
         "--output",

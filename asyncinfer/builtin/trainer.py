@@ -1,4 +1,4 @@
-"""The training loop, under a schedule that is tied to the clock, so that it always ends annealed.
+"""The training loop, under a schedule that is tied to a budget of time, so that it ends annealed.
 
 The matrices inside the layers are trained with Muon (K. Jordan et al., 2024), embeddings and norms
 with AdamW. At this size and budget that is worth a lot: after a million tokens the held-out loss is
@@ -50,22 +50,26 @@ def train(
     compiled: bool,
     save: Callable[[], None],
 ) -> Training:
-    """Train `model` for `recipe.minutes` by the clock; `save` is called every five minutes."""
+    """Train `model` for `recipe.minutes`; `save` is called every five of them.
+
+    The budget is CPU time, so that what else the machine does costs patience and no quality.
+    """
     device = torch.device(model.device)
     loss_of = _loss_function(model, device, compiled)
     optimisers = _optimisers(model, recipe)
     accumulate = max(1, recipe.step_tokens // recipe.micro_tokens)
     budget = recipe.minutes * 60
-    length, batches = recipe.window, _batches(packer, recipe, recipe.window)
-    start = saved = time.monotonic()
+    short, long = (_batches(packer, recipe, length) for length in (recipe.window, CONTEXT))
+    now = time.process_time if device.type == "cpu" else time.monotonic
+    began, start = time.monotonic(), now()
+    saved = start
     steps, smooth = 0, math.nan
     model.train()
     with _progress() as bar:
         task = bar.add_task(recipe.name, total=budget, note="")
-        while (elapsed := time.monotonic() - start) < budget:
+        while (elapsed := now() - start) < budget:
             progress = elapsed / budget
-            if length != CONTEXT and progress >= 1 - recipe.long_share:
-                length, batches = CONTEXT, _batches(packer, recipe, CONTEXT)
+            batches = long if steps % recipe.long_every == recipe.long_every - 1 else short
             rate = learning_rate(progress)
             for optimiser, peak in optimisers:
                 for group in optimiser.param_groups:
@@ -82,16 +86,16 @@ def train(
             steps += 1
             value = float(total)
             smooth = value if math.isnan(smooth) else smooth + 0.02 * (value - smooth)
-            speed = steps * recipe.step_tokens / (time.monotonic() - start)
+            speed = steps * recipe.step_tokens / (time.monotonic() - began)
             note = f"step {steps}  loss {smooth:.3f}  rate {rate:.2f}  {speed:,.0f} tokens/s"
             bar.update(task, completed=elapsed, note=note)
             if steps % 100 == 0 and not bar.console.is_terminal:
                 bar.console.print(f"{recipe.name}  {100 * progress:.1f} %  {note}")
-            if steps == 20 or time.monotonic() - saved > _EXPORT_SECONDS:
+            if steps == 20 or now() - saved > _EXPORT_SECONDS:
                 save()
-                saved = time.monotonic()
+                saved = now()
     model.train(False)
-    return Training(steps * accumulate * recipe.micro_tokens, steps, time.monotonic() - start)
+    return Training(steps * accumulate * recipe.micro_tokens, steps, now() - start)
 
 
 def _progress() -> Progress:
