@@ -23,6 +23,9 @@ class EngineConfig:
     device: str = "auto"
     #: "auto" takes the checkpoint's on a GPU and float32 on a CPU.
     dtype: str = "auto"
+    #: Threads that a step's operators take on a CPU; None takes torch's own number. One leaves the
+    #: other cores to the program around, and is the faster where it keeps them busy.
+    cpu_threads: int | None = None
     #: Hub ids only: a branch, tag or commit.
     revision: str | None = None
 
@@ -74,7 +77,7 @@ class EngineConfig:
             ("max_prompt_chars", 1),
         ):
             _at_least(name, getattr(self, name), low)
-        for name in ("kv_bytes", "max_context"):
+        for name in ("cpu_threads", "kv_bytes", "max_context"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         for name in ("stall_timeout", "drain_timeout", "step_timeout", "sampler_timeout"):

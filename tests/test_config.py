@@ -19,6 +19,7 @@ NAN, INF = math.nan, math.inf
     [
         ("block_size", (0, -1, 1.5, True, "16")),
         ("kv_bytes", (0, "2G", 1.0)),
+        ("cpu_threads", (0, "2", True)),
         ("kv_fraction", (0, 1.01, NAN, "0.5", True)),
         ("max_context", (0, 1.5)),
         ("max_running", (0, None)),

@@ -1,14 +1,15 @@
-"""Which device and dtype an engine runs on."""
+"""Which device and dtype an engine runs on, and on how many threads."""
 
 from __future__ import annotations
 
+import threading
 from typing import Final
 
 import torch
 
 from asyncinfer.errors import ModelLoadError
 
-__all__ = ["choose_device", "choose_dtype"]
+__all__ = ["choose_device", "choose_dtype", "use_cpu_threads"]
 
 _DTYPES: Final = {
     "float32": torch.float32,
@@ -45,3 +46,16 @@ def choose_dtype(name: str, stored: str | None, device: torch.device) -> torch.d
     if dtype is None:
         raise ModelLoadError(f"dtype={name!r}: must be auto or one of {', '.join(_DTYPES)}")
     return dtype
+
+
+def use_cpu_threads(count: int) -> None:
+    """Run the operators of this thread on `count` threads; every other thread keeps its number.
+
+    torch has a number per thread and one for threads that have not used it yet, and sets both
+    at once: a thread that ends at once sets the second one back.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    restore = threading.Thread(target=torch.set_num_threads, args=(before,))
+    restore.start()
+    restore.join()

@@ -8,7 +8,7 @@ from asyncinfer.attention import KVCache
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.models import Decoder, ModelConfig, load_model
-from asyncinfer.runner.device import choose_device, choose_dtype
+from asyncinfer.runner.device import choose_device, choose_dtype, use_cpu_threads
 from asyncinfer.runner.memory import plan_memory
 from asyncinfer.runner.model_runner import ModelRunner
 from asyncinfer.weights import OnProgress
@@ -19,7 +19,7 @@ __all__ = ["open_runner", "runner_of"]
 def open_runner(
     folder: Path, config: EngineConfig, tokens: int, progress: OnProgress | None = None
 ) -> ModelRunner:
-    """Load the model in `folder` and give it a KV cache.
+    """Load the model in `folder` and give it a KV cache. To be called on the thread that runs it.
 
     Args:
         tokens: how many token ids the tokenizer knows; logits beyond are padding.
@@ -28,6 +28,8 @@ def open_runner(
     Raises `ModelLoadError`.
     """
     device = choose_device(config.device)
+    if config.cpu_threads is not None:
+        use_cpu_threads(config.cpu_threads)
     model = ModelConfig.from_folder(folder)
     dtype = choose_dtype(config.dtype, model.dtype, device)
     if tokens > model.vocab_size:

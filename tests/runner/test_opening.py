@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from asyncinfer.config import EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.models import Decoder
 from asyncinfer.runner import open_runner, plan_memory, runner_of
-from asyncinfer.runner.device import choose_device, choose_dtype
+from asyncinfer.runner.device import choose_device, choose_dtype, use_cpu_threads
 from asyncinfer.runner.memory import activation_bytes
 
 CPU = torch.device("cpu")
@@ -143,3 +145,35 @@ def test_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_dtype("bfloat16", "float16", CPU) is torch.bfloat16
     with pytest.raises(ModelLoadError, match="dtype='int8'"):
         choose_dtype("int8", None, CPU)
+
+
+def test_the_number_of_threads_is_the_callers_own() -> None:
+    before = torch.get_num_threads()
+    seen: list[int] = []
+
+    def run(body: Callable[[], None]) -> None:
+        thread = threading.Thread(target=body)
+        thread.start()
+        thread.join()
+
+    def chosen() -> None:
+        use_cpu_threads(before + 3)
+        seen.append(torch.get_num_threads())
+
+    run(chosen)
+    run(lambda: seen.append(torch.get_num_threads()))
+    assert seen == [before + 3, before]
+    assert torch.get_num_threads() == before
+
+
+def test_a_runner_is_opened_with_the_threads_that_were_asked_for() -> None:
+    seen: list[int] = []
+
+    def opened() -> None:
+        open_runner(MODEL_PATH, EngineConfig(device="cpu", cpu_threads=5), 4096).close()
+        seen.append(torch.get_num_threads())
+
+    thread = threading.Thread(target=opened)
+    thread.start()
+    thread.join()
+    assert seen == [5]
