@@ -30,8 +30,9 @@ are given under the same terms.
 
 **Training.** `{command}`, seed {seed}, {device}.
 Muon for the layers' matrices, AdamW for the rest; a cosine schedule tied to a budget of CPU time
-(by the clock on a GPU); rows of 512 tokens, and of {context} in every fourth step. The seed fixes the
-first weights and the order of the text; how many steps fit into the minutes depends on the machine.
+(by the clock on a GPU); rows of 512 tokens, and of {context} in every fourth step. The seed fixes
+the first weights and the order of the text; how many steps fit into the minutes depends on the
+machine.
 """
 
 _LIMITS: Final = """\
