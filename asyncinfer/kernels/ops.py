@@ -22,6 +22,7 @@ __all__ = [
     "paged_attention",
     "rms_norm",
     "rope",
+    "rope_kv_write",
     "silu_mul",
 ]
 
@@ -102,16 +103,63 @@ def kv_write(
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
     *,
+    k_scales: torch.Tensor | None = None,
+    v_scales: torch.Tensor | None = None,
     reference: bool = False,
 ) -> None:
     """`k`, `v` `[tokens, kv_heads, head_dim]` into caches `[num_blocks, kv_heads, block_size,
-    head_dim]` at `slot_mapping` int64 `[tokens]`."""
-    _check(k_cache.ndim == 4 and k_cache.shape == v_cache.shape, "kv_write", k_cache, v_cache)
-    expected = (slot_mapping.shape[0], k_cache.shape[1], k_cache.shape[3])
-    _check(k.shape == expected and v.shape == expected, "kv_write", k, v, slot_mapping)
-    _check(k.dtype is v.dtype is k_cache.dtype is v_cache.dtype, "kv_write", k, v, k_cache)
-    _check(slot_mapping.dtype is torch.int64, "kv_write", slot_mapping)
-    _twin("kv_write", k, reference)(k, v, k_cache, v_cache, slot_mapping)
+    head_dim]` at `slot_mapping` int64 `[tokens]`, -1 for nowhere; see the reference twin."""
+    _check(k.ndim == 3 and k.shape == v.shape and k.dtype is v.dtype, "kv_write", k, v)
+    _check_caches("kv_write", k, k_cache, v_cache, slot_mapping, k_scales, v_scales)
+    _check(k.shape[1:] == (k_cache.shape[1], k_cache.shape[3]), "kv_write", k, k_cache)
+    twin = _twin("kv_write", k, reference)
+    twin(k, v, k_cache, v_cache, slot_mapping, k_scales=k_scales, v_scales=v_scales)
+
+
+def rope_kv_write(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    plus_one: bool = False,
+    k_scales: torch.Tensor | None = None,
+    v_scales: torch.Tensor | None = None,
+    reference: bool = False,
+) -> torch.Tensor:
+    """Packed `qkv` `[tokens, heads + 2 * kv_heads, head_dim]`: normalised, rotated, keys and values
+    written; gives the queries. See the reference twin."""
+    name = "rope_kv_write"
+    _check(qkv.ndim == 3 and cos.ndim == 3, name, qkv, cos)
+    _check_caches(name, qkv, k_cache, v_cache, slot_mapping, k_scales, v_scales)
+    tokens, packed, head_dim = qkv.shape
+    _check(packed > 2 * k_cache.shape[1] and head_dim == k_cache.shape[3], name, qkv, k_cache)
+    rotary = cos.shape[2]
+    right = cos.shape == sin.shape == (tokens, 1, rotary) and 0 < rotary <= head_dim
+    right = right and rotary % 2 == 0 and cos.dtype is sin.dtype is torch.float32
+    _check(right, name, qkv, cos, sin)
+    for norm in (q_norm, k_norm):
+        _check(norm is None or norm.shape == (head_dim,), name, qkv, norm)
+    result: torch.Tensor = _twin(name, qkv, reference)(
+        qkv,
+        cos,
+        sin,
+        k_cache,
+        v_cache,
+        slot_mapping,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        eps=eps,
+        plus_one=plus_one,
+        k_scales=k_scales,
+        v_scales=v_scales,
+    )
+    return result
 
 
 def paged_attention(
@@ -198,6 +246,32 @@ def _check(right: bool, name: str, *tensors: torch.Tensor | None) -> None:
     if not right:
         seen = ", ".join("None" if t is None else f"{tuple(t.shape)} {t.dtype}" for t in tensors)
         raise ValueError(f"kernel {name}: shapes or dtypes that do not fit: {seen}")
+
+
+def _check_caches(
+    name: str,
+    new: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    k_scales: torch.Tensor | None,
+    v_scales: torch.Tensor | None,
+) -> None:
+    """Caches that `new` `[tokens, ...]` can be written to: each block in one piece, blocks perhaps
+    apart; of the dtype of `new`, or quantised and with scales."""
+    _check(k_cache.ndim == 4 and k_cache.shape == v_cache.shape, name, k_cache, v_cache)
+    head_dim, block = k_cache.shape[3], k_cache.shape[2] * k_cache.shape[3]
+    right = k_cache.stride() == v_cache.stride() and k_cache.stride()[1:] == (block, head_dim, 1)
+    right = right and k_cache.dtype is v_cache.dtype
+    _check(right and k_cache.dtype in (new.dtype, *_QUANTISED), name, new, k_cache, v_cache)
+    for scales in (k_scales, v_scales):
+        right = (scales is None) == (k_cache.dtype is new.dtype)
+        if scales is not None:
+            right = right and scales.shape == k_cache.shape[:3] and scales.is_contiguous()
+            right = right and scales.dtype is torch.float32
+        _check(right, name, k_cache, scales)
+    right = slot_mapping.dtype is torch.int64 and slot_mapping.shape == new.shape[:1]
+    _check(right, name, new, slot_mapping)
 
 
 def _check_range(name: str, field: str, value: int | None, low: int, high: int | None) -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import triton.language as tl
 from kernels.kernel_globals import replaced
+from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
 
 __all__ = ["interpreted"]
@@ -28,6 +31,13 @@ _PATCHED = (
     tl.core.tensor_descriptor_base,
 )
 
+_DTYPES = {
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.bfloat16: torch.bfloat16,
+    tl.float16: torch.float16,
+    tl.float32: torch.float32,
+}
+
 
 @contextmanager
 def interpreted() -> Iterator[None]:
@@ -39,6 +49,7 @@ def interpreted() -> Iterator[None]:
     before = [dict(vars(owner)) for owner in _PATCHED]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
+        patch.setattr(interpreter, "_convert_float", _convert)
         # Infinities and NaN come silently, as on a GPU; what comes of them is the test's to check.
         with (
             np.errstate(all="ignore"),
@@ -49,3 +60,13 @@ def interpreted() -> Iterator[None]:
         for name, value in old.items():
             if vars(owner).get(name) is not value:
                 setattr(owner, name, value)
+
+
+def _convert(values: np.ndarray[Any, Any], source: Any, target: Any, _: Any) -> Any:
+    """Floating-point formats into one another, rounded to even as torch and GPUs round: the
+    interpreter's own conversion carries and ties wrongly. Gives the bits, as it does."""
+    bits = torch.from_numpy(np.ascontiguousarray(values)).view(torch.uint8)
+    plain = bits.view(_DTYPES[source]).reshape(values.shape)
+    converted = plain.to(_DTYPES[target]).view(torch.uint8)
+    unsigned = np.dtype(f"uint{target.primitive_bitwidth}")
+    return converted.numpy().view(unsigned).reshape(values.shape)

@@ -119,6 +119,12 @@ REFUSED: dict[str, Callable[[], object]] = {
     "kv_write": lambda: ops.kv_write(
         *(torch.ones(2, 1, 4),) * 2, *(torch.ones(1, 1, 4, 4),) * 2, torch.zeros(3).long()
     ),
+    "rope_kv_write": lambda: ops.rope_kv_write(
+        torch.ones(2, 3, 4),
+        *(torch.ones(2, 1, 6),) * 2,
+        *(torch.ones(1, 1, 4, 4),) * 2,
+        torch.zeros(2).long(),
+    ),
     "paged_attention": lambda: ops.paged_attention(
         torch.ones(1, 3, 4),
         *(torch.ones(1, 2, 4, 4),) * 2,

@@ -6,6 +6,7 @@ from asyncinfer.kernels.reference.kv_write import kv_write
 from asyncinfer.kernels.reference.paged_attention import paged_attention
 from asyncinfer.kernels.reference.rms_norm import rms_norm
 from asyncinfer.kernels.reference.rope import rope
+from asyncinfer.kernels.reference.rope_kv_write import rope_kv_write
 from asyncinfer.kernels.reference.silu_mul import silu_mul
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "paged_attention",
     "rms_norm",
     "rope",
+    "rope_kv_write",
     "silu_mul",
 ]
