@@ -3,10 +3,12 @@ from asyncinfer.attention.batch import AttentionBatch
 from asyncinfer.attention.gathered import GatheredAttention
 from asyncinfer.attention.kv import KVCache, KVShape
 from asyncinfer.attention.paged import PagedAttention
+from asyncinfer.attention.variant import AttentionVariant
 
 __all__ = [
     "Attend",
     "AttentionBatch",
+    "AttentionVariant",
     "GatheredAttention",
     "KVCache",
     "KVShape",

@@ -10,6 +10,7 @@ from asyncinfer.attention.batch import AttentionBatch
 from asyncinfer.attention.gathered import GatheredAttention
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.paged import PagedAttention
+from asyncinfer.attention.variant import AttentionVariant
 from asyncinfer.kernels import triton
 
 __all__ = ["Attend", "begin_attention"]
@@ -19,10 +20,16 @@ class Attend(Protocol):
     """Attention of one forward pass, made once and called by every layer in turn."""
 
     def __call__(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        variant: AttentionVariant | None = None,
     ) -> torch.Tensor:
         """Write `k` and `v` `[tokens, kv_heads, head_dim]` into their pages of `layer`, then attend
-        with `q` `[tokens, heads, head_dim]`. Gives `[tokens, heads * head_dim]`."""
+        with `q` `[tokens, heads, head_dim]` by the layer's rules, causally where `variant` is None.
+        Gives `[tokens, heads * head_dim]`."""
 
 
 def begin_attention(kv: KVCache, batch: AttentionBatch, scale: float) -> Attend:

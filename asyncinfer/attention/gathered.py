@@ -9,6 +9,8 @@ from asyncinfer.attention.decode import decode_groups
 from asyncinfer.attention.gather import Gather
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.prefill import prefill_rows
+from asyncinfer.attention.variant import AttentionVariant
+from asyncinfer.attention.varied import VariedAttention
 
 __all__ = ["GatheredAttention"]
 
@@ -22,6 +24,8 @@ class GatheredAttention:
 
     def __init__(self, kv: KVCache, batch: AttentionBatch, scale: float) -> None:
         self._kv = kv
+        self._batch = batch
+        self._scale = scale
         self._decode_rows = batch.decode_rows
         self._slots = _slot_index(kv, batch)
         self._groups = decode_groups(kv, batch, scale)
@@ -31,14 +35,23 @@ class GatheredAttention:
         # One buffer for the whole pass: it stays in the processor's cache, and pages of a large
         # one are not returned to the system and faulted in again layer after layer.
         self._pages = kv.storage.new_empty(max((gather.size for gather in gathers), default=0))
+        #: By window: made when a layer first asks for it.
+        self._varied: dict[int | None, VariedAttention] = {}
         _clear_begun_blocks(kv, batch)
 
     def __call__(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        variant: AttentionVariant | None = None,
     ) -> torch.Tensor:
         head_dim = q.shape[2]
         for cache, new in ((self._kv.k[layer], k), (self._kv.v[layer], v)):
             cache.view(-1, head_dim).index_copy_(0, self._slots, new.reshape(-1, head_dim))
+        if variant is not None:
+            return self._vary(variant.window)(layer, q, variant, self._pages)
         if not self._prefill and len(self._groups) == 1:
             return self._groups[0](layer, q, self._pages)
         out = q.new_empty(q.shape[0], q.shape[1] * head_dim)
@@ -52,6 +65,15 @@ class GatheredAttention:
         for row in self._prefill:
             row(layer, q, k, v, self._pages, out)
         return out
+
+    def _vary(self, window: int | None) -> VariedAttention:
+        varied = self._varied.get(window)
+        if varied is None:
+            varied = VariedAttention(self._kv, self._batch, self._scale, window)
+            self._varied[window] = varied
+            if varied.size > self._pages.numel():
+                self._pages = self._pages.new_empty(varied.size)
+        return varied
 
 
 def _slot_index(kv: KVCache, batch: AttentionBatch) -> torch.Tensor:

@@ -6,9 +6,12 @@ import torch
 
 from asyncinfer.attention.batch import AttentionBatch
 from asyncinfer.attention.kv import KVCache
+from asyncinfer.attention.variant import AttentionVariant
 from asyncinfer.kernels import ops
 
 __all__ = ["PagedAttention"]
+
+_PLAIN = AttentionVariant()
 
 
 class PagedAttention:
@@ -20,8 +23,14 @@ class PagedAttention:
         self._scale = scale
 
     def __call__(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        variant: AttentionVariant | None = None,
     ) -> torch.Tensor:
+        variant = variant or _PLAIN
         keys, values, batch = self._kv.k[layer], self._kv.v[layer], self._batch
         ops.kv_write(k, v, keys, values, batch.slot_mapping)
         out = ops.paged_attention(
@@ -32,5 +41,8 @@ class PagedAttention:
             batch.seq_lens,
             batch.query_starts,
             self._scale,
+            window=variant.window,
+            softcap=variant.softcap,
+            sinks=variant.sinks,
         )
         return out.flatten(1)

@@ -1,14 +1,52 @@
-from asyncinfer.layers.attention import SelfAttention
-from asyncinfer.layers.block import DecoderLayer
-from asyncinfer.layers.mlp import GatedMLP
-from asyncinfer.layers.norm import RMSNorm
-from asyncinfer.layers.rope import RopeConfig, RotaryEmbedding
+from asyncinfer.layers.activation import ACTIVATIONS, Activation, activation
+from asyncinfer.layers.attention import Prepare, SelfAttention
+from asyncinfer.layers.block import (
+    Attention,
+    DecoderLayer,
+    FeedForward,
+    Layer,
+    ParallelLayer,
+    followed,
+)
+from asyncinfer.layers.embedding import Embedding
+from asyncinfer.layers.mlp import MLP
+from asyncinfer.layers.norm import LayerNorm, Norm, NormKind, RMSNorm, make_norm
+from asyncinfer.layers.prepare import (
+    HeadNorm,
+    ProjectionNorm,
+    Rotate,
+    RotatePart,
+    normed_first,
+    unrotated,
+)
+from asyncinfer.layers.rope import Angles, RopeConfig, RotaryEmbedding
 
 __all__ = [
+    "ACTIVATIONS",
+    "MLP",
+    "Activation",
+    "Angles",
+    "Attention",
     "DecoderLayer",
-    "GatedMLP",
+    "Embedding",
+    "FeedForward",
+    "HeadNorm",
+    "Layer",
+    "LayerNorm",
+    "Norm",
+    "NormKind",
+    "ParallelLayer",
+    "Prepare",
+    "ProjectionNorm",
     "RMSNorm",
     "RopeConfig",
     "RotaryEmbedding",
+    "Rotate",
+    "RotatePart",
     "SelfAttention",
+    "activation",
+    "followed",
+    "make_norm",
+    "normed_first",
+    "unrotated",
 ]

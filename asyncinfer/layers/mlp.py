@@ -1,28 +1,30 @@
-"""The gated feed-forward layer."""
+"""The feed-forward layer."""
 
 from __future__ import annotations
 
 import torch
 
-from asyncinfer.kernels import ops
+from asyncinfer.layers.activation import Activation
 from asyncinfer.quantization import Linear
 
-__all__ = ["GatedMLP"]
+__all__ = ["MLP"]
 
-#: Elements of `gate_up`'s output at once, on a CPU. Larger ones leave the processor's cache, and
-#: the allocator returns them to the system to be faulted in again at every layer.
+#: Elements of `up`'s output at once, on a CPU. Larger ones leave the processor's cache, and the
+#: allocator returns them to the system to be faulted in again at every layer.
 _CPU_TILE = 4 << 20
 
 
-class GatedMLP:
-    """`down(silu(gate(x)) * up(x))`, gate and up, `size` wide each, packed into one product."""
+class MLP:
+    """`down(activation(up(x)))`; the output of `up` is `width` wide. Where the layer is gated, `up`
+    packs the gate's product and the other into one."""
 
-    __slots__ = ("down", "gate_up", "tile")
+    __slots__ = ("activation", "down", "tile", "up")
 
-    def __init__(self, gate_up: Linear, down: Linear, size: int) -> None:
-        self.gate_up = gate_up
+    def __init__(self, up: Linear, activation: Activation, down: Linear, width: int) -> None:
+        self.up = up
+        self.activation = activation
         self.down = down
-        self.tile = max(128, _CPU_TILE // (2 * size))
+        self.tile = max(128, _CPU_TILE // width)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] > self.tile and not x.is_cuda:
@@ -30,4 +32,4 @@ class GatedMLP:
         return self._tokens(x)
 
     def _tokens(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(ops.silu_mul(self.gate_up(x)))
+        return self.down(self.activation(self.up(x)))

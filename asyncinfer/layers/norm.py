@@ -1,22 +1,54 @@
-"""Root mean square normalisation as a layer."""
+"""Normalisation as a layer."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import torch
+import torch.nn.functional as F
 
 from asyncinfer.kernels import ops
 
-__all__ = ["RMSNorm"]
+__all__ = ["LayerNorm", "Norm", "NormKind", "RMSNorm", "make_norm"]
+
+#: "rms": by the root mean square; "rms-plus-one": the same, the factor being 1 + weight; "layer":
+#: by mean and variance, weight and bias.
+NormKind = Literal["rms", "rms-plus-one", "layer"]
+#: `[tokens, size]` to the same shape and dtype.
+Norm = Callable[[torch.Tensor], torch.Tensor]
 
 
 class RMSNorm:
     """`[tokens, size]` to the same shape and dtype."""
 
-    __slots__ = ("eps", "weight")
+    __slots__ = ("eps", "plus_one", "weight")
 
-    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+    def __init__(self, weight: torch.Tensor, eps: float, plus_one: bool = False) -> None:
         self.weight = weight
+        self.eps = eps
+        self.plus_one = plus_one
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return ops.rms_norm(x, self.weight, self.eps, plus_one=self.plus_one)
+
+
+class LayerNorm:
+    """Layer normalisation (Ba et al., 2016): `[tokens, size]` to the same shape and dtype."""
+
+    __slots__ = ("bias", "eps", "weight")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
+        self.weight = weight
+        self.bias = bias
         self.eps = eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return ops.rms_norm(x, self.weight, self.eps)
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+def make_norm(kind: NormKind, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Norm:
+    """The norm of a kind; only "layer" may have a bias."""
+    if kind == "layer":
+        return LayerNorm(weight, bias, eps)
+    return RMSNorm(weight, eps, plus_one=kind == "rms-plus-one")

@@ -1,12 +1,17 @@
-"""Angles of the rotary position embedding, with the scalings that Llama checkpoints use.
+"""Angles of the rotary position embedding, with the scalings that checkpoints use.
 
-Every formula follows transformers' `modeling_rope_utils`. One is applied differently: "dynamic",
+Every formula follows transformers' `modeling_rope_utils`. Two are applied differently. "dynamic",
 NTK-aware scaling whose base grows with the sequence beyond the trained context. There transformers
 rotates a whole prompt by the prompt's length, so that a token's keys depend on what comes after it,
 and no cache of keys can give that. Here a token at position `p` beyond the trained context is
 rotated by the base for `p + 1` tokens, which is what transformers computes too when it is fed token
 by token through its own cache. Within the trained context both are the same. A token's keys then
 depend only on the tokens before it, however the prompt is cut into chunks.
+
+"longrope" has one set of frequencies for sequences within the trained context and one for longer
+ones. transformers looks at each sequence's length, and computes a sequence anew when it outgrows
+the trained context. Here one set serves all sequences of an engine: the second if the engine's
+`max_context` is beyond the trained one.
 """
 
 from __future__ import annotations
@@ -16,15 +21,21 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["RopeConfig", "RotaryEmbedding"]
+__all__ = ["Angles", "RopeConfig", "RotaryEmbedding"]
+
+#: Cosines and sines as `kernels.ops.rope` takes them: float32 `[tokens, 1, size]`, both halves
+#: alike but the first half of the sines negated.
+Angles = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
     """What `config.json` says about rope, under its own names."""
 
-    #: "default", "linear", "dynamic", "llama3" or "yarn".
+    #: "default", "linear", "dynamic", "llama3", "yarn" or "longrope".
     rope_type: str = "default"
+    #: Dimensions of each head that are rotated, its first; None for all.
+    size: int | None = None
     theta: float = 10_000.0
     factor: float = 1.0
     #: The context the model was trained on, before scaling.
@@ -35,20 +46,26 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
+    #: "longrope": what divides each frequency, in engines that keep to the trained context ...
+    factors: tuple[float, ...] = ()
+    #: ... and in those that go beyond it.
+    long_factors: tuple[float, ...] = ()
 
 
 class RotaryEmbedding:
     """Positions to cosines and sines."""
 
-    def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
+    def __init__(
+        self, config: RopeConfig, head_dim: int, device: torch.device, max_context: int = 0
+    ) -> None:
+        """`max_context` is the longest sequence there will be."""
         self._config = config
+        head_dim = config.size or head_dim
         self._half = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
-        self._frequencies = _frequencies(config, head_dim).to(device)
+        self._frequencies = _frequencies(config, head_dim, max_context).to(device)
 
-    def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines of positions int64 `[tokens]`, as `kernels.ops.rope` takes them:
-        float32 `[tokens, 1, head_dim]`, both halves alike but the first half of the sines negated.
-        """
+    def __call__(self, positions: torch.Tensor) -> Angles:
+        """The angles of positions int64 `[tokens]`."""
         frequencies = self._frequencies
         if self._config.rope_type == "dynamic":
             frequencies = self._dynamic(positions)
@@ -69,7 +86,7 @@ class RotaryEmbedding:
         return 1.0 / base.float()[:, None, None] ** self._half
 
 
-def _frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
+def _frequencies(config: RopeConfig, head_dim: int, max_context: int) -> torch.Tensor:
     """float32 `[head_dim / 2]`, radians per position."""
     plain = 1.0 / config.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     if config.rope_type == "linear":
@@ -78,6 +95,9 @@ def _frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
         return _llama3(config, plain)
     if config.rope_type == "yarn":
         return _yarn(config, plain, head_dim)
+    if config.rope_type == "longrope":
+        beyond = max_context > config.original_context
+        return plain / torch.tensor(config.long_factors if beyond else config.factors)
     return plain
 
 

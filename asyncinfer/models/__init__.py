@@ -1,7 +1,25 @@
-from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.config import LayerConfig, ModelConfig
+from asyncinfer.models.config_file import parse_config, read_config
 from asyncinfer.models.decoder import Decoder
+from asyncinfer.models.family import Family
 from asyncinfer.models.load import load_model
+from asyncinfer.models.names import TensorNames
+from asyncinfer.models.reader import JsonReader
+from asyncinfer.models.registry import families
 from asyncinfer.models.tensors import tensor_table
 from asyncinfer.weights import LoadProgress
 
-__all__ = ["Decoder", "LoadProgress", "ModelConfig", "load_model", "tensor_table"]
+__all__ = [
+    "Decoder",
+    "Family",
+    "JsonReader",
+    "LayerConfig",
+    "LoadProgress",
+    "ModelConfig",
+    "TensorNames",
+    "families",
+    "load_model",
+    "parse_config",
+    "read_config",
+    "tensor_table",
+]

@@ -1,36 +1,34 @@
-"""`ModelConfig`: what a checkpoint's `config.json` says, checked."""
+"""`ModelConfig`: the shape of a decoder."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from asyncinfer.errors import ModelLoadError
-from asyncinfer.layers import RopeConfig
-from asyncinfer.models.reader import JsonReader
-from asyncinfer.models.registry import FAMILIES
-from asyncinfer.models.rope_parameters import read_rope, scaled_context
-from asyncinfer.weights import checkpoint_file, read_json
+from asyncinfer.layers import NormKind, RopeConfig
+from asyncinfer.models.names import TensorNames
 
-__all__ = ["ModelConfig"]
+__all__ = ["Block", "LayerConfig", "ModelConfig"]
 
-_FILE = "config.json"
-_MOST_BYTES = 16 << 20
-# Far above any model there is: what lies beyond is a mistake or an attack.
-_MOST_WIDTH = 1 << 20
-_MOST_VOCAB = 1 << 24
-_MOST_LAYERS = 1 << 10
-_MOST_HEADS = 1 << 12
-_MOST_HEAD_DIM = 1 << 10
-_MOST_CONTEXT = 1 << 30
-_DTYPES = ("float32", "float16", "bfloat16")
+#: Where a layer's norms stand. "pre": before attention and before the feed-forward layer; "post":
+#: after each, before it is added; "sandwich": both. "parallel": attention and feed-forward side by
+#: side, each after a norm of its own; "parallel-shared": after one norm.
+Block = Literal["pre", "post", "sandwich", "parallel", "parallel-shared"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerConfig:
+    """What may differ from layer to layer."""
+
+    #: None: queries and keys are not rotated.
+    rope: RopeConfig | None
+    #: A token sees this many tokens, itself the last of them; None: all before it.
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The shape of a decoder."""
+    """The shape of a decoder. What has a default is as in Llama."""
 
     #: The name `config.json` gives under `architectures`, such as `LlamaForCausalLM`.
     architecture: str
@@ -44,107 +42,48 @@ class ModelConfig:
     #: Longest sequence the model was made for: `max_position_embeddings`, times the factor of a
     #: rope scaling that stretches it.
     max_context: int
-    rms_norm_eps: float = 1e-6
-    rope: RopeConfig = field(default_factory=RopeConfig)
+    block: Block = "pre"
+    norm: NormKind = "rms"
+    #: Whether norms of the kind "layer" have a bias.
+    norm_bias: bool = True
+    norm_eps: float = 1e-6
+    #: RMS norm of queries and keys: of each head, or over the whole projection.
+    qk_norm: Literal["head", "projection"] | None = None
+    #: None: as the layers say, or not at all.
+    rope: RopeConfig | None = field(default_factory=RopeConfig)
+    #: One for each layer; none where they are all alike and attend to all that is before them.
+    layers: tuple[LayerConfig, ...] = ()
+    #: Positions that the model learned an embedding of.
+    learned_positions: int | None = None
+    #: The feed-forward layer's activation, under `config.json`'s name.
+    activation: str = "silu"
+    gated_mlp: bool = True
     #: Whether the head is the embedding's own weight.
     tied_head: bool = False
-    #: Biases on the four projections of attention.
-    attention_bias: bool = False
-    #: Biases on the three projections of the feed-forward layer.
+    qkv_bias: bool = False
+    #: Of attention's output projection.
+    out_bias: bool = False
+    #: On the projections of the feed-forward layer.
     mlp_bias: bool = False
+    head_bias: bool = False
+    #: Multiplies attention's scores; None: `head_dim ** -0.5`.
+    attention_scale: float | None = None
+    #: Scores become `cap * tanh(scores / cap)`.
+    attention_softcap: float | None = None
+    #: Whether each head's softmax has one key more, with a learned logit and no value.
+    sinks: bool = False
+    embedding_scale: float = 1.0
+    #: Multiplies what attention and feed-forward add.
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    #: Logits become `cap * tanh(logits / cap)`.
+    logit_softcap: float | None = None
+    names: TensorNames = field(default_factory=TensorNames)
     #: The checkpoint's own dtype as torch names it ("bfloat16"), or None where it does not say.
     dtype: str | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any], *, file: str = _FILE) -> ModelConfig:
-        """Read and check a `config.json`'s content; `ModelLoadError` names the key that lies."""
-        config = JsonReader(values, file)
-        architecture = _architecture(config)
-        family = FAMILIES[architecture]
-        given = {key: value for key, value in values.items() if value is not None}
-        config = JsonReader({**family.defaults, **given}, file)
-        for key, why in (
-            ("auto_map", "names code that comes with the checkpoint, which is never run"),
-            ("quantization_config", "quantised checkpoints are not supported"),
-        ):
-            if config.values.get(key):
-                raise config.refuse(key, why)
-        if config.string("hidden_act", "silu") not in ("silu", "swish"):
-            raise config.refuse("hidden_act", "only silu is supported")
-
-        hidden_size = config.integer("hidden_size", 1, _MOST_WIDTH)
-        num_heads = config.integer("num_attention_heads", 1, _MOST_HEADS)
-        num_kv_heads = config.integer("num_key_value_heads", 1, _MOST_HEADS, num_heads)
-        if num_heads % num_kv_heads:
-            raise config.refuse(
-                "num_key_value_heads", f"must divide num_attention_heads={num_heads}"
-            )
-        if not config.has("head_dim") and hidden_size % num_heads:
-            raise config.refuse("hidden_size", f"must divide by num_attention_heads={num_heads}")
-        head_dim = config.integer("head_dim", 1, _MOST_HEAD_DIM, hidden_size // num_heads)
-        if head_dim % 2:
-            raise config.refuse("head_dim", f"must be even, not {head_dim}")
-        max_context = config.integer("max_position_embeddings", 1, _MOST_CONTEXT)
-        rope = read_rope(config, max_context, head_dim)
-        vocab_size = config.integer("vocab_size", 1, _MOST_VOCAB)
-        return cls(
-            architecture=architecture,
-            vocab_size=vocab_size,
-            hidden_size=hidden_size,
-            intermediate_size=config.integer("intermediate_size", 1, _MOST_WIDTH),
-            num_layers=config.integer("num_hidden_layers", 1, _MOST_LAYERS),
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            max_context=scaled_context(rope, max_context),
-            rms_norm_eps=config.number("rms_norm_eps", 0.0, 1.0, 1e-6),
-            rope=rope,
-            tied_head=config.boolean("tie_word_embeddings", False),
-            attention_bias=config.boolean("attention_bias", False),
-            mlp_bias=config.boolean("mlp_bias", False),
-            dtype=_dtype(config),
-            bos_token_id=next(iter(_token_ids(config, "bos_token_id", vocab_size)), None),
-            eos_token_ids=_token_ids(config, "eos_token_id", vocab_size),
-        )
-
-    @classmethod
-    def from_folder(cls, folder: str | Path) -> ModelConfig:
-        """Read and check `folder/config.json`."""
-        folder = Path(folder)
-        path = checkpoint_file(folder, _FILE)
-        if path is None:
-            raise ModelLoadError("no such file", file=str(folder / _FILE))
-        return cls.from_dict(read_json(path, _MOST_BYTES), file=str(path))
-
-
-def _architecture(config: JsonReader) -> str:
-    names = config.values.get("architectures")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise config.refuse("architectures", "must be a list of names")
-    for name in names:
-        if name in FAMILIES:
-            return str(name)
-    raise config.refuse("architectures", f"must name one of {', '.join(sorted(FAMILIES))}")
-
-
-def _dtype(config: JsonReader) -> str | None:
-    for key in ("dtype", "torch_dtype"):
-        if config.has(key):
-            name = config.string(key).removeprefix("torch.")
-            if name not in _DTYPES:
-                raise config.refuse(key, f"must be one of {', '.join(_DTYPES)}")
-            return name
-    return None
-
-
-def _token_ids(config: JsonReader, key: str, vocab_size: int) -> tuple[int, ...]:
-    value = config.values.get(key)
-    if value is None:
-        return ()
-    ids = value if isinstance(value, list) else [value]
-    for token in ids:
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-            raise config.refuse(key, f"token ids must be between 0 and {vocab_size - 1}")
-    return tuple(ids)
+    def layer(self, index: int) -> LayerConfig:
+        """What is particular about one layer."""
+        return self.layers[index] if self.layers else LayerConfig(rope=self.rope)

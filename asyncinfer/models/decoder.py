@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from asyncinfer.attention import AttentionBatch, KVCache, begin_attention
-from asyncinfer.layers import DecoderLayer, GatedMLP, RMSNorm, RotaryEmbedding, SelfAttention
+from asyncinfer.layers import Embedding, RotaryEmbedding
 from asyncinfer.models.config import ModelConfig
-from asyncinfer.quantization import Linear, make_linear
+from asyncinfer.models.layer import LayerBuilder, build_norm
+from asyncinfer.models.tensors import arranged
+from asyncinfer.quantization import make_linear
 from asyncinfer.weights import WeightSource
 
 __all__ = ["Decoder"]
@@ -17,17 +18,30 @@ __all__ = ["Decoder"]
 class Decoder:
     """A decoder-only transformer over a paged KV cache. Call it under `torch.inference_mode()`."""
 
-    def __init__(self, config: ModelConfig, weights: WeightSource) -> None:
-        """`weights` gives each tensor of `tensor_table(config)` by name, in the table's order."""
+    def __init__(
+        self, config: ModelConfig, weights: WeightSource, max_context: int | None = None
+    ) -> None:
+        """`weights` gives each tensor of `tensor_table(config)` by name, in the table's order.
+        No sequence will be longer than `max_context` (None: `config.max_context`)."""
         self.config = config
-        self._embedding = weights("embedding")
-        self.device: torch.device = self._embedding.device
-        self.dtype: torch.dtype = self._embedding.dtype
-        self._rope = RotaryEmbedding(config.rope, config.head_dim, self.device)
-        self._scale = config.head_dim**-0.5
-        self._layers = [_layer(config, index, weights) for index in range(config.num_layers)]
-        self._norm = RMSNorm(weights("norm"), config.rms_norm_eps)
-        self._head = make_linear(self._embedding if config.tied_head else weights("head"))
+        weights = arranged(config, weights)
+        embedding = weights("embedding")
+        learned = None if config.learned_positions is None else weights("positions")
+        self._embed = Embedding(embedding, config.embedding_scale, learned)
+        self.device: torch.device = embedding.device
+        self.dtype: torch.dtype = embedding.dtype
+        layers = [config.layer(index) for index in range(config.num_layers)]
+        ropes = list(dict.fromkeys(layer.rope for layer in layers if layer.rope is not None))
+        context = max_context or config.max_context
+        self._ropes = [
+            RotaryEmbedding(rope, config.head_dim, self.device, context) for rope in ropes
+        ]
+        self._scale = config.attention_scale or config.head_dim**-0.5
+        builder = LayerBuilder(config, ropes, weights)
+        self._layers = [builder.layer(index) for index in range(config.num_layers)]
+        self._norm = build_norm(config, "norm", weights)
+        head = embedding if config.tied_head else weights("head.weight")
+        self._head = make_linear(head, weights("head.bias") if config.head_bias else None)
 
     def forward(
         self,
@@ -41,43 +55,17 @@ class Decoder:
         `token_ids` and `positions` are int64 `[tokens]`, row after row as in `batch`. Writes the
         KV of every token at `batch.slot_mapping` before it is attended to.
         """
-        x = F.embedding(token_ids, self._embedding)
-        cos, sin = self._rope(positions)
+        x = self._embed(token_ids, positions)
+        angles = [rope(positions) for rope in self._ropes]
         attend = begin_attention(kv, batch, self._scale)
         for layer in self._layers:
-            x = layer(x, cos, sin, attend)
+            x = layer(x, angles, attend)
         return self._norm(x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 `[n, vocab_size]` of the hidden states `[n, hidden]` to be sampled."""
-        return self._head(hidden).float()
-
-
-def _layer(config: ModelConfig, index: int, weights: WeightSource) -> DecoderLayer:
-    name = f"layers.{index}"
-
-    def norm(part: str) -> RMSNorm:
-        return RMSNorm(weights(f"{name}.{part}"), config.rms_norm_eps)
-
-    def linear(part: str, bias: bool) -> Linear:
-        return make_linear(
-            weights(f"{name}.{part}.weight"), weights(f"{name}.{part}.bias") if bias else None
-        )
-
-    return DecoderLayer(
-        norm("attention_norm"),
-        SelfAttention(
-            index,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            linear("attention.qkv", config.attention_bias),
-            linear("attention.out", config.attention_bias),
-        ),
-        norm("mlp_norm"),
-        GatedMLP(
-            linear("mlp.gate_up", config.mlp_bias),
-            linear("mlp.down", config.mlp_bias),
-            config.intermediate_size,
-        ),
-    )
+        logits = self._head(hidden).float()
+        if self.config.logit_scale != 1.0:
+            logits = logits.mul_(self.config.logit_scale)
+        cap = self.config.logit_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol
 
-__all__ = ["Family"]
+from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.reader import JsonReader
+
+__all__ = ["FAMILY_PROTOCOL_VERSION", "Family"]
+
+FAMILY_PROTOCOL_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """One architecture, as differences from the Llama-shaped decoder."""
+class Family(Protocol):
+    """One architecture, as differences from Llama. Derive from it and state what differs."""
 
-    #: The name under `architectures` in `config.json`.
-    architecture: str
-    #: What a key that `config.json` leaves out stands for.
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    #: Llama's keys of `config.json` -> what this architecture calls them.
+    keys: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    #: What a key that `config.json` leaves out (or sets to null) stands for.
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    #: The part of `rope_parameters` to read where kinds of layers have their own.
+    full_rope: ClassVar[str | None] = None
+    #: Whether `partial_rotary_factor` means something.
+    partial_rotary: ClassVar[bool] = False
+
+    def complete(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`config.json`'s content, nulls left out, with what is missing and has a default."""
+        return {**self.defaults, **values}
+
+    def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
+        """The decoder's shape. `llama` is `config` read as Llama's; give it back with what differs
+        replaced. `ModelLoadError` (see `JsonReader`) for what the decoder cannot do."""
+        return llama

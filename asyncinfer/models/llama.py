@@ -1,9 +1,11 @@
-"""Llama (Touvron et al., 2023) and everything that shares its `config.json`: the plain decoder."""
+"""Llama (Touvron et al., 2023): the plain decoder."""
 
 from __future__ import annotations
 
 from asyncinfer.models.family import Family
 
-__all__ = ["LLAMA"]
+__all__ = ["Llama"]
 
-LLAMA = Family(architecture="LlamaForCausalLM")
+
+class Llama(Family):
+    """Llama 1 to 3.x, and whatever shares its `config.json`."""

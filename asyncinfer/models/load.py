@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.config_file import read_config
 from asyncinfer.models.decoder import Decoder
 from asyncinfer.models.tensors import ignored_tensor, tensor_table
 from asyncinfer.weights import Checkpoint, OnProgress, WeightLoader, check_weights
@@ -21,22 +23,38 @@ def load_model(
     device: torch.device | str,
     dtype: torch.dtype,
     progress: OnProgress | None = None,
+    *,
+    max_context: int | None = None,
 ) -> Decoder:
-    """Load the checkpoint in `folder`, its weights converted to `dtype`.
+    """Load the checkpoint in `folder`, its weights converted to `dtype`, for sequences of at most
+    `max_context` tokens (None: as many as the model was made for).
 
     Weights stream onto the device one tensor at a time; `progress` hears of each. Raises
     `ModelLoadError`, before any device memory is taken, for whatever the files say that cannot be.
     """
-    config = ModelConfig.from_folder(folder)
-    table = tensor_table(config)
+    config = read_config(folder)
     with Checkpoint(folder) as checkpoint, torch.inference_mode():
+        config = _without_prefix(config, checkpoint)
+        table = tensor_table(config)
         check_weights(checkpoint, table, partial(ignored_tensor, config=config))
         loader = WeightLoader(checkpoint, table, torch.device(device), dtype, progress)
         try:
-            decoder = Decoder(config, loader)
+            decoder = Decoder(config, loader, max_context)
         except torch.OutOfMemoryError as error:
             raise ModelLoadError(
                 f"{device} has no room for the weights: {error}", file=str(folder)
             ) from error
         loader.finish()
     return decoder
+
+
+def _without_prefix(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
+    """The config for a checkpoint whose tensors lack the architecture's prefix, which is what the
+    model without its head is saved as."""
+    prefix = config.names.prefix
+    if any(name.startswith(prefix) for name in checkpoint.tensors):
+        return config
+    embedding = f"{config.names.embedding}.weight"
+    if embedding not in checkpoint.tensors:
+        return config
+    return replace(config, names=replace(config.names, prefix=""))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from asyncinfer.errors import ModelLoadError
@@ -16,10 +17,18 @@ _MISSING: Any = object()
 class JsonReader:
     """One JSON object of one file. Every refusal names the file, the key and its value."""
 
-    def __init__(self, values: Mapping[str, Any], file: str, prefix: str = "") -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        file: str,
+        prefix: str = "",
+        names: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`names` says what the file calls a key that is asked for by another name."""
         self.values = values
         self.file = file
         self._prefix = prefix
+        self._names = names
 
     def integer(self, key: str, low: int, high: int, default: int = _MISSING) -> int:
         value = self._get(key, default)
@@ -49,8 +58,23 @@ class JsonReader:
             raise self.refuse(key, "must be a string")
         return value
 
+    def numbers(self, key: str, count: int, low: float, high: float) -> tuple[float, ...]:
+        """A list of `count` numbers."""
+        values = self._list(key, count)
+        if not all(type(value) in (int, float) and low <= value <= high for value in values):
+            raise self.refuse(key, f"must be a list of numbers between {low:g} and {high:g}")
+        return tuple(float(value) for value in values)
+
+    def strings(self, key: str, count: int, choices: Collection[str]) -> tuple[str, ...]:
+        """A list of `count` strings, each one of `choices`."""
+        values = self._list(key, count)
+        if not all(isinstance(value, str) and value in choices for value in values):
+            raise self.refuse(key, f"must be a list of {', '.join(choices)}")
+        return tuple(values)
+
     def object(self, key: str) -> JsonReader | None:
         """The object under `key`; None where it is missing, null or empty."""
+        key = self._names.get(key, key)
         value = self.values.get(key)
         if value is None:
             return None
@@ -60,19 +84,26 @@ class JsonReader:
 
     def has(self, key: str) -> bool:
         """Whether `key` is there and not null."""
-        return self.values.get(key) is not None
+        return self.values.get(self._names.get(key, key)) is not None
 
     def refuse(self, key: str, why: str) -> ModelLoadError:
         """The error to raise about `key`."""
+        key = self._names.get(key, key)
         shown = repr(self.values[key]) if key in self.values else "(missing)"
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
         return ModelLoadError(f"{self._prefix}{key}={shown}: {why}", file=self.file)
 
     def _get(self, key: str, default: Any) -> Any:
         # A null means the same as a missing key, as transformers writes it.
-        value = self.values.get(key)
+        value = self.values.get(self._names.get(key, key))
         if value is not None:
             return value
         if default is _MISSING:
             raise self.refuse(key, "is required")
         return default
+
+    def _list(self, key: str, count: int) -> list[Any]:
+        value = self._get(key, _MISSING)
+        if not isinstance(value, list) or len(value) != count:
+            raise self.refuse(key, f"must be a list of {count}")
+        return value

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from typing import Final
 
-from asyncinfer.models.family import Family
-from asyncinfer.models.llama import LLAMA
+from asyncinfer.models.family import FAMILY_PROTOCOL_VERSION, Family
+from asyncinfer.plugins import Registry
 
-__all__ = ["FAMILIES"]
+__all__ = ["families"]
 
-FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {family.architecture: family for family in (LLAMA,)}
+#: By the name that `config.json` gives under `architectures`.
+families: Final[Registry[Family]] = Registry(
+    "asyncinfer.models",
+    Family,  # type: ignore[type-abstract]
+    FAMILY_PROTOCOL_VERSION,
+    {
+        "LlamaForCausalLM": "asyncinfer.models.llama:Llama",
+    },
 )

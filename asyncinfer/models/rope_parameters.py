@@ -4,52 +4,76 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from asyncinfer.layers import RopeConfig
 from asyncinfer.models.reader import JsonReader
 
 __all__ = ["read_rope", "scaled_context"]
 
-_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _THETA = (1.0 + 1e-6, 1e15)
 _FACTOR = (1.0, 1e6)
 _MOST_CONTEXT = 2**31 - 1
 
 
-def read_rope(config: JsonReader, max_context: int, head_dim: int) -> RopeConfig:
+def read_rope(
+    config: JsonReader, max_context: int, head_dim: int, layer_type: str | None = None
+) -> RopeConfig:
     """`rope_scaling` (with `type` or `rope_type`) or the newer `rope_parameters`, theta in there or
     beside it; the first that says something wins, as in transformers. `max_context` is
-    `max_position_embeddings`."""
+    `max_position_embeddings`. `layer_type` names the part of the parameters to read, where kinds of
+    layers have their own.
+    """
     theta = config.number("rope_theta", *_THETA, 10_000.0)
     rope = config.object("rope_scaling") or config.object("rope_parameters")
-    for holder in (config, rope):
-        if holder and holder.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
-            raise holder.refuse("partial_rotary_factor", "only 1 is supported")
+    if rope is not None and layer_type is not None:
+        rope = rope.object(layer_type)
     if rope is None:
-        return RopeConfig(theta=theta, original_context=max_context)
+        size = _rotated_size(config, head_dim)
+        return RopeConfig(theta=theta, original_context=max_context, size=size)
 
     for name, value in rope.values.items():
         if isinstance(value, Mapping):
             raise rope.refuse(name, "settings of their own for some layers are not supported")
+    holder = rope if rope.has("partial_rotary_factor") else config
+    size = _rotated_size(holder, head_dim)
     theta = rope.number("rope_theta", *_THETA, theta)
+    scaled = _scaling(config, rope, max_context, size or head_dim)
+    return replace(scaled, theta=theta, size=size)
+
+
+def _rotated_size(holder: JsonReader, head_dim: int) -> int | None:
+    factor = holder.number("partial_rotary_factor", 0.0, 1.0, 1.0)
+    if factor == 1.0:
+        return None
+    size = int(head_dim * factor)
+    if size < 2 or size % 2:
+        raise holder.refuse(
+            "partial_rotary_factor", f"rotates {size} of {head_dim} dimensions: must be even"
+        )
+    return size
+
+
+def _scaling(config: JsonReader, rope: JsonReader, max_context: int, size: int) -> RopeConfig:
     key = "rope_type" if rope.has("rope_type") else "type"
     rope_type = rope.string(key, "default")
     trained = config if config.has("original_max_position_embeddings") else rope
     original = trained.integer("original_max_position_embeddings", 1, _MOST_CONTEXT, max_context)
     if rope_type == "default":
-        return RopeConfig(theta=theta, original_context=max_context)
+        return RopeConfig(original_context=max_context)
     if rope_type in ("linear", "dynamic"):
-        # The dynamic base's exponent is head_dim / (head_dim - 2).
-        if rope_type == "dynamic" and head_dim < 4:
-            raise rope.refuse(key, f"needs a head_dim of 4 or more, not {head_dim}")
+        # The dynamic base's exponent is size / (size - 2).
+        if rope_type == "dynamic" and size < 4:
+            raise rope.refuse(key, f"needs a head_dim of 4 or more, not {size}")
         factor = rope.number("factor", *_FACTOR)
-        return RopeConfig(
-            rope_type=rope_type, theta=theta, factor=factor, original_context=max_context
-        )
+        return RopeConfig(rope_type=rope_type, factor=factor, original_context=max_context)
     if rope_type == "llama3":
-        return _llama3(rope, theta, original)
+        return _llama3(rope, original)
     if rope_type == "yarn":
-        return _yarn(rope, theta, original, max_context)
+        return _yarn(rope, original, max_context)
+    if rope_type in ("longrope", "su"):
+        return _longrope(rope, original, max_context, size)
     raise rope.refuse(key, f"must be one of {', '.join(_TYPES)}")
 
 
@@ -63,14 +87,13 @@ def scaled_context(rope: RopeConfig, max_context: int) -> int:
     return max_context
 
 
-def _llama3(rope: JsonReader, theta: float, original: int) -> RopeConfig:
+def _llama3(rope: JsonReader, original: int) -> RopeConfig:
     low = rope.number("low_freq_factor", 1e-6, 1e6)
     high = rope.number("high_freq_factor", 1e-6, 1e6)
     if high <= low:
         raise rope.refuse("high_freq_factor", f"must be above low_freq_factor={low:g}")
     return RopeConfig(
         rope_type="llama3",
-        theta=theta,
         factor=rope.number("factor", *_FACTOR),
         original_context=original,
         low_freq_factor=low,
@@ -78,7 +101,7 @@ def _llama3(rope: JsonReader, theta: float, original: int) -> RopeConfig:
     )
 
 
-def _yarn(rope: JsonReader, theta: float, original: int, max_context: int) -> RopeConfig:
+def _yarn(rope: JsonReader, original: int, max_context: int) -> RopeConfig:
     factor = rope.number("factor", *_FACTOR, max(1.0, max_context / original))
     beta_fast = rope.number("beta_fast", 1e-6, 1e6, 32.0)
     beta_slow = rope.number("beta_slow", 1e-6, 1e6, 1.0)
@@ -93,13 +116,27 @@ def _yarn(rope: JsonReader, theta: float, original: int, max_context: int) -> Ro
         attention_factor = _mscale(factor, 1.0)
     return RopeConfig(
         rope_type="yarn",
-        theta=theta,
         factor=factor,
         original_context=original,
         attention_factor=attention_factor,
         beta_fast=beta_fast,
         beta_slow=beta_slow,
         truncate=rope.boolean("truncate", True),
+    )
+
+
+def _longrope(rope: JsonReader, original: int, max_context: int, size: int) -> RopeConfig:
+    """LongRoPE (Ding et al., 2024): a factor for each frequency, one set within the trained context
+    and one for engines that go beyond it."""
+    factor = rope.number("factor", *_FACTOR, max(1.0, max_context / original))
+    default = math.sqrt(1 + math.log(factor) / math.log(original)) if original > 1 else 1.0
+    return RopeConfig(
+        rope_type="longrope",
+        factor=factor,
+        original_context=original,
+        attention_factor=rope.number("attention_factor", 1e-3, 1e3, default),
+        factors=rope.numbers("short_factor", size // 2, 1e-3, 1e6),
+        long_factors=rope.numbers("long_factor", size // 2, 1e-3, 1e6),
     )
 
 

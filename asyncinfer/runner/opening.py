@@ -7,7 +7,7 @@ from pathlib import Path
 from asyncinfer.attention import KVCache
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.models import Decoder, ModelConfig, load_model
+from asyncinfer.models import Decoder, load_model, read_config
 from asyncinfer.runner.device import choose_device, choose_dtype, use_cpu_threads
 from asyncinfer.runner.memory import plan_memory
 from asyncinfer.runner.model_runner import ModelRunner
@@ -30,14 +30,15 @@ def open_runner(
     device = choose_device(config.device)
     if config.cpu_threads is not None:
         use_cpu_threads(config.cpu_threads)
-    model = ModelConfig.from_folder(folder)
+    model = read_config(folder)
     dtype = choose_dtype(config.dtype, model.dtype, device)
     if tokens > model.vocab_size:
         raise ModelLoadError(
             f"token ids go up to {tokens - 1}, the model's embedding has {model.vocab_size} rows",
             file=str(folder / "tokenizer.json"),
         )
-    return runner_of(load_model(folder, device, dtype, progress), config, tokens)
+    decoder = load_model(folder, device, dtype, progress, max_context=config.max_context)
+    return runner_of(decoder, config, tokens)
 
 
 def runner_of(decoder: Decoder, config: EngineConfig, tokens: int) -> ModelRunner:

@@ -10,12 +10,14 @@ from attention.batches import Row, batch_of, scattered_tables
 
 from asyncinfer.attention import (
     AttentionBatch,
+    AttentionVariant,
     GatheredAttention,
     KVCache,
     PagedAttention,
     begin_attention,
 )
 from asyncinfer.attention import prefill as prefill_module
+from asyncinfer.attention import varied as varied_module
 from asyncinfer.kernels import onednn, ops
 
 LAYERS = 2
@@ -47,7 +49,12 @@ class Sequences:
         self.kv.storage.fill_(float("nan"))
         self.generator = torch.Generator().manual_seed(1)
 
-    def step(self, rows: list[tuple[int, Row]], layer: int = 0) -> tuple[torch.Tensor, ...]:
+    def step(
+        self,
+        rows: list[tuple[int, Row]],
+        layer: int = 0,
+        variant: AttentionVariant | None = None,
+    ) -> tuple[torch.Tensor, ...]:
         """Run `(sequence, (start, count))` rows; give what came out and what the twin says."""
         batch = self.batch(rows)
         tokens = sum(batch.counts)
@@ -55,7 +62,8 @@ class Sequences:
         k = self.random(tokens, self.shape.num_kv_heads)
         v = self.random(tokens, self.shape.num_kv_heads)
         scale = self.shape.head_dim**-0.5
-        got = GatheredAttention(self.kv, batch, scale)(layer, q, k, v)
+        got = GatheredAttention(self.kv, batch, scale)(layer, q, k, v, variant)
+        variant = variant or AttentionVariant()
         expected = ops.paged_attention(
             q,
             self.kv.k[layer],
@@ -64,6 +72,9 @@ class Sequences:
             batch.seq_lens,
             batch.query_starts,
             scale,
+            window=variant.window,
+            softcap=variant.softcap,
+            sinks=variant.sinks,
             reference=True,
         )
         return got, expected.flatten(1)
@@ -191,6 +202,76 @@ def test_the_paged_kernels_write_and_attend_alike() -> None:
         for at in range(start + count):
             place = 1, slice(None), tables[row][at // 4], slice(None), at % 4
             assert torch.equal(caches[0].storage[place], caches[1].storage[place])
+
+
+SINKS = torch.linspace(-2, 3, 6)
+VARIANTS = {
+    "window": AttentionVariant(window=7),
+    "window of one": AttentionVariant(window=1),
+    "window of a block": AttentionVariant(window=4),
+    "window beyond everything": AttentionVariant(window=1000),
+    "soft cap": AttentionVariant(softcap=0.5),
+    "sinks": AttentionVariant(sinks=SINKS),
+    "everything": AttentionVariant(window=10, softcap=2.0, sinks=SINKS),
+}
+
+
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+@pytest.mark.parametrize("tile", [3, 128])
+def test_variants(name: str, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the reference twin: prefill, chunks, decode, and all of them in one batch, with rows
+    shorter and much longer than the window."""
+    monkeypatch.setattr(varied_module, "_TILE_TOKENS", tile)
+    variant = VARIANTS[name]
+    sequences = Sequences(Shape(), [70, 3, 9, 41])
+    steps: list[list[tuple[int, Row]]] = [
+        [(0, (0, 60)), (2, (0, 8))],
+        [(1, (0, 1)), (0, (60, 1)), (2, (8, 1)), (3, (0, 25))],
+        [(1, (1, 1)), (0, (61, 2)), (3, (25, 9))],
+        [(0, (63, 1)), (1, (2, 1)), (3, (34, 1))],
+    ]
+    for rows in steps:
+        got, expected = sequences.step(rows, variant=variant)
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_layers_of_one_pass_may_differ() -> None:
+    sequences = Sequences(Shape(), [40])
+    sequences.step([(0, (0, 39))])
+    batch = sequences.batch([(0, (39, 1))])
+    attention = GatheredAttention(sequences.kv, batch, 0.25)
+    q, k, v = (sequences.random(1, heads) for heads in (6, 2, 2))
+    plain, windowed, again = (
+        attention(0, q, k, v, variant) for variant in (None, AttentionVariant(window=3), None)
+    )
+    assert torch.equal(plain, again)
+    assert (plain - windowed).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_pages_outside_the_window_are_never_read(count: int) -> None:
+    window, start = 6, 38
+    sequences = Sequences(Shape(), [start + count])
+    sequences.step([(0, (0, start))])
+    unseen = (start - window + 1) // sequences.size
+    assert unseen >= 8
+    sequences.kv.storage[:, :, sequences.tables[0][:unseen]] = float("nan")
+    got, expected = sequences.step([(0, (start, count))], variant=AttentionVariant(window=window))
+    assert torch.isfinite(got).all()
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_paged_kernels_vary_alike() -> None:
+    tables = scattered_tables([21, 13], 12, 4)
+    _, batch = batch_of([(20, 1), (0, 13)], tables, 4)
+    torch.manual_seed(0)
+    past = torch.randn(2, 2, 12, 2, 4, 16)
+    q, k, v = torch.randn(14, 6, 16), torch.randn(14, 2, 16), torch.randn(14, 2, 16)
+    results = [
+        attention(KVCache(past.clone()), batch, 0.25)(1, q, k, v, VARIANTS["everything"])
+        for attention in (GatheredAttention, PagedAttention)
+    ]
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
 
 
 def test_cpus_gather() -> None:

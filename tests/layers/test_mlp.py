@@ -1,20 +1,33 @@
-"""The gated feed-forward layer, in tiles and whole."""
+"""The feed-forward layer, in tiles and whole; its activations."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
+from transformers.activations import ACT2FN
 
-from asyncinfer.layers import GatedMLP
+from asyncinfer.layers import ACTIVATIONS, MLP, activation
 from asyncinfer.quantization import make_linear
 
 
 def test_tiles_change_nothing() -> None:
     torch.manual_seed(0)
     gate, up, down = torch.randn(24, 16), torch.randn(24, 16), torch.randn(16, 24)
-    mlp = GatedMLP(make_linear(torch.cat((gate, up))), make_linear(down), 24)
+    mlp = MLP(
+        make_linear(torch.cat((gate, up))), activation("silu", gated=True), make_linear(down), 48
+    )
     x = torch.randn(300, 16)
     expected = (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
     torch.testing.assert_close(mlp(x), expected, rtol=1e-4, atol=1e-4)
     mlp.tile = 128
     torch.testing.assert_close(mlp(x), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_are_those_of_transformers(name: str) -> None:
+    theirs = ACT2FN[name]
+    x = torch.randn(7, 24, generator=torch.Generator().manual_seed(1)) * 3
+    torch.testing.assert_close(activation(name, gated=False)(x), theirs(x), rtol=1e-5, atol=1e-6)
+    gated = theirs(x[:, :12]) * x[:, 12:]
+    torch.testing.assert_close(activation(name, gated=True)(x), gated, rtol=1e-5, atol=1e-6)

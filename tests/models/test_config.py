@@ -10,7 +10,7 @@ import pytest
 
 from asyncinfer.builtin import DRAFT_PATH, MODEL_PATH
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.models import ModelConfig
+from asyncinfer.models import parse_config, read_config
 
 GOOD: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -30,34 +30,35 @@ def changed(**changes: Any) -> dict[str, Any]:
 
 
 def test_what_is_left_out() -> None:
-    config = ModelConfig.from_dict(changed(num_key_value_heads=MISSING))
+    config = parse_config(changed(num_key_value_heads=MISSING))
     assert (config.num_kv_heads, config.head_dim, config.max_context) == (4, 16, 512)
-    assert (config.rms_norm_eps, config.rope.theta) == (1e-6, 10_000.0)
-    assert (config.tied_head, config.attention_bias, config.mlp_bias) == (False, False, False)
+    assert config.rope is not None
+    assert (config.norm_eps, config.rope.theta) == (1e-6, 10_000.0)
+    assert (config.tied_head, config.qkv_bias, config.mlp_bias) == (False, False, False)
     assert (config.dtype, config.bos_token_id, config.eos_token_ids) == (None, None, ())
 
 
 def test_null_is_left_out() -> None:
     names = ("head_dim", "num_key_value_heads", "rope_scaling", "rope_theta", "rms_norm_eps")
-    assert ModelConfig.from_dict(
-        changed(**dict.fromkeys(names), auto_map=None)
-    ) == ModelConfig.from_dict(changed(num_key_value_heads=4))
+    assert parse_config(changed(**dict.fromkeys(names), auto_map=None)) == parse_config(
+        changed(num_key_value_heads=4)
+    )
 
 
 def test_what_is_given() -> None:
-    config = ModelConfig.from_dict(
+    config = parse_config(
         changed(head_dim=80, torch_dtype="torch.float16", bos_token_id=3, eos_token_id=[1, 2])
     )
     assert (config.head_dim, config.dtype) == (80, "float16")
     assert (config.bos_token_id, config.eos_token_ids) == (3, (1, 2))
-    assert ModelConfig.from_dict(changed(eos_token_id=7)).eos_token_ids == (7,)
-    assert ModelConfig.from_dict(changed(hidden_size=65, head_dim=16)).head_dim == 16
+    assert parse_config(changed(eos_token_id=7)).eos_token_ids == (7,)
+    assert parse_config(changed(hidden_size=65, head_dim=16)).head_dim == 16
 
 
 @pytest.mark.parametrize("folder", [MODEL_PATH, DRAFT_PATH], ids=["model", "draft"])
 def test_shipped_models(folder: Path) -> None:
     values = json.loads((folder / "config.json").read_text())
-    config = ModelConfig.from_folder(folder)
+    config = read_config(folder)
     assert (config.vocab_size, config.num_layers) == (
         values["vocab_size"],
         values["num_hidden_layers"],
@@ -66,6 +67,7 @@ def test_shipped_models(folder: Path) -> None:
 
 YARN = {"rope_type": "yarn", "factor": 4.0}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
 #: What config.json says -> the key that the error names.
 LIES: list[tuple[str, dict[str, Any]]] = [  # fault 45
     *[(key, {key: MISSING}) for key in GOOD if key != "num_key_value_heads"],
@@ -78,7 +80,8 @@ LIES: list[tuple[str, dict[str, Any]]] = [  # fault 45
     ("head_dim", {"head_dim": 15}),
     ("head_dim", {"head_dim": 4096}),
     ("head_dim", {"num_attention_heads": 64, "num_key_value_heads": 64}),
-    ("hidden_act", {"hidden_act": "gelu"}),
+    ("hidden_act", {"hidden_act": "relu6"}),
+    ("hidden_act", {"hidden_act": 3}),
     ("rms_norm_eps", {"rms_norm_eps": float("nan")}),
     ("rms_norm_eps", {"rms_norm_eps": -1e-5}),
     ("tie_word_embeddings", {"tie_word_embeddings": "yes"}),
@@ -93,7 +96,11 @@ LIES: list[tuple[str, dict[str, Any]]] = [  # fault 45
     ("rope_theta", {"rope_theta": 0}),
     ("rope_theta", {"rope_theta": float("inf")}),
     ("rope_scaling", {"rope_scaling": "linear"}),
-    ("rope_scaling.type", {"rope_scaling": {"type": "longrope", "factor": 2.0}}),
+    ("rope_scaling.type", {"rope_scaling": {"type": "magic", "factor": 2.0}}),
+    ("rope_scaling.short_factor", {"rope_scaling": {"type": "longrope"}}),
+    ("rope_scaling.short_factor", {"rope_scaling": {**LONGROPE, "short_factor": [1.0] * 7}}),
+    ("rope_scaling.long_factor", {"rope_scaling": {**LONGROPE, "long_factor": [0.0] * 8}}),
+    ("rope_scaling.long_factor", {"rope_scaling": {**LONGROPE, "long_factor": ["1"] * 8}}),
     ("rope_scaling.rope_type", {"rope_scaling": {"rope_type": 3, "factor": 2.0}}),
     ("rope_scaling.factor", {"rope_scaling": {"type": "linear"}}),
     ("rope_scaling.factor", {"rope_scaling": {"type": "linear", "factor": 0.5}}),
@@ -116,7 +123,7 @@ LIES: list[tuple[str, dict[str, Any]]] = [  # fault 45
 @pytest.mark.parametrize(("key", "changes"), LIES)
 def test_a_config_that_lies(key: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ModelLoadError) as caught:
-        ModelConfig.from_dict(changed(**changes), file="some/config.json")
+        parse_config(changed(**changes), file="some/config.json")
     assert caught.value.file == "some/config.json"
     assert f": {key}=" in str(caught.value)
 
@@ -124,7 +131,7 @@ def test_a_config_that_lies(key: str, changes: dict[str, Any]) -> None:
 def test_remote_code_is_refused() -> None:  # fault 49
     auto_map = {"AutoModelForCausalLM": "modeling_evil.EvilForCausalLM"}
     with pytest.raises(ModelLoadError, match=r"auto_map=.*never run"):
-        ModelConfig.from_dict(changed(auto_map=auto_map))
+        parse_config(changed(auto_map=auto_map))
 
 
 @pytest.mark.parametrize(
@@ -143,10 +150,10 @@ def test_remote_code_is_refused() -> None:  # fault 49
 def test_a_config_that_is_no_json(tmp_path: Path, content: bytes, why: str) -> None:  # fault 45
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ModelLoadError, match=why) as caught:
-        ModelConfig.from_folder(tmp_path)
+        read_config(tmp_path)
     assert str(tmp_path) in str(caught.value.file)
 
 
 def test_no_config(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="no such file"):
-        ModelConfig.from_folder(tmp_path)
+        read_config(tmp_path)

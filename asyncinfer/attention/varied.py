@@ -1,0 +1,161 @@
+"""Attention with a window, a soft cap or sinks, in torch's own operators.
+
+Rows are gathered in groups of like length and attended to with the scores in hand, tile by tile.
+Of a row's pages only those are read that hold a key which one of its queries can see.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import torch
+
+from asyncinfer.attention.batch import AttentionBatch
+from asyncinfer.attention.gather import Gather
+from asyncinfer.attention.kv import KVCache
+from asyncinfer.attention.variant import AttentionVariant
+
+__all__ = ["VariedAttention"]
+
+#: Scores held at once.
+_TILE_SCORES = 1 << 21
+#: Most query tokens of a tile: beyond, more is computed outside the window than is gained.
+_TILE_TOKENS = 128
+#: Decode rows of one group are no further apart in length than this share of the longest.
+_SPREAD = 0.5
+
+
+class VariedAttention:
+    """Attention of one forward pass for the layers of one window."""
+
+    def __init__(
+        self, kv: KVCache, batch: AttentionBatch, scale: float, window: int | None
+    ) -> None:
+        self._scale = scale
+        tokens = list(accumulate(batch.counts, initial=0))
+        groups = _decode_groups(batch, window)
+        groups += [[row] for row in range(batch.decode_rows, batch.rows)]
+        self._groups = [
+            _Group(kv, batch, rows, [tokens[row] for row in rows], window) for rows in groups
+        ]
+        #: Elements of the largest gather's buffer.
+        self.size = max((group.gather.size for group in self._groups), default=0)
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, variant: AttentionVariant, buffer: torch.Tensor
+    ) -> torch.Tensor:
+        """Attend with `q` `[tokens, heads, head_dim]`, whose keys and values are in the cache;
+        gives `[tokens, heads * head_dim]`. `buffer` takes the gathered pages."""
+        out = torch.empty_like(q)
+        for group in self._groups:
+            keys, values = group.gather(layer, buffer)
+            rows, kv_heads = keys.shape[:2]
+            queries = q.index_select(0, group.tokens)
+            queries = queries.view(rows, -1, kv_heads, q.shape[1] // kv_heads, q.shape[2])
+            for first, last in group.tiles(q.shape[1]):
+                seen, hidden = group.mask(first, last)
+                tile = queries[:, first:last].transpose(1, 2)
+                result = self._tile(tile, keys[:, :, seen], values[:, :, seen], hidden, variant)
+                at = group.tokens.view(rows, -1)[:, first:last].flatten()
+                out.index_copy_(0, at, result.transpose(1, 2).reshape(-1, *q.shape[1:]))
+        return out.flatten(1)
+
+    def _tile(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        hidden: torch.Tensor,
+        variant: AttentionVariant,
+    ) -> torch.Tensor:
+        """`q` `[rows, kv_heads, queries, group, head_dim]`, `k` and `v` `[rows, kv_heads, keys,
+        head_dim]`, `hidden` bool `[rows, 1, queries, 1, keys]`; gives the shape of `q`."""
+        rows, kv_heads, queries, group, head_dim = q.shape
+        flat = q.reshape(rows, kv_heads, queries * group, head_dim)
+        scores = (flat @ k.transpose(2, 3)).float().mul_(self._scale)
+        if variant.softcap is not None:
+            scores.div_(variant.softcap).tanh_().mul_(variant.softcap)
+        scores = scores.view(rows, kv_heads, queries, group, -1)
+        scores.masked_fill_(hidden, float("-inf"))
+        if variant.sinks is None:
+            weights = scores.softmax(dim=-1)
+        else:
+            sinks = variant.sinks.view(kv_heads, 1, group, 1).expand(*scores.shape[:4], 1)
+            weights = torch.cat((scores, sinks), dim=-1).softmax(dim=-1)[..., :-1]
+        weights = weights.to(v.dtype).reshape(rows, kv_heads, queries * group, -1)
+        return (weights @ v).view(q.shape)
+
+
+class _Group:
+    """Decode rows, or one longer row; their visible keys padded to the most of them."""
+
+    def __init__(
+        self,
+        kv: KVCache,
+        batch: AttentionBatch,
+        rows: list[int],
+        tokens: list[int],
+        window: int | None,
+    ) -> None:
+        device = batch.block_tables.device
+        size = batch.block_size
+        firsts = [_first_key(batch, row, window) // size for row in rows]
+        ends = [batch.starts[row] + batch.counts[row] for row in rows]
+        starts = [batch.starts[row] for row in rows]
+        blocks = max(-(-end // size) - first for first, end in zip(firsts, ends, strict=True))
+        row, token, first, end, start = torch.tensor(
+            [rows, tokens, firsts, ends, starts], device=device
+        )[:, :, None]
+        queries = torch.arange(batch.counts[rows[0]], device=device)
+        #: int64 `[rows * queries]`: the group's query tokens, row after row.
+        self.tokens = (token + queries).flatten()
+        at = first + torch.arange(blocks, device=device)
+        # What pads a row must be finite, so it is the first block that the row can see.
+        at = torch.where(at * size < end, at, first)
+        self.gather = Gather(kv, batch.block_tables[row, at].long())
+        #: Positions, int64: of the gathered keys `[rows, keys]`, of the queries `[rows, queries]`.
+        self._keys = first * size + torch.arange(blocks * size, device=device)
+        self._queries = start + queries
+        self._window = window
+        #: Of a longer row: which gathered key is its first query's own.
+        self._own = starts[0] - firsts[0] * size
+
+    def tiles(self, heads: int) -> list[tuple[int, int]]:
+        """Queries of each row, cut so that their scores stay few."""
+        count = self._queries.shape[1]
+        step = min(max(16, _TILE_SCORES // (heads * self._keys.shape[1])), _TILE_TOKENS)
+        return [(first, min(first + step, count)) for first in range(0, count, step)]
+
+    def mask(self, first: int, last: int) -> tuple[slice, torch.Tensor]:
+        """The gathered keys that some of the queries `first .. last - 1` may see, and which of them
+        each does not: bool `[rows, 1, queries, 1, keys]`."""
+        seen = slice(None)
+        if self._queries.shape[1] > 1:
+            begin = 0 if self._window is None else self._own + first - self._window + 1
+            seen = slice(max(0, begin), self._own + last)
+        keys, queries = self._keys[:, None, seen], self._queries[:, first:last, None]
+        hidden = keys > queries
+        if self._window is not None:
+            hidden |= keys <= queries - self._window
+        return seen, hidden[:, None, :, None]
+
+
+def _first_key(batch: AttentionBatch, row: int, window: int | None) -> int:
+    """Position of the first key that a query of the row sees."""
+    return 0 if window is None else max(0, batch.starts[row] - window + 1)
+
+
+def _decode_groups(batch: AttentionBatch, window: int | None) -> list[list[int]]:
+    """The decode rows by how many keys they see, longest first."""
+    seen = {
+        row: batch.starts[row] + 1 - _first_key(batch, row, window)
+        for row in range(batch.decode_rows)
+    }
+    groups: list[list[int]] = []
+    for row in sorted(seen, key=seen.__getitem__, reverse=True):
+        roomy = groups and seen[row] + batch.block_size >= _SPREAD * seen[groups[-1][0]]
+        if roomy:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return groups

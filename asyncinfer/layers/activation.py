@@ -1,0 +1,42 @@
+"""What stands between the two products of a feed-forward layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+
+from asyncinfer.kernels import ops
+
+__all__ = ["ACTIVATIONS", "Activation", "activation"]
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """GELU (Hendrycks and Gimpel, 2016) by its tanh approximation."""
+    return F.gelu(x, approximate="tanh")
+
+
+def _gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    return ops.gelu_mul(gate_up, approximate="tanh")
+
+
+#: `config.json`'s names, each with the plain and the gated form.
+_FORMS: Final[dict[str, tuple[Activation, Activation]]] = {
+    "gelu": (F.gelu, ops.gelu_mul),
+    "gelu_fast": (_gelu_tanh, _gelu_tanh_mul),
+    "gelu_new": (_gelu_tanh, _gelu_tanh_mul),
+    "gelu_pytorch_tanh": (_gelu_tanh, _gelu_tanh_mul),
+    "silu": (F.silu, ops.silu_mul),
+    "swish": (F.silu, ops.silu_mul),
+}
+ACTIVATIONS: Final = tuple(_FORMS)
+
+
+def activation(name: str, *, gated: bool) -> Activation:
+    """The activation that `config.json` calls `name`. A gated one takes a packed
+    `[tokens, 2 * size]`, gate first, and gives `activation(gate) * up`, `[tokens, size]`."""
+    return _FORMS[name][gated]

@@ -1,0 +1,145 @@
+"""From a config and its weights to one layer of the decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from asyncinfer.attention import AttentionVariant
+from asyncinfer.layers import (
+    MLP,
+    Attention,
+    DecoderLayer,
+    FeedForward,
+    HeadNorm,
+    Layer,
+    Norm,
+    ParallelLayer,
+    Prepare,
+    ProjectionNorm,
+    RMSNorm,
+    RopeConfig,
+    Rotate,
+    RotatePart,
+    SelfAttention,
+    activation,
+    followed,
+    make_norm,
+    normed_first,
+    unrotated,
+)
+from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.tensors import block_norms
+from asyncinfer.quantization import Linear, make_linear
+from asyncinfer.weights import WeightSource
+
+__all__ = ["LayerBuilder", "build_norm"]
+
+
+def build_norm(config: ModelConfig, name: str, weights: WeightSource) -> Norm:
+    """The norm of this name in the tensor table."""
+    bias = config.norm == "layer" and config.norm_bias
+    return make_norm(
+        config.norm,
+        weights(f"{name}.weight"),
+        weights(f"{name}.bias") if bias else None,
+        config.norm_eps,
+    )
+
+
+class LayerBuilder:
+    """Makes the layers one after another, asking for weights in the tensor table's order.
+
+    `ropes` are the model's different rotations, in the order in which a forward pass gives their
+    angles."""
+
+    def __init__(
+        self, config: ModelConfig, ropes: Sequence[RopeConfig], weights: WeightSource
+    ) -> None:
+        self._config = config
+        self._ropes = ropes
+        self._weights = weights
+
+    def layer(self, index: int) -> Layer:
+        config = self._config
+        name = f"layers.{index}"
+        norms = {
+            norm: build_norm(config, f"{name}.{norm}", self._weights)
+            for norm in block_norms(config)
+        }
+        attention: Attention = self._attention(index, f"{name}.attention")
+        mlp = self._mlp(f"{name}.mlp")
+        if config.residual_scale != 1.0:
+            scaled = partial(torch.Tensor.mul_, other=config.residual_scale)
+            attention, mlp = followed(attention, scaled), followed(mlp, scaled)
+        if config.block == "parallel":
+            return ParallelLayer(norms["attention_norm"], attention, norms["mlp_norm"], mlp)
+        if config.block == "parallel-shared":
+            return ParallelLayer(norms["attention_norm"], attention, None, mlp)
+        if "attention_out_norm" in norms:
+            attention = followed(attention, norms["attention_out_norm"])
+            mlp = followed(mlp, norms["mlp_out_norm"])
+        return DecoderLayer(
+            norms.get("attention_norm", _same), attention, norms.get("mlp_norm", _same), mlp
+        )
+
+    def _attention(self, index: int, name: str) -> SelfAttention:
+        config = self._config
+        qkv = self._linear(f"{name}.qkv", config.qkv_bias)
+        out = self._linear(f"{name}.out", config.out_bias)
+        return SelfAttention(
+            index,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            qkv,
+            self._prepare(index, name),
+            out,
+            self._variant(index, name),
+        )
+
+    def _prepare(self, index: int, name: str) -> Prepare:
+        config = self._config
+        rope = config.layer(index).rope
+        rotate: Prepare = unrotated
+        if rope is not None:
+            place = self._ropes.index(rope)
+            whole = rope.size in (None, config.head_dim)
+            rotate = Rotate(place) if whole else RotatePart(place, rope.size or 0)
+        if config.qk_norm is None:
+            return rotate
+        q, k = self._weights(f"{name}.q_norm"), self._weights(f"{name}.k_norm")
+        plus_one = config.norm == "rms-plus-one"
+        if config.qk_norm == "head":
+            heads = config.num_heads, config.num_kv_heads
+            return normed_first(HeadNorm(q, k, *heads, config.norm_eps, plus_one), rotate)
+        q_norm, k_norm = (RMSNorm(weight, config.norm_eps, plus_one) for weight in (q, k))
+        return normed_first(ProjectionNorm(q_norm, k_norm, config.num_heads), rotate)
+
+    def _variant(self, index: int, name: str) -> AttentionVariant | None:
+        config = self._config
+        window = config.layer(index).window
+        sinks = self._weights(f"{name}.sinks").float() if config.sinks else None
+        if window is None and config.attention_softcap is None and sinks is None:
+            return None
+        return AttentionVariant(window, config.attention_softcap, sinks)
+
+    def _mlp(self, name: str) -> FeedForward:
+        config = self._config
+        return MLP(
+            self._linear(f"{name}.up", config.mlp_bias),
+            activation(config.activation, gated=config.gated_mlp),
+            self._linear(f"{name}.down", config.mlp_bias),
+            config.intermediate_size * (2 if config.gated_mlp else 1),
+        )
+
+    def _linear(self, name: str, bias: bool) -> Linear:
+        return make_linear(
+            self._weights(f"{name}.weight"), self._weights(f"{name}.bias") if bias else None
+        )
+
+
+def _same(x: torch.Tensor) -> torch.Tensor:
+    return x
