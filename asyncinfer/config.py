@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from asyncinfer.protocols.eviction import EvictionPolicy
+from asyncinfer.protocols.observer import Observer
 from asyncinfer.protocols.scheduling import SchedulingPolicy
 
-__all__ = ["EngineConfig", "OnFull"]
+__all__ = ["ChosenObserver", "EngineConfig", "OnFull"]
 
+#: A name, a name with arguments, or an object.
+ChosenObserver: TypeAlias = str | tuple[str, Mapping[str, Any]] | Observer
 OnFull = Literal["pause", "coalesce", "cancel"]
 
 
@@ -48,6 +52,9 @@ class EngineConfig:
     cache_policy: str | EvictionPolicy = "lru"
     #: "fcfs", "priority", "deadline" or an object.
     scheduler: str | SchedulingPolicy = "fcfs"
+    #: Told of what happens: each by name, by name with arguments (`("prometheus", {"port": 9000})`)
+    #: or as an object.
+    observers: Sequence[ChosenObserver] = ()
     #: Steps in flight at once.
     overlap: int = 1
 
@@ -93,6 +100,7 @@ class EngineConfig:
             raise ValueError(f"revision={self.revision!r}: must be a string")
         if not isinstance(self.prefix_cache, bool):
             raise ValueError(f"prefix_cache={self.prefix_cache!r}: must be True or False")
+        object.__setattr__(self, "observers", _observers(self.observers))
         if self.on_full not in get_args(OnFull):
             raise ValueError(f"on_full={self.on_full!r}: must be one of {get_args(OnFull)}")
 
@@ -112,3 +120,20 @@ def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{name}={value!r}: must be a number")
     return value
+
+
+def _observers(value: object) -> tuple[object, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ValueError(f"observers={value!r}: must be a list of names or objects")
+    for index, entry in enumerate(value):
+        if isinstance(entry, tuple | list) and not _is_named(entry):
+            bound = "must be a pair (name, mapping of arguments)"
+            raise ValueError(f"observers[{index}]={entry!r}: {bound}")
+    return tuple(value)
+
+
+def _is_named(entry: tuple[object, ...] | list[object]) -> bool:
+    match entry:
+        case (str(), Mapping() as args) if isinstance(entry, tuple):
+            return all(isinstance(name, str) for name in args)
+    return False

@@ -10,8 +10,16 @@ from typing import Any, Protocol
 import pytest
 
 from asyncinfer.errors import PluginError
-from asyncinfer.plugins import Registry, cache_policies, schedulers
-from asyncinfer.protocols import CachedBlock, EvictionPolicy, RequestView, SchedulingPolicy
+from asyncinfer.plugins import Registry, cache_policies, register, registries, schedulers
+from asyncinfer.protocols import (
+    CachedBlock,
+    EvictionPolicy,
+    Observer,
+    ObserverEvent,
+    RequestView,
+    SchedulingPolicy,
+)
+from asyncinfer.samplers import XTC, Mirostat
 
 
 class Greeter(Protocol):
@@ -157,6 +165,86 @@ def test_registering(registry: Registry[Greeter]) -> None:
     registry.register("new", Broken)
     with pytest.raises(PluginError, match=r"'new'.*no socket"):
         registry.resolve("new")
+
+
+def test_an_installed_plugin_cannot_be_replaced(registry: Registry[Greeter], install: Any) -> None:
+    install("hello", "hello_module:Hello", GOOD)
+    with pytest.raises(PluginError, match=r"'hello'.*taken, by greetings 1\.2"):
+        registry.register("hello", Polite)
+    assert "hello_module" not in sys.modules
+    assert registry.resolve("hello").greet("you", False) == "Hello, you"
+
+
+def test_arguments_go_with_a_name(registry: Registry[Greeter]) -> None:
+    class Tall(Polite):
+        def __init__(self, height: int = 2) -> None:
+            self.height = height
+
+    registry.register("tall", Tall)
+    made = registry.resolve("tall", {"height": 3})
+    assert isinstance(made, Tall)
+    assert made.height == 3
+    with pytest.raises(PluginError, match=r"'tall'.*cannot be made.*'width'"):
+        registry.resolve("tall", {"width": 3})
+
+
+class Quiet(Observer):
+    def observe(self, event: ObserverEvent) -> None: ...
+
+
+class ByLength:
+    def rank(self, request: RequestView, now: float) -> tuple[float, ...]:
+        return (request.prompt_len,)
+
+
+#: Group -> what may be registered there, and what it lacks if it is of another kind.
+PLUGINS: dict[str, tuple[Any, str]] = {
+    "asyncinfer.cache_policies": (lambda: cache_policies.resolve("lru"), "published"),
+    "asyncinfer.observers": (Quiet, "observe"),
+    "asyncinfer.samplers": (XTC, "frozen dataclass"),
+    "asyncinfer.schedulers": (ByLength, "rank"),
+}
+
+
+OTHERS: dict[str, Any] = {
+    "asyncinfer.observers": type("Again", (Quiet,), {}),
+    "asyncinfer.samplers": Mirostat,
+    "asyncinfer.schedulers": type("Again", (ByLength,), {}),
+}
+
+
+def test_there_is_one_for_each_group() -> None:
+    assert sorted(PLUGINS) == [registry.group for registry in registries()]
+
+
+@pytest.mark.parametrize("group", PLUGINS)
+def test_registering_in_a_group(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (registry,) = (registry for registry in registries() if registry.group == group)
+    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(registry, "_loaded", {})
+    factory, lacks = PLUGINS[group]
+    register(group, "mine", factory)
+    register(group, "mine", factory)
+    assert registry.factory("mine")[0] is factory
+    (info,) = (info for info in registry.describe() if info.name == "mine")
+    assert (info.origin, info.problem) == ("registered by the application", None)
+    built_in = next(name for name in registry.names() if name != "mine")
+    with pytest.raises(PluginError, match=f"'{built_in}'.*{group}.*taken, by .*built in"):
+        register(group, built_in, factory)
+    with pytest.raises(PluginError, match=f"'other'.*{group}.*{lacks}"):
+        register(group, "other", Polite)
+    with pytest.raises(PluginError, match=r"'mine'.*taken"):
+        register(group, "mine", OTHERS.get(group, lambda: cache_policies.resolve("lfu")))
+    with pytest.raises(PluginError, match="non-empty string"):
+        register(group, "", factory)
+    assert registry.factory("mine")[0] is factory
+
+
+def test_a_group_there_is_not_names_those_there_are() -> None:
+    with pytest.raises(
+        PluginError, match=r"'samplers'.*asyncinfer\.observers, asyncinfer\.samplers"
+    ):
+        register("samplers", "mine", XTC)
 
 
 def test_objects(registry: Registry[Greeter]) -> None:

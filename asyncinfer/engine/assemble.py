@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
@@ -12,13 +13,14 @@ from typing import Any
 from asyncinfer import plugins
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.cache import PrefixCache
-from asyncinfer.chunk import LoadProgress
+from asyncinfer.chunk import EngineStats, LoadProgress
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Core
 from asyncinfer.engine.jobs import answer_of
 from asyncinfer.engine.ports import Port
 from asyncinfer.engine.source import Loaded, ModelSource, Progress
+from asyncinfer.engine.watch import Watch, open_watch
 from asyncinfer.errors import EngineClosed, InvalidRequest, ModelLoadError
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import Request, Scheduler
@@ -76,18 +78,26 @@ def open_core(
             progress(step)
 
     loaded = source.load(config, report)
+    watch = None
     try:
         if cancelled.is_set():
             raise EngineClosed("opening the engine was cancelled")
-        scheduler = open_scheduler(loaded, config)
+        watch = open_watch(config)
+        scheduler = open_scheduler(loaded, config, watch)
     except BaseException:
         loaded.runner.close()
+        if watch is not None:
+            watch.discard()
         raise
     emit("engine_loaded", model=repr(source), blocks=loaded.runner.spec.num_blocks)
-    return Core(loaded, scheduler, config, admission, ports)
+    core = Core(loaded, scheduler, config, admission, ports, watch=watch)
+    if watch is not None:
+        name = source.model if isinstance(source, Checkpoint) else type(source).__name__
+        watch.opened(str(name), _stats_of(core))
+    return core
 
 
-def open_scheduler(loaded: Loaded, config: EngineConfig) -> Scheduler:
+def open_scheduler(loaded: Loaded, config: EngineConfig, watch: Watch | None = None) -> Scheduler:
     """The scheduler and its cache, with the policies the configuration names."""
     spec = loaded.runner.spec
     cache = None
@@ -104,7 +114,7 @@ def open_scheduler(loaded: Loaded, config: EngineConfig) -> Scheduler:
         policy=plugins.schedulers.resolve(config.scheduler),
         cache=cache,
         on_fault=_report("asyncinfer.schedulers"),
-        on_preempt=_preempted,
+        on_preempt=_tell_preempted(watch),
     )
 
 
@@ -129,9 +139,26 @@ def generation_defaults(folder: Path) -> dict[str, Any]:
     return defaults
 
 
-def _preempted(request: Request) -> None:
-    job = answer_of(request).job
-    emit("request_preempted", job.context, request_id=job.request_id)
+def _tell_preempted(watch: Watch | None) -> Callable[[Request], None]:
+    def tell(request: Request) -> None:
+        answer = answer_of(request)
+        job = answer.job
+        emit("request_preempted", job.context, request_id=job.request_id)
+        if watch is not None:
+            watch.preempted(job, answer.index)
+
+    return tell
+
+
+def _stats_of(core: Core) -> Callable[[], EngineStats]:
+    """Does not keep the core: an observer may hold it for long."""
+    there = weakref.ref(core)
+
+    def stats() -> EngineStats:
+        its = there()
+        return EngineStats() if its is None else its.stats
+
+    return stats
 
 
 def _report(group: str) -> Callable[[Exception], None]:

@@ -22,7 +22,8 @@ from asyncinfer.engine.job import Job
 from asyncinfer.engine.jobs import Jobs, answer_of
 from asyncinfer.engine.ports import Port
 from asyncinfer.engine.source import Loaded
-from asyncinfer.errors import EngineClosed, RequestFailed
+from asyncinfer.engine.watch import Watch
+from asyncinfer.errors import AsyncInferError, EngineClosed, RequestFailed
 from asyncinfer.scheduler import Scheduler, StepPlan
 from asyncinfer.telemetry import emit
 
@@ -50,11 +51,14 @@ class Core:
         admission: Admission,
         ports: dict[object, Port],
         clock: Callable[[], float] = time.monotonic,
+        watch: Watch | None = None,
     ) -> None:
         self.loaded = loaded
         self.runner = loaded.runner
         self.scheduler = scheduler
-        self.jobs = Jobs(scheduler, config, admission)
+        self.jobs = Jobs(scheduler, config, admission, watch)
+        #: Tells observers; None without any.
+        self.watch = watch
         #: `SimpleQueue.put` is reentrant: finalizers may call it from any thread at any point.
         self.inbox: SimpleQueue[tuple[Command, Any]] = SimpleQueue()
         self.stats = EngineStats(blocks_total=scheduler.blocks_total)
@@ -125,12 +129,16 @@ class Core:
         for port in tuple(self._ports.values()):
             port.flush()
 
-    def abandon(self, error: Callable[[], BaseException]) -> None:
+    def abandon(self, error: Callable[[], AsyncInferError]) -> None:
         """Tell every consumer while the decode thread hangs in a step. Any thread; touches
         nothing but mailboxes."""
-        for job in tuple(self.jobs.live):
-            job.mailbox.end(job.outcome(self._clock(), error()))
+        now = self._clock()
+        ends = [(job, job.outcome(now, error())) for job in tuple(self.jobs.live)]
+        for job, outcome in ends:
+            job.mailbox.end(outcome)
             job.mailbox.port.post(job.mailbox.port.wake, job.mailbox)
+        if self.watch is not None:
+            self.watch.abandon(ends, error(), now)
 
     def _obey(self, command: Command, argument: Any, now: float) -> None:
         match command:
@@ -171,11 +179,15 @@ class Core:
         if job.started is None:
             job.started = now
             emit("request_admitted", job.context, request_id=job.request_id)
+            if self.watch is not None:
+                self.watch.started(job, now)
 
     def _commit(self, plan: StepPlan, handle: object) -> None:
         result = self.runner.collect(handle)
         now = self._clock()
         advanced = self.scheduler.update(plan, result, now)
+        if self.watch is not None and self.watch.every_step:
+            self.watch.stepped(plan, advanced, now)
         for request, error in advanced.failed:
             job = answer_of(request).job
             self.jobs.fail(job, now, _named(job, error))
@@ -194,10 +206,13 @@ class Core:
                 continue
             if job.first_token is None:
                 job.first_token = now
+                if self.watch is not None:
+                    self.watch.first_token(job, now)
             job.last_token = now
             its = output.token_logprobs(logprobs[row]) if row in logprobs else ()
-            if output.advance(answer, tokens, reason, its) is not None:
-                self.jobs.finish(answer, now)
+            ended = output.advance(answer, tokens, reason, its)
+            if ended is not None:
+                self.jobs.finish(answer, ended, now)
             elif job.mailbox.full and job.on_full != "coalesce":
                 self.jobs.park(answer, now)
 

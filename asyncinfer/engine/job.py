@@ -27,6 +27,7 @@ class Answer:
         "held_text",
         "index",
         "job",
+        "reason",
         "request",
         "stops",
     )
@@ -40,6 +41,8 @@ class Answer:
         self.detokenizer = detok
         self.stops = stops
         self.ended = False
+        #: Why it is complete; None before, and where it never becomes so.
+        self.reason: str | None = None
         #: Tokens drawn.
         self.count = 0
         # What waits for the rest of a character, or for room in a coalescing buffer.

@@ -9,6 +9,7 @@ from asyncinfer.config import EngineConfig
 from asyncinfer.engine import output
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.job import Answer, Job
+from asyncinfer.engine.watch import Watch
 from asyncinfer.errors import DeadlineExceeded, EngineClosed, RequestFailed, StreamStalled
 from asyncinfer.scheduler import Request, Scheduler
 from asyncinfer.telemetry import emit
@@ -19,7 +20,13 @@ __all__ = ["Jobs", "answer_of"]
 class Jobs:
     """Every live job. Decode thread only, except for reading the counters."""
 
-    def __init__(self, scheduler: Scheduler, config: EngineConfig, admission: Admission) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        config: EngineConfig,
+        admission: Admission,
+        watch: Watch | None = None,
+    ) -> None:
         self.live: set[Job] = set()
         self.finished = 0
         self.aborted = 0
@@ -27,6 +34,7 @@ class Jobs:
         self._scheduler = scheduler
         self._config = config
         self._admission = admission
+        self._watch = watch
         self._deadlines: list[tuple[float, int, Job]] = []
         self._order = count()
         self._parked: set[Job] = set()
@@ -40,6 +48,8 @@ class Jobs:
         self.live.add(job)
         if job.deadline is not None:
             heappush(self._deadlines, (job.deadline, next(self._order), job))
+        if self._watch is not None:
+            self._watch.submitted(job)
         for answer in job.answers:
             self._scheduler.add(answer.request)
 
@@ -55,11 +65,12 @@ class Jobs:
         for answer in job.answers:
             if not answer.ended:
                 output.finish(answer, "stopped")
-                self.finish(answer, now)
+                self.finish(answer, "stopped", now)
 
-    def finish(self, answer: Answer, now: float) -> None:
+    def finish(self, answer: Answer, reason: str, now: float) -> None:
         """One answer is complete; its last chunk has been put."""
         answer.ended = True
+        answer.reason = reason
         self._scheduler.finish(answer.request, now)
         job = answer.job
         job.open_answers -= 1
@@ -140,7 +151,10 @@ class Jobs:
         self.live.discard(job)
         self._parked.discard(job)
         self._admission.leave(job.params.n)
-        job.mailbox.end(job.outcome(now, error))
+        outcome = job.outcome(now, error)
+        job.mailbox.end(outcome)
+        if self._watch is not None:
+            self._watch.ended(job, outcome, now)
 
 
 def answer_of(request: Request) -> Answer:

@@ -31,7 +31,6 @@ def resolve_sampler(params: SamplingParams) -> tuple[SamplerPlugin, str]:
     else:
         plugin = plugins.samplers.resolve(cast(SamplerPlugin, chosen))
         label = plugins.samplers.label(chosen)
-    _check_frozen(type(plugin), label)
     if params.greedy and not getattr(plugin, "changes_argmax", True):
         raise InvalidRequest(
             "temperature", params.temperature, f"must be > 0 for {label}: greedy, it does nothing"
@@ -47,9 +46,7 @@ def _by_name(name: str, args: Mapping[str, Any]) -> tuple[SamplerPlugin, str]:
             raise
         bound = f"no sampler plugin of this name; known: {', '.join(known)}"
         raise InvalidRequest("sampler", name, bound) from None
-    if not isinstance(factory, type):
-        raise PluginError(f"{label}: must be a frozen dataclass, not {factory!r}")
-    _check_frozen(factory, label)
+    assert isinstance(factory, type), "the registry takes frozen dataclasses only"
     _check_names(factory, args)
     try:
         return factory(**args), label
@@ -74,9 +71,3 @@ def _check_names(kind: type, args: Mapping[str, Any]) -> None:
         missing = dataclasses.MISSING
         if name not in args and field.default is missing and field.default_factory is missing:
             raise InvalidRequest("sampler_args", dict(args), f"{kind.__name__} needs {name}")
-
-
-def _check_frozen(kind: type, label: str) -> None:
-    params = getattr(kind, "__dataclass_params__", None)
-    if params is None or not params.frozen:
-        raise PluginError(f"{label}: {kind.__name__} must be a frozen dataclass")

@@ -95,6 +95,8 @@ class DecodeThread:
             core.fail_all(self.ended)
             core.runner.close()
         finally:
+            if core.watch is not None:
+                core.watch.close(self.ended())
             self._finish()
 
     def _serve(self, core: Core) -> None:

@@ -2,6 +2,20 @@
 
 from asyncinfer.params import check_integer, check_real
 from asyncinfer.protocols.eviction import EVICTION_PROTOCOL_VERSION, CachedBlock, EvictionPolicy
+from asyncinfer.protocols.observer import (
+    OBSERVER_PROTOCOL_VERSION,
+    EngineEnded,
+    EngineOpened,
+    EventsDropped,
+    FirstToken,
+    Observer,
+    ObserverEvent,
+    RequestEnded,
+    RequestPreempted,
+    RequestStarted,
+    RequestSubmitted,
+    StepTaken,
+)
 from asyncinfer.protocols.sampler import (
     SAMPLER_PROTOCOL_VERSION,
     Sampler,
@@ -16,15 +30,27 @@ from asyncinfer.protocols.scheduling import (
 
 __all__ = [
     "EVICTION_PROTOCOL_VERSION",
+    "OBSERVER_PROTOCOL_VERSION",
     "SAMPLER_PROTOCOL_VERSION",
     "SCHEDULING_PROTOCOL_VERSION",
     "CachedBlock",
+    "EngineEnded",
+    "EngineOpened",
+    "EventsDropped",
     "EvictionPolicy",
+    "FirstToken",
+    "Observer",
+    "ObserverEvent",
+    "RequestEnded",
+    "RequestPreempted",
+    "RequestStarted",
+    "RequestSubmitted",
     "RequestView",
     "Sampler",
     "SamplerPlugin",
     "SamplerStep",
     "SchedulingPolicy",
+    "StepTaken",
     "check_integer",
     "check_real",
 ]

@@ -1,6 +1,8 @@
-"""Telemetry: structured log events, silent until the host listens."""
+"""Telemetry: structured log events, silent until the host listens; observers and their threads."""
 
 from asyncinfer.telemetry.events import EVENTS, Event
+from asyncinfer.telemetry.guarded_observer import GuardedObserver
 from asyncinfer.telemetry.log import emit
+from asyncinfer.telemetry.observers import Observers
 
-__all__ = ["EVENTS", "Event", "emit"]
+__all__ = ["EVENTS", "Event", "GuardedObserver", "Observers", "emit"]

@@ -28,4 +28,5 @@ EVENTS: Final[dict[str, Event]] = {
     "request_refused": Event(logging.INFO, ("reason",), "the engine holds all it may hold"),
     "request_failed": Event(logging.WARNING, ("request_id", "error"), "it failed, and only it"),
     "plugin_failed": Event(logging.WARNING, ("group", "error"), "it misbehaved: see `error`"),
+    "events_dropped": Event(logging.WARNING, ("observer", "count"), "it was too slow for them"),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncinfer import plugins
-from asyncinfer.errors import AsyncInferError
+from asyncinfer.errors import AsyncInferError, PluginError
 from asyncinfer.protocols import SamplerPlugin
 from asyncinfer.testing.rule_error import SamplerRuleError
 
@@ -24,7 +24,12 @@ def check_sampler(sampler: SamplerPlugin | str, *, device: str = "cpu") -> None:
     # Imports torch: who tests on a fake model needs none.
     from asyncinfer.testing.sampler_rules import RULES
 
-    plugin = plugins.samplers.resolve(sampler)
+    try:
+        plugin = plugins.samplers.resolve(sampler)
+    except PluginError as error:
+        if isinstance(sampler, str):
+            raise
+        raise SamplerRuleError(f"parameters: {error}") from error
     for name, rule in RULES.items():
         try:
             rule(plugin, device)

@@ -245,5 +245,5 @@ def test_parameters_that_are_not_frozen() -> None:
         def open(self, slots: int, vocab_size: int, device: torch.device) -> Sampler:
             return Steady(slots, vocab_size)
 
-    with pytest.raises(SamplerRuleError, match=r"^parameters: .*no frozen dataclass"):
+    with pytest.raises(SamplerRuleError, match=r"^parameters: .*must be a frozen dataclass"):
         check_sampler(Soft())

@@ -140,7 +140,7 @@ class Thawed(SamplerPlugin):
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins.samplers, "_registered", {"needs": Needs, "thawed": Thawed})
+    monkeypatch.setattr(plugins.samplers, "_registered", {"needs": Needs})
     monkeypatch.setattr(plugins.samplers, "_loaded", {})
 
 
@@ -177,9 +177,12 @@ async def test_what_is_refused_before_any_state_exists(
 @pytest.mark.usefixtures("registered")
 async def test_a_plugin_that_is_not_frozen_is_the_plugins_fault(open_tiny: Any) -> None:
     async with open_tiny() as engine:
-        for sampler in ("thawed", Thawed()):
-            with pytest.raises(PluginError, match="Thawed must be a frozen dataclass"):
-                await engine.generate("abc", max_tokens=4, sampler=sampler)
+        with pytest.raises(PluginError, match="Thawed must be a frozen dataclass"):
+            await engine.generate("abc", max_tokens=4, sampler=Thawed())
+    for factory in (Thawed, lambda: Needs(1)):
+        with pytest.raises(PluginError, match="must be a frozen dataclass"):
+            plugins.register("asyncinfer.samplers", "thawed", factory)
+    assert "thawed" not in plugins.samplers.names()
 
 
 async def test_a_model_that_runs_no_samplers_says_so() -> None:

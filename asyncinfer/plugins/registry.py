@@ -9,9 +9,9 @@ A plugin is found in one of three places, the first that knows the name:
       [project.entry-points."asyncinfer.cache_policies"]
       my_policy = "my_package:MyPolicy"
 
-A factory is called without arguments (a class of that kind is one); that of a sampler is its
-parameters' class, called with those of a request. A plugin that nobody uses is never imported, so
-a broken one breaks nothing.
+A factory is called without arguments, or with those that go with the name (a class of that kind
+is one); that of a sampler is its parameters' class, called with those of a request. A plugin that
+nobody uses is never imported, so a broken one breaks nothing.
 """
 
 from __future__ import annotations
@@ -24,16 +24,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, Generic, TypeVar
 
 from asyncinfer.errors import PluginError
-from asyncinfer.protocols import (
-    EVICTION_PROTOCOL_VERSION,
-    SAMPLER_PROTOCOL_VERSION,
-    SCHEDULING_PROTOCOL_VERSION,
-    EvictionPolicy,
-    SamplerPlugin,
-    SchedulingPolicy,
-)
 
-__all__ = ["PluginInfo", "Registry", "cache_policies", "registries", "samplers", "schedulers"]
+__all__ = ["PluginInfo", "Registry"]
 
 T = TypeVar("T")
 
@@ -45,7 +37,7 @@ REGISTERED: Final = "registered by the application"
 class _Origin:
     """A factory and where it is from, for messages."""
 
-    factory: Callable[[], Any]
+    factory: Callable[..., Any]
     label: str
 
 
@@ -66,15 +58,23 @@ class Registry(Generic[T]):
     """The plugins of one kind."""
 
     def __init__(
-        self, group: str, protocol: type[T], version: int, builtins: Mapping[str, str]
+        self,
+        group: str,
+        protocol: type[T],
+        version: int,
+        builtins: Mapping[str, str],
+        *,
+        dataclasses_only: bool = False,
     ) -> None:
         """`builtins` maps names to `module:attribute`, so that nothing is imported before use.
-        A plugin may state the protocol it was written for as `protocol_version`."""
+        A plugin may state the protocol it was written for as `protocol_version`. With
+        `dataclasses_only`, plugins are frozen dataclasses: the parameters of a request."""
         self.group = group
+        self._dataclasses_only = dataclasses_only
         self._protocol = protocol
         self._version = version
         self._builtins = dict(builtins)
-        self._registered: dict[str, Callable[[], Any]] = {}
+        self._registered: dict[str, Callable[..., Any]] = {}
         self._loaded: dict[str, _Origin] = {}
 
     def names(self) -> tuple[str, ...]:
@@ -82,25 +82,34 @@ class Registry(Generic[T]):
         found = (point.name for point in entry_points(group=self.group))
         return tuple(sorted({*self._builtins, *self._registered, *found}))
 
-    def register(self, name: str, factory: Callable[[], T]) -> None:
+    def register(self, name: str, factory: Callable[..., T]) -> None:
         """Make `factory` known as `name` in this process. Raises `PluginError` if it lacks
-        something or the name is taken; the same factory may be registered again."""
+        something, or if the name is that of a built-in or installed plugin or of another factory;
+        the same factory may be registered again."""
         label = self._label(name, REGISTERED)
         if not isinstance(name, str) or not name:
             raise PluginError(f"{label}: a name must be a non-empty string")
-        if name in self._builtins or self._registered.get(name, factory) is not factory:
-            raise PluginError(f"{label}: the name is taken")
         self._check_factory(factory, label)
-        self._registered[name] = factory
+        installed = entry_points(group=self.group, name=name)
+        if name in self._builtins:
+            raise PluginError(f"{label}: the name is taken, by a plugin that is {BUILT_IN}")
+        if installed:
+            owners = " and ".join(sorted(map(_distribution, installed)))
+            raise PluginError(f"{label}: the name is taken, by {owners}")
+        # One step, so that of two threads only one gets the name.
+        if self._registered.setdefault(name, factory) is not factory:
+            raise PluginError(f"{label}: the name is taken, by {self._registered[name]!r}")
         self._loaded.pop(name, None)
 
-    def resolve(self, plugin: str | T) -> T:
-        """The plugin of a name, made anew; or `plugin` itself, checked. Raises `PluginError`."""
+    def resolve(self, plugin: str | T, args: Mapping[str, Any] | None = None) -> T:
+        """The plugin of a name, made anew, with `args` if there are any; or `plugin` itself,
+        checked. Raises `PluginError`."""
         if isinstance(plugin, str):
-            return self._make(self._find(plugin))
+            return self._make(self._find(plugin), args or {})
         label = self.label(plugin)
         if isinstance(plugin, type):
             raise PluginError(f"{label}: {plugin.__name__} is a class; give an instance of it")
+        self._check_kind(type(plugin), label)
         self._check_parts(plugin, label)
         return plugin
 
@@ -168,9 +177,9 @@ class Registry(Generic[T]):
         self._check_factory(factory, label)
         return _Origin(factory, label)
 
-    def _make(self, origin: _Origin) -> T:
+    def _make(self, origin: _Origin, args: Mapping[str, Any]) -> T:
         try:
-            plugin = origin.factory()
+            plugin = origin.factory(**args)
         except (Exception, SystemExit) as error:
             raise PluginError(f"{origin.label}: cannot be made: {error!r}") from error
         self._check_parts(plugin, origin.label)
@@ -179,8 +188,16 @@ class Registry(Generic[T]):
     def _check_factory(self, factory: object, label: str) -> None:
         if not callable(factory):
             raise PluginError(f"{label}: {factory!r} is not a class or a function")
+        self._check_kind(factory, label)
         if isinstance(factory, type):
             self._check_parts(factory, label)
+
+    def _check_kind(self, kind: object, label: str) -> None:
+        if self._dataclasses_only:
+            name = getattr(kind, "__name__", repr(kind))
+            params = getattr(kind, "__dataclass_params__", None)
+            if not isinstance(kind, type) or params is None or not params.frozen:
+                raise PluginError(f"{label}: {name} must be a frozen dataclass")
 
     def _check_parts(self, plugin: object, label: str) -> None:
         """Compare a plugin, or its class, with the protocol."""
@@ -231,47 +248,3 @@ def _accepts(plugin: object, name: str, count: int) -> bool:
 def _distribution(point: EntryPoint) -> str:
     dist = point.dist
     return "an unknown distribution" if dist is None else f"{dist.name} {dist.version}"
-
-
-cache_policies: Final[Registry[EvictionPolicy]] = Registry(
-    "asyncinfer.cache_policies",
-    EvictionPolicy,  # type: ignore[type-abstract]
-    EVICTION_PROTOCOL_VERSION,
-    {
-        "arc": "asyncinfer.cache.policies.arc:ARC",
-        "cost-aware": "asyncinfer.cache.policies.cost_aware:CostAware",
-        "lfu": "asyncinfer.cache.policies.lfu:LFU",
-        "lru": "asyncinfer.cache.policies.lru:LRU",
-        "prefix-lhd": "asyncinfer.cache.policies.prefix_lhd:PrefixLHD",
-        "s3-fifo": "asyncinfer.cache.policies.s3_fifo:S3FIFO",
-        "tail-first": "asyncinfer.cache.policies.leaves:TailFirst",
-        "ttl": "asyncinfer.cache.policies.ttl:TTL",
-    },
-)
-samplers: Final[Registry[SamplerPlugin]] = Registry(
-    "asyncinfer.samplers",
-    SamplerPlugin,  # type: ignore[type-abstract]
-    SAMPLER_PROTOCOL_VERSION,
-    {
-        "dry": "asyncinfer.samplers:DRY",
-        "dynamic-temperature": "asyncinfer.samplers:DynamicTemperature",
-        "mirostat": "asyncinfer.samplers:Mirostat",
-        "top-n-sigma": "asyncinfer.samplers:TopNSigma",
-        "xtc": "asyncinfer.samplers:XTC",
-    },
-)
-schedulers: Final[Registry[SchedulingPolicy]] = Registry(
-    "asyncinfer.schedulers",
-    SchedulingPolicy,  # type: ignore[type-abstract]
-    SCHEDULING_PROTOCOL_VERSION,
-    {
-        "fcfs": "asyncinfer.scheduler.policy:FCFS",
-        "priority": "asyncinfer.scheduler.policy:Priority",
-        "deadline": "asyncinfer.scheduler.policy:Deadline",
-    },
-)
-
-
-def registries() -> tuple[Registry[Any], ...]:
-    """Those of every group."""
-    return cache_policies, samplers, schedulers

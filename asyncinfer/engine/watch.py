@@ -1,0 +1,158 @@
+"""`Watch`: turns what happens to jobs into events, for observers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from asyncinfer import plugins
+from asyncinfer.chunk import EngineStats
+from asyncinfer.config import EngineConfig
+from asyncinfer.engine.job import Answer, Job
+from asyncinfer.engine.mailbox import Outcome
+from asyncinfer.errors import AsyncInferError, EngineClosed, EngineDead
+from asyncinfer.protocols import (
+    EngineEnded,
+    EngineOpened,
+    FirstToken,
+    Observer,
+    RequestEnded,
+    RequestPreempted,
+    RequestStarted,
+    RequestSubmitted,
+    StepTaken,
+)
+from asyncinfer.scheduler import StepOutput, StepPlan
+from asyncinfer.telemetry import GuardedObserver, Observers
+
+__all__ = ["Watch", "open_watch"]
+
+
+class Watch:
+    """Decode thread only, but for `abandon`. An engine without observers has none, and asks for
+    it only where something begins or ends, and once per step."""
+
+    def __init__(self, observers: Observers) -> None:
+        self.every_step = observers.every_step
+        self._observers = observers
+        #: Submitted and not ended. Whoever takes a request out tells of its end.
+        self._open: set[str] = set()
+
+    def opened(self, model: str, stats: Callable[[], EngineStats]) -> None:
+        self._observers.start()
+        self._observers.tell(EngineOpened(time.monotonic(), model, stats))
+
+    def submitted(self, job: Job) -> None:
+        self._open.add(job.request_id)
+        request = job.answers[0].request
+        event = RequestSubmitted(
+            job.submitted,
+            job.request_id,
+            job.prompt_len,
+            job.params,
+            request.priority,
+            request.scope,
+            job.context.copy(),
+        )
+        self._observers.tell(event)
+
+    def started(self, job: Job, now: float) -> None:
+        self._observers.tell(RequestStarted(now, job.request_id))
+
+    def first_token(self, job: Job, now: float) -> None:
+        self._observers.tell(FirstToken(now, job.request_id))
+
+    def preempted(self, job: Job, index: int) -> None:
+        self._observers.tell(RequestPreempted(time.monotonic(), job.request_id, index))
+
+    def stepped(self, plan: StepPlan, step: StepOutput, now: float) -> None:
+        """Before the step's tokens are handed on: what a job knows of is its last token."""
+        drawn, gaps = 0, []
+        for request, tokens in zip(step.requests, step.tokens, strict=True):
+            answer = request.owner
+            assert isinstance(answer, Answer)
+            if answer.ended:
+                continue
+            drawn += len(tokens)
+            if tokens and answer.job.last_token is not None:
+                gaps.append(now - answer.job.last_token)
+        self._observers.tell_step(StepTaken(now, len(plan.slots), plan.tokens, drawn, tuple(gaps)))
+
+    def ended(self, job: Job, outcome: Outcome, now: float) -> None:
+        if self._take(job):
+            self._observers.tell(_end(job, outcome, now))
+
+    def abandon(self, ends: list[tuple[Job, Outcome]], error: AsyncInferError, now: float) -> None:
+        """The decode thread hangs, and may for ever: tell the other threads. Watchdog only."""
+        for job, outcome in ends:
+            if self._take(job):
+                self._observers.tell_threads(_end(job, outcome, now))
+        self._observers.close_threads(_last(error))
+
+    def close(self, error: AsyncInferError) -> None:
+        """The engine has ended. Waits for the observers, a second at most."""
+        self._observers.close(_last(error))
+
+    def discard(self) -> None:
+        """The engine could not be opened."""
+        self._observers.discard()
+
+    def _take(self, job: Job) -> bool:
+        """Whether the job's end is to be told, and by the caller."""
+        try:
+            self._open.remove(job.request_id)
+        except KeyError:
+            return False
+        return True
+
+
+def open_watch(config: EngineConfig) -> Watch | None:
+    """The observers of a configuration, none of them told anything yet; None without any.
+    Raises `PluginError`."""
+    if not config.observers:
+        return None
+    registry = plugins.observers
+    chosen: list[tuple[Observer, str]] = []
+    try:
+        for entry in config.observers:
+            if isinstance(entry, str | tuple):
+                name, args = (entry, {}) if isinstance(entry, str) else entry
+                chosen.append((registry.resolve(name, args), registry.factory(name)[1]))
+            else:
+                chosen.append((registry.resolve(entry), registry.label(entry)))
+        return Watch(Observers(chosen))
+    except BaseException:
+        for observer, label in chosen:
+            GuardedObserver(observer, label).close()
+        raise
+
+
+def _last(error: AsyncInferError) -> EngineEnded:
+    closed = isinstance(error, EngineClosed)
+    return EngineEnded(time.monotonic(), None if closed else str(error))
+
+
+def _end(job: Job, outcome: Outcome, now: float) -> RequestEnded:
+    error = outcome.error
+    return RequestEnded(
+        now,
+        job.request_id,
+        _kind(job, error),
+        tuple(answer.reason for answer in job.answers),
+        outcome.usage,
+        outcome.timings,
+        None if error is None else type(error).__name__,
+        "" if error is None else str(error),
+    )
+
+
+def _kind(
+    job: Job, error: BaseException | None
+) -> Literal["finished", "aborted", "failed", "closed"]:
+    if isinstance(error, EngineClosed | EngineDead):
+        return "closed"
+    if error is not None:
+        return "failed"
+    whole = all(answer.reason is not None for answer in job.answers)
+    return "finished" if whole else "aborted"

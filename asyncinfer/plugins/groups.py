@@ -1,0 +1,88 @@
+"""The kinds of plugins there are, with what is shipped of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from asyncinfer.errors import PluginError
+from asyncinfer.plugins.registry import Registry
+from asyncinfer.protocols import (
+    EVICTION_PROTOCOL_VERSION,
+    OBSERVER_PROTOCOL_VERSION,
+    SAMPLER_PROTOCOL_VERSION,
+    SCHEDULING_PROTOCOL_VERSION,
+    EvictionPolicy,
+    Observer,
+    SamplerPlugin,
+    SchedulingPolicy,
+)
+
+__all__ = ["cache_policies", "observers", "register", "registries", "samplers", "schedulers"]
+
+cache_policies: Final[Registry[EvictionPolicy]] = Registry(
+    "asyncinfer.cache_policies",
+    EvictionPolicy,  # type: ignore[type-abstract]
+    EVICTION_PROTOCOL_VERSION,
+    {
+        "arc": "asyncinfer.cache.policies.arc:ARC",
+        "cost-aware": "asyncinfer.cache.policies.cost_aware:CostAware",
+        "lfu": "asyncinfer.cache.policies.lfu:LFU",
+        "lru": "asyncinfer.cache.policies.lru:LRU",
+        "prefix-lhd": "asyncinfer.cache.policies.prefix_lhd:PrefixLHD",
+        "s3-fifo": "asyncinfer.cache.policies.s3_fifo:S3FIFO",
+        "tail-first": "asyncinfer.cache.policies.leaves:TailFirst",
+        "ttl": "asyncinfer.cache.policies.ttl:TTL",
+    },
+)
+observers: Final[Registry[Observer]] = Registry(
+    "asyncinfer.observers",
+    Observer,  # type: ignore[type-abstract]
+    OBSERVER_PROTOCOL_VERSION,
+    {"request-log": "asyncinfer.telemetry.request_log:RequestLog"},
+)
+samplers: Final[Registry[SamplerPlugin]] = Registry(
+    "asyncinfer.samplers",
+    SamplerPlugin,  # type: ignore[type-abstract]
+    SAMPLER_PROTOCOL_VERSION,
+    {
+        "dry": "asyncinfer.samplers:DRY",
+        "dynamic-temperature": "asyncinfer.samplers:DynamicTemperature",
+        "mirostat": "asyncinfer.samplers:Mirostat",
+        "top-n-sigma": "asyncinfer.samplers:TopNSigma",
+        "xtc": "asyncinfer.samplers:XTC",
+    },
+    dataclasses_only=True,
+)
+schedulers: Final[Registry[SchedulingPolicy]] = Registry(
+    "asyncinfer.schedulers",
+    SchedulingPolicy,  # type: ignore[type-abstract]
+    SCHEDULING_PROTOCOL_VERSION,
+    {
+        "fcfs": "asyncinfer.scheduler.policy:FCFS",
+        "priority": "asyncinfer.scheduler.policy:Priority",
+        "deadline": "asyncinfer.scheduler.policy:Deadline",
+    },
+)
+
+
+def registries() -> tuple[Registry[Any], ...]:
+    """Those of every group."""
+    return cache_policies, observers, samplers, schedulers
+
+
+def register(group: str, name: str, factory: Callable[..., Any]) -> None:
+    """Make a plugin known by a name in this process, as an entry point would.
+
+    Args:
+        group: the entry-point group, such as "asyncinfer.samplers".
+        name: not that of another plugin, built in, installed or registered.
+        factory: the class, or a function that makes one; of a sampler, its parameters' class.
+
+    Raises:
+        PluginError: there is no such group, the name is taken, or the factory lacks something.
+    """
+    groups = {registry.group: registry for registry in registries()}
+    if group not in groups:
+        raise PluginError(f"no group {group!r} of plugins; there are: {', '.join(groups)}")
+    groups[group].register(name, factory)

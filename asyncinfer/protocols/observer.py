@@ -1,0 +1,191 @@
+"""What an observer implements: it is told what happens to requests, and changes nothing.
+
+An observer has one method, `observe(event)`. What it does not know it ignores: a later version
+may tell of more, with the same protocol version.
+
+Order, for each request that the engine took in::
+
+    RequestSubmitted -> [RequestStarted] -> (FirstToken | RequestPreempted)* -> RequestEnded
+
+with exactly one `RequestEnded`. All of it lies between `EngineOpened` and `EngineEnded`, after
+which comes `close()` and nothing more. Events of one engine come in the order of what they tell,
+one at a time. One that is refused (`Overloaded`, `InvalidRequest`) never was a request.
+
+Thread: one of the observer's own, never an event loop and never the decode thread, so it may
+block, write files and use locks. It is woken some fifty times a second at most, so an event comes
+up to 20 ms after what it tells. An observer that asks for it by `thread = "decode"` is called at
+once, on the decode thread, and holds up every stream.
+
+What may raise: nothing should. What `observe` raises is reported once, as the log event
+`plugin_failed` with the observer's name; after three times in a row it is not called again. Up to
+16,384 events wait for a slow observer (1,024 if they are `StepTaken`). What comes on top is
+dropped, which is reported once and told to the observer by `EventsDropped`. A close waits a second
+for observers, then leaves them behind. Whatever an observer does, no request is harmed.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from contextvars import Context
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+
+from asyncinfer.chunk import EngineStats, Timings, Usage
+from asyncinfer.params import SamplingParams
+
+__all__ = [
+    "OBSERVER_PROTOCOL_VERSION",
+    "EngineEnded",
+    "EngineOpened",
+    "EventsDropped",
+    "FirstToken",
+    "Observer",
+    "ObserverEvent",
+    "RequestEnded",
+    "RequestPreempted",
+    "RequestStarted",
+    "RequestSubmitted",
+    "StepTaken",
+]
+
+OBSERVER_PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOpened:
+    """The engine takes requests."""
+
+    #: Monotonic seconds of what is told, as in every event.
+    time: float
+    #: The folder or hub id, or the class of the model source.
+    model: str
+    #: The counters as they are now, from any thread, without waiting; all zero once the engine is
+    #: gone.
+    stats: Callable[[], EngineStats]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEnded:
+    """The engine was closed, or died."""
+
+    time: float
+    #: What it died of; None if it was closed.
+    cause: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSubmitted:
+    """A request waits for its turn."""
+
+    time: float
+    #: `Stream.request_id`; unique in one engine.
+    request_id: str
+    prompt_tokens: int
+    params: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+    cache_scope: str = ""
+    #: A copy of the context that `stream()` was called in, for what it knows of a trace:
+    #: `event.context.run(...)`.
+    context: Context = field(default_factory=Context, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStarted:
+    """It left the queue for the first time: its prompt is computed from now on."""
+
+    time: float
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The first token of its first answer is on its way to the consumer."""
+
+    time: float
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPreempted:
+    """One of its answers gave its blocks back and waits again; nothing it wrote is lost."""
+
+    time: float
+    request_id: str
+    #: Which of the `n` answers.
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnded:
+    """The one end of a request."""
+
+    time: float
+    request_id: str
+    #: "finished": every answer is complete. "aborted": its consumer left. "failed": by an error
+    #: of its own. "closed": with the engine.
+    outcome: Literal["finished", "aborted", "failed", "closed"]
+    #: One per answer: "stop", "length", "stopped", or None where it did not come so far.
+    finish_reasons: tuple[str | None, ...] = ()
+    usage: Usage = field(default_factory=Usage)
+    timings: Timings = field(default_factory=Timings)
+    #: Class and message of the error that the consumer was given, if any.
+    error: str | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTaken:
+    """A step was computed. Only for observers with `every_step = True`."""
+
+    time: float
+    #: Answers in it, and their query tokens: those of prompts, and one per answer that goes on.
+    rows: int
+    query_tokens: int
+    #: Answer tokens drawn.
+    drawn_tokens: int
+    #: Seconds since the answer before, for each token that was not the first of its request.
+    gaps: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EventsDropped:
+    """So many events were dropped since the last of these: the observer was too slow. Comes when
+    there is room again, so maybe after events that are later than those."""
+
+    time: float
+    count: int
+
+
+ObserverEvent: TypeAlias = (
+    EngineOpened
+    | EngineEnded
+    | RequestSubmitted
+    | RequestStarted
+    | FirstToken
+    | RequestPreempted
+    | RequestEnded
+    | StepTaken
+    | EventsDropped
+)
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Is told of the events of one engine. A subclass has everything but `observe` already."""
+
+    #: Whether it is told of `StepTaken`, which costs the decode thread some 0.1 us per token.
+    every_step: ClassVar[bool] = False
+    #: "own": a thread that belongs to the observer. "decode": the decode thread, between two
+    #: steps; there each call may take a millisecond, what is beyond adds up, what is left pays
+    #: it off, and one that owes a second is not called again.
+    thread: ClassVar[Literal["own", "decode"]] = "own"
+
+    @abstractmethod
+    def observe(self, event: ObserverEvent) -> None:
+        """Something happened. Events are shared by all observers: they are frozen."""
+
+    def close(self) -> None:
+        """The engine has ended and no event will come: give back what is held. Called once, on
+        the observer's thread, also for one that is not called any more for its faults."""
+        return None
