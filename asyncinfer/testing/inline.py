@@ -36,6 +36,8 @@ class InlineEngine:
         self, model: ModelSource, *, config: EngineConfig | None = None, **overrides: Any
     ) -> None:
         self.config = (config or EngineConfig()).replace(**overrides)
+        if self.config.observers:
+            raise ValueError("observers: an inline engine has no threads to tell them on")
         self.now = 0.0
         loaded = model.load(self.config, None)
         self.scheduler = open_scheduler(loaded, self.config)

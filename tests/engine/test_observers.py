@@ -28,7 +28,7 @@ from asyncinfer.protocols import (
     StepTaken,
 )
 from asyncinfer.telemetry import observer_thread
-from asyncinfer.testing import FakeModel, StepGate
+from asyncinfer.testing import FakeModel, InlineEngine, StepGate
 
 pytestmark = pytest.mark.anyio
 
@@ -454,6 +454,11 @@ async def test_a_wrong_one_is_named_and_the_others_are_closed(wrong: Any, says: 
 def test_options_of_another_form_are_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="observers"):
         EngineConfig(observers=wrong)
+
+
+def test_an_inline_engine_has_none() -> None:
+    with pytest.raises(ValueError, match="observers"):
+        InlineEngine(FakeModel(), observers=[Recorder()])
 
 
 def test_a_list_is_kept_as_it_was() -> None:
