@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["AttentionWorkspace"]
+__all__ = ["AttentionWorkspace", "decode_splits"]
+
+#: Four for each of an H100's or H200's multiprocessors.
+_PROGRAMS = 4 * 132
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +52,11 @@ class AttentionWorkspace:
         parts = rows * splits * max_query_len * heads
         fits = parts <= self.lse.numel() and parts * head_dim <= self.outputs.numel()
         return fits and rows * heads <= self.arrivals.numel()
+
+
+def decode_splits(rows: int, kv_heads: int, longest: int, chunk: int = 256) -> int:
+    """Into how many parts to split the keys of decode rows of up to `longest` tokens: enough
+    programs for every multiprocessor of a large GPU, but none that can only have less than `chunk`
+    keys. The same on every device, so that results are."""
+    enough = -(-_PROGRAMS // max(1, rows * kv_heads))
+    return max(1, min(enough, -(-longest // chunk)))

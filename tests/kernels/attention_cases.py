@@ -115,22 +115,18 @@ def _exact(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """One query after another, one head after another, in float64."""
-    out = torch.zeros(q.shape, dtype=torch.float64)
-    if length == 0:
-        return out
+    """The definition, in float64, for the keys and values of the tokens `seen`."""
     group = q.shape[1] // k.shape[1]
-    for token in range(len(q)):
-        position = length - len(q) + token
-        visible = seen <= position
-        if window is not None:
-            visible &= position - seen < window
-        for head in range(q.shape[1]):
-            keys, values = k[visible, head // group], v[visible, head // group]
-            scores = keys @ q[token, head].double() * scale
-            if softcap is not None:
-                scores = softcap * torch.tanh(scores / softcap)
-            weights = scores.exp()
-            extra = 0.0 if sinks is None else math.exp(sinks[head])
-            out[token, head] = weights @ values / (weights.sum() + extra)
-    return out
+    keys, values = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->qhk", q.double(), keys) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    position = torch.arange(length - len(q), length)[:, None]
+    visible = seen <= position
+    if window is not None:
+        visible &= position - seen < window
+    weights = scores.exp() * visible[:, None]
+    total = weights.sum(-1, keepdim=True)
+    if sinks is not None:
+        total += sinks.double().exp()[:, None]
+    return torch.einsum("qhk,khd->qhd", weights, values) / total.clamp(min=1e-300)

@@ -3,8 +3,17 @@
 from asyncinfer.kernels.triton.add_rms_norm import add_rms_norm
 from asyncinfer.kernels.triton.gelu_mul import gelu_mul
 from asyncinfer.kernels.triton.kv_write import kv_write
+from asyncinfer.kernels.triton.paged_attention import paged_attention
 from asyncinfer.kernels.triton.rms_norm import rms_norm
 from asyncinfer.kernels.triton.rope_kv_write import rope_kv_write
 from asyncinfer.kernels.triton.silu_mul import silu_mul
 
-__all__ = ["add_rms_norm", "gelu_mul", "kv_write", "rms_norm", "rope_kv_write", "silu_mul"]
+__all__ = [
+    "add_rms_norm",
+    "gelu_mul",
+    "kv_write",
+    "paged_attention",
+    "rms_norm",
+    "rope_kv_write",
+    "silu_mul",
+]

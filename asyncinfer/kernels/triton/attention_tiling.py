@@ -1,0 +1,66 @@
+"""How large the attention kernels' tiles are.
+
+Chosen from what the compiler makes of them for sm_80 and sm_90: no register spilled (float32, which
+is here for exactness, may spill a few), two blocks of a decode kernel on a multiprocessor, and on
+sm_90 prefill's products through wgmma. They depend on a model and a device alone, never on a batch:
+a row is computed alike in every batch.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+
+__all__ = ["Tiling", "decode_tiling", "device_capability", "prefill_tiling"]
+
+#: Bytes that the parts in flight may take while a row's parts are joined.
+_JOIN_BYTES = 32 << 10
+#: Keys and values are loaded two tiles ahead, the block table's entries for them two more.
+_STAGES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """A program's queries times heads `m`, the keys `n` of a tile, the head dimension rounded up to
+    a power of two `d`; warps, and stages of the pipeline over tiles and over parts."""
+
+    m: int
+    n: int
+    d: int
+    warps: int
+    stages: int = _STAGES
+    join_stages: int = 1
+
+
+@functools.cache
+def decode_tiling(queries: int, head_dim: int, dtype: torch.dtype) -> Tiling:
+    """For `queries` query tokens times heads that share a KV head, with `q` of `dtype`."""
+    d = max(16, triton.next_power_of_2(head_dim))
+    if dtype is torch.float32:
+        return Tiling(16, 32, d, 8, stages=4)
+    largest = 64 if d <= 128 else 32
+    m = min(max(16, triton.next_power_of_2(queries)), largest)
+    join_stages = max(1, min(4, _JOIN_BYTES // (4 * m * d)))
+    return Tiling(m, 64 if d <= 128 else 32, d, 4 if m == 16 else 8, join_stages=join_stages)
+
+
+@functools.cache
+def prefill_tiling(head_dim: int, dtype: torch.dtype, capability: int) -> Tiling:
+    """With `q` of `dtype`, on a device of `capability` (80, 90)."""
+    d = max(16, triton.next_power_of_2(head_dim))
+    if dtype is torch.float32:
+        return Tiling(32 if d <= 128 else 16, 32, d, 8, stages=4)
+    m = 128 if d <= 128 or capability >= 90 else 64
+    return Tiling(m, 64 if d <= 128 else 32, d, 8)
+
+
+@functools.cache
+def device_capability(device: torch.device) -> int:
+    """90 for an H100 or H200; also for a device that is not CUDA, where kernels are only tried."""
+    if device.type != "cuda":
+        return 90
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor

@@ -1,0 +1,35 @@
+"""`KVLayout`: one layer's paged KV cache, in a layout that the kernels can read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["KVLayout"]
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """`k`, `v` `[num_blocks, kv_heads, block_size, head_dim]` and their scales, if any, float32
+    `[num_blocks, kv_heads, block_size]`."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    k_scales: torch.Tensor | None
+    v_scales: torch.Tensor | None
+
+    def __post_init__(self) -> None:
+        if self.k.stride() != self.v.stride() or self.k.stride(3) != 1:
+            seen = f"{self.k.stride()} and {self.v.stride()}"
+            raise ValueError(
+                f"paged_attention: k_cache and v_cache have strides {seen}, not equal "
+                f"ones with elements of a head side by side"
+            )
+        for name, scales in (("k_scales", self.k_scales), ("v_scales", self.v_scales)):
+            if scales is not None and not scales.is_contiguous():
+                raise ValueError(f"paged_attention: {name} is not contiguous")
+
+    @property
+    def heads(self) -> int:
+        return self.k.shape[1]

@@ -1,0 +1,111 @@
+"""Causal attention over a paged KV cache: the split-KV decode kernel and the prefill kernel behind
+one door."""
+
+from __future__ import annotations
+
+import torch
+
+from asyncinfer.kernels.triton.attention_tiling import device_capability
+from asyncinfer.kernels.triton.decode_attention import decode_attention
+from asyncinfer.kernels.triton.kv_layout import KVLayout
+from asyncinfer.kernels.triton.prefill_attention import prefill_attention
+from asyncinfer.kernels.workspace import AttentionWorkspace, decode_splits
+
+__all__ = ["paged_attention"]
+
+#: Keys of a decode row that are not worth sharing out.
+_CHUNK = 256
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_starts: torch.Tensor,
+    scale: float,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    k_scales: torch.Tensor | None = None,
+    v_scales: torch.Tensor | None = None,
+    decode_rows: int = 0,
+    max_query_len: int = 1,
+    splits: int | None = None,
+    chunk: int | None = None,
+    workspace: AttentionWorkspace | None = None,
+) -> torch.Tensor:
+    """As the reference twin; what no row owns of the result is undefined.
+
+    The first `decode_rows` rows, of at most `max_query_len` (1 to 8) query tokens each, go to the
+    decode kernel, which shares a row's keys out over up to `splits` programs of at least `chunk`
+    keys; the others to the prefill kernel. Either is left out if it has no rows. Any row is right
+    in either, but a long context is slow without splits.
+
+    No launch depends on what the device's tensors hold, so a CUDA graph may be captured of it with
+    `splits` and a `workspace` given, and replayed for other lengths. Rows of length 0, which fill
+    up such a graph's batch, cost next to nothing.
+
+    A row's result does not depend on the other rows, bit for bit, as long as `splits * chunk`
+    reaches the longest row's length, as it does by default if `chunk` is given and `splits` is not;
+    then every `chunk` keys (rounded up to a multiple of 64) are a part of their own. By default
+    `chunk` is 256 and `splits` what fills a large GPU.
+    """
+    if k_cache.dtype is torch.float8_e4m3fn and (found := device_capability(q.device)) < 89:
+        raise ValueError(
+            f"paged_attention: an fp8 cache needs compute capability 8.9, not {found / 10}"
+        )
+    q = q if q.stride(2) == 1 else q.contiguous()
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    kv = KVLayout(k_cache, v_cache, k_scales, v_scales)
+    if decode_rows:
+        _, heads, head_dim = q.shape
+        capacity = block_tables.shape[1] * k_cache.shape[2]
+        if splits is None:
+            if chunk is not None:
+                splits = max(1, -(-capacity // chunk))
+            else:
+                splits = decode_splits(decode_rows, kv.heads, capacity, _CHUNK)
+        if workspace is None:
+            workspace = AttentionWorkspace.allocate(
+                decode_rows, heads, head_dim, splits, q.device, max_query_len=max_query_len
+            )
+        elif not workspace.holds(decode_rows, heads, head_dim, splits, max_query_len):
+            raise ValueError(
+                f"paged_attention: the workspace is too small for {decode_rows} rows of "
+                f"{max_query_len} query tokens, {heads} heads of {head_dim}, {splits} splits"
+            )
+        decode_attention(
+            q,
+            kv,
+            sinks,
+            block_tables,
+            seq_lens,
+            query_starts,
+            out,
+            scale,
+            window=window,
+            softcap=softcap,
+            rows=decode_rows,
+            max_query_len=max_query_len,
+            splits=splits,
+            chunk=chunk or _CHUNK,
+            workspace=workspace,
+        )
+    if seq_lens.shape[0] > decode_rows:
+        prefill_attention(
+            q,
+            kv,
+            sinks,
+            block_tables,
+            seq_lens,
+            query_starts,
+            out,
+            scale,
+            window=window,
+            softcap=softcap,
+            first_row=decode_rows,
+        )
+    return out
