@@ -42,8 +42,7 @@ def parse_config(values: Mapping[str, Any], *, file: str = _FILE) -> ModelConfig
     """Read and check a `config.json`'s content; `ModelLoadError` names the key that lies."""
     architecture = _architecture(JsonReader(values, file))
     family = families.resolve(architecture)
-    given = {key: value for key, value in values.items() if value is not None}
-    config = JsonReader(family.complete(given), file, names=family.keys)
+    config = JsonReader(family.complete(values), file, names=family.keys)
     for key, why in (
         ("auto_map", "names code that comes with the checkpoint, which is never run"),
         ("quantization_config", "quantised checkpoints are not supported"),

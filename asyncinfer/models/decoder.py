@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from asyncinfer.attention import AttentionBatch, KVCache, begin_attention
+from asyncinfer.attention import DeviceBatch, KVCache, begin_attention
 from asyncinfer.layers import Embedding, RotaryEmbedding
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.layer import LayerBuilder, build_norm
@@ -48,7 +48,7 @@ class Decoder:
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         kv: KVCache,
-        batch: AttentionBatch,
+        batch: DeviceBatch,
     ) -> torch.Tensor:
         """Hidden states `[tokens, hidden]` in the model's dtype, final norm applied.
 

@@ -19,7 +19,7 @@ class Family(Protocol):
 
     #: Llama's keys of `config.json` -> what this architecture calls them.
     keys: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    #: What a key that `config.json` leaves out (or sets to null) stands for.
+    #: What a key that `config.json` leaves out stands for.
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     #: The part of `rope_parameters` to read where kinds of layers have their own.
     full_rope: ClassVar[str | None] = None
@@ -27,7 +27,8 @@ class Family(Protocol):
     partial_rotary: ClassVar[bool] = False
 
     def complete(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`config.json`'s content, nulls left out, with what is missing and has a default."""
+        """`config.json`'s content, with what it leaves out. A null stays one: it means that there
+        is no such thing, where there is a default too."""
         return {**self.defaults, **values}
 
     def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:

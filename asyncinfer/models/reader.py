@@ -30,6 +30,10 @@ class JsonReader:
         self._prefix = prefix
         self._names = names
 
+    def renamed(self, **names: str) -> JsonReader:
+        """The same object, with more keys asked for by another name."""
+        return JsonReader(self.values, self.file, self._prefix, {**self._names, **names})
+
     def integer(self, key: str, low: int, high: int, default: int = _MISSING) -> int:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
@@ -64,6 +68,13 @@ class JsonReader:
         if not all(type(value) in (int, float) and low <= value <= high for value in values):
             raise self.refuse(key, f"must be a list of numbers between {low:g} and {high:g}")
         return tuple(float(value) for value in values)
+
+    def integers(self, key: str, count: int, low: int, high: int) -> tuple[int, ...]:
+        """A list of `count` integers."""
+        values = self._list(key, count)
+        if not all(type(value) is int and low <= value <= high for value in values):
+            raise self.refuse(key, f"must be a list of integers between {low} and {high}")
+        return tuple(values)
 
     def strings(self, key: str, count: int, choices: Collection[str]) -> tuple[str, ...]:
         """A list of `count` strings, each one of `choices`."""

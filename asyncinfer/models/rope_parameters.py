@@ -27,20 +27,24 @@ def read_rope(
     """
     theta = config.number("rope_theta", *_THETA, 10_000.0)
     rope = config.object("rope_scaling") or config.object("rope_parameters")
-    if rope is not None and layer_type is not None:
+    if rope is not None and layer_type is not None and _has_parts(rope):
         rope = rope.object(layer_type)
     if rope is None:
         size = _rotated_size(config, head_dim)
         return RopeConfig(theta=theta, original_context=max_context, size=size)
 
-    for name, value in rope.values.items():
-        if isinstance(value, Mapping):
-            raise rope.refuse(name, "settings of their own for some layers are not supported")
+    if _has_parts(rope):
+        part = next(name for name, value in rope.values.items() if isinstance(value, Mapping))
+        raise rope.refuse(part, "settings of their own for some layers are not supported")
     holder = rope if rope.has("partial_rotary_factor") else config
     size = _rotated_size(holder, head_dim)
     theta = rope.number("rope_theta", *_THETA, theta)
     scaled = _scaling(config, rope, max_context, size or head_dim)
     return replace(scaled, theta=theta, size=size)
+
+
+def _has_parts(rope: JsonReader) -> bool:
+    return any(isinstance(value, Mapping) for value in rope.values.values())
 
 
 def _rotated_size(holder: JsonReader, head_dim: int) -> int | None:

@@ -105,6 +105,17 @@ class Sequences:
             torch.full((len(i), decoder.config.vocab_size), torch.nan) for i in token_ids
         ]
 
+    def share(self, row: int, other: int, tokens: int) -> None:
+        """A prefix hit: sequence `row` begins with the whole blocks in which sequence `other` has
+        these tokens, which are its own too."""
+        assert tokens % self.size == 0
+        assert tokens <= self.done[other]
+        assert not self.done[row]
+        assert torch.equal(self.token_ids[row][:tokens], self.token_ids[other][:tokens])
+        blocks = tokens // self.size
+        self.tables[row][:blocks] = self.tables[other][:blocks]
+        self.done[row] = tokens
+
     def step(self, **counts: int) -> None:
         """`step(s0=5, s2=1)`: feed 5 tokens of sequence 0 and 1 of sequence 2."""
         rows = sorted(

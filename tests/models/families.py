@@ -1,0 +1,201 @@
+"""Every family in random-weight configs: what each can differ in, and odd shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+#: What every config starts from; a family says otherwise where its keys do.
+SMALL: dict[str, Any] = {
+    "vocab_size": 199,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+GPT2 = {
+    "vocab_size": 199,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0 + 0.05 * i for i in range(6)],
+    "long_factor": [1.0 + 0.5 * i for i in range(6)],
+    "original_max_position_embeddings": 256,
+    "partial_rotary_factor": 0.75,
+}
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 0.5,
+}
+SEVEN_TO_ONE = {"hidden_size": 112, "num_attention_heads": 14, "num_key_value_heads": 2}
+THREE_TO_ONE = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2}
+
+#: transformers' name of the family -> kinds -> what of the config is changed.
+FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
+    "mistral": {
+        "window": {"sliding_window": 24, "head_dim": 16},
+        "no window": {"sliding_window": None, "head_dim": 80, "num_key_value_heads": 1},
+        "window of a block": {"sliding_window": 16, **SEVEN_TO_ONE, "head_dim": 64},
+    },
+    "qwen2": {
+        "plain": {},
+        "tied": {"tie_word_embeddings": True, **SEVEN_TO_ONE},
+        "window above": {
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "max_window_layers": 1,
+            "num_hidden_layers": 3,
+        },
+    },
+    "qwen3": {
+        "plain": {"head_dim": 128},
+        "tied": {"head_dim": 16, "tie_word_embeddings": True, **THREE_TO_ONE},
+        "bias and windows": {
+            "head_dim": 96,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 31,
+            "max_window_layers": 1,
+        },
+    },
+    "smollm3": {
+        "plain": {"num_hidden_layers": 4},
+        "every other": {"no_rope_layer_interval": 2, **SEVEN_TO_ONE},
+        "listed, untied, windows": {
+            "no_rope_layers": [0, 1, 0],
+            "num_hidden_layers": 3,
+            "use_sliding_window": True,
+            "sliding_window": 18,
+            "tie_word_embeddings": False,
+        },
+    },
+    "granite": {
+        "multipliers": MULTIPLIERS,
+        "biases, tied": {
+            **MULTIPLIERS,
+            **THREE_TO_ONE,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+        },
+    },
+    "olmo2": {
+        "plain": {},
+        "biases": {**SEVEN_TO_ONE, "attention_bias": True, "tie_word_embeddings": True},
+    },
+    "starcoder2": {
+        "window": {"sliding_window": 24},
+        "no bias": {"use_bias": False, "tie_word_embeddings": False, **THREE_TO_ONE},
+        "multi-query": {"num_key_value_heads": 1, "hidden_size": 160, "num_attention_heads": 2},
+    },
+    "phi3": {
+        "plain": {},
+        "window": {"sliding_window": 24, **THREE_TO_ONE},
+        "longrope": {
+            "rope_parameters": LONGROPE,
+            "max_position_embeddings": 1024,
+            "original_max_position_embeddings": 256,
+            "tie_word_embeddings": True,
+        },
+    },
+    "phi": {
+        "plain": {"num_key_value_heads": 4},
+        "grouped": {**THREE_TO_ONE, "rope_parameters": {"partial_rotary_factor": 0.25}},
+        "all rotated": {"rope_parameters": {"partial_rotary_factor": 1.0}, "hidden_act": "gelu"},
+    },
+    "gpt_neox": {
+        "plain": {"num_key_value_heads": None},
+        "one after the other": {"use_parallel_residual": False, "num_key_value_heads": None},
+        "no bias, tied": {
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "num_key_value_heads": None,
+            "hidden_size": 128,
+            "num_attention_heads": 2,
+        },
+    },
+    "gpt2": {
+        "plain": {},
+        "untied, wide": {"tie_word_embeddings": False, "n_inner": 96, "n_embd": 160, "n_head": 2},
+        "unscaled": {"scale_attn_weights": False, "n_embd": 48, "n_head": 6},
+    },
+    "gemma2": {
+        "plain": {"head_dim": 256, "sliding_window": 24, "query_pre_attn_scalar": 64},
+        "caps": {
+            "head_dim": 16,
+            "sliding_window": 20,
+            "query_pre_attn_scalar": 8,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
+            "attention_bias": True,
+        },
+        "no caps, untied": {
+            "head_dim": 80,
+            "sliding_window": 33,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "tie_word_embeddings": False,
+            **THREE_TO_ONE,
+        },
+    },
+    "gemma3_text": {
+        "plain": {"head_dim": 64, "sliding_window": 24, "num_hidden_layers": 7},
+        "listed": {
+            "head_dim": 96,
+            "sliding_window": 17,
+            "num_hidden_layers": 3,
+            "layer_types": [GLOBAL, LOCAL, LOCAL],
+            "num_key_value_heads": 1,
+            "query_pre_attn_scalar": 48,
+        },
+        "scaled": {
+            "head_dim": 128,
+            "sliding_window": 40,
+            "layer_types": [LOCAL, GLOBAL],
+            "tie_word_embeddings": False,
+            "final_logit_softcapping": 6.0,
+            "rope_parameters": {
+                GLOBAL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+                LOCAL: {"rope_type": "default", "rope_theta": 5_000.0},
+            },
+        },
+    },
+}
+CASES = [(family, kind) for family, kinds in FAMILIES.items() for kind in kinds]
+
+
+def random_model(family: str, kind: str, **changes: Any) -> PreTrainedModel:
+    """A transformers model with weights large enough that every part of it shows in the logits."""
+    base = GPT2 if family == "gpt2" else SMALL
+    config = AutoConfig.for_model(family, **{**base, **FAMILIES[family][kind], **changes})
+    return randomised(config)
+
+
+def randomised(config: Any) -> PreTrainedModel:
+    """The config's model with random weights. Norms' weights are near one, whatever their form."""
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(0.0, 0.15, generator=generator)
+            norm = "norm" in name or ".ln_" in name
+            if norm and name.endswith("weight") and not config.model_type.startswith("gemma"):
+                parameter.add_(1.0)
+    return model

@@ -1,0 +1,119 @@
+"""Every family's logits equal to transformers' within 1e-4 in float32, however the tokens are cut
+into steps: prefill, decode, chunks, a shared prefix, and well past every window."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+from models.checkpoints import Sequences, expected
+from models.families import CASES, random_model
+from transformers import PreTrainedModel
+
+from asyncinfer.models import Decoder, LayerConfig, ModelConfig, load_model, tensor_table
+from asyncinfer.weights import Checkpoint, WeightLoader
+
+TOLERANCE = {"rtol": 0.0, "atol": 1e-4}
+
+
+def saved(model: PreTrainedModel, folder: Path) -> Path:
+    """As transformers itself writes checkpoints."""
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{case[1]}".replace(" ", "-"))
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[PreTrainedModel, Decoder]:
+    model = random_model(*request.param)
+    decoder = load_model(saved(model, tmp_path), "cpu", torch.float32, max_context=256)
+    return model, decoder
+
+
+def tokens(*lengths: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(0, 199, (length,), generator=generator) for length in lengths]
+
+
+def test_logits(pair: tuple[PreTrainedModel, Decoder]) -> None:
+    model, decoder = pair
+    ids = tokens(150, 33, 16, 47)
+    ids[3][:32] = ids[0][:32]
+    right = [expected(model, sequence) for sequence in ids]
+    assert right[0].std() > 0.3
+
+    whole = Sequences(decoder, ids)
+    whole.step(s0=150, s1=33, s2=16, s3=47)
+
+    mixed = Sequences(decoder, ids)
+    mixed.step(s0=15, s2=15)
+    mixed.step(s0=1, s2=1, s1=32)
+    mixed.step(s0=17, s1=1)
+    mixed.share(3, 0, 32)
+    for _ in range(15):
+        mixed.step(s0=1, s3=1)
+    mixed.step(s0=102)
+    assert whole.done == mixed.done == [150, 33, 16, 47]
+    for got, right_one in zip(whole.logits, right, strict=True):
+        torch.testing.assert_close(got, right_one, **TOLERANCE)
+    for got, right_one, hit in zip(mixed.logits, right, (0, 0, 0, 32), strict=True):
+        torch.testing.assert_close(got[hit:], right_one[hit:], **TOLERANCE)
+
+
+#: What a config may set back to Llama's without another set of tensors.
+RULES = (
+    "layers",
+    "activation",
+    "attention_scale",
+    "attention_softcap",
+    "embedding_scale",
+    "residual_scale",
+    "logit_scale",
+    "logit_softcap",
+)
+
+
+def test_every_difference_shows(pair: tuple[PreTrainedModel, Decoder], tmp_path: Path) -> None:
+    """Else the comparison above would prove nothing of it."""
+    _, decoder = pair
+    (ids,) = tokens(60)
+
+    def logits(config: ModelConfig) -> torch.Tensor:
+        with Checkpoint(tmp_path) as checkpoint, torch.inference_mode():
+            table = tensor_table(config)
+            loader = WeightLoader(checkpoint, table, torch.device("cpu"), torch.float32, None)
+            changed = Decoder(config, loader, 256)
+        run = Sequences(changed, [ids])
+        run.step(s0=60)
+        return run.logits[0]
+
+    ours = decoder.config
+    right = logits(ours)
+    plain = {field.name: field.default for field in fields(ModelConfig)}
+    others = {rule: plain[rule] for rule in RULES if getattr(ours, rule) != plain[rule]}
+    changed = [replace(ours, **{rule: value}) for rule, value in others.items()]
+    if ours.norm == "rms-plus-one":
+        changed.append(replace(ours, norm="rms"))
+    if ours.block == "parallel":
+        changed.append(replace(ours, block="pre"))
+    if ours.rope is not None and not ours.layers:
+        changed.append(replace(ours, rope=None))
+        if ours.rope.size is not None:
+            changed.append(replace(ours, rope=replace(ours.rope, size=None, rope_type="default")))
+    for layer, config in enumerate(ours.layers):
+        for rope in {None, ours.rope, config.rope} - {config.rope}:
+            other = replace(config, rope=rope)
+            changed.append(replace(ours, layers=with_layer(ours.layers, layer, other)))
+        if config.window is not None:
+            other = replace(config, window=config.window + 1)
+            changed.append(replace(ours, layers=with_layer(ours.layers, layer, other)))
+    assert changed
+    for config in changed:
+        assert (logits(config) - right).abs().max() > 1e-3, config
+
+
+def with_layer(
+    layers: tuple[LayerConfig, ...], index: int, layer: LayerConfig
+) -> tuple[LayerConfig, ...]:
+    return (*layers[:index], layer, *layers[index + 1 :])

@@ -1,0 +1,208 @@
+"""What the families read of `config.json`: old spellings, defaults, and lies."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models.checkpoints import Sequences, expected
+from models.families import CASES, GLOBAL, LOCAL, SMALL, random_model
+from safetensors.torch import load_file, save_file
+
+from asyncinfer.errors import ModelLoadError
+from asyncinfer.models import ModelConfig, families, load_model, parse_config
+
+NEOX = {**SMALL, "num_key_value_heads": None}
+GEMMA3 = {**SMALL, "num_hidden_layers": 6, "head_dim": 16, "sliding_window": 32}
+
+
+def parse(architecture: str, values: dict[str, Any], **changes: Any) -> ModelConfig:
+    return parse_config({"architectures": [architecture], **values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "base", "old", "new"),
+    [
+        (
+            "GPTNeoXForCausalLM",
+            NEOX,
+            {"rotary_pct": 0.5, "rotary_emb_base": 5_000},
+            {"rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 5_000.0}},
+        ),
+        (
+            "PhiForCausalLM",
+            SMALL,
+            {"partial_rotary_factor": 0.25, "rope_theta": 5_000.0},
+            {"rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 5_000.0}},
+        ),
+        (
+            "Gemma3ForCausalLM",
+            GEMMA3,
+            {
+                "rope_theta": 2e6,
+                "rope_local_base_freq": 5_000.0,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+                "sliding_window_pattern": 3,
+            },
+            {
+                "rope_parameters": {
+                    GLOBAL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6},
+                    LOCAL: {"rope_type": "default", "rope_theta": 5_000.0},
+                },
+                "layer_types": [LOCAL, LOCAL, GLOBAL] * 2,
+            },
+        ),
+        ("Gemma3ForCausalLM", GEMMA3, {}, {"layer_types": [LOCAL] * 5 + [GLOBAL]}),
+        (
+            "SmolLM3ForCausalLM",
+            {**SMALL, "num_hidden_layers": 4},
+            {"rope_theta": 2e6},
+            {"no_rope_layers": [1, 1, 1, 0]},
+        ),
+        (
+            "Phi3ForCausalLM",
+            {**SMALL, "original_max_position_embeddings": 64},
+            {"rope_scaling": {"type": "su", "short_factor": [1] * 8, "long_factor": [2] * 8}},
+            {
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "short_factor": [1] * 8,
+                    "long_factor": [2] * 8,
+                    "factor": 4.0,
+                }
+            },
+        ),
+    ],
+)
+def test_old_spellings(
+    architecture: str, base: dict[str, Any], old: dict[str, Any], new: dict[str, Any]
+) -> None:
+    assert parse(architecture, base, **old) == parse(architecture, base, **new)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}".replace(" ", "-"))
+def test_what_is_left_out_is_what_transformers_takes(case: tuple[str, str]) -> None:
+    """A config that says only what is not its family's default reads as the whole one does."""
+    model = random_model(*case)
+    (name,) = [n for n in families.names() if n == type(model).__name__]
+    whole = {**model.config.to_dict(), "architectures": [name]}
+    stock = type(model.config)().to_dict()
+    if "num_attention_heads" in whole:
+        # Computed from others where it is not given.
+        stock.pop("head_dim", None)
+    short = {
+        key: value
+        for key, value in whole.items()
+        if key not in stock or stock[key] != value or key == "rope_parameters"
+    }
+    assert len(short) < len(whole)
+    for key in ("vocab_size", "n_embd", "n_layer", "n_head", "n_positions"):
+        if key in whole:
+            short[key] = whole[key]
+    required = (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "max_position_embeddings",
+    )
+    short |= {key: whole[key] for key in required if key in whole}
+    ignored = {"bos_token_id": None, "eos_token_ids": (), "dtype": None}
+    assert replace(parse_config(short), **ignored) == replace(parse_config(whole), **ignored)
+
+
+#: Architecture -> what config.json says -> the key that the error names.
+LIES: list[tuple[str, str, dict[str, Any]]] = [
+    ("MistralForCausalLM", "sliding_window", {"sliding_window": 0}),
+    ("MistralForCausalLM", "sliding_window", {"sliding_window": 2**40}),
+    ("MistralForCausalLM", "sliding_window", {"sliding_window": "wide"}),
+    ("Qwen2ForCausalLM", "use_sliding_window", {"use_sliding_window": 1}),
+    ("Qwen2ForCausalLM", "max_window_layers", {"max_window_layers": -1}),
+    ("Qwen3ForCausalLM", "layer_types", {"use_sliding_window": True, "layer_types": [GLOBAL]}),
+    ("SmolLM3ForCausalLM", "no_rope_layers", {"no_rope_layers": [1, 2]}),
+    ("SmolLM3ForCausalLM", "no_rope_layers", {"no_rope_layers": [True, False]}),
+    ("SmolLM3ForCausalLM", "no_rope_layers", {"no_rope_layers": [1]}),
+    ("SmolLM3ForCausalLM", "no_rope_layer_interval", {"no_rope_layer_interval": 0}),
+    ("GraniteForCausalLM", "embedding_multiplier", {"embedding_multiplier": 0}),
+    ("GraniteForCausalLM", "logits_scaling", {"logits_scaling": 0.0}),
+    ("GraniteForCausalLM", "residual_multiplier", {"residual_multiplier": float("nan")}),
+    ("GraniteForCausalLM", "attention_multiplier", {"attention_multiplier": True}),
+    ("Starcoder2ForCausalLM", "use_bias", {"use_bias": "both"}),
+    ("Starcoder2ForCausalLM", "norm_epsilon", {"norm_epsilon": -1}),
+    ("PhiForCausalLM", "qk_layernorm", {"qk_layernorm": True}),
+    ("PhiForCausalLM", "partial_rotary_factor", {"partial_rotary_factor": 0.01}),
+    ("PhiForCausalLM", "partial_rotary_factor", {"partial_rotary_factor": 0.2}),
+    ("PhiForCausalLM", "partial_rotary_factor", {"partial_rotary_factor": 2.0}),
+    ("GPTNeoXForCausalLM", "rotary_pct", {"rotary_pct": -0.5}),
+    ("GPTNeoXForCausalLM", "rotary_emb_base", {"rotary_emb_base": 0}),
+    ("GPTNeoXForCausalLM", "use_parallel_residual", {"use_parallel_residual": "no"}),
+    ("GPT2LMHeadModel", "n_embd", {}),
+    ("GPT2LMHeadModel", "n_inner", {"n_embd": 2**19, "n_head": 2**12, "n_positions": 9}),
+    ("GPT2LMHeadModel", "n_head", {"n_embd": 64, "n_inner": 4, "n_head": 0}),
+    ("Gemma2ForCausalLM", "attn_logit_softcapping", {"attn_logit_softcapping": -50.0}),
+    ("Gemma2ForCausalLM", "final_logit_softcapping", {"final_logit_softcapping": 0}),
+    ("Gemma2ForCausalLM", "query_pre_attn_scalar", {"query_pre_attn_scalar": 0}),
+    ("Gemma2ForCausalLM", "layer_types", {"layer_types": [LOCAL, "chunked_attention"]}),
+    ("Gemma2ForCausalLM", "layer_types", {"layer_types": LOCAL}),
+    ("Gemma2ForCausalLM", "use_bidirectional_attention", {"use_bidirectional_attention": True}),
+    ("Gemma2ForCausalLM", "hidden_activation", {"hidden_activation": "relu6"}),
+    ("Gemma3ForCausalLM", "sliding_window_pattern", {"sliding_window_pattern": 0}),
+    ("Gemma3ForCausalLM", "rope_local_base_freq", {"rope_local_base_freq": -1}),
+    (
+        "Gemma3ForCausalLM",
+        "rope_parameters.sliding_attention.rope_theta",
+        {"rope_parameters": {LOCAL: {"rope_theta": 0}}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("architecture", "key", "changes"), LIES)
+def test_a_config_that_lies(architecture: str, key: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        parse(architecture, SMALL, **changes)
+    assert f": {key}=" in str(caught.value)
+
+
+def test_a_window_beyond_the_context_is_none() -> None:
+    config = parse("MistralForCausalLM", SMALL, sliding_window=256)
+    assert config.layers == ()
+    config = parse("MistralForCausalLM", SMALL, sliding_window=255)
+    assert {config.layer(i).window for i in range(2)} == {255}
+
+
+def test_a_checkpoint_without_the_prefix(tmp_path: Path) -> None:
+    """As GPT-2's own: saved without its head, and with the masks of old."""
+    model = random_model("gpt2", "plain")
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = {k.removeprefix("transformer."): v for k, v in load_file(file).items()}
+    tensors["h.0.attn.bias"] = torch.ones(1, 1, 256, 256)
+    save_file(tensors, file)
+    (ids,) = [torch.arange(50)]
+    run = Sequences(load_model(tmp_path, "cpu", torch.float32), [ids])
+    run.step(s0=50)
+    torch.testing.assert_close(run.logits[0], expected(model, ids), rtol=0, atol=1e-4)
+
+
+def test_longrope_beyond_the_trained_context(tmp_path: Path) -> None:
+    """An engine for long sequences takes the long factors, as transformers does for one."""
+    model = random_model("phi3", "longrope")
+    model.save_pretrained(tmp_path)
+    ids = torch.randint(0, 199, (400,), generator=torch.Generator().manual_seed(3))
+    for context in (1024, None):
+        decoder = load_model(tmp_path, "cpu", torch.float32, max_context=context)
+        run = Sequences(decoder, [ids])
+        run.step(s0=300)
+        run.step(s0=100)
+        torch.testing.assert_close(run.logits[0], expected(model, ids), rtol=0, atol=1e-4)
+
+
+def test_an_unknown_architecture_says_what_there_is(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, "architectures": ["Gpt17"]}))
+    with pytest.raises(ModelLoadError, match=r"architectures=\['Gpt17'\].*LlamaForCausalLM") as e:
+        load_model(tmp_path, "cpu", torch.float32)
+    assert "adding-a-model" in str(e.value)
