@@ -19,6 +19,7 @@ __all__ = [
     "add_rms_norm",
     "gelu_mul",
     "kv_write",
+    "linear_small",
     "paged_attention",
     "rms_norm",
     "rope",
@@ -93,6 +94,53 @@ def gelu_mul(
         raise ValueError(f"kernel gelu_mul: approximate={approximate!r}: must be none or tanh")
     twin = _twin("gelu_mul", gate_up, reference)
     result: torch.Tensor = twin(gate_up, approximate=approximate)
+    return result
+
+
+def linear_small(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    plus_one: bool = False,
+    activation: str | None = None,
+    residual: torch.Tensor | None = None,
+    arrivals: torch.Tensor | None = None,
+    reference: bool = False,
+) -> torch.Tensor:
+    """`x W^T + bias` of at most 64 tokens, a norm before and a gate or residual after it; all of
+    one dtype. See the reference twin."""
+    name = "linear_small"
+    _check(x.ndim == weight.ndim == 2 and x.shape[1] == weight.shape[1], name, x, weight)
+    _check(x.dtype is weight.dtype and weight.is_contiguous(), name, x, weight)
+    _check_range(name, "tokens", x.shape[0], 0, 64)
+    outputs, inputs = weight.shape
+    if activation not in (None, "silu", "gelu", "gelu_tanh"):
+        known = "silu, gelu, gelu_tanh or None"
+        raise ValueError(f"kernel {name}: activation={activation!r}: must be {known}")
+    size = outputs if activation is None else outputs // 2
+    _check(activation is None or outputs % 2 == 0, name, x, weight)
+    _check(bias is None or bias.shape == (outputs,), name, weight, bias)
+    _check(norm is None or norm.shape == (inputs,), name, weight, norm)
+    if residual is not None:
+        right = residual.shape == (x.shape[0], size) and residual.dtype is x.dtype
+        _check(right and residual.stride(1) == 1, name, x, weight, residual)
+    if arrivals is not None:
+        enough = arrivals.dtype is torch.int32 and arrivals.numel() * 64 >= outputs
+        _check(enough, name, weight, arrivals)
+    result: torch.Tensor = _twin(name, x, reference)(
+        x,
+        weight,
+        bias,
+        norm=norm,
+        eps=eps,
+        plus_one=plus_one,
+        activation=activation,
+        residual=residual,
+        arrivals=arrivals,
+    )
     return result
 
 

@@ -116,6 +116,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "rope": lambda: ops.rope(torch.ones(2, 1, 4), torch.ones(2, 4), torch.ones(2, 4)),
     "silu_mul": lambda: ops.silu_mul(torch.ones(2, 3)),
     "gelu_mul": lambda: ops.gelu_mul(torch.ones(2, 3)),
+    "linear_small": lambda: ops.linear_small(torch.ones(2, 3), torch.ones(4, 2)),
     "kv_write": lambda: ops.kv_write(
         *(torch.ones(2, 1, 4),) * 2, *(torch.ones(1, 1, 4, 4),) * 2, torch.zeros(3).long()
     ),

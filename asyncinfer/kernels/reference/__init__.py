@@ -3,6 +3,7 @@
 from asyncinfer.kernels.reference.add_rms_norm import add_rms_norm
 from asyncinfer.kernels.reference.gelu_mul import gelu_mul
 from asyncinfer.kernels.reference.kv_write import kv_write
+from asyncinfer.kernels.reference.linear_small import linear_small
 from asyncinfer.kernels.reference.paged_attention import paged_attention
 from asyncinfer.kernels.reference.rms_norm import rms_norm
 from asyncinfer.kernels.reference.rope import rope
@@ -13,6 +14,7 @@ __all__ = [
     "add_rms_norm",
     "gelu_mul",
     "kv_write",
+    "linear_small",
     "paged_attention",
     "rms_norm",
     "rope",

@@ -35,7 +35,7 @@ def rope_kv_write(
     scales as in `kv_write`. The queries are a new tensor `[tokens, heads, head_dim]`.
     """
     kv_heads = k_cache.shape[1]
-    q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
+    q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
     if q_norm is not None:
         q = rms_norm(q, q_norm, eps, plus_one=plus_one)
     if k_norm is not None:

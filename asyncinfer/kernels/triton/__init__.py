@@ -3,6 +3,7 @@
 from asyncinfer.kernels.triton.add_rms_norm import add_rms_norm
 from asyncinfer.kernels.triton.gelu_mul import gelu_mul
 from asyncinfer.kernels.triton.kv_write import kv_write
+from asyncinfer.kernels.triton.linear_small import linear_small
 from asyncinfer.kernels.triton.paged_attention import paged_attention
 from asyncinfer.kernels.triton.rms_norm import rms_norm
 from asyncinfer.kernels.triton.rope_kv_write import rope_kv_write
@@ -12,6 +13,7 @@ __all__ = [
     "add_rms_norm",
     "gelu_mul",
     "kv_write",
+    "linear_small",
     "paged_attention",
     "rms_norm",
     "rope_kv_write",

@@ -1,0 +1,96 @@
+"""How the small linear kernels share out their work: a table by shape, and a rule for the rest.
+
+The counts are for the 132 multiprocessors of an H100 or H200 and the same on every device, so that
+a product is summed in the same order everywhere. What is in the table was worked out from counts of
+programs and bytes, as the rule is, and not yet measured.
+
+**GEMV, up to 4 tokens.** One warp a program: its lanes then hold the inputs in the layout of the
+weight's tile, and nothing is exchanged inside the loop. 8 rows of the weight where that leaves
+three programs a multiprocessor, else 4 (with more tokens always 4, for their sums are registers);
+256 inputs at a time, 16 bytes a lane. About 32 KiB a multiprocessor must be on their way to keep
+the memory busy, so few programs have more stages.
+
+**Skinny GEMM, up to 64 tokens.** Each program reads all its inputs anew from the L2 cache, as many
+as `tokens / rows` of the weight's own bytes: 64 rows up to 16 tokens, else 128. The inputs are
+split until 92 programs (70 % of the multiprocessors) are at work, 256 inputs each at least. Stages
+fill 96 KiB of shared memory, so that two programs fit on one multiprocessor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["GEMV_TOKENS", "SMALL_TOKENS", "Tiles", "tiles_for"]
+
+#: Up to so many tokens a GEMV, up to so many a skinny GEMM, above that the device's own library.
+GEMV_TOKENS = 4
+SMALL_TOKENS = 64
+
+_MULTIPROCESSORS = 132
+_ENOUGH_PROGRAMS = 92
+_BYTES_ON_THEIR_WAY = 32 << 10
+_STAGED_BYTES = 96 << 10
+_MOST_SPLITS = 8
+_LEAST_STRETCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """One program's share."""
+
+    #: Rows of the weight; of a gated product half of them gate and half up.
+    rows: int
+    #: Inputs at a time.
+    depth: int
+    warps: int
+    stages: int
+    #: Programs that share the inputs of the same rows.
+    splits: int = 1
+
+
+#: (outputs, inputs, token bucket) -> tiles better than the rule's.
+_TABLE: dict[tuple[int, int, int], Tiles] = {
+    # Qwen3-0.6B's output projections: so few rows that 2 a program still leave it four of 8 KiB.
+    (1024, 2048, 1): Tiles(rows=2, depth=256, warps=1, stages=8),
+    (1024, 3072, 1): Tiles(rows=2, depth=256, warps=1, stages=8),
+    # Qwen3-4B's gate and up: 152 blocks of 128 rows would leave most multiprocessors with one and
+    # some with two; 304 of 64 are dealt out more evenly.
+    (19456, 2560, 32): Tiles(rows=64, depth=128, warps=4, stages=4),
+    (19456, 2560, 64): Tiles(rows=64, depth=128, warps=4, stages=3),
+}
+
+
+def tiles_for(outputs: int, inputs: int, tokens: int, itemsize: int) -> Tiles:
+    """Tiles for a weight `[outputs, inputs]` of `itemsize` bytes an element, at 1 to 64 tokens.
+
+    Equal for all token counts of a bucket: 1, 2, up to 4, 16, 32, 64.
+    """
+    bucket = next(bucket for bucket in (1, 2, 4, 16, 32, 64) if tokens <= bucket)
+    entry = _TABLE.get((outputs, inputs, bucket)) if itemsize == 2 else None
+    if entry is not None:
+        return entry
+    if bucket <= GEMV_TOKENS:
+        return _gemv_rule(outputs, bucket, itemsize)
+    return _skinny_rule(outputs, inputs, bucket, itemsize)
+
+
+def _gemv_rule(outputs: int, bucket: int, itemsize: int) -> Tiles:
+    rows = 8 if bucket == 1 and outputs >= 8 * 3 * _MULTIPROCESSORS else 4
+    depth = 256
+    programs = max(outputs / rows / _MULTIPROCESSORS, 1)
+    stages = _BYTES_ON_THEIR_WAY / programs / (rows * depth * itemsize)
+    return Tiles(rows=rows, depth=depth, warps=1, stages=min(max(int(stages) + 1, 3), 8))
+
+
+def _skinny_rule(outputs: int, inputs: int, bucket: int, itemsize: int) -> Tiles:
+    rows = 128 if bucket > 16 and outputs >= 2048 else 64
+    depth = 8192 // rows
+    splits = 1
+    while (
+        -(-outputs // rows) * splits < _ENOUGH_PROGRAMS
+        and splits < _MOST_SPLITS
+        and inputs >= 2 * splits * _LEAST_STRETCH
+    ):
+        splits *= 2
+    stages = _STAGED_BYTES // ((rows + bucket) * depth * itemsize)
+    return Tiles(rows=rows, depth=depth, warps=4, stages=min(max(stages, 2), 6), splits=splits)

@@ -1,0 +1,44 @@
+"""A linear layer for few tokens, with what stands before and after it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from asyncinfer.kernels.reference.gelu_mul import gelu_mul
+from asyncinfer.kernels.reference.rms_norm import rms_norm
+from asyncinfer.kernels.reference.silu_mul import silu_mul
+
+__all__ = ["linear_small"]
+
+
+def linear_small(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    plus_one: bool = False,
+    activation: str | None = None,
+    residual: torch.Tensor | None = None,
+    arrivals: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`x W^T + bias` for `x` `[tokens, inputs]`, at most 64 tokens, `weight` `[outputs, inputs]`.
+
+    - `norm` `[inputs]`: the weight of an RMSNorm of `x` before, `eps` and `plus_one` as `rms_norm`
+      has them.
+    - `activation` "silu", "gelu" or "gelu_tanh": the product is a packed gate and up, gate first;
+      gives `activation(gate) * up`, `[tokens, outputs / 2]`.
+    - `residual`, of the result's shape: added at the end.
+    - `arrivals` int32 `[outputs / 64]`, rounded up, all zero: where a GPU's programs that share
+      a sum count themselves; zero again afterwards. One per layer, kept, saves a launch each time.
+    """
+    if norm is not None:
+        x = rms_norm(x, norm, eps, plus_one=plus_one)
+    y = F.linear(x, weight, bias)
+    if activation == "silu":
+        y = silu_mul(y)
+    elif activation is not None:
+        y = gelu_mul(y, approximate="tanh" if activation == "gelu_tanh" else "none")
+    return y if residual is None else y + residual

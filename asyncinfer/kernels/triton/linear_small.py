@@ -1,0 +1,96 @@
+"""A linear layer for few tokens, with what stands before and after it."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from asyncinfer.kernels.linear_tiles import GEMV_TOKENS, tiles_for
+from asyncinfer.kernels.triton.gemv import gemv
+from asyncinfer.kernels.triton.rms_norm import rms_norm
+from asyncinfer.kernels.triton.skinny_gemm import skinny_gemm
+
+__all__ = ["linear_small"]
+
+
+def linear_small(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    plus_one: bool = False,
+    activation: str | None = None,
+    residual: torch.Tensor | None = None,
+    arrivals: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """As the reference twin, rounded once at the end.
+
+    One launch; a norm before more than 4 tokens is one of its own, for there the inputs go to the
+    tensor cores as they lie in memory. The order of a sum depends on the shapes alone, and on the
+    tokens only through the buckets of `tiles_for`.
+    """
+    tokens, inputs = x.shape
+    outputs = weight.shape[0]
+    size = outputs if activation is None else outputs // 2
+    out = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
+    if not tokens:
+        return out
+    if norm is not None and tokens > GEMV_TOKENS:
+        x, norm = rms_norm(x, norm, eps, plus_one=plus_one), None
+    x = x if x.stride(1) == 1 else x.contiguous()
+    tiles = tiles_for(outputs, inputs, tokens, weight.element_size())
+    blocks = triton.cdiv(outputs, tiles.rows)
+    residual_stride = 0 if residual is None else residual.stride(0)
+    if tokens <= GEMV_TOKENS:
+        gemv[(blocks,)](
+            x,
+            weight,
+            bias,
+            residual,
+            norm,
+            out,
+            eps,
+            X_STRIDE=x.stride(0),
+            RESIDUAL_STRIDE=residual_stride,
+            TOKENS=tokens,
+            OUTPUTS=outputs,
+            INPUTS=inputs,
+            BLOCK_N=tiles.rows,
+            BLOCK_K=tiles.depth,
+            STAGES=tiles.stages,
+            ACTIVATION=activation,
+            PLUS_ONE=plus_one,
+            num_warps=tiles.warps,
+        )
+        return out
+    block_m = max(16, triton.next_power_of_2(tokens))
+    partials = None
+    if tiles.splits > 1:
+        parts = (blocks, tiles.splits, tiles.rows, block_m)
+        partials = torch.empty(parts, dtype=torch.float32, device=x.device)
+        if arrivals is None:
+            arrivals = torch.zeros(blocks, dtype=torch.int32, device=x.device)
+    skinny_gemm[(blocks, tiles.splits)](
+        x,
+        weight,
+        bias,
+        residual,
+        out,
+        partials,
+        arrivals,
+        tokens,
+        X_STRIDE=x.stride(0),
+        RESIDUAL_STRIDE=residual_stride,
+        OUTPUTS=outputs,
+        INPUTS=inputs,
+        BLOCK_M=block_m,
+        BLOCK_N=tiles.rows,
+        BLOCK_K=tiles.depth,
+        SPLITS=tiles.splits,
+        STAGES=tiles.stages,
+        ACTIVATION=activation,
+        num_warps=tiles.warps,
+    )
+    return out

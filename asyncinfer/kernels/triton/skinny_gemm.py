@@ -1,0 +1,91 @@
+"""Matrix times a few dozen vectors, on the tensor cores, with the weight as the first operand: its
+rows fill the 64 rows of an instruction, which so few tokens could not.
+
+Where the weight has too few rows to occupy every multiprocessor, several programs share each block
+of rows, a stretch of the inputs each. The last of them to arrive adds up their partial sums, always
+in the same order.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from asyncinfer.kernels.triton.gate import gate
+from asyncinfer.kernels.triton.gemv import weight_rows
+
+__all__ = ["skinny_gemm"]
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def skinny_gemm(
+    x,
+    weight,
+    bias,
+    residual,
+    out,
+    partials,
+    arrivals,
+    tokens,
+    X_STRIDE: tl.constexpr,
+    RESIDUAL_STRIDE: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    STAGES: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    """`tokens` (at most `BLOCK_M`) rows of `x`; `BLOCK_N` rows of the weight, or with an
+    `ACTIVATION` half as many of the gate and as many of the up part. Grid `(blocks, SPLITS)`."""
+    STRETCH: tl.constexpr = (INPUTS + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
+    block = tl.program_id(0)
+    begin = tl.program_id(1) * STRETCH
+    columns = tl.arange(0, BLOCK_K)
+    token = tl.arange(0, BLOCK_M)
+    rows = weight_rows(block, OUTPUTS, BLOCK_N, ACTIVATION)
+    weight += rows.to(tl.int64)[:, None] * INPUTS + columns[None, :]
+    # Tokens beyond the last are read as the last; their sums are not stored.
+    x += tl.minimum(token, tokens - 1)[None, :] * X_STRIDE + columns[:, None]
+    sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for start in tl.range(begin, tl.minimum(begin + STRETCH, INPUTS), BLOCK_K, num_stages=STAGES):
+        if INPUTS % BLOCK_K == 0:
+            tile = tl.load(weight + start)
+            inputs = tl.load(x + start)
+        else:
+            inside = start + columns < INPUTS
+            tile = tl.load(weight + start, mask=inside[None, :], other=0.0)
+            inputs = tl.load(x + start, mask=inside[:, None], other=0.0)
+        sums = tl.dot(tile, inputs, sums, input_precision="ieee")
+
+    if SPLITS > 1:
+        at = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + token[None, :]
+        partials += block * (SPLITS * BLOCK_N * BLOCK_M) + at
+        tl.store(partials + tl.program_id(1) * (BLOCK_N * BLOCK_M), sums)
+        # Every thread's part is written before the program counts as arrived.
+        tl.debug_barrier()
+        arrived = tl.atomic_add(arrivals + block, 1, sem="acq_rel", scope="gpu")
+        if arrived < SPLITS - 1:
+            return
+        tl.store(arrivals + block, 0)
+        sums = tl.load(partials, cache_modifier=".cg")
+        for split in tl.static_range(1, SPLITS):
+            sums += tl.load(partials + split * (BLOCK_N * BLOCK_M), cache_modifier=".cg")
+
+    SIZE: tl.constexpr = OUTPUTS if ACTIVATION is None else OUTPUTS // 2
+    BLOCK: tl.constexpr = BLOCK_N if ACTIVATION is None else BLOCK_N // 2
+    if bias is not None:
+        sums += tl.load(bias + rows).to(tl.float32)[:, None]
+    if ACTIVATION is not None:
+        pairs = tl.permute(tl.reshape(sums, (2, BLOCK, BLOCK_M)), (1, 2, 0))
+        gates, ups = tl.split(pairs)
+        sums = gate(gates, ACTIVATION) * ups
+    results = block * BLOCK + tl.arange(0, BLOCK)
+    there = (results < SIZE)[:, None] & (token < tokens)[None, :]
+    if residual is not None:
+        source = residual + token[None, :] * RESIDUAL_STRIDE + results[:, None]
+        sums += tl.load(source, mask=there, other=0.0).to(tl.float32)
+    target = out + token[None, :] * SIZE + results[:, None]
+    tl.store(target, sums.to(out.dtype.element_ty), mask=there)
