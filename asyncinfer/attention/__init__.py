@@ -1,5 +1,5 @@
-from asyncinfer.attention.backend import Attend, begin_attention
-from asyncinfer.attention.batch import AttentionBatch
+from asyncinfer.attention.backend import Attend, begin_attention, reads_pages
+from asyncinfer.attention.batch import AttentionBatch, DeviceBatch
 from asyncinfer.attention.gathered import GatheredAttention
 from asyncinfer.attention.kv import KVCache, KVShape
 from asyncinfer.attention.paged import PagedAttention
@@ -9,9 +9,11 @@ __all__ = [
     "Attend",
     "AttentionBatch",
     "AttentionVariant",
+    "DeviceBatch",
     "GatheredAttention",
     "KVCache",
     "KVShape",
     "PagedAttention",
     "begin_attention",
+    "reads_pages",
 ]

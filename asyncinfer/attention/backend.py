@@ -6,14 +6,15 @@ from typing import Protocol
 
 import torch
 
-from asyncinfer.attention.batch import AttentionBatch
+from asyncinfer.attention.batch import AttentionBatch, DeviceBatch
 from asyncinfer.attention.gathered import GatheredAttention
 from asyncinfer.attention.kv import KVCache
+from asyncinfer.attention.masked import MaskedAttention
 from asyncinfer.attention.paged import PagedAttention
 from asyncinfer.attention.variant import AttentionVariant
 from asyncinfer.kernels import triton
 
-__all__ = ["Attend", "begin_attention"]
+__all__ = ["Attend", "begin_attention", "reads_pages"]
 
 
 class Attend(Protocol):
@@ -32,9 +33,16 @@ class Attend(Protocol):
         Gives `[tokens, heads * head_dim]`."""
 
 
-def begin_attention(kv: KVCache, batch: AttentionBatch, scale: float) -> Attend:
+def begin_attention(kv: KVCache, batch: DeviceBatch, scale: float) -> Attend:
     """Attention over `kv` for the rows of `batch`: the Triton kernels where they run, torch's own
-    operators elsewhere. `scale` multiplies the scores."""
-    if kv.storage.is_cuda and "paged_attention" in triton.__all__:
+    operators elsewhere. `scale` multiplies the scores. A `DeviceBatch` has decode rows only."""
+    if reads_pages(kv):
         return PagedAttention(kv, batch, scale)
+    if not isinstance(batch, AttentionBatch):
+        return MaskedAttention(kv, batch, scale)
     return GatheredAttention(kv, batch, scale)
+
+
+def reads_pages(kv: KVCache) -> bool:
+    """Whether attention over `kv` is the paged kernels', which a graph records at their cost."""
+    return kv.storage.is_cuda and "paged_attention" in triton.__all__

@@ -1,4 +1,4 @@
-"""`AttentionBatch`: which query tokens of a step belong to which sequence, and where KV lies."""
+"""Which query tokens of a step belong to which sequence, and where their KV lies."""
 
 from __future__ import annotations
 
@@ -6,33 +6,44 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["AttentionBatch"]
+__all__ = ["AttentionBatch", "DeviceBatch"]
 
 
 @dataclass(slots=True)
-class AttentionBatch:
-    """The rows of one forward pass. Query tokens lie row after row in one flat dimension.
+class DeviceBatch:
+    """The rows of one forward pass, as the device knows them: enough for attention that asks the
+    host nothing, such as a recorded step's. Query tokens lie row after row in one flat dimension.
 
-    Row `r` holds `counts[r]` query tokens at positions `starts[r] .. starts[r] + counts[r] - 1`
-    of a sequence whose first `starts[r]` tokens are in the cache already. Rows of one token
-    (decode) come first; `decode_rows` says how many. Tensors are on the model's device; the lists
-    are the same facts for the host, so that nothing waits for the device to learn a shape.
+    Rows of one token (decode) come first; `decode_rows` says how many.
     """
 
     #: int32 `[rows, max_blocks]`; entries past a row's last used block are never read.
     block_tables: torch.Tensor
-    #: int32 `[rows]`: tokens of the sequence after this step, `start + count`.
+    #: int32 `[rows]`: tokens of the sequence after this step. 0 for a row that only fills up the
+    #: batch: nothing is read or written for it.
     seq_lens: torch.Tensor
     #: int32 `[rows + 1]`: row `r` owns query tokens `query_starts[r] .. query_starts[r + 1] - 1`.
     query_starts: torch.Tensor
-    #: int64 `[tokens]`: `block * block_size + offset` of each query token's own KV.
+    #: int64 `[tokens]`: `block * block_size + offset` of each query token's own KV; -1 for nowhere.
     slot_mapping: torch.Tensor
-    starts: list[int]
-    counts: list[int]
     #: Tokens per KV block.
     block_size: int
     #: How many rows, from the first on, have one query token.
     decode_rows: int
+
+
+@dataclass(slots=True)
+class AttentionBatch(DeviceBatch):
+    """The same facts for the host too, so that nothing waits for the device to learn a shape.
+
+    Row `r` holds `counts[r]` query tokens at positions `starts[r] .. starts[r] + counts[r] - 1`
+    of a sequence whose first `starts[r]` tokens are in the cache already.
+    """
+
+    starts: list[int]
+    counts: list[int]
+    #: Whether a token's result must be the same to the last bit whatever else is in the batch.
+    invariant: bool = False
 
     @property
     def rows(self) -> int:

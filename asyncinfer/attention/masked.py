@@ -1,0 +1,75 @@
+"""Attention of decode rows from tensors alone: every block of the tables is read, and what lies
+beyond a row is masked. No shape depends on what a tensor holds, so a graph can record it; the price
+is the whole width of the tables. The slow twin of the paged kernels on such rows."""
+
+from __future__ import annotations
+
+import torch
+
+from asyncinfer.attention.batch import DeviceBatch
+from asyncinfer.attention.kv import KVCache
+from asyncinfer.attention.variant import AttentionVariant
+
+__all__ = ["MaskedAttention"]
+
+_PLAIN = AttentionVariant()
+
+
+class MaskedAttention:
+    """Attention of one forward pass over rows of one query token each."""
+
+    def __init__(self, kv: KVCache, batch: DeviceBatch, scale: float) -> None:
+        self._kv = kv
+        self._scale = scale
+        self._tables = batch.block_tables.clamp(min=0).long()
+        size = batch.block_size
+        #: Positions of the keys, int32 `[1, width]`, and of the row's own token, `[rows, 1]`.
+        width = batch.block_tables.shape[1] * size
+        self._keys = torch.arange(width, dtype=torch.int32, device=kv.storage.device)[None]
+        self._own = batch.seq_lens[:, None] - 1
+        slots = batch.slot_mapping
+        self._written = (slots >= 0)[:, None, None]
+        # What is not written goes where the first row's token does, and is that very token: rows
+        # that fill up a batch come last.
+        target = torch.where(slots >= 0, slots, slots[:1]).clamp(min=0)
+        self._block, self._offset = target // size, target % size
+
+    def __call__(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        variant: AttentionVariant | None = None,
+    ) -> torch.Tensor:
+        variant = variant or _PLAIN
+        keys, values = self._kv.k[layer], self._kv.v[layer]
+        self._write(keys, k)
+        self._write(values, v)
+        rows, heads, head_dim = q.shape
+        hidden = self._keys > self._own
+        if variant.window is not None:
+            hidden = hidden | (self._keys <= self._own - variant.window)
+        gathered = self._gather(values).masked_fill(hidden[:, None, :, None], 0.0)
+        kv_heads = keys.shape[1]
+        grouped = q.reshape(rows, kv_heads, heads // kv_heads, head_dim)
+        scores = (grouped @ self._gather(keys).transpose(2, 3)).float() * self._scale
+        if variant.softcap is not None:
+            scores = (scores / variant.softcap).tanh() * variant.softcap
+        scores = scores.masked_fill(hidden[:, None, None], float("-inf"))
+        if variant.sinks is not None:
+            sinks = variant.sinks.view(1, kv_heads, -1, 1).expand(rows, -1, -1, 1)
+            scores = torch.cat((scores, sinks), dim=-1)
+        # A row without keys has no weights.
+        weights = scores.softmax(dim=-1).nan_to_num(0.0)[..., : hidden.shape[1]]
+        return (weights.to(q.dtype) @ gathered).view(rows, heads * head_dim)
+
+    def _gather(self, cache: torch.Tensor) -> torch.Tensor:
+        """`[rows, kv_heads, width, head_dim]`"""
+        return cache[self._tables].transpose(1, 2).flatten(2, 3)
+
+    def _write(self, cache: torch.Tensor, new: torch.Tensor) -> None:
+        at = (self._block, slice(None), self._offset)
+        before = cache[at]
+        first = torch.where(self._written[:1], new[:1], before[:1])
+        cache[at] = torch.where(self._written, new, first)
