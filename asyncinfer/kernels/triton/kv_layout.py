@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from asyncinfer.kernels.triton.attention_tiling import device_capability
+
 __all__ = ["KVLayout"]
 
 
@@ -21,10 +23,15 @@ class KVLayout:
 
     def __post_init__(self) -> None:
         if self.k.stride() != self.v.stride() or self.k.stride(3) != 1:
-            seen = f"{self.k.stride()} and {self.v.stride()}"
             raise ValueError(
-                f"paged_attention: k_cache and v_cache have strides {seen}, not equal "
-                f"ones with elements of a head side by side"
+                f"paged_attention: k_cache and v_cache have strides {self.k.stride()} and "
+                f"{self.v.stride()}: they must be equal, and end in 1"
+            )
+        capability = device_capability(self.k.device)
+        if self.k.dtype is torch.float8_e4m3fn and capability < 89:
+            raise ValueError(
+                "paged_attention: an fp8 cache needs a GPU of compute capability 8.9, this one has "
+                f"{capability / 10}"
             )
         for name, scales in (("k_scales", self.k_scales), ("v_scales", self.v_scales)):
             if scales is not None and not scales.is_contiguous():

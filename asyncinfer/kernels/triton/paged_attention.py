@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import torch
 
-from asyncinfer.kernels.triton.attention_tiling import device_capability
 from asyncinfer.kernels.triton.decode_attention import decode_attention
 from asyncinfer.kernels.triton.kv_layout import KVLayout
 from asyncinfer.kernels.triton.prefill_attention import prefill_attention
@@ -53,10 +52,6 @@ def paged_attention(
     then every `chunk` keys (rounded up to a multiple of 64) are a part of their own. By default
     `chunk` is 256 and `splits` what fills a large GPU.
     """
-    if k_cache.dtype is torch.float8_e4m3fn and (found := device_capability(q.device)) < 89:
-        raise ValueError(
-            f"paged_attention: an fp8 cache needs compute capability 8.9, not {found / 10}"
-        )
     q = q if q.stride(2) == 1 else q.contiguous()
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     kv = KVLayout(k_cache, v_cache, k_scales, v_scales)

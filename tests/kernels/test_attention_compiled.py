@@ -1,0 +1,186 @@
+"""Paged attention's kernels as machine code for GPUs that are not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from kernels.compiled import Launch, recorded
+
+from asyncinfer.kernels import triton
+from asyncinfer.kernels.triton import attention_tiling
+
+BF16, FP8, INT8 = torch.bfloat16, torch.float8_e4m3fn, torch.int8
+EVERYTHING: dict[str, Any] = {"window": 1024, "softcap": 50.0, "sinks": True}
+#: Registers a thread that the compiler took, with Triton 3.7; a few more are let pass.
+DECODE: dict[str, tuple[dict[str, Any], dict[int, int]]] = {
+    "64": ({"head_dim": 64}, {90: 96}),
+    "128": ({}, {80: 158, 90: 122}),
+    "256": ({"head_dim": 256}, {80: 196, 90: 194}),
+    "everything": (EVERYTHING, {90: 130}),
+    "fp8": ({"cache_dtype": FP8}, {90: 190}),
+    "int8": ({"cache_dtype": INT8}, {80: 220, 90: 192}),
+    "verify 32": ({"max_query_len": 8, "head_dim": 80}, {90: 128}),
+    "verify 64": ({"max_query_len": 8, "group": 8}, {80: 180, 90: 144}),
+}
+PREFILL: dict[str, tuple[dict[str, Any], dict[int, int]]] = {
+    "64": ({"head_dim": 64}, {90: 128}),
+    "128": ({}, {80: 214, 90: 194}),
+    "256": ({"head_dim": 256}, {80: 236, 90: 255}),
+    "everything": (EVERYTHING, {90: 194}),
+    "fp8": ({"cache_dtype": FP8}, {90: 210}),
+    "int8": ({"cache_dtype": INT8}, {80: 255, 90: 210}),
+}
+SLACK = 16
+
+
+def launches(
+    *,
+    decode_rows: int = 0,
+    rows: int = 32,
+    tokens: int = 64,
+    width: int = 20,
+    head_dim: int = 128,
+    group: int = 4,
+    kv_heads: int = 8,
+    block_size: int = 16,
+    dtype: torch.dtype = BF16,
+    cache_dtype: torch.dtype = BF16,
+    sinks: bool = False,
+    **options: Any,
+) -> list[Launch]:
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    cache = empty(100, kv_heads, block_size, head_dim, dtype=cache_dtype)
+    scales = empty(*cache.shape[:3], dtype=torch.float32) if cache_dtype is not dtype else None
+    with recorded() as found:
+        triton.paged_attention(
+            empty(tokens, group * kv_heads, head_dim, dtype=dtype),
+            cache,
+            cache,
+            empty(rows, width),
+            empty(rows),
+            empty(rows + 1),
+            0.1,
+            sinks=empty(group * kv_heads, dtype=torch.float32) if sinks else None,
+            k_scales=scales,
+            v_scales=scales,
+            decode_rows=decode_rows,
+            **options,
+        )
+    return found
+
+
+def parametrised(table: dict[str, tuple[dict[str, Any], dict[int, int]]]) -> list[Any]:
+    return [
+        pytest.param(options, capability, registers, id=f"{name}-sm_{capability}")
+        for name, (options, capabilities) in table.items()
+        for capability, registers in capabilities.items()
+    ]
+
+
+@pytest.mark.parametrize(("options", "capability", "registers"), parametrised(DECODE))
+def test_decode(options: dict[str, Any], capability: int, registers: int) -> None:
+    (launch,) = launches(decode_rows=32, **options)
+    code = launch.compile(capability)
+    print(f"registers={code.registers} shared={code.shared}")
+    assert code.spills == 0
+    assert code.registers <= registers + SLACK
+    # Eight warps at least on a multiprocessor: some load while others compute.
+    threads = 32 * launch.options["num_warps"]
+    blocks = -(-256 // threads)
+    assert blocks * threads * code.registers <= 1 << 16
+    assert blocks * code.shared <= (163 << 10 if capability == 80 else 227 << 10)
+    assert code.count("LDGSTS") > 0
+    # wgmma takes 64 rows and more.
+    wide = capability == 90 and launch.arguments["M"] == 64
+    assert code.count("HGMMA" if wide else "HMMA") > 0
+    # What the programs tell each other is ordered: written before, read after.
+    (atomic,) = (at for at, name in enumerate(code.sass) if name.startswith("ATOMG"))
+    assert any(name.startswith("MEMBAR") for name in code.sass[atomic - 8 : atomic])
+    assert "CCTL.IVALL" in code.sass[atomic : atomic + 8]
+
+
+@pytest.mark.parametrize(("options", "capability", "registers"), parametrised(PREFILL))
+def test_prefill(
+    options: dict[str, Any], capability: int, registers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "asyncinfer.kernels.triton.prefill_attention.device_capability", lambda _: capability
+    )
+    (launch,) = launches(**options)
+    code = launch.compile(capability)
+    print(f"registers={code.registers} shared={code.shared}")
+    assert code.spills == 0
+    assert code.registers <= registers + SLACK
+    assert code.fits
+    assert code.count("LDGSTS") > 0
+    assert code.count("HGMMA" if capability == 90 else "HMMA") > 0
+
+
+@pytest.mark.parametrize("decode_rows", [0, 32])
+def test_float32_is_exact_and_goes_through_the_tensor_cores(decode_rows: int) -> None:
+    (launch,) = launches(decode_rows=decode_rows, dtype=torch.float32, cache_dtype=torch.float32)
+    code = launch.compile(90)
+    assert code.fits
+    # Three products of tf32 for one of float32.
+    assert code.count("HMMA.1688.F32.TF32") % 3 == 0
+    assert code.count("HMMA.1688.F32.TF32") > 0
+
+
+def compiled_for(launch: Launch) -> dict[str, Any]:
+    """What a launch is compiled for: a change of any of this costs a second."""
+    key: dict[str, Any] = dict(launch.options)
+    for parameter in launch.kernel.params:
+        value = launch.arguments[parameter.name]
+        if parameter.is_constexpr or value is None:
+            key[parameter.name] = value
+        elif isinstance(value, int):
+            key[parameter.name] = "any" if parameter.do_not_specialize else value
+        elif isinstance(value, torch.Tensor):
+            aligned = not parameter.do_not_specialize_on_alignment
+            key[parameter.name] = (value.dtype, aligned)
+    return key
+
+
+def test_one_code_for_every_batch() -> None:
+    decode = [
+        launches(decode_rows=rows, rows=rows, tokens=rows, width=width, splits=splits, chunk=chunk)
+        for rows, width, splits, chunk in [(1, 1, 1, 1), (16, 16, 16, 16), (7, 9, 5, 300)]
+    ]
+    prefill = [
+        launches(rows=rows + decode, decode_rows=decode, tokens=tokens, width=width)[-1:]
+        for rows, decode, tokens, width in [(1, 0, 1, 1), (16, 16, 32, 16), (5, 1, 777, 3)]
+    ]
+    for (first,), *others in (decode, prefill):
+        for (other,) in others:
+            assert other.kernel is first.kernel
+            assert compiled_for(other) == compiled_for(first)
+
+
+def test_grids() -> None:
+    """Every launch has as many programs as shapes say, whatever the device's tensors hold."""
+    mixed = launches(decode_rows=20, splits=5)
+    assert [launch.grid for launch in mixed] == [(20, 8, 5), (8, 64 * 4 // 128 + 12)]
+    assert launches(decode_rows=32, splits=5, group=16, max_query_len=8)[0].grid == (32, 8, 5 * 2)
+    # By default: what fills the GPU, but no more than the table's capacity gives work to.
+    assert launches(decode_rows=2, rows=2, width=1000)[0].grid == (2, 8, 33)
+    assert launches(decode_rows=2, rows=2, width=20)[0].grid == (2, 8, 2)
+    assert launches(decode_rows=2, rows=2, width=20, chunk=100)[0].grid == (2, 8, 4)
+
+
+def test_fp8_needs_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncinfer.kernels.triton.kv_layout.device_capability", lambda _: 80)
+    with pytest.raises(
+        ValueError, match=r"fp8 cache needs a GPU of compute capability 8\.9, this one has 8\.0"
+    ):
+        launches(cache_dtype=FP8)
+
+
+def test_tilings_do_not_depend_on_the_batch() -> None:
+    for head_dim in (64, 80, 96, 128, 256):
+        small = attention_tiling.decode_tiling(4, head_dim, BF16)
+        assert small.m == 16
+        assert attention_tiling.prefill_tiling(head_dim, BF16, 90).m == 128
