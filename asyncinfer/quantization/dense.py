@@ -5,13 +5,16 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from asyncinfer.kernels import onednn
+from asyncinfer.kernels import onednn, ops
+from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
 
-__all__ = ["DenseLinear", "OneDnnLinear", "dense"]
+__all__ = ["CudaLinear", "DenseLinear", "OneDnnLinear", "dense"]
+
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 class DenseLinear:
-    """`F.linear`: cuBLAS on a GPU, torch's BLAS on a CPU."""
+    """`F.linear`: cuBLAS on a GPU, torch's BLAS on a CPU. For what the other classes do not do."""
 
     __slots__ = ("bias", "weight")
 
@@ -36,8 +39,61 @@ class OneDnnLinear:
         return onednn.linear(x, self.weight, self.bias)
 
 
-def dense(weight: torch.Tensor, bias: torch.Tensor | None) -> DenseLinear | OneDnnLinear:
+class CudaLinear:
+    """A GPU's layer: kernels of our own for as many tokens as a decode step has, cuBLAS above."""
+
+    __slots__ = ("_arrivals", "bias", "weight")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.weight = weight.contiguous()
+        self.bias = bias
+        # The layer's own, so that streams of several engines never share counters.
+        counters = -(-weight.shape[0] // 64)
+        self._arrivals = torch.zeros(counters, dtype=torch.int32, device=weight.device)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fused(x)
+
+    def fused(
+        self,
+        x: torch.Tensor,
+        *,
+        norm: torch.Tensor | None = None,
+        eps: float = 1e-6,
+        plus_one: bool = False,
+        activation: str | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The layer with what stands before and after it, as `ops.linear_small` takes it: in one
+        launch where tokens are few."""
+        if x.shape[0] <= SMALL_TOKENS:
+            return ops.linear_small(
+                x,
+                self.weight,
+                self.bias,
+                norm=norm,
+                eps=eps,
+                plus_one=plus_one,
+                activation=activation,
+                residual=residual,
+                arrivals=self._arrivals,
+            )
+        if norm is not None:
+            x = ops.rms_norm(x, norm, eps, plus_one=plus_one)
+        y = F.linear(x, self.weight, self.bias)
+        if activation == "silu":
+            y = ops.silu_mul(y)
+        elif activation is not None:
+            y = ops.gelu_mul(y, approximate="tanh" if activation == "gelu_tanh" else "none")
+        return y if residual is None else y.add_(residual)
+
+
+def dense(
+    weight: torch.Tensor, bias: torch.Tensor | None
+) -> DenseLinear | OneDnnLinear | CudaLinear:
     """The layer for the weight's device and dtype."""
+    if weight.is_cuda and weight.dtype in _HALVES:
+        return CudaLinear(weight, bias)
     if weight.device.type == "cpu" and onednn.available(weight.dtype):
         return OneDnnLinear(weight, bias)
     return DenseLinear(weight, bias)

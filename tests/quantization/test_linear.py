@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from asyncinfer.kernels import onednn
 from asyncinfer.quantization import make_linear
-from asyncinfer.quantization.dense import DenseLinear, OneDnnLinear
+from asyncinfer.quantization.dense import CudaLinear, DenseLinear, OneDnnLinear
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,40 @@ def test_the_plain_weight_is_let_go() -> None:
 def test_unknown_format() -> None:
     with pytest.raises(KeyError):
         make_linear(torch.ones(1, 1), storage="int3")
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 64, 65])
+@pytest.mark.parametrize("activation", [None, "silu", "gelu", "gelu_tanh"])
+def test_a_gpus_layer_with_what_stands_around_it(tokens: int, activation: str | None) -> None:
+    """On a CPU both of its ways end in torch, and must mean the same."""
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(tokens, 16), torch.randn(130, 16), torch.randn(130)
+    layer = CudaLinear(weight, bias)
+    torch.testing.assert_close(layer(x), F.linear(x, weight, bias))
+    norm = torch.randn(16)
+    expected = F.linear(F.rms_norm(x, (16,), 1 + norm, 1e-3), weight, bias)
+    if activation is not None:
+        gates, ups = expected.chunk(2, -1)
+        approximate = "tanh" if activation == "gelu_tanh" else "none"
+        gates = F.silu(gates) if activation == "silu" else F.gelu(gates, approximate=approximate)
+        expected = gates * ups
+    residual = torch.randn(expected.shape)
+    before = residual.clone()
+    got = layer.fused(
+        x, norm=norm, eps=1e-3, plus_one=True, activation=activation, residual=residual
+    )
+    torch.testing.assert_close(got, expected + residual)
+    assert torch.equal(residual, before)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("tokens", [1, 4, 40, 64, 65])
+def test_on_a_gpu(tokens: int) -> None:
+    x, weight = torch.randn(tokens, 640).cuda().half(), torch.randn(512, 640).cuda().half() / 25
+    layer = make_linear(weight)
+    assert isinstance(layer, CudaLinear)
+    exact = x.double() @ weight.double().T
+    for _ in range(2):
+        torch.testing.assert_close(layer(x).double(), exact, rtol=4e-3, atol=4e-3)
+    assert isinstance(make_linear(weight.float()), DenseLinear)
