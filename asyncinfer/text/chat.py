@@ -11,6 +11,7 @@ import jinja2
 from jinja2 import meta
 
 from asyncinfer.errors import InvalidRequest, ModelLoadError
+from asyncinfer.text.bounds import Allowance
 from asyncinfer.text.files import ROLES, file_of, read_json, token_content
 from asyncinfer.text.messages import check_messages, plain
 from asyncinfer.text.sandbox import TEMPLATE_GLOBALS, TemplateEnvironment
@@ -120,7 +121,9 @@ class _Template:
 
     def render(self, values: dict[str, Any]) -> str:
         try:
-            return "".join(_bounded(self._template.generate(values)))
+            return "".join(
+                _bounded(self._template.generate(values | {Allowance.NAME: Allowance()}))
+            )
         except InvalidRequest:
             raise
         except Exception as error:

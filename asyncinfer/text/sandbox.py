@@ -1,6 +1,6 @@
 """The jinja2 environment of chat templates, which come from a stranger's repository.
 
-Immutable and sandboxed; what it offers beyond jinja2 is what the hub's templates expect
+Immutable, sandboxed and bounded; what it offers beyond jinja2 is what the hub's templates expect
 (transformers, `utils/chat_template_utils.py`).
 """
 
@@ -18,34 +18,47 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-__all__ = ["TEMPLATE_GLOBALS", "TemplateEnvironment"]
+from asyncinfer.text.bounds import CountingNodes, bounded_filters, check_binop, check_call, finalize
 
-#: Longest text and list, and most bits of a number, that an operator of a template may make.
-MAX_OPERAND = 1_000_000
+__all__ = ["TEMPLATE_GLOBALS", "TemplateEnvironment"]
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """Compiles chat templates. Holds no state of a rendering; safe from any thread."""
 
-    intercepted_binops = frozenset({"*", "**", "%"})
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
+            finalize=finalize,
             extensions=[_Generation, "jinja2.ext.loopcontrols"],
         )
         self.filters["tojson"] = _tojson
+        # pprint would write the same as the others, at any length.
+        del self.filters["pprint"]
+        self.filters.update(bounded_filters(self))
+        self.filters.update(CountingNodes.FILTERS)
         self.globals.update(TEMPLATE_GLOBALS)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        CountingNodes().visit(template)
+        template.set_environment(self)
+        return template
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
         # jinja2 would hand out an undefined value here, which prints as nothing.
         raise SecurityError(f"access to {attribute!r} of a {type(obj).__name__} is unsafe")
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if _grows(operator, left, right):
-            raise SecurityError(f"the result of {operator!r} is too large")
+        check_binop(context, operator, left, right)
         return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        check_call(context, obj, args)
+        return super().call(context, obj, *args, **kwargs)
 
 
 class _Generation(Extension):
@@ -56,26 +69,6 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _grows(operator: str, left: Any, right: Any) -> bool:
-    match operator, left, right:
-        case "*", int(), int():
-            return left.bit_length() + right.bit_length() > MAX_OPERAND
-        case "*", (str() | list()), int():
-            return len(left) * right > MAX_OPERAND
-        case "*", int(), (str() | list()):
-            return left * len(right) > MAX_OPERAND
-        case "**", int(), int():
-            return left.bit_length() * right > MAX_OPERAND
-        case "%", str(), _:
-            # A width in a printf format allocates that many characters.
-            return any(len(run) > 4 for run in _digit_runs(left))
-    return False
-
-
-def _digit_runs(text: str) -> list[str]:
-    return "".join(char if char.isdigit() else " " for char in text).split()
 
 
 def _tojson(

@@ -190,9 +190,78 @@ def test_reaching_for_the_interpreter(source: str) -> None:  # fault 43
         "{% for i in range(999) %}{% for j in range(999) %}{{ 'a' * 999 }}{% endfor %}{% endfor %}",
     ],
 )
-def test_growing_without_bound(source: str) -> None:  # fault 44, in part
+def test_growing_without_bound(source: str) -> None:  # fault 44
     with pytest.raises(InvalidRequest):
         ChatTemplate(source).render(HELLO)
+
+
+DOUBLING = "{%% set n = namespace(x='abcd') %%}{%% for i in range(99) %%}%s{%% endfor %%}"
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}", "rounds"),
+        (
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+            "{{ f(60) }}",
+            "rounds",
+        ),
+        (DOUBLING % "{% set n.x = n.x + n.x %}", r"'\+' is too large"),
+        (DOUBLING % "{% set n.x = n.x ~ n.x %}", "join is too large"),
+        (DOUBLING % "{% set n.x = [n.x, n.x]|join(n.x) %}", "join is too large"),
+        (DOUBLING % "{% set n.x = n.x.join([n.x, n.x]) %}", "join is too large"),
+        (DOUBLING % "{% set n.x = n.x.replace('a', n.x) %}", "replace is too large"),
+        (DOUBLING % "{% set n.x = n.x|replace('a', n.x) %}", "replace is too large"),
+        (DOUBLING % "{% set n.x = [n.x]|string %}", "writing a value is too large"),
+        (DOUBLING % "{% set n.x = [n.x, n.x] %}" + "{{ n.x }}", "rounds"),
+        (DOUBLING % "{% set n.x = [n.x, n.x] %}" + "{{ n.x|tojson }}", "rounds"),
+        (DOUBLING % "{% set n.x = {0: n.x, 1: n.x} %}" + "{{ '%s' % n.x }}", "rounds"),
+        (DOUBLING % "{% set n.x = [n.x, n.x] %}" + "{{ '{}'.format(n.x) }}", "rounds"),
+        ("{{ 'a'.center(1000000000) }}", "center is too large"),
+        ("{{ '1'.zfill(1000000000) }}", "zfill is too large"),
+        ("{{ 'a\tb'.expandtabs(1000000000) }}", "expandtabs is too large"),
+        ("{{ 'a'.translate({97: 'b' * 9}) }}", "translate"),
+        ("{{ 'a'|center(1000000000) }}", "center is too large"),
+        ("{{ 'a'|indent(1000000000, true) }}", "indent is too large"),
+        ("{{ '%1000000000d'|format(1) }}", "format is too large"),
+        ("{{ '{:1000000000}'.format(1) }}", "format is too large"),
+        (
+            "{% set x = 'a' * 999999 %}{% for i in range(9999) %}{% set y = x ~ i %}{% endfor %}",
+            "in all",
+        ),
+    ],
+)
+def test_what_takes_too_long_or_too_much(source: str, says: str) -> None:  # fault 44
+    with pytest.raises(InvalidRequest, match=says):
+        ChatTemplate(source).render(HELLO)
+
+
+def test_one_rendering_does_not_pay_for_another() -> None:
+    template = ChatTemplate(
+        "{% for i in range(50000) %}{% for j in 'aaa' %}{% endfor %}{% endfor %}"
+    )
+    for _ in range(2):
+        assert template.render(HELLO) == ""
+
+
+def test_what_is_bounded_still_works() -> None:
+    source = (
+        "{% macro tag(x) %}<{{ x ~ 1 }}>{% endmacro %}{{ tag('a') }}"
+        "{{ messages|join('-', attribute='role') }}{{ ['x', 2]|join(', ') }}"
+        "{{ 'aXb'|replace('X', '-') }}{{ 'a.b'.replace('.', '!') }}{{ '-'.join(['p', 'q']) }}"
+        "{{ 'c'.center(3, '*') }}{{ '%05d'|format(42) }}{{ 'a\nb'|indent(2) }}"
+        "{% for x in [1, 2] recursive %}{{ loop.index ~ '/' ~ loop.length }} {% endfor %}"
+        "{% for x in [] %}{% else %}none{% endfor %}"
+    )
+    expected = "<a1>userx, 2a-ba!bp-q*c*00042a\n  b1/2 2/2 none"
+    assert ChatTemplate(source).render([{"role": "user", "content": "x"}]) == expected
+
+
+def test_long_messages_pass() -> None:
+    text = "word " * 400_000
+    template = ChatTemplate("{% for m in messages %}{{ '<' + m.content + '>' ~ '\n' }}{% endfor %}")
+    assert template.render([{"role": "user", "content": text}]) == f"<{text}>\n"
 
 
 @pytest.mark.parametrize(
