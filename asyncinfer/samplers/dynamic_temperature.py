@@ -53,7 +53,8 @@ class _DynamicTemperature(Sampler):
     def sample(self, step: SamplerStep) -> None:
         low, high, exponent = self.params[step.slots].unbind(dim=1)
         logs = step.logits.log_softmax(dim=-1)
-        possible = logs.isfinite().sum(dim=-1)
+        # 1.0 and 0.0: several times faster than a mask of booleans, and their sum is exact.
+        possible = torch.gt(logs, -torch.inf, out=torch.empty_like(logs)).sum(dim=-1)
         # In float64 the sum does not hang on how a device splits a row.
         entropy = -(logs.exp() * logs.clamp_(min=-1e4)).sum(dim=-1, dtype=torch.float64).float()
         # One token has no entropy, whatever it is divided by.

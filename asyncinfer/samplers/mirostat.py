@@ -57,7 +57,8 @@ class _Mirostat(Sampler):
         total = weights.sum(dim=-1, dtype=torch.float64).float()
         # surprise <= mu  <=>  weight >= total * 2^-mu; the likeliest token's weight is 1.
         cut = (total * torch.exp2(-mu)).clamp_(max=1.0)
-        weights *= weights >= cut[:, None]
+        # 1.0 and 0.0: several times faster than a mask of booleans.
+        weights *= torch.ge(weights, cut[:, None], out=torch.empty_like(weights))
         tokens = step.draw(weights)
         surprise = -torch.log2(weights.gather(1, tokens[:, None])[:, 0] / total)
         error = surprise - self.tau[step.slots]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import torch
 
 from asyncinfer.protocols import Sampler, SamplerPlugin, SamplerStep, check_real
 
 __all__ = ["TopNSigma"]
+
+LOWEST: Final = torch.finfo(torch.float32).min
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,17 @@ class _TopNSigma(Sampler):
         self.n[slot] = params.n
 
     def sample(self, step: SamplerStep) -> None:
-        peak = step.logits.amax(dim=-1, keepdim=True)
-        below = peak - step.logits
-        open_ = below.isfinite()
-        below.masked_fill_(~open_, 0.0)
+        logits = step.logits.sub_(step.logits.amax(dim=-1, keepdim=True))
+        # 1.0 and 0.0: several times faster than a mask of booleans.
+        open_ = torch.gt(logits, -torch.inf, out=torch.empty_like(logits))
+        values = logits.clamp(min=LOWEST).mul_(open_)
         # In float64 the sums do not hang on how a device splits a row.
-        count = open_.sum(dim=-1, keepdim=True)
-        mean = below.sum(dim=-1, keepdim=True, dtype=torch.float64) / count
-        spread = (below - mean.float()).masked_fill_(~open_, 0.0).square_()
+        count = open_.sum(dim=-1, keepdim=True, dtype=torch.float64)
+        mean = values.sum(dim=-1, keepdim=True, dtype=torch.float64) / count
+        spread = (values - mean.float()).mul_(open_).square_()
         variance = spread.sum(dim=-1, keepdim=True, dtype=torch.float64) / count
         # Finite, so that n = 0 cuts whatever the spread.
         sigma = variance.sqrt_().clamp_(max=1e30).float()
-        step.logits.masked_fill_(below > self.n[step.slots, None] * sigma, -torch.inf)
+        kept = torch.ge(logits, -self.n[step.slots, None] * sigma, out=open_)
+        # None is above 0: over 0 it becomes -inf, but for the largest, which is always kept.
+        logits.div_(kept)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import torch
 
 from asyncinfer.protocols import Sampler, SamplerPlugin, SamplerStep, check_real
 
 __all__ = ["XTC"]
+
+TINY: Final = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,12 @@ class _XTC(Sampler):
         weights = step.weights()
         # In float64 the sum does not hang on how a device splits a row.
         total = weights.sum(dim=-1, dtype=torch.float64).float()
-        least = total * self.threshold[step.slots]
-        likely = weights >= least[:, None]
         # A threshold of 0 does not bring back what is cut already.
-        likely &= weights > 0
-        kept = weights.masked_fill(~likely, torch.inf).amin(dim=-1)
+        least = (total * self.threshold[step.slots]).clamp_(min=TINY)
+        # 1.0 and 0.0: several times faster than a mask of booleans. Over 0 a weight is infinite, or
+        # NaN if it is 0 itself.
+        mask = torch.ge(weights, least[:, None], out=torch.empty_like(weights))
+        kept = torch.div(weights, mask).nan_to_num_(nan=torch.inf).amin(dim=-1)
         kept.masked_fill_(step.uniform() >= self.probability[step.slots], torch.inf)
-        weights.masked_fill_(weights > kept[:, None], 0.0)
+        weights *= torch.le(weights, kept[:, None], out=mask)
         return step.draw(weights)

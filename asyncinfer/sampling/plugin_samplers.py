@@ -29,9 +29,9 @@ class PluginCall:
     """What a plugin made of its rows in one step."""
 
     plugin: GuardedSampler
-    #: Its rows of the step's logits.
+    #: Its rows of the step's logits; the same on the device, or None for all of them.
     rows: I64
-    at: torch.Tensor
+    at: torch.Tensor | None
     #: float32 `[k]`: the largest logit of each row before the plugin saw it.
     peak: torch.Tensor
     #: int64 `[k]`: what it drew, all in `[0, vocab)`; None leaves the draw to the chain.
@@ -68,6 +68,8 @@ class PluginSamplers:
         self._clock = clock
         self._plugins: list[GuardedSampler] = []
         self._tenants: dict[int, _Tenant] = {}
+        #: Slots whose tenant has a fault.
+        self._faulty: set[int] = set()
 
     def join(self, slot: int, chosen: ChosenSampler) -> int:
         """The slot is sampled by this plugin from now on; gives the plugin's number. Whatever
@@ -80,11 +82,13 @@ class PluginSamplers:
             plugin.join(slot, chosen.params, chosen.saved)
         except PluginFault as fault:
             tenant.fault = fault
+            self._faulty.add(slot)
         return number
 
     def leave(self, slot: int) -> None:
         """Save what the slot's sampler knows, for a tenant who may come back."""
         tenant = self._tenants.pop(slot, None)
+        self._faulty.discard(slot)
         if tenant is None or tenant.fault is not None:
             return
         try:
@@ -104,18 +108,21 @@ class PluginSamplers:
         rows = np.flatnonzero(table["uses"] & Uses.PLUGIN)
         numbers = table["plugin"][rows]
         calls = []
-        for number in np.unique(numbers).tolist():
+        for number in np.unique(numbers).tolist() if len(self._plugins) > 1 else [0]:
             its = rows[numbers == number]
-            well = np.array([self._tenants[slot].fault is None for slot in slots[its].tolist()])
-            for row in its[~well].tolist():
-                # What it failed of may differ from one to the next.
-                fault = self._tenants[int(slots[row])].fault
-                call = self._rows(self._plugins[number], logits, np.array([row]))
-                call.fault = fault
-                calls.append(call)
-            if well.any():
-                calls.append(self._call(number, chain, logits, slots, positions, table, its[well]))
+            if self._faulty:
+                faulty = np.isin(slots[its], list(self._faulty))
+                calls += [self._failed(number, logits, slots, row) for row in its[faulty].tolist()]
+                its = its[~faulty]
+            if its.size:
+                calls.append(self._call(number, chain, logits, slots, positions, table, its))
         return calls
+
+    def _failed(self, number: int, logits: torch.Tensor, slots: I64, row: int) -> PluginCall:
+        """One row, for what it failed of may differ from one to the next."""
+        call = self._rows(self._plugins[number], logits, np.array([row]))
+        call.fault = self._tenants[int(slots[row])].fault
+        return call
 
     def _call(
         self,
@@ -128,17 +135,19 @@ class PluginSamplers:
         rows: I64,
     ) -> PluginCall:
         call = self._rows(self._plugins[number], logits, rows)
-        whole = rows.size == len(logits)
-        # An alias has a shape of its own: what a plugin does to it does not reach ours.
-        its = logits.view_as(logits) if whole else logits.index_select(0, call.at)
+        if call.at is None:
+            # An alias has a shape of its own: what a plugin does to it does not reach ours.
+            its, options = logits.view_as(logits), table
+        else:
+            its = logits.index_select(0, call.at)
+            slots, positions, options = slots[rows], positions[rows], table[rows]
         # A row that the model has spoilt fails anyway; it must not take others with it.
         spoilt = ~call.peak.isfinite()[:, None]
         # To ask is free on a CPU, and elsewhere would wait for the device.
         if its.device.type != "cpu" or bool(spoilt.any()):
             its.masked_fill_(spoilt, 0.0)
-        options = table[rows]
         barred = its.isneginf() if (options["uses"] & Uses.BARS).any() else None
-        step = PluginStep(chain, self._history, its, slots[rows], positions[rows], options)
+        step = PluginStep(chain, self._history, its, slots, positions, options)
         try:
             call.tokens, call.verdict = call.plugin.sample(step, barred)
         except PluginFault as fault:
@@ -147,15 +156,15 @@ class PluginSamplers:
         if call.tokens is None:
             if barred is not None:
                 its.masked_fill_(barred, -torch.inf)
-            if not whole:
+            if call.at is not None:
                 logits.index_copy_(0, call.at, its)
         return call
 
     def _rows(self, plugin: GuardedSampler, logits: torch.Tensor, rows: I64) -> PluginCall:
+        if rows.size == len(logits):
+            return PluginCall(plugin, rows, None, logits.amax(dim=-1))
         (at,) = upload(logits.device, rows)
-        whole = rows.size == len(logits)
-        peak = (logits if whole else logits.index_select(0, at)).amax(dim=-1)
-        return PluginCall(plugin, rows, at, peak)
+        return PluginCall(plugin, rows, at, logits.index_select(0, at).amax(dim=-1))
 
     def _plugin(self, chosen: ChosenSampler) -> tuple[int, GuardedSampler]:
         kind = type(chosen.params)
@@ -175,15 +184,21 @@ class PluginSamplers:
         return len(self._plugins) - 1, plugin
 
     @staticmethod
-    def settle(calls: Iterable[PluginCall], tokens: torch.Tensor, peak: torch.Tensor) -> None:
-        """After the chain has drawn: put in the plugins' tokens and the model's own peaks, and
-        take what the chain found of the plugins' logits as the verdict on them."""
+    def settle(
+        calls: Iterable[PluginCall], tokens: torch.Tensor, peak: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """After the chain has drawn: tokens with those of the plugins, peaks with the model's own.
+        What the chain found of the plugins' logits is the verdict on them."""
         for call in calls:
+            if call.tokens is None and call.fault is None:
+                call.verdict = peak if call.at is None else peak.index_select(0, call.at)
+            if call.at is None:
+                # It has all rows, so it is the only one.
+                return tokens if call.tokens is None else call.tokens, call.peak
             if call.tokens is not None:
                 tokens.index_copy_(0, call.at, call.tokens)
-            elif call.fault is None:
-                call.verdict = peak.index_select(0, call.at)
             peak.index_copy_(0, call.at, call.peak)
+        return tokens, peak
 
     @staticmethod
     def failures(call: PluginCall, verdict: torch.Tensor | None) -> dict[int, RequestFailed]:

@@ -131,20 +131,28 @@ class SamplingState:
         calls: list[PluginCall] = []
         if every & Uses.PLUGIN:
             calls = self._plugins.call(self._chain, logits, slots, positions, table)
-            for call in calls:
-                if call.tokens is not None:
-                    drawing[call.rows] = 0
+        settled = 0
+        for call in calls:
+            if call.tokens is not None:
+                drawing[call.rows] = 0
+                settled += call.rows.size
         drawn = np.flatnonzero(drawing)
         if drawn.size == len(slots):
             peak = logits.amax(dim=-1)
             tokens = self._draw(logits, peak, positions, table)
         else:
-            peak, tokens = logits.max(dim=-1)
+            if drawn.size + settled == len(slots):
+                # Which token is the most likely takes ten times as long to find, and none asks.
+                peak = logits.amax(dim=-1)
+                tokens = torch.zeros(len(slots), dtype=torch.int64, device=self.device)
+            else:
+                peak, tokens = logits.max(dim=-1)
             if drawn.size:
                 (at,) = upload(self.device, drawn)
                 some = self._draw(logits[at], peak[at], positions[drawn], table[drawn])
                 tokens.index_copy_(0, at, some)
-        self._plugins.settle(calls, tokens, peak)
+        if calls:
+            tokens, peak = self._plugins.settle(calls, tokens, peak)
         sampled = Sampled(tokens, peak, calls=calls)
         if own is not None:
             tops = table["logprobs"][scored]
@@ -171,14 +179,15 @@ class SamplingState:
 
     def _weigh(self, logits: torch.Tensor, table: npt.NDArray[Any]) -> torch.Tensor:
         """float32 `[n, vocab]`: what rows, greedy or not, are drawn from."""
-        peak, best = logits.max(dim=-1)
         # A race never draws what has next to no weight; a plugin may look whether it has any.
-        weights = torch.threshold_(self._weights(logits, peak, table), _NOTHING, 0.0)
+        weights = self._weights(logits, logits.amax(dim=-1), table)
+        torch.threshold_(weights, _NOTHING, 0.0)
         greedy = np.flatnonzero(~table["uses"] & Uses.DRAW)
         if greedy.size:
             (at,) = upload(self.device, greedy)
+            best = logits.index_select(0, at).argmax(dim=-1)
             weights.index_fill_(0, at, 0.0)
-            weights[at, best[at]] = 1.0
+            weights[at, best] = 1.0
         return weights
 
     def _race(self, weights: torch.Tensor, positions: I64, table: npt.NDArray[Any]) -> torch.Tensor:
