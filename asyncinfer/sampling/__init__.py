@@ -1,17 +1,22 @@
 from asyncinfer.sampling.history import TokenHistory
 from asyncinfer.sampling.logprobs import row_logprobs, score_tokens
 from asyncinfer.sampling.plugin_samplers import PluginCall, PluginSamplers
+from asyncinfer.sampling.recorded import OPTION_WORDS, Draws, RecordedSampler, option_words
 from asyncinfer.sampling.state import Sampled, SamplingState, draw_bytes
 from asyncinfer.sampling.transfer import HostCopy, upload
 
 __all__ = [
+    "OPTION_WORDS",
+    "Draws",
     "HostCopy",
     "PluginCall",
     "PluginSamplers",
+    "RecordedSampler",
     "Sampled",
     "SamplingState",
     "TokenHistory",
     "draw_bytes",
+    "option_words",
     "row_logprobs",
     "score_tokens",
     "upload",

@@ -17,19 +17,25 @@ _FIRST = 256
 
 
 class TokenHistory:
-    """Token ids by slot and position, int32 `[slots, capacity]`, grown as sequences need it.
+    """Token ids by slot and position, int32 `[slots, capacity]`, grown as sequences need it; with a
+    `capacity` given it never is, and graphs may be recorded over `flat`.
 
     It lives on the device because drawn tokens do: the next step reads them from here before the
     host has seen them. Positions are known to the host always.
     """
 
-    def __init__(self, slots: int, device: torch.device) -> None:
+    def __init__(self, slots: int, device: torch.device, *, capacity: int = _FIRST) -> None:
         self.device = device
-        self._tokens = torch.zeros((slots, _FIRST), dtype=torch.int32, device=device)
+        self._tokens = torch.zeros((slots, capacity), dtype=torch.int32, device=device)
 
     @property
     def capacity(self) -> int:
         return self._tokens.shape[1]
+
+    @property
+    def flat(self) -> torch.Tensor:
+        """int32 `[slots * capacity]`: the same memory."""
+        return self._tokens.view(-1)
 
     def join(self, slot: int, token_ids: Sequence[int]) -> None:
         """The slot's tokens are now these."""

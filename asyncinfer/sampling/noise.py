@@ -15,7 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["draw_race", "hash_tokens", "mix_tokens", "row_keys", "row_uniforms"]
+__all__ = [
+    "draw_race",
+    "hash_tokens",
+    "key_rows",
+    "mix_tokens",
+    "row_keys",
+    "row_uniforms",
+    "seed_bits",
+]
 
 U64 = npt.NDArray[np.uint64]
 
@@ -47,6 +55,27 @@ def row_keys(seeds: U64, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int
 def _row_bits(seeds: U64, positions: npt.NDArray[np.int64]) -> U64:
     counters = (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN
     return _splitmix(_splitmix(seeds + _GOLDEN) + counters)
+
+
+def seed_bits(seed: int) -> np.uint64:
+    """A row's key as far as its position has no part in it: for `key_rows`."""
+    bits: np.uint64 = _splitmix(np.array([seed & (2**64 - 1)], np.uint64) + _GOLDEN)[0]
+    return bits
+
+
+def key_rows(bits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """`row_keys` on the device: int32 `[n, 2]` from `seed_bits` as int64 `[n]` and positions."""
+    counters = (positions.long() + 1) * _signed(int(_GOLDEN))
+    x = bits + counters
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        # Shifts of int64 drag the sign along; the mask makes them logical.
+        x = (x ^ ((x >> shift) & (2 ** (64 - shift) - 1))) * _signed(factor)
+    return (x | 2**32).view(torch.int32).view(-1, 2)
+
+
+def _signed(word: int) -> int:
+    """64 bits as torch takes them: its integers are signed and wrap."""
+    return word - 2**64 if word >= 2**63 else word
 
 
 def _splitmix(x: U64) -> U64:

@@ -17,6 +17,7 @@ from asyncinfer.sampling.logprobs import score_tokens
 from asyncinfer.sampling.noise import draw_race, mix_tokens, row_keys
 from asyncinfer.sampling.plugin_samplers import PluginCall, PluginSamplers
 from asyncinfer.sampling.plugin_step import Chain
+from asyncinfer.sampling.recorded import MOST_ENTRIES, NEVER
 from asyncinfer.sampling.table import Uses, options_table
 from asyncinfer.sampling.transfer import upload
 from asyncinfer.scheduler.plan import Join
@@ -25,19 +26,14 @@ __all__ = ["Sampled", "SamplingState", "draw_bytes"]
 
 I64 = npt.NDArray[np.int64]
 
-#: Entries of one intermediate `[rows, vocab]` tensor; a larger batch is drawn in parts.
-_MOST_ENTRIES = 2**24
-#: A score (a logit less the largest, over temperature) that cannot win a draw: the variables of
-#: the race differ by a factor of e^26 at most.
-_NEVER = -80.0
-#: A little above its weight.
-_NOTHING = math.exp(_NEVER) * 1.00001
+#: A little above the weight of what cannot be drawn.
+_NOTHING = math.exp(NEVER) * 1.00001
 
 
 def draw_bytes(rows: int, vocab_size: int) -> int:
     """About what `SamplingState.sample` takes for so many rows, their logits included."""
     entries = rows * vocab_size
-    return 4 * (entries + 5 * min(entries, _MOST_ENTRIES))
+    return 4 * (entries + 5 * min(entries, MOST_ENTRIES))
 
 
 @dataclass(slots=True)
@@ -112,6 +108,10 @@ class SamplingState:
         self._changes.leave(slot)
         self._plugins.leave(slot)
 
+    def uses(self, slots: I64) -> int:
+        """What any of these slots asks for, as `Uses`."""
+        return int(np.bitwise_or.reduce(self._table["uses"][slots]))
+
     def sample(self, logits: torch.Tensor, slots: I64, positions: I64) -> Sampled:
         """Draw one token per row. Does not wait for the device.
 
@@ -169,7 +169,7 @@ class SamplingState:
         table: npt.NDArray[np.void],
     ) -> torch.Tensor:
         """int64 `[n]`: temperature, truncation and the draw, of rows that are not greedy."""
-        rows = max(1, _MOST_ENTRIES // self.vocab_size)
+        rows = max(1, MOST_ENTRIES // self.vocab_size)
         if len(logits) > rows:
             parts = [slice(i, i + rows) for i in range(0, len(logits), rows)]
             return torch.cat(
@@ -205,7 +205,7 @@ class SamplingState:
         if every & Uses.TEMPERATURE:
             scores /= upload(self.device, table["temperature"][:, None])[0]
         # exp is many times slower where it underflows, and nothing this small can be drawn.
-        weights = scores.clamp_(min=_NEVER).exp()
+        weights = scores.clamp_(min=NEVER).exp()
         for use in (Uses.LIKELY, Uses.TYPICAL):
             if every & use:
                 self._truncate(use, scores, weights, table)

@@ -247,7 +247,7 @@ def test_a_batch_larger_than_one_part_draws_the_same(
     for number in range(64):
         fill(its, number, number)
     whole = its.draw(LOGITS, range(64))
-    monkeypatch.setattr("asyncinfer.sampling.state._MOST_ENTRIES", 5 * VOCAB)
+    monkeypatch.setattr("asyncinfer.sampling.state.MOST_ENTRIES", 5 * VOCAB)
     assert its.draw(LOGITS, range(64)) == whole
 
 

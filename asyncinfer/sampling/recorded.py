@@ -1,0 +1,96 @@
+"""`RecordedSampler`: draws whose options the device holds, so that a graph can record them."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncinfer.params import SamplingParams
+from asyncinfer.sampling.noise import draw_race, key_rows, mix_tokens, seed_bits
+from asyncinfer.sampling.table import Uses
+from asyncinfer.sampling.transfer import upload
+
+__all__ = ["MOST_ENTRIES", "NEVER", "OPTION_WORDS", "Draws", "RecordedSampler", "option_words"]
+
+#: Words of a slot's options: temperature, top-k, top-p, min-p, and the seed's two.
+OPTION_WORDS: Final = 6
+#: Entries of one intermediate `[rows, vocab]` tensor; a larger batch is drawn in parts.
+MOST_ENTRIES: Final = 2**24
+#: A score (a logit less the largest, over temperature) that cannot win a draw: the variables of
+#: the race differ by a factor of e^26 at most.
+NEVER: Final = -80.0
+
+
+class Draws(Enum):
+    """What a batch asks of a recorded step."""
+
+    #: Every row takes its most likely token.
+    GREEDY = "greedy"
+    #: Some rows draw at a temperature.
+    TEMPERATURE = "temperature"
+    #: Something that is not recorded: the step ends with the logits.
+    LOGITS = "logits"
+
+    @classmethod
+    def serving(cls, uses: int) -> Draws:
+        """The least that serves rows which use all of these."""
+        if uses & ~(Uses.DRAW | Uses.TEMPERATURE):
+            return cls.LOGITS
+        return cls.TEMPERATURE if uses & Uses.DRAW else cls.GREEDY
+
+
+def option_words(params: SamplingParams, seed: int) -> npt.NDArray[np.int32]:
+    """int32 `[OPTION_WORDS]`: a request's options as the device keeps them. Greedy is temperature
+    0; the seed is mixed as far as it does not depend on the position."""
+    words = np.zeros(OPTION_WORDS, np.int32)
+    real = words.view(np.float32)
+    words.view(np.uint64)[2] = seed_bits(seed)
+    if not params.greedy:
+        real[0], words[1] = params.temperature, min(params.top_k, 2**31 - 1)
+        real[2], real[3] = params.top_p, params.min_p
+    return words
+
+
+class RecordedSampler:
+    """Greedy rows and draws at a temperature, in operators that ask the host nothing. The same
+    tokens as `SamplingState` draws.
+
+    Args:
+        options: int32 `[slots, OPTION_WORDS]` on the device, its rows from `option_words`.
+    """
+
+    def __init__(self, vocab_size: int, options: torch.Tensor) -> None:
+        self._vocab_size = vocab_size
+        (self._mixed,) = upload(options.device, mix_tokens(vocab_size))
+        self._temperatures = options.view(torch.float32)[:, 0]
+        self._seeds = options.view(torch.int64)[:, 2]
+
+    def __call__(
+        self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, draws: Draws
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens int64 `[n]` and each row's largest logit, float32 `[n]`.
+
+        Args:
+            logits: float32 `[n, vocab_size]`, spoilt.
+            slots, positions: integers `[n]`; positions of the tokens to draw.
+        """
+        peak, best = logits.max(dim=-1)
+        if draws is Draws.GREEDY:
+            return best, peak
+        temperatures = self._temperatures.index_select(0, slots)
+        keys = key_rows(self._seeds.index_select(0, slots), positions)
+        rows = max(1, MOST_ENTRIES // self._vocab_size)
+        drawn = []
+        for first in range(0, len(logits), rows):
+            part = slice(first, first + rows)
+            scores = logits[part].sub_(peak[part, None])
+            # Rows at temperature 0 are drawn too, and not looked at.
+            scores.div_(temperatures[part, None])
+            weights = scores.clamp_(min=NEVER).exp_()
+            drawn.append(draw_race(weights, self._mixed, keys[part]))
+        tokens = drawn[0] if len(drawn) == 1 else torch.cat(drawn)
+        return torch.where(temperatures > 0.0, tokens, best), peak
