@@ -1,4 +1,4 @@
-from asyncinfer.layers.activation import ACTIVATIONS, Activation, activation
+from asyncinfer.layers.activation import ACTIVATIONS, Activation, activation, clamped_swiglu
 from asyncinfer.layers.attention import Prepare, SelfAttention
 from asyncinfer.layers.block import (
     Attention,
@@ -9,6 +9,7 @@ from asyncinfer.layers.block import (
     followed,
 )
 from asyncinfer.layers.embedding import Embedding
+from asyncinfer.layers.experts import Experts
 from asyncinfer.layers.mlp import MLP
 from asyncinfer.layers.norm import LayerNorm, Norm, NormKind, RMSNorm, make_norm
 from asyncinfer.layers.prepare import (
@@ -29,6 +30,7 @@ __all__ = [
     "Attention",
     "DecoderLayer",
     "Embedding",
+    "Experts",
     "FeedForward",
     "HeadNorm",
     "Layer",
@@ -45,6 +47,7 @@ __all__ = [
     "RotatePart",
     "SelfAttention",
     "activation",
+    "clamped_swiglu",
     "followed",
     "make_norm",
     "normed_first",

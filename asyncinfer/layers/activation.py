@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from asyncinfer.kernels import ops
 
-__all__ = ["ACTIVATIONS", "Activation", "activation"]
+__all__ = ["ACTIVATIONS", "Activation", "activation", "clamped_swiglu"]
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -40,3 +40,16 @@ def activation(name: str, *, gated: bool) -> Activation:
     """The activation that `config.json` calls `name`. A gated one takes a packed
     `[tokens, 2 * size]`, gate first, and gives `activation(gate) * up`, `[tokens, size]`."""
     return _FORMS[name][gated]
+
+
+def clamped_swiglu(alpha: float, limit: float) -> Activation:
+    """`(up + 1) * gate * sigmoid(alpha * gate)` with both held within `limit`, the gate from above
+    only (gpt-oss), of a packed `[tokens, 2 * size]`, gate first."""
+
+    def activate(gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        gate = gate.clamp(max=limit)
+        up = up.clamp(min=-limit, max=limit)
+        return (gate * torch.sigmoid(gate * alpha)).mul_(up.add_(1))
+
+    return activate

@@ -1,4 +1,4 @@
-from asyncinfer.models.config import LayerConfig, ModelConfig
+from asyncinfer.models.config import ExpertsConfig, LayerConfig, ModelConfig
 from asyncinfer.models.config_file import parse_config, read_config
 from asyncinfer.models.decoder import Decoder
 from asyncinfer.models.family import Family
@@ -11,6 +11,7 @@ from asyncinfer.weights import LoadProgress
 
 __all__ = [
     "Decoder",
+    "ExpertsConfig",
     "Family",
     "JsonReader",
     "LayerConfig",

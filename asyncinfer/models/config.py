@@ -8,7 +8,7 @@ from typing import Literal
 from asyncinfer.layers import NormKind, RopeConfig
 from asyncinfer.models.names import TensorNames
 
-__all__ = ["Block", "LayerConfig", "ModelConfig"]
+__all__ = ["Block", "ExpertsConfig", "LayerConfig", "ModelConfig"]
 
 #: Where a layer's norms stand. "pre": before attention and before the feed-forward layer; "post":
 #: after each, before it is added; "sandwich": both. "parallel": attention and feed-forward side by
@@ -24,6 +24,25 @@ class LayerConfig:
     rope: RopeConfig | None
     #: A token sees this many tokens, itself the last of them; None: all before it.
     window: int | None = None
+    #: Whether its feed-forward layer is a mixture of experts, if the model has any.
+    experts: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """The mixture of experts in place of the feed-forward layer."""
+
+    #: How many there are, and how many each token takes.
+    count: int
+    active: int
+    #: As `intermediate_size`, of each.
+    intermediate_size: int
+    #: Whether a token's weights are scaled to sum to one.
+    normalise: bool = True
+    router_bias: bool = False
+    bias: bool = False
+    #: None: the model's activation. Else the clamped SwiGLU's (alpha, limit).
+    clamped_swiglu: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +77,7 @@ class ModelConfig:
     #: The feed-forward layer's activation, under `config.json`'s name.
     activation: str = "silu"
     gated_mlp: bool = True
+    experts: ExpertsConfig | None = None
     #: Whether the head is the embedding's own weight.
     tied_head: bool = False
     qkv_bias: bool = False
@@ -87,3 +107,16 @@ class ModelConfig:
     def layer(self, index: int) -> LayerConfig:
         """What is particular about one layer."""
         return self.layers[index] if self.layers else LayerConfig(rope=self.rope)
+
+    def layer_experts(self, index: int) -> ExpertsConfig | None:
+        """The experts of one layer; None where its feed-forward layer is a plain one."""
+        return self.experts if self.layer(index).experts else None
+
+    @property
+    def mlp_width(self) -> int:
+        """Elements per token at the widest moment of a feed-forward layer."""
+        experts = self.experts
+        if experts is None:
+            return 3 * self.intermediate_size
+        each = 3 * experts.intermediate_size + 2 * self.hidden_size
+        return max(3 * self.intermediate_size, experts.active * each)

@@ -45,7 +45,10 @@ def parse_config(values: Mapping[str, Any], *, file: str = _FILE) -> ModelConfig
     config = JsonReader(family.complete(values), file, names=family.keys)
     for key, why in (
         ("auto_map", "names code that comes with the checkpoint, which is never run"),
-        ("quantization_config", "quantised checkpoints are not supported"),
+        (
+            "quantization_config",
+            "quantised checkpoints are not supported; save it dequantised, in bfloat16 say, first",
+        ),
     ):
         if config.values.get(key):
             raise config.refuse(key, why)

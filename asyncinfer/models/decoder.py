@@ -37,7 +37,7 @@ class Decoder:
             RotaryEmbedding(rope, config.head_dim, self.device, context) for rope in ropes
         ]
         self._scale = config.attention_scale or config.head_dim**-0.5
-        builder = LayerBuilder(config, ropes, weights)
+        builder = LayerBuilder(config, ropes, weights, self.device)
         self._layers = [builder.layer(index) for index in range(config.num_layers)]
         self._norm = build_norm(config, "norm", weights)
         head = embedding if config.tied_head else weights("head.weight")

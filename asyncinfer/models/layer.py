@@ -10,8 +10,10 @@ import torch
 from asyncinfer.attention import AttentionVariant
 from asyncinfer.layers import (
     MLP,
+    Activation,
     Attention,
     DecoderLayer,
+    Experts,
     FeedForward,
     HeadNorm,
     Layer,
@@ -25,14 +27,15 @@ from asyncinfer.layers import (
     RotatePart,
     SelfAttention,
     activation,
+    clamped_swiglu,
     followed,
     make_norm,
     normed_first,
     unrotated,
 )
-from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.config import ExpertsConfig, ModelConfig
 from asyncinfer.models.tensors import block_norms
-from asyncinfer.quantization import Linear, make_linear
+from asyncinfer.quantization import GroupedLinear, Linear, make_grouped_linear, make_linear
 from asyncinfer.weights import WeightSource
 
 __all__ = ["LayerBuilder", "build_norm"]
@@ -56,9 +59,14 @@ class LayerBuilder:
     angles."""
 
     def __init__(
-        self, config: ModelConfig, ropes: Sequence[RopeConfig], weights: WeightSource
+        self,
+        config: ModelConfig,
+        ropes: Sequence[RopeConfig],
+        weights: WeightSource,
+        device: torch.device,
     ) -> None:
         self._config = config
+        self._device = device
         self._ropes = ropes
         self._weights = weights
 
@@ -70,7 +78,7 @@ class LayerBuilder:
             for norm in block_norms(config)
         }
         attention: Attention = self._attention(index, f"{name}.attention")
-        mlp = self._mlp(f"{name}.mlp")
+        mlp = self._feed_forward(index, name)
         if config.residual_scale != 1.0:
             scaled = partial(torch.Tensor.mul_, other=config.residual_scale)
             attention, mlp = followed(attention, scaled), followed(mlp, scaled)
@@ -126,13 +134,35 @@ class LayerBuilder:
             return None
         return AttentionVariant(window, config.attention_softcap, sinks)
 
-    def _mlp(self, name: str) -> FeedForward:
+    def _feed_forward(self, index: int, name: str) -> FeedForward:
         config = self._config
+        activate = activation(config.activation, gated=config.gated_mlp)
+        experts = config.layer_experts(index)
+        if experts is not None:
+            return self._experts(experts, f"{name}.experts", activate)
         return MLP(
-            self._linear(f"{name}.up", config.mlp_bias),
-            activation(config.activation, gated=config.gated_mlp),
-            self._linear(f"{name}.down", config.mlp_bias),
+            self._linear(f"{name}.mlp.up", config.mlp_bias),
+            activate,
+            self._linear(f"{name}.mlp.down", config.mlp_bias),
             config.intermediate_size * (2 if config.gated_mlp else 1),
+        )
+
+    def _experts(self, experts: ExpertsConfig, name: str, activate: Activation) -> Experts:
+        if experts.clamped_swiglu is not None:
+            activate = clamped_swiglu(*experts.clamped_swiglu)
+        return Experts(
+            self._linear(f"{name}.router", experts.router_bias),
+            experts.active,
+            experts.normalise,
+            self._grouped(f"{name}.up", experts.bias),
+            activate,
+            self._grouped(f"{name}.down", experts.bias),
+            torch.arange(experts.count, device=self._device),
+        )
+
+    def _grouped(self, name: str, bias: bool) -> GroupedLinear:
+        return make_grouped_linear(
+            self._weights(f"{name}.weight"), self._weights(f"{name}.bias") if bias else None
         )
 
     def _linear(self, name: str, bias: bool) -> Linear:

@@ -34,6 +34,13 @@ class TensorNames:
     #: Gate and up projection of a gated feed-forward layer, or one tensor with both; else the one.
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    #: As `up` and `down`, `{}` standing for the expert's number. A name without it is one tensor of
+    #: all experts, `[experts, in, out]`, without `.weight` behind it.
+    expert_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
+    expert_down: str = "mlp.experts.{}.down_proj"
+    #: The one tensor holds gate and up in turns.
+    expert_up_alternates: bool = False
     norm: str = "norm"
     head: str = "lm_head"
     #: The layers' linear weights are stored `[in, out]`.

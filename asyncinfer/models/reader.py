@@ -69,8 +69,8 @@ class JsonReader:
             raise self.refuse(key, f"must be a list of numbers between {low:g} and {high:g}")
         return tuple(float(value) for value in values)
 
-    def integers(self, key: str, count: int, low: int, high: int) -> tuple[int, ...]:
-        """A list of `count` integers."""
+    def integers(self, key: str, count: int | None, low: int, high: int) -> tuple[int, ...]:
+        """A list of `count` integers (None: of any length)."""
         values = self._list(key, count)
         if not all(type(value) is int and low <= value <= high for value in values):
             raise self.refuse(key, f"must be a list of integers between {low} and {high}")
@@ -113,8 +113,8 @@ class JsonReader:
             raise self.refuse(key, "is required")
         return default
 
-    def _list(self, key: str, count: int) -> list[Any]:
+    def _list(self, key: str, count: int | None) -> list[Any]:
         value = self._get(key, _MISSING)
-        if not isinstance(value, list) or len(value) != count:
-            raise self.refuse(key, f"must be a list of {count}")
+        if not isinstance(value, list) or len(value) != (len(value) if count is None else count):
+            raise self.refuse(key, f"must be a list of {'any length' if count is None else count}")
         return value

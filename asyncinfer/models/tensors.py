@@ -19,6 +19,7 @@ _NORMS = {
     "parallel": ("attention_norm", "mlp_norm"),
     "parallel-shared": ("attention_norm",),
 }
+_LINEAR = re.compile(r"layers\.\d+\.(attention|mlp|experts)\.(\w+)\.(weight|bias)")
 
 
 def block_norms(config: ModelConfig) -> tuple[str, ...]:
@@ -38,7 +39,7 @@ def tensor_table(config: ModelConfig) -> dict[str, Packed]:
         )
     for layer in range(config.num_layers):
         theirs = f"{prefix}{names.layers}.{layer}."
-        for name, packed in _layer(config, theirs):
+        for name, packed in (*_attention(config, theirs), *_mlp(config, layer, theirs)):
             table[f"layers.{layer}.{name}"] = packed
     table |= _norm(config, "norm", f"{prefix}{names.norm}")
     if not config.tied_head:
@@ -48,33 +49,16 @@ def tensor_table(config: ModelConfig) -> dict[str, Packed]:
     return table
 
 
-def _layer(config: ModelConfig, theirs: str) -> Iterator[tuple[str, Packed]]:
-    names, hidden, inner = config.names, config.hidden_size, config.intermediate_size
+def _attention(config: ModelConfig, theirs: str) -> Iterator[tuple[str, Packed]]:
+    names, hidden = config.names, config.hidden_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     for name in block_norms(config):
         yield from _norm(config, name, theirs + getattr(names, name)).items()
 
-    def linear(
-        ours: str, parts: tuple[str, ...], outputs: tuple[int, ...], inputs: int, bias: bool
-    ) -> Iterator[tuple[str, Packed]]:
-        # One tensor may hold what others keep in several.
-        sizes = outputs if len(parts) > 1 else (sum(outputs),)
-        pieces = [(theirs + part, size) for part, size in zip(parts, sizes, strict=True)]
-        shapes = [(inputs, n) if names.transposed else (n, inputs) for n in sizes]
-        yield (
-            f"{ours}.weight",
-            Packed(
-                tuple(
-                    Piece(f"{part}.weight", shape)
-                    for (part, _), shape in zip(pieces, shapes, strict=True)
-                )
-            ),
-        )
-        if bias:
-            yield f"{ours}.bias", Packed(tuple(Piece(f"{part}.bias", (n,)) for part, n in pieces))
-
-    yield from linear("attention.qkv", names.qkv, (q, kv, kv), hidden, config.qkv_bias)
-    yield from linear("attention.out", (names.out,), (hidden,), q, config.out_bias)
+    yield from _linear(
+        config, theirs, "attention.qkv", names.qkv, (q, kv, kv), hidden, config.qkv_bias
+    )
+    yield from _linear(config, theirs, "attention.out", (names.out,), (hidden,), q, config.out_bias)
     if config.qk_norm is not None:
         sizes = (config.head_dim, config.head_dim) if config.qk_norm == "head" else (q, kv)
         for ours, name, size in zip(
@@ -83,30 +67,100 @@ def _layer(config: ModelConfig, theirs: str) -> Iterator[tuple[str, Packed]]:
             yield f"attention.{ours}", _one(f"{theirs}{name}.weight", size)
     if config.sinks:
         yield "attention.sinks", _one(theirs + names.sinks, config.num_heads)
-    up = (inner, inner) if config.gated_mlp else (inner,)
-    yield from linear("mlp.up", names.up, up, hidden, config.mlp_bias)
-    yield from linear("mlp.down", (names.down,), (hidden,), inner, config.mlp_bias)
+
+
+def _mlp(config: ModelConfig, layer: int, theirs: str) -> Iterator[tuple[str, Packed]]:
+    names, hidden, inner = config.names, config.hidden_size, config.intermediate_size
+    experts = config.layer_experts(layer)
+    if experts is None:
+        up = (inner, inner) if config.gated_mlp else (inner,)
+        yield from _linear(config, theirs, "mlp.up", names.up, up, hidden, config.mlp_bias)
+        yield from _linear(
+            config, theirs, "mlp.down", (names.down,), (hidden,), inner, config.mlp_bias
+        )
+        return
+    size = experts.intermediate_size
+    router = (names.router,), (experts.count,), hidden, experts.router_bias
+    yield from _linear(config, theirs, "experts.router", *router)
+    for ours, parts, outputs, inputs in (
+        ("experts.up", names.expert_up, size, hidden),
+        ("experts.down", (names.expert_down,), hidden, size),
+    ):
+        if "{}" not in parts[0]:
+            outputs *= 2 if ours == "experts.up" else 1
+            (part,) = parts
+            yield f"{ours}.weight", _one(theirs + part, experts.count, inputs, outputs)
+            if experts.bias:
+                yield f"{ours}.bias", _one(f"{theirs}{part}_bias", experts.count, outputs)
+            continue
+        each = [theirs + part.format(number) for number in range(experts.count) for part in parts]
+        pieces = tuple(Piece(f"{part}.weight", (outputs, inputs)) for part in each)
+        yield f"{ours}.weight", Packed(pieces)
+        if experts.bias:
+            yield f"{ours}.bias", Packed(tuple(Piece(f"{part}.bias", (outputs,)) for part in each))
+
+
+def _linear(
+    config: ModelConfig,
+    theirs: str,
+    ours: str,
+    parts: tuple[str, ...],
+    outputs: tuple[int, ...],
+    inputs: int,
+    bias: bool,
+) -> Iterator[tuple[str, Packed]]:
+    # One tensor may hold what others keep in several.
+    sizes = outputs if len(parts) > 1 else (sum(outputs),)
+    pieces = [(theirs + part, size) for part, size in zip(parts, sizes, strict=True)]
+    turned = config.names.transposed
+    yield (
+        f"{ours}.weight",
+        Packed(
+            tuple(
+                Piece(f"{part}.weight", (inputs, n) if turned else (n, inputs))
+                for part, n in pieces
+            )
+        ),
+    )
+    if bias:
+        yield f"{ours}.bias", Packed(tuple(Piece(f"{part}.bias", (n,)) for part, n in pieces))
 
 
 def arranged(config: ModelConfig, weights: WeightSource) -> WeightSource:
-    """`weights` as the layers take them: linear weights `[out, in]`, the heads of the packed
-    projection in order."""
-    names = config.names
-    linear = re.compile(r"layers\.\d+\.(attention|mlp)\.\w+\.(weight|bias)")
+    """`weights` as the layers take them: linear weights `[out, in]`, those of experts
+    `[experts, out, in]`, the heads of the packed projection in order, gate before up."""
 
     def arrange(name: str) -> torch.Tensor:
         tensor = weights(name)
-        part = linear.fullmatch(name)
+        part = _LINEAR.fullmatch(name)
         if part is None:
             return tensor
-        if names.transposed and part[2] == "weight":
+        module, linear, kind = part.groups()
+        if module == "experts" and linear != "router":
+            return _arrange_experts(config, tensor, linear, kind).contiguous()
+        if config.names.transposed and kind == "weight":
             tensor = tensor.t()
-        if names.qkv_by_head and ".qkv." in name:
+        if config.names.qkv_by_head and linear == "qkv":
             heads = tensor.view(config.num_heads, 3, config.head_dim, *tensor.shape[1:])
             tensor = heads.transpose(0, 1).flatten(0, 2)
         return tensor.contiguous()
 
     return arrange
+
+
+def _arrange_experts(
+    config: ModelConfig, tensor: torch.Tensor, linear: str, kind: str
+) -> torch.Tensor:
+    assert config.experts is not None
+    names = config.names
+    part = names.expert_up[0] if linear == "up" else names.expert_down
+    if "{}" in part:
+        return tensor.view(config.experts.count, -1, *tensor.shape[1:])
+    if kind == "weight":
+        tensor = tensor.transpose(1, 2)
+    if linear == "up" and names.expert_up_alternates:
+        tensor = torch.cat((tensor[:, 0::2], tensor[:, 1::2]), dim=1)
+    return tensor
 
 
 def ignored_tensor(name: str, config: ModelConfig) -> bool:

@@ -81,6 +81,6 @@ def activation_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtyp
     """About what the largest step needs beside weights and KV: the widest moment of a layer,
     and the logits with the sampler's work on them. Attention's buffers are not in it."""
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    width = 3 * model.hidden_size + max(2 * heads, 3 * model.intermediate_size)
+    width = 3 * model.hidden_size + max(2 * heads, model.mlp_width)
     rows = min(config.max_running, config.max_step_tokens)
     return config.max_step_tokens * width * dtype.itemsize + draw_bytes(rows, model.vocab_size)

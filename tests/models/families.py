@@ -177,6 +177,51 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
             },
         },
     },
+    "mixtral": {
+        "plain": {"num_local_experts": 4, "head_dim": 16},
+        "window, one of three": {
+            "num_local_experts": 3,
+            "num_experts_per_tok": 1,
+            "sliding_window": 24,
+            **SEVEN_TO_ONE,
+        },
+    },
+    "qwen3_moe": {
+        "plain": {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48},
+        "some layers, normalised": {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "num_hidden_layers": 4,
+            "tie_word_embeddings": True,
+        },
+        "windows": {
+            "num_experts": 4,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 64,
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "attention_bias": True,
+            "head_dim": 80,
+        },
+    },
+    "gpt_oss": {
+        "plain": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24},
+        "listed, unscaled": {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "sliding_window": 17,
+            "layer_types": [GLOBAL, LOCAL, LOCAL],
+            "num_hidden_layers": 3,
+            "attention_bias": False,
+            "swiglu_limit": 0.7,
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5_000.0},
+        },
+    },
 }
 CASES = [(family, kind) for family, kinds in FAMILIES.items() for kind in kinds]
 

@@ -12,7 +12,14 @@ from models.checkpoints import Sequences, expected
 from models.families import CASES, random_model
 from transformers import PreTrainedModel
 
-from asyncinfer.models import Decoder, LayerConfig, ModelConfig, load_model, tensor_table
+from asyncinfer.models import (
+    Decoder,
+    ExpertsConfig,
+    LayerConfig,
+    ModelConfig,
+    load_model,
+    tensor_table,
+)
 from asyncinfer.weights import Checkpoint, WeightLoader
 
 TOLERANCE = {"rtol": 0.0, "atol": 1e-4}
@@ -92,7 +99,11 @@ def test_every_difference_shows(pair: tuple[PreTrainedModel, Decoder], tmp_path:
     right = logits(ours)
     plain = {field.name: field.default for field in fields(ModelConfig)}
     others = {rule: plain[rule] for rule in RULES if getattr(ours, rule) != plain[rule]}
+    if not all(layer.experts for layer in ours.layers):
+        del others["layers"]
     changed = [replace(ours, **{rule: value}) for rule, value in others.items()]
+    if ours.experts is not None:
+        changed += [replace(ours, experts=other) for other in other_experts(ours.experts)]
     if ours.norm == "rms-plus-one":
         changed.append(replace(ours, norm="rms"))
     if ours.block == "parallel":
@@ -117,3 +128,15 @@ def with_layer(
     layers: tuple[LayerConfig, ...], index: int, layer: LayerConfig
 ) -> tuple[LayerConfig, ...]:
     return (*layers[:index], layer, *layers[index + 1 :])
+
+
+def other_experts(experts: ExpertsConfig) -> list[ExpertsConfig]:
+    others = []
+    if 1 < experts.active < experts.count:
+        others.append(replace(experts, normalise=not experts.normalise))
+    if experts.clamped_swiglu is not None:
+        alpha, limit = experts.clamped_swiglu
+        others += [replace(experts, clamped_swiglu=rule) for rule in (None, (alpha / 2, limit))]
+        if limit < 1:
+            others.append(replace(experts, clamped_swiglu=(alpha, 2 * limit)))
+    return others

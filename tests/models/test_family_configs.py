@@ -115,6 +115,7 @@ def test_what_is_left_out_is_what_transformers_takes(case: tuple[str, str]) -> N
     assert replace(parse_config(short), **ignored) == replace(parse_config(whole), **ignored)
 
 
+MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
 #: Architecture -> what config.json says -> the key that the error names.
 LIES: list[tuple[str, str, dict[str, Any]]] = [
     ("MistralForCausalLM", "sliding_window", {"sliding_window": 0}),
@@ -150,6 +151,22 @@ LIES: list[tuple[str, str, dict[str, Any]]] = [
     ("Gemma2ForCausalLM", "layer_types", {"layer_types": LOCAL}),
     ("Gemma2ForCausalLM", "use_bidirectional_attention", {"use_bidirectional_attention": True}),
     ("Gemma2ForCausalLM", "hidden_activation", {"hidden_activation": "relu6"}),
+    ("MixtralForCausalLM", "num_local_experts", {"num_local_experts": 0}),
+    ("MixtralForCausalLM", "num_local_experts", {"num_local_experts": 2**20}),
+    ("MixtralForCausalLM", "num_experts_per_tok", {"num_experts_per_tok": 9}),
+    ("Qwen3MoeForCausalLM", "moe_intermediate_size", {"moe_intermediate_size": 2**30}),
+    ("Qwen3MoeForCausalLM", "norm_topk_prob", {"norm_topk_prob": 1}),
+    ("Qwen3MoeForCausalLM", "decoder_sparse_step", {"decoder_sparse_step": 0}),
+    ("Qwen3MoeForCausalLM", "mlp_only_layers", {"mlp_only_layers": [2]}),
+    ("Qwen3MoeForCausalLM", "mlp_only_layers", {"mlp_only_layers": "all"}),
+    ("Qwen3MoeForCausalLM", "num_experts", {"num_experts": -1}),
+    ("GptOssForCausalLM", "swiglu_limit", {"swiglu_limit": 0}),
+    ("GptOssForCausalLM", "swiglu_alpha", {"swiglu_alpha": "x"}),
+    (
+        "GptOssForCausalLM",
+        "quantization_config",
+        {"quantization_config": {"quant_method": "mxfp4"}},
+    ),
     ("Gemma3ForCausalLM", "sliding_window_pattern", {"sliding_window_pattern": 0}),
     ("Gemma3ForCausalLM", "rope_local_base_freq", {"rope_local_base_freq": -1}),
     (
