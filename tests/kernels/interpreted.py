@@ -6,6 +6,7 @@ to stand before anything is imported. Here the kernels are wrapped anew for as l
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -53,8 +54,11 @@ def interpreted() -> Iterator[None]:
         # Infinities and NaN come silently, as on a GPU; what comes of them is the test's to check.
         with (
             np.errstate(all="ignore"),
+            warnings.catch_warnings(),
             replaced(lambda function: InterpretedFunction(function.fn), "triton.language"),
         ):
+            # Triton 3.6 takes a loop's bounds from arrays of one element.
+            warnings.filterwarnings("ignore", "Conversion of an array", DeprecationWarning)
             yield
     for owner, old in zip(_PATCHED, before, strict=True):
         for name, value in old.items():

@@ -13,7 +13,8 @@ from asyncinfer.kernels.triton import attention_tiling
 
 BF16, FP8, INT8 = torch.bfloat16, torch.float8_e4m3fn, torch.int8
 EVERYTHING: dict[str, Any] = {"window": 1024, "softcap": 50.0, "sinks": True}
-#: Registers a thread that the compiler took, with Triton 3.7; a few more are let pass.
+#: What to compile for, and the registers a thread took there with Triton 3.7 (3.6 takes up to a
+#: quarter more).
 DECODE: dict[str, tuple[dict[str, Any], dict[int, int]]] = {
     "64": ({"head_dim": 64}, {90: 96}),
     "128": ({}, {80: 158, 90: 122}),
@@ -32,7 +33,7 @@ PREFILL: dict[str, tuple[dict[str, Any], dict[int, int]]] = {
     "fp8": ({"cache_dtype": FP8}, {90: 210}),
     "int8": ({"cache_dtype": INT8}, {80: 255, 90: 210}),
 }
-SLACK = 16
+SLACK = 1.3
 
 
 def launches(
@@ -87,7 +88,7 @@ def test_decode(options: dict[str, Any], capability: int, registers: int) -> Non
     code = launch.compile(capability)
     print(f"registers={code.registers} shared={code.shared}")
     assert code.spills == 0
-    assert code.registers <= registers + SLACK
+    assert code.registers <= registers * SLACK
     # Eight warps at least on a multiprocessor: some load while others compute.
     threads = 32 * launch.options["num_warps"]
     blocks = -(-256 // threads)
@@ -114,7 +115,7 @@ def test_prefill(
     code = launch.compile(capability)
     print(f"registers={code.registers} shared={code.shared}")
     assert code.spills == 0
-    assert code.registers <= registers + SLACK
+    assert code.registers <= registers * SLACK
     assert code.fits
     assert code.count("LDGSTS") > 0
     assert code.count("HGMMA" if capability == 90 else "HMMA") > 0
@@ -183,4 +184,4 @@ def test_tilings_do_not_depend_on_the_batch() -> None:
     for head_dim in (64, 80, 96, 128, 256):
         small = attention_tiling.decode_tiling(4, head_dim, BF16)
         assert small.m == 16
-        assert attention_tiling.prefill_tiling(head_dim, BF16, 90).m == 128
+        assert attention_tiling.prefill_tiling(head_dim, BF16, BF16, 90).m == 128

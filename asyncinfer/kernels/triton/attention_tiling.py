@@ -48,13 +48,15 @@ def decode_tiling(queries: int, head_dim: int, dtype: torch.dtype) -> Tiling:
 
 
 @functools.cache
-def prefill_tiling(head_dim: int, dtype: torch.dtype, capability: int) -> Tiling:
+def prefill_tiling(
+    head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, capability: int
+) -> Tiling:
     """With `q` of `dtype`, on a device of `capability` (80, 90)."""
     d = max(16, triton.next_power_of_2(head_dim))
     if dtype is torch.float32:
         return Tiling(32 if d <= 128 else 16, 32, d, 8, stages=4)
-    m = 128 if d <= 128 or capability >= 90 else 64
-    return Tiling(m, 64 if d <= 128 else 32, d, 8)
+    roomy = capability >= 90 or (d <= 128 and cache_dtype is dtype)
+    return Tiling(128 if roomy else 64, 64 if d <= 128 else 32, d, 8)
 
 
 @functools.cache

@@ -36,7 +36,7 @@ def prefill_attention(
     tokens, heads, head_dim = q.shape
     group = heads // kv.heads
     rows = seq_lens.shape[0] - first_row
-    tiling = prefill_tiling(head_dim, q.dtype, device_capability(q.device))
+    tiling = prefill_tiling(head_dim, q.dtype, kv.k.dtype, device_capability(q.device))
     # A row of n queries times heads needs n / m programs, rounded up.
     grid = (kv.heads, tokens * group // tiling.m + rows)
     _prefill_attention[grid](
