@@ -2,7 +2,7 @@ from asyncinfer.attention.backend import Attend, begin_attention, reads_pages
 from asyncinfer.attention.batch import AttentionBatch, DeviceBatch
 from asyncinfer.attention.gathered import GatheredAttention
 from asyncinfer.attention.kv import KVCache, KVShape
-from asyncinfer.attention.paged import PagedAttention
+from asyncinfer.attention.paged import HeadNorms, PagedAttention
 from asyncinfer.attention.variant import AttentionVariant
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "AttentionVariant",
     "DeviceBatch",
     "GatheredAttention",
+    "HeadNorms",
     "KVCache",
     "KVShape",
     "PagedAttention",

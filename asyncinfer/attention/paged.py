@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from asyncinfer.attention.batch import AttentionBatch, DeviceBatch
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.variant import AttentionVariant
 from asyncinfer.kernels import ops
+from asyncinfer.kernels.workspace import AttentionWorkspace, decode_splits
 
-__all__ = ["PagedAttention"]
+__all__ = ["HeadNorms", "PagedAttention"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMS norms of each query and each key head; their weights are `[head_dim]`."""
+
+    q: torch.Tensor | None
+    k: torch.Tensor | None
+    eps: float = 1e-6
+    #: The factor is 1 + weight.
+    plus_one: bool = False
+
 
 _PLAIN = AttentionVariant()
+_NO_NORMS = HeadNorms(None, None)
 _CHUNK = 256
 
 
@@ -25,6 +41,8 @@ class PagedAttention:
         invariant = isinstance(batch, AttentionBatch) and batch.invariant
         # Parts of a fixed length, so that a row is summed up alike in every batch.
         self._chunk = _CHUNK if invariant else None
+        self._splits: int | None = None
+        self._workspace: AttentionWorkspace | None = None
 
     def __call__(
         self,
@@ -34,9 +52,41 @@ class PagedAttention:
         v: torch.Tensor,
         variant: AttentionVariant | None = None,
     ) -> torch.Tensor:
+        keys, values = self._kv.k[layer], self._kv.v[layer]
+        ops.kv_write(k, v, keys, values, self._batch.slot_mapping)
+        return self._attend(layer, q, variant)
+
+    def project(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        norms: HeadNorms | None = None,
+        variant: AttentionVariant | None = None,
+    ) -> torch.Tensor:
+        """The same from the packed projection `[tokens, heads + 2 * kv_heads, head_dim]`: norms of
+        the query and key heads, their rotation by `angles` and the write are one launch."""
+        norms = norms or _NO_NORMS
+        q = ops.rope_kv_write(
+            qkv,
+            *angles,
+            self._kv.k[layer],
+            self._kv.v[layer],
+            self._batch.slot_mapping,
+            q_norm=norms.q,
+            k_norm=norms.k,
+            eps=norms.eps,
+            plus_one=norms.plus_one,
+        )
+        return self._attend(layer, q, variant)
+
+    def _attend(
+        self, layer: int, q: torch.Tensor, variant: AttentionVariant | None
+    ) -> torch.Tensor:
         variant = variant or _PLAIN
         keys, values, batch = self._kv.k[layer], self._kv.v[layer], self._batch
-        ops.kv_write(k, v, keys, values, batch.slot_mapping)
+        if batch.decode_rows and self._workspace is None:
+            self._share_out(q, keys)
         out = ops.paged_attention(
             q,
             keys,
@@ -50,5 +100,19 @@ class PagedAttention:
             sinks=variant.sinks,
             decode_rows=batch.decode_rows,
             chunk=self._chunk,
+            splits=self._splits,
+            workspace=self._workspace,
         )
         return out.flatten(1)
+
+    def _share_out(self, q: torch.Tensor, keys: torch.Tensor) -> None:
+        """How the decode rows' keys are shared out, and memory for it: the same in all layers."""
+        batch, (_, heads, head_dim) = self._batch, q.shape
+        longest = batch.block_tables.shape[1] * batch.block_size
+        if self._chunk is None:
+            self._splits = decode_splits(batch.decode_rows, keys.shape[1], longest)
+        else:
+            self._splits = max(1, -(-longest // self._chunk))
+        self._workspace = AttentionWorkspace.allocate(
+            batch.decode_rows, heads, head_dim, self._splits, q.device
+        )

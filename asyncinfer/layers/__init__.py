@@ -1,4 +1,10 @@
-from asyncinfer.layers.activation import ACTIVATIONS, Activation, activation, clamped_swiglu
+from asyncinfer.layers.activation import (
+    ACTIVATIONS,
+    Activation,
+    activation,
+    clamped_swiglu,
+    fused_gate,
+)
 from asyncinfer.layers.attention import Prepare, SelfAttention
 from asyncinfer.layers.block import (
     Attention,
@@ -10,6 +16,7 @@ from asyncinfer.layers.block import (
 )
 from asyncinfer.layers.embedding import Embedding
 from asyncinfer.layers.experts import Experts
+from asyncinfer.layers.fused import FusedLayer
 from asyncinfer.layers.mlp import MLP
 from asyncinfer.layers.norm import LayerNorm, Norm, NormKind, RMSNorm, make_norm
 from asyncinfer.layers.prepare import (
@@ -32,6 +39,7 @@ __all__ = [
     "Embedding",
     "Experts",
     "FeedForward",
+    "FusedLayer",
     "HeadNorm",
     "Layer",
     "LayerNorm",
@@ -49,6 +57,7 @@ __all__ = [
     "activation",
     "clamped_swiglu",
     "followed",
+    "fused_gate",
     "make_norm",
     "normed_first",
     "unrotated",

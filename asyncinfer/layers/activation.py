@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from asyncinfer.kernels import ops
 
-__all__ = ["ACTIVATIONS", "Activation", "activation", "clamped_swiglu"]
+__all__ = ["ACTIVATIONS", "Activation", "activation", "clamped_swiglu", "fused_gate"]
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -34,12 +34,24 @@ _FORMS: Final[dict[str, tuple[Activation, Activation]]] = {
     "swish": (F.silu, ops.silu_mul),
 }
 ACTIVATIONS: Final = tuple(_FORMS)
+_EPILOGUES: Final[dict[Activation, str]] = {
+    ops.silu_mul: "silu",
+    ops.gelu_mul: "gelu",
+    _gelu_tanh_mul: "gelu_tanh",
+}
 
 
 def activation(name: str, *, gated: bool) -> Activation:
     """The activation that `config.json` calls `name`. A gated one takes a packed
     `[tokens, 2 * size]`, gate first, and gives `activation(gate) * up`, `[tokens, size]`."""
     return _FORMS[name][gated]
+
+
+def fused_gate(name: str) -> str:
+    """The gated form of the activation that `config.json` calls `name`, as a kernel's epilogue
+    (`ops.linear_small`) is told of it."""
+    _, gated = _FORMS[name]
+    return _EPILOGUES[gated]
 
 
 def clamped_swiglu(alpha: float, limit: float) -> Activation:

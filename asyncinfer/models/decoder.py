@@ -9,7 +9,7 @@ from asyncinfer.layers import Embedding, RotaryEmbedding
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.layer import LayerBuilder, build_norm
 from asyncinfer.models.tensors import arranged
-from asyncinfer.quantization import make_linear
+from asyncinfer.quantization import has_fused_kernels, make_linear
 from asyncinfer.weights import WeightSource
 
 __all__ = ["Decoder"]
@@ -37,7 +37,8 @@ class Decoder:
             RotaryEmbedding(rope, config.head_dim, self.device, context) for rope in ropes
         ]
         self._scale = config.attention_scale or config.head_dim**-0.5
-        builder = LayerBuilder(config, ropes, weights, self.device)
+        fused = has_fused_kernels(embedding)
+        builder = LayerBuilder(config, ropes, weights, self.device, fused)
         self._layers = [builder.layer(index) for index in range(config.num_layers)]
         self._norm = build_norm(config, "norm", weights)
         head = embedding if config.tied_head else weights("head.weight")

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from asyncinfer.attention import AttentionVariant
+from asyncinfer.attention import AttentionVariant, HeadNorms
 from asyncinfer.layers import (
     MLP,
     Activation,
@@ -15,6 +15,7 @@ from asyncinfer.layers import (
     DecoderLayer,
     Experts,
     FeedForward,
+    FusedLayer,
     HeadNorm,
     Layer,
     Norm,
@@ -29,13 +30,20 @@ from asyncinfer.layers import (
     activation,
     clamped_swiglu,
     followed,
+    fused_gate,
     make_norm,
     normed_first,
     unrotated,
 )
 from asyncinfer.models.config import ExpertsConfig, ModelConfig
 from asyncinfer.models.tensors import block_norms
-from asyncinfer.quantization import GroupedLinear, Linear, make_grouped_linear, make_linear
+from asyncinfer.quantization import (
+    CudaLinear,
+    GroupedLinear,
+    Linear,
+    make_grouped_linear,
+    make_linear,
+)
 from asyncinfer.weights import WeightSource
 
 __all__ = ["LayerBuilder", "build_norm"]
@@ -56,7 +64,7 @@ class LayerBuilder:
     """Makes the layers one after another, asking for weights in the tensor table's order.
 
     `ropes` are the model's different rotations, in the order in which a forward pass gives their
-    angles."""
+    angles. `fused`: whether the linear layers are `CudaLinear`s, which take more in one launch."""
 
     def __init__(
         self,
@@ -64,8 +72,10 @@ class LayerBuilder:
         ropes: Sequence[RopeConfig],
         weights: WeightSource,
         device: torch.device,
+        fused: bool,
     ) -> None:
         self._config = config
+        self._fused_kernels = fused
         self._device = device
         self._ropes = ropes
         self._weights = weights
@@ -73,6 +83,8 @@ class LayerBuilder:
     def layer(self, index: int) -> Layer:
         config = self._config
         name = f"layers.{index}"
+        if self._fuses(index):
+            return self._fused(index, name)
         norms = {
             norm: build_norm(config, f"{name}.{norm}", self._weights)
             for norm in block_norms(config)
@@ -91,6 +103,57 @@ class LayerBuilder:
             mlp = followed(mlp, norms["mlp_out_norm"])
         return DecoderLayer(
             norms.get("attention_norm", _same), attention, norms.get("mlp_norm", _same), mlp
+        )
+
+    def _fuses(self, index: int) -> bool:
+        """Whether the layer is one that `FusedLayer` computes, where that is of use."""
+        config = self._config
+        return (
+            self._fused_kernels
+            and (config.block, config.residual_scale) == ("pre", 1.0)
+            and config.norm in ("rms", "rms-plus-one")
+            and config.qk_norm in (None, "head")
+            and config.gated_mlp
+            and config.layer_experts(index) is None
+            and config.layer(index).rope is not None
+        )
+
+    def _fused(self, index: int, name: str) -> FusedLayer:
+        config = self._config
+        plus_one = config.norm == "rms-plus-one"
+
+        def norm(part: str) -> RMSNorm:
+            return RMSNorm(self._weights(f"{name}.{part}.weight"), config.norm_eps, plus_one)
+
+        def linear(part: str, bias: bool) -> CudaLinear:
+            made = self._linear(f"{name}.{part}", bias)
+            assert isinstance(made, CudaLinear)
+            return made
+
+        attention_norm, mlp_norm = norm("attention_norm"), norm("mlp_norm")
+        qkv, out = (
+            linear("attention.qkv", config.qkv_bias),
+            linear("attention.out", config.out_bias),
+        )
+        head_norms = None
+        if config.qk_norm is not None:
+            q, k = (self._weights(f"{name}.attention.{part}_norm") for part in "qk")
+            head_norms = HeadNorms(q, k, config.norm_eps, plus_one)
+        rope = config.layer(index).rope
+        assert rope is not None
+        return FusedLayer(
+            index=index,
+            head_dim=config.head_dim,
+            attention_norm=attention_norm,
+            qkv=qkv,
+            rope=self._ropes.index(rope),
+            head_norms=head_norms,
+            out=out,
+            variant=self._variant(index, f"{name}.attention"),
+            mlp_norm=mlp_norm,
+            up=linear("mlp.up", config.mlp_bias),
+            activation=fused_gate(config.activation),
+            down=linear("mlp.down", config.mlp_bias),
         )
 
     def _attention(self, index: int, name: str) -> SelfAttention:

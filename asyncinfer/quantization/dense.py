@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from asyncinfer.kernels import onednn, ops
 from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
 
-__all__ = ["CudaLinear", "DenseLinear", "OneDnnLinear", "dense"]
+__all__ = ["CudaLinear", "DenseLinear", "OneDnnLinear", "dense", "has_fused_kernels"]
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -88,11 +88,16 @@ class CudaLinear:
         return y if residual is None else y.add_(residual)
 
 
+def has_fused_kernels(weight: torch.Tensor) -> bool:
+    """Whether a weight of this device and dtype becomes a `CudaLinear`."""
+    return weight.is_cuda and weight.dtype in _HALVES
+
+
 def dense(
     weight: torch.Tensor, bias: torch.Tensor | None
 ) -> DenseLinear | OneDnnLinear | CudaLinear:
     """The layer for the weight's device and dtype."""
-    if weight.is_cuda and weight.dtype in _HALVES:
+    if has_fused_kernels(weight):
         return CudaLinear(weight, bias)
     if weight.device.type == "cpu" and onednn.available(weight.dtype):
         return OneDnnLinear(weight, bias)

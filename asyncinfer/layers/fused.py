@@ -1,0 +1,55 @@
+"""One layer of the decoder in as few launches as a GPU needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from asyncinfer.attention import Attend, AttentionVariant, HeadNorms, PagedAttention
+from asyncinfer.layers.norm import RMSNorm
+from asyncinfer.layers.rope import Angles
+from asyncinfer.quantization import CudaLinear
+
+__all__ = ["FusedLayer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedLayer:
+    """A `DecoderLayer` of the most common kind: RMS norms before attention and before a gated MLP,
+    heads that are rotated.
+
+    Six launches where tokens are few: norm and packed projection; head norms, rotation and KV
+    write; attention; output projection and residual; norm, packed projection and gate; down
+    projection and residual. Above 64 tokens norms and gates are launches of their own.
+    """
+
+    index: int
+    head_dim: int
+    attention_norm: RMSNorm
+    #: The packed projection, and the one of attention's output.
+    qkv: CudaLinear
+    out: CudaLinear
+    #: Place of the layer's angles among the model's.
+    rope: int
+    head_norms: HeadNorms | None
+    variant: AttentionVariant | None
+    mlp_norm: RMSNorm
+    #: Gate and up packed, and down; the activation as `ops.linear_small` calls it.
+    up: CudaLinear
+    down: CudaLinear
+    activation: str
+
+    def __call__(self, x: torch.Tensor, angles: Sequence[Angles], attend: Attend) -> torch.Tensor:
+        assert isinstance(attend, PagedAttention)
+        norm = self.attention_norm
+        qkv = self.qkv.fused(x, norm=norm.weight, eps=norm.eps, plus_one=norm.plus_one)
+        qkv = qkv.view(x.shape[0], -1, self.head_dim)
+        attended = attend.project(self.index, qkv, angles[self.rope], self.head_norms, self.variant)
+        x = self.out.fused(attended, residual=x)
+        norm = self.mlp_norm
+        gated = self.up.fused(
+            x, norm=norm.weight, eps=norm.eps, plus_one=norm.plus_one, activation=self.activation
+        )
+        return self.down.fused(gated, residual=x)
