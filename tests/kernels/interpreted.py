@@ -48,22 +48,24 @@ def interpreted() -> Iterator[None]:
     own functions as `tl.sum(x)`, not as `x.sum()`: methods are out of reach.
     """
     before = [dict(vars(owner)) for owner in _PATCHED]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        patch.setattr(interpreter, "_convert_float", _convert)
-        # Infinities and NaN come silently, as on a GPU; what comes of them is the test's to check.
-        with (
-            np.errstate(all="ignore"),
-            warnings.catch_warnings(),
-            replaced(lambda function: InterpretedFunction(function.fn), "triton.language"),
-        ):
-            # Triton 3.6 takes a loop's bounds from arrays of one element.
-            warnings.filterwarnings("ignore", "Conversion of an array", DeprecationWarning)
-            yield
-    for owner, old in zip(_PATCHED, before, strict=True):
-        for name, value in old.items():
-            if vars(owner).get(name) is not value:
-                setattr(owner, name, value)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRITON_INTERPRET", "1")
+            patch.setattr(interpreter, "_convert_float", _convert)
+            # Infinities and NaN come silently, as on a GPU; what comes of them the test checks.
+            with (
+                np.errstate(all="ignore"),
+                warnings.catch_warnings(),
+                replaced(lambda function: InterpretedFunction(function.fn), "triton.language"),
+            ):
+                # Triton 3.6 takes a loop's bounds from arrays of one element.
+                warnings.filterwarnings("ignore", "Conversion of an array", DeprecationWarning)
+                yield
+    finally:
+        for owner, old in zip(_PATCHED, before, strict=True):
+            for name, value in old.items():
+                if vars(owner).get(name) is not value:
+                    setattr(owner, name, value)
 
 
 def _convert(values: np.ndarray[Any, Any], source: Any, target: Any, _: Any) -> Any:
