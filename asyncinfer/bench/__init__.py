@@ -9,6 +9,7 @@ from asyncinfer.bench.host import HostOptions, HostResult, measure_host
 from asyncinfer.bench.lag import FAKE_MODELS, LagOptions, LagResult, measure_lag
 from asyncinfer.bench.loops import LOOPS, available_loops
 from asyncinfer.bench.plots import check_plot, save_plot
+from asyncinfer.bench.plugins import PluginOptions, PluginResult, measure_plugins
 from asyncinfer.bench.record import BenchError, Figure, Record
 from asyncinfer.bench.serve import ServeOptions, ServeResult, measure_serve
 from asyncinfer.bench.tables import (
@@ -36,6 +37,8 @@ __all__ = [
     "HostResult",
     "LagOptions",
     "LagResult",
+    "PluginOptions",
+    "PluginResult",
     "Record",
     "ServeOptions",
     "ServeResult",
@@ -51,6 +54,7 @@ __all__ = [
     "measure_cache",
     "measure_host",
     "measure_lag",
+    "measure_plugins",
     "measure_serve",
     "read_trace",
     "record_tables",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -12,6 +13,7 @@ from asyncinfer import Engine, EngineConfig, SamplingParams
 from asyncinfer.bench.gates import PATIENCE, Phase, StartingLine
 from asyncinfer.bench.host_scheduler import staggered_prompt
 from asyncinfer.bench.record import BenchError
+from asyncinfer.config import ChosenObserver
 from asyncinfer.testing import FakeModel, PlanTape, StepPlan, Tokenizer
 
 __all__ = ["TokenCost", "measure_tokens"]
@@ -34,7 +36,11 @@ class TokenCost:
 
 
 async def measure_tokens(
-    running: int = 256, steps: int = 200, warmup: int = 20, tokenizer: Tokenizer | None = None
+    running: int = 256,
+    steps: int = 200,
+    warmup: int = 20,
+    tokenizer: Tokenizer | None = None,
+    observers: Sequence[ChosenObserver] = (),
 ) -> TokenCost:
     """Decode `running` streams in lock-step: as behind a real device, whose step outlasts the
     host's work, each consumer holds its chunk before the next one is made. So every token pays
@@ -53,7 +59,12 @@ async def measure_tokens(
             async for chunk in stream:
                 gate.hold(len(chunk.token_ids))
 
-    config = EngineConfig(max_running=running, max_requests=running, max_step_tokens=64 * running)
+    config = EngineConfig(
+        max_running=running,
+        max_requests=running,
+        max_step_tokens=64 * running,
+        observers=observers,
+    )
     async with Engine(model, config=config) as engine, anyio.create_task_group() as tasks:
         for index in range(running):
             tasks.start_soon(consume, index)

@@ -99,9 +99,23 @@ def _curve(axes: Any, curve: Sequence[float], label: str, **style: Any) -> None:
     axes.plot(curve, range(len(curve)), label=label, **style)
 
 
+def _plugins(figure: Any, detail: Mapping[str, Any]) -> None:
+    rows, tokens = figure.subplots(1, 2, width_ratios=(2, 1))
+    costs = sorted(detail["samplers"].items(), key=lambda its: its[1])
+    rows.barh([name for name, _ in costs], [1e3 * seconds for _, seconds in costs])
+    rows.set_xlabel(f"ms of CPU to sample {detail['rows']} rows")
+    observed = detail["observers"]
+    tokens.bar(
+        [name.replace(" of ", "\nof ") for name in observed],
+        [its["host"] for its in observed.values()],
+    )
+    tokens.set_ylabel("us of CPU per token, by observers")
+
+
 _PLOTS: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], None]]] = {
     "cache": plot_cache,
     "host": _host,
     "lag": _lag,
+    "plugins": _plugins,
     "serve": _serve,
 }

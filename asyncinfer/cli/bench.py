@@ -47,6 +47,7 @@ def bench() -> None:
     asyncinfer bench lag       how late does an event loop run its tasks beside it?
     asyncinfer bench serve     how many tokens a second do real models give?
     asyncinfer bench cache     how much of a trace do cache policies find again?
+    asyncinfer bench plugins   what do plugins cost, used and unused?
     asyncinfer bench show      the tables of a record
     asyncinfer bench compare   what changed between two records?
     """
@@ -230,6 +231,45 @@ def serve(
         **options,
     )
     _run("serve", chosen, its.measure_serve, json_path, plot)
+
+
+@bench.command()
+@click.option(
+    "--running", type=click.IntRange(1), default=256, show_default=True, help="Requests per step."
+)
+@click.option(
+    "--steps", type=click.IntRange(1), default=200, show_default=True, help="Steps measured."
+)
+@click.option(
+    "--rows",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
+    help="Rows that sampler plugins are given.",
+)
+@click.option(
+    "--vocab-size", type=click.IntRange(64), default=32_000, show_default=True, help="Of the rows."
+)
+@click.option(
+    "--backend",
+    "loop",
+    type=click.Choice(its.LOOPS),
+    default="asyncio",
+    show_default=True,
+    help="Event loop.",
+)
+@click.option("--quick", is_flag=True, help=SMOKE)
+@outputs
+def plugins(json_path: Path | None, plot: Path | None, quick: bool, **options: Any) -> None:
+    """What plugins cost those who use them, and those who do not.
+
+    Steps of the engine on a fake model with and without plugins that nobody uses, with and
+    without observers; rows sampled by plugins, beside the same work done by the built-in chain.
+    All in CPU time, and in turns.
+    """
+    if quick:
+        options |= {"running": 8, "steps": 10, "rows": 4, "vocab_size": 256}
+    _run("plugins", its.PluginOptions(**options), its.measure_plugins, json_path, plot)
 
 
 @bench.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import torch
 
@@ -11,6 +11,9 @@ from asyncinfer.errors import InvalidRequest
 from asyncinfer.protocols import Sampler, SamplerPlugin, SamplerStep, check_real
 
 __all__ = ["DynamicTemperature"]
+
+#: Logits so far below the largest have next to no weight.
+LEAST: Final = -80.0
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,19 @@ class _DynamicTemperature(Sampler):
 
     def sample(self, step: SamplerStep) -> None:
         low, high, exponent = self.params[step.slots].unbind(dim=1)
-        logs = step.logits.log_softmax(dim=-1)
+        # Less its largest entry, a row cannot overflow.
+        logits = step.logits.sub_(step.logits.amax(dim=-1, keepdim=True))
         # 1.0 and 0.0: several times faster than a mask of booleans, and their sum is exact.
-        possible = torch.gt(logs, -torch.inf, out=torch.empty_like(logs)).sum(dim=-1)
-        # In float64 the sum does not hang on how a device splits a row.
-        entropy = -(logs.exp() * logs.clamp_(min=-1e4)).sum(dim=-1, dtype=torch.float64).float()
+        possible = torch.gt(logits, -torch.inf, out=torch.empty_like(logits)).sum(dim=-1)
+        # What is less likely than that has no part in the entropy, and exp is slow where it
+        # underflows.
+        scores = logits.clamp(min=LEAST)
+        weights = scores.exp()
+        # In float64 the sums do not hang on how a device splits a row.
+        total = weights.sum(dim=-1, dtype=torch.float64)
+        mean = scores.mul_(weights).sum(dim=-1, dtype=torch.float64) / total
+        entropy = (total.log() - mean).float()
         # One token has no entropy, whatever it is divided by.
         share = (entropy / possible.clamp_(min=2).log()).clamp_(0.0, 1.0)
         temperature = low + (high - low) * share**exponent
-        # Less its largest entry, a row cannot overflow.
-        step.logits.sub_(step.logits.amax(dim=-1, keepdim=True)).div_(temperature[:, None])
+        logits.div_(temperature[:, None])

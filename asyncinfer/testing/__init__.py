@@ -14,6 +14,7 @@ from asyncinfer.testing.policy_checks import check_cache_policy
 from asyncinfer.testing.policy_cost import policy_cost
 from asyncinfer.testing.rule_error import SamplerRuleError
 from asyncinfer.testing.sampler_checks import check_sampler
+from asyncinfer.testing.sampler_cost import SamplerCase, sampler_costs
 from asyncinfer.testing.scenarios import simulate
 from asyncinfer.testing.simulation import Simulation
 from asyncinfer.testing.tape import PlanTape
@@ -30,6 +31,7 @@ __all__ = [
     "PlanTape",
     "Request",
     "RunnerSpec",
+    "SamplerCase",
     "SamplerRuleError",
     "Simulation",
     "StepGate",
@@ -40,5 +42,6 @@ __all__ = [
     "check_invariants",
     "check_sampler",
     "policy_cost",
+    "sampler_costs",
     "simulate",
 ]

@@ -98,7 +98,6 @@ class SamplerBench:
             self._tokens[slot][0].append(token)
         return drawn
 
-    @torch.inference_mode()
     def sample(
         self,
         logits: npt.ArrayLike,
@@ -107,7 +106,17 @@ class SamplerBench:
     ) -> Sampled:
         """What the engine's step does, unchecked, with nothing appended."""
         values = torch.tensor(np.asarray(logits, np.float32), device=self.device)
-        return self._state.sample(values, slots, positions)
+        return self.step(values, slots, positions)
+
+    @torch.inference_mode()
+    def step(
+        self,
+        logits: torch.Tensor,
+        slots: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+    ) -> Sampled:
+        """`sample` of float32 logits on the device, which are changed."""
+        return self._state.sample(logits, slots, positions)
 
     def _enter(
         self,

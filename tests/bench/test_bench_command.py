@@ -93,7 +93,18 @@ def test_a_file_that_is_no_record_is_one_line(tmp_path: Path) -> None:
     assert "is not a record" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["host", "lag", "serve", "show", "compare"])
+def test_plugins_are_measured_saved_and_drawn(tmp_path: Path) -> None:
+    path, plot = tmp_path / "plugins.json", tmp_path / "plugins.png"
+    done = command("plugins", "--quick", "--repeat", 1, "--json", path, "--plot", plot)
+    assert done.returncode == 0, done.stderr
+    assert "min-p by a plugin" in " ".join(done.stdout.split())
+    record = Record.load(path)
+    assert record.benchmark == "plugins"
+    assert record.options["rows"] == record.detail["rows"] == 4
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["host", "lag", "serve", "plugins", "show", "compare"])
 def test_every_command_has_help(name: str) -> None:
     done = command(name, "--help")
     assert done.returncode == 0
