@@ -145,6 +145,18 @@ def test_rope_kv_write(
         caches.check(target, slots, exact, v.double())
 
 
+@pytest.mark.parametrize(("tokens", "heads", "head_dim"), [(0, 2, 64), (1, 1, 2), (3, 5, 80)])
+def test_rope(target: Target, tokens: int, heads: int, head_dim: int) -> None:
+    wide = target.randn(tokens, heads + 3, head_dim + 4)
+    cos, sin = angles(target, tokens, head_dim)
+    across = target.randn(tokens, head_dim, heads).transpose(1, 2)
+    for x in (wide[:, 1 : heads + 1, :head_dim], across):
+        for module in (triton, ops):
+            y = module.rope(x, cos, sin)
+            assert y.dtype is target.dtype
+            target.check(y, turned(x, cos, sin, None, False))
+
+
 @pytest.mark.parametrize(("head_dim", "rotary"), [(64, 16), (80, 32), (96, 48), (128, 2)])
 def test_partial_rope(target: Target, head_dim: int, rotary: int) -> None:
     qkv = target.randn(2, 4, head_dim)
@@ -223,15 +235,21 @@ def test_compiled(storage: torch.dtype, head_dim: int, capability: int) -> None:
     with recorded() as launches:
         triton.rope_kv_write(qkv, angle, angle, *caches, slots, q_norm=norm, k_norm=norm, **options)
         triton.kv_write(qkv[:, :8], qkv[:, 8:16], *caches, slots, **options)
-    assert [launch.name for launch in launches] == ["_rope_kv_write", "_kv_write"]
+        triton.rope(qkv, angle, angle)
+    assert [launch.name for launch in launches] == ["_rope_kv_write", "_kv_write", "_rope"]
     for launch in launches:
         code = launch.compile(capability)
         assert code.spills == 0
         assert code.fits
-        # The write alone has one path, with the cache to choose; the fused one reads and writes q,
-        # k and v in code of their own, q and k twice.
-        fused = launch.name == "_rope_kv_write"
-        assert code.count("LDG.E.128") == (5 if fused else 1)
-        # Of a quantised tile a thread has 8 bytes.
-        assert code.count("STG.E.64") == (quantised and (2 if fused else 1))
-        assert code.count("STG.E.128") == (fused if quantised else 3 if fused else 1)
+        # Of a quantised tile a thread has 8 bytes, else 16.
+        if launch.name == "_rope":
+            loads, halves, wholes = 2, 0, 1
+        elif launch.name == "_kv_write":
+            # One path, with the cache to choose.
+            loads, halves, wholes = 1, int(quantised), int(not quantised)
+        else:
+            # Queries, keys and values in code of their own; queries and keys read twice.
+            loads, halves, wholes = (5, 2, 1) if quantised else (5, 0, 3)
+        # Cosines and sines come as 16 bytes too, where a thread's part of a row is that wide.
+        assert code.count("LDG.E.128") >= loads
+        assert (code.count("STG.E.64"), code.count("STG.E.128")) == (halves, wholes)

@@ -6,6 +6,7 @@ from asyncinfer.kernels.triton.kv_write import kv_write
 from asyncinfer.kernels.triton.linear_small import linear_small
 from asyncinfer.kernels.triton.paged_attention import paged_attention
 from asyncinfer.kernels.triton.rms_norm import rms_norm
+from asyncinfer.kernels.triton.rope import rope
 from asyncinfer.kernels.triton.rope_kv_write import rope_kv_write
 from asyncinfer.kernels.triton.silu_mul import silu_mul
 
@@ -16,6 +17,7 @@ __all__ = [
     "linear_small",
     "paged_attention",
     "rms_norm",
+    "rope",
     "rope_kv_write",
     "silu_mul",
 ]

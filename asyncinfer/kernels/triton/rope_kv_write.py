@@ -1,9 +1,5 @@
 """What lies between the packed projection and attention, in one launch: qk-norm, rope, the write
-to the pages.
-
-A program has a few heads of one token. The angles come as cosines and sines in float32, computed
-once a step for all layers: in the kernel they would cost an exact sine of large arguments for every
-head, and what is read instead stays in the L2 cache.
+to the pages. A program has a few heads of one token.
 """
 
 from __future__ import annotations
@@ -13,6 +9,7 @@ import triton
 import triton.language as tl
 
 from asyncinfer.kernels.triton.kv_write import head_tile, storage_limit, store_heads
+from asyncinfer.kernels.triton.rope import turned_heads
 
 __all__ = ["rope_kv_write"]
 
@@ -110,7 +107,7 @@ def _rope_kv_write(
     sin += token * ROTARY_DIM
     if program < Q_PROGRAMS:
         heads = program * HEADS_BLOCK + in_block
-        turned = _turned(
+        turned = turned_heads(
             qkv, cos, sin, q_norm, eps, heads, heads < HEADS,
             STRIDE_HEAD, HEAD_DIM, ROTARY_DIM, DIM_BLOCK, PLUS_ONE,
         )  # fmt: skip
@@ -119,7 +116,7 @@ def _rope_kv_write(
         tl.store(target, turned.to(q.dtype.element_ty), mask=inside)
     elif program < Q_PROGRAMS + KV_PROGRAMS:
         heads = (program - Q_PROGRAMS) * HEADS_BLOCK + in_block
-        turned = _turned(
+        turned = turned_heads(
             qkv + HEADS * STRIDE_HEAD, cos, sin, k_norm, eps, heads, heads < KV_HEADS,
             STRIDE_HEAD, HEAD_DIM, ROTARY_DIM, DIM_BLOCK, PLUS_ONE,
         )  # fmt: skip
@@ -136,42 +133,3 @@ def _rope_kv_write(
             values, v_cache, v_scales, tl.load(slot_mapping + token), heads,
             STRIDE_BLOCK, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_BLOCK, LIMIT,
         )  # fmt: skip
-
-
-@triton.jit
-def _turned(
-    x,
-    cos,
-    sin,
-    norm,
-    eps,
-    heads,
-    there,
-    STRIDE_HEAD: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    ROTARY_DIM: tl.constexpr,
-    DIM_BLOCK: tl.constexpr,
-    PLUS_ONE: tl.constexpr,
-):
-    """float32 `[heads, DIM_BLOCK]`: normalised where `norm` is given, then rotated. Each element is
-    read beside its partner in the pair, from the L1 cache, rather than moved between threads."""
-    columns = tl.arange(0, DIM_BLOCK)
-    partners = (columns + ROTARY_DIM // 2) % ROTARY_DIM
-    inside = there[:, None] & (columns < HEAD_DIM)[None, :]
-    rotary = columns < ROTARY_DIM
-    x += heads[:, None] * STRIDE_HEAD
-    values = tl.load(x + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-    others = tl.load(x + partners[None, :], mask=there[:, None] & rotary[None, :], other=0.0)
-    others = others.to(tl.float32)
-    if norm is not None:
-        factors = tl.load(norm + columns, mask=columns < HEAD_DIM, other=0.0).to(tl.float32)
-        other_factors = tl.load(norm + partners, mask=rotary, other=0.0).to(tl.float32)
-        if PLUS_ONE:
-            factors += 1.0
-            other_factors += 1.0
-        inverse = tl.rsqrt(tl.sum(values * values, axis=1) / HEAD_DIM + eps)[:, None]
-        values = values * inverse * factors[None, :]
-        others = others * inverse * other_factors[None, :]
-    cosines = tl.load(cos + columns, mask=rotary, other=1.0)
-    sines = tl.load(sin + columns, mask=rotary, other=0.0)
-    return values * cosines[None, :] + others * sines[None, :]
