@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import pytest
 
 from asyncinfer.errors import PluginError
+from asyncinfer.models.llama import Llama
+from asyncinfer.models.mistral import Mistral
 from asyncinfer.plugins import Registry, cache_policies, register, registries, schedulers
 from asyncinfer.protocols import (
     CachedBlock,
@@ -200,6 +202,7 @@ class ByLength:
 #: Group -> what may be registered there, and what it lacks if it is of another kind.
 PLUGINS: dict[str, tuple[Any, str]] = {
     "asyncinfer.cache_policies": (lambda: cache_policies.resolve("lru"), "published"),
+    "asyncinfer.models": (Llama, "read"),
     "asyncinfer.observers": (Quiet, "observe"),
     "asyncinfer.samplers": (XTC, "frozen dataclass"),
     "asyncinfer.schedulers": (ByLength, "rank"),
@@ -207,6 +210,7 @@ PLUGINS: dict[str, tuple[Any, str]] = {
 
 
 OTHERS: dict[str, Any] = {
+    "asyncinfer.models": Mistral,
     "asyncinfer.observers": type("Again", (Quiet,), {}),
     "asyncinfer.samplers": Mirostat,
     "asyncinfer.schedulers": type("Again", (ByLength,), {}),

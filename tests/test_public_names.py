@@ -21,6 +21,7 @@ REFERENCE = (ROOT / "docs" / "reference.md").read_text("utf-8")
 #: What a program may use beside `asyncinfer` itself; each has its part of the reference.
 PUBLIC_MODULES = (
     "asyncinfer.builtin",
+    "asyncinfer.models",
     "asyncinfer.plugins",
     "asyncinfer.protocols",
     "asyncinfer.samplers",

@@ -22,6 +22,7 @@ INTERRUPTED: Final = 130
 COMMANDS: Final = {
     "generate": ("asyncinfer.cli.generate:generate", "Complete a prompt."),
     "chat": ("asyncinfer.cli.chat:chat", "Talk with a model."),
+    "models": ("asyncinfer.cli.models:models", "List the architectures that can be loaded."),
     "plugins": ("asyncinfer.cli.plugins:plugins", "List the plugins that are installed."),
     "bench": ("asyncinfer.cli.bench:bench", "Measure the engine on this machine."),
 }
@@ -53,7 +54,7 @@ def asyncinfer() -> None:
 
     \b
     asyncinfer generate "def add(a, b):"     the small model shipped with the package
-    asyncinfer chat --model path-or-hub-id   any Llama-architecture checkpoint
+    asyncinfer chat --model path-or-hub-id   a checkpoint of your own
     """
 
 

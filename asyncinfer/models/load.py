@@ -15,7 +15,7 @@ from asyncinfer.models.decoder import Decoder
 from asyncinfer.models.tensors import ignored_tensor, tensor_table
 from asyncinfer.weights import Checkpoint, OnProgress, WeightLoader, check_weights
 
-__all__ = ["load_model"]
+__all__ = ["load_model", "without_prefix"]
 
 
 def load_model(
@@ -34,7 +34,7 @@ def load_model(
     """
     config = read_config(folder)
     with Checkpoint(folder) as checkpoint, torch.inference_mode():
-        config = _without_prefix(config, checkpoint)
+        config = without_prefix(config, checkpoint)
         table = tensor_table(config)
         check_weights(checkpoint, table, partial(ignored_tensor, config=config))
         loader = WeightLoader(checkpoint, table, torch.device(device), dtype, progress)
@@ -48,7 +48,7 @@ def load_model(
     return decoder
 
 
-def _without_prefix(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
+def without_prefix(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
     """The config for a checkpoint whose tensors lack the architecture's prefix, which is what the
     model without its head is saved as."""
     prefix = config.names.prefix

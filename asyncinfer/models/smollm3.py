@@ -1,4 +1,5 @@
-"""SmolLM3 (Hugging Face, 2025): Llama with every fourth layer left unrotated."""
+"""SmolLM3 (Hugging Face, 2025): Llama with every fourth layer left unrotated (Yang et al., 2025,
+"Rope to Nope and Back Again")."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ __all__ = ["SmolLM3"]
 
 
 class SmolLM3(Family):
-    """SmolLM3: layers without rotary embedding (Yang et al., 2025, "RoPE to NoPE and back")."""
+    """SmolLM3: some layers without rotary embedding."""
 
     defaults: ClassVar = {
         "rope_theta": 2_000_000.0,

@@ -2,6 +2,7 @@
 
 from asyncinfer.plugins.groups import (
     cache_policies,
+    models,
     observers,
     register,
     registries,
@@ -14,6 +15,7 @@ __all__ = [
     "PluginInfo",
     "Registry",
     "cache_policies",
+    "models",
     "observers",
     "register",
     "registries",

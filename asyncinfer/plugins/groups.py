@@ -9,16 +9,26 @@ from asyncinfer.errors import PluginError
 from asyncinfer.plugins.registry import Registry
 from asyncinfer.protocols import (
     EVICTION_PROTOCOL_VERSION,
+    MODEL_PROTOCOL_VERSION,
     OBSERVER_PROTOCOL_VERSION,
     SAMPLER_PROTOCOL_VERSION,
     SCHEDULING_PROTOCOL_VERSION,
     EvictionPolicy,
+    ModelFamily,
     Observer,
     SamplerPlugin,
     SchedulingPolicy,
 )
 
-__all__ = ["cache_policies", "observers", "register", "registries", "samplers", "schedulers"]
+__all__ = [
+    "cache_policies",
+    "models",
+    "observers",
+    "register",
+    "registries",
+    "samplers",
+    "schedulers",
+]
 
 cache_policies: Final[Registry[EvictionPolicy]] = Registry(
     "asyncinfer.cache_policies",
@@ -33,6 +43,31 @@ cache_policies: Final[Registry[EvictionPolicy]] = Registry(
         "s3-fifo": "asyncinfer.cache.policies.s3_fifo:S3FIFO",
         "tail-first": "asyncinfer.cache.policies.leaves:TailFirst",
         "ttl": "asyncinfer.cache.policies.ttl:TTL",
+    },
+)
+#: By the name that `config.json` gives under `architectures`.
+models: Final[Registry[ModelFamily]] = Registry(
+    "asyncinfer.models",
+    ModelFamily,  # type: ignore[type-abstract]
+    MODEL_PROTOCOL_VERSION,
+    {
+        "GPT2LMHeadModel": "asyncinfer.models.gpt2:GPT2",
+        "GPTNeoXForCausalLM": "asyncinfer.models.gpt_neox:GPTNeoX",
+        "Gemma2ForCausalLM": "asyncinfer.models.gemma2:Gemma2",
+        "Gemma3ForCausalLM": "asyncinfer.models.gemma3:Gemma3",
+        "GptOssForCausalLM": "asyncinfer.models.gpt_oss:GptOss",
+        "GraniteForCausalLM": "asyncinfer.models.granite:Granite",
+        "LlamaForCausalLM": "asyncinfer.models.llama:Llama",
+        "MistralForCausalLM": "asyncinfer.models.mistral:Mistral",
+        "MixtralForCausalLM": "asyncinfer.models.mixtral:Mixtral",
+        "Olmo2ForCausalLM": "asyncinfer.models.olmo2:OLMo2",
+        "Phi3ForCausalLM": "asyncinfer.models.phi3:Phi3",
+        "PhiForCausalLM": "asyncinfer.models.phi:Phi",
+        "Qwen2ForCausalLM": "asyncinfer.models.qwen2:Qwen2",
+        "Qwen3ForCausalLM": "asyncinfer.models.qwen3:Qwen3",
+        "Qwen3MoeForCausalLM": "asyncinfer.models.qwen3_moe:Qwen3MoE",
+        "SmolLM3ForCausalLM": "asyncinfer.models.smollm3:SmolLM3",
+        "Starcoder2ForCausalLM": "asyncinfer.models.starcoder2:StarCoder2",
     },
 )
 observers: Final[Registry[Observer]] = Registry(
@@ -68,7 +103,7 @@ schedulers: Final[Registry[SchedulingPolicy]] = Registry(
 
 def registries() -> tuple[Registry[Any], ...]:
     """Those of every group."""
-    return cache_policies, observers, samplers, schedulers
+    return cache_policies, models, observers, samplers, schedulers
 
 
 def register(group: str, name: str, factory: Callable[..., Any]) -> None:

@@ -2,6 +2,7 @@
 
 from asyncinfer.params import check_integer, check_real
 from asyncinfer.protocols.eviction import EVICTION_PROTOCOL_VERSION, CachedBlock, EvictionPolicy
+from asyncinfer.protocols.model import MODEL_PROTOCOL_VERSION, ModelFamily
 from asyncinfer.protocols.observer import (
     OBSERVER_PROTOCOL_VERSION,
     EngineEnded,
@@ -30,6 +31,7 @@ from asyncinfer.protocols.scheduling import (
 
 __all__ = [
     "EVICTION_PROTOCOL_VERSION",
+    "MODEL_PROTOCOL_VERSION",
     "OBSERVER_PROTOCOL_VERSION",
     "SAMPLER_PROTOCOL_VERSION",
     "SCHEDULING_PROTOCOL_VERSION",
@@ -39,6 +41,7 @@ __all__ = [
     "EventsDropped",
     "EvictionPolicy",
     "FirstToken",
+    "ModelFamily",
     "Observer",
     "ObserverEvent",
     "RequestEnded",

@@ -14,7 +14,8 @@ from models.families import CASES, GLOBAL, LOCAL, SMALL, random_model
 from safetensors.torch import load_file, save_file
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.models import ModelConfig, families, load_model, parse_config
+from asyncinfer.models import ModelConfig, load_model, parse_config
+from asyncinfer.plugins import models
 
 NEOX = {**SMALL, "num_key_value_heads": None}
 GEMMA3 = {**SMALL, "num_hidden_layers": 6, "head_dim": 16, "sliding_window": 32}
@@ -88,7 +89,7 @@ def test_old_spellings(
 def test_what_is_left_out_is_what_transformers_takes(case: tuple[str, str]) -> None:
     """A config that says only what is not its family's default reads as the whole one does."""
     model = random_model(*case)
-    (name,) = [n for n in families.names() if n == type(model).__name__]
+    (name,) = [n for n in models.names() if n == type(model).__name__]
     whole = {**model.config.to_dict(), "architectures": [name]}
     stock = type(model.config)().to_dict()
     if "num_attention_heads" in whole:

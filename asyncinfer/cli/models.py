@@ -1,0 +1,65 @@
+"""`asyncinfer models`: which architectures are supported, and whether a checkpoint is."""
+
+from __future__ import annotations
+
+import json as json_format
+from pathlib import Path
+
+import click
+
+from asyncinfer.models import Examined, examine
+from asyncinfer.plugins import models as families
+
+__all__ = ["models"]
+
+
+@click.command()
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.option("--json", is_flag=True, help="Print JSON.")
+def models(folder: Path | None, json: bool) -> int:
+    """List the architectures that can be loaded; or look at the checkpoint in FOLDER and say
+    whether it can be, and if not, what is lacking. Reads headers only."""
+    if folder is not None:
+        found = examine(folder)
+        click.echo(_as_json(found) if json else _as_text(found))
+        return 1 if found.problems else 0
+    known = families.describe()
+    if json:
+        rows = [
+            {
+                "architecture": info.name,
+                "origin": info.origin,
+                "summary": info.summary,
+                "problem": info.problem,
+            }
+            for info in known
+        ]
+        click.echo(json_format.dumps(rows, indent=2))
+        return 0
+    width = max(len(info.name) for info in known)
+    for info in known:
+        text = info.summary if info.problem is None else f"BROKEN: {info.problem}"
+        click.echo(f"{info.name:{width}}  {text}  [{info.origin}]")
+    return 0
+
+
+def _as_text(found: Examined) -> str:
+    names = ", ".join(found.architectures) or "no architecture named"
+    if found.problems:
+        return "\n".join([f"{names}: cannot be loaded", *found.problems])
+    config = found.config
+    assert config is not None
+    return (
+        f"{names}: can be loaded\n{found.parameters:,} parameters in {config.num_layers} layers, "
+        f"context {config.max_context:,}"
+    )
+
+
+def _as_json(found: Examined) -> str:
+    values = {
+        "architectures": found.architectures,
+        "supported": not found.problems,
+        "parameters": found.parameters,
+        "problems": found.problems,
+    }
+    return json_format.dumps(values, indent=2)

@@ -1,0 +1,104 @@
+"""Whether a checkpoint can be loaded, and if not, what is lacking. Reads headers only."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from asyncinfer.errors import ModelLoadError, PluginError
+from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.config_file import parse_config, read_config_json
+from asyncinfer.models.load import without_prefix
+from asyncinfer.models.tensors import ignored_tensor, tensor_table
+from asyncinfer.plugins import models
+from asyncinfer.weights import Checkpoint, check_weights
+
+__all__ = ["Examined", "examine"]
+
+#: Groups of tensors that a message names.
+_NAMED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What was found of one checkpoint."""
+
+    #: What `config.json` says.
+    architectures: tuple[str, ...]
+    #: The shape of its decoder; None if it cannot be loaded.
+    config: ModelConfig | None
+    #: Numbers in its weights.
+    parameters: int
+    #: Why it cannot be loaded; empty if it can.
+    problems: tuple[str, ...]
+
+
+def examine(folder: str | Path) -> Examined:
+    """Look at the checkpoint in `folder`. One whose architecture is unknown is held against every
+    family there is: the problems then say what the nearest of them lacks for it.
+
+    Raises `ModelLoadError` where there is no `config.json`, or no weights, that can be read.
+    """
+    values, file = read_config_json(folder)
+    given = values.get("architectures")
+    names = tuple(map(str, given)) if isinstance(given, list) else ()
+    with Checkpoint(folder) as checkpoint:
+        parameters = sum(math.prod(stored.shape) for stored in checkpoint.tensors.values())
+        try:
+            config = without_prefix(parse_config(values, file=file), checkpoint)
+            check_weights(checkpoint, tensor_table(config), partial(ignored_tensor, config=config))
+        except (ModelLoadError, PluginError) as error:
+            problems = [str(error)]
+            if not set(names) & set(models.names()):
+                problems += _nearest(values, checkpoint)
+            return Examined(names, None, parameters, tuple(problems))
+    return Examined(names, config, parameters, ())
+
+
+def _nearest(values: dict[str, Any], checkpoint: Checkpoint) -> list[str]:
+    """What speaks against the family whose tensors are most like the checkpoint's."""
+    best: tuple[int, list[str]] | None = None
+    # Rotations have no tensors, and not every family can do every one.
+    values = {key: value for key, value in values.items() if not re.match("rope|partial_ro", key)}
+    # Llama first: others are as near where only their numbers differ.
+    for name in sorted(models.names(), key=lambda name: (name != "LlamaForCausalLM", name)):
+        try:
+            config = parse_config({**values, "architectures": [name]})
+        except (ModelLoadError, PluginError):
+            continue
+        found = _compare(name, without_prefix(config, checkpoint), checkpoint)
+        if best is None or found[0] < best[0]:
+            best = found
+    return [] if best is None else best[1]
+
+
+def _compare(name: str, config: ModelConfig, checkpoint: Checkpoint) -> tuple[int, list[str]]:
+    """How many tensors are not as in the family called `name`, and in which way."""
+    wanted = {p.name: p.shape for packed in tensor_table(config).values() for p in packed.pieces}
+    there = checkpoint.tensors
+    left_over = [n for n in there if n not in wanted and not ignored_tensor(n, config)]
+    missing = [n for n in wanted if n not in there]
+    reshaped = [n for n, shape in wanted.items() if n in there and there[n].shape != shape]
+    lines = [f"the nearest family is {name}; beside its tensors the checkpoint"]
+    for what, tensors in (
+        ("has", left_over),
+        ("lacks", missing),
+        ("has in other shapes", reshaped),
+    ):
+        if tensors:
+            lines.append(f"  {what}: {_summary(tensors)}")
+    if len(lines) == 1:
+        lines = [f"its tensors are those of {name}: what it computes may still differ"]
+    return len(left_over) + len(missing) + len(reshaped), lines
+
+
+def _summary(names: Iterable[str]) -> str:
+    """Tensors of all layers as one."""
+    groups = list(dict.fromkeys(re.sub(r"\.\d+(?=\.)", ".*", name) for name in names))
+    more = len(groups) - _NAMED
+    return ", ".join(groups[:_NAMED]) + (f" and {more} more" if more > 0 else "")

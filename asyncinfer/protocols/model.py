@@ -1,0 +1,22 @@
+"""What a model family implements: how an architecture's `config.json` is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+__all__ = ["MODEL_PROTOCOL_VERSION", "ModelFamily"]
+
+MODEL_PROTOCOL_VERSION = 1
+
+
+class ModelFamily(Protocol):
+    """One architecture, known by the name that `config.json` gives under `architectures`.
+    `asyncinfer.models.Family` is one to derive from: it states what differs from Llama.
+
+    Used when a model is opened, on the engine's own thread.
+    """
+
+    def read(self, architecture: str, values: Mapping[str, Any], file: str) -> Any:
+        """The shape of the decoder, an `asyncinfer.models.ModelConfig`, that `values`, the content
+        of `file`, describes. Raises `ModelLoadError` for what cannot be."""

@@ -1,0 +1,99 @@
+"""`examine`: whether a checkpoint can be loaded, and what is lacking, from headers alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models.families import CASES, random_model
+from safetensors.torch import load_file, save_file
+
+from asyncinfer.builtin import MODEL_PATH
+from asyncinfer.errors import ModelLoadError
+from asyncinfer.models import examine
+from asyncinfer.weights import Checkpoint
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(self: Checkpoint, name: str) -> torch.Tensor:
+        raise AssertionError(f"{name} was read")
+
+    monkeypatch.setattr(Checkpoint, "read", read)
+
+
+def change(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    for file in MODEL_PATH.iterdir():
+        if file.is_file():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def test_one_that_can_be_loaded() -> None:
+    found = examine(MODEL_PATH)
+    assert (found.architectures, found.problems) == (("LlamaForCausalLM",), ())
+    tensors = load_file(MODEL_PATH / "model.safetensors")
+    assert found.parameters == sum(tensor.numel() for tensor in tensors.values())
+    assert found.config is not None
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}".replace(" ", "-"))
+def test_the_nearest_family_is_its_own(case: tuple[str, str], tmp_path: Path) -> None:
+    """Under another name every family's checkpoint is still told by its tensors: none differs."""
+    random_model(*case).save_pretrained(tmp_path)
+    assert not examine(tmp_path).problems
+    change(tmp_path, architectures=["RenamedForCausalLM"])
+    first, nearest = examine(tmp_path).problems
+    assert "RenamedForCausalLM" in first
+    assert nearest.startswith("its tensors are those of ")
+
+
+def test_what_an_unknown_architecture_lacks(llama: Path) -> None:
+    tensors = load_file(llama / "model.safetensors")
+    layers = sum("q_proj" in name for name in tensors)
+    for layer in range(layers):
+        tensors[f"model.layers.{layer}.self_attn.gate.weight"] = torch.ones(2)
+        del tensors[f"model.layers.{layer}.mlp.down_proj.weight"]
+    tensors["model.norm.weight"] = torch.ones(3)
+    save_file(tensors, llama / "model.safetensors")
+    change(llama, architectures=["OddForCausalLM"])
+    first, *rest = examine(llama).problems
+    assert "architectures=['OddForCausalLM']" in first
+    assert rest == [
+        "the nearest family is LlamaForCausalLM; beside its tensors the checkpoint",
+        "  has: model.layers.*.self_attn.gate.weight",
+        "  lacks: model.layers.*.mlp.down_proj.weight",
+        "  has in other shapes: model.norm.weight",
+    ]
+
+
+def test_a_known_architecture_that_lies(llama: Path) -> None:
+    change(llama, num_hidden_layers=3)
+    (problem,) = examine(llama).problems
+    assert "left over" in problem
+    change(llama, hidden_size=-1)
+    (problem,) = examine(llama).problems
+    assert "hidden_size=-1" in problem
+
+
+@pytest.mark.parametrize("architectures", [None, "LlamaForCausalLM", [3], []])
+def test_architectures_that_are_no_names(llama: Path, architectures: Any) -> None:
+    change(llama, architectures=architectures)
+    assert "architectures=" in examine(llama).problems[0]
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
+        examine(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match="neither"):
+        examine(tmp_path)
