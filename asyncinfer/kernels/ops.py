@@ -254,8 +254,9 @@ def paged_attention(
     _check_range(name, "max_query_len", max_query_len, 1, 8)
     _check_range(name, "splits", splits, 1, None)
     _check_range(name, "chunk", chunk, 1, None)
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"kernel {name}: softcap is {softcap}, not above 0")
+    for field, value in (("scale", scale), ("softcap", softcap)):
+        if value is not None and not value > 0:
+            raise ValueError(f"kernel {name}: {field} is {value}, not above 0")
     result: torch.Tensor = _twin(name, q, reference)(
         q,
         k_cache,

@@ -48,6 +48,7 @@ def test_dtypes(dtype: torch.dtype, tolerance: float) -> None:
     ("field", "value"),
     [
         ("window", 0),
+        ("scale", -1.0),
         ("softcap", 0.0),
         ("decode_rows", 3),
         ("decode_rows", -1),
