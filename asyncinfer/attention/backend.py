@@ -12,6 +12,7 @@ from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.masked import MaskedAttention
 from asyncinfer.attention.paged import PagedAttention
 from asyncinfer.attention.variant import AttentionVariant
+from asyncinfer.kernels.twins import has_triton_twin
 
 __all__ = ["Attend", "begin_attention", "reads_pages"]
 
@@ -44,9 +45,4 @@ def begin_attention(kv: KVCache, batch: DeviceBatch, scale: float) -> Attend:
 
 def reads_pages(kv: KVCache) -> bool:
     """Whether attention over `kv` is the paged kernels', which a graph records at their cost."""
-    if not kv.storage.is_cuda:
-        return False
-    # Only here: Triton is not made for every system, and takes time to import.
-    from asyncinfer.kernels import triton
-
-    return "paged_attention" in triton.__all__
+    return has_triton_twin("paged_attention", kv.storage)

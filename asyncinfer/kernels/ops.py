@@ -6,13 +6,8 @@ twin if there is one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
-
 import torch
-
-from asyncinfer.kernels import reference as _reference
+from asyncinfer.kernels.twins import twin
 from asyncinfer.kernels.workspace import AttentionWorkspace
 
 __all__ = [
@@ -42,8 +37,8 @@ def rms_norm(
     """`x` `[..., size]`, `weight` `[size]` of the same dtype; `plus_one` multiplies by
     `1 + weight`."""
     _check(x.ndim >= 1 and weight.shape == x.shape[-1:], "rms_norm", x, weight)
-    twin = _twin("rms_norm", x, reference)
-    result: torch.Tensor = twin(x, weight, eps, plus_one=plus_one)
+    run = twin("rms_norm", x, reference)
+    result: torch.Tensor = run(x, weight, eps, plus_one=plus_one)
     return result
 
 
@@ -61,8 +56,8 @@ def add_rms_norm(
     fits = x.ndim == 2 and x.shape == residual.shape and weight.shape == x.shape[1:]
     fits = fits and x.dtype is residual.dtype and residual.stride(1) == 1
     _check(fits, "add_rms_norm", x, residual, weight)
-    twin = _twin("add_rms_norm", x, reference)
-    result: tuple[torch.Tensor, torch.Tensor] = twin(x, residual, weight, eps, plus_one=plus_one)
+    run = twin("add_rms_norm", x, reference)
+    result: tuple[torch.Tensor, torch.Tensor] = run(x, residual, weight, eps, plus_one=plus_one)
     return result
 
 
@@ -74,14 +69,14 @@ def rope(
     expected = (x.shape[0], 1, x.shape[-1])
     right = x.ndim == 3 and cos.shape == expected and sin.shape == expected
     _check(right and cos.dtype is sin.dtype is torch.float32, "rope", x, cos, sin)
-    result: torch.Tensor = _twin("rope", x, reference)(x, cos, sin)
+    result: torch.Tensor = twin("rope", x, reference)(x, cos, sin)
     return result
 
 
 def silu_mul(gate_up: torch.Tensor, *, reference: bool = False) -> torch.Tensor:
     """`gate_up` `[tokens, 2 * size]`, gate before up."""
     _check(gate_up.ndim == 2 and gate_up.shape[1] % 2 == 0, "silu_mul", gate_up)
-    result: torch.Tensor = _twin("silu_mul", gate_up, reference)(gate_up)
+    result: torch.Tensor = twin("silu_mul", gate_up, reference)(gate_up)
     return result
 
 
@@ -92,8 +87,8 @@ def gelu_mul(
     _check(gate_up.ndim == 2 and gate_up.shape[1] % 2 == 0, "gelu_mul", gate_up)
     if approximate not in ("none", "tanh"):
         raise ValueError(f"kernel gelu_mul: approximate={approximate!r}: must be none or tanh")
-    twin = _twin("gelu_mul", gate_up, reference)
-    result: torch.Tensor = twin(gate_up, approximate=approximate)
+    run = twin("gelu_mul", gate_up, reference)
+    result: torch.Tensor = run(gate_up, approximate=approximate)
     return result
 
 
@@ -130,7 +125,7 @@ def linear_small(
     if arrivals is not None:
         enough = arrivals.dtype is torch.int32 and arrivals.numel() * 64 >= outputs
         _check(enough, name, weight, arrivals)
-    result: torch.Tensor = _twin(name, x, reference)(
+    result: torch.Tensor = twin(name, x, reference)(
         x,
         weight,
         bias,
@@ -160,8 +155,8 @@ def kv_write(
     _check(k.ndim == 3 and k.shape == v.shape and k.dtype is v.dtype, "kv_write", k, v)
     _check_caches("kv_write", k, k_cache, v_cache, slot_mapping, k_scales, v_scales)
     _check(k.shape[1:] == (k_cache.shape[1], k_cache.shape[3]), "kv_write", k, k_cache)
-    twin = _twin("kv_write", k, reference)
-    twin(k, v, k_cache, v_cache, slot_mapping, k_scales=k_scales, v_scales=v_scales)
+    run = twin("kv_write", k, reference)
+    run(k, v, k_cache, v_cache, slot_mapping, k_scales=k_scales, v_scales=v_scales)
 
 
 def rope_kv_write(
@@ -193,7 +188,7 @@ def rope_kv_write(
     _check(right, name, qkv, cos, sin)
     for norm in (q_norm, k_norm):
         _check(norm is None or norm.shape == (head_dim,), name, qkv, norm)
-    result: torch.Tensor = _twin(name, qkv, reference)(
+    result: torch.Tensor = twin(name, qkv, reference)(
         qkv,
         cos,
         sin,
@@ -254,10 +249,9 @@ def paged_attention(
     _check_range(name, "max_query_len", max_query_len, 1, 8)
     _check_range(name, "splits", splits, 1, None)
     _check_range(name, "chunk", chunk, 1, None)
-    for field, value in (("scale", scale), ("softcap", softcap)):
-        if value is not None and not value > 0:
-            raise ValueError(f"kernel {name}: {field} is {value}, not above 0")
-    result: torch.Tensor = _twin(name, q, reference)(
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"kernel {name}: softcap is {softcap}, not above 0")
+    result: torch.Tensor = twin(name, q, reference)(
         q,
         k_cache,
         v_cache,
@@ -277,18 +271,6 @@ def paged_attention(
         workspace=workspace,
     )
     return result
-
-
-def _twin(name: str, tensor: torch.Tensor, reference: bool) -> Callable[..., Any]:
-    module: ModuleType = _reference
-    if tensor.is_cuda and not reference:
-        # Only here: Triton is not made for every system, and takes time to import.
-        from asyncinfer.kernels import triton
-
-        if name in triton.__all__:
-            module = triton
-    twin: Callable[..., Any] = getattr(module, name)
-    return twin
 
 
 def _check(right: bool, name: str, *tensors: torch.Tensor | None) -> None:
