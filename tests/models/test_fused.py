@@ -82,13 +82,13 @@ def test_fused_layers_give_the_same_logits(
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The Triton twins themselves, wherever there is one."""
-    twin = ops._twin
+    twin = ops.twin
 
     def chosen(name: str, tensor: torch.Tensor, reference: bool) -> Any:
         there = name in triton_twins.__all__ and not reference
         return getattr(triton_twins, name) if there else twin(name, tensor, reference)
 
-    monkeypatch.setattr(ops, "_twin", chosen)
+    monkeypatch.setattr(ops, "twin", chosen)
     with interpreted():
         yield
 
