@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from models.checkpoints import Sequences, expected
-from models.families import CASES, random_model
+from models.families import CASES, FAMILIES, random_model
 from transformers import PreTrainedModel
 
 from asyncinfer.models import (
@@ -66,6 +66,21 @@ def test_logits(pair: tuple[PreTrainedModel, Decoder]) -> None:
         torch.testing.assert_close(got, right_one, **TOLERANCE)
     for got, right_one, hit in zip(mixed.logits, right, (0, 0, 0, 32), strict=True):
         torch.testing.assert_close(got[hit:], right_one[hit:], **TOLERANCE)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_bfloat16_is_near(family: str, tmp_path: Path) -> None:
+    model = random_model(family, next(iter(FAMILIES[family])))
+    decoder = load_model(saved(model, tmp_path), "cpu", torch.bfloat16, max_context=256)
+    (ids,) = tokens(60)
+    run = Sequences(decoder, [ids])
+    run.step(s0=40)
+    for _ in range(20):
+        run.step(s0=1)
+    right = expected(model, ids)
+    # Experts are chosen by small margins: a token may get others than in float32.
+    bound = 0.4 if decoder.config.experts is not None else 0.06
+    assert (run.logits[0] - right).norm() / right.norm() < bound
 
 
 #: What a config may set back to Llama's without another set of tensors.
