@@ -41,7 +41,7 @@ def test_long(model: dict[str, Any], cache_dtype: torch.dtype | None) -> None:
 def test_float32(head_dim: int) -> None:
     options = {"dtype": torch.float32, "head_dim": head_dim, "decode_rows": 2, "max_query_len": 3}
     case = on_gpu([(700, 1), (90, 3), (200, 130)], **options)
-    close(triton.paged_attention(**case.arguments), case.exact, 1e-5)
+    close(triton.paged_attention(**case.arguments), case.exact, 5e-5)
 
 
 def test_a_call_does_not_wait_for_the_device() -> None:
