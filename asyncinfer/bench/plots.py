@@ -105,11 +105,9 @@ def _plugins(figure: Any, detail: Mapping[str, Any]) -> None:
     rows.barh([name for name, _ in costs], [1e3 * seconds for _, seconds in costs])
     rows.set_xlabel(f"ms of CPU to sample {detail['rows']} rows")
     observed = detail["observers"]
-    tokens.bar(
-        [name.replace(" of ", "\nof ") for name in observed],
-        [its["host"] for its in observed.values()],
-    )
-    tokens.set_ylabel("us of CPU per token, by observers")
+    names = [name.removeprefix("an ").replace(" of ", "\nof ") for name in observed]
+    tokens.bar(names, [its["host"] for its in observed.values()])
+    tokens.set_ylabel("us of CPU per token")
 
 
 _PLOTS: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], None]]] = {

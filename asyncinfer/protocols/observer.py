@@ -174,7 +174,7 @@ ObserverEvent: TypeAlias = (
 class Observer(Protocol):
     """Is told of the events of one engine. A subclass has everything but `observe` already."""
 
-    #: Whether it is told of `StepTaken`, which costs the decode thread some 0.1 us per token.
+    #: Whether it is told of `StepTaken`, which costs the decode thread some 0.2 us per token.
     every_step: ClassVar[bool] = False
     #: "own": a thread that belongs to the observer. "decode": the decode thread, between two
     #: steps; there each call may take a millisecond, what is beyond adds up, what is left pays

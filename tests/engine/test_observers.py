@@ -148,6 +148,14 @@ async def test_it_is_told_on_a_thread_of_its_own(open_engine: OpenEngine) -> Non
     assert decode.threads == {"asyncinfer-decode"}
 
 
+async def test_without_observers_nothing_is_there(open_engine: OpenEngine) -> None:
+    async with open_engine() as engine:
+        await engine.generate("hello", max_tokens=3)
+        assert engine._core is not None
+        assert engine._core.watch is None
+        assert "asyncinfer-observer" not in {thread.name for thread in threading.enumerate()}
+
+
 async def test_counters_can_be_asked_for_anywhere(open_engine: OpenEngine) -> None:
     recorder = Recorder()
     async with open_engine(observers=[recorder]) as engine:
