@@ -26,7 +26,7 @@ LEVELS = (
     ("grammar", "scheduler"),
     ("sampling", "samplers"),
     ("runner",),
-    ("speculative",),
+    ("speculative", "planner"),
     ("builtin",),
     ("engine",),
     ("",),  # asyncinfer/__init__.py
@@ -39,7 +39,7 @@ LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 #: These show that the engine can be embedded: they take from others what any program could.
 EMBEDDERS = ("server", "integrations", "bench", "cli")
 NOUNS = ("chunk", "config", "errors", "params")
-PUBLIC = ("", "builtin", "models", "plugins", "protocols", "testing", *NOUNS)
+PUBLIC = ("", "builtin", "models", "planner", "plugins", "protocols", "testing", *NOUNS)
 
 Sources = Mapping[str, str]
 

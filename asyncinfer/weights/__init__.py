@@ -3,7 +3,7 @@ from asyncinfer.weights.folder import checkpoint_file
 from asyncinfer.weights.json_file import read_json
 from asyncinfer.weights.packed import Packed, Piece, WeightLoader, WeightSource, check_weights
 from asyncinfer.weights.progress import LoadProgress, OnProgress
-from asyncinfer.weights.resolve import resolve
+from asyncinfer.weights.resolve import resolve, resolve_config
 
 __all__ = [
     "Checkpoint",
@@ -18,4 +18,5 @@ __all__ = [
     "checkpoint_file",
     "read_json",
     "resolve",
+    "resolve_config",
 ]

@@ -1,0 +1,25 @@
+"""What a model takes on a GPU and how fast it can be there, from its config alone."""
+
+from asyncinfer.planner.floors import Floor, Speed, Storage, decode_floor, prefill_floor
+from asyncinfer.planner.formats import FORMATS, Format
+from asyncinfer.planner.gpus import Gpu, find_gpu, gpus
+from asyncinfer.planner.plan import FormatPlan, Plan, plan, plan_config
+from asyncinfer.planner.size import ModelSize
+
+__all__ = [
+    "FORMATS",
+    "Floor",
+    "Format",
+    "FormatPlan",
+    "Gpu",
+    "ModelSize",
+    "Plan",
+    "Speed",
+    "Storage",
+    "decode_floor",
+    "find_gpu",
+    "gpus",
+    "plan",
+    "plan_config",
+    "prefill_floor",
+]
