@@ -12,11 +12,12 @@ from asyncinfer.protocols.eviction import EvictionPolicy
 from asyncinfer.protocols.observer import Observer
 from asyncinfer.protocols.scheduling import SchedulingPolicy
 
-__all__ = ["ChosenObserver", "EngineConfig", "OnFull"]
+__all__ = ["ChosenObserver", "EngineConfig", "Graphs", "OnFull"]
 
 #: A name, a name with arguments, or an object.
 ChosenObserver: TypeAlias = str | tuple[str, Mapping[str, Any]] | Observer
 OnFull = Literal["pause", "coalesce", "cancel"]
+Graphs = Literal["lazy", "start", "off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +56,11 @@ class EngineConfig:
     #: Told of what happens: each by name, by name with arguments (`("prometheus", {"port": 9000})`)
     #: or as an object.
     observers: Sequence[ChosenObserver] = ()
-    #: Steps in flight at once.
-    overlap: int = 1
+    #: Steps in flight at once. None: one on a CPU; on a GPU two, up to four where they are short.
+    overlap: int | None = None
+    #: When decode steps are recorded as CUDA graphs: as each size of batch comes up, all when the
+    #: engine opens, or never. A CPU has none.
+    cuda_graphs: Graphs = "lazy"
 
     #: Tokens a stream holds for a slow consumer before `on_full` applies.
     buffer: int = 256
@@ -79,12 +83,11 @@ class EngineConfig:
             ("max_running", 1),
             ("max_requests", 1),
             ("max_step_tokens", 1),
-            ("overlap", 1),
             ("buffer", 1),
             ("max_prompt_chars", 1),
         ):
             _at_least(name, getattr(self, name), low)
-        for name in ("cpu_threads", "kv_bytes", "max_context"):
+        for name in ("cpu_threads", "kv_bytes", "max_context", "overlap"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         for name in ("stall_timeout", "drain_timeout", "step_timeout", "sampler_timeout"):
@@ -101,8 +104,9 @@ class EngineConfig:
         if not isinstance(self.prefix_cache, bool):
             raise ValueError(f"prefix_cache={self.prefix_cache!r}: must be True or False")
         object.__setattr__(self, "observers", _observers(self.observers))
-        if self.on_full not in get_args(OnFull):
-            raise ValueError(f"on_full={self.on_full!r}: must be one of {get_args(OnFull)}")
+        for name, choices in (("on_full", get_args(OnFull)), ("cuda_graphs", get_args(Graphs))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {choices}")
 
     def replace(self, **changes: object) -> EngineConfig:
         """A copy with some options changed, checked again."""

@@ -28,11 +28,10 @@ class MaskedAttention:
         self._keys = torch.arange(width, dtype=torch.int32, device=kv.storage.device)[None]
         self._own = batch.seq_lens[:, None] - 1
         slots = batch.slot_mapping
-        self._written = (slots >= 0)[:, None, None]
-        # What is not written goes where the first row's token does, and is that very token: rows
-        # that fill up a batch come last.
-        target = torch.where(slots >= 0, slots, slots[:1]).clamp(min=0)
-        self._block, self._offset = target // size, target % size
+        self._written = (slots >= 0)[:, None, None, None]
+        # Rows that fill up a batch come last; they write what the first row does, once more.
+        self._block = torch.where(slots >= 0, slots, slots[:1]).clamp(min=0) // size
+        self._after = torch.arange(size, device=slots.device) - (slots % size)[:, None]
 
     def __call__(
         self,
@@ -69,7 +68,10 @@ class MaskedAttention:
         return cache[self._tables].transpose(1, 2).flatten(2, 3)
 
     def _write(self, cache: torch.Tensor, new: torch.Tensor) -> None:
-        at = (self._block, slice(None), self._offset)
-        before = cache[at]
-        first = torch.where(self._written[:1], new[:1], before[:1])
-        cache[at] = torch.where(self._written, new, first)
+        """Each row's token into its block, and zeros behind it: what `GatheredAttention` relies on,
+        should it be the next to read."""
+        before = cache[self._block]
+        after = self._after[:, None, :, None]
+        pages = torch.where(after == 0, new[:, :, None], before).masked_fill(after > 0, 0.0)
+        first = torch.where(self._written[:1], pages[:1], before[:1])
+        cache[self._block] = torch.where(self._written, pages, first)

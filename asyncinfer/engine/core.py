@@ -20,6 +20,7 @@ from asyncinfer.engine import output
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.job import Job
 from asyncinfer.engine.jobs import Jobs, answer_of
+from asyncinfer.engine.pace import Pace
 from asyncinfer.engine.ports import Port
 from asyncinfer.engine.source import Loaded
 from asyncinfer.engine.watch import Watch
@@ -70,7 +71,7 @@ class Core:
         #: One per event loop; other threads add to it.
         self._ports = ports
         self._clock = clock
-        self._overlap = config.overlap
+        self._pace = Pace(config.overlap, self.runner.spec.overlap)
         self._in_flight: deque[tuple[StepPlan, object]] = deque()
 
     def post(self, command: Command, argument: Any = None) -> None:
@@ -161,7 +162,7 @@ class Core:
 
     def _step(self, now: float) -> None:
         self.step_began = now
-        while len(self._in_flight) < self._overlap:
+        while len(self._in_flight) < self._pace.ahead:
             plan = self.scheduler.schedule(now)
             if plan is None:
                 break
@@ -170,6 +171,7 @@ class Core:
             self._in_flight.append((plan, self.runner.launch(plan)))
         if self._in_flight:
             self._commit(*self._in_flight.popleft())
+        self._pace.stepped(self._clock() if self._in_flight else None)
         self.step_began = None
 
     def _started(self, slot: int, now: float) -> None:

@@ -45,10 +45,14 @@ class StepArrays:
 class InputBatch:
     """Block tables of the slots, and the arithmetic of a step. No Python per row or token."""
 
-    def __init__(self, spec: RunnerSpec) -> None:
+    def __init__(self, spec: RunnerSpec, tables: I32 | None = None) -> None:
+        """`tables` int32 `[slots, blocks]` is where the block tables are kept, if somebody else
+        wants to see them too."""
         self._block_size = spec.block_size
-        width = -(-spec.max_context // spec.block_size)
-        self._tables: I32 = np.zeros((spec.max_slots, width), np.int32)
+        if tables is None:
+            width = -(-spec.max_context // spec.block_size)
+            tables = np.zeros((spec.max_slots, width), np.int32)
+        self._tables: I32 = tables
         self.prompt_lens: I64 = np.zeros(spec.max_slots, np.int64)
 
     def join(self, join: Join) -> None:

@@ -8,13 +8,18 @@ from asyncinfer.attention import KVCache
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.models import ModelConfig
-from asyncinfer.sampling import draw_bytes
+from asyncinfer.runner.decode_graphs import batch_sizes
+from asyncinfer.sampling import OPTION_WORDS, Draws, draw_bytes
 from asyncinfer.scheduler.plan import RunnerSpec
 
-__all__ = ["activation_bytes", "plan_memory"]
+__all__ = ["activation_bytes", "graph_bytes", "graph_hold", "plan_memory"]
 
 #: What a CPU engine takes unless it is told: pages are committed as they are first used.
 _CPU_BYTES = 1 << 30
+#: What the driver keeps for one graph of some hundred kernels, about.
+_GRAPH_BYTES = 2 << 20
+#: Most steps in flight on a GPU, unless it is told: see `asyncinfer.engine.pace`.
+_GPU_OVERLAP = 4
 
 
 def plan_memory(
@@ -27,8 +32,8 @@ def plan_memory(
     """What a runner of `model` holds. Call it when the weights are on the device.
 
     The KV cache takes `config.kv_bytes`; else `kv_fraction` of what is free beside the
-    activations of the largest step (1 GiB on a CPU), but no more than fills every slot's context.
-    A context that was not asked for shrinks to what fits.
+    activations of the largest step and what recorded steps need (1 GiB on a CPU), but no more than
+    fills every slot's context. A context that was not asked for shrinks to what fits.
 
     Raises `ModelLoadError`: the device has no room beside the weights, or the options cannot be
     met: `max_context` is beyond the model's or does not fit the cache, `kv_bytes` hold no block.
@@ -63,6 +68,7 @@ def plan_memory(
         vocab_size=vocab_size,
         max_step_tokens=config.max_step_tokens,
         samplers=True,
+        overlap=config.overlap or (_GPU_OVERLAP if device.type == "cuda" else 1),
     )
 
 
@@ -74,13 +80,39 @@ def _free_bytes(
     free, _ = torch.cuda.mem_get_info(device)
     # What torch holds and nobody uses is free to us, too.
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(config.kv_fraction * max(0, free - activation_bytes(config, model, dtype)))
+    free -= activation_bytes(config, model, dtype) + graph_bytes(config, model, dtype)
+    return int(config.kv_fraction * max(0, free))
 
 
 def activation_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
     """About what the largest step needs beside weights and KV: the widest moment of a layer,
     and the logits with the sampler's work on them. Attention's buffers are not in it."""
-    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    width = 3 * model.hidden_size + max(2 * heads, model.mlp_width)
     rows = min(config.max_running, config.max_step_tokens)
-    return config.max_step_tokens * width * dtype.itemsize + draw_bytes(rows, model.vocab_size)
+    return _step_bytes(config.max_step_tokens, rows, model, dtype)
+
+
+def graph_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+    """About what recorded decode steps need beside weights and KV: what the largest makes on its
+    way, what stays on the device from step to step, and what the driver keeps for each graph."""
+    if config.cuda_graphs == "off":
+        return 0
+    sizes = batch_sizes(config.max_running)
+    context = config.max_context or model.max_context
+    # Per slot: the tokens' history, the block table, the options and a position.
+    words = context + 1 + -(-context // config.block_size) + OPTION_WORDS + 1
+    resident = 4 * (config.max_running + 1) * words + 4 * sizes[-1] * model.vocab_size
+    return graph_hold(config, model, dtype) + resident + _GRAPH_BYTES * len(sizes) * len(Draws)
+
+
+def graph_hold(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+    """What the largest recorded step makes on its way: all of them share it."""
+    rows = batch_sizes(config.max_running)[-1]
+    context = config.max_context or model.max_context
+    tables = 4 * rows * -(-context // config.block_size)
+    return _step_bytes(rows, rows, model, dtype) + tables
+
+
+def _step_bytes(tokens: int, rows: int, model: ModelConfig, dtype: torch.dtype) -> int:
+    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    width = 3 * model.hidden_size + max(2 * heads, 3 * model.intermediate_size)
+    return tokens * width * dtype.itemsize + draw_bytes(rows, model.vocab_size)

@@ -9,11 +9,14 @@ import numpy as np
 import torch
 
 from asyncinfer.attention import AttentionBatch, KVCache
+from asyncinfer.config import Graphs
 from asyncinfer.errors import RequestFailed
 from asyncinfer.models import Decoder
+from asyncinfer.runner.accelerator import Accelerator
+from asyncinfer.runner.decode_lane import DecodeLane, Drawn
+from asyncinfer.runner.downloads import Berth, Berths
 from asyncinfer.runner.input_batch import InputBatch, StepArrays
 from asyncinfer.sampling import (
-    HostCopy,
     PluginCall,
     PluginSamplers,
     Sampled,
@@ -37,14 +40,19 @@ _SCORES = 5
 class _Flight:
     """A launched step: what `collect` needs to know of it."""
 
+    #: Drawn tokens and peaks; the draws' scores, if any; the scores of each of `prompts`. On the
+    #: host, once `berth` was waited for.
+    results: list[torch.Tensor] = field(default_factory=list)
+    #: Instead of them, for a step that was recorded.
+    drawn: Drawn | None = None
+    #: None where the host's memory is the device's.
+    berth: Berth | None = None
     #: Row of the plan of each draw.
-    draw_rows: list[int]
+    draw_rows: list[int] = field(default_factory=list)
     #: Draws that asked for logprobs, with the number of alternatives.
-    scored: dict[int, int]
+    scored: dict[int, int] = field(default_factory=dict)
     #: Rows that asked for prompt logprobs, with the number of alternatives.
-    prompts: dict[int, int]
-    #: Drawn tokens and peaks; the draws' scores, if any; the scores of each of `prompts`.
-    copies: HostCopy
+    prompts: dict[int, int] = field(default_factory=dict)
     #: What sampler plugins did; the verdicts on them come before the scores.
     calls: list[PluginCall] = field(default_factory=list)
 
@@ -58,17 +66,49 @@ class ModelRunner:
     """
 
     def __init__(
-        self, decoder: Decoder, kv: KVCache, spec: RunnerSpec, *, sampler_timeout: float = 0.25
+        self,
+        decoder: Decoder,
+        kv: KVCache,
+        spec: RunnerSpec,
+        *,
+        sampler_timeout: float = 0.25,
+        accelerator: Accelerator | None = None,
+        graphs: Graphs = "lazy",
+        graph_memory: int = 0,
     ) -> None:
+        """
+        Args:
+            accelerator: None on a CPU.
+            graphs: when decode steps are recorded on an accelerator.
+            graph_memory: bytes set aside for what a recorded step makes on its way.
+        """
         self._spec = spec
         self._device = decoder.device
         self._decoder = decoder
         self._kv = kv
-        self._inputs = InputBatch(spec)
-        self._history = TokenHistory(spec.max_slots, self._device)
+        self._accelerator = accelerator
+        self._berths: Berths | None = None
+        self._lane: DecodeLane | None = None
+        if accelerator is None or graphs == "off":
+            self._history = TokenHistory(spec.max_slots, self._device)
+        else:
+            # One slot for rows that fill up a batch, and never another place in memory.
+            self._history = TokenHistory(
+                spec.max_slots + 1, self._device, capacity=spec.max_context + 1
+            )
+            self._lane = DecodeLane(
+                accelerator, decoder, kv, spec, self._history, hold=graph_memory
+            )
+        self._inputs = InputBatch(
+            spec, None if self._lane is None else self._lane.state.host_tables
+        )
         self._sampling = SamplingState(
             spec.max_slots, spec.vocab_size, self._history, sampler_timeout=sampler_timeout
         )
+        if accelerator is not None:
+            self._berths = Berths(accelerator)
+            if self._lane is not None and graphs == "start":
+                self._record_all(self._lane, self._berths)
 
     @property
     def spec(self) -> RunnerSpec:
@@ -77,41 +117,48 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> object:
         """Start a step; the handle is for `collect`."""
-        for slot in plan.leaves:
-            self._sampling.leave(slot)
-        for join in plan.joins:
-            self._inputs.join(join)
-            self._history.join(join.slot, join.token_ids)
-            self._sampling.join(join.slot, join)
-        self._inputs.grow(plan.grown)
-        self._kv.copy_blocks(plan.copies)
+        berth = None if self._berths is None else self._berths.take()
+        self._apply(plan, berth)
         if not plan.slots:
-            return _Flight([], {}, {}, HostCopy([torch.empty(0), torch.empty(0)], self._device))
+            return self._flight(_Flight(), [torch.empty(0), torch.empty(0)], berth)
+        if self._lane is not None and berth is not None and self._lane.takes(plan):
+            return self._launch_decode(self._lane, plan, berth)
 
         arrays = self._inputs.build(plan)
         hidden = self._forward(arrays)
         results: list[torch.Tensor] = [torch.empty(0), torch.empty(0)]
-        scored: dict[int, int] = {}
-        calls: list[PluginCall] = []
+        flight = _Flight(draw_rows=arrays.draw_rows.tolist(), prompts=dict(plan.prompt_logprobs))
         if len(arrays.draw_rows):
-            sampled = self._draw(arrays, hidden)
-            scored, calls = sampled.scored_rows, sampled.calls
-            verdicts = [call.verdict for call in calls if call.verdict is not None]
-            results = [sampled.tokens, sampled.peak, *verdicts, *sampled.scores]
+            results = self._keep(flight, self._draw(arrays, hidden))
         for row, top in plan.prompt_logprobs.items():
             results += self._score_prompt(plan, row, int(arrays.first_tokens[row]), hidden, top)
-        return _Flight(
-            arrays.draw_rows.tolist(),
-            scored,
-            dict(plan.prompt_logprobs),
-            HostCopy(results, self._device),
-            calls,
-        )
+        return self._flight(flight, results, berth)
 
     def collect(self, handle: object) -> StepResult:
         """Wait for a step and give its result."""
         assert isinstance(handle, _Flight)
-        tokens, peaks, *scores = handle.copies.wait()
+        if handle.berth is not None:
+            handle.berth.wait()
+        try:
+            if handle.drawn is not None:
+                return self._read(handle.drawn)
+            return self._result(handle)
+        finally:
+            if handle.berth is not None and self._berths is not None:
+                self._berths.give_back(handle.berth)
+
+    def _read(self, drawn: Drawn) -> StepResult:
+        """The result of a recorded step."""
+        assert self._lane is not None
+        tokens, peaks = self._lane.read(drawn)
+        fine = np.isfinite(peaks)
+        if fine.all():
+            return StepResult(tokens)
+        failed = {row: _failure(float(peaks[row])) for row in np.flatnonzero(~fine).tolist()}
+        return StepResult(tokens, failed=failed)
+
+    def _result(self, handle: _Flight) -> StepResult:
+        tokens, peaks, *scores = handle.results
         failed = {
             handle.draw_rows[draw]: _failure(peaks[draw].item())
             for draw in (~peaks.isfinite()).nonzero()[:, 0].tolist()
@@ -138,14 +185,65 @@ class ModelRunner:
 
     def close(self) -> None:
         """Drop everything that lives on the device and give its memory back."""
-        del self._decoder, self._kv, self._history, self._sampling
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        if self._lane is not None:
+            self._lane.close()
+        del self._decoder, self._kv, self._history, self._sampling, self._inputs
+        self._lane = self._berths = None
+        if self._accelerator is not None:
+            self._accelerator.close()
+
+    def _apply(self, plan: StepPlan, berth: Berth | None) -> None:
+        """What changes before the rows are computed."""
+        for slot in plan.leaves:
+            self._sampling.leave(slot)
+        for join in plan.joins:
+            self._inputs.join(join)
+            self._history.join(join.slot, join.token_ids)
+            self._sampling.join(join.slot, join)
+            if self._lane is not None:
+                self._lane.join(join)
+        self._inputs.grow(plan.grown)
+        if self._lane is not None:
+            self._lane.grow(plan.grown)
+        self._kv.copy_blocks(plan.copies)
+
+    def _launch_decode(self, lane: DecodeLane, plan: StepPlan, berth: Berth) -> _Flight:
+        step = lane.launch(plan, self._sampling, berth)
+        if step.logits is None:
+            return _Flight(drawn=step.drawn, berth=berth)
+        sampled = self._sampling.sample(step.logits, step.slots, step.positions)
+        self._history.write(step.slots, step.positions, sampled.tokens)
+        flight = _Flight(draw_rows=list(range(len(step.slots))))
+        return self._flight(flight, self._keep(flight, sampled), berth)
+
+    @staticmethod
+    def _keep(flight: _Flight, sampled: Sampled) -> list[torch.Tensor]:
+        """What of a draw the host has to see."""
+        flight.scored, flight.calls = sampled.scored_rows, sampled.calls
+        verdicts = [call.verdict for call in sampled.calls if call.verdict is not None]
+        return [sampled.tokens, sampled.peak, *verdicts, *sampled.scores]
+
+    @staticmethod
+    def _flight(flight: _Flight, results: list[torch.Tensor], berth: Berth | None) -> _Flight:
+        flight.berth = berth
+        flight.results = results if berth is None else berth.fetch_all(results)
+        return flight
+
+    @staticmethod
+    @torch.inference_mode()
+    def _record_all(lane: DecodeLane, berths: Berths) -> None:
+        berth = berths.take()
+        lane.record_all(berth)
+        berth.fetch_all([])
+        berth.wait()
+        berths.give_back(berth)
 
     def _forward(self, arrays: StepArrays) -> torch.Tensor:
         """Hidden states of the step's query tokens, `[tokens, hidden]`."""
-        positions, slot_mapping, block_tables, seq_lens, query_starts = upload(
+        places = self._history.places(arrays.token_slots, arrays.positions)
+        places_there, positions, slot_mapping, block_tables, seq_lens, query_starts = upload(
             self._device,
+            places,
             arrays.positions,
             arrays.slot_mapping,
             arrays.block_tables,
@@ -162,7 +260,7 @@ class ModelRunner:
             block_size=self._spec.block_size,
             decode_rows=arrays.decode_rows,
         )
-        tokens = self._history.read(arrays.token_slots, arrays.positions)
+        tokens = self._history.at(places_there)
         return self._decoder.forward(tokens, positions, self._kv, batch)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from asyncinfer.attention import KVCache
+from asyncinfer.attention import KVCache, reads_pages
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.models import Decoder, load_model, read_config
+from asyncinfer.runner.accelerator import CudaAccelerator
 from asyncinfer.runner.device import choose_device, choose_dtype, use_cpu_threads
-from asyncinfer.runner.memory import plan_memory
+from asyncinfer.runner.memory import graph_hold, plan_memory
 from asyncinfer.runner.model_runner import ModelRunner
 from asyncinfer.weights import OnProgress
 
@@ -42,7 +43,12 @@ def open_runner(
 
 
 def runner_of(decoder: Decoder, config: EngineConfig, tokens: int) -> ModelRunner:
-    """A runner of a decoder that is on its device already. Raises `ModelLoadError`."""
+    """A runner of a decoder that is on its device already, for this thread, whose work on a GPU
+    goes to a stream of its own from now on. Raises `ModelLoadError`."""
+    accelerator = None
+    if decoder.device.type == "cuda":
+        accelerator = CudaAccelerator(decoder.device)
+        accelerator.adopt()
     spec = plan_memory(config, decoder.config, decoder.dtype, decoder.device, tokens)
     try:
         kv = KVCache.allocate(
@@ -52,4 +58,13 @@ def runner_of(decoder: Decoder, config: EngineConfig, tokens: int) -> ModelRunne
         raise ModelLoadError(
             f"{decoder.device} has no room for {spec.num_blocks} KV blocks: {error}"
         ) from error
-    return ModelRunner(decoder, kv, spec, sampler_timeout=config.sampler_timeout)
+    return ModelRunner(
+        decoder,
+        kv,
+        spec,
+        sampler_timeout=config.sampler_timeout,
+        accelerator=accelerator,
+        # Torch's own attention reads the whole width of every block table when it is recorded.
+        graphs=config.cuda_graphs if reads_pages(kv) else "off",
+        graph_memory=graph_hold(config, decoder.config, decoder.dtype),
+    )

@@ -3,12 +3,11 @@ from asyncinfer.sampling.logprobs import row_logprobs, score_tokens
 from asyncinfer.sampling.plugin_samplers import PluginCall, PluginSamplers
 from asyncinfer.sampling.recorded import OPTION_WORDS, Draws, RecordedSampler, option_words
 from asyncinfer.sampling.state import Sampled, SamplingState, draw_bytes
-from asyncinfer.sampling.transfer import HostCopy, upload
+from asyncinfer.sampling.transfer import upload
 
 __all__ = [
     "OPTION_WORDS",
     "Draws",
-    "HostCopy",
     "PluginCall",
     "PluginSamplers",
     "RecordedSampler",

@@ -46,8 +46,16 @@ class TokenHistory:
 
     def read(self, slots: I64, positions: I64) -> torch.Tensor:
         """int64 `[n]`: the token at each `(slot, position)`."""
-        (index,) = upload(self.device, slots * self.capacity + positions)
-        return self._tokens.view(-1).index_select(0, index).long()
+        (index,) = upload(self.device, self.places(slots, positions))
+        return self.at(index)
+
+    def places(self, slots: I64, positions: I64) -> I64:
+        """Where in `flat` each `(slot, position)` is, until the next `join` or `write`."""
+        return slots * self.capacity + positions
+
+    def at(self, places: torch.Tensor) -> torch.Tensor:
+        """int64 `[n]`: the tokens at `places` int64 `[n]` on the device."""
+        return self.flat.index_select(0, places).long()
 
     def write(self, slots: I64, positions: I64, tokens: torch.Tensor) -> None:
         """Put `tokens` int64 `[n]` at each `(slot, position)`; no pair occurs twice."""

@@ -1,4 +1,4 @@
-"""Host to device and back without waiting for the device."""
+"""Host to device without waiting for the device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["HostCopy", "upload"]
+__all__ = ["upload"]
 
 _ALIGN = 16
 
@@ -47,25 +47,3 @@ def _packed(
 
 def _dtype(array: npt.NDArray[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, array.dtype)).dtype
-
-
-class HostCopy:
-    """Copies of device tensors under way to the host; `wait` gives them."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
-        self._event: torch.cuda.Event | None = None
-        self._tensors = list(tensors)
-        if device.type == "cuda":
-            self._tensors = [
-                torch.empty_like(t, device="cpu", pin_memory=True).copy_(t, non_blocking=True)
-                for t in tensors
-            ]
-            # A blocking event sleeps, with the GIL released, where others spin.
-            self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            self._event.record(torch.cuda.current_stream(device))
-
-    def wait(self) -> list[torch.Tensor]:
-        """The tensors on the host, in the order they were given."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self._tensors

@@ -124,6 +124,8 @@ class RunnerSpec:
     max_step_tokens: int
     #: Whether it runs sampler plugins.
     samplers: bool = False
+    #: Most steps in flight at once that serve it.
+    overlap: int = 1
 
 
 class StepRunner(Protocol):

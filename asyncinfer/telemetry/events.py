@@ -19,6 +19,9 @@ class Event(NamedTuple):
 
 EVENTS: Final[dict[str, Event]] = {
     "engine_loaded": Event(logging.INFO, ("model", "blocks"), "the engine takes requests"),
+    "graphs_failed": Event(
+        logging.WARNING, ("rows", "error"), "no CUDA graph of so many rows; it goes on without"
+    ),
     "engine_closed": Event(logging.INFO, (), "its owner closed it"),
     "engine_dead": Event(logging.ERROR, ("cause",), "the decode loop ended by a fault"),
     "request_admitted": Event(logging.DEBUG, ("request_id",), "it left the queue for the batch"),

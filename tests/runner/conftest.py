@@ -71,7 +71,15 @@ def whole(decoder: Decoder) -> Callable[[Sequence[int]], torch.Tensor]:
 class Hand:
     """Writes plans for a runner: gives blocks in a scattered order, tells which are new."""
 
-    def __init__(self, decoder: Decoder, *, slots: int = 6, blocks: int = 400) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        slots: int = 6,
+        blocks: int = 400,
+        overlap: int = 4,
+        **runner: Any,
+    ) -> None:
         self.spec = RunnerSpec(
             num_blocks=blocks,
             block_size=BLOCK,
@@ -79,10 +87,11 @@ class Hand:
             max_context=CONFIG.max_context,
             vocab_size=VOCAB,
             max_step_tokens=1024,
+            overlap=overlap,
         )
         self.kv = KVCache.allocate(CONFIG, blocks, BLOCK, torch.float32, "cpu")
         self.kv.storage.fill_(torch.nan)
-        self.runner = ModelRunner(decoder, self.kv, self.spec)
+        self.runner = ModelRunner(decoder, self.kv, self.spec, **runner)
         self.free = [(7 * i + 3) % blocks for i in range(blocks)]
         self.tables: dict[int, list[int]] = {}
         self.plan = StepPlan(0)
@@ -137,6 +146,11 @@ class Hand:
 @pytest.fixture
 def new_hand(decoder: Decoder) -> Callable[[], Hand]:
     return lambda: Hand(decoder)
+
+
+@pytest.fixture
+def make_hand(decoder: Decoder) -> Callable[..., Hand]:
+    return lambda **options: Hand(decoder, **options)
 
 
 @pytest.fixture

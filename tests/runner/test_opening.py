@@ -17,7 +17,7 @@ from asyncinfer.errors import ModelLoadError
 from asyncinfer.models import Decoder
 from asyncinfer.runner import open_runner, plan_memory, runner_of
 from asyncinfer.runner.device import choose_device, choose_dtype, use_cpu_threads
-from asyncinfer.runner.memory import activation_bytes
+from asyncinfer.runner.memory import activation_bytes, graph_bytes, graph_hold
 
 CPU = torch.device("cpu")
 
@@ -72,14 +72,18 @@ def test_options_that_cannot_be_met(
         planned(decoder, **options)
 
 
-def test_a_gpu_gives_its_share_of_what_is_free_beside_the_activations(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("graphs", ["lazy", "start", "off"])
+def test_a_gpu_gives_its_share_of_what_is_free_beside_the_steps(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch, graphs: Any
 ) -> None:
     device = torch.device("cuda", 0)
-    config = EngineConfig(kv_fraction=0.5, max_running=1 << 20)
+    config = EngineConfig(kv_fraction=0.5, max_running=1 << 20, cuda_graphs=graphs)
     working = activation_bytes(config, decoder.config, torch.float32)
     # Logits and the sampler's work on them are the most of it here.
     assert working > 2048 * 60 * 4 * 6
+    recorded = graph_bytes(config, decoder.config, torch.float32)
+    assert (recorded == 0) == (graphs == "off")
+    working += recorded
 
     def plan(free: int) -> Any:
         monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (free - 2000, 1 << 40))
@@ -90,6 +94,29 @@ def test_a_gpu_gives_its_share_of_what_is_free_beside_the_activations(
     assert plan(working + 200 * block_bytes(decoder)).num_blocks == 100
     with pytest.raises(ModelLoadError, match="0 bytes free on cuda:0 beside the weights"):
         plan(working)
+
+
+def test_what_recorded_steps_need(decoder: Decoder) -> None:
+    config = EngineConfig(max_running=20)
+    bf16 = graph_bytes(config, decoder.config, torch.bfloat16)
+    held = graph_hold(config, decoder.config, torch.bfloat16)
+    # 21 slots with the tokens of 640 positions and one more, 40 blocks, six options, a position;
+    # 20 rows of logits; at least a mebibyte for each of 6 sizes in 3 kinds.
+    resident = 4 * 21 * (641 + 40 + 7) + 4 * 20 * 60
+    assert bf16 - held - resident >= 18 << 20
+    # A step makes its logits and the sampler's work on them, at least.
+    assert held > 6 * 4 * 20 * 60
+    wider = EngineConfig(max_running=200)
+    assert graph_hold(wider, decoder.config, torch.bfloat16) > 5 * held
+
+
+def test_how_many_steps_ahead(decoder: Decoder) -> None:
+    def overlap(device: str, **options: Any) -> int:
+        config = EngineConfig(kv_bytes=1 << 20, **options)
+        its = torch.device(device)
+        return plan_memory(config, decoder.config, torch.float32, its, 55).overlap
+
+    assert [overlap("cpu"), overlap("cuda:0"), overlap("cuda:0", overlap=7)] == [1, 4, 7]
 
 
 def test_no_room_for_the_cache_is_a_load_error(

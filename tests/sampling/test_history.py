@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from asyncinfer.sampling import TokenHistory, upload
-from asyncinfer.sampling.transfer import HostCopy, _packed
+from asyncinfer.sampling.transfer import _packed
 
 CPU = torch.device("cpu")
 
@@ -64,6 +64,12 @@ def test_arrays_travel_packed_with_shape_and_type() -> None:
         assert torch.equal(tensor, plain)
 
 
-def test_on_the_host_a_copy_back_is_the_tensor_itself() -> None:
-    tensor = torch.arange(3)
-    assert HostCopy([tensor], CPU).wait()[0] is tensor
+def test_a_history_of_a_given_capacity_keeps_its_place() -> None:
+    history = TokenHistory(2, CPU, capacity=300)
+    place = history.flat.data_ptr()
+    history.join(1, range(300))
+    history.write(np.array([0]), np.array([299]), torch.tensor([7]))
+    assert history.flat.data_ptr() == place
+    assert history.flat.shape == (600,)
+    places = history.places(np.array([0, 1]), np.array([299, 298]))
+    assert history.at(torch.from_numpy(places)).tolist() == [7, 298]

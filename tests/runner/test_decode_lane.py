@@ -1,0 +1,284 @@
+"""Recorded decode steps on a fake device, against the same steps computed as they are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from asyncinfer.runner.decode_lane import DecodeLane
+from asyncinfer.testing.fake_device import FakeDevice
+
+PROMPTS = {
+    0: [5, 17, 3, 44, 9, 9, 21, 30, 2, 50, 11],
+    1: [1, 2, 3],
+    2: [40] * 7,
+    3: [8, 9],
+    4: [30, 20, 10, 5, 2, 1, 0, 7],
+    5: [54],
+}
+GREEDY: dict[str, Any] = {}
+DRAWN = {"temperature": 0.8}
+TRUNCATED = {"temperature": 1.0, "top_p": 0.7}
+SCORED = {"logprobs": 2}
+PENALISED = {"frequency_penalty": 0.8}
+
+
+@pytest.fixture
+def device() -> Iterator[FakeDevice]:
+    with FakeDevice() as its:
+        yield its
+
+
+@pytest.fixture
+def lane_hand(make_hand: Any, device: FakeDevice) -> Callable[..., Any]:
+    return lambda **options: make_hand(accelerator=device, **options)
+
+
+def lane(hand: Any) -> DecodeLane:
+    its = hand.runner._lane
+    assert isinstance(its, DecodeLane)
+    return its
+
+
+def begin(hand: Any, slot: int, **options: Any) -> list[int]:
+    """Seat a prompt and compute it; what it drew."""
+    hand.join(slot, PROMPTS[slot], seed=slot + 1, **options)
+    hand.row(slot, 0, len(PROMPTS[slot]))
+    tokens: list[int] = hand.step().tokens
+    return tokens
+
+
+def decode(hand: Any, lengths: dict[int, int]) -> Any:
+    """A step of these slots, each at its position; positions go on."""
+    for slot, position in lengths.items():
+        hand.row(slot, position, 1)
+        lengths[slot] = position + 1
+    return hand.step()
+
+
+@pytest.mark.parametrize("graphs", ["lazy", "start"])
+@pytest.mark.parametrize("options", [GREEDY, DRAWN, TRUNCATED, PENALISED], ids=str)
+def test_a_batch_that_changes_gets_the_tokens_it_would_get_without(
+    make_hand: Any, lane_hand: Any, options: dict[str, Any], graphs: str
+) -> None:
+    answers = []
+    for hand in (make_hand(), lane_hand(graphs=graphs)):
+        tokens = []
+        lengths: dict[int, int] = {}
+        for slot in PROMPTS:
+            tokens += begin(hand, slot, **options)
+            lengths[slot] = len(PROMPTS[slot])
+            for _ in range(3):
+                tokens += decode(hand, lengths).tokens
+        for _ in range(9):
+            tokens += decode(hand, lengths).tokens
+        for slot in (2, 0, 5):
+            hand.leave(slot)
+            del lengths[slot]
+            for _ in range(2):
+                tokens += decode(hand, lengths).tokens
+        # Another order, a new tenant in an old slot, and one that is left out for a while.
+        lengths = {slot: lengths[slot] for slot in (4, 1, 3)}
+        tokens += begin(hand, 2, **options)
+        lengths[2] = len(PROMPTS[2])
+        left_out = {1: lengths.pop(1)}
+        for _ in range(5):
+            tokens += decode(hand, lengths).tokens
+        lengths |= left_out
+        for _ in range(5):
+            tokens += decode(hand, lengths).tokens
+        answers.append(tokens)
+    assert answers[0] == answers[1]
+    assert len(set(answers[0])) > 10
+    assert lane(hand).graphs.recorded > 0
+
+
+def test_most_steps_are_replays(lane_hand: Any, device: FakeDevice) -> None:
+    hand = lane_hand()
+    lengths = {}
+    for slot in (0, 1, 2):
+        begin(hand, slot)
+        lengths[slot] = len(PROMPTS[slot])
+    for _ in range(20):
+        decode(hand, lengths)
+    assert lane(hand).graphs.recorded == 1
+    assert device.calls["Graph.replay"] == 19
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 3, 4])
+@pytest.mark.parametrize("options", [GREEDY, DRAWN, SCORED, PENALISED], ids=str)
+def test_steps_in_flight(
+    make_hand: Any, lane_hand: Any, in_flight: int, options: dict[str, Any]
+) -> None:
+    collected: list[Any] = []
+    for hand, most in ((make_hand(), 1), (lane_hand(), in_flight)):
+        results = []
+        begin(hand, 0, **options)
+        begin(hand, 3)
+        flights: list[Any] = []
+        for i in range(14):
+            if len(flights) == most:
+                results.append(hand.runner.collect(flights.pop(0)))
+            if i == 6:
+                # A newcomer, with a step of another kind in between.
+                hand.join(1, PROMPTS[1], seed=2, **options)
+                hand.row(1, 0, 3)
+            elif i > 6:
+                hand.row(1, i - 4, 1)
+            hand.row(0, len(PROMPTS[0]) + i, 1)
+            hand.row(3, len(PROMPTS[3]) + i, 1)
+            flights.append(hand.launch())
+        results += [hand.runner.collect(flight) for flight in flights]
+        collected.append(results)
+    plain, recorded = collected
+    assert [its.tokens for its in plain] == [its.tokens for its in recorded]
+    for a, b in zip(plain, recorded, strict=True):
+        assert a.logprobs.keys() == b.logprobs.keys()
+        for row, scores in a.logprobs.items():
+            assert scores.token_ids == b.logprobs[row].token_ids
+            assert scores.logprobs == pytest.approx(b.logprobs[row].logprobs, abs=1e-5)
+
+
+def test_more_steps_in_flight_than_there_is_room_for(lane_hand: Any) -> None:
+    hand = lane_hand(overlap=2)
+    begin(hand, 0)
+    flights = []
+    for i in range(2):
+        hand.row(0, 11 + i, 1)
+        flights.append(hand.launch())
+    hand.row(0, 13, 1)
+    with pytest.raises(RuntimeError, match="more than 2 steps in flight"):
+        hand.launch()
+
+
+def test_slots_come_and_go_under_steps_in_flight(make_hand: Any, lane_hand: Any) -> None:
+    """Twenty tenants by lot over six slots, up to three steps ahead."""
+    answers = []
+    for hand, most in ((make_hand(), 1), (lane_hand(), 3)):
+        lot = random.Random(4)
+        lengths: dict[int, int] = {}
+        flights: list[Any] = []
+        tokens: list[int] = []
+        for turn in range(60):
+            if len(flights) == most:
+                tokens += hand.runner.collect(flights.pop(0)).tokens
+            for slot in [slot for slot in lengths if lot.random() < 0.06]:
+                hand.leave(slot)
+                del lengths[slot]
+            if len(lengths) < 6 and lot.random() < 0.4:
+                slot = lot.choice([slot for slot in range(6) if slot not in lengths])
+                prompt = [lot.randrange(55) for _ in range(lot.randrange(1, 12))]
+                options = lot.choice([GREEDY, DRAWN])
+                hand.join(slot, prompt, seed=turn, **options)
+                hand.row(slot, 0, len(prompt))
+                for other, length in lengths.items():
+                    hand.row(other, length, 1)
+                    lengths[other] = length + 1
+                lengths[slot] = len(prompt)
+            else:
+                for slot, length in lengths.items():
+                    hand.row(slot, length, 1)
+                    lengths[slot] = length + 1
+            flights.append(hand.launch())
+        for flight in flights:
+            tokens += hand.runner.collect(flight).tokens
+        answers.append(tokens)
+    assert answers[0] == answers[1]
+    assert len(answers[0]) > 100
+
+
+def test_rows_of_a_recorded_step_fail_alone(lane_hand: Any, decoder: Any) -> None:
+    hand = lane_hand()
+    for slot in (0, 1):
+        begin(hand, slot)
+    lengths = {0: 11, 1: 3}
+    decode(hand, lengths)
+    decode(hand, lengths)
+    hand.kv.storage[:, :, hand.tables[1][0]] = torch.nan
+    result = decode(hand, lengths)
+    assert list(result.failed) == [1]
+    assert "not finite" in str(result.failed[1])
+
+
+def test_calls_of_a_steady_step(lane_hand: Any, device: FakeDevice) -> None:
+    """Steps without a change, and steps in which every row gets a block."""
+    hand = lane_hand()
+    lengths = {}
+    for slot in (0, 1, 2, 3):
+        hand.join(slot, [slot] * 4)
+        hand.row(slot, 0, 4)
+        lengths[slot] = 4
+    hand.step()
+    for _ in range(9):
+        decode(hand, lengths)
+    counts = []
+    for _ in range(12):
+        for slot, position in lengths.items():
+            hand.row(slot, position, 1)
+            lengths[slot] = position + 1
+        grown = len(hand.plan.grown)
+        device.calls.clear()
+        with device.without_syncs():
+            hand.runner.collect(hand.launch())
+        assert device.calls["Graph.replay"] == 1
+        counts.append((grown, sum(device.calls.values())))
+    assert set(counts) == {(0, 6), (4, 8)}
+
+
+def test_a_step_that_samples_otherwise_replays_as_far_as_the_logits(
+    lane_hand: Any, device: FakeDevice
+) -> None:
+    hand = lane_hand()
+    lengths = {}
+    for slot, options in ((0, SCORED), (1, GREEDY)):
+        begin(hand, slot, **options)
+        lengths[slot] = len(PROMPTS[slot])
+    for _ in range(5):
+        result = decode(hand, lengths)
+        assert list(result.logprobs) == [0]
+    assert device.calls["Graph.replay"] == 4
+
+
+def test_a_failed_recording_changes_no_token(
+    make_hand: Any, lane_hand: Any, device: FakeDevice
+) -> None:
+    answers = []
+    for hand in (make_hand(), lane_hand()):
+        device.failing = 100
+        tokens = begin(hand, 0)
+        lengths = {0: len(PROMPTS[0])}
+        for _ in range(6):
+            tokens += decode(hand, lengths).tokens
+        answers.append(tokens)
+    assert answers[0] == answers[1]
+    assert lane(hand).graphs.recorded == 0
+
+
+def test_without_graphs_results_still_take_the_side_stream(
+    make_hand: Any, lane_hand: Any, device: FakeDevice
+) -> None:
+    answers = []
+    for hand in (make_hand(), lane_hand(graphs="off")):
+        tokens = begin(hand, 0, **SCORED)
+        lengths = {0: len(PROMPTS[0])}
+        for _ in range(4):
+            tokens += decode(hand, lengths).tokens
+        answers.append(tokens)
+    assert answers[0] == answers[1]
+    assert hand.runner._lane is None
+    assert device.calls["Event.synchronize"] == 5
+
+
+def test_closing_gives_everything_back(lane_hand: Any, device: FakeDevice) -> None:
+    hand = lane_hand()
+    begin(hand, 0)
+    hand.row(0, 11, 1)
+    hand.launch()
+    graphs = lane(hand).graphs
+    hand.runner.close()
+    assert device.closed
+    assert graphs.recorded == 0
