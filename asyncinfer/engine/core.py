@@ -168,11 +168,23 @@ class Core:
                 break
             for join in plan.joins:
                 self._started(join.slot, now)
-            self._in_flight.append((plan, self.runner.launch(plan)))
+            try:
+                handle = self.runner.launch(plan)
+            except MemoryError as error:
+                self._retract(plan, error, now)
+                continue
+            self._in_flight.append((plan, handle))
         if self._in_flight:
             self._commit(*self._in_flight.popleft())
         self._pace.stepped(self._clock() if self._in_flight else None)
         self.step_began = None
+
+    def _retract(self, plan: StepPlan, error: MemoryError, now: float) -> None:
+        """The device had no room for a step: go on in smaller ones."""
+        emit("step_retracted", tokens=plan.tokens, rows=len(plan.slots), error=str(error))
+        for request in self.scheduler.retract(plan, now):
+            job = answer_of(request).job
+            self.jobs.fail(job, now, _named(job, error))
 
     def _started(self, slot: int, now: float) -> None:
         request = self.scheduler.tenant(slot)
@@ -253,6 +265,6 @@ def _named(job: Job, error: Exception) -> RequestFailed:
     """`error` as this request's own; what the runner raised is its cause."""
     if isinstance(error, RequestFailed):
         return error
-    failed = RequestFailed(f"{job.request_id}: {error}")
+    failed = RequestFailed(f"{job.request_id}: {error or repr(error)}")
     failed.__cause__ = error
     return failed

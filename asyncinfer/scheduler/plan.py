@@ -132,7 +132,9 @@ class StepRunner(Protocol):
     """Computes steps. Called by the engine's decode thread only, steps in order.
 
     `launch` may return before the device is done; `collect` waits for that step. Steps are
-    collected in the order they were launched. An exception from either ends the engine.
+    collected in the order they were launched. An exception from either ends the engine, but for a
+    `MemoryError` from `launch`: the device had no room to compute the step. Then the plan's leaves,
+    joins and grown tables hold, and its rows count for nothing.
     """
 
     @property

@@ -32,7 +32,7 @@ class Planner:
 
     def __init__(self, spec: RunnerSpec, roster: Roster) -> None:
         self._block_size = spec.block_size
-        self._max_tokens = spec.max_step_tokens
+        self._most_tokens = self._max_tokens = spec.max_step_tokens
         self._roster = roster
         self._seats = roster.seats
         self._blocks = roster.seats.blocks
@@ -55,6 +55,17 @@ class Planner:
             return None
         self._seats.flush(flight.plan)
         return flight
+
+    # -- when the device has no room to compute a step -------------------------------------------
+
+    def shrink(self, tokens: int) -> None:
+        """A step of so many query tokens was too large: the next ones have half of them at most.
+        Preempting would not help, for the blocks are allocated whether or not they are used."""
+        self._max_tokens = max(1, tokens // 2)
+
+    def recover(self) -> None:
+        """A step was computed: the next may have a token more again."""
+        self._max_tokens = min(self._most_tokens, self._max_tokens + 1)
 
     # -- blocks for those that run -------------------------------------------------------------
 

@@ -55,6 +55,8 @@ class Scheduler:
         self.steps = 0
         self.generated_tokens = 0
         self._scheduled = 0
+        #: Prompts that were too much for the device once, and have not ended.
+        self._retracted: list[Request] = []
 
     def check_fits(self, prompt_len: int, max_tokens: int | None) -> int:
         """`max_total` of a request, or `InvalidRequest`: see `asyncinfer.scheduler.check_fits`.
@@ -95,6 +97,33 @@ class Scheduler:
         self._scheduled += 1
         return flight.plan
 
+    def retract(self, plan: StepPlan, now: float) -> list[Request]:
+        """Take back the step scheduled last, which the device has no room for; the next ones will
+        be half as large at most, and grow again when the prompts that were in it have ended. Those
+        prompts are computed again, from what is in the prefix cache. Returns the requests that end
+        here: prompts, and a step's only token, for which that happens a second time."""
+        self._tell(now)
+        flight = self.flights.pop()
+        assert flight.plan is plan, "only the step scheduled last can be retracted"
+        self.planner.shrink(plan.tokens)
+        lost: list[Request] = []
+        for row, request in enumerate(flight.requests):
+            request.in_flight -= 1
+            request.left += plan.samples[row]
+            request.computed -= plan.counts[row]
+            decodes = row < flight.decodes
+            if not decodes or plan.tokens == 1:
+                if request in self._retracted:
+                    lost.append(request)
+                    self.roster.finish(request)
+                    continue
+                self._retracted.append(request)
+            if not decodes:
+                self.roster.preempt(request)
+        for block in flight.pins:
+            self.roster.seats.blocks.unpin(block)
+        return lost
+
     def update(self, plan: StepPlan, result: StepResult, now: float) -> StepOutput:
         """Commit the oldest step in flight: append its tokens, publish full blocks, end requests
         that are done, free what ended or was preempted."""
@@ -103,6 +132,9 @@ class Scheduler:
         assert flight.plan is plan, "steps are committed in the order they were scheduled"
         assert len(result.tokens) == sum(plan.samples), "a token for every draw"
         self.steps += 1
+        self._retracted = [r for r in self._retracted if r.state is not FINISHED]
+        if not self._retracted:
+            self.planner.recover()
         out = StepOutput()
         self._commit_decodes(flight, result, out)
         drawn = iter(result.tokens[flight.decodes :])

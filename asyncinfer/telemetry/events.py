@@ -25,6 +25,11 @@ EVENTS: Final[dict[str, Event]] = {
     "engine_closed": Event(logging.INFO, (), "its owner closed it"),
     "engine_dead": Event(logging.ERROR, ("cause",), "the decode loop ended by a fault"),
     "request_admitted": Event(logging.DEBUG, ("request_id",), "it left the queue for the batch"),
+    "step_retracted": Event(
+        logging.WARNING,
+        ("tokens", "rows", "error"),
+        "the device had no memory for a step; the next ones are smaller",
+    ),
     "request_preempted": Event(logging.DEBUG, ("request_id",), "it gave its blocks back for now"),
     "request_finished": Event(logging.DEBUG, ("request_id",), "its answer is complete"),
     "request_aborted": Event(logging.DEBUG, ("request_id",), "its consumer left"),

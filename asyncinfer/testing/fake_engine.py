@@ -22,7 +22,7 @@ class FakeModel:
     Args:
         blocks: KV blocks.
         max_context: tokens of the longest sequence.
-        strict, eos_every, gate, failing: see `FakeRunner`.
+        strict, eos_every, gate, failing, no_room: see `FakeRunner`.
         load_error: raised instead of loading.
         tokenizer: whose vocabulary tokens are drawn from; None is the byte-level one.
     """
@@ -36,6 +36,7 @@ class FakeModel:
         eos_every: int | None = None,
         gate: Gate | None = None,
         failing: Callable[[StepPlan], Mapping[int, Exception]] | None = None,
+        no_room: Callable[[StepPlan], bool] | None = None,
         load_error: BaseException | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> None:
@@ -45,6 +46,7 @@ class FakeModel:
         self.eos_every = eos_every
         self.gate = gate
         self.failing = failing
+        self.no_room = no_room
         self.load_error = load_error
         self.tokenizer = tokenizer
         self.runner: FakeRunner | None = None
@@ -68,5 +70,6 @@ class FakeModel:
             eos_every=self.eos_every,
             gate=self.gate,
             failing=self.failing,
+            no_room=self.no_room,
         )
         return Loaded(self.runner, tokenizer)

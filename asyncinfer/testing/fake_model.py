@@ -39,6 +39,7 @@ class FakeRunner:
         eos_every: about one draw in so many is the end-of-text token `EOS_ID`; None: never.
         gate: called at every launch and collect.
         failing: rows of a plan that fail, with the reason; garbage is written as their KV.
+        no_room: whether there is no room to compute a plan: launching it is a `MemoryError`.
     """
 
     def __init__(
@@ -49,12 +50,14 @@ class FakeRunner:
         eos_every: int | None = None,
         gate: Gate | None = None,
         failing: Callable[[StepPlan], Mapping[int, Exception]] | None = None,
+        no_room: Callable[[StepPlan], bool] | None = None,
     ) -> None:
         self._spec = spec
         self.strict = strict
         self.eos_every = eos_every
         self.gate = gate
         self.failing = failing
+        self.no_room = no_room
         self.closed = False
         self.launched = 0
         self.collected = 0
@@ -114,6 +117,8 @@ class FakeRunner:
             self.gate("launch", plan)
         assert not self.closed, "launch after close"
         self._slots.apply(plan)
+        if self.no_room is not None and self.no_room(plan):
+            raise MemoryError(f"no room for a step of {plan.tokens} tokens")
         for source, target in plan.copies:
             self._kv[target] = self._kv[source]
             self._digest[target] = self._digest[source]

@@ -1,5 +1,5 @@
 """Random lives of a scheduler, one per seed: `simulate(seed)` drives a `Simulation` through
-arrivals, cancels, pauses and failures and checks everything on the way."""
+arrivals, cancels, pauses, failures and lack of memory and checks everything on the way."""
 
 from __future__ import annotations
 
@@ -85,6 +85,14 @@ def _world(rng: Random, seen: Counter[str], eviction: EvictionPolicy | None) -> 
         seen["failures"] += 1
         return {rng.randrange(len(plan.slots)): ArithmeticError("NaN logits")}
 
+    cramped = rng.random() < 0.2
+
+    def no_room(plan: StepPlan) -> bool:
+        if not cramped or rng.random() > 0.05:
+            return False
+        seen["retractions"] += 1
+        return True
+
     return Simulation(
         spec,
         policy=policy,
@@ -92,6 +100,7 @@ def _world(rng: Random, seen: Counter[str], eviction: EvictionPolicy | None) -> 
         depth=rng.choice((1, 1, 2, 3)),
         eos_every=rng.choice((None, None, 9, 25)),
         failing=failing,
+        no_room=no_room,
     )
 
 

@@ -40,8 +40,8 @@ class Track:
 class Simulation:
     """Drives a `Scheduler` with `depth` steps in flight.
 
-    Time is `now`, in seconds, and moves only when somebody moves it. `failing` makes rows fail,
-    as `FakeRunner` has it.
+    Time is `now`, in seconds, and moves only when somebody moves it. `failing` makes rows fail and
+    `no_room` steps, as `FakeRunner` has it.
     """
 
     def __init__(
@@ -53,10 +53,13 @@ class Simulation:
         depth: int = 1,
         eos_every: int | None = None,
         failing: Callable[[StepPlan], Mapping[int, Exception]] | None = None,
+        no_room: Callable[[StepPlan], bool] | None = None,
         on_fault: Callable[[Exception], None] | None = None,
     ) -> None:
         self.scheduler = Scheduler(spec, policy=policy, cache=cache, on_fault=on_fault)
-        self.runner = FakeRunner(spec, strict=True, eos_every=eos_every, failing=failing)
+        self.runner = FakeRunner(
+            spec, strict=True, eos_every=eos_every, failing=failing, no_room=no_room
+        )
         self.depth = depth
         self.now = 0.0
         self.tracks: dict[int, Track] = {}
@@ -131,9 +134,21 @@ class Simulation:
             hold("I9", not stuck, "there is work, but no step")
             return False
         self.plan = plan
+        try:
+            handle = self.runner.launch(plan)
+        except MemoryError:
+            self._retract(plan)
+            return True
         self.computed_tokens += plan.tokens
-        self._in_flight.append((plan, self.runner.launch(plan)))
+        self._in_flight.append((plan, handle))
         return True
+
+    def _retract(self, plan: StepPlan) -> None:
+        for request in self.scheduler.retract(plan, self.now):
+            track = self.tracks[request.id]
+            hold("I7", track.ended is None, "{} lost after its end", request)
+            track.ended = "failed"
+        self.check()
 
     def update(self) -> bool:
         """Commit the oldest step in flight; whether there was one."""

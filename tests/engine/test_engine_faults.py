@@ -256,6 +256,25 @@ async def test_a_row_fails_alone() -> None:
         assert list(again.token_ids) == oracle(engine, "ill" * 20, 50)
 
 
+# faults 23, 24
+async def test_no_memory_for_a_step() -> None:
+    """A prompt gets one more try in smaller steps, then it fails alone; decoding goes on."""
+    model = FakeModel(no_room=lambda plan: plan.tokens > 48)
+    async with Engine(model, max_step_tokens=64) as engine:
+        good = engine.stream("good", max_tokens=90, temperature=0.0)
+        await good.__aenter__()
+        fits = await engine.generate("x" * 90, max_tokens=9, temperature=0.0)
+        assert list(fits.token_ids) == oracle(engine, "x" * 90, 9)
+        model.runner.no_room = lambda plan: plan.tokens > 8  # type: ignore[union-attr]
+        with pytest.raises(RequestFailed, match="no room for a step of"):
+            await engine.generate("y" * 90, max_tokens=9, temperature=0.0)
+        assert list((await good).token_ids) == oracle(engine, "good", 90)
+        assert engine.stats().failed == 1
+        model.runner.no_room = None  # type: ignore[union-attr]
+        again = await engine.generate("y" * 90, max_tokens=9, temperature=0.0)
+        assert list(again.token_ids) == oracle(engine, "y" * 90, 9)
+
+
 # faults 27, 28, 29, 30, 31, 40
 @pytest.mark.parametrize(
     ("prompt", "field", "bound"),

@@ -132,6 +132,12 @@ MUTANTS = {
     ),
     "too many draws": edit(Planner, "_row", "request.left -= 1", "pass"),
     # The scheduler.
+    "a retracted draw is not drawn again": edit(
+        Scheduler, "retract", "request.left += plan.samples[row]", "pass"
+    ),
+    "a retracted chunk counts as computed": edit(
+        Scheduler, "retract", "request.computed -= plan.counts[row]", "pass"
+    ),
     "nothing is left to compute after a full hit": edit(
         Planner, "_reusable", "len(request.tokens) - 1", "len(request.tokens)"
     ),

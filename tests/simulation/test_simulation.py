@@ -31,6 +31,7 @@ def test_invariants_and_oracle_hold() -> None:
         "forks": 500,
         "shared": 100,
         "failures": 100,
+        "retractions": 100,
         "cached_tokens": 5000,
         "generated_tokens": 30_000,
         "steps": 30_000,

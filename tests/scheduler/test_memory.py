@@ -1,0 +1,97 @@
+"""Steps that the device has no memory for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from asyncinfer.params import SamplingParams
+from asyncinfer.scheduler import StepPlan
+from asyncinfer.testing.simulation import Simulation
+
+Make = Callable[..., Simulation]
+Greedy = Callable[..., SamplingParams]
+
+
+def larger_than(tokens: int) -> Callable[[StepPlan], bool]:
+    return lambda plan: plan.tokens > tokens
+
+
+def nth(step: int) -> Callable[[StepPlan], bool]:
+    launches = iter(range(1 << 30))
+    return lambda plan: next(launches) == step
+
+
+def test_a_prompt_is_computed_in_smaller_chunks(make: Make, greedy: Greedy) -> None:
+    # fault 23
+    sizes: list[int] = []
+
+    def no_room(plan: StepPlan) -> bool:
+        sizes.append(plan.tokens)
+        return plan.tokens > 16
+
+    sim = make(no_room=no_room)
+    track = sim.submit(list(range(1, 41)), greedy(3))[0]
+    sim.run_until(lambda: len(track.tokens) > 0)
+    assert sizes[:2] == [32, 16]
+    sim.drain()
+    assert track.ended == "length"
+
+
+def test_a_prompt_that_has_no_room_twice_fails_alone(make: Make, greedy: Greedy) -> None:
+    # fault 23
+    sim = make(no_room=larger_than(6))
+    short = sim.submit([1, 2, 3], greedy(20))[0]
+    sim.run_until(lambda: len(short.tokens) > 1)
+    long = sim.submit(list(range(1, 41)), greedy(3))[0]
+    sim.drain()
+    assert (short.ended, long.ended) == ("length", "failed")
+    assert sim.scheduler.blocks_free + sim.scheduler.blocks_cached == 64
+
+
+def test_fewer_rows_decode_together(make: Make, greedy: Greedy) -> None:
+    # fault 24
+    sim = make(no_room=larger_than(4), slots=8)
+    tracks = [sim.submit([first], greedy(6))[0] for first in range(1, 4)]
+    sim.run_until(lambda: all(track.tokens for track in tracks))
+    tracks += [sim.submit([first], greedy(6))[0] for first in range(4, 8)]
+    sim.drain()
+    assert all(track.ended == "length" for track in tracks[:3])
+    assert [track.ended for track in tracks].count("length") >= 5
+
+
+def test_a_single_token_that_has_no_room_fails(make: Make, greedy: Greedy) -> None:
+    # fault 24
+    sim = make(no_room=lambda plan: True)
+    track = sim.submit([1], greedy(6))[0]
+    sim.drain()
+    assert track.ended == "failed"
+
+
+def test_steps_grow_again(make: Make, greedy: Greedy) -> None:
+    sim = make(no_room=nth(0))
+    first = sim.submit(list(range(1, 33)), greedy(2))[0]
+    sim.run_until(lambda: first.ended is not None)
+    other = sim.submit([1], greedy(40))[0]
+    sim.run_until(lambda: len(other.tokens) == 20)
+    sim.submit(list(range(60, 1, -1)), greedy(1))
+    sim.step()
+    assert sim.plan is not None
+    assert sim.plan.tokens == 32
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("cached", [True, False])
+def test_no_step_is_one_too_many(make: Make, greedy: Greedy, depth: int, cached: bool) -> None:
+    """Whichever launch fails, every answer is right and every block comes back."""
+    for step in range(24):
+        sim = make(no_room=nth(step), depth=depth, budget=16, cached=cached, blocks=24)
+        prompt = list(range(1, 25))
+        tracks = [
+            *sim.submit(prompt, greedy(5, n=3)),
+            *sim.submit([*prompt, 30, 31], greedy(7, prompt_logprobs=0)),
+            *sim.submit([5, 6], greedy(9)),
+        ]
+        sim.drain()
+        assert all(track.ended == "length" for track in tracks), step
