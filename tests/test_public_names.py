@@ -22,6 +22,7 @@ REFERENCE = (ROOT / "docs" / "reference.md").read_text("utf-8")
 PUBLIC_MODULES = (
     "asyncinfer.builtin",
     "asyncinfer.models",
+    "asyncinfer.planner",
     "asyncinfer.plugins",
     "asyncinfer.protocols",
     "asyncinfer.samplers",

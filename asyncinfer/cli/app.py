@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "generate": ("asyncinfer.cli.generate:generate", "Complete a prompt."),
     "chat": ("asyncinfer.cli.chat:chat", "Talk with a model."),
     "models": ("asyncinfer.cli.models:models", "List the architectures that can be loaded."),
+    "plan": ("asyncinfer.cli.plan:plan", "Plan a model on a GPU: memory, floors, limits."),
     "plugins": ("asyncinfer.cli.plugins:plugins", "List the plugins that are installed."),
     "bench": ("asyncinfer.cli.bench:bench", "Measure the engine on this machine."),
 }

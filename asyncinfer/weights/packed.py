@@ -30,6 +30,8 @@ class Packed:
     """A tensor of the model: the pieces one below the other, along dimension 0."""
 
     pieces: tuple[Piece, ...]
+    #: None: the model's own.
+    dtype: torch.dtype | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -99,7 +101,7 @@ class WeightLoader:
 
     def __call__(self, name: str) -> torch.Tensor:
         packed = self._left.pop(name)
-        target = torch.empty(packed.shape, dtype=self._dtype, device=self._device)
+        target = torch.empty(packed.shape, dtype=packed.dtype or self._dtype, device=self._device)
         row = 0
         for piece in packed.pieces:
             target[row : row + piece.shape[0]].copy_(self._checkpoint.read(piece.name))

@@ -14,10 +14,21 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """`files` of `repository`, at one commit. `fetched` tells what was downloaded."""
+    """`files` of `repository`, at one commit, which `branches` name too. `fetched` tells what was
+    downloaded. With a `token` it is a private repository: nobody without it is told that it is
+    there."""
 
-    def __init__(self, repository: str, files: dict[str, bytes]) -> None:
+    def __init__(
+        self,
+        repository: str,
+        files: dict[str, bytes],
+        *,
+        token: str | None = None,
+        branches: tuple[str, ...] = ("main",),
+    ) -> None:
         self.repository = repository
+        self.token = token
+        self.branches = branches
         self.files = files
         self.fetched: list[str] = []
         self.url = ""
@@ -50,8 +61,10 @@ class Hub:
     def _answer(self, request: BaseHTTPRequestHandler) -> None:
         path = request.path.split("?")[0]
         api, files = f"/api/models/{self.repository}", f"/{self.repository}/resolve/{COMMIT}/"
-        known = (api, f"{api}/revision/main", f"{api}/revision/{COMMIT}")
-        if path in known:
+        known = (api, *(f"{api}/revision/{name}" for name in (*self.branches, COMMIT)))
+        if self.token is not None and request.headers["Authorization"] != f"Bearer {self.token}":
+            self._send(request, b"", status=401, code="RepoNotFound")
+        elif path in known:
             siblings = [{"rfilename": name} for name in self.files]
             self._send(request, {"id": self.repository, "sha": COMMIT, "siblings": siblings})
         elif path == f"{api}/tree/{COMMIT}":

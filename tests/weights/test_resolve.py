@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from safetensors.torch import save
 from weights.hub import COMMIT, Hub
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.weights import Checkpoint, resolve
+from asyncinfer.weights import Checkpoint, resolve, resolve_config
 
 INDEX = "model.safetensors.index.json"
 # Contents differ, or the cache would keep one blob for all.
@@ -130,3 +132,38 @@ def test_a_hub_that_cannot_be_reached(single: Hub, tmp_path: Path) -> None:
     assert resolve("org/single", cache_dir=tmp_path, endpoint=nowhere) == folder
     with pytest.raises(ModelLoadError, match="cannot be had from the hub"):
         resolve("org/other", cache_dir=tmp_path, endpoint=nowhere)
+
+
+def test_the_config_alone(single: Hub, tmp_path: Path) -> None:
+    take = partial(resolve_config, "org/single", cache_dir=tmp_path, endpoint=single.url)
+    path = take()
+    assert path.read_bytes() == TOKENIZER["config.json"]
+    assert single.fetched == ["config.json"]
+    assert take(offline=True) == path
+    # A cache with the config alone is not the model.
+    with pytest.raises(ModelLoadError, match=r"does not have its|is incomplete"):
+        resolve("org/single", cache_dir=tmp_path, endpoint=single.url, offline=True)
+    with pytest.raises(ModelLoadError, match="cannot be had from the hub"):
+        resolve_config("org/other", cache_dir=tmp_path, endpoint=single.url)
+
+
+def test_a_repository_without_safetensors(tmp_path: Path) -> None:  # fault 49
+    with Hub("org/pickled", {**TOKENIZER, "pytorch_model.bin": b"pickle"}).serve() as hub:
+        with pytest.raises(ModelLoadError, match=r"does not have its model\.safetensors"):
+            resolve("org/pickled", cache_dir=tmp_path, endpoint=hub.url)
+    assert "pytorch_model.bin" not in hub.fetched
+
+
+def test_the_config_of_a_folder(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    with pytest.raises(ModelLoadError, match="no such file"):
+        resolve_config(tmp_path)
+    path.write_text("{}")
+    assert resolve_config(tmp_path) == resolve_config(str(path)) == path
+
+
+@pytest.mark.parametrize("take", [resolve, resolve_config])
+def test_what_is_neither_folder_nor_file(take: Any, tmp_path: Path) -> None:  # fault 48
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ModelLoadError, match="neither a folder nor a regular file"):
+        take(tmp_path / "config.json")

@@ -1,0 +1,122 @@
+"""`asyncinfer plan`: what a model takes on a GPU, and how fast it can be there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json as json_format
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from asyncinfer.bench import check_plot
+from asyncinfer.cli.plan_plot import save_plan_plot
+from asyncinfer.planner import Plan, gpus
+from asyncinfer.planner import plan as make_plan
+
+__all__ = ["plan"]
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "--gpu",
+    default="h200",
+    show_default=True,
+    help=f"One of {', '.join(gpus())}.",
+)
+@click.option("--context", type=int, help="Tokens of each sequence.  [default: 4096, if it can]")
+@click.option("--batch", type=int, default=1, show_default=True, help="Sequences in a step.")
+@click.option("--dtype", default="auto", help='Such as "bfloat16".  [default: the model\'s]')
+@click.option("--nominal", is_flag=True, help="The maker's figures, even where some are measured.")
+@click.option("--revision", help="Branch, tag or commit of a hub id.")
+@click.option("--offline", is_flag=True, help="Take what the hub's cache holds.")
+@click.option(
+    "--plot",
+    "plot_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw a plot, such as out.png (bench extra).",
+)
+@click.option("--json", is_flag=True, help="Print JSON.")
+def plan(model: str, plot_path: Path | None, json: bool, **options: Any) -> None:
+    """What MODEL takes on a GPU and how fast it can be there: a folder, a config.json or a hub id.
+
+    Reads the config only. Floors are what the hardware allows; what to expect is what good engines
+    make of it.
+    """
+    if plot_path is not None:
+        check_plot(plot_path)
+    found = make_plan(model, **options)
+    if json:
+        click.echo(json_format.dumps(dataclasses.asdict(found), indent=2))
+    else:
+        _print(found)
+    if plot_path is not None:
+        save_plan_plot(found, plot_path)
+
+
+def _print(found: Plan) -> None:
+    gpu, first = found.gpu, found.formats[0]
+    measured = ", measured" if found.bandwidth != gpu.bandwidth else ""
+    for line in (
+        f"{found.architecture}: {_short(found.parameters)} parameters, "
+        f"{_short(found.active_parameters)} of them at work on a token",
+        f"{gpu.title}: {gpu.memory / 1e9:.0f} GB, {found.bandwidth / 1e12:.4g} TB/s, "
+        f"{found.flops / 1e12:.4g} TFLOP/s{measured}",
+        f"context {found.context:,}: {first.kv_bytes_per_token:,} bytes of KV per token, "
+        f"{first.kv_bytes_per_token * found.context / 1e9:.3g} GB per sequence",
+        f"batch {found.batch:,}: {_limit(found)}",
+    ):
+        click.echo(line)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("format", no_wrap=True)
+    for title in (
+        "weights GB",
+        "KV B/token",
+        "fit",
+        "decode floor ms",
+        "expect tok/s",
+        "if full",
+        "prefill floor ms",
+        "expect tok/s",
+        "limit",
+    ):
+        table.add_column(title, justify="right")
+    for its in found.formats:
+        table.add_row(
+            its.format,
+            f"{its.weight_bytes / 1e9:.2f}",
+            f"{its.kv_bytes_per_token:,}",
+            f"{its.sequences:,}",
+            f"{1e3 * its.decode_floor:.3g}",
+            f"{its.decode_tokens_per_second:,.0f}",
+            f"{its.most_tokens_per_second:,.0f}",
+            f"{1e3 * its.prefill_floor:.3g}",
+            f"{its.prefill_tokens_per_second:,.0f}",
+            its.limit,
+        )
+    click.echo()
+    # A pipe has no width to fit.
+    Console(width=None if sys.stdout.isatty() else 144).print(table)
+
+
+def _limit(found: Plan) -> str:
+    first = found.formats[0]
+    if first.limit == "capacity":
+        if not first.sequences:
+            return "capacity limits it, the memory holds the weights and not one sequence"
+        return f"capacity limits it, {first.sequences:,} such sequences fit"
+    if first.limit == "compute":
+        return "arithmetic limits a decode step"
+    return "memory bandwidth limits a decode step"
+
+
+def _short(count: int) -> str:
+    """Such as 8.03 B."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return str(count)

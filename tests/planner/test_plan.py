@@ -1,0 +1,145 @@
+"""`plan`: from a config to figures, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planner.configs import CONFIGS
+
+from asyncinfer.config import EngineConfig
+from asyncinfer.errors import InvalidRequest, ModelLoadError
+from asyncinfer.models import parse_config
+from asyncinfer.planner import Plan, find_gpu, gpus, plan, plan_config
+
+FORMATS = ("fp8 weights", "int8 weights", "int4 weights", "fp8 KV", "fp8 weights and KV")
+
+
+def planned(model: str, gpu: str = "h200", **options: Any) -> Plan:
+    return plan_config(parse_config(CONFIGS[model]), gpu=find_gpu(gpu), **options)
+
+
+def test_measured_figures_unless_asked_for_others() -> None:
+    measured, nominal = planned("Llama-3.1-8B"), planned("Llama-3.1-8B", nominal=True)
+    assert (measured.bandwidth, measured.flops) == (4.3e12, pytest.approx(790e12))
+    assert (nominal.bandwidth, nominal.flops) == (4.8e12, 989.5e12)
+    assert f"{1e3 * measured.formats[0].decode_floor:.2f}" == "3.62"
+    assert measured.formats[0].decode_floor > nominal.formats[0].decode_floor
+    # What to expect of a GPU does not depend on which figures its floors are computed with.
+    assert (
+        measured.formats[0].decode_tokens_per_second == nominal.formats[0].decode_tokens_per_second
+    )
+
+
+def test_70b_does_not_fit_one_h100() -> None:
+    found = planned("Llama-3.1-70B", "H100", context=512)
+    whole, *_, small = found.formats
+    assert found.gpu.name == "h100-sxm"
+    assert f"{1e3 * whole.decode_floor:.0f}" == "42"
+    assert (whole.limit, whole.sequences, whole.decode_tokens_per_second) == ("capacity", 0, 0.0)
+    assert small.sequences > 0
+    assert small.limit == "bandwidth"
+
+
+def test_limits() -> None:
+    assert planned("Llama-3.1-8B", batch=1).formats[0].limit == "bandwidth"
+    assert planned("Llama-3.1-8B", batch=1024, context=16).formats[0].limit == "compute"
+    many = planned("Llama-3.1-8B", batch=1024).formats[0]
+    assert many.limit == "capacity"
+    assert many.decode_tokens_per_second == many.most_tokens_per_second > 0
+
+
+def test_what_fits_is_what_fits() -> None:
+    found = planned("Llama-2-7B", "rtx-4090", context=1000)
+    its = found.formats[0]
+    blocks = -(-1000 // 16) * 16 * its.kv_bytes_per_token
+    room = found.gpu.memory - its.weight_bytes
+    assert its.sequences * blocks <= EngineConfig().kv_fraction * room
+    # A 7B model in 16 bits on 24 GB: some GB are left, less than one for the largest step.
+    assert (its.sequences + 1) * blocks > EngineConfig().kv_fraction * (room - 1e9)
+
+
+def test_smaller_formats() -> None:
+    """Ideal gains of one sequence with little context: 1.9 times with one byte, 3.2 with half."""
+    found = planned("Llama-3.1-8B", context=16)
+    assert tuple(its.format for its in found.formats) == ("bfloat16", *FORMATS)
+    whole, fp8, int8, int4, kv, both = found.formats
+    gains = [round(whole.decode_floor / its.decode_floor, 1) for its in (fp8, int8, int4)]
+    assert gains == [1.9, 1.9, 3.2]
+    assert 2 * kv.kv_bytes_per_token == whole.kv_bytes_per_token == 2 * both.kv_bytes_per_token
+    assert kv.weight_bytes == whole.weight_bytes
+    assert both.weight_bytes == fp8.weight_bytes < whole.weight_bytes
+    # Of the matrix units' work only fp8's arithmetic makes less.
+    whole, fp8, int8, int4, *_ = planned("Llama-3.1-8B", context=4096).formats
+    assert fp8.prefill_floor < int8.prefill_floor == int4.prefill_floor == whole.prefill_floor
+    # Ampere has no fp8 units: the bytes are fewer, the arithmetic is not.
+    old, old_fp8, *_ = planned("Llama-3.1-8B", "a100").formats
+    assert old_fp8.prefill_floor == old.prefill_floor
+    assert old_fp8.decode_floor < old.decode_floor
+
+
+def test_float32() -> None:
+    found = planned("gpt2", "rtx-3090", dtype="float32")
+    assert found.formats[0].weight_bytes == 4 * found.parameters
+    assert found.flops == find_gpu("rtx-3090").fp32
+
+
+def test_a_gpu_of_ones_own() -> None:
+    slow = replace(find_gpu("l4"), name="mine", bandwidth=1e11)
+    found = plan_config(parse_config(CONFIGS["Qwen3-0.6B"]), gpu=slow, batch=2)
+    faster = planned("Qwen3-0.6B", "l4", batch=2)
+    assert found.formats[0].decode_floor == pytest.approx(3 * faster.formats[0].decode_floor)
+
+
+def test_every_gpu_is_plausible() -> None:
+    assert len(gpus()) == 12
+    for name, gpu in gpus().items():
+        assert find_gpu(name.upper().replace("-", " ")) is gpu
+        assert gpu.source
+        assert gpu.fp32 < gpu.bf16 < (gpu.fp8 or 1e18)
+        # 100 and more operations in the time of a byte, and memory read in 10 to 100 ms.
+        assert 70 < gpu.bf16 / gpu.bandwidth < 450
+        assert 0.01 < gpu.memory / gpu.bandwidth < 0.1
+        assert (gpu.measured_bandwidth or 0) < gpu.bandwidth
+        assert (gpu.measured_bf16 or 0) < gpu.bf16
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"gpu": "h300"}, "gpu"),
+        ({"context": 0}, "context"),
+        ({"context": 131_073}, "context"),
+        ({"context": True}, "context"),
+        ({"batch": 0}, "batch"),
+        ({"batch": 1 << 21}, "batch"),
+        ({"dtype": "int3"}, "dtype"),
+    ],
+)
+def test_what_cannot_be(options: dict[str, Any], field: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIGS["Llama-3.1-8B"]))
+    with pytest.raises(InvalidRequest, match=rf"{field}=") as caught:
+        plan(path, **options)
+    assert caught.value.field == field
+    if field == "gpu":
+        assert all(name in str(caught.value) for name in gpus())
+
+
+def test_an_unknown_architecture(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**CONFIGS["Llama-3.1-8B"], "architectures": ["Other"]}))
+    with pytest.raises(ModelLoadError, match=r"none of these is known.*LlamaForCausalLM"):
+        plan(path)
+
+
+def test_a_folder_and_its_config_are_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIGS["gpt2"]))
+    assert plan(tmp_path) == plan(path) == plan(str(path))
+    path.unlink()
+    with pytest.raises(ModelLoadError, match="no such file"):
+        plan(tmp_path)
