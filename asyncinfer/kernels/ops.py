@@ -7,6 +7,7 @@ twin if there is one.
 from __future__ import annotations
 
 import torch
+
 from asyncinfer.kernels.twins import twin
 from asyncinfer.kernels.workspace import AttentionWorkspace
 
@@ -19,6 +20,7 @@ __all__ = [
     "rms_norm",
     "rope",
     "rope_kv_write",
+    "sample",
     "silu_mul",
 ]
 
@@ -139,6 +141,38 @@ def linear_small(
     return result
 
 
+def sample(
+    logits: torch.Tensor,
+    seeds: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+    temperature: torch.Tensor | None = None,
+    *,
+    top_k: torch.Tensor | None = None,
+    top_p: torch.Tensor | None = None,
+    min_p: torch.Tensor | None = None,
+    reference: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A token, the largest logit and the token's logprob for each row of `logits` `[n, vocab]`;
+    options by row, greedy without a temperature. See the reference twin."""
+    right = logits.ndim == 2 and logits.shape[1] > 0 and logits.stride(1) == 1
+    _check(right and logits.is_floating_point(), "sample", logits)
+    rows = logits.shape[:1]
+    if temperature is not None:
+        _check(seeds is not None and seeds.dtype is torch.int64, "sample", logits, seeds)
+        known = positions is not None and positions.dtype in (torch.int32, torch.int64)
+        _check(known, "sample", logits, positions)
+        for keys in (seeds, positions):
+            _check(keys is not None and keys.shape == rows, "sample", logits, keys)
+    options = ((temperature, torch.float32), (top_k, torch.int32), (top_p, torch.float32))
+    for option, dtype in (*options, (min_p, torch.float32)):
+        right = option is None or (option.shape == rows and option.dtype is dtype)
+        _check(right and (option is None or temperature is not None), "sample", logits, option)
+    result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = twin("sample", logits, reference)(
+        logits, seeds, positions, temperature, top_k=top_k, top_p=top_p, min_p=min_p
+    )
+    return result
+
+
 def kv_write(
     k: torch.Tensor,
     v: torch.Tensor,
@@ -249,8 +283,9 @@ def paged_attention(
     _check_range(name, "max_query_len", max_query_len, 1, 8)
     _check_range(name, "splits", splits, 1, None)
     _check_range(name, "chunk", chunk, 1, None)
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"kernel {name}: softcap is {softcap}, not above 0")
+    for field, value in (("scale", scale), ("softcap", softcap)):
+        if value is not None and not value > 0:
+            raise ValueError(f"kernel {name}: {field} is {value}, not above 0")
     result: torch.Tensor = twin(name, q, reference)(
         q,
         k_cache,

@@ -8,6 +8,7 @@ from asyncinfer.kernels.reference.paged_attention import paged_attention
 from asyncinfer.kernels.reference.rms_norm import rms_norm
 from asyncinfer.kernels.reference.rope import rope
 from asyncinfer.kernels.reference.rope_kv_write import rope_kv_write
+from asyncinfer.kernels.reference.sample import sample
 from asyncinfer.kernels.reference.silu_mul import silu_mul
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "rms_norm",
     "rope",
     "rope_kv_write",
+    "sample",
     "silu_mul",
 ]

@@ -8,6 +8,7 @@ from asyncinfer.kernels.triton.paged_attention import paged_attention
 from asyncinfer.kernels.triton.rms_norm import rms_norm
 from asyncinfer.kernels.triton.rope import rope
 from asyncinfer.kernels.triton.rope_kv_write import rope_kv_write
+from asyncinfer.kernels.triton.sample import sample
 from asyncinfer.kernels.triton.silu_mul import silu_mul
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "rms_norm",
     "rope",
     "rope_kv_write",
+    "sample",
     "silu_mul",
 ]

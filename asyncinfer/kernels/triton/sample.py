@@ -1,0 +1,247 @@
+"""One token per row: temperature, top-k, top-p, min-p, and a draw that hangs on its keys only.
+
+A row is read in blocks by many programs: once for its largest logit and its sum of exponentials,
+once for the race. Between the two, rows that truncate search for their cut, one program a row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from asyncinfer.kernels.triton.race import race, race_keys
+from asyncinfer.kernels.triton.sample_cut import find_cut
+
+__all__ = ["sample"]
+
+#: Tokens of a program that reads a part of a row, and of a turn of one that reads all of it.
+_BLOCK = 2048
+_TURN = 4096
+_NEVER = tl.constexpr(-80.0)
+
+
+def sample(
+    logits: torch.Tensor,
+    seeds: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+    temperature: torch.Tensor | None = None,
+    *,
+    top_k: torch.Tensor | None = None,
+    top_p: torch.Tensor | None = None,
+    min_p: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As the reference twin. Weights and their sums are float32: tokens within about 1e-6 of
+    top-p's mass may be kept or cut otherwise, and of two whose arrivals in the race are that close
+    the other may win. Top-k and ties are exact."""
+    rows, vocab = logits.shape
+    device = logits.device
+    tokens = torch.empty(rows, dtype=torch.int64, device=device)
+    peak, logprobs = torch.empty((2, rows), dtype=torch.float32, device=device)
+    if not rows:
+        return tokens, peak, logprobs
+    splits = triton.cdiv(vocab, _BLOCK)
+    # Of each part of each row: its largest logit, its sum of exponentials, its best in the race;
+    # and which tokens are the largest and the best.
+    figures = torch.empty((3, rows, splits), dtype=torch.float32, device=device)
+    places = torch.empty((2, rows, splits), dtype=torch.int32, device=device)
+    shape = {
+        "STRIDE": logits.stride(0),
+        "VOCAB": vocab,
+        "SPLITS": splits,
+        "PARTS": triton.next_power_of_2(splits),
+    }
+    grid = (rows, splits)
+    _survey[grid](logits, figures, places, rows, **shape, BLOCK=_BLOCK, num_warps=4)
+    if temperature is not None:
+        cuts = None
+        if top_k is not None or top_p is not None:
+            cuts = torch.empty(rows, dtype=torch.float32, device=device)
+            _cut[(rows,)](
+                logits,
+                figures,
+                temperature,
+                top_k,
+                top_p,
+                cuts,
+                rows,
+                **shape,
+                BLOCK=min(_TURN, triton.next_power_of_2(vocab)),
+                num_warps=16,
+            )
+        _draw[grid](
+            logits,
+            figures,
+            places,
+            seeds,
+            positions,
+            temperature,
+            cuts,
+            min_p,
+            rows,
+            **shape,
+            BLOCK=_BLOCK,
+            num_warps=8,
+        )
+    _settle[(rows,)](
+        logits, figures, places, temperature, tokens, peak, logprobs, rows, **shape, num_warps=1
+    )
+    return tokens, peak, logprobs
+
+
+@triton.jit(do_not_specialize=("rows",))
+def _survey(
+    logits,
+    figures,
+    places,
+    rows,
+    STRIDE: tl.constexpr,
+    VOCAB: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The largest logit of a part of a row, where it is, and the part's sum of exponentials."""
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    columns = split * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < VOCAB
+    values = tl.load(logits + row * STRIDE + columns, mask=inside, other=float("-inf"))
+    values = values.to(tl.float32)
+    spoilt = tl.max((values != values).to(tl.int32), axis=0) > 0
+    best, at = tl.max(values, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    base = tl.where(best == float("-inf"), 0.0, best)
+    total = tl.sum(tl.exp(values - base), axis=0)
+    part = row * SPLITS + split
+    tl.store(figures + part, tl.where(spoilt, float("nan"), best))
+    tl.store(figures + rows.to(tl.int64) * SPLITS + part, total)
+    tl.store(places + part, split * BLOCK + at)
+
+
+@triton.jit
+def _row_peak(figures, row, SPLITS: tl.constexpr, PARTS: tl.constexpr):
+    """The parts' largest logits, and the row's: NaN if any is."""
+    parts = tl.arange(0, PARTS)
+    best = tl.load(figures + row * SPLITS + parts, mask=parts < SPLITS, other=float("-inf"))
+    spoilt = tl.max((best != best).to(tl.int32), axis=0) > 0
+    return best, tl.where(spoilt, float("nan"), tl.max(best, axis=0))
+
+
+@triton.jit(do_not_specialize=("rows",))
+def _cut(
+    logits,
+    figures,
+    temperatures,
+    top_k,
+    top_p,
+    cuts,
+    rows,
+    STRIDE: tl.constexpr,
+    VOCAB: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """How far below the largest logit of its row a token may lie and be kept by top-k and top-p."""
+    row = tl.program_id(0).to(tl.int64)
+    temperature = tl.load(temperatures + row)
+    _, peak = _row_peak(figures, row, SPLITS, PARTS)
+    source = logits + row * STRIDE
+    # The bits of positive floats are in the order of their values; these are infinity's.
+    limit = tl.full((), 0x7F800000, tl.int32)
+    # A greedy row needs none, and one that is spoilt has none.
+    if (temperature > 0.0) & (tl.abs(peak) < float("inf")):
+        if top_k is not None:
+            count = tl.load(top_k + row)
+            if (count > 0) & (count < VOCAB):
+                goal = count.to(tl.float32)
+                limit = find_cut(source, peak, temperature, limit, goal, VOCAB, BLOCK, False)
+        if top_p is not None:
+            share = tl.load(top_p + row)
+            if share < 1.0:
+                limit = find_cut(source, peak, temperature, limit, share, VOCAB, BLOCK, True)
+    tl.store(cuts + row, limit.to(tl.float32, bitcast=True))
+
+
+@triton.jit(do_not_specialize=("rows",))
+def _draw(
+    logits,
+    figures,
+    places,
+    seeds,
+    positions,
+    temperatures,
+    cuts,
+    min_p,
+    rows,
+    STRIDE: tl.constexpr,
+    VOCAB: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Who wins the race among the tokens of a part of a row, and with what."""
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    temperature = tl.load(temperatures + row)
+    if temperature > 0.0:
+        _, peak = _row_peak(figures, row, SPLITS, PARTS)
+        columns = split * BLOCK + tl.arange(0, BLOCK)
+        inside = columns < VOCAB
+        values = tl.load(logits + row * STRIDE + columns, mask=inside, other=float("-inf"))
+        below = peak - values.to(tl.float32)
+        scores = -tl.div_rn(below, temperature + tl.zeros_like(below))
+        kept = inside
+        if cuts is not None:
+            kept = kept & (below <= tl.load(cuts + row))
+        if min_p is not None:
+            kept = kept & (scores >= tl.log(tl.load(min_p + row)))
+        weights = tl.exp(tl.maximum(scores, _NEVER))
+        low, high = race_keys(tl.load(seeds + row), tl.load(positions + row))
+        # What was cut loses to any that was not: those are all below 0.
+        arrival = tl.where(kept, tl.div_rn(weights, race(columns, low, high)), 0.0)
+        arrival = tl.where(inside, arrival, 1.0)
+        best, at = tl.min(arrival, axis=0, return_indices=True, return_indices_tie_break_left=True)
+        part = row * SPLITS + split
+        tl.store(figures + 2 * rows.to(tl.int64) * SPLITS + part, best)
+        tl.store(places + rows.to(tl.int64) * SPLITS + part, split * BLOCK + at)
+
+
+@triton.jit(do_not_specialize=("rows",))
+def _settle(
+    logits,
+    figures,
+    places,
+    temperatures,
+    tokens,
+    peaks,
+    logprobs,
+    rows,
+    STRIDE: tl.constexpr,
+    VOCAB: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """The parts of a row together."""
+    row = tl.program_id(0).to(tl.int64)
+    parts = tl.arange(0, PARTS)
+    there = parts < SPLITS
+    best, peak = _row_peak(figures, row, SPLITS, PARTS)
+    base = tl.where(tl.abs(peak) < float("inf"), peak, 0.0)
+    every = rows.to(tl.int64) * SPLITS
+    totals = tl.load(figures + every + row * SPLITS + parts, mask=there, other=0.0)
+    total = tl.sum(tl.where(totals > 0.0, totals * tl.exp(best - base), 0.0), axis=0)
+    # Of a row that is not greedy the race's figures take the place of the logits'.
+    _, part = tl.max(best, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    chosen = row * SPLITS + part
+    if temperatures is not None:  # noqa: SIM102 (else there is nothing to load from)
+        if tl.load(temperatures + row) > 0.0:
+            arrival = tl.load(figures + 2 * every + row * SPLITS + parts, mask=there, other=2.0)
+            _, part = tl.min(
+                arrival, axis=0, return_indices=True, return_indices_tie_break_left=True
+            )
+            chosen = every + row * SPLITS + part
+    # Of a spoilt row it may be anything.
+    token = tl.minimum(tl.maximum(tl.load(places + chosen), 0), VOCAB - 1)
+    logit = tl.load(logits + row * STRIDE + token).to(tl.float32)
+    tl.store(tokens + row, token.to(tl.int64))
+    tl.store(peaks + row, peak)
+    tl.store(logprobs + row, logit - base - tl.log(total))
