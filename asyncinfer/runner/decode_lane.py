@@ -102,7 +102,7 @@ class DecodeLane:
         """Run the step of a plan it takes, whose joins and growth were applied."""
         size = self.graphs.size_for(len(plan.slots))
         slots, starts = self.state.place(plan.slots, plan.starts, size)
-        draws = Draws.serving(sampling.uses(slots))
+        draws = Draws.serving(sampling.uses(slots), fused=sampling.fused)
         self.state.send(berth.staging)
         self.graphs.run(size, draws)
         self.state.counted(slots)

@@ -19,6 +19,7 @@ __all__ = [
     "draw_race",
     "hash_tokens",
     "key_rows",
+    "mix_seeds",
     "mix_tokens",
     "row_keys",
     "row_uniforms",
@@ -54,12 +55,17 @@ def row_keys(seeds: U64, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int
 
 def _row_bits(seeds: U64, positions: npt.NDArray[np.int64]) -> U64:
     counters = (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN
-    return _splitmix(_splitmix(seeds + _GOLDEN) + counters)
+    return _splitmix(mix_seeds(seeds) + counters)
+
+
+def mix_seeds(seeds: U64) -> U64:
+    """Rows' keys as far as their positions have no part in them: for `key_rows`."""
+    return _splitmix(seeds + _GOLDEN)
 
 
 def seed_bits(seed: int) -> np.uint64:
-    """A row's key as far as its position has no part in it: for `key_rows`."""
-    bits: np.uint64 = _splitmix(np.array([seed & (2**64 - 1)], np.uint64) + _GOLDEN)[0]
+    """`mix_seeds` of one."""
+    bits: np.uint64 = mix_seeds(np.array([seed & (2**64 - 1)], np.uint64))[0]
     return bits
 
 

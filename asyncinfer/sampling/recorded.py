@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from asyncinfer.kernels import ops
 from asyncinfer.params import SamplingParams
+from asyncinfer.sampling.fused import fuses
 from asyncinfer.sampling.noise import draw_race, key_rows, mix_tokens, seed_bits
 from asyncinfer.sampling.table import Uses
 from asyncinfer.sampling.transfer import upload
@@ -30,15 +32,16 @@ class Draws(Enum):
 
     #: Every row takes its most likely token.
     GREEDY = "greedy"
-    #: Some rows draw at a temperature.
+    #: Some rows draw at a temperature, and with filters where the draw is fused.
     TEMPERATURE = "temperature"
     #: Something that is not recorded: the step ends with the logits.
     LOGITS = "logits"
 
     @classmethod
-    def serving(cls, uses: int) -> Draws:
-        """The least that serves rows which use all of these."""
-        if uses & ~(Uses.DRAW | Uses.TEMPERATURE):
+    def serving(cls, uses: int, *, fused: bool = False) -> Draws:
+        """The least that serves rows which use all of these; `fused` as the sampler is."""
+        recorded = Uses.DRAW | Uses.TEMPERATURE
+        if uses & ~(recorded | Uses.LIKELY if fused else recorded):
             return cls.LOGITS
         return cls.TEMPERATURE if uses & Uses.DRAW else cls.GREEDY
 
@@ -61,11 +64,16 @@ class RecordedSampler:
 
     Args:
         options: int32 `[slots, OPTION_WORDS]` on the device, its rows from `option_words`.
+        fused: as in `SamplingState`; then filters are recorded, too.
     """
 
-    def __init__(self, vocab_size: int, options: torch.Tensor) -> None:
+    def __init__(
+        self, vocab_size: int, options: torch.Tensor, *, fused: bool | None = None
+    ) -> None:
         self._vocab_size = vocab_size
+        self._fused = fuses(options) if fused is None else fused
         (self._mixed,) = upload(options.device, mix_tokens(vocab_size))
+        self._options = options
         self._temperatures = options.view(torch.float32)[:, 0]
         self._seeds = options.view(torch.int64)[:, 2]
 
@@ -78,6 +86,8 @@ class RecordedSampler:
             logits: float32 `[n, vocab_size]`, spoilt.
             slots, positions: integers `[n]`; positions of the tokens to draw.
         """
+        if self._fused:
+            return self._draw_fused(logits, slots, positions, draws)
         peak, best = logits.max(dim=-1)
         if draws is Draws.GREEDY:
             return best, peak
@@ -94,3 +104,18 @@ class RecordedSampler:
             drawn.append(draw_race(weights, self._mixed, keys[part]))
         tokens = drawn[0] if len(drawn) == 1 else torch.cat(drawn)
         return torch.where(temperatures > 0.0, tokens, best), peak
+
+    def _draw_fused(
+        self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, draws: Draws
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if draws is Draws.GREEDY:
+            tokens, peak, _ = ops.sample(logits)
+            return tokens, peak
+        # One option after the other, so that each is in one piece.
+        words = self._options.index_select(0, slots).t().contiguous()
+        temperature, _, top_p, min_p, *_ = words.view(torch.float32)
+        seeds = self._seeds.index_select(0, slots)
+        tokens, peak, _ = ops.sample(
+            logits, seeds, positions, temperature, top_k=words[1], top_p=top_p, min_p=min_p
+        )
+        return tokens, peak

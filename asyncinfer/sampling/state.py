@@ -12,6 +12,7 @@ import torch
 
 from asyncinfer.sampling.changes import LogitChanges
 from asyncinfer.sampling.filters import keep_likely, keep_typical
+from asyncinfer.sampling.fused import draw_fused, fuses
 from asyncinfer.sampling.history import TokenHistory
 from asyncinfer.sampling.logprobs import score_tokens
 from asyncinfer.sampling.noise import draw_race, mix_tokens, row_keys
@@ -63,10 +64,18 @@ class SamplingState:
         history: the tokens of the slots; kept up to date by the caller, up to the position that
             is drawn.
         sampler_timeout: seconds a plugin may take in a step.
+        fused: draw by the one operator that there is for it, whatever it has no options for apart;
+            by default where it runs as a kernel.
     """
 
     def __init__(
-        self, slots: int, vocab_size: int, history: TokenHistory, *, sampler_timeout: float = 0.25
+        self,
+        slots: int,
+        vocab_size: int,
+        history: TokenHistory,
+        *,
+        sampler_timeout: float = 0.25,
+        fused: bool | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.device = history.device
@@ -75,6 +84,7 @@ class SamplingState:
         self._plugins = PluginSamplers(slots, vocab_size, history, timeout=sampler_timeout)
         self._chain = Chain(self._weigh, self._race)
         (self._mixed,) = upload(self.device, mix_tokens(vocab_size))
+        self.fused = fuses(self._mixed) if fused is None else fused
 
     def join(self, slot: int, join: Join) -> None:
         """The slot is sampled by `join.params` from now on."""
@@ -137,20 +147,22 @@ class SamplingState:
                 drawing[call.rows] = 0
                 settled += call.rows.size
         drawn = np.flatnonzero(drawing)
-        if drawn.size == len(slots):
+        if self.fused:
+            fusing = (drawing != 0) & (uses & Uses.TYPICAL == 0)
+            tokens, peak = draw_fused(logits, positions, table, fusing)
+            drawn = np.flatnonzero((drawing != 0) & ~fusing)
+        elif drawn.size + settled == len(slots):
+            # Which token is the most likely takes ten times as long to find, and none asks.
             peak = logits.amax(dim=-1)
-            tokens = self._draw(logits, peak, positions, table)
+            tokens = torch.zeros(len(slots), dtype=torch.int64, device=self.device)
         else:
-            if drawn.size + settled == len(slots):
-                # Which token is the most likely takes ten times as long to find, and none asks.
-                peak = logits.amax(dim=-1)
-                tokens = torch.zeros(len(slots), dtype=torch.int64, device=self.device)
-            else:
-                peak, tokens = logits.max(dim=-1)
-            if drawn.size:
-                (at,) = upload(self.device, drawn)
-                some = self._draw(logits[at], peak[at], positions[drawn], table[drawn])
-                tokens.index_copy_(0, at, some)
+            peak, tokens = logits.max(dim=-1)
+        if drawn.size == len(slots):
+            tokens = self._draw(logits, peak, positions, table)
+        elif drawn.size:
+            (at,) = upload(self.device, drawn)
+            some = self._draw(logits[at], peak[at], positions[drawn], table[drawn])
+            tokens.index_copy_(0, at, some)
         if calls:
             tokens, peak = self._plugins.settle(calls, tokens, peak)
         sampled = Sampled(tokens, peak, calls=calls)

@@ -78,3 +78,33 @@ def test_the_same_tokens(
         )
         assert tokens.tolist() == expected.tokens.tolist()
         assert peak.tolist() == expected.peak.tolist()
+
+
+def test_fused_draws_have_filters() -> None:
+    cpu = torch.device("cpu")
+    options: list[dict[str, Any]] = [
+        *OPTIONS,
+        {"top_k": 3},
+        {"top_k": 40, "top_p": 0.9, "temperature": 1.2},
+        {"min_p": 0.1},
+    ]
+    slots = np.arange(len(options))
+    state = SamplingState(len(options), VOCAB, TokenHistory(len(options), cpu))
+    words = np.zeros((len(options), OPTION_WORDS), np.int32)
+    for slot, its in enumerate(options):
+        params = SamplingParams(**its)
+        state.join(slot, Join(slot, [1], 1, [], params, slot**9))
+        words[slot] = option_words(params, slot**9)
+    assert Draws.serving(state.uses(slots), fused=True) is Draws.TEMPERATURE
+    sampler = RecordedSampler(VOCAB, torch.from_numpy(words), fused=True)
+    for position in range(20):
+        numbers = torch.Generator().manual_seed(position)
+        logits = torch.randn(len(slots), VOCAB, generator=numbers) * 3
+        positions = np.full(len(slots), position)
+        expected = state.sample(logits.clone(), slots, positions)
+        there = torch.from_numpy(positions)
+        tokens, peak = sampler(logits, torch.from_numpy(slots), there, Draws.TEMPERATURE)
+        assert tokens.tolist() == expected.tokens.tolist()
+        assert peak.tolist() == expected.peak.tolist()
+        best, _ = sampler(logits, torch.from_numpy(slots), there, Draws.GREEDY)
+        assert best.tolist() == logits.argmax(dim=-1).tolist()
