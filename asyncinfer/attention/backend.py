@@ -17,6 +17,9 @@ from asyncinfer.kernels.twins import has_triton_twin
 __all__ = ["Attend", "begin_attention", "reads_pages"]
 
 
+#: Larger heads, those of a latent cache, do not fit the paged kernels' tiles.
+_MOST_HEAD_DIM = 256
+
 class Attend(Protocol):
     """Attention of one forward pass, made once and called by every layer in turn."""
 
@@ -45,4 +48,5 @@ def begin_attention(kv: KVCache, batch: DeviceBatch, scale: float) -> Attend:
 
 def reads_pages(kv: KVCache) -> bool:
     """Whether attention over `kv` is the paged kernels', which a graph records at their cost."""
-    return has_triton_twin("paged_attention", kv.storage)
+    fits = kv.storage.shape[-1] <= _MOST_HEAD_DIM
+    return fits and has_triton_twin("paged_attention", kv.storage)

@@ -15,11 +15,13 @@ class Gather:
     def __init__(self, kv: KVCache, tables: torch.Tensor) -> None:
         kv_heads, size, head_dim = kv.k[0].shape[1:]
         keys = tables[:, None] * kv_heads + torch.arange(kv_heads, device=tables.device)[:, None]
-        values = keys + kv.num_blocks * kv_heads
-        #: `[2, rows, kv_heads, blocks]` of a layer seen as `[2 * num_blocks * kv_heads, page]`.
-        self._index = torch.stack((keys, values)).flatten()
+        parts = kv.storage.shape[1]
+        #: `[parts, rows, kv_heads, blocks]` of a layer seen as `[parts * num_blocks * kv_heads,
+        #: page]`.
+        self._index = torch.cat([keys + part * kv.num_blocks * kv_heads for part in range(parts)])
+        self._index = self._index.flatten()
         self._page = size * head_dim
-        self._shape = (2, tables.shape[0], kv_heads, tables.shape[1] * size, head_dim)
+        self._shape = (parts, tables.shape[0], kv_heads, tables.shape[1] * size, head_dim)
         self._kv = kv
         #: Elements of the buffer that a call fills.
         self.size = self._index.numel() * self._page
@@ -29,4 +31,5 @@ class Gather:
         first `size` elements of `buffer`."""
         pages = self._kv.storage[layer].view(-1, self._page)
         target = buffer[: self.size].view(-1, self._page)
-        return torch.index_select(pages, 0, self._index, out=target).view(self._shape)
+        gathered = torch.index_select(pages, 0, self._index, out=target).view(self._shape)
+        return gathered if self._shape[0] == 2 else gathered.expand(2, *self._shape[1:])

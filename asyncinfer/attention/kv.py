@@ -19,6 +19,9 @@ class KVShape(Protocol):
     def num_kv_heads(self) -> int: ...
     @property
     def head_dim(self) -> int: ...
+    @property
+    def kv_parts(self) -> int:
+        """2: keys and values; 1: the values are the keys themselves."""
 
 
 class KVCache:
@@ -26,10 +29,11 @@ class KVCache:
     block_size, head_dim]`: views into one allocation, so that a block is copied in one call."""
 
     def __init__(self, storage: torch.Tensor) -> None:
-        #: `[layers, 2, num_blocks, kv_heads, block_size, head_dim]`; keys before values.
+        #: `[layers, parts, num_blocks, kv_heads, block_size, head_dim]`; keys before values, or one
+        #: part that is both.
         self.storage = storage
         self.k: list[torch.Tensor] = [layer[0] for layer in storage]
-        self.v: list[torch.Tensor] = [layer[1] for layer in storage]
+        self.v: list[torch.Tensor] = [layer[-1] for layer in storage]
 
     @classmethod
     def allocate(
@@ -43,7 +47,7 @@ class KVCache:
         """A cache of `num_blocks` blocks, zeroed (a host then commits pages as they are used)."""
         shape = (
             model_config.num_layers,
-            2,
+            model_config.kv_parts,
             num_blocks,
             model_config.num_kv_heads,
             block_size,
@@ -55,7 +59,7 @@ class KVCache:
     def bytes_per_block(model_config: KVShape, block_size: int, dtype: torch.dtype) -> int:
         """Bytes that one block takes over all layers, keys and values."""
         per_token = model_config.num_kv_heads * model_config.head_dim * dtype.itemsize
-        return 2 * model_config.num_layers * block_size * per_token
+        return model_config.kv_parts * model_config.num_layers * block_size * per_token
 
     @property
     def num_layers(self) -> int:

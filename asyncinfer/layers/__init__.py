@@ -12,11 +12,13 @@ from asyncinfer.layers.block import (
     FeedForward,
     Layer,
     ParallelLayer,
+    added,
     followed,
 )
 from asyncinfer.layers.embedding import Embedding
 from asyncinfer.layers.experts import Experts
 from asyncinfer.layers.fused import FusedLayer
+from asyncinfer.layers.latent import LatentAttention
 from asyncinfer.layers.mlp import MLP
 from asyncinfer.layers.norm import LayerNorm, Norm, NormKind, RMSNorm, make_norm
 from asyncinfer.layers.prepare import (
@@ -28,6 +30,7 @@ from asyncinfer.layers.prepare import (
     unrotated,
 )
 from asyncinfer.layers.rope import Angles, RopeConfig, RotaryEmbedding
+from asyncinfer.layers.router import GroupedRouter, Route, SoftmaxRouter
 
 __all__ = [
     "ACTIVATIONS",
@@ -40,7 +43,9 @@ __all__ = [
     "Experts",
     "FeedForward",
     "FusedLayer",
+    "GroupedRouter",
     "HeadNorm",
+    "LatentAttention",
     "Layer",
     "LayerNorm",
     "Norm",
@@ -53,8 +58,11 @@ __all__ = [
     "RotaryEmbedding",
     "Rotate",
     "RotatePart",
+    "Route",
     "SelfAttention",
+    "SoftmaxRouter",
     "activation",
+    "added",
     "clamped_swiglu",
     "followed",
     "fused_gate",

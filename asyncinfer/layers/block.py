@@ -11,7 +11,15 @@ from asyncinfer.attention import Attend
 from asyncinfer.layers.norm import Norm
 from asyncinfer.layers.rope import Angles
 
-__all__ = ["Attention", "DecoderLayer", "FeedForward", "Layer", "ParallelLayer", "followed"]
+__all__ = [
+    "Attention",
+    "DecoderLayer",
+    "FeedForward",
+    "Layer",
+    "ParallelLayer",
+    "added",
+    "followed",
+]
 
 #: `[tokens, hidden]` to a new tensor of that shape.
 FeedForward = Callable[[torch.Tensor], torch.Tensor]
@@ -72,5 +80,14 @@ def followed(function: Callable[..., torch.Tensor], after: Norm) -> Callable[...
 
     def both(*arguments: object) -> torch.Tensor:
         return after(function(*arguments))
+
+    return both
+
+
+def added(first: FeedForward, second: FeedForward) -> FeedForward:
+    """The sum of both."""
+
+    def both(x: torch.Tensor) -> torch.Tensor:
+        return first(x).add_(second(x))
 
     return both

@@ -1,4 +1,4 @@
-from asyncinfer.models.config import ExpertsConfig, LayerConfig, ModelConfig
+from asyncinfer.models.config import ExpertsConfig, LatentConfig, LayerConfig, ModelConfig
 from asyncinfer.models.config_file import parse_config, read_config
 from asyncinfer.models.decoder import Decoder
 from asyncinfer.models.examine import Examined, examine
@@ -17,6 +17,7 @@ __all__ = [
     "ExpertsConfig",
     "Family",
     "JsonReader",
+    "LatentConfig",
     "LayerConfig",
     "LoadProgress",
     "ModelConfig",

@@ -8,7 +8,7 @@ from typing import Literal
 from asyncinfer.layers import NormKind, RopeConfig
 from asyncinfer.models.names import TensorNames
 
-__all__ = ["Block", "ExpertsConfig", "LayerConfig", "ModelConfig"]
+__all__ = ["Block", "ExpertsConfig", "LatentConfig", "LayerConfig", "ModelConfig"]
 
 #: Where a layer's norms stand. "pre": before attention and before the feed-forward layer; "post":
 #: after each, before it is added; "sandwich": both. "parallel": attention and feed-forward side by
@@ -41,8 +41,37 @@ class ExpertsConfig:
     normalise: bool = True
     router_bias: bool = False
     bias: bool = False
+    #: What makes the router's scores of its logits.
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    #: Experts come in this many groups, and a token's are from the best few of them.
+    groups: int = 1
+    active_groups: int = 1
+    #: Whether a bias is added to the scores when experts are chosen, and only then.
+    correction: bool = False
+    #: Multiplies the weights.
+    scale: float = 1.0
+    #: As `intermediate_size`, of the part that every token takes; 0: there is none.
+    shared_size: int = 0
     #: None: the model's activation. Else the clamped SwiGLU's (alpha, limit).
     clamped_swiglu: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentConfig:
+    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values of all heads are made from
+    one small vector per token, which is what the cache holds. `ModelConfig.head_dim` is that of the
+    cache, `kv_rank + rotated`, with one KV head."""
+
+    #: Size of the vector that queries are made from; None: they are made from the hidden state.
+    query_rank: int | None
+    kv_rank: int
+    #: Dimensions of a query or key head that are not rotated, and that are.
+    plain: int
+    rotated: int
+    #: Dimensions of a value head.
+    value: int
+    #: The checkpoint keeps what is rotated together side by side.
+    interleaved: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +107,7 @@ class ModelConfig:
     activation: str = "silu"
     gated_mlp: bool = True
     experts: ExpertsConfig | None = None
+    latent: LatentConfig | None = None
     #: Whether the head is the embedding's own weight.
     tied_head: bool = False
     qkv_bias: bool = False
@@ -113,10 +143,16 @@ class ModelConfig:
         return self.experts if self.layer(index).experts else None
 
     @property
+    def kv_parts(self) -> int:
+        """Parts of the KV cache; see `KVShape`."""
+        return 2 if self.latent is None else 1
+
+    @property
     def mlp_width(self) -> int:
         """Elements per token at the widest moment of a feed-forward layer."""
         experts = self.experts
         if experts is None:
             return 3 * self.intermediate_size
         each = 3 * experts.intermediate_size + 2 * self.hidden_size
-        return max(3 * self.intermediate_size, experts.active * each)
+        width = experts.active * each + 3 * experts.shared_size
+        return max(3 * self.intermediate_size, width)

@@ -16,7 +16,9 @@ from asyncinfer.layers import (
     Experts,
     FeedForward,
     FusedLayer,
+    GroupedRouter,
     HeadNorm,
+    LatentAttention,
     Layer,
     Norm,
     ParallelLayer,
@@ -26,8 +28,11 @@ from asyncinfer.layers import (
     RopeConfig,
     Rotate,
     RotatePart,
+    Route,
     SelfAttention,
+    SoftmaxRouter,
     activation,
+    added,
     clamped_swiglu,
     followed,
     fused_gate,
@@ -35,7 +40,7 @@ from asyncinfer.layers import (
     normed_first,
     unrotated,
 )
-from asyncinfer.models.config import ExpertsConfig, ModelConfig
+from asyncinfer.models.config import ExpertsConfig, LatentConfig, ModelConfig
 from asyncinfer.models.tensors import block_norms
 from asyncinfer.quantization import (
     CudaLinear,
@@ -89,7 +94,11 @@ class LayerBuilder:
             norm: build_norm(config, f"{name}.{norm}", self._weights)
             for norm in block_norms(config)
         }
-        attention: Attention = self._attention(index, f"{name}.attention")
+        attention: Attention
+        if config.latent is None:
+            attention = self._attention(index, f"{name}.attention")
+        else:
+            attention = self._latent(index, config.latent, f"{name}.attention")
         mlp = self._feed_forward(index, name)
         if config.residual_scale != 1.0:
             scaled = partial(torch.Tensor.mul_, other=config.residual_scale)
@@ -110,6 +119,7 @@ class LayerBuilder:
         config = self._config
         return (
             self._fused_kernels
+            and config.latent is None
             and (config.block, config.residual_scale) == ("pre", 1.0)
             and config.norm in ("rms", "rms-plus-one")
             and config.qk_norm in (None, "head")
@@ -171,6 +181,38 @@ class LayerBuilder:
             self._variant(index, name),
         )
 
+    def _latent(self, index: int, latent: LatentConfig, name: str) -> LatentAttention:
+        config = self._config
+
+        def norm(part: str) -> RMSNorm:
+            # These have an epsilon of their own.
+            return RMSNorm(self._weights(f"{name}.{part}"), 1e-6)
+
+        query: FeedForward
+        if latent.query_rank is None:
+            query = self._linear(f"{name}.query", False)
+        else:
+            down = self._linear(f"{name}.query_down", config.qkv_bias)
+            query = followed(down, norm("query_norm"))
+            query = followed(query, self._linear(f"{name}.query", False))
+        kv_down = self._linear(f"{name}.kv_down", config.qkv_bias)
+        kv_norm = norm("kv_norm")
+        up = self._weights(f"{name}.kv_up.weight").view(config.num_heads, -1, latent.kv_rank)
+        rope = config.layer(index).rope
+        assert rope is not None
+        return LatentAttention(
+            index,
+            config.num_heads,
+            self._ropes.index(rope),
+            query,
+            kv_down,
+            kv_norm,
+            up[:, : latent.plain],
+            up[:, latent.plain :],
+            self._linear(f"{name}.out", config.out_bias),
+            self._variant(index, name),
+        )
+
     def _prepare(self, index: int, name: str) -> Prepare:
         config = self._config
         rope = config.layer(index).rope
@@ -201,26 +243,47 @@ class LayerBuilder:
         config = self._config
         activate = activation(config.activation, gated=config.gated_mlp)
         experts = config.layer_experts(index)
-        if experts is not None:
-            return self._experts(experts, f"{name}.experts", activate)
+        if experts is None:
+            return self._mlp(f"{name}.mlp", activate, config.intermediate_size)
+        mixture = self._experts(experts, f"{name}.experts", activate)
+        if not experts.shared_size:
+            return mixture
+        return added(mixture, self._mlp(f"{name}.shared", activate, experts.shared_size))
+
+    def _mlp(self, name: str, activate: Activation, size: int) -> MLP:
+        config = self._config
         return MLP(
-            self._linear(f"{name}.mlp.up", config.mlp_bias),
+            self._linear(f"{name}.up", config.mlp_bias),
             activate,
-            self._linear(f"{name}.mlp.down", config.mlp_bias),
-            config.intermediate_size * (2 if config.gated_mlp else 1),
+            self._linear(f"{name}.down", config.mlp_bias),
+            size * (2 if config.gated_mlp else 1),
         )
 
     def _experts(self, experts: ExpertsConfig, name: str, activate: Activation) -> Experts:
         if experts.clamped_swiglu is not None:
             activate = clamped_swiglu(*experts.clamped_swiglu)
         return Experts(
-            self._linear(f"{name}.router", experts.router_bias),
-            experts.active,
-            experts.normalise,
+            self._router(experts, name),
             self._grouped(f"{name}.up", experts.bias),
             activate,
             self._grouped(f"{name}.down", experts.bias),
             torch.arange(experts.count, device=self._device),
+        )
+
+    def _router(self, experts: ExpertsConfig, name: str) -> Route:
+        logits = self._linear(f"{name}.router", experts.router_bias)
+        plain = ("softmax", 1, False, 1.0)
+        if (experts.scoring, experts.groups, experts.correction, experts.scale) == plain:
+            return SoftmaxRouter(logits, experts.active, experts.normalise)
+        return GroupedRouter(
+            logits,
+            experts.active,
+            experts.normalise,
+            sigmoid=experts.scoring == "sigmoid",
+            groups=experts.groups,
+            active_groups=experts.active_groups,
+            correction=self._weights(f"{name}.correction") if experts.correction else None,
+            scale=experts.scale,
         )
 
     def _grouped(self, name: str, bias: bool) -> GroupedLinear:

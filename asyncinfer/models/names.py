@@ -35,6 +35,9 @@ class TensorNames:
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
+    correction: str = "mlp.gate.e_score_correction_bias"
+    shared_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
+    shared_down: str = "mlp.shared_experts.down_proj"
     #: As `up` and `down`, `{}` standing for the expert's number. A name without it is one tensor of
     #: all experts, `[experts, in, out]`, without `.weight` behind it.
     expert_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from asyncinfer.layers import RopeConfig
 from asyncinfer.models.reader import JsonReader
 
-__all__ = ["read_rope", "scaled_context"]
+__all__ = ["mscale_of", "read_rope", "scaled_context"]
 
 _TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _THETA = (1.0 + 1e-6, 1e15)
@@ -114,10 +114,10 @@ def _yarn(rope: JsonReader, original: int, max_context: int) -> RopeConfig:
     if rope.has("attention_factor"):
         attention_factor = rope.number("attention_factor", 1e-3, 1e3)
     elif rope.has("mscale") and rope.has("mscale_all_dim"):
-        over = _mscale(factor, rope.number("mscale", 0.0, 1e3))
-        attention_factor = over / _mscale(factor, rope.number("mscale_all_dim", 0.0, 1e3))
+        over = mscale_of(factor, rope.number("mscale", 0.0, 1e3))
+        attention_factor = over / mscale_of(factor, rope.number("mscale_all_dim", 0.0, 1e3))
     else:
-        attention_factor = _mscale(factor, 1.0)
+        attention_factor = mscale_of(factor, 1.0)
     return RopeConfig(
         rope_type="yarn",
         factor=factor,
@@ -144,7 +144,7 @@ def _longrope(rope: JsonReader, original: int, max_context: int, size: int) -> R
     )
 
 
-def _mscale(factor: float, mscale: float) -> float:
+def mscale_of(factor: float, mscale: float) -> float:
     """How much the attention's logits grow with the context (YaRN, section 3.4)."""
     # transformers takes an mscale of 0 for none given.
     return 0.1 * (mscale or 1.0) * math.log(factor) + 1.0 if factor > 1 else 1.0

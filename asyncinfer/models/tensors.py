@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.config import LatentConfig, ModelConfig
 from asyncinfer.weights import Packed, Piece, WeightSource
 
 __all__ = ["arranged", "block_norms", "ignored_tensor", "tensor_table"]
@@ -39,7 +39,11 @@ def tensor_table(config: ModelConfig) -> dict[str, Packed]:
         )
     for layer in range(config.num_layers):
         theirs = f"{prefix}{names.layers}.{layer}."
-        for name, packed in (*_attention(config, theirs), *_mlp(config, layer, theirs)):
+        for name, packed in (
+            *_attention(config, theirs),
+            *_mlp(config, layer, theirs),
+            *_shared(config, layer, theirs),
+        ):
             table[f"layers.{layer}.{name}"] = packed
     table |= _norm(config, "norm", f"{prefix}{names.norm}")
     if not config.tied_head:
@@ -55,6 +59,9 @@ def _attention(config: ModelConfig, theirs: str) -> Iterator[tuple[str, Packed]]
     for name in block_norms(config):
         yield from _norm(config, name, theirs + getattr(names, name)).items()
 
+    if config.latent is not None:
+        yield from _latent(config, config.latent, f"{theirs}self_attn.")
+        return
     yield from _linear(
         config, theirs, "attention.qkv", names.qkv, (q, kv, kv), hidden, config.qkv_bias
     )
@@ -67,6 +74,26 @@ def _attention(config: ModelConfig, theirs: str) -> Iterator[tuple[str, Packed]]
             yield f"attention.{ours}", _one(f"{theirs}{name}.weight", size)
     if config.sinks:
         yield "attention.sinks", _one(theirs + names.sinks, config.num_heads)
+
+
+def _latent(config: ModelConfig, latent: LatentConfig, theirs: str) -> Iterator[tuple[str, Packed]]:
+    hidden, heads, bias = config.hidden_size, config.num_heads, config.qkv_bias
+    last, inputs = "q_proj", hidden
+    if latent.query_rank is not None:
+        last, inputs = "q_b_proj", latent.query_rank
+        yield from _linear(
+            config, theirs, "attention.query_down", ("q_a_proj",), (inputs,), hidden, bias
+        )
+        yield "attention.query_norm", _one(f"{theirs}q_a_layernorm.weight", inputs)
+    queries = heads * (latent.plain + latent.rotated)
+    yield from _linear(config, theirs, "attention.query", (last,), (queries,), inputs, False)
+    down = ("kv_a_proj_with_mqa",), (latent.kv_rank + latent.rotated,), hidden, bias
+    yield from _linear(config, theirs, "attention.kv_down", *down)
+    yield "attention.kv_norm", _one(f"{theirs}kv_a_layernorm.weight", latent.kv_rank)
+    up = ("kv_b_proj",), (heads * (latent.plain + latent.value),), latent.kv_rank, False
+    yield from _linear(config, theirs, "attention.kv_up", *up)
+    out = ("o_proj",), (hidden,), heads * latent.value, config.out_bias
+    yield from _linear(config, theirs, "attention.out", *out)
 
 
 def _mlp(config: ModelConfig, layer: int, theirs: str) -> Iterator[tuple[str, Packed]]:
@@ -82,6 +109,10 @@ def _mlp(config: ModelConfig, layer: int, theirs: str) -> Iterator[tuple[str, Pa
     size = experts.intermediate_size
     router = (names.router,), (experts.count,), hidden, experts.router_bias
     yield from _linear(config, theirs, "experts.router", *router)
+    if experts.correction:
+        # Scores are close to one another: float32 decides.
+        pieces = _one(theirs + names.correction, experts.count).pieces
+        yield "experts.correction", Packed(pieces, torch.float32)
     for ours, parts, outputs, inputs in (
         ("experts.up", names.expert_up, size, hidden),
         ("experts.down", (names.expert_down,), hidden, size),
@@ -98,6 +129,16 @@ def _mlp(config: ModelConfig, layer: int, theirs: str) -> Iterator[tuple[str, Pa
         yield f"{ours}.weight", Packed(pieces)
         if experts.bias:
             yield f"{ours}.bias", Packed(tuple(Piece(f"{part}.bias", (outputs,)) for part in each))
+
+
+def _shared(config: ModelConfig, layer: int, theirs: str) -> Iterator[tuple[str, Packed]]:
+    experts, names = config.layer_experts(layer), config.names
+    size = 0 if experts is None else experts.shared_size
+    if size:
+        up = names.shared_up, (size, size), config.hidden_size, config.mlp_bias
+        yield from _linear(config, theirs, "shared.up", *up)
+        down = (names.shared_down,), (config.hidden_size,), size, config.mlp_bias
+        yield from _linear(config, theirs, "shared.down", *down)
 
 
 def _linear(
@@ -140,12 +181,27 @@ def arranged(config: ModelConfig, weights: WeightSource) -> WeightSource:
             return _arrange_experts(config, tensor, linear, kind).contiguous()
         if config.names.transposed and kind == "weight":
             tensor = tensor.t()
+        if config.latent is not None and config.latent.interleaved:
+            tensor = _halves(config, config.latent, tensor, linear)
         if config.names.qkv_by_head and linear == "qkv":
             heads = tensor.view(config.num_heads, 3, config.head_dim, *tensor.shape[1:])
             tensor = heads.transpose(0, 1).flatten(0, 2)
         return tensor.contiguous()
 
     return arrange
+
+
+def _halves(
+    config: ModelConfig, latent: LatentConfig, tensor: torch.Tensor, linear: str
+) -> torch.Tensor:
+    """The rows that give the rotated dimensions, those of one rotation half a head apart instead of
+    side by side: queries and keys meet as before."""
+    heads = {"query": config.num_heads, "kv_down": 1}.get(linear)
+    if heads is None:
+        return tensor
+    rows = tensor.view(heads, -1, *tensor.shape[1:])
+    plain, rotated = rows[:, : -latent.rotated], rows[:, -latent.rotated :]
+    return torch.cat((plain, rotated[:, 0::2], rotated[:, 1::2]), dim=1).view(tensor.shape)
 
 
 def _arrange_experts(

@@ -51,6 +51,8 @@ models: Final[Registry[ModelFamily]] = Registry(
     ModelFamily,  # type: ignore[type-abstract]
     MODEL_PROTOCOL_VERSION,
     {
+        "DeepseekV2ForCausalLM": "asyncinfer.models.deepseek_v2:DeepSeekV2",
+        "DeepseekV3ForCausalLM": "asyncinfer.models.deepseek_v3:DeepSeekV3",
         "GPT2LMHeadModel": "asyncinfer.models.gpt2:GPT2",
         "GPTNeoXForCausalLM": "asyncinfer.models.gpt_neox:GPTNeoX",
         "Gemma2ForCausalLM": "asyncinfer.models.gemma2:Gemma2",

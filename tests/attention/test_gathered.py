@@ -29,6 +29,7 @@ class Shape:
     num_kv_heads: int = 2
     head_dim: int = 16
     num_layers: int = LAYERS
+    kv_parts: int = 2
 
 
 class Sequences:
@@ -259,6 +260,24 @@ def test_pages_outside_the_window_are_never_read(count: int) -> None:
     got, expected = sequences.step([(0, (start, count))], variant=AttentionVariant(window=window))
     assert torch.isfinite(got).all()
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", [None, AttentionVariant(window=9)])
+def test_values_that_are_the_keys(variant: AttentionVariant | None) -> None:
+    """Against a cache that holds them twice."""
+    steps: list[list[tuple[int, Row]]] = [
+        [(0, (0, 30)), (1, (0, 7))],
+        [(0, (30, 1)), (1, (7, 1))],
+        [(1, (8, 1)), (0, (31, 5))],
+    ]
+    one, two = (Sequences(Shape(num_kv_heads=1, kv_parts=parts), [40, 12]) for parts in (1, 2))
+    for rows in steps:
+        results = []
+        for sequences in (one, two):
+            batch = sequences.batch(rows)
+            q, k = (sequences.random(sum(batch.counts), heads) for heads in (6, 1))
+            results.append(GatheredAttention(sequences.kv, batch, 0.25)(1, q, k, k, variant))
+        torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)
 
 
 def test_the_paged_kernels_vary_alike() -> None:

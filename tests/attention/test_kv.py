@@ -14,6 +14,7 @@ class Shape:
     num_layers: int = 3
     num_kv_heads: int = 2
     head_dim: int = 8
+    kv_parts: int = 2
 
 
 def cache() -> KVCache:
@@ -46,3 +47,16 @@ def test_copies_read_every_source_first() -> None:
     assert torch.equal(kv.storage, before)
     kv.copy_blocks([])
     assert torch.equal(kv.storage, before)
+
+
+def test_values_that_are_the_keys() -> None:
+    shape = Shape(kv_parts=1)
+    kv = KVCache.allocate(shape, 6, 4, torch.float32, "cpu")
+    assert (kv.num_layers, kv.num_blocks, kv.block_size) == (3, 6, 4)
+    assert 2 * KVCache.bytes_per_block(shape, 4, torch.float32) == KVCache.bytes_per_block(
+        Shape(), 4, torch.float32
+    )
+    kv.k[1][2] = -1
+    assert (kv.v[1][2] == -1).all()
+    kv.copy_blocks([(2, 5)])
+    assert (kv.v[1][5] == -1).all()

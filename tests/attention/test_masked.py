@@ -13,7 +13,7 @@ from asyncinfer.kernels import ops
 
 
 class Shape:
-    num_layers, num_kv_heads, head_dim = 2, 2, 8
+    num_layers, num_kv_heads, head_dim, kv_parts = 2, 2, 8, 2
 
 
 SHAPE: KVShape = Shape()

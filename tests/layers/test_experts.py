@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from asyncinfer.kernels.reference.grouped_linear import grouped_linear
-from asyncinfer.layers import Experts, activation
+from asyncinfer.layers import Experts, SoftmaxRouter, activation
 from asyncinfer.quantization import make_grouped_linear, make_linear
 from asyncinfer.quantization.grouped import DenseGrouped, SeparateLinears
 
@@ -30,9 +30,7 @@ def test_is_the_sum_over_each_tokens_experts(
     down = torch.randn(COUNT, HIDDEN, SIZE, generator=numbers)
     x = torch.randn(tokens, HIDDEN, generator=numbers)
     experts = Experts(
-        make_linear(router.clone()),
-        active,
-        normalise,
+        SoftmaxRouter(make_linear(router.clone()), active, normalise),
         make_grouped_linear(up),
         activation("silu", gated=True),
         make_grouped_linear(down),
@@ -52,9 +50,7 @@ def test_is_the_sum_over_each_tokens_experts(
 
 def test_a_token_does_not_depend_on_its_batch(numbers: torch.Generator) -> None:
     experts = Experts(
-        make_linear(torch.randn(COUNT, HIDDEN, generator=numbers)),
-        2,
-        True,
+        SoftmaxRouter(make_linear(torch.randn(COUNT, HIDDEN, generator=numbers)), 2, True),
         make_grouped_linear(torch.randn(COUNT, 2 * SIZE, HIDDEN, generator=numbers)),
         activation("gelu", gated=True),
         make_grouped_linear(torch.randn(COUNT, HIDDEN, SIZE, generator=numbers)),

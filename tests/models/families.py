@@ -47,6 +47,21 @@ MULTIPLIERS = {
 SEVEN_TO_ONE = {"hidden_size": 112, "num_attention_heads": 14, "num_key_value_heads": 2}
 THREE_TO_ONE = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2}
 
+DEEPSEEK: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 20,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
+
 #: transformers' name of the family -> kinds -> what of the config is changed.
 FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
     "mistral": {
@@ -222,6 +237,39 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 5_000.0},
         },
     },
+    "deepseek_v3": {
+        "plain": {**DEEPSEEK, "n_group": 2, "topk_group": 1},
+        "yarn, queries whole": {
+            **DEEPSEEK,
+            "q_lora_rank": None,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 0,
+            "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 4.0,
+                "mscale": 0.8,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+        "not interleaved": {**DEEPSEEK, "n_group": 1, "topk_group": 1, "rope_interleave": False},
+    },
+    "deepseek_v2": {
+        "plain": {**DEEPSEEK, "q_lora_rank": None, "routed_scaling_factor": 1.5},
+        "groups": {
+            **DEEPSEEK,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 0,
+            "tie_word_embeddings": True,
+            "n_shared_experts": 2,
+        },
+    },
 }
 CASES = [(family, kind) for family, kinds in FAMILIES.items() for kind in kinds]
 
@@ -243,4 +291,7 @@ def randomised(config: Any) -> PreTrainedModel:
             norm = "norm" in name or ".ln_" in name
             if norm and name.endswith("weight") and not config.model_type.startswith("gemma"):
                 parameter.add_(1.0)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.1, generator=generator)
     return model

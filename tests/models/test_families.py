@@ -119,16 +119,20 @@ def test_every_difference_shows(pair: tuple[PreTrainedModel, Decoder], tmp_path:
     changed = [replace(ours, **{rule: value}) for rule, value in others.items()]
     if ours.experts is not None:
         changed += [replace(ours, experts=other) for other in other_experts(ours.experts)]
+    if ours.latent is not None:
+        other = replace(ours.latent, interleaved=not ours.latent.interleaved)
+        changed.append(replace(ours, latent=other))
     if ours.norm == "rms-plus-one":
         changed.append(replace(ours, norm="rms"))
     if ours.block == "parallel":
         changed.append(replace(ours, block="pre"))
-    if ours.rope is not None and not ours.layers:
+    if ours.rope is not None and not ours.layers and ours.latent is None:
         changed.append(replace(ours, rope=None))
         if ours.rope.size is not None:
             changed.append(replace(ours, rope=replace(ours.rope, size=None, rope_type="default")))
     for layer, config in enumerate(ours.layers):
-        for rope in {None, ours.rope, config.rope} - {config.rope}:
+        ropes = {ours.rope, config.rope} if ours.latent else {None, ours.rope, config.rope}
+        for rope in ropes - {config.rope}:
             other = replace(config, rope=rope)
             changed.append(replace(ours, layers=with_layer(ours.layers, layer, other)))
         if config.window is not None:
@@ -149,6 +153,12 @@ def other_experts(experts: ExpertsConfig) -> list[ExpertsConfig]:
     others = []
     if 1 < experts.active < experts.count:
         others.append(replace(experts, normalise=not experts.normalise))
+    if experts.scale != 1.0:
+        others.append(replace(experts, scale=1.0))
+    if experts.groups > 1:
+        others.append(replace(experts, groups=1, active_groups=1))
+    if experts.scoring == "sigmoid":
+        others.append(replace(experts, scoring="softmax"))
     if experts.clamped_swiglu is not None:
         alpha, limit = experts.clamped_swiglu
         others += [replace(experts, clamped_swiglu=rule) for rule in (None, (alpha / 2, limit))]

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 from models.checkpoints import Sequences, expected
-from models.families import CASES, GLOBAL, LOCAL, SMALL, random_model
+from models.families import CASES, DEEPSEEK, GLOBAL, LOCAL, SMALL, random_model
 from safetensors.torch import load_file, save_file
 
+from asyncinfer.attention import KVCache
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.models import ModelConfig, load_model, parse_config
+from asyncinfer.models.tensors import ignored_tensor
 from asyncinfer.plugins import models
 
 NEOX = {**SMALL, "num_key_value_heads": None}
@@ -116,6 +118,8 @@ def test_what_is_left_out_is_what_transformers_takes(case: tuple[str, str]) -> N
     assert replace(parse_config(short), **ignored) == replace(parse_config(whole), **ignored)
 
 
+GROUPS = {"n_group": 2, "topk_group": 1}
+NOTHING = {"routed_scaling_factor": 0.0}
 MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
 #: Architecture -> what config.json says -> the key that the error names.
 LIES: list[tuple[str, str, dict[str, Any]]] = [
@@ -168,6 +172,18 @@ LIES: list[tuple[str, str, dict[str, Any]]] = [
         "quantization_config",
         {"quantization_config": {"quant_method": "mxfp4"}},
     ),
+    ("DeepseekV3ForCausalLM", "num_key_value_heads", {}),
+    ("DeepseekV3ForCausalLM", "kv_lora_rank", {**DEEPSEEK, "kv_lora_rank": 0}),
+    ("DeepseekV3ForCausalLM", "q_lora_rank", {**DEEPSEEK, "q_lora_rank": -1}),
+    ("DeepseekV3ForCausalLM", "qk_rope_head_dim", {**DEEPSEEK, "qk_rope_head_dim": 7}),
+    ("DeepseekV3ForCausalLM", "n_group", {**DEEPSEEK, "n_group": 3}),
+    ("DeepseekV3ForCausalLM", "n_group", {**DEEPSEEK, "n_group": 8}),
+    ("DeepseekV3ForCausalLM", "topk_group", {**DEEPSEEK, "n_group": 2, "topk_group": 3}),
+    ("DeepseekV3ForCausalLM", "topk_group", {**DEEPSEEK, "n_group": 4, "topk_group": 1}),
+    ("DeepseekV3ForCausalLM", "routed_scaling_factor", {**DEEPSEEK, **GROUPS, **NOTHING}),
+    ("DeepseekV2ForCausalLM", "topk_method", {**DEEPSEEK, "topk_method": "best"}),
+    ("DeepseekV2ForCausalLM", "norm_topk_prob", {**DEEPSEEK, "norm_topk_prob": True}),
+    ("DeepseekV2ForCausalLM", "first_k_dense_replace", {**DEEPSEEK, "first_k_dense_replace": -1}),
     ("Gemma3ForCausalLM", "sliding_window_pattern", {"sliding_window_pattern": 0}),
     ("Gemma3ForCausalLM", "rope_local_base_freq", {"rope_local_base_freq": -1}),
     (
@@ -183,6 +199,19 @@ def test_a_config_that_lies(architecture: str, key: str, changes: dict[str, Any]
     with pytest.raises(ModelLoadError) as caught:
         parse(architecture, SMALL, **changes)
     assert f": {key}=" in str(caught.value)
+
+
+def test_a_latent_cache_holds_one_vector_per_token() -> None:
+    config = parse("DeepseekV3ForCausalLM", SMALL, **DEEPSEEK, **GROUPS)
+    taken = KVCache.bytes_per_block(config, 16, torch.bfloat16)
+    assert taken == 2 * 16 * config.num_layers * (32 + 8)
+
+
+def test_layers_that_predict_further_tokens_are_left_out() -> None:
+    config = parse("DeepseekV3ForCausalLM", SMALL, **DEEPSEEK, **GROUPS)
+    assert ignored_tensor("model.layers.3.eh_proj.weight", config)
+    assert not ignored_tensor("model.layers.2.eh_proj.weight", config)
+    assert not ignored_tensor("model.layers.4.eh_proj.weight", config)
 
 
 def test_a_window_beyond_the_context_is_none() -> None:

@@ -1,0 +1,65 @@
+"""Multi-head latent attention (DeepSeek-V2, 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from asyncinfer.attention import Attend, AttentionVariant
+from asyncinfer.kernels import ops
+from asyncinfer.layers.norm import Norm
+from asyncinfer.layers.rope import Angles
+from asyncinfer.quantization import Linear
+
+__all__ = ["LatentAttention"]
+
+
+class LatentAttention:
+    """`[tokens, hidden]` to `[tokens, hidden]`. The cache holds one vector per token: what keys and
+    values of all heads are made from, and the one rotated key that they share.
+
+    Keys and values are never made: what would make them is applied to the queries before attention
+    and to its result after it, so that all heads attend to the vectors themselves.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        heads: int,
+        rope: int,
+        query: Callable[[torch.Tensor], torch.Tensor],
+        kv_down: Linear,
+        kv_norm: Norm,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        out: Linear,
+        variant: AttentionVariant | None = None,
+    ) -> None:
+        """`query` gives `[tokens, heads * (plain + rotated)]`, `kv_down` `[tokens, rank +
+        rotated]`. `keys` `[heads, plain, rank]` and `values` `[heads, value, rank]` are what would
+        make keys and values of the vector. `rope` is which of the angles to rotate by."""
+        self._layer = layer
+        self._heads = heads
+        self._rope = rope
+        self._query = query
+        self._kv_down = kv_down
+        self._kv_norm = kv_norm
+        self._keys = keys.contiguous()
+        self._values = values.transpose(1, 2).contiguous()
+        self._out = out
+        self._variant = variant
+
+    def __call__(self, x: torch.Tensor, angles: Sequence[Angles], attend: Attend) -> torch.Tensor:
+        tokens, (_, plain, rank) = x.shape[0], self._keys.shape
+        query = self._query(x).view(tokens, self._heads, -1)
+        down = self._kv_down(x)
+        latent = self._kv_norm(down[:, :rank].contiguous())
+        rotated = torch.cat((query[:, :, plain:], down[:, None, rank:]), dim=1)
+        rotated = ops.rope(rotated, *angles[self._rope])
+        absorbed = torch.bmm(query[:, :, :plain].transpose(0, 1), self._keys).transpose(0, 1)
+        q = torch.cat((absorbed, rotated[:, : self._heads]), dim=-1)
+        k = torch.cat((latent[:, None], rotated[:, self._heads :]), dim=-1)
+        seen = attend(self._layer, q, k, k, self._variant).view(tokens, self._heads, -1)
+        values = torch.bmm(seen[:, :, :rank].transpose(0, 1), self._values)
+        return self._out(values.transpose(0, 1).flatten(1))

@@ -1,0 +1,79 @@
+"""Which experts a token takes, and with which weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from asyncinfer.quantization import Linear
+
+__all__ = ["GroupedRouter", "Route", "SoftmaxRouter"]
+
+#: `[tokens, hidden]` to weights float32 and experts int64, `[tokens, active]` both.
+Route = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+class SoftmaxRouter:
+    """The `active` likeliest by the softmax of the logits. With `normalise` their weights sum to
+    one."""
+
+    def __init__(self, logits: Linear, active: int, normalise: bool) -> None:
+        self._logits = logits
+        self._active = active
+        self._normalise = normalise
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self._logits(x).float()
+        best, chosen = logits.topk(self._active, dim=-1)
+        if self._normalise:
+            return best.softmax(dim=-1), chosen
+        return (best - logits.logsumexp(dim=-1, keepdim=True)).exp(), chosen
+
+
+class GroupedRouter:
+    """The `active` best experts of the `active_groups` best of `groups` groups (DeepSeek-V2), whose
+    scores are a softmax or, with `sigmoid`, each for itself (DeepSeek-V3). `correction` float32
+    `[experts]` is added to the scores for the choice alone. A group is as good as its best expert;
+    where there is a correction, as its best two together."""
+
+    def __init__(
+        self,
+        logits: Linear,
+        active: int,
+        normalise: bool,
+        *,
+        sigmoid: bool,
+        groups: int,
+        active_groups: int,
+        correction: torch.Tensor | None,
+        scale: float,
+    ) -> None:
+        self._logits = logits
+        self._active = active
+        self._normalise = normalise
+        self._sigmoid = sigmoid
+        self._groups = groups
+        self._active_groups = active_groups
+        self._correction = correction
+        self._scale = scale
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self._logits(x).float()
+        scores = logits.sigmoid() if self._sigmoid else logits.softmax(dim=-1)
+        choice = scores if self._correction is None else scores + self._correction
+        if self._groups > 1:
+            choice = self._best_groups(choice)
+        chosen = choice.topk(self._active, dim=-1).indices
+        weights = scores.gather(1, chosen)
+        if self._normalise:
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+        return weights * self._scale, chosen
+
+    def _best_groups(self, choice: torch.Tensor) -> torch.Tensor:
+        """`choice` `[tokens, experts]`, minus infinity outside each token's best groups."""
+        grouped = choice.view(choice.shape[0], self._groups, -1)
+        best = grouped.topk(1 if self._correction is None else 2, dim=-1).values.sum(dim=-1)
+        kept = best.topk(self._active_groups, dim=-1).indices
+        hidden = torch.ones_like(best, dtype=torch.bool).scatter_(1, kept, False)
+        return grouped.masked_fill(hidden[:, :, None], float("-inf")).flatten(1)

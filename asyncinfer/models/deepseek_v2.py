@@ -1,0 +1,40 @@
+"""DeepSeek-V2 (DeepSeek-AI, 2024): as V3, with a softmax over the experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from asyncinfer.models.config import ExpertsConfig
+from asyncinfer.models.deepseek_v3 import DeepSeekV3
+from asyncinfer.models.reader import JsonReader
+
+__all__ = ["DeepSeekV2"]
+
+
+class DeepSeekV2(DeepSeekV3):
+    """DeepSeek-V2 and V2-Lite: latent attention, experts, two of them shared."""
+
+    defaults: ClassVar = {
+        **DeepSeekV3.defaults,
+        "n_routed_experts": 64,
+        "moe_intermediate_size": 1407,
+        "n_shared_experts": 2,
+        "n_group": None,
+        "topk_group": None,
+        "topk_method": "greedy",
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+        "first_k_dense_replace": 0,
+    }
+
+    def experts(self, config: JsonReader) -> ExpertsConfig:
+        method = config.string("topk_method")
+        if method not in ("greedy", "group_limited_greedy"):
+            raise config.refuse("topk_method", "must be greedy or group_limited_greedy")
+        if config.boolean("norm_topk_prob", False):
+            raise config.refuse("norm_topk_prob", "is not supported")
+        whole = {"n_group": 1, "topk_group": 1}
+        if method == "greedy":
+            config = JsonReader({**config.values, **whole}, config.file)
+        return replace(super().experts(config), scoring="softmax", correction=False)
