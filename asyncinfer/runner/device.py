@@ -9,7 +9,7 @@ import torch
 
 from asyncinfer.errors import ModelLoadError
 
-__all__ = ["choose_device", "choose_dtype", "use_cpu_threads"]
+__all__ = ["choose_device", "choose_dtype", "is_out_of_memory", "use_cpu_threads"]
 
 _DTYPES: Final = {
     "float32": torch.float32,
@@ -59,3 +59,10 @@ def use_cpu_threads(count: int) -> None:
     restore = threading.Thread(target=torch.set_num_threads, args=(before,))
     restore.start()
     restore.join()
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether `error` is torch's for memory that could not be allocated. It has tried everything by
+    then, its own cache included."""
+    # The CPU's has no class of its own.
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -14,6 +14,7 @@ from asyncinfer.errors import RequestFailed
 from asyncinfer.models import Decoder
 from asyncinfer.runner.accelerator import Accelerator
 from asyncinfer.runner.decode_lane import DecodeLane, Drawn
+from asyncinfer.runner.device import is_out_of_memory
 from asyncinfer.runner.downloads import Berth, Berths
 from asyncinfer.runner.input_batch import InputBatch, StepArrays
 from asyncinfer.sampling import (
@@ -118,7 +119,20 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> object:
         """Start a step; the handle is for `collect`."""
         berth = None if self._berths is None else self._berths.take()
-        self._apply(plan, berth)
+        self._apply(plan)
+        try:
+            return self._compute(plan, berth)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = str(error)
+        # Only now: while the error lives, so do the tensors of every frame it came through.
+        if berth is not None and self._berths is not None:
+            self._berths.give_back(berth)
+        raise MemoryError(reason)
+
+    def _compute(self, plan: StepPlan, berth: Berth | None) -> object:
+        self._kv.copy_blocks(plan.copies)
         if not plan.slots:
             return self._flight(_Flight(), [torch.empty(0), torch.empty(0)], berth)
         if self._lane is not None and berth is not None and self._lane.takes(plan):
@@ -192,7 +206,7 @@ class ModelRunner:
         if self._accelerator is not None:
             self._accelerator.close()
 
-    def _apply(self, plan: StepPlan, berth: Berth | None) -> None:
+    def _apply(self, plan: StepPlan) -> None:
         """What changes before the rows are computed."""
         for slot in plan.leaves:
             self._sampling.leave(slot)
@@ -205,7 +219,6 @@ class ModelRunner:
         self._inputs.grow(plan.grown)
         if self._lane is not None:
             self._lane.grow(plan.grown)
-        self._kv.copy_blocks(plan.copies)
 
     def _launch_decode(self, lane: DecodeLane, plan: StepPlan, berth: Berth) -> _Flight:
         step = lane.launch(plan, self._sampling, berth)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json.decoder
 import math
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncinfer import Engine
 from asyncinfer.builtin import MODEL_PATH
+from asyncinfer.models import Decoder
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -211,3 +213,23 @@ async def test_chat(engine: Engine) -> None:
     )
     assert done.usage.prompt_tokens > 5
     assert done.usage.completion_tokens <= 16
+
+
+async def test_the_device_has_no_memory_for_a_step(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # faults 23, 24: with the real runner; a prompt's step and decode steps.
+    prompts = [encode(engine, text) for text in PROMPTS]
+    options: dict[str, Any] = {"max_tokens": 24, "temperature": 0.7, "top_p": 0.9}
+    alone = [(await answers(engine, [prompt], seed=3, **options))[0] for prompt in prompts]
+    forward, calls = Decoder.forward, itertools.count()
+
+    def cramped(self: Decoder, *arguments: Any) -> torch.Tensor:
+        if next(calls) in (0, 4, 11):
+            raise torch.OutOfMemoryError("planted")
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(Decoder, "forward", cramped)
+    assert await answers(engine, prompts, seed=3, **options) == alone
+    assert next(calls) > 24
+    assert engine.stats().preemptions > 0

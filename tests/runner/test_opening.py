@@ -16,7 +16,7 @@ from asyncinfer.config import EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.models import Decoder
 from asyncinfer.runner import open_runner, plan_memory, runner_of
-from asyncinfer.runner.device import choose_device, choose_dtype, use_cpu_threads
+from asyncinfer.runner.device import choose_device, choose_dtype, is_out_of_memory, use_cpu_threads
 from asyncinfer.runner.memory import activation_bytes, graph_bytes, graph_hold
 
 CPU = torch.device("cpu")
@@ -204,3 +204,10 @@ def test_a_runner_is_opened_with_the_threads_that_were_asked_for() -> None:
     thread.start()
     thread.join()
     assert seen == [5]
+
+
+def test_a_cpu_without_memory_is_recognised() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 62, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
+    assert not is_out_of_memory(RuntimeError("shapes do not match"))
