@@ -61,6 +61,9 @@ class EngineConfig:
     #: When decode steps are recorded as CUDA graphs: as each size of batch comes up, all when the
     #: engine opens, or never. A CPU has none.
     cuda_graphs: Graphs = "lazy"
+    #: The same request gives the same tokens and logprobs, to the last bit, whatever is computed
+    #: with it and however its prompt is cut. Slower, and without CUDA graphs.
+    deterministic: bool = False
 
     #: Tokens a stream holds for a slow consumer before `on_full` applies.
     buffer: int = 256
@@ -101,8 +104,9 @@ class EngineConfig:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be a non-empty string")
         if self.revision is not None and not isinstance(self.revision, str):
             raise ValueError(f"revision={self.revision!r}: must be a string")
-        if not isinstance(self.prefix_cache, bool):
-            raise ValueError(f"prefix_cache={self.prefix_cache!r}: must be True or False")
+        for name in ("prefix_cache", "deterministic"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be True or False")
         object.__setattr__(self, "observers", _observers(self.observers))
         for name, choices in (("on_full", get_args(OnFull)), ("cuda_graphs", get_args(Graphs))):
             if getattr(self, name) not in choices:

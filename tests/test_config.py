@@ -37,6 +37,7 @@ NAN, INF = math.nan, math.inf
         ("dtype", (None, "")),
         ("revision", (3,)),
         ("prefix_cache", (1, "no")),
+        ("deterministic", (1, None)),
     ],
 )
 def test_a_bad_value_is_named(name: str, values: tuple[object, ...]) -> None:

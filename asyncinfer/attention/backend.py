@@ -8,6 +8,7 @@ import torch
 
 from asyncinfer.attention.batch import AttentionBatch, DeviceBatch
 from asyncinfer.attention.gathered import GatheredAttention
+from asyncinfer.attention.invariant import InvariantAttention
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.masked import MaskedAttention
 from asyncinfer.attention.paged import PagedAttention
@@ -16,9 +17,9 @@ from asyncinfer.kernels.twins import has_triton_twin
 
 __all__ = ["Attend", "begin_attention", "reads_pages"]
 
-
 #: Larger heads, those of a latent cache, do not fit the paged kernels' tiles.
 _MOST_HEAD_DIM = 256
+
 
 class Attend(Protocol):
     """Attention of one forward pass, made once and called by every layer in turn."""
@@ -43,6 +44,8 @@ def begin_attention(kv: KVCache, batch: DeviceBatch, scale: float) -> Attend:
         return PagedAttention(kv, batch, scale)
     if not isinstance(batch, AttentionBatch):
         return MaskedAttention(kv, batch, scale)
+    if batch.invariant:
+        return InvariantAttention(kv, batch, scale)
     return GatheredAttention(kv, batch, scale)
 
 

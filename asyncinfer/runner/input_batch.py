@@ -41,6 +41,29 @@ class StepArrays:
     #: Whether the token drawn comes after all that the row's slot knew, `[draws]`.
     draw_last: npt.NDArray[np.bool_]
 
+    @classmethod
+    def of_single_rows(cls, positions: I64, slot_mapping: I64, block_tables: I32) -> StepArrays:
+        """Rows of one query token each, in slots of their own, that draw nothing."""
+        rows = np.arange(len(positions))
+        none = rows[:0]
+        return cls(
+            token_slots=rows,
+            positions=positions,
+            slot_mapping=slot_mapping,
+            block_tables=block_tables,
+            seq_lens=(positions + 1).astype(np.int32),
+            query_starts=np.arange(len(positions) + 1, dtype=np.int32),
+            starts=positions.tolist(),
+            counts=[1] * len(positions),
+            decode_rows=len(positions),
+            first_tokens=rows,
+            draw_rows=none,
+            draw_tokens=none,
+            draw_slots=none,
+            draw_positions=none,
+            draw_last=none.astype(np.bool_),
+        )
+
 
 class InputBatch:
     """Block tables of the slots, and the arithmetic of a step. No Python per row or token."""

@@ -94,7 +94,7 @@ def activation_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtyp
 def graph_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
     """About what recorded decode steps need beside weights and KV: what the largest makes on its
     way, what stays on the device from step to step, and what the driver keeps for each graph."""
-    if config.cuda_graphs == "off":
+    if config.cuda_graphs == "off" or config.deterministic:
         return 0
     sizes = batch_sizes(config.max_running)
     context = config.max_context or model.max_context

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from asyncinfer.runner.decode_lane import DecodeLane, Drawn
 from asyncinfer.runner.device import is_out_of_memory
 from asyncinfer.runner.downloads import Berth, Berths
 from asyncinfer.runner.input_batch import InputBatch, StepArrays
+from asyncinfer.runner.tiles import TiledDecoder
 from asyncinfer.sampling import (
     PluginCall,
     PluginSamplers,
@@ -24,6 +26,8 @@ from asyncinfer.sampling import (
     SamplingState,
     TokenHistory,
     row_logprobs,
+    sample_apart,
+    score_apart,
     score_tokens,
     upload,
 )
@@ -76,21 +80,26 @@ class ModelRunner:
         accelerator: Accelerator | None = None,
         graphs: Graphs = "lazy",
         graph_memory: int = 0,
+        deterministic: bool = False,
     ) -> None:
         """
         Args:
             accelerator: None on a CPU.
             graphs: when decode steps are recorded on an accelerator.
             graph_memory: bytes set aside for what a recorded step makes on its way.
+            deterministic: what a request gets is the same to the last bit whatever is computed with
+                it. Nothing is recorded then.
         """
         self._spec = spec
         self._device = decoder.device
         self._decoder = decoder
         self._kv = kv
         self._accelerator = accelerator
+        #: Computes what must not depend on the batch.
+        self._tiles = TiledDecoder(decoder, kv) if deterministic else None
         self._berths: Berths | None = None
         self._lane: DecodeLane | None = None
-        if accelerator is None or graphs == "off":
+        if accelerator is None or graphs == "off" or deterministic:
             self._history = TokenHistory(spec.max_slots, self._device)
         else:
             # One slot for rows that fill up a batch, and never another place in memory.
@@ -201,7 +210,7 @@ class ModelRunner:
         """Drop everything that lives on the device and give its memory back."""
         if self._lane is not None:
             self._lane.close()
-        del self._decoder, self._kv, self._history, self._sampling, self._inputs
+        del self._decoder, self._kv, self._history, self._sampling, self._inputs, self._tiles
         self._lane = self._berths = None
         if self._accelerator is not None:
             self._accelerator.close()
@@ -253,6 +262,9 @@ class ModelRunner:
 
     def _forward(self, arrays: StepArrays) -> torch.Tensor:
         """Hidden states of the step's query tokens, `[tokens, hidden]`."""
+        if self._tiles is not None:
+            tokens = self._history.read(arrays.token_slots, arrays.positions)
+            return self._tiles.forward(tokens, arrays)
         places = self._history.places(arrays.token_slots, arrays.positions)
         places_there, positions, slot_mapping, block_tables, seq_lens, query_starts = upload(
             self._device,
@@ -278,14 +290,16 @@ class ModelRunner:
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Padding of the model's vocabulary is cut off: no text stands for it."""
-        return self._decoder.logits(hidden)[:, : self._spec.vocab_size]
+        logits = (self._tiles or self._decoder).logits(hidden)
+        return logits[:, : self._spec.vocab_size]
 
     def _draw(self, arrays: StepArrays, hidden: torch.Tensor) -> Sampled:
         if not np.array_equal(arrays.draw_tokens, np.arange(len(hidden))):
             hidden = hidden.index_select(0, *upload(self._device, arrays.draw_tokens))
-        sampled = self._sampling.sample(
-            self._logits(hidden), arrays.draw_slots, arrays.draw_positions
-        )
+        sample = self._sampling.sample
+        if self._tiles is not None:
+            sample = partial(sample_apart, self._sampling)
+        sampled = sample(self._logits(hidden), arrays.draw_slots, arrays.draw_positions)
         tokens, slots, positions = sampled.tokens, arrays.draw_slots, arrays.draw_positions
         if not arrays.draw_last.all():
             # Positions before a row's last are known already: those draws only verify them.
@@ -304,8 +318,9 @@ class ModelRunner:
         count = max(0, min(plan.counts[row], last - start))
         positions = np.arange(start + 1, start + count + 1)
         tokens = self._history.read(np.full(count, slot), positions)
+        score = score_tokens if self._tiles is None else score_apart
         parts = [
-            score_tokens(
+            score(
                 self._logits(hidden[first + i : first + min(i + _SCORED_AT_ONCE, count)]),
                 tokens[i : i + _SCORED_AT_ONCE],
                 top,

@@ -67,4 +67,5 @@ def runner_of(decoder: Decoder, config: EngineConfig, tokens: int) -> ModelRunne
         # Torch's own attention reads the whole width of every block table when it is recorded.
         graphs=config.cuda_graphs if reads_pages(kv) else "off",
         graph_memory=graph_hold(config, decoder.config, decoder.dtype),
+        deterministic=config.deterministic,
     )

@@ -1,3 +1,4 @@
+from asyncinfer.sampling.apart import sample_apart, score_apart
 from asyncinfer.sampling.history import TokenHistory
 from asyncinfer.sampling.logprobs import row_logprobs, score_tokens
 from asyncinfer.sampling.plugin_samplers import PluginCall, PluginSamplers
@@ -17,6 +18,8 @@ __all__ = [
     "draw_bytes",
     "option_words",
     "row_logprobs",
+    "sample_apart",
+    "score_apart",
     "score_tokens",
     "upload",
 ]

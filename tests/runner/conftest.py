@@ -150,7 +150,7 @@ def new_hand(decoder: Decoder) -> Callable[[], Hand]:
 
 @pytest.fixture
 def make_hand(decoder: Decoder) -> Callable[..., Hand]:
-    return lambda **options: Hand(decoder, **options)
+    return lambda **options: Hand(options.pop("decoder", decoder), **options)
 
 
 @pytest.fixture

@@ -1,0 +1,130 @@
+"""Forward passes whose results do not depend on the batch: the tokens go through the decoder in
+tiles of one size, filled up at the end, so that every operator always sees the same shapes.
+
+Shapes are what libraries choose an order of summation by. What else may count is where in a tile a
+token stands; whether it does is tried when the engine opens, with the model's own weights, and if
+so a tile is a single token. Of a mixture of experts it always is: what an expert is given has the
+shape that the tile's other tokens leave it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncinfer.attention import AttentionBatch, KVCache, reads_pages
+from asyncinfer.models import Decoder
+from asyncinfer.runner.input_batch import StepArrays
+from asyncinfer.sampling import upload
+
+__all__ = ["TILE", "TiledDecoder"]
+
+I64 = npt.NDArray[np.int64]
+
+#: Query tokens of a tile.
+TILE: Final = 16
+
+
+class TiledDecoder:
+    """A decoder over `kv`, in tiles."""
+
+    def __init__(self, decoder: Decoder, kv: KVCache) -> None:
+        self._decoder = decoder
+        self._kv = kv
+        # The paged kernels compute a row of one token by its length alone, longer ones otherwise.
+        self._single_rows = reads_pages(kv)
+        self.size = TILE
+        if decoder.config.experts is not None or not self._same_in_every_place():
+            self.size = 1
+
+    def forward(self, tokens: torch.Tensor, arrays: StepArrays) -> torch.Tensor:
+        """`[tokens, hidden]` of a step's query tokens, int64 `[tokens]`."""
+        rows = np.repeat(np.arange(len(arrays.counts)), arrays.counts)
+        parts = [
+            self._tile(tokens[first : first + self.size], first, rows, arrays)
+            for first in range(0, len(rows), self.size)
+        ]
+        return torch.cat(parts)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 `[n, vocab_size]` of `hidden` `[n, hidden]`."""
+        parts = torch.split(hidden, self.size)
+        return torch.cat([self._decoder.logits(self._filled(its))[: len(its)] for its in parts])
+
+    def _tile(
+        self, tokens: torch.Tensor, first: int, rows: I64, arrays: StepArrays
+    ) -> torch.Tensor:
+        count, lacking = len(tokens), self.size - len(tokens)
+        its = slice(first, first + count)
+        its_rows, positions = rows[its], arrays.positions[its]
+        # Where another row begins, or every token is one.
+        apart = np.diff(its_rows, prepend=-1) != 0
+        if self._single_rows:
+            apart[:] = True
+        firsts = np.flatnonzero(apart)
+        counts = np.diff(firsts, append=count)
+        ends = positions[firsts] + counts
+        starts = np.append(firsts, count).astype(np.int32)
+        positions_there, slots, tables, lengths, query_starts = upload(
+            tokens.device,
+            np.pad(positions, (0, lacking)),
+            np.pad(arrays.slot_mapping[its], (0, lacking), constant_values=-1),
+            arrays.block_tables[its_rows[firsts]],
+            ends.astype(np.int32),
+            starts,
+        )
+        batch = AttentionBatch(
+            block_tables=tables,
+            seq_lens=lengths,
+            query_starts=query_starts,
+            slot_mapping=slots,
+            block_size=self._kv.block_size,
+            decode_rows=len(firsts) if self._single_rows else 0,
+            starts=positions[firsts].tolist(),
+            counts=counts.tolist(),
+            invariant=True,
+        )
+        filled = self._filled(tokens)
+        return self._decoder.forward(filled, positions_there, self._kv, batch)[:count]
+
+    def _filled(self, part: torch.Tensor) -> torch.Tensor:
+        """`[size, ...]`, in memory of its own: where a vector lies in memory may count too."""
+        filled = part.new_zeros(self.size, *part.shape[1:])
+        filled[: len(part)] = part
+        return filled
+
+    @torch.inference_mode()
+    def _same_in_every_place(self) -> bool:
+        """Whether sixteen tokens in one order, in another, and a token in every place give each the
+        same bits."""
+        real, size = self._kv, self._kv.block_size
+        width = -(-6 * TILE // size)
+        self._kv = KVCache.allocate(
+            self._decoder.config, TILE + 1, size, self._decoder.dtype, self._decoder.device
+        )
+        try:
+            numbers = np.random.default_rng(0)
+            ids = numbers.integers(0, self._decoder.config.vocab_size, TILE)
+            positions = numbers.permutation(5 * np.arange(TILE) + 1)
+            outs = []
+            for order in (np.arange(TILE), np.arange(TILE)[::-1], np.roll(np.arange(TILE), 5)):
+                outs.append(self._try(ids[order], positions[order], width))
+                outs[-1] = outs[-1][torch.from_numpy(np.argsort(order)).to(outs[-1].device)]
+            alone = self._try(ids[:1].repeat(TILE), positions[:1].repeat(TILE), width)
+            return all(its.equal(outs[0]) for its in outs) and bool((alone == outs[0][:1]).all())
+        finally:
+            self._kv = real
+
+    def _try(self, ids: I64, positions: I64, width: int) -> torch.Tensor:
+        """Logits `[TILE, vocab]` of tokens with nothing but zeros before them."""
+        self._kv.storage.zero_()
+        own = np.arange(1, TILE + 1)
+        size = self._kv.block_size
+        tables = np.zeros((TILE, width), np.int32)
+        tables[np.arange(TILE), positions // size] = own
+        arrays = StepArrays.of_single_rows(positions, own * size + positions % size, tables)
+        (there,) = upload(self._decoder.device, ids)
+        return self.logits(self.forward(there, arrays))

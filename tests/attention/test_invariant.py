@@ -1,0 +1,111 @@
+"""Attention that does not depend on the batch, to the last bit; and that is right."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from attention.batches import batch_of, scattered_tables
+
+from asyncinfer.attention import AttentionVariant, KVCache, begin_attention
+from asyncinfer.attention.invariant import InvariantAttention
+from asyncinfer.attention.kv import KVShape
+from asyncinfer.kernels import ops
+
+
+class Shape:
+    num_layers, num_kv_heads, head_dim, kv_parts = 1, 2, 24, 2
+
+
+SHAPE: KVShape = Shape()
+HEADS = 6
+SINKS = torch.linspace(-1.0, 2.0, HEADS)
+VARIANTS = {
+    "plain": None,
+    "window": AttentionVariant(window=9),
+    "all": AttentionVariant(window=20, softcap=2.0, sinks=SINKS),
+}
+LENGTHS = [70, 33, 16, 5]
+
+
+class Sequences:
+    """Queries, keys and values of every position of some sequences, over a poisoned cache."""
+
+    def __init__(self, size: int, dtype: torch.dtype, seed: int) -> None:
+        numbers = torch.Generator().manual_seed(5)
+        self.size = size
+
+        def random_heads(heads: int) -> list[torch.Tensor]:
+            return [
+                torch.randn(length, heads, 24, generator=numbers).to(dtype) for length in LENGTHS
+            ]
+
+        self.q, self.k, self.v = random_heads(HEADS), random_heads(2), random_heads(2)
+        blocks = sum(-(-length // size) for length in LENGTHS) + 2
+        self.tables = scattered_tables(LENGTHS, blocks, size, seed)
+        self.kv = KVCache.allocate(SHAPE, blocks, size, dtype, "cpu")
+        self.kv.storage.fill_(torch.nan)
+
+    def step(
+        self, rows: list[tuple[int, int, int]], variant: AttentionVariant | None
+    ) -> list[torch.Tensor]:
+        """Rows of `(sequence, start, count)`; what each got."""
+        _, batch = batch_of(
+            [its[1:] for its in rows], [self.tables[its[0]] for its in rows], self.size
+        )
+        batch.invariant = True
+        # Tokens that fill up the pass come last.
+        q, k, v = (
+            torch.cat([its[s][a : a + n] for s, a, n in rows] + [torch.ones_like(its[0][:3])])
+            for its in (self.q, self.k, self.v)
+        )
+        attend = begin_attention(self.kv, batch, 0.2)
+        assert isinstance(attend, InvariantAttention)
+        out = attend(0, q, k, v, variant)
+        assert out[-3:].eq(0).all()
+        return list(out[:-3].split([count for *_, count in rows]))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("size", [4, 16, 24])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_chunks_and_company_change_no_bit(name: str, size: int, dtype: torch.dtype) -> None:
+    variant = VARIANTS[name]
+    whole = Sequences(size, dtype, 0)
+    expected = []
+    for sequence, length in enumerate(LENGTHS):
+        expected += whole.step([(sequence, 0, length)], variant)
+    for sequence, length in enumerate(LENGTHS):
+        rules = variant or AttentionVariant()
+        twin = ops.paged_attention(
+            whole.q[sequence],
+            whole.kv.k[0],
+            whole.kv.v[0],
+            torch.tensor([whole.tables[sequence]], dtype=torch.int32),
+            torch.tensor([length], dtype=torch.int32),
+            torch.tensor([0, length], dtype=torch.int32),
+            0.2,
+            window=rules.window,
+            softcap=rules.softcap,
+            sinks=rules.sinks,
+            reference=True,
+        )
+        near = {} if dtype is torch.float32 else {"rtol": 0.02, "atol": 0.02}
+        torch.testing.assert_close(expected[sequence], twin.flatten(1), **near)
+
+    lot = random.Random(size)
+    pieces = Sequences(size, dtype, 1)
+    done = [0] * len(LENGTHS)
+    while any(at < length for at, length in zip(done, LENGTHS, strict=True)):
+        rows = []
+        for sequence in lot.sample(range(len(LENGTHS)), lot.randint(1, len(LENGTHS))):
+            count = min(lot.choice([1, 1, 2, 7, 16, 30]), LENGTHS[sequence] - done[sequence])
+            if count:
+                rows.append((sequence, done[sequence], count))
+                done[sequence] += count
+        rows.sort(key=lambda row: row[2] > 1)
+        for (sequence, start, count), out in zip(
+            rows, pieces.step(rows, variant) if rows else [], strict=True
+        ):
+            assert out.equal(expected[sequence][start : start + count])
