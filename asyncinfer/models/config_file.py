@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncinfer.errors import ModelLoadError
+from asyncinfer.errors import ModelLoadError, PluginError
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.plugins import models
@@ -46,7 +46,12 @@ def parse_config(values: Mapping[str, Any], *, file: str = _FILE) -> ModelConfig
     ):
         if values.get(key):
             raise config.refuse(key, why)
-    read: ModelConfig = models.resolve(architecture).read(architecture, values, file)
+    read = models.resolve(architecture).read(architecture, values, file)
+    if not isinstance(read, ModelConfig):
+        raise PluginError(
+            f"plugin {architecture!r} (group {models.group}): read() gave {type(read).__name__}, "
+            "not a ModelConfig"
+        )
     return read
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from asyncinfer.models.config import ExpertsConfig
+from asyncinfer.models.config import ExpertsConfig, ModelConfig
 from asyncinfer.models.deepseek_v3 import DeepSeekV3
 from asyncinfer.models.reader import JsonReader
 
@@ -28,7 +28,7 @@ class DeepSeekV2(DeepSeekV3):
         "first_k_dense_replace": 0,
     }
 
-    def experts(self, config: JsonReader) -> ExpertsConfig:
+    def experts(self, config: JsonReader, llama: ModelConfig) -> ExpertsConfig:
         method = config.string("topk_method")
         if method not in ("greedy", "group_limited_greedy"):
             raise config.refuse("topk_method", "must be greedy or group_limited_greedy")
@@ -37,4 +37,4 @@ class DeepSeekV2(DeepSeekV3):
         whole = {"n_group": 1, "topk_group": 1}
         if method == "greedy":
             config = JsonReader({**config.values, **whole}, config.file)
-        return replace(super().experts(config), scoring="softmax", correction=False)
+        return replace(super().experts(config, llama), scoring="softmax", correction=False)

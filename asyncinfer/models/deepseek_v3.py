@@ -70,7 +70,7 @@ class DeepSeekV3(Family):
             rope=rope,
             latent=latent,
             attention_scale=scale,
-            experts=self.experts(config),
+            experts=self.experts(config, llama),
             layers=self._layers(llama.num_layers, dense, rope),
             names=replace(llama.names, ignored=(*llama.names.ignored, *ignored)),
         )
@@ -81,10 +81,10 @@ class DeepSeekV3(Family):
             return ()
         return tuple(LayerConfig(rope=rope, experts=layer >= dense) for layer in range(count))
 
-    def experts(self, config: JsonReader) -> ExpertsConfig:
+    def experts(self, config: JsonReader, llama: ModelConfig) -> ExpertsConfig:
         """The mixture of experts."""
         size = config.integer("moe_intermediate_size", 1, _MOST)
-        experts = read_experts(config, "n_routed_experts", size)
+        experts = read_experts(config, llama, "n_routed_experts", size)
         groups = config.integer("n_group", 1, experts.count)
         if experts.count % groups or experts.count // groups < 2:
             raise config.refuse("n_group", f"must share out {experts.count} experts, two or more")

@@ -42,7 +42,7 @@ class GptOss(Family):
     }
 
     def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
-        experts = read_experts(config, "num_local_experts", llama.intermediate_size)
+        experts = read_experts(config, llama, "num_local_experts", llama.intermediate_size)
         alpha = config.number("swiglu_alpha", 1e-3, 1e3)
         limit = config.number("swiglu_limit", 1e-3, 1e6)
         return replace(

@@ -31,7 +31,7 @@ class Mixtral(Family):
         return replace(
             llama,
             layers=windowed(config, llama),
-            experts=read_experts(config, "num_local_experts", llama.intermediate_size),
+            experts=read_experts(config, llama, "num_local_experts", llama.intermediate_size),
             names=TensorNames(
                 router="block_sparse_moe.gate",
                 expert_up=(f"{expert}w1", f"{expert}w3"),

@@ -30,7 +30,7 @@ class Qwen3MoE(Family):
         key = "num_local_experts" if config.has("num_local_experts") else "num_experts"
         size = config.integer("moe_intermediate_size", 1, _MOST_WIDTH)
         experts = replace(
-            read_experts(config, key, size),
+            read_experts(config, llama, key, size),
             normalise=config.boolean("norm_topk_prob", False),
         )
         llama = replace(llama, qk_norm="head", experts=experts)

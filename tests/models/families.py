@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 #: What every config starts from; a family says otherwise where its keys do.
 SMALL: dict[str, Any] = {
@@ -274,15 +274,15 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
 CASES = [(family, kind) for family, kinds in FAMILIES.items() for kind in kinds]
 
 
-def random_model(family: str, kind: str, **changes: Any) -> PreTrainedModel:
-    """A transformers model with weights large enough that every part of it shows in the logits."""
+def config_of(family: str, kind: str, **changes: Any) -> PreTrainedConfig:
     base = GPT2 if family == "gpt2" else SMALL
-    config = AutoConfig.for_model(family, **{**base, **FAMILIES[family][kind], **changes})
-    return randomised(config)
+    return AutoConfig.for_model(family, **{**base, **FAMILIES[family][kind], **changes})
 
 
-def randomised(config: Any) -> PreTrainedModel:
-    """The config's model with random weights. Norms' weights are near one, whatever their form."""
+def random_model(family: str, kind: str, **changes: Any) -> PreTrainedModel:
+    """A transformers model with weights large enough that every part of it shows in the logits.
+    Norms' weights are near one, whatever their form."""
+    config = config_of(family, kind, **changes)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():

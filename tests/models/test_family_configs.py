@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from models.checkpoints import Sequences, expected
-from models.families import CASES, DEEPSEEK, GLOBAL, LOCAL, SMALL, random_model
+from models.families import CASES, DEEPSEEK, FAMILIES, GLOBAL, LOCAL, SMALL, config_of, random_model
 from safetensors.torch import load_file, save_file
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from asyncinfer.attention import KVCache
-from asyncinfer.errors import ModelLoadError
+from asyncinfer.errors import ModelLoadError, PluginError
 from asyncinfer.models import ModelConfig, load_model, parse_config
 from asyncinfer.models.tensors import ignored_tensor
 from asyncinfer.plugins import models
@@ -158,6 +159,7 @@ LIES: list[tuple[str, str, dict[str, Any]]] = [
     ("Gemma2ForCausalLM", "hidden_activation", {"hidden_activation": "relu6"}),
     ("MixtralForCausalLM", "num_local_experts", {"num_local_experts": 0}),
     ("MixtralForCausalLM", "num_local_experts", {"num_local_experts": 2**20}),
+    ("MixtralForCausalLM", "num_local_experts", {"num_local_experts": 2**17}),
     ("MixtralForCausalLM", "num_experts_per_tok", {"num_experts_per_tok": 9}),
     ("Qwen3MoeForCausalLM", "moe_intermediate_size", {"moe_intermediate_size": 2**30}),
     ("Qwen3MoeForCausalLM", "norm_topk_prob", {"norm_topk_prob": 1}),
@@ -199,6 +201,50 @@ def test_a_config_that_lies(architecture: str, key: str, changes: dict[str, Any]
     with pytest.raises(ModelLoadError) as caught:
         parse(architecture, SMALL, **changes)
     assert f": {key}=" in str(caught.value)
+
+
+WRONG: list[Any] = [None, True, -1, 0, 10**30, float("nan"), "x", [], [None], {}, {"factor": [1]}]
+
+
+def places(values: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+    """Each key with the object that has it, nested ones too."""
+    found = [(values, key) for key in values]
+    for value in values.values():
+        found += places(value) if isinstance(value, dict) else []
+    return found
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_whatever_a_config_says(family: str) -> None:
+    """Each value of each key wrong in every way: refused with the file's name, or read."""
+    config = config_of(family, list(FAMILIES[family])[-1])
+    name = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__
+    values = {**config.to_dict(), "architectures": [name]}
+    read, refused = models.resolve(name).read, []
+    read(name, values, "some/config.json")
+    for place, key in places(values):
+        right = place[key]
+        for wrong in WRONG:
+            place[key] = wrong
+            try:
+                read(name, values, "some/config.json")
+            except ModelLoadError as error:
+                refused.append(error)
+        place[key] = right
+    assert len(refused) > 50
+    assert {error.file for error in refused} == {"some/config.json"}
+
+
+def test_a_family_that_reads_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd:
+        def read(self, architecture: str, values: Any, file: str) -> Any:
+            return {"vocab_size": 3}
+
+    monkeypatch.setattr(models, "_registered", {})
+    monkeypatch.setattr(models, "_loaded", {})
+    models.register("OddForCausalLM", Odd)
+    with pytest.raises(PluginError, match=r"'OddForCausalLM'.*gave dict, not a ModelConfig"):
+        parse("OddForCausalLM", SMALL)
 
 
 def test_a_latent_cache_holds_one_vector_per_token() -> None:
