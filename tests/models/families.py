@@ -280,9 +280,12 @@ def config_of(family: str, kind: str, **changes: Any) -> PreTrainedConfig:
 
 
 def random_model(family: str, kind: str, **changes: Any) -> PreTrainedModel:
-    """A transformers model with weights large enough that every part of it shows in the logits.
-    Norms' weights are near one, whatever their form."""
-    config = config_of(family, kind, **changes)
+    """A transformers model with weights large enough that every part of it shows in the logits."""
+    return randomised(config_of(family, kind, **changes))
+
+
+def randomised(config: PreTrainedConfig) -> PreTrainedModel:
+    """The config's model with random weights. Norms' weights are near one, whatever their form."""
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
