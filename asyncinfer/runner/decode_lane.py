@@ -22,6 +22,9 @@ __all__ = ["DecodeLane", "Drawn", "LaneStep"]
 
 I64 = npt.NDArray[np.int64]
 
+#: A position that no step begins at.
+_UNKNOWN = -2
+
 
 @dataclass(slots=True)
 class Drawn:
@@ -79,7 +82,7 @@ class DecodeLane:
         """Record every graph there can be, before the first step."""
         self.state.send(berth.staging)
         self.graphs.record_all()
-        self._step.rewind()
+        self._step.turn_to(0)
 
     def join(self, join: Join) -> None:
         """The slot's table on the host is that of a new tenant."""
@@ -100,6 +103,8 @@ class DecodeLane:
 
     def launch(self, plan: StepPlan, sampling: SamplingState, berth: Berth) -> LaneStep:
         """Run the step of a plan it takes, whose joins and growth were applied."""
+        if self._unread == len(self._places):
+            raise RuntimeError(f"more than {len(self._places)} steps in flight")
         size = self.graphs.size_for(len(plan.slots))
         slots, starts = self.state.place(plan.slots, plan.starts, size)
         draws = Draws.serving(sampling.uses(slots), fused=sampling.fused)
@@ -108,12 +113,19 @@ class DecodeLane:
         self.state.counted(slots)
         if draws is Draws.LOGITS:
             return LaneStep(slots, starts + 1, logits=self._step.logits[: len(slots)])
-        if self._unread == len(self._places):
-            raise RuntimeError(f"more than {len(self._places)} steps in flight")
         self._unread += 1
         landing = berth.fetch(self._places[self._turn])
         self._turn = (self._turn + 1) % len(self._places)
         return LaneStep(slots, starts + 1, drawn=Drawn(landing, len(slots)))
+
+    def keep_up(self, berth: Berth) -> None:
+        """A step of another kind: what changed does not pile up meanwhile."""
+        self.state.send(berth.staging)
+
+    def lost(self, slots: list[int]) -> None:
+        """A step of these slots was begun, and nobody knows how far it came."""
+        self.state.host_positions[slots] = _UNKNOWN
+        self._step.turn_to(self._turn)
 
     def read(self, drawn: Drawn) -> tuple[list[int], npt.NDArray[np.float32]]:
         """Tokens and peaks of the oldest recorded step, after its berth was waited for."""

@@ -135,17 +135,20 @@ class ModelRunner:
             if not is_out_of_memory(error):
                 raise
             reason = str(error)
-        # Only now: while the error lives, so do the tensors of every frame it came through.
-        if berth is not None and self._berths is not None:
-            self._berths.give_back(berth)
+        # Only now: while the error lives, so do the tensors of every frame it came through. The
+        # berth is let go: nobody will wait for the copies it has begun.
+        if self._lane is not None:
+            self._lane.lost(plan.slots)
         raise MemoryError(reason)
 
     def _compute(self, plan: StepPlan, berth: Berth | None) -> object:
         self._kv.copy_blocks(plan.copies)
         if not plan.slots:
             return self._flight(_Flight(), [torch.empty(0), torch.empty(0)], berth)
-        if self._lane is not None and berth is not None and self._lane.takes(plan):
-            return self._launch_decode(self._lane, plan, berth)
+        if self._lane is not None and berth is not None:
+            if self._lane.takes(plan):
+                return self._launch_decode(self._lane, plan, berth)
+            self._lane.keep_up(berth)
 
         arrays = self._inputs.build(plan)
         hidden = self._forward(arrays)

@@ -88,6 +88,6 @@ class RecordedStep:
         self.results[:, :, :size].index_copy_(0, self._turn, both[None])
         self._turn.add_(1).remainder_(len(self.results))
 
-    def rewind(self) -> None:
-        """The next results go to the first place."""
-        self._turn.zero_()
+    def turn_to(self, place: int) -> None:
+        """The next results go to this place."""
+        self._turn.fill_(place)

@@ -155,6 +155,48 @@ def test_more_steps_in_flight_than_there_is_room_for(lane_hand: Any) -> None:
         hand.launch()
 
 
+def test_a_step_that_broke_off_for_lack_of_memory_is_done_again(
+    make_hand: Any, lane_hand: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once before anything was computed, once when all but the draw's last lines were."""
+    answers = []
+    for hand in (make_hand(), lane_hand()):
+        tokens = begin(hand, 0, **DRAWN) + begin(hand, 1)
+        lengths = {0: len(PROMPTS[0]), 1: len(PROMPTS[1])}
+        tokens += decode(hand, lengths).tokens
+        if hand.runner._lane is not None:
+            step = lane(hand).graphs
+            for whole in (False, True):
+                with monkeypatch.context() as patch:
+                    patch.setattr(step, "run", out_of_memory(step.run, whole))
+                    for slot, position in lengths.items():
+                        hand.row(slot, position, 1)
+                    with pytest.raises(MemoryError, match="enough"):
+                        hand.launch()
+        for _ in range(6):
+            tokens += decode(hand, lengths).tokens
+        answers.append(tokens)
+    assert answers[0] == answers[1]
+
+
+def out_of_memory(run: Callable[..., None], whole: bool) -> Callable[..., None]:
+    def failing(*arguments: Any) -> None:
+        if whole:
+            run(*arguments)
+        raise torch.OutOfMemoryError("not enough")
+
+    return failing
+
+
+def test_changes_do_not_pile_up_while_no_step_is_recorded(lane_hand: Any) -> None:
+    hand = lane_hand()
+    begin(hand, 0)
+    for i in range(5):
+        hand.row(0, 11 + 2 * i, 2, samples=1)
+        hand.step()
+        assert not lane(hand).state._changed
+
+
 def test_slots_come_and_go_under_steps_in_flight(make_hand: Any, lane_hand: Any) -> None:
     """Twenty tenants by lot over six slots, up to three steps ahead."""
     answers = []
