@@ -16,9 +16,10 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from asyncinfer.attention import KVCache
 from asyncinfer.errors import ModelLoadError, PluginError
-from asyncinfer.models import ModelConfig, load_model, parse_config
+from asyncinfer.models import ModelConfig, load_model, parse_config, read_config, tensor_table
 from asyncinfer.models.tensors import ignored_tensor
 from asyncinfer.plugins import models
+from asyncinfer.weights import Checkpoint, WeightLoader
 
 NEOX = {**SMALL, "num_key_value_heads": None}
 GEMMA3 = {**SMALL, "num_hidden_layers": 6, "head_dim": 16, "sliding_window": 32}
@@ -251,6 +252,19 @@ def test_a_latent_cache_holds_one_vector_per_token() -> None:
     config = parse("DeepseekV3ForCausalLM", SMALL, **DEEPSEEK, **GROUPS)
     taken = KVCache.bytes_per_block(config, 16, torch.bfloat16)
     assert taken == 2 * 16 * config.num_layers * (32 + 8)
+
+
+def test_what_corrects_the_choice_of_experts_stays_float32(tmp_path: Path) -> None:
+    model = random_model("deepseek_v3", "plain")
+    model.save_pretrained(tmp_path)
+    table = tensor_table(read_config(tmp_path))
+    with Checkpoint(tmp_path) as checkpoint:
+        loader = WeightLoader(checkpoint, table, torch.device("cpu"), torch.bfloat16, None)
+        correction = loader("layers.1.experts.correction")
+        assert loader("layers.1.experts.router.weight").dtype is torch.bfloat16
+    exact = dict(model.named_buffers())["model.layers.1.mlp.gate.e_score_correction_bias"]
+    assert correction.dtype is torch.float32
+    assert torch.equal(correction, exact)
 
 
 def test_layers_that_predict_further_tokens_are_left_out() -> None:
