@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from asyncinfer.bench.host_runner import RunnerCost, measure_runner
 from asyncinfer.bench.host_scheduler import SchedulerCost, measure_scheduler
 from asyncinfer.bench.host_streams import StreamLoad, measure_streams
 from asyncinfer.bench.host_tokens import TokenCost, measure_tokens
@@ -50,6 +51,7 @@ class HostResult:
     """The median repetition of each measurement, by its main figure."""
 
     scheduler: SchedulerCost
+    runner: RunnerCost
     loops: tuple[LoopResult, ...]
 
     def figures(self) -> tuple[Figure, ...]:
@@ -57,6 +59,12 @@ class HostResult:
         found = [
             Figure(f"schedule + update, {running} running", both.mean / 1e3, "ms", "lower", 1.0),
             Figure(f"schedule + update, {running} running, p99", both.p99 / 1e3, "ms", "lower"),
+            Figure(
+                f"launch + collect, {running} rows, no device",
+                self.runner.both.mean / 1e3,
+                "ms",
+                "lower",
+            ),
         ]
         for result in self.loops:
             found += _figures(result)
@@ -84,6 +92,8 @@ def measure_host(
     tokenizer = Tokenizer.from_folder(MODEL_PATH) if options.tokenizer == "shipped" else None
     report(f"schedule + update at {options.running} running")
     scheduler = [measure_scheduler(options.running, options.steps) for _ in range(options.repeat)]
+    report(f"launch + collect of {options.running} rows on a device that takes no time")
+    runner = [measure_runner(options.running, options.steps) for _ in range(options.repeat)]
     loops = []
     for loop in options.loops:
         report(f"CPU per token on {loop}")
@@ -103,4 +113,8 @@ def measure_host(
                 median(streams, lambda its: its.latency.p99),
             )
         )
-    return HostResult(median(scheduler, lambda its: its.both.mean), tuple(loops))
+    return HostResult(
+        median(scheduler, lambda its: its.both.mean),
+        median(runner, lambda its: its.both.mean),
+        tuple(loops),
+    )

@@ -8,6 +8,7 @@ from asyncinfer.testing.cache_harness import CacheHarness, CacheRequest
 from asyncinfer.testing.fake_engine import FakeModel
 from asyncinfer.testing.fake_model import FakeRunner
 from asyncinfer.testing.gate import StepGate
+from asyncinfer.testing.idle_device import IdleModel
 from asyncinfer.testing.inline import InlineEngine, InlineStream
 from asyncinfer.testing.invariants import InvariantError, check_invariants
 from asyncinfer.testing.policy_checks import check_cache_policy
@@ -25,6 +26,7 @@ __all__ = [
     "CacheRequest",
     "FakeModel",
     "FakeRunner",
+    "IdleModel",
     "InlineEngine",
     "InlineStream",
     "InvariantError",

@@ -6,6 +6,7 @@ import pytest
 
 from asyncinfer import EngineConfig
 from asyncinfer.bench import BenchError, HostOptions, available_loops, measure_host
+from asyncinfer.bench.host_runner import measure_runner
 from asyncinfer.bench.host_scheduler import measure_scheduler, staggered_prompt
 from asyncinfer.bench.host_streams import measure_streams
 from asyncinfer.bench.host_tokens import measure_tokens
@@ -19,6 +20,13 @@ def test_scheduler_steps_are_counted() -> None:
     assert cost.schedule.count == cost.update.count == cost.both.count == 20
     assert cost.both.mean == pytest.approx(cost.schedule.mean + cost.update.mean)
     assert cost.both.mean > 0
+
+
+def test_steps_of_the_runner_are_counted() -> None:
+    cost = measure_runner(running=8, steps=20, warmup=3)
+    assert (cost.running, cost.steps, cost.tokens) == (8, 20, 160)
+    assert cost.launch.count == cost.collect.count == cost.both.count == 20
+    assert cost.both.mean == pytest.approx(cost.launch.mean + cost.collect.mean)
 
 
 def test_prompts_differ_from_the_first_block_on() -> None:
@@ -63,7 +71,7 @@ def test_the_whole_command_has_its_figures() -> None:
     told: list[str] = []
     figures = measure_host(options, told.append).figures()
     names = [figure.name for figure in figures]
-    assert len(names) == len(set(names)) == 9
+    assert len(names) == len(set(names)) == 10
     assert [figure.target for figure in figures if figure.target] == [1.0, 8.0, 0.99 * 500]
     assert told
 
