@@ -1,7 +1,8 @@
 from asyncinfer.weights.checkpoint import Checkpoint, StoredTensor
 from asyncinfer.weights.folder import checkpoint_file
 from asyncinfer.weights.json_file import read_json
-from asyncinfer.weights.packed import Packed, Piece, WeightLoader, WeightSource, check_weights
+from asyncinfer.weights.loader import WeightLoader
+from asyncinfer.weights.packed import Packed, Piece, WeightSource, check_weights
 from asyncinfer.weights.progress import LoadProgress, OnProgress
 from asyncinfer.weights.resolve import resolve, resolve_config
 

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.weights.folder import checkpoint_file, plain_name
 from asyncinfer.weights.json_file import read_json
+from asyncinfer.weights.shards import ShardReader
 
 __all__ = ["INDEX", "SINGLE", "Checkpoint", "StoredTensor", "read_index"]
 
@@ -43,8 +44,11 @@ class Checkpoint:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.tensors: dict[str, StoredTensor] = {}
+        #: Reads what the headers describe.
+        self.reader = ShardReader()
         self._shards: dict[str, Any] = {}
         self._stack = contextlib.ExitStack()
+        self._stack.callback(self.reader.close)
         with contextlib.ExitStack() as undo:
             undo.callback(self._stack.close)
             if checkpoint_file(self.folder, SINGLE) is not None:
@@ -95,6 +99,7 @@ class Checkpoint:
                 )
             self.tensors[name] = StoredTensor(file, tuple(view.get_shape()), view.get_dtype())
         self._shards[file] = shard
+        self.reader.open(file, path)
 
     def _nothing_to_load(self) -> ModelLoadError:
         if not self.folder.is_dir():

@@ -9,12 +9,11 @@ import torch
 
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.weights.checkpoint import Checkpoint
-from asyncinfer.weights.progress import LoadProgress, OnProgress
 
-__all__ = ["Packed", "Piece", "WeightLoader", "WeightSource", "check_weights"]
+__all__ = ["STORED", "Packed", "Piece", "WeightSource", "check_weights"]
 
-#: The dtypes a weight may be stored in, and their bytes.
-_FLOATS = {"BF16": 2, "F16": 2, "F32": 4}
+#: The dtypes a weight may be stored in, by safetensors' names.
+STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +62,9 @@ def check_weights(
                 file=stored.file,
                 tensor=piece.name,
             )
-        if stored.dtype not in _FLOATS:
+        if stored.dtype not in STORED:
             raise ModelLoadError(
-                f"dtype {stored.dtype}: must be one of {', '.join(_FLOATS)}",
+                f"dtype {stored.dtype}: must be one of {', '.join(STORED)}",
                 file=stored.file,
                 tensor=piece.name,
             )
@@ -74,52 +73,3 @@ def check_weights(
             raise ModelLoadError(
                 "left over: the model has no place for it", file=stored.file, tensor=name
             )
-
-
-class WeightLoader:
-    """A `WeightSource` that streams a checked checkpoint: piece by piece straight into its place on
-    the device, with one piece at a time on the host."""
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        table: Mapping[str, Packed],
-        device: torch.device,
-        dtype: torch.dtype,
-        progress: OnProgress | None,
-    ) -> None:
-        self._checkpoint = checkpoint
-        self._left = dict(table)
-        self._device = device
-        self._dtype = dtype
-        self._progress = progress
-        self._done = 0
-        self._total = sum(
-            self._bytes(piece) for packed in table.values() for piece in packed.pieces
-        )
-        self._report("")
-
-    def __call__(self, name: str) -> torch.Tensor:
-        packed = self._left.pop(name)
-        target = torch.empty(packed.shape, dtype=packed.dtype or self._dtype, device=self._device)
-        row = 0
-        for piece in packed.pieces:
-            target[row : row + piece.shape[0]].copy_(self._checkpoint.read(piece.name))
-            row += piece.shape[0]
-            self._done += self._bytes(piece)
-            self._report(piece.name)
-        return target
-
-    def finish(self) -> None:
-        """Every tensor of the table has been asked for."""
-        assert not self._left, f"the model never asked for {sorted(self._left)}"
-
-    def _report(self, tensor: str) -> None:
-        if self._progress is not None:
-            self._progress(LoadProgress(self._done, self._total, tensor))
-
-    def _bytes(self, piece: Piece) -> int:
-        size = _FLOATS[self._checkpoint.tensors[piece.name].dtype]
-        for length in piece.shape:
-            size *= length
-        return size

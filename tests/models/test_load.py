@@ -100,25 +100,6 @@ def test_stored_in_any_float(folder: Path, stored: torch.dtype) -> None:
     assert torch.equal(decoder._embed.weight, exact)
 
 
-def test_reads_one_tensor_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was read is let go before the next is read: no more than one is on the host."""
-    import weakref
-
-    from asyncinfer.weights import Checkpoint
-
-    read, live = Checkpoint.read, []
-
-    def watched(self: Checkpoint, name: str) -> torch.Tensor:
-        assert all(held() is None for held in live)
-        tensor = read(self, name)
-        live.append(weakref.ref(tensor))
-        return tensor
-
-    monkeypatch.setattr(Checkpoint, "read", watched)
-    load(folder)
-    assert len(live) == len(random_llama().state_dict())
-
-
 def test_progress_that_raises_ends_the_load(folder: Path) -> None:
     def stop(step: LoadProgress) -> None:
         if step.bytes_done:
