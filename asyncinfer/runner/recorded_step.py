@@ -62,7 +62,8 @@ class RecordedStep:
         at = positions.clamp(min=0).long()
         tables = state.tables.index_select(0, slots)
         pages = tables.gather(1, torch.div(at, block, rounding_mode="floor")[:, None])[:, 0]
-        slot_mapping = torch.where(real, pages * block + at % block, -1)
+        # Not `where`, which would bring the number from the host.
+        slot_mapping = (pages * block + at % block).masked_fill_(~real, -1)
         batch = DeviceBatch(
             block_tables=tables,
             seq_lens=positions + 1,

@@ -21,6 +21,8 @@ __all__ = ["FakeDevice", "HiddenSyncError"]
 
 #: What cannot be done without the host waiting for the device.
 _SYNCS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique")
+#: Numbers that the host makes a tensor of. Recording cannot copy them to the device.
+_HOST_MADE = ("scalar_tensor", "lift_fresh")
 
 
 class HiddenSyncError(AssertionError):
@@ -50,7 +52,7 @@ class FakeDevice:
     - a replayed graph does what was recorded on the memory it was recorded on, nothing else; what
       it made on the way is poison afterwards, and memory that was freed raises `ReplayError`;
     - in `without_syncs` and while recording, an operator for which the host has to wait raises
-      `HiddenSyncError`.
+      `HiddenSyncError`; while recording, so does a number that comes from the host.
     """
 
     def __init__(self) -> None:
@@ -172,14 +174,16 @@ class FakeDevice:
     def _operate(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """One operator of the thread."""
         name = operator._schema.name.partition("::")[2]
-        asks = (self._strict or self._recording is not None) and _asks(name, args)
-        if asks:
+        recording = self._recording
+        if (self._strict or recording is not None) and _asks(name, args):
             raise HiddenSyncError(f"{name} makes the host wait for the device")
+        if recording is not None and name in _HOST_MADE:
+            raise HiddenSyncError(f"{name} brings a number from the host while recording")
         written = _written(operator, args, kwargs)
         if name == "copy_" and self._is_pinned(args[0]) != self._is_pinned(args[1]):
             return self._copy(args[0], args[1])
-        if self._recording is not None:
-            return self._recording.do(operator, args, kwargs, written)
+        if recording is not None:
+            return recording.do(operator, args, kwargs, written)
         out = operator(*args, **kwargs)
         tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if in_memory(leaf)]
         keys = {key_of(tensor) for tensor in tensors}

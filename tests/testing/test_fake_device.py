@@ -139,12 +139,21 @@ def test_a_graph_of_memory_that_was_freed(device: FakeDevice) -> None:
         graph.replay()
 
 
-def test_what_the_host_makes_while_recording_is_gone_when_replayed(device: FakeDevice) -> None:
-    y = torch.zeros(2)
-    graph = device.capture(lambda: y.add_(torch.tensor([1.0, 2.0])))
+def test_memory_that_a_graph_did_not_make_itself_and_nobody_kept(device: FakeDevice) -> None:
+    y, held = torch.zeros(2), [torch.ones(2)]
+    graph = device.capture(lambda: y.add_(held.pop()))
     gc.collect()
     with pytest.raises(ReplayError, match="freed"):
         graph.replay()
+
+
+def test_numbers_from_the_host_cannot_be_recorded(device: FakeDevice) -> None:
+    y = torch.zeros(2)
+    for work in (lambda: y.add_(torch.tensor([1.0, 2.0])), lambda: torch.where(y > 0, y, -1.0)):
+        work()
+        with pytest.raises(HiddenSyncError, match="from the host"):
+            device.capture(work)
+    device.capture(lambda: y.masked_fill_(y > 0, -1.0).mul_(2.0))
 
 
 def test_a_replay_keeps_to_the_order_of_streams(device: FakeDevice) -> None:
