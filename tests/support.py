@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -10,6 +11,12 @@ from asyncinfer import Engine, SamplingParams
 
 OpenEngine = Callable[..., AbstractAsyncContextManager[Engine]]
 Until = Callable[[Callable[[], object]], Awaitable[None]]
+
+
+def heed_ctrl_c() -> None:
+    """For a child process, before its program starts: who began the tests may ignore Ctrl-C, as
+    shells do for what they run in the background, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def fake_runner(engine: Engine) -> Any:

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support import heed_ctrl_c
+
 PROGRAM = Path(__file__).with_name("talking.py")
 CTRL_C, CTRL_D = "\x03", "\x04"
 
@@ -25,6 +27,7 @@ class Terminal:
             stderr=slave,
             start_new_session=True,
             env={**os.environ, "TERM": term},
+            preexec_fn=heed_ctrl_c,
         )
         os.close(slave)
         #: All that the program has written.

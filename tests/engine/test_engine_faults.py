@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support import OpenEngine, Until, oracle
+from support import OpenEngine, Until, heed_ctrl_c, oracle
 
 from asyncinfer import (
     Engine,
@@ -38,6 +38,7 @@ def python(
         text=True,
         timeout=timeout,
         env={**os.environ, **environment},
+        preexec_fn=heed_ctrl_c,
         check=False,
     )
 
