@@ -1,0 +1,167 @@
+"""The decode loop on a real GPU: recorded steps against eager ones and transformers, no hidden
+waiting, memory given back."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from asyncinfer.builtin import MODEL_PATH
+from asyncinfer.engine.assemble import Checkpoint
+from asyncinfer.runner import ModelRunner
+from asyncinfer.runner.accelerator import CudaAccelerator
+from asyncinfer.testing import InlineEngine
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+PROMPTS = [
+    "def add(a, b):",
+    "import os\n\n\nclass Reader:\n    def __init__(self, path):\n        self.path",
+    "for i in range(10):\n    ",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
+    "# A comment about nothing in particular\nx = [1, 2, 3]\n",
+    "class Stack:\n    def push(self, item):\n",
+]
+NEW = 40
+
+
+@pytest.fixture(autouse=True)
+def stream() -> Iterator[None]:
+    """A runner takes the thread to a stream of its own."""
+    with torch.cuda.stream(torch.cuda.current_stream()):
+        yield
+
+
+def engine(**options: Any) -> InlineEngine:
+    defaults: dict[str, Any] = {"device": "cuda", "dtype": "float32", "kv_bytes": 1 << 27}
+    return InlineEngine(Checkpoint(MODEL_PATH), **{**defaults, **options})
+
+
+def answers(its: InlineEngine, **options: Any) -> list[list[int]]:
+    defaults = {"max_tokens": NEW, "temperature": 0.0, "ignore_eos": True}
+    streams = [its.submit(prompt, **{**defaults, **options}) for prompt in PROMPTS]
+    its.run()
+    for each in streams:
+        each.read()
+        assert each.error is None
+    return [each.token_ids() for each in streams]
+
+
+def close(its: InlineEngine) -> None:
+    its.core.runner.close()
+
+
+def recorded(its: InlineEngine) -> int:
+    runner = its.core.runner
+    assert isinstance(runner, ModelRunner)
+    return 0 if runner._lane is None else runner._lane.graphs.recorded
+
+
+def test_recorded_equals_eager_equals_transformers() -> None:
+    from transformers import AutoModelForCausalLM
+
+    peer = AutoModelForCausalLM.from_pretrained(MODEL_PATH, dtype=torch.float32).cuda().eval()
+    found = {}
+    for graphs in ("lazy", "start", "off"):
+        its = engine(cuda_graphs=graphs, max_running=8)
+        found[graphs] = answers(its)
+        assert (recorded(its) > 0) == (graphs != "off")
+        tokenizer = its.core.loaded.tokenizer
+        close(its)
+    assert found["lazy"] == found["start"] == found["off"]
+    for prompt, tokens in zip(PROMPTS, found["lazy"], strict=True):
+        ids = torch.tensor([tokenizer.encode(prompt)], device="cuda")
+        out = peer.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NEW,
+            min_new_tokens=NEW,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        assert out[0, ids.shape[1] :].tolist() == tokens
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.8}])
+def test_draws_are_the_same_however_far_ahead(options: dict[str, Any]) -> None:
+    found = []
+    for overlap, graphs in ((1, "off"), (1, "lazy"), (2, "lazy"), (4, "lazy")):
+        its = engine(overlap=overlap, cuda_graphs=graphs)
+        found.append(answers(its, seed=5, **options))
+        close(its)
+    assert all(its == found[0] for its in found)
+
+
+def test_a_steady_decode_step_never_waits_for_the_device() -> None:
+    its = engine(overlap=2)
+    for prompt in PROMPTS:
+        its.submit(prompt, max_tokens=200, temperature=0.7, ignore_eos=True)
+    its.pump(12)
+    graphs = recorded(its)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        its.pump(100)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert recorded(its) == graphs > 0
+    its.run()
+    close(its)
+
+
+def test_a_recording_that_fails_costs_speed_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    its = engine()
+    expected = answers(its)
+    close(its)
+
+    def failing(self: Any, work: Any) -> Any:
+        def wrong() -> None:
+            work()
+            # Waits for the device.
+            torch.zeros(1, device="cuda").item()
+
+        return record(self, wrong)
+
+    record = CudaAccelerator._record
+    monkeypatch.setattr(CudaAccelerator, "_record", failing)
+    its = engine()
+    assert answers(its) == expected
+    assert recorded(its) == 0
+    close(its)
+
+
+def test_closing_gives_memory_back() -> None:
+    used = []
+    for _ in range(30):
+        its = engine(max_running=4, cuda_graphs="lazy")
+        answers(its)
+        assert recorded(its) > 0
+        close(its)
+        del its
+        gc.collect()
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info()
+        used.append((torch.cuda.memory_allocated(), total - free))
+    # Kernels and libraries load in the first rounds.
+    assert used[-1][0] == used[3][0]
+    assert used[-1][1] <= used[3][1] + (8 << 20)
+
+
+def test_the_same_bits_alone_and_together() -> None:
+    its = engine(deterministic=True)
+    options = {"max_tokens": 12, "temperature": 0.9, "seed": 3, "logprobs": 2, "ignore_eos": True}
+
+    def chunks(prompts: list[str]) -> list[Any]:
+        streams = [its.submit(prompt, **options) for prompt in prompts]
+        its.run()
+        return [[(c.token_ids, c.logprobs) for c in each.read()] for each in streams]
+
+    together = chunks(PROMPTS)
+    assert together == [chunks([prompt])[0] for prompt in PROMPTS]
+    close(its)
