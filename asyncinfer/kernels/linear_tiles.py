@@ -7,20 +7,23 @@ programs and bytes, as the rule is, and not yet measured.
 **GEMV, up to 4 tokens.** One warp a program: its lanes then hold the inputs in the layout of the
 weight's tile, and nothing is exchanged inside the loop. 8 rows of the weight where that leaves
 three programs a multiprocessor, else 4 (with more tokens always 4, for their sums are registers);
-256 inputs at a time, 16 bytes a lane. About 32 KiB a multiprocessor must be on their way to keep
-the memory busy, so few programs have more stages.
+256 inputs at a time, 16 bytes a lane. Of an int8 weight half the rows and 512 inputs. About 32 KiB
+a multiprocessor must be on their way to keep the memory busy, so few programs have more stages.
 
 **Skinny GEMM, up to 64 tokens.** Each program reads all its inputs anew from the L2 cache, as many
 as `tokens / rows` of the weight's own bytes: 64 rows up to 16 tokens, else 128. The inputs are
 split until 92 programs (70 % of the multiprocessors) are at work, 256 inputs each at least. Stages
 fill 96 KiB of shared memory, so that two programs fit on one multiprocessor.
+
+**Grouped GEMM, any number.** The skinny GEMM's shares without a split (experts make programs
+enough), up to 128 tokens of one expert in each.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["GEMV_TOKENS", "SMALL_TOKENS", "Tiles", "tiles_for"]
+__all__ = ["GEMV_TOKENS", "SMALL_TOKENS", "Tiles", "grouped_tiles", "tiles_for"]
 
 #: Up to so many tokens a GEMV, up to so many a skinny GEMM, above that the device's own library.
 GEMV_TOKENS = 4
@@ -77,6 +80,8 @@ def tiles_for(outputs: int, inputs: int, tokens: int, itemsize: int) -> Tiles:
 def _gemv_rule(outputs: int, bucket: int, itemsize: int) -> Tiles:
     rows = 8 if bucket == 1 and outputs >= 8 * 3 * _MULTIPROCESSORS else 4
     depth = 256
+    if itemsize == 1:
+        rows, depth = rows // 2, 2 * depth
     programs = max(outputs / rows / _MULTIPROCESSORS, 1)
     stages = _BYTES_ON_THEIR_WAY / programs / (rows * depth * itemsize)
     return Tiles(rows=rows, depth=depth, warps=1, stages=min(max(int(stages) + 1, 3), 8))
@@ -92,5 +97,21 @@ def _skinny_rule(outputs: int, inputs: int, bucket: int, itemsize: int) -> Tiles
         and inputs >= 2 * splits * _LEAST_STRETCH
     ):
         splits *= 2
-    stages = _STAGED_BYTES // ((rows + bucket) * depth * itemsize)
+    # The inputs of an int8 weight have at least 2 bytes.
+    stages = _STAGED_BYTES // (depth * (rows * itemsize + bucket * max(itemsize, 2)))
     return Tiles(rows=rows, depth=depth, warps=4, stages=min(max(stages, 2), 6), splits=splits)
+
+
+def grouped_tiles(rows: int, experts: int, itemsize: int) -> tuple[int, Tiles]:
+    """How many of an expert's tokens a program takes, and the rest of its share, where `rows` are
+    dealt out to `experts`: about as many as an expert has on average, 16 to 128."""
+    tokens = 16
+    while tokens < 128 and tokens * experts < rows:
+        tokens *= 2
+    if itemsize == 4:  # no tensor cores: sums and inputs in registers
+        return min(tokens, 32), Tiles(rows=64, depth=32, warps=4, stages=3)
+    weight_rows = 64 if tokens <= 32 else 128
+    depth = 8192 // weight_rows
+    stages = _STAGED_BYTES // (depth * (weight_rows * itemsize + tokens * 2))
+    warps = 8 if tokens == 128 else 4
+    return tokens, Tiles(rows=weight_rows, depth=depth, warps=warps, stages=min(stages, 6))

@@ -14,6 +14,7 @@ from asyncinfer.kernels.workspace import AttentionWorkspace
 __all__ = [
     "add_rms_norm",
     "gelu_mul",
+    "grouped_linear",
     "kv_write",
     "linear_small",
     "paged_attention",
@@ -99,6 +100,7 @@ def linear_small(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
+    scales: torch.Tensor | None = None,
     norm: torch.Tensor | None = None,
     eps: float = 1e-6,
     plus_one: bool = False,
@@ -108,10 +110,10 @@ def linear_small(
     reference: bool = False,
 ) -> torch.Tensor:
     """`x W^T + bias` of at most 64 tokens, a norm before and a gate or residual after it; all of
-    one dtype. See the reference twin."""
+    one dtype, or the weight int8 with `scales`. See the reference twin."""
     name = "linear_small"
     _check(x.ndim == weight.ndim == 2 and x.shape[1] == weight.shape[1], name, x, weight)
-    _check(x.dtype is weight.dtype and weight.is_contiguous(), name, x, weight)
+    _check_weight(name, x, weight, scales)
     _check_range(name, "tokens", x.shape[0], 0, 64)
     outputs, inputs = weight.shape
     if activation not in (None, "silu", "gelu", "gelu_tanh"):
@@ -131,6 +133,7 @@ def linear_small(
         x,
         weight,
         bias,
+        scales=scales,
         norm=norm,
         eps=eps,
         plus_one=plus_one,
@@ -170,6 +173,29 @@ def sample(
     result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = twin("sample", logits, reference)(
         logits, seeds, positions, temperature, top_k=top_k, top_p=top_p, min_p=min_p
     )
+    return result
+
+
+def grouped_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    ends: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    scales: torch.Tensor | None = None,
+    reference: bool = False,
+) -> torch.Tensor:
+    """Each row of `x` `[n, in]`, sorted by expert, times its expert's part of `weight`
+    `[experts, out, in]`; all of one dtype, or the weight int8 with `scales`. See the reference
+    twin."""
+    name = "grouped_linear"
+    _check(x.ndim == 2 and weight.ndim == 3 and x.shape[1] == weight.shape[2], name, x, weight)
+    _check_weight(name, x, weight, scales)
+    right = ends.dtype is torch.int32 and ends.shape == weight.shape[:1] and ends.is_contiguous()
+    _check(right and ends.numel() > 0, name, weight, ends)
+    right = bias is None or (bias.shape == weight.shape[:2] and bias.is_contiguous())
+    _check(right, name, weight, bias)
+    result: torch.Tensor = twin(name, x, reference)(x, weight, ends, bias, scales=scales)
     return result
 
 
@@ -312,6 +338,17 @@ def _check(right: bool, name: str, *tensors: torch.Tensor | None) -> None:
     if not right:
         seen = ", ".join("None" if t is None else f"{tuple(t.shape)} {t.dtype}" for t in tensors)
         raise ValueError(f"kernel {name}: shapes or dtypes that do not fit: {seen}")
+
+
+def _check_weight(
+    name: str, x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor | None
+) -> None:
+    """A weight of the dtype of `x`, or of int8 and with a scale for each row."""
+    expected = x.dtype if scales is None else torch.int8
+    _check(weight.dtype is expected and weight.is_contiguous(), name, x, weight, scales)
+    if scales is not None:
+        right = scales.dtype is torch.float32 and scales.shape == weight.shape[:-1]
+        _check(right and scales.is_contiguous(), name, weight, scales)
 
 
 def _check_caches(

@@ -40,13 +40,21 @@ class OneDnnLinear:
 
 
 class CudaLinear:
-    """A GPU's layer: kernels of our own for as many tokens as a decode step has, cuBLAS above."""
+    """A GPU's layer: kernels of our own for as many tokens as a decode step has, cuBLAS above. With
+    `scales` float32 `[out]` the weight is int8; the kernels read it so, cuBLAS a copy that is made
+    each time."""
 
-    __slots__ = ("_arrivals", "bias", "weight")
+    __slots__ = ("_arrivals", "bias", "scales", "weight")
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        scales: torch.Tensor | None = None,
+    ) -> None:
         self.weight = weight.contiguous()
         self.bias = bias
+        self.scales = scales
         # The layer's own, so that streams of several engines never share counters.
         counters = -(-weight.shape[0] // 64)
         self._arrivals = torch.zeros(counters, dtype=torch.int32, device=weight.device)
@@ -71,6 +79,7 @@ class CudaLinear:
                 x,
                 self.weight,
                 self.bias,
+                scales=self.scales,
                 norm=norm,
                 eps=eps,
                 plus_one=plus_one,
@@ -80,7 +89,11 @@ class CudaLinear:
             )
         if norm is not None:
             x = ops.rms_norm(x, norm, eps, plus_one=plus_one)
-        y = F.linear(x, self.weight, self.bias)
+        weight = self.weight
+        if self.scales is not None:
+            weight = torch.empty(weight.shape, dtype=x.dtype, device=x.device)
+            torch.mul(self.weight, self.scales[:, None], out=weight)
+        y = F.linear(x, weight, self.bias)
         if activation == "silu":
             y = ops.silu_mul(y)
         elif activation is not None:

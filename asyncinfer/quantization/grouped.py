@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
-from asyncinfer.kernels.reference.grouped_linear import grouped_linear
+from asyncinfer.kernels import ops
+from asyncinfer.quantization.int8 import quantised
 from asyncinfer.quantization.linear import make_linear
 
 __all__ = ["DenseGrouped", "GroupedLinear", "SeparateLinears", "make_grouped_linear"]
@@ -45,29 +44,31 @@ class SeparateLinears:
 
 
 class DenseGrouped:
-    """Weights as they are, in one grouped product where torch has one: the host then never learns
-    how the rows are shared out."""
+    """Weights as they are, or int8 with `scales`, in one grouped product: beside Triton the host
+    never learns how the rows are shared out."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight = weight
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        scales: torch.Tensor | None = None,
+    ) -> None:
+        self._weight = weight.contiguous()
         self._bias = bias
-        self._product: Callable[..., Any] | None = getattr(F, "grouped_mm", None)
+        self._scales = scales
 
     def __call__(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-        if self._product is None:
-            return grouped_linear(x, self._weight, ends, self._bias)
-        y: torch.Tensor = self._product(x, self._weight.transpose(1, 2), offs=ends)
-        if self._bias is not None:
-            rows = torch.arange(x.shape[0], device=x.device, dtype=ends.dtype)
-            y = y.add_(self._bias.index_select(0, torch.searchsorted(ends, rows, right=True)))
-        return y
+        return ops.grouped_linear(x, self._weight, ends, self._bias, scales=self._scales)
 
 
 def make_grouped_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None = None, *, storage: str = "none"
+    weight: torch.Tensor, bias: torch.Tensor | None = None, *, storage: str = "plain"
 ) -> GroupedLinear:
     """Layers of `weight` `[experts, out, in]` and `bias` `[experts, out]`, stored as `storage`
-    names ("none": as they are). Owns both from then on."""
-    if weight.device.type == "cpu" or storage != "none":
+    names ("plain": as they are). Owns both from then on."""
+    if weight.device.type == "cpu" or storage not in ("plain", "int8"):
         return SeparateLinears(weight, bias, storage)
-    return DenseGrouped(weight, bias)
+    if storage == "plain":
+        return DenseGrouped(weight, bias)
+    numbers, scales = quantised(weight)
+    return DenseGrouped(numbers, bias, scales)

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from asyncinfer.quantization.dense import dense
+from asyncinfer.quantization.int8 import int8
 
 __all__ = ["Linear", "LinearFormat", "make_linear"]
 
@@ -23,11 +24,11 @@ class Linear(Protocol):
 #: stores in another form it does not keep in the first.
 LinearFormat = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 
-_FORMATS: dict[str, LinearFormat] = {"none": dense}
+_FORMATS: dict[str, LinearFormat] = {"plain": dense, "int8": int8}
 
 
 def make_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None = None, *, storage: str = "none"
+    weight: torch.Tensor, bias: torch.Tensor | None = None, *, storage: str = "plain"
 ) -> Linear:
-    """A layer of `weight` `[out, in]` stored as `storage` names ("none": as it is)."""
+    """A layer of `weight` `[out, in]` stored as `storage` names ("plain": as it is)."""
     return _FORMATS[storage](weight, bias)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from kernels.compiled import recorded
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from asyncinfer.kernels import ops, triton
 from asyncinfer.kernels.reference.grouped_linear import grouped_linear
-from asyncinfer.layers import Experts, SoftmaxRouter, activation
+from asyncinfer.layers import Experts, GroupedRouter, Route, SoftmaxRouter, activation
 from asyncinfer.quantization import make_grouped_linear, make_linear
+from asyncinfer.quantization.dense import DenseLinear
 from asyncinfer.quantization.grouped import DenseGrouped, SeparateLinears
 
 COUNT, HIDDEN, SIZE = 6, 16, 24
@@ -75,14 +79,76 @@ def test_grouped_products_agree(bias: bool, counts: list[int], numbers: torch.Ge
     for row, expert in enumerate(of.tolist()):
         single = F.linear(x[row], weight[expert], None if b is None else b[expert])
         torch.testing.assert_close(right[row], single, rtol=1e-5, atol=1e-5)
-    for layer in (SeparateLinears(weight, b, "none"), DenseGrouped(weight, b)):
+    for layer in (SeparateLinears(weight, b, "plain"), DenseGrouped(weight, b)):
         torch.testing.assert_close(layer(x, ends), right, rtol=1e-5, atol=1e-5)
 
 
-def test_without_torchs_grouped_product(
-    monkeypatch: pytest.MonkeyPatch, numbers: torch.Generator
+@pytest.mark.parametrize("tokens", [1, 5, 300])
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("routed_by_groups", [False, True])
+def test_on_a_gpu_the_host_waits_for_nothing(
+    tokens: int, int8: bool, routed_by_groups: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(F, "grouped_mm", raising=False)
-    weight = torch.randn(COUNT, SIZE, HIDDEN, generator=numbers)
-    x, ends = torch.randn(6, HIDDEN, generator=numbers), torch.arange(1, 7).int()
-    assert torch.equal(DenseGrouped(weight, None)(x, ends), grouped_linear(x, weight, ends))
+    """Tensors without values: whatever asks for one, or for a shape that hangs on one, is refused.
+    Kernels of our own are launched with sizes that the host knows."""
+
+    def twin(name: str, tensor: torch.Tensor, reference: bool) -> object:
+        return getattr(triton, name)
+
+    monkeypatch.setattr(ops, "twin", twin)
+    with FakeTensorMode(), recorded() as launches:
+        logits = DenseLinear(torch.empty(8, HIDDEN, dtype=torch.bfloat16), None)
+        route: Route = SoftmaxRouter(logits, 2, True)
+        if routed_by_groups:
+            route = GroupedRouter(
+                logits,
+                2,
+                True,
+                sigmoid=True,
+                groups=4,
+                active_groups=2,
+                correction=torch.empty(8),
+                scale=1.5,
+            )
+        layers = []
+        for shape in ((8, 2 * SIZE, HIDDEN), (8, HIDDEN, SIZE)):
+            weight = torch.empty(shape, dtype=torch.int8 if int8 else torch.bfloat16)
+            layers.append(DenseGrouped(weight, None, torch.empty(shape[:2]) if int8 else None))
+        up, down = layers
+        gate = activation("silu", gated=True)
+        experts = Experts(route, up, gate, down, torch.arange(8))
+        x = torch.empty(tokens, HIDDEN, dtype=torch.bfloat16)
+        assert experts(x).shape == x.shape
+        with pytest.raises(DataDependentOutputException):
+            grouped_linear(x, torch.empty(8, 4, HIDDEN), torch.empty(8, dtype=torch.int32))
+    kind = "grouped_gemv" if tokens == 1 else "grouped_gemm"
+    assert [launch.name for launch in launches if "grouped" in launch.name] == [kind, kind]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_on_a_gpu(tokens: int, numbers: torch.Generator) -> None:
+    """As on a CPU, and recorded as a CUDA graph."""
+    router = torch.randn(COUNT, HIDDEN, generator=numbers)
+    up = torch.randn(COUNT, 2 * SIZE, HIDDEN, generator=numbers) / 4
+    down = torch.randn(COUNT, HIDDEN, SIZE, generator=numbers) / 4
+    x = torch.randn(tokens, HIDDEN, generator=numbers)
+
+    def made(device: str) -> Experts:
+        return Experts(
+            SoftmaxRouter(DenseLinear(router.to(device), None), 2, True),
+            make_grouped_linear(up.to(device)),
+            activation("silu", gated=True),
+            make_grouped_linear(down.to(device)),
+            torch.arange(COUNT, device=device),
+        )
+
+    right, experts, there = made("cpu")(x), made("cuda"), x.cuda()
+    torch.testing.assert_close(experts(there).cpu(), right, rtol=1e-4, atol=1e-4)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = experts(there)
+    there.copy_(x.flip(0))
+    graph.replay()
+    torch.testing.assert_close(got.cpu(), right.flip(0), rtol=1e-4, atol=1e-4)

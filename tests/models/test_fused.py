@@ -40,7 +40,7 @@ INTERPRETED = ("llama-gelu", "qwen3-tied", "phi3-window")
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fused layers and paged attention, on a CPU's tensors."""
     monkeypatch.setattr(decoder, "has_fused_kernels", lambda weight: True)
-    monkeypatch.setitem(linear._FORMATS, "none", CudaLinear)
+    monkeypatch.setitem(linear._FORMATS, "plain", CudaLinear)
     monkeypatch.setattr(decoder, "begin_attention", PagedAttention)
 
 

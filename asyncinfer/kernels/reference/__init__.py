@@ -2,6 +2,7 @@
 
 from asyncinfer.kernels.reference.add_rms_norm import add_rms_norm
 from asyncinfer.kernels.reference.gelu_mul import gelu_mul
+from asyncinfer.kernels.reference.grouped_linear import grouped_linear
 from asyncinfer.kernels.reference.kv_write import kv_write
 from asyncinfer.kernels.reference.linear_small import linear_small
 from asyncinfer.kernels.reference.paged_attention import paged_attention
@@ -14,6 +15,7 @@ from asyncinfer.kernels.reference.silu_mul import silu_mul
 __all__ = [
     "add_rms_norm",
     "gelu_mul",
+    "grouped_linear",
     "kv_write",
     "linear_small",
     "paged_attention",

@@ -17,6 +17,7 @@ def linear_small(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
+    scales: torch.Tensor | None = None,
     norm: torch.Tensor | None = None,
     eps: float = 1e-6,
     plus_one: bool = False,
@@ -26,6 +27,8 @@ def linear_small(
 ) -> torch.Tensor:
     """`x W^T + bias` for `x` `[tokens, inputs]`, at most 64 tokens, `weight` `[outputs, inputs]`.
 
+    - `scales` float32 `[outputs]`: the weight is int8, and each of its rows is to be multiplied by
+      its scale.
     - `norm` `[inputs]`: the weight of an RMSNorm of `x` before, `eps` and `plus_one` as `rms_norm`
       has them.
     - `activation` "silu", "gelu" or "gelu_tanh": the product is a packed gate and up, gate first;
@@ -36,6 +39,8 @@ def linear_small(
     """
     if norm is not None:
         x = rms_norm(x, norm, eps, plus_one=plus_one)
+    if scales is not None:
+        weight = (weight * scales[:, None]).to(x.dtype)
     y = F.linear(x, weight, bias)
     if activation == "silu":
         y = silu_mul(y)

@@ -2,6 +2,7 @@
 
 from asyncinfer.kernels.triton.add_rms_norm import add_rms_norm
 from asyncinfer.kernels.triton.gelu_mul import gelu_mul
+from asyncinfer.kernels.triton.grouped_linear import grouped_linear
 from asyncinfer.kernels.triton.kv_write import kv_write
 from asyncinfer.kernels.triton.linear_small import linear_small
 from asyncinfer.kernels.triton.paged_attention import paged_attention
@@ -14,6 +15,7 @@ from asyncinfer.kernels.triton.silu_mul import silu_mul
 __all__ = [
     "add_rms_norm",
     "gelu_mul",
+    "grouped_linear",
     "kv_write",
     "linear_small",
     "paged_attention",

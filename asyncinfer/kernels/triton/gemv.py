@@ -12,13 +12,60 @@ import triton.language as tl
 
 from asyncinfer.kernels.triton.gate import gate
 
-__all__ = ["gemv"]
+__all__ = ["gemv", "gemv_block"]
 
 
 @triton.jit
 def gemv(
     x,
     weight,
+    scales,
+    bias,
+    residual,
+    norm,
+    out,
+    eps,
+    X_STRIDE: tl.constexpr,
+    RESIDUAL_STRIDE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PLUS_ONE: tl.constexpr,
+):
+    """`gemv_block` for each block of the weight's rows. Grid `(blocks,)`."""
+    gemv_block(
+        tl.program_id(0),
+        x,
+        weight,
+        scales,
+        bias,
+        residual,
+        norm,
+        out,
+        eps,
+        X_STRIDE,
+        RESIDUAL_STRIDE,
+        TOKENS,
+        OUTPUTS,
+        INPUTS,
+        BLOCK_N,
+        BLOCK_K,
+        STAGES,
+        ACTIVATION,
+        PLUS_ONE,
+    )
+
+
+@triton.jit
+def gemv_block(
+    block,
+    x,
+    weight,
+    scales,
     bias,
     residual,
     norm,
@@ -36,9 +83,10 @@ def gemv(
     PLUS_ONE: tl.constexpr,
 ):
     """`TOKENS` (1 to 4) rows of `x`; `BLOCK_N` rows of the weight, or with an `ACTIVATION` half as
-    many of the gate and as many of the up part."""
+    many of the gate and as many of the up part. `scales`, if any: what each row of the weight is
+    multiplied by."""
     columns = tl.arange(0, BLOCK_K)
-    rows = weight_rows(tl.program_id(0), OUTPUTS, BLOCK_N, ACTIVATION)
+    rows = weight_rows(block, OUTPUTS, BLOCK_N, ACTIVATION)
     weight += rows.to(tl.int64)[:, None] * INPUTS + columns[None, :]
     sum0 = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     sum1, sum2, sum3 = sum0, sum0, sum0
@@ -50,7 +98,7 @@ def gemv(
             tile = tl.load(weight + start).to(tl.float32)
         else:
             inside = start + columns < INPUTS
-            tile = tl.load(weight + start, mask=inside[None, :], other=0.0).to(tl.float32)
+            tile = tl.load(weight + start, mask=inside[None, :], other=0).to(tl.float32)
         factors = tl.full((BLOCK_K,), 1.0, tl.float32)
         if norm is not None:
             factors = tl.load(norm + start + columns, mask=inside, other=0.0).to(tl.float32)
@@ -74,7 +122,7 @@ def gemv(
             square3 += x3 * x3
     SIZE: tl.constexpr = OUTPUTS if ACTIVATION is None else OUTPUTS // 2
     BLOCK: tl.constexpr = BLOCK_N if ACTIVATION is None else BLOCK_N // 2
-    results = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    results = block * BLOCK + tl.arange(0, BLOCK)
     there = results < SIZE
     for token in tl.static_range(TOKENS):
         if token == 0:
@@ -88,6 +136,8 @@ def gemv(
         y = tl.sum(products, axis=1)
         if norm is not None:
             y *= tl.rsqrt(tl.sum(square, axis=0) / INPUTS + eps)
+        if scales is not None:
+            y *= tl.load(scales + rows)
         if bias is not None:
             y += tl.load(bias + rows).to(tl.float32)
         if ACTIVATION is not None:

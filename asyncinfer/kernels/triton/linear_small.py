@@ -18,6 +18,7 @@ def linear_small(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
+    scales: torch.Tensor | None = None,
     norm: torch.Tensor | None = None,
     eps: float = 1e-6,
     plus_one: bool = False,
@@ -47,6 +48,7 @@ def linear_small(
         gemv[(blocks,)](
             x,
             weight,
+            scales,
             bias,
             residual,
             norm,
@@ -75,6 +77,7 @@ def linear_small(
     skinny_gemm[(blocks, tiles.splits)](
         x,
         weight,
+        scales,
         bias,
         residual,
         out,

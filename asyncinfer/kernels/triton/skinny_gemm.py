@@ -21,6 +21,7 @@ __all__ = ["skinny_gemm"]
 def skinny_gemm(
     x,
     weight,
+    scales,
     bias,
     residual,
     out,
@@ -39,7 +40,8 @@ def skinny_gemm(
     ACTIVATION: tl.constexpr,
 ):
     """`tokens` (at most `BLOCK_M`) rows of `x`; `BLOCK_N` rows of the weight, or with an
-    `ACTIVATION` half as many of the gate and as many of the up part. Grid `(blocks, SPLITS)`."""
+    `ACTIVATION` half as many of the gate and as many of the up part. `scales`, if any: what each
+    row of the weight, then int8, is multiplied by. Grid `(blocks, SPLITS)`."""
     STRETCH: tl.constexpr = (INPUTS + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
     block = tl.program_id(0)
     begin = tl.program_id(1) * STRETCH
@@ -56,9 +58,10 @@ def skinny_gemm(
             inputs = tl.load(x + start)
         else:
             inside = start + columns < INPUTS
-            tile = tl.load(weight + start, mask=inside[None, :], other=0.0)
+            tile = tl.load(weight + start, mask=inside[None, :], other=0)
             inputs = tl.load(x + start, mask=inside[:, None], other=0.0)
-        sums = tl.dot(tile, inputs, sums, input_precision="ieee")
+        # Whole numbers of 8 bits are exact in every dtype.
+        sums = tl.dot(tile.to(inputs.dtype), inputs, sums, input_precision="ieee")
 
     if SPLITS > 1:
         at = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + token[None, :]
@@ -76,6 +79,8 @@ def skinny_gemm(
 
     SIZE: tl.constexpr = OUTPUTS if ACTIVATION is None else OUTPUTS // 2
     BLOCK: tl.constexpr = BLOCK_N if ACTIVATION is None else BLOCK_N // 2
+    if scales is not None:
+        sums *= tl.load(scales + rows)[:, None]
     if bias is not None:
         sums += tl.load(bias + rows).to(tl.float32)[:, None]
     if ACTIVATION is not None:

@@ -1,0 +1,86 @@
+"""Rows sorted by expert times the matrices of their experts, on the tensor cores.
+
+The rows of each expert are cut into tiles of their own. How many tiles that makes only the device
+knows; the grid has as many as there can be at most, and a program finds its tile's expert in the
+list of ends. The weight is the first operand, as in the skinny GEMM: its rows fill an instruction
+even where an expert has a single token.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["grouped_gemm"]
+
+
+@triton.jit(do_not_specialize=["tiles"])
+def grouped_gemm(
+    x,
+    weight,
+    scales,
+    ends,
+    bias,
+    out,
+    tiles,
+    X_STRIDE: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """At most `BLOCK_M` rows of `x`, all of one expert, and `BLOCK_N` rows of its weight. Grid
+    `tiles * blocks`, `GROUP` tiles and all blocks after one another, tiles first: programs that
+    run together share what they read in the L2 cache."""
+    BLOCKS: tl.constexpr = (OUTPUTS + BLOCK_N - 1) // BLOCK_N
+    program = tl.program_id(0)
+    first = program // (GROUP * BLOCKS) * GROUP
+    program = program % (GROUP * BLOCKS)
+    size = tl.minimum(tiles - first, GROUP)
+    tile = first + program % size
+    block = program // size
+
+    experts = tl.arange(0, BLOCK_E)
+    there = experts < EXPERTS
+    begins = tl.load(ends + experts - 1, mask=there & (experts > 0), other=0)
+    stops = tl.load(ends + experts, mask=there, other=0)
+    counts = tl.where(there, (stops - begins + BLOCK_M - 1) // BLOCK_M, 0)
+    expert = tl.sum((tl.cumsum(counts, axis=0) <= tile).to(tl.int32), axis=0)
+    if expert >= EXPERTS:
+        return
+    tile -= tl.sum(tl.where(experts < expert, counts, 0), axis=0)
+    begin = tl.sum(tl.where(experts == expert, begins, 0), axis=0) + tile * BLOCK_M
+    stop = tl.sum(tl.where(experts == expert, stops, 0), axis=0)
+
+    columns = tl.arange(0, BLOCK_K)
+    tokens = begin + tl.arange(0, BLOCK_M)
+    outputs = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = tl.minimum(outputs, OUTPUTS - 1)
+    weight += expert.to(tl.int64) * (OUTPUTS * INPUTS)
+    weight += rows.to(tl.int64)[:, None] * INPUTS + columns[None, :]
+    # Rows beyond the last are read as the last; their sums are not stored.
+    x += tl.minimum(tokens, stop - 1).to(tl.int64)[None, :] * X_STRIDE + columns[:, None]
+    sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for start in tl.range(0, INPUTS, BLOCK_K, num_stages=STAGES):
+        if INPUTS % BLOCK_K == 0:
+            part = tl.load(weight + start)
+            inputs = tl.load(x + start)
+        else:
+            inside = start + columns < INPUTS
+            part = tl.load(weight + start, mask=inside[None, :], other=0)
+            inputs = tl.load(x + start, mask=inside[:, None], other=0)
+        # Whole numbers of 8 bits are exact in every dtype.
+        sums = tl.dot(part.to(inputs.dtype), inputs, sums, input_precision="ieee")
+
+    if scales is not None:
+        sums *= tl.load(scales + expert * OUTPUTS + rows)[:, None]
+    if bias is not None:
+        sums += tl.load(bias + expert * OUTPUTS + rows).to(tl.float32)[:, None]
+    target = out + tokens.to(tl.int64)[None, :] * OUTPUTS + outputs[:, None]
+    kept = (tokens < stop)[None, :] & (outputs < OUTPUTS)[:, None]
+    tl.store(target, sums.to(out.dtype.element_ty), mask=kept)

@@ -1,0 +1,63 @@
+"""A few rows, each times the matrix of its own expert."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from asyncinfer.kernels.triton.gemv import gemv_block
+
+__all__ = ["grouped_gemv"]
+
+
+@triton.jit
+def grouped_gemv(
+    x,
+    weight,
+    scales,
+    ends,
+    bias,
+    out,
+    X_STRIDE: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """One row of `x` and `BLOCK_N` rows of its expert's weight. Grid `(rows, blocks)`: rows of one
+    expert want the same block at about the same time, and all but the first find it in the L2
+    cache."""
+    row = tl.program_id(0)
+    experts = tl.arange(0, BLOCK_E)
+    theirs = tl.load(ends + experts, mask=experts < EXPERTS, other=row + 1)
+    # The last expert for a row beyond its end, so that no list of ends leads out of the weight.
+    expert = tl.minimum(tl.sum((theirs <= row).to(tl.int32), axis=0), EXPERTS - 1)
+    weight += expert.to(tl.int64) * (OUTPUTS * INPUTS)
+    if scales is not None:
+        scales += expert * OUTPUTS
+    if bias is not None:
+        bias += expert * OUTPUTS
+    gemv_block(
+        tl.program_id(1),
+        x + row.to(tl.int64) * X_STRIDE,
+        weight,
+        scales,
+        bias,
+        None,
+        None,
+        out + row.to(tl.int64) * OUTPUTS,
+        0.0,
+        X_STRIDE,
+        0,
+        1,
+        OUTPUTS,
+        INPUTS,
+        BLOCK_N,
+        BLOCK_K,
+        STAGES,
+        None,
+        False,
+    )

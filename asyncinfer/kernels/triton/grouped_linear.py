@@ -1,0 +1,82 @@
+"""Linear layers of many experts, each for rows of its own."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from asyncinfer.kernels.linear_tiles import grouped_tiles, tiles_for
+from asyncinfer.kernels.triton.grouped_gemm import grouped_gemm
+from asyncinfer.kernels.triton.grouped_gemv import grouped_gemv
+
+__all__ = ["grouped_linear"]
+
+#: Rows, up to which each goes for itself: those of one token, with as many experts as models take.
+_GEMV_ROWS = 8
+#: Tiles of rows whose programs run together.
+_GROUP = 8
+
+
+def grouped_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    ends: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    scales: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """As the reference twin, rounded once at the end.
+
+    One launch, whose size depends on shapes alone: the host does not learn how the rows are shared
+    out. The order of a sum depends on shapes alone, too.
+    """
+    rows, inputs = x.shape
+    experts, outputs, _ = weight.shape
+    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    if not rows:
+        return out
+    x = x if x.stride(1) == 1 else x.contiguous()
+    shape = {
+        "X_STRIDE": x.stride(0),
+        "EXPERTS": experts,
+        "OUTPUTS": outputs,
+        "INPUTS": inputs,
+        "BLOCK_E": triton.next_power_of_2(experts),
+    }
+    if rows <= _GEMV_ROWS:
+        tiles = tiles_for(outputs, inputs, 1, weight.element_size())
+        grouped_gemv[(rows, triton.cdiv(outputs, tiles.rows))](
+            x,
+            weight,
+            scales,
+            ends,
+            bias,
+            out,
+            **shape,
+            BLOCK_N=tiles.rows,
+            BLOCK_K=tiles.depth,
+            STAGES=tiles.stages,
+            num_warps=tiles.warps,
+        )
+        return out
+    tokens, tiles = grouped_tiles(rows, experts, weight.element_size())
+    # Every expert in use may have one tile that is not full.
+    used = min(experts, rows)
+    most = used + (rows - used) // tokens
+    grouped_gemm[(most * triton.cdiv(outputs, tiles.rows),)](
+        x,
+        weight,
+        scales,
+        ends,
+        bias,
+        out,
+        most,
+        **shape,
+        BLOCK_M=tokens,
+        BLOCK_N=tiles.rows,
+        BLOCK_K=tiles.depth,
+        GROUP=_GROUP,
+        STAGES=tiles.stages,
+        num_warps=tiles.warps,
+    )
+    return out

@@ -1,0 +1,96 @@
+"""Weights in 8 bits with a scale per output, made when a model is loaded."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from asyncinfer.kernels import onednn
+from asyncinfer.quantization.dense import CudaLinear, has_fused_kernels
+
+__all__ = ["Int8Linear", "int8", "quantised"]
+
+#: Numbers of a weight that are turned to floats at a time: 1 MiB, which stays in a core's cache.
+_BLOCK = 1 << 18
+#: Up to so many tokens torch's own product of bfloat16 and int8 is the faster.
+_PACKED_TOKENS = 4
+#: Torch's own product reads beyond a row that is no multiple of this.
+_PACKED_INPUTS = 32
+
+
+def quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`weight` `[..., out, in]` as int8 and float32 scales `[..., out]`: `int8 * scale`, symmetric,
+    the largest of each row at 127. A number is off by half a scale at most."""
+    weight = weight.contiguous()
+    numbers = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scales = torch.empty(weight.shape[:-1], dtype=torch.float32, device=weight.device)
+    inputs = weight.shape[-1]
+    rows = _rows(inputs)
+    # A part at a time: the whole in float32 would be as large as two in the model's dtype.
+    for part, into, scale in zip(
+        torch.split(weight.view(-1, inputs), rows),
+        torch.split(numbers.view(-1, inputs), rows),
+        torch.split(scales.view(-1), rows),
+        strict=True,
+    ):
+        floats = part.float()
+        scale.copy_(floats.abs().amax(dim=1)).div_(127)
+        # A row of zeros has no scale; any gives zeros.
+        divisor = torch.where(scale > 0, scale, 1.0)
+        into.copy_(floats.div(divisor[:, None]).round_().clamp_(-127, 127))
+    return numbers, scales
+
+
+class Int8Linear:
+    """A layer whose weight is int8, turned to floats a block at a time as it is used."""
+
+    __slots__ = ("_packed", "bias", "scales", "weight")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.weight, self.scales = quantised(weight)
+        self.bias = bias
+        # torch's own scales, where its product is of use.
+        self._packed: torch.Tensor | None = None
+        if weight.device.type == "cpu" and _packs(weight):
+            self._packed = self.scales.to(weight.dtype)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._packed is not None and x.shape[0] <= _PACKED_TOKENS:
+            y: torch.Tensor = torch.ops.aten._weight_int8pack_mm(
+                x.contiguous(), self.weight, self._packed
+            )
+        else:
+            y = self._by_blocks(x)
+        return y if self.bias is None else y.add_(self.bias)
+
+    def _by_blocks(self, x: torch.Tensor) -> torch.Tensor:
+        own = x.device.type == "cpu" and onednn.available(x.dtype)
+        product = onednn.linear if own else F.linear
+        y = x.new_empty(x.shape[0], self.weight.shape[0])
+        rows = _rows(self.weight.shape[1])
+        parts = zip(
+            torch.split(self.weight, rows),
+            torch.split(self.scales, rows),
+            torch.split(y, rows, dim=1),
+            strict=True,
+        )
+        for weight, scales, out in parts:
+            out.copy_(product(x, (weight * scales[:, None]).to(x.dtype)))
+        return y
+
+
+def int8(weight: torch.Tensor, bias: torch.Tensor | None) -> Int8Linear | CudaLinear:
+    """The layer for the weight's device and dtype."""
+    if has_fused_kernels(weight):
+        numbers, scales = quantised(weight)
+        return CudaLinear(numbers, bias, scales)
+    return Int8Linear(weight, bias)
+
+
+def _rows(inputs: int) -> int:
+    return max(1, _BLOCK // max(1, inputs))
+
+
+def _packs(weight: torch.Tensor) -> bool:
+    known = hasattr(torch.ops.aten, "_weight_int8pack_mm")
+    return known and weight.dtype is torch.bfloat16 and weight.shape[1] % _PACKED_INPUTS == 0
