@@ -6,6 +6,7 @@ from asyncinfer.cache.chain import BlockHasher, chain_keys
 from asyncinfer.cache.guard import GuardedPolicy
 from asyncinfer.cache.policies.lru import LRU
 from asyncinfer.cache.prefix_cache import CacheEntry, PrefixCache, Tenant
+from asyncinfer.cache.window_pool import WindowPool
 
 __all__ = [
     "LRU",
@@ -17,5 +18,6 @@ __all__ = [
     "PrefixCache",
     "Tabled",
     "Tenant",
+    "WindowPool",
     "chain_keys",
 ]

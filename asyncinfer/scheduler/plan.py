@@ -56,12 +56,14 @@ class Join:
     #: `bad_words`, tokenised.
     bad_ids: tuple[tuple[int, ...], ...] = ()
     sampler: ChosenSampler | None = None
+    #: The window page of each block where layers have windows; -1 where no token to come sees it.
+    pages: Sequence[int] = ()
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step. The runner applies, in this order: `leaves`, `joins`, `grown`, `copies`, and then
-    computes the rows."""
+    """One step. The runner applies, in this order: `leaves`, `joins`, `grown`, `copies` (and what
+    there is of window pages), and then computes the rows."""
 
     step: int
     slots: list[int] = field(default_factory=list)
@@ -77,6 +79,10 @@ class StepPlan:
     grown: list[tuple[int, int, int]] = field(default_factory=list)
     #: `(source, target)` blocks to copy whole before any row is computed (copy-on-write).
     copies: list[tuple[int, int]] = field(default_factory=list)
+    #: As `grown` and `copies`, of window pages. Nobody tells when a page is given back: its place
+    #: in the table is not read any more.
+    grown_pages: list[tuple[int, int, int]] = field(default_factory=list)
+    copied_pages: list[tuple[int, int]] = field(default_factory=list)
     #: Rows whose prompt logprobs were asked for: row -> how many alternatives.
     prompt_logprobs: dict[int, int] = field(default_factory=dict)
 
@@ -126,6 +132,11 @@ class RunnerSpec:
     samplers: bool = False
     #: Most steps in flight at once that serve it.
     overlap: int = 1
+    #: The widest window of those layers whose KV is in window pages: a token sees so many, itself
+    #: among them. None: there are no such layers.
+    window: int | None = None
+    #: Pages of `block_size` tokens for these layers.
+    window_pages: int = 0
 
 
 class StepRunner(Protocol):

@@ -24,6 +24,7 @@ class Flight:
     decodes: int = 0
     #: Sources of the step's copies, which perhaps only the step itself still needs.
     pins: list[int] = field(default_factory=list)
+    page_pins: list[int] = field(default_factory=list)
 
 
 class Planner:
@@ -36,8 +37,10 @@ class Planner:
         self._roster = roster
         self._seats = roster.seats
         self._blocks = roster.seats.blocks
-        #: The head of the queue that did not fit, how many blocks there were, how many ran.
-        self._stuck = (-1, 0, 0)
+        self._windows = roster.seats.blocks.windows
+        #: The head of the queue that did not fit, how many blocks and window pages there were, how
+        #: many ran.
+        self._stuck = (-1, 0, 0, 0)
         #: Counters; see `Scheduler`.
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -87,11 +90,12 @@ class Planner:
         running ones, the worst-ranked first. The oldest running request is never a victim and is
         served first, so that it always moves on. Returns those who can have their block now."""
         roster = self._roster
+        roster.trim()
         oldest = min(roster.running(), key=lambda r: r.id)
         others = roster.ranked(r for r in roster.running() if r is not oldest)
         victims = others + roster.ranked(roster.sleeping())
         wanting = {r.id for r in needy}
-        while victims and len(wanting) > self._blocks.available + roster.incoming():
+        while victims and len(wanting) > roster.expected():
             victim = victims.pop()
             wanting.discard(victim.id)
             roster.preempt(victim)
@@ -167,7 +171,7 @@ class Planner:
         One that does not fit holds up those behind it, or it might wait for ever; one that waits
         for a prefix that another is computing steps aside."""
         roster = self._roster
-        margin = -1
+        margin, page_margin = -1, 0
         while budget > 0 and (request := roster.queue.peek(roster.now)) is not None:
             if self._hopeless(request):
                 return
@@ -185,14 +189,16 @@ class Planner:
                     continue
             if margin < 0:
                 margin = sum(map(self._margin, roster.running()))
-            if not self._fit(request, entries, margin):
-                self._stuck = (request.id, self._blocks.available, roster.running_count)
+                page_margin = sum(map(self._page_margin, roster.running()))
+            if not self._fit(request, entries, margin, page_margin):
+                self._stuck = (request.id, *self._allocatable(), roster.running_count)
                 return
             if request.fork_of is not None and request.fork_of.slot < 0:
                 # It slept, and was preempted to make room.
                 continue
             budget -= self._seat(flight, request, entries, budget)
             margin += self._margin(request)
+            page_margin += self._page_margin(request)
 
     def _hopeless(self, request: Request) -> bool:
         """Whether nothing has changed for the better since the request did not fit. Spares the
@@ -203,13 +209,39 @@ class Planner:
         running = roster.running_count
         if not running and not roster.leaving:
             return False
-        stuck, available, ran = self._stuck
-        return request.id == stuck and self._blocks.available <= available and running >= ran
+        stuck, blocks, pages, ran = self._stuck
+        now_blocks, now_pages = self._allocatable()
+        same = request.id == stuck and running >= ran
+        return same and now_blocks <= blocks and now_pages <= pages
+
+    def _allocatable(self) -> tuple[int, int]:
+        """Blocks and window pages that can be had."""
+        pages = 0 if self._windows is None else self._windows.available
+        return self._blocks.allocatable, pages
 
     def _margin(self, request: Request) -> int:
         """Blocks to leave to a running request: what its prompt still needs and one more, so that
         a newcomer is not preempted at once by those it joins."""
         return 1 + self._missing(request, request.known)
+
+    def _page_margin(self, request: Request) -> int:
+        """The same in window pages, of which it needs no more at once than its window spans."""
+        if self._windows is None:
+            return 0
+        held = len(request.pages) - request.passed
+        return min(self._margin(request), max(1, self._windows.steady - held))
+
+    def _pages_wanted(self, request: Request, entries: Sequence[CacheEntry]) -> int:
+        """Available window pages that a request takes with it, those that `entries` bring
+        included."""
+        windows = self._windows
+        if windows is None:
+            return 0
+        most = min(-(-len(request.tokens) // self._block_size), windows.steady)
+        if request.fork_of is None:
+            return most - len(windows.pages(entries)) + self._blocks.unused_pages(entries)
+        shared = request.prompt_len - 1
+        return most - (shared // self._block_size - windows.first(shared))
 
     def _fork_wait(self, request: Request) -> tuple[Request, int] | None:
         """Whom an answer of `n` has to wait for, and for how many tokens. None: it can go, alone
@@ -217,6 +249,9 @@ class Planner:
         leader, shared = request.fork_of, request.prompt_len - 1
         assert leader is not None
         if leader.slot >= 0 and leader.committed >= shared:
+            if not self._blocks.can_fork(leader, shared):
+                # What it no longer sees is in the prefix cache, if anywhere.
+                request.fork_of = None
             return None
         state = leader.after if leader.state is RequestState.LEAVING else leader.state
         if state in (RequestState.WAITING, RequestState.RUNNING):
@@ -233,9 +268,11 @@ class Planner:
             limit = min(limit, request.scored)
         return limit
 
-    def _fit(self, request: Request, entries: Sequence[CacheEntry], margin: int) -> bool:
-        """Whether there is a slot, and blocks for everything known of the request beside the
-        margin; preempts paused requests if that is what it takes."""
+    def _fit(
+        self, request: Request, entries: Sequence[CacheEntry], margin: int, page_margin: int
+    ) -> bool:
+        """Whether there is a slot, blocks for everything known of the request beside the margin,
+        and window pages; preempts paused requests if that is what it takes."""
         roster, blocks = self._roster, self._blocks
         if request.fork_of is None:
             given = len(entries)
@@ -243,12 +280,15 @@ class Planner:
             given = (request.prompt_len - 1) // self._block_size
         needed = self._missing(request, len(request.tokens)) - given + margin
         while True:
-            lacking = needed + blocks.unused(entries) - blocks.available
-            if lacking <= 0 and self._seats.free:
+            free_blocks, free_pages = self._allocatable()
+            lacking = needed + blocks.unused(entries) - free_blocks
+            lacking_pages = self._pages_wanted(request, entries) + page_margin - free_pages
+            if lacking <= 0 and lacking_pages <= 0 and self._seats.free:
                 return True
             if not roster.sleeping_count:
                 return False
-            if lacking <= roster.incoming() and (self._seats.free or roster.leaving):
+            coming = lacking <= roster.incoming() and lacking_pages <= roster.incoming_pages()
+            if coming and (self._seats.free or roster.leaving):
                 return False
             roster.preempt(roster.ranked(roster.sleeping())[-1])
 
@@ -263,6 +303,10 @@ class Planner:
             if copy is not None:
                 plan.copies.append(copy)
                 flight.pins.append(copy[0])
+                if self._windows is not None:
+                    pages = self._seats.copied_pages(request, request.fork_of)
+                    plan.copied_pages.append(pages)
+                    flight.page_pins.append(pages[0])
             request.fork_of = None
             self.forks += 1
         else:
@@ -273,6 +317,9 @@ class Planner:
                     self.prompt_tokens += request.prompt_len
                     self.cached_tokens += request.computed
         chunk = self._chunk(request, budget)
+        if self._windows is not None:
+            spare = self._windows.available * self._block_size
+            chunk = min(chunk, request.room + spare - request.computed)
         self._blocks.grow(request, self._missing(request, request.computed + chunk))
         plan.joins.append(self._seats.join(request))
         roster.run(request)

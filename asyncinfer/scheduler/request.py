@@ -55,7 +55,9 @@ class Request:
         "max_total",
         "node",
         "owner",
+        "pages",
         "params",
+        "passed",
         "preemptions",
         "priority",
         "prompt_len",
@@ -142,6 +144,9 @@ class Request:
         #: How far its blocks are in the prefix cache; see `asyncinfer.cache.Tabled`.
         self.published = 0
         self.node: CacheEntry | Tenant | None = self.tenant
+        #: Window pages by block, and how many leading blocks have none any more.
+        self.pages: list[int] = []
+        self.passed = 0
         #: Tokens whose KV is written, and those whose KV is or will be by a step in flight.
         self.committed = 0
         self.computed = 0

@@ -87,6 +87,37 @@ class Roster:
         refs = self.seats.blocks.pool.refs
         return sum(refs[block] == 1 for r in self.leaving.values() for block in r.blocks)
 
+    def incoming_pages(self) -> int:
+        """Window pages that come free then: of those who leave, and behind those who go on."""
+        windows = self.seats.blocks.windows
+        if windows is None:
+            return 0
+        refs = windows.pool.refs
+        gone = (page for r in self.leaving.values() for page in r.pages[r.passed :])
+        left = (
+            page
+            for r in self.running()
+            if r.in_flight
+            for page in r.pages[r.passed : windows.first(r.computed)]
+        )
+        return sum(refs[page] == 1 for page in chain(gone, left))
+
+    def expected(self) -> int:
+        """Blocks that can be allocated, with their window pages, once the steps in flight are
+        committed."""
+        blocks = self.seats.blocks
+        most = blocks.allocatable + self.incoming()
+        if blocks.windows is not None:
+            most = min(most, blocks.windows.available + self.incoming_pages())
+        return most
+
+    def trim(self) -> None:
+        """Give back every window page that nobody sees any more; most are given back when a block
+        is full."""
+        if self.seats.blocks.windows is not None:
+            for request in chain(self.running(), self.sleeping()):
+                self.seats.blocks.trim(request, request.committed)
+
     # -- what others ask for -------------------------------------------------------------------
 
     def wait(self, request: Request) -> None:

@@ -120,8 +120,7 @@ class Scheduler:
                 self._retracted.append(request)
             if not decodes:
                 self.roster.preempt(request)
-        for block in flight.pins:
-            self.roster.seats.blocks.unpin(block)
+        self._unpin(flight)
         return lost
 
     def update(self, plan: StepPlan, result: StepResult, now: float) -> StepOutput:
@@ -141,9 +140,14 @@ class Scheduler:
         for row in range(flight.decodes, len(flight.requests)):
             token = next(drawn) if plan.samples[row] else None
             self._commit(flight, row, token, result, out)
+        self._unpin(flight)
+        return out
+
+    def _unpin(self, flight: Flight) -> None:
         for block in flight.pins:
             self.roster.seats.blocks.unpin(block)
-        return out
+        for page in flight.page_pins:
+            self.roster.seats.blocks.unpin_page(page)
 
     def _commit_decodes(self, flight: Flight, result: StepResult, out: StepOutput) -> None:
         """`_commit` of the rows below `decodes`, which draw one token each. Runs for every token
@@ -206,7 +210,10 @@ class Scheduler:
 
     def _publish(self, request: Request) -> None:
         roster = self.roster
-        roster.seats.blocks.commit(request, request.committed)
+        blocks = roster.seats.blocks
+        blocks.commit(request, request.committed)
+        if blocks.windows is not None:
+            blocks.trim(request, request.committed)
         if request.state is RUNNING:
             roster.advance(request)
 
@@ -271,6 +278,18 @@ class Scheduler:
     def blocks_cached(self) -> int:
         """Blocks that hold a reusable prefix and that no request uses."""
         return 0 if self.cache is None else self.cache.evictable
+
+    @property
+    def window_pages_free(self) -> int:
+        """Window pages that hold nothing."""
+        windows = self.roster.seats.blocks.windows
+        return 0 if windows is None else len(windows.pool.free)
+
+    @property
+    def window_pages_cached(self) -> int:
+        """Window pages that no request uses, kept for blocks that hold a reusable prefix."""
+        windows = self.roster.seats.blocks.windows
+        return 0 if windows is None else len(windows.unused)
 
     @property
     def preemptions(self) -> int:

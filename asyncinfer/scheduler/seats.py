@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from asyncinfer.cache.block_manager import BlockManager
 from asyncinfer.cache.prefix_cache import CacheEntry, PrefixCache
+from asyncinfer.cache.window_pool import WindowPool
 from asyncinfer.scheduler.plan import Join, RunnerSpec, StepPlan
 from asyncinfer.scheduler.request import Request
 
@@ -17,13 +18,17 @@ class Seats:
     the deltas of the next plan."""
 
     def __init__(self, spec: RunnerSpec, cache: PrefixCache | None) -> None:
-        self.blocks = BlockManager(spec.num_blocks, spec.block_size, cache)
+        windows = None
+        if spec.window is not None:
+            windows = WindowPool(spec.window_pages, spec.window, spec.block_size)
+        self.blocks = BlockManager(spec.num_blocks, spec.block_size, cache, windows)
         #: Slot -> request.
         self.tenants: list[Request | None] = [None] * spec.max_slots
         #: Slots without a tenant.
         self.free = list(range(spec.max_slots - 1, -1, -1))
         self._leaves: list[int] = []
         self._grown: list[tuple[int, int, int]] = []
+        self._grown_pages: list[tuple[int, int, int]] = []
 
     def seat(self, request: Request, entries: Sequence[CacheEntry]) -> None:
         """A free slot, and a table that starts with the cached blocks."""
@@ -40,6 +45,11 @@ class Seats:
         request.computed = request.committed = length
         return copy
 
+    def copied_pages(self, request: Request, parent: Request) -> tuple[int, int]:
+        """The window page to copy when `seat_fork` gave a block, whose source is pinned, and the
+        target."""
+        return self.blocks.copied_pages(request, parent, request.prompt_len - 1)
+
     def join(self, request: Request) -> Join:
         """What the runner must know of a request just seated."""
         return Join(
@@ -52,6 +62,7 @@ class Seats:
             stop_ids=request.stop_ids,
             bad_ids=request.bad_ids,
             sampler=request.sampler,
+            pages=list(request.pages),
         )
 
     def grow(self, request: Request, count: int) -> None:
@@ -60,6 +71,9 @@ class Seats:
         self.blocks.grow(request, count)
         for index in range(first, first + count):
             self._grown.append((slot, index, request.blocks[index]))
+        if self.blocks.windows is not None:
+            for index, page in enumerate(request.pages[first:], first):
+                self._grown_pages.append((slot, index, page))
 
     def vacate(self, request: Request) -> None:
         """Take back slot and blocks. No step in flight may use them."""
@@ -73,11 +87,13 @@ class Seats:
         self._leaves.append(slot)
         if self._grown:
             self._grown = [entry for entry in self._grown if entry[0] != slot]
+            self._grown_pages = [entry for entry in self._grown_pages if entry[0] != slot]
 
     def flush(self, plan: StepPlan) -> None:
         """Move the deltas since the last plan into this one."""
         plan.leaves, self._leaves = self._leaves, []
         plan.grown, self._grown = self._grown, []
+        plan.grown_pages, self._grown_pages = self._grown_pages, []
 
     def _take_slot(self, request: Request) -> None:
         request.slot = slot = self.free.pop()

@@ -26,6 +26,8 @@ class CacheRequest:
     room: int = 0
     published: int = 0
     node: CacheEntry | Tenant | None = None
+    pages: list[int] = field(default_factory=list)
+    passed: int = 0
     #: Leading blocks that were found in the cache.
     hits: int = 0
 

@@ -18,7 +18,8 @@ from asyncinfer.chunk import TokenLogprob
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler.plan import RowLogprobs, RunnerSpec, StepPlan, StepResult
 from asyncinfer.testing.fake_slots import FakeSlots
-from asyncinfer.testing.oracle import MASK, A, fake_logprob, mix, next_token, oracle
+from asyncinfer.testing.fake_windows import FakeWindows
+from asyncinfer.testing.oracle import MASK, A, WindowSum, fake_logprob, mix, next_token, oracle
 
 __all__ = ["FakeRunner", "Gate"]
 
@@ -67,6 +68,8 @@ class FakeRunner:
         self._garbage = 0
         self.poison(range(spec.num_blocks))
         self._slots = FakeSlots(spec)
+        #: The windowed layer, if `spec` has a window.
+        self.windows = None if spec.window is None else FakeWindows(spec, self._slots)
         self._weights: U64 = _mix(np.arange(spec.max_context, dtype=np.uint64)) | np.uint64(1)
         self._powers = _powers(spec.max_step_tokens)
         self._pending: deque[tuple[StepPlan, StepResult]] = deque()
@@ -93,6 +96,7 @@ class FakeRunner:
             vocab_size=self._spec.vocab_size,
             eos_every=self.eos_every,
             stop_ids=frozenset(stop_ids),
+            window=self._spec.window,
         )
 
     def logprob(self, token: int, position: int, alternatives: int) -> TokenLogprob:
@@ -122,6 +126,8 @@ class FakeRunner:
         for source, target in plan.copies:
             self._kv[target] = self._kv[source]
             self._digest[target] = self._digest[source]
+        if self.windows is not None:
+            self.windows.copy(plan.copied_pages)
         self._slots.check(plan)
         if self.strict:
             self._slots.check_writes(plan)
@@ -153,7 +159,13 @@ class FakeRunner:
         # Every read comes before every write: a page another row writes in this step is stale.
         kv, digest = self._read(slots, starts)
         single = counts == 1
-        if single.all():
+        if self.windows is not None:
+            seen = self.windows.read(plan)
+            for row in range(len(slots)):
+                digest[row] = self._windowed(
+                    self.windows, plan, row, int(kv[row]), digest[row], seen[row]
+                )
+        elif single.all():
             digest = self._decode(slots, starts, kv, digest)
         else:
             index = np.nonzero(single)[0]
@@ -174,6 +186,8 @@ class FakeRunner:
                 for p in range(start, start + plan.counts[row]):
                     block = self._slots.tables[slot, p // self._spec.block_size]
                     self._kv[block, p % self._spec.block_size] = mix(self._garbage)
+                if self.windows is not None:
+                    self.windows.spoil(slot, start, plan.counts[row])
         return result
 
     def _read(self, slots: I64, starts: I64) -> tuple[U64, U64]:
@@ -218,6 +232,27 @@ class FakeRunner:
         chunk = up * (kv + np.cumsum(_mix(tokens + np.uint64(1)) * down, dtype=np.uint64))
         digests = digest + np.cumsum(chunk * self._weights[start : start + count], dtype=np.uint64)
         positions = np.arange(start, start + count)
+        pages, offsets = self._slots.tables[slot, positions // size], positions % size
+        self._kv[pages, offsets] = chunk
+        self._digest[pages, offsets] = digests
+        return np.uint64(digests[-1])
+
+    def _windowed(
+        self,
+        windows: FakeWindows,
+        plan: StepPlan,
+        row: int,
+        kv: int,
+        digest: np.uint64,
+        seen: WindowSum,
+    ) -> np.uint64:
+        """A row of any length, token by token."""
+        slot, start, count = plan.slots[row], plan.starts[row], plan.counts[row]
+        tokens = self._slots.history[slot, start : start + count].tolist()
+        chunk = np.array(windows.compute(slot, start, tokens, kv, seen), np.uint64)
+        digests = digest + np.cumsum(chunk * self._weights[start : start + count], dtype=np.uint64)
+        positions = np.arange(start, start + count)
+        size = self._spec.block_size
         pages, offsets = self._slots.tables[slot, positions // size], positions % size
         self._kv[pages, offsets] = chunk
         self._digest[pages, offsets] = digests

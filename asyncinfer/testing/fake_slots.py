@@ -20,6 +20,8 @@ class FakeSlots:
         self.tenants: list[Join | None] = [None] * slots
         #: Block tables `[slots, blocks]`, -1 where there is none.
         self.tables = np.full((slots, width), -1, np.int64)
+        #: Window pages, likewise; entries behind the window stay as they were.
+        self.pages = np.full((slots, width), -1, np.int64)
         #: Tokens `[slots, positions]`, those just drawn included.
         self.history = np.zeros((slots, spec.max_context + 1), np.int64)
         #: Tokens in the KV cache (-1: not told yet) and tokens known.
@@ -35,7 +37,7 @@ class FakeSlots:
         for slot in plan.leaves:
             assert self.tenants[slot] is not None, f"slot {slot} leaves twice"
             self.tenants[slot] = None
-            self.tables[slot] = -1
+            self.tables[slot] = self.pages[slot] = -1
             self.special.discard(slot)
         for join in plan.joins:
             self._join(join)
@@ -44,6 +46,9 @@ class FakeSlots:
             assert self.tables[slot, index] == -1, f"slot {slot}: entry {index} set twice"
             assert index == 0 or self.tables[slot, index - 1] >= 0, f"slot {slot}: gap at {index}"
             self.tables[slot, index] = block
+        for slot, index, page in plan.grown_pages:
+            assert self.pages[slot, index] == -1, f"slot {slot}: page {index} set twice"
+            self.pages[slot, index] = page
 
     def _join(self, join: Join) -> None:
         slot, known = join.slot, len(join.token_ids)
@@ -51,6 +56,7 @@ class FakeSlots:
         assert 1 <= join.prompt_len <= known <= self._spec.max_context
         self.tenants[slot] = join
         self.tables[slot, : len(join.blocks)] = join.blocks
+        self.pages[slot, : len(join.pages)] = join.pages
         self.history[slot, :known] = join.token_ids
         self.known[slot] = known
         self.computed[slot] = -1
@@ -86,6 +92,8 @@ class FakeSlots:
 
     def check_writes(self, plan: StepPlan) -> None:
         """No page that a row writes is in any other table. Linear in all tables."""
+        if self._spec.window is not None:
+            self._check_window_writes(plan, self._spec.window)
         size = self._spec.block_size
         users: dict[int, int] = {}
         for table in self.tables:
@@ -95,6 +103,23 @@ class FakeSlots:
             for index in range(start // size, (start + count - 1) // size + 1):
                 block = int(self.tables[slot, index])
                 assert users[block] == 1, f"slot {slot} writes shared block {block}"
+
+    def _check_window_writes(self, plan: StepPlan, window: int) -> None:
+        """The same of window pages, as far as windows show them."""
+        size = self._spec.block_size
+        reached = {slot: int(self.computed[slot]) for slot in range(len(self.tenants))}
+        reached.update(zip(plan.slots, plan.starts, strict=True))
+        users: dict[int, int] = {}
+        for slot, position in reached.items():
+            if self.tenants[slot] is not None:
+                seen = self.pages[slot, max(0, position - window + 1) // size :]
+                for page in seen[seen >= 0].tolist():
+                    users[page] = users.get(page, 0) + 1
+        for slot, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True):
+            for index in range(start // size, (start + count - 1) // size + 1):
+                page = int(self.pages[slot, index])
+                assert 0 <= page < self._spec.window_pages, f"slot {slot} lacks window page {index}"
+                assert users[page] == 1, f"slot {slot} writes shared window page {page}"
 
     def tenant(self, slot: int) -> Join:
         join = self.tenants[slot]

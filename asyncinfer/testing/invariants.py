@@ -32,6 +32,7 @@ def check_invariants(scheduler: Scheduler, requests: Iterable[Request]) -> None:
     _check_references(scheduler, seated)
     _check_tables(scheduler, seated)
     _check_flights(scheduler)
+    _check_windows(scheduler, seated)
     if scheduler.cache is not None:
         _check_cache(scheduler, seated)
     _check_bounds(scheduler)
@@ -44,6 +45,10 @@ def check_drained(scheduler: Scheduler) -> None:
     hold("drain", not any(pool.refs), "blocks are in use")
     held = scheduler.blocks_free + scheduler.blocks_cached
     hold("drain", held == scheduler.blocks_total, "blocks are lost")
+    windows = scheduler.roster.seats.blocks.windows
+    if windows is not None:
+        hold("drain", not any(windows.pool.refs), "window pages are in use")
+        hold("drain", windows.available == scheduler.spec.window_pages, "window pages are lost")
 
 
 def _check_places(scheduler: Scheduler, requests: list[Request]) -> None:
@@ -138,6 +143,45 @@ def _check_flights(scheduler: Scheduler) -> None:
         for source, target in plan.copies:
             used_twice = pool.refs[source] > 0 and pool.refs[target] > 0
             hold("I11", used_twice, "copy {} -> {} is free", source, target)
+
+
+def _check_windows(scheduler: Scheduler, seated: list[Request]) -> None:
+    """I1, I2, I3, I5 and I11 of window pages, and that nobody has more than it can see."""
+    windows, cache = scheduler.roster.seats.blocks.windows, scheduler.cache
+    if windows is None:
+        return
+    size, refs = windows.block_size, windows.pool.refs
+    uses = Counter(page for r in seated for page in r.pages[r.passed :])
+    uses.update(page for flight in scheduler.flights for page in flight.page_pins)
+    for page, count in enumerate(refs):
+        hold("I1", count == uses[page], "page {}: {} references, {} uses", page, count, uses[page])
+    free = set(windows.pool.free)
+    hold("I2", len(free) == len(windows.pool.free), "a window page is on the free list twice")
+    unused = {page for page, count in enumerate(refs) if not count}
+    hold("I2", not free & windows.unused.keys(), "a window page is free and kept")
+    hold("I2", free | windows.unused.keys() == unused, "unused pages are not those free or kept")
+    hold("I5", windows.unused.keys() <= windows.keeper.keys(), "an unused page is nobody's")
+    pairs = {(page, block) for block, page in windows.kept.items()}
+    hold("I5", pairs == set(windows.keeper.items()), "pages and their blocks differ")
+    published = set() if cache is None else cache.by_block.keys()
+    hold("I5", windows.kept.keys() <= published, "a page is kept for a block that is gone")
+    for r in seated:
+        held = r.pages[r.passed :]
+        hold("I3", len(r.pages) == len(r.blocks), "{}: {} pages", r, len(r.pages))
+        hold("I3", len(set(held)) == len(held), "{} has a window page twice", r)
+        hold("I3", all(page >= 0 for page in held), "{} lacks a window page", r)
+        hold("I3", all(page < 0 for page in r.pages[: r.passed]), "{} has a page it passed", r)
+        hold("I3", r.passed <= windows.first(r.committed), "{} lost what it sees", r)
+        # Given back block by block: the window, and the chunks in flight.
+        chunks = len(r.blocks) - r.committed // size
+        hold("I3", len(held) <= windows.reach + chunks, "{} has {} window pages", r, len(held))
+    for flight in scheduler.flights:
+        for row, r in enumerate(flight.requests):
+            seen = windows.first(flight.plan.starts[row])
+            hold("I11", r.passed <= seen, "{} lost window pages in flight", r)
+        for source, target in flight.plan.copied_pages:
+            used_twice = refs[source] > 0 and refs[target] > 0
+            hold("I11", used_twice, "window page copy {} -> {} is free", source, target)
 
 
 def _check_cache(scheduler: Scheduler, seated: list[Request]) -> None:

@@ -4,20 +4,28 @@
     digest[p] = digest[p - 1] + kv[p] * (mix(p) | 1)          (digest[-1] = 0)
     token[p + 1] = a hash of digest[p], and of (seed, p) when the request is sampled
 
-All modulo 2**64. `kv` is what the fake model stores in its pages; the digest covers every entry
-read through the block table, so one stale, shared or unwritten entry changes every later token.
-Both recurrences are linear in the previous value, so that a whole chunk is a few numpy calls.
+With a window, where one layer more is asked what it sees through it:
+
+    near[p]   = mix(kv[p - 1] ^ mix(token[p] + 1))
+    seen[p]   = sum of near[j] * (mix(j) | 1) over p - window < j <= p
+    kv[p]     = kv[p - 1] * A + mix(token[p] + 1) + seen[p]
+
+All modulo 2**64. `near` lies in window pages. `kv` is what the fake model stores in its pages; the
+digest covers every entry read through the block table, so one stale, shared or unwritten entry
+changes every later token. Without a window both recurrences are linear in the previous value, so
+that a whole chunk is a few numpy calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from asyncinfer.chunk import TokenLogprob
 from asyncinfer.params import SamplingParams
 
-__all__ = ["EOS_ID", "fake_logprob", "mix", "next_token", "oracle"]
+__all__ = ["EOS_ID", "WindowSum", "fake_kv", "fake_logprob", "mix", "next_token", "oracle"]
 
 MASK: Final = 2**64 - 1
 A: Final = 0xD1342543DE82EF95
@@ -31,6 +39,47 @@ def mix(x: int) -> int:
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
     return x ^ (x >> 31)
+
+
+class WindowSum:
+    """The sum over a window that moves on by one position at a time.
+
+    Args:
+        position: the next one.
+        past: `near` of the positions before it that it sees.
+    """
+
+    def __init__(self, window: int, position: int, past: Iterable[int] = ()) -> None:
+        entries = list(past)
+        first = position - len(entries)
+        self._window = window
+        self._position = position
+        self._terms = deque(entry * (mix(first + i) | 1) for i, entry in enumerate(entries))
+
+    @staticmethod
+    def entry(kv: int, token: int) -> int:
+        """`near` of the next position, with the KV of the one before it."""
+        return mix(kv ^ mix(token + 1))
+
+    def add(self, entry: int) -> int:
+        """Move on to the next position, which has this entry; gives what it sees."""
+        self._terms.append(entry * (mix(self._position) | 1))
+        self._position += 1
+        if len(self._terms) > self._window:
+            self._terms.popleft()
+        return sum(self._terms) & MASK
+
+
+def fake_kv(tokens: Sequence[int], window: int | None) -> tuple[list[int], list[int]]:
+    """`kv` and `near` of every position of a sequence."""
+    kv, kvs, nears = 0, [], []
+    seen = None if window is None else WindowSum(window, 0)
+    for token in tokens:
+        near = WindowSum.entry(kv, token)
+        kv = (kv * A + mix(token + 1) + (0 if seen is None else seen.add(near))) & MASK
+        kvs.append(kv)
+        nears.append(near)
+    return kvs, nears
 
 
 def next_token(
@@ -64,14 +113,17 @@ def oracle(
     vocab_size: int,
     eos_every: int | None = None,
     stop_ids: Collection[int] = (),
+    window: int | None = None,
 ) -> list[int]:
     """The first `count` tokens of the answer, past any stop token it holds."""
     kv = digest = 0
     known = list(prompt_ids)
     last = len(known) - 1
     key = None if params.greedy else seed
+    seen = None if window is None else WindowSum(window, 0)
     for p in range(last + count):
-        kv = (kv * A + mix(known[p] + 1)) & MASK
+        near = 0 if seen is None else seen.add(seen.entry(kv, known[p]))
+        kv = (kv * A + mix(known[p] + 1) + near) & MASK
         digest = (digest + kv * (mix(p) | 1)) & MASK
         if p >= last:
             barred = stop_ids if p - last < params.min_tokens else ()

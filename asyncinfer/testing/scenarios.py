@@ -34,7 +34,8 @@ def simulate(
     """
     rng = Random(seed)
     seen = Counter[str]()
-    sim = _world(rng, seen, eviction)
+    # Numbers of its own: worlds without windows stay as they were.
+    sim = _world(rng, Random(-1 - seed), seen, eviction)
     prefixes = [[rng.randrange(1, VOCAB) for _ in range(30)] for _ in range(3)]
     rate = rng.choice((0.2, 0.5, 0.9))
     for _ in range(steps):
@@ -62,11 +63,30 @@ def simulate(
         cached_tokens=scheduler.cached_tokens,
         generated_tokens=scheduler.generated_tokens,
     )
+    if scheduler.spec.window is not None:
+        seen.update(
+            windowed_tokens=scheduler.generated_tokens,
+            windowed_hits=scheduler.cached_tokens,
+            windowed_forks=scheduler.forks,
+            windowed_preemptions=scheduler.preemptions,
+        )
     return seen
 
 
-def _world(rng: Random, seen: Counter[str], eviction: EvictionPolicy | None) -> Simulation:
+def _window(rng: Random, block_size: int) -> tuple[int | None, int]:
+    """A window, and window pages for one request to a few; or none."""
+    if rng.random() < 0.5:
+        return None, 0
+    window = rng.choice((1, 2, 3, 5, 8, 9, 16))
+    least = -(-(window - 1) // block_size) + 2
+    return window, least + rng.choice((0, 1, 4, 12)) * least // 2
+
+
+def _world(
+    rng: Random, windows: Random, seen: Counter[str], eviction: EvictionPolicy | None
+) -> Simulation:
     block_size = rng.choice((1, 2, 4, 4, 8))
+    window, pages = _window(windows, block_size)
     spec = RunnerSpec(
         num_blocks=rng.randint(24, 160) // block_size,
         block_size=block_size,
@@ -74,6 +94,8 @@ def _world(rng: Random, seen: Counter[str], eviction: EvictionPolicy | None) -> 
         max_context=rng.choice((24, 40, 64)),
         vocab_size=VOCAB,
         max_step_tokens=rng.choice((1, 3, 8, 16, 32)),
+        window=window,
+        window_pages=pages,
     )
     policy = rng.choice((FCFS(), Priority(ageing=1.0), Deadline(patience=2.0)))
     cached = rng.random() < 0.9

@@ -24,6 +24,8 @@ def make() -> Callable[..., Simulation]:
         budget: int = 32,
         policy: Any = None,
         cached: bool = True,
+        window: int | None = None,
+        window_pages: int = 0,
         **options: Any,
     ) -> Simulation:
         spec = RunnerSpec(
@@ -33,6 +35,8 @@ def make() -> Callable[..., Simulation]:
             max_context=context,
             vocab_size=100,
             max_step_tokens=budget,
+            window=window,
+            window_pages=window_pages,
         )
         cache = PrefixCache(block_size) if cached else None
         return Simulation(spec, policy=policy or FCFS(), cache=cache, **options)

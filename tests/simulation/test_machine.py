@@ -32,6 +32,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         depth=st.integers(1, 3),
         policy=st.sampled_from(POLICIES),
         cached=st.booleans(),
+        window=st.sampled_from((None, 1, 3, 6)),
+        more_pages=st.integers(0, 8),
     )
     def open(
         self,
@@ -42,7 +44,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         depth: int,
         policy: Any,
         cached: bool,
+        window: int | None,
+        more_pages: int,
     ) -> None:
+        least = 0 if window is None else -(-(window - 1) // block_size) + 2
         spec = RunnerSpec(
             num_blocks=tokens // block_size,
             block_size=block_size,
@@ -50,6 +55,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_context=24,
             vocab_size=12,
             max_step_tokens=budget,
+            window=window,
+            window_pages=least + more_pages,
         )
         cache = PrefixCache(block_size, secret=b"machine") if cached else None
         self.sim = Simulation(spec, policy=policy, cache=cache, depth=depth, eos_every=11)

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from asyncinfer.cache import BlockHasher, BlockManager, BlockPool, GuardedPolicy, PrefixCache
+from asyncinfer.cache import (
+    BlockHasher,
+    BlockManager,
+    BlockPool,
+    GuardedPolicy,
+    PrefixCache,
+    WindowPool,
+)
 from asyncinfer.cache import prefix_cache as prefix_cache_module
 from asyncinfer.scheduler import Scheduler
 from asyncinfer.scheduler.following import Following
@@ -28,6 +35,8 @@ def edit(owner: type, method: str, before: str, after: str) -> Callable[[pytest.
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
         function = owner.__dict__[method]
+        if isinstance(function, property):
+            function = function.fget
         assert isinstance(function, FunctionType)
         source = textwrap.dedent(inspect.getsource(function))
         assert source.count(before) == 1, f"{owner.__name__}.{method} holds no single {before!r}"
@@ -114,7 +123,7 @@ MUTANTS = {
         Planner, "_seat", "flight.pins.append(copy[0])", "self._blocks.unpin(copy[0])"
     ),
     "a pin is never released": edit(
-        Scheduler, "update", "self.roster.seats.blocks.unpin(block)", "pass"
+        Scheduler, "_unpin", "self.roster.seats.blocks.unpin(block)", "pass"
     ),
     "shared before it is computed": edit(
         Planner, "_fork_wait", "leader.committed >= shared", "leader.computed >= 1"
@@ -164,6 +173,69 @@ MUTANTS = {
     "a removed request is admitted": edit(
         WaitingQueue, "remove", "request.entry = None", "request.entry = request.entry"
     ),
+    # Window pages.
+    "a page that is seen is given back": edit(
+        WindowPool, "first", "max(0, position - self.window + 1)", "position"
+    ),
+    "a page is given back one token early": edit(
+        WindowPool, "first", "position - self.window + 1", "position - self.window + 2"
+    ),
+    "pages are never given back": edit(
+        Scheduler, "_publish", "blocks.windows is not None", "False"
+    ),
+    "pages are given back for what is in flight": edit(
+        Scheduler,
+        "_publish",
+        "blocks.trim(request, request.committed)",
+        "blocks.trim(request, request.computed)",
+    ),
+    "a hit takes no reference to its pages": edit(
+        BlockManager, "open", "self.windows.hold(pages)", "pass"
+    ),
+    "a hit without the pages it sees": edit(
+        WindowPool, "usable", "run >= min(self.reach, count)", "True"
+    ),
+    "a hit sees one page too few": edit(
+        WindowPool, "usable", "run >= min(self.reach, count)", "run >= min(self.reach - 1, count)"
+    ),
+    "a page outlives its block": edit(
+        BlockManager,
+        "grow",
+        "if self.windows is not None:\n                self.windows.drop(block)",
+        "pass",
+    ),
+    "a page in use is taken again": edit(WindowPool, "hold", "self.unused.pop(page, None)", "pass"),
+    "a kept page is free as well": edit(
+        WindowPool, "release", "if page in self.keeper:", "if page in self.keeper and page != 1:"
+    ),
+    "a page of another block is kept": edit(
+        BlockManager, "commit", "request.pages[j])", "request.pages[-1])"
+    ),
+    "a copied tail lacks its window page": edit(
+        Planner, "_seat", "plan.copied_pages.append(pages)", "pass"
+    ),
+    "the source of a copied page is not pinned": edit(
+        Planner, "_seat", "flight.page_pins.append(pages[0])", "self._blocks.unpin_page(pages[0])"
+    ),
+    "a pinned page is never released": edit(
+        Scheduler, "_unpin", "self.roster.seats.blocks.unpin_page(page)", "pass"
+    ),
+    "shared with one that sees the prompt no more": edit(
+        BlockManager, "can_fork", "parent.passed <= self.windows.first(length)", "True"
+    ),
+    "the runner is not told of a page": edit(
+        Seats, "grow", "self._grown_pages.append", "index % 3 == 2 or self._grown_pages.append"
+    ),
+    "pages of an ended request are lost": edit(
+        BlockManager,
+        "close",
+        "self.windows.release(page)",
+        "page == 2 or self.windows.release(page)",
+    ),
+    "more blocks than there are pages for": edit(
+        BlockManager, "available", "min(blocks, self.windows.available)", "blocks"
+    ),
+    "admitted without room for its pages": edit(Planner, "_fit", "lacking_pages <= 0 and", ""),
     "a needy request is starved": edit(Planner, "_relieve", "return served", "return served[1:]"),
 }
 

@@ -35,6 +35,10 @@ def test_invariants_and_oracle_hold() -> None:
         "cached_tokens": 5000,
         "generated_tokens": 30_000,
         "steps": 30_000,
+        "windowed_tokens": 10_000,
+        "windowed_hits": 1000,
+        "windowed_forks": 100,
+        "windowed_preemptions": 100,
     }.items():
         assert seen[event] >= least, f"{event}: {seen[event]}"
 
@@ -45,6 +49,7 @@ def test_hits_are_exact_even_if_keys_collide(monkeypatch: pytest.MonkeyPatch) ->
     digest = BlockHasher.digest
     monkeypatch.setattr(BlockHasher, "digest", lambda *args: bytes([digest(*args)[0] & 3]))
     seen = Counter[str]()
-    for seed in range(30):
+    for seed in range(60):
         seen.update(simulate(seed))
     assert seen["cached_tokens"] > 300
+    assert seen["windowed_hits"] > 30

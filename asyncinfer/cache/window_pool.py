@@ -1,0 +1,106 @@
+"""`WindowPool`: pages for the layers that see a window only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from asyncinfer.cache.block_pool import BlockPool
+from asyncinfer.cache.prefix_cache import CacheEntry
+
+__all__ = ["WindowPool"]
+
+
+class WindowPool:
+    """The windowed layers' KV of a block's tokens is a page of this pool. A request has pages for
+    the blocks that its next token sees, and gives the others back as it goes on.
+
+    The page of a published block is kept for it until its room is needed (least recently used
+    first) or the block goes. A page is free, referenced, or kept.
+
+    Args:
+        size: pages.
+        window: tokens that a token sees, itself among them.
+        block_size: tokens of a page.
+    """
+
+    def __init__(self, size: int, window: int, block_size: int) -> None:
+        self.window = window
+        self.block_size = block_size
+        #: Full blocks before a block's first token that it sees some token of.
+        self.reach = -(-(window - 1) // block_size)
+        #: What a decoding request may hold while one step is in flight.
+        self.steady = self.reach + 2
+        assert size >= self.steady, "no request could be sure to go on"
+        self.pool = BlockPool(size)
+        #: Published block -> its page, and back.
+        self.kept: dict[int, int] = {}
+        self.keeper: dict[int, int] = {}
+        #: Kept pages without references, in the order of release.
+        self.unused: dict[int, None] = {}
+
+    @property
+    def available(self) -> int:
+        """Pages that can be taken: free, or kept and unused."""
+        return len(self.pool.free) + len(self.unused)
+
+    def first(self, position: int) -> int:
+        """The first block that a token at `position` sees some token of."""
+        return max(0, position - self.window + 1) // self.block_size
+
+    def usable(self, entries: Sequence[CacheEntry]) -> int:
+        """The most of these leading blocks after which a token finds all it sees."""
+        most = run = 0
+        for count, entry in enumerate(entries, start=1):
+            run = run + 1 if entry.block in self.kept else 0
+            if run >= min(self.reach, count):
+                most = count
+        return most
+
+    def pages(self, entries: Sequence[CacheEntry]) -> list[int]:
+        """The pages that a token after `usable` entries sees, for as many of the last entries."""
+        seen = entries[max(0, len(entries) - self.reach) :]
+        return [self.kept[entry.block] for entry in seen]
+
+    def take(self, count: int) -> list[int]:
+        """Take `count` pages, one reference each; `available` must cover them."""
+        missing = count - len(self.pool.free)
+        while missing > 0:
+            page = next(iter(self.unused))
+            self.drop(self.keeper[page])
+            missing -= 1
+        return self.pool.take(count)
+
+    def hold(self, pages: Iterable[int]) -> None:
+        """One more reference to each page."""
+        refs = self.pool.refs
+        for page in pages:
+            refs[page] += 1
+            self.unused.pop(page, None)
+
+    def release(self, page: int) -> None:
+        """One reference less."""
+        refs = self.pool.refs
+        assert refs[page] > 0, "released more often than taken"
+        refs[page] -= 1
+        if refs[page]:
+            return
+        if page in self.keeper:
+            self.unused[page] = None
+        else:
+            self.pool.put(page)
+
+    def keep(self, block: int, page: int) -> None:
+        """A referenced page is written, and the block is published: keep it for the block, unless
+        either has another."""
+        if block not in self.kept and page not in self.keeper:
+            self.kept[block] = page
+            self.keeper[page] = block
+
+    def drop(self, block: int) -> None:
+        """The block keeps its page no longer, if it has one."""
+        page = self.kept.pop(block, None)
+        if page is not None:
+            del self.keeper[page]
+            if page in self.unused:
+                del self.unused[page]
+                self.pool.put(page)

@@ -1,0 +1,152 @@
+"""Window pages: who has them, who keeps them, which go first."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncinfer.cache import BlockManager, PrefixCache, WindowPool
+from asyncinfer.params import SamplingParams
+from asyncinfer.scheduler import Request
+
+GREEDY = SamplingParams(temperature=0.0)
+TOKENS = list(range(1, 13))
+
+
+def manager(pages: int = 8, window: int = 5, blocks: int = 32) -> tuple[BlockManager, WindowPool]:
+    windows = WindowPool(pages, window, 2)
+    return BlockManager(blocks, 2, PrefixCache(2), windows), windows
+
+
+def request(id: int, blocks: BlockManager, tokens: list[int] = TOKENS) -> Request:
+    assert blocks.cache is not None
+    return Request(
+        id, tokens, GREEDY, max_total=99, seed=0, arrival=0.0, keys=blocks.cache.keys(tokens)
+    )
+
+
+def compute(blocks: BlockManager, r: Request) -> int:
+    """All of the request in steps of a block; gives the most pages it had."""
+    blocks.open(r, blocks.match(r, len(r.tokens) - 1))
+    most = 0
+    for done in range(r.room, len(r.tokens), 2):
+        blocks.grow(r, 1)
+        most = max(most, len(r.pages) - r.passed)
+        blocks.commit(r, done + 2)
+        blocks.trim(r, done + 2)
+    return most
+
+
+@pytest.mark.parametrize(
+    ("window", "reach", "firsts"),
+    [
+        (1, 0, [0, 0, 1, 1, 2, 2]),
+        (2, 1, [0, 0, 0, 1, 1, 2]),
+        (3, 1, [0, 0, 0, 0, 1, 1]),
+        (4, 2, [0, 0, 0, 0, 0, 1]),
+    ],
+)
+def test_what_a_token_sees(window: int, reach: int, firsts: list[int]) -> None:
+    pool = WindowPool(8, window, 2)
+    assert pool.reach == reach
+    assert [pool.first(position) for position in range(6)] == firsts
+
+
+def test_a_request_holds_its_window_and_a_chunk() -> None:
+    blocks, windows = manager(pages=4)
+    r = request(1, blocks)
+    assert compute(blocks, r) == 3
+    assert (len(r.blocks), r.passed, windows.available) == (6, 4, 2)
+    assert r.pages[:4] == [-1] * 4
+    blocks.close(r)
+    assert windows.available == 4
+    assert not any(windows.pool.refs)
+
+
+def test_pages_that_nobody_sees_stay_for_hits_until_their_room_is_needed() -> None:
+    blocks, windows = manager(pages=8)
+    a = request(1, blocks)
+    compute(blocks, a)
+    assert sorted(windows.kept) == sorted(a.blocks)
+    assert len(windows.unused) == 4
+    b = request(2, blocks, [*TOKENS[:6], 90, 91])
+    entries = blocks.match(b, 7)
+    assert [entry.block for entry in entries] == a.blocks[:3]
+    blocks.open(b, entries)
+    assert (b.passed, b.room) == (1, 6)
+    assert b.pages == [-1, windows.kept[a.blocks[1]], windows.kept[a.blocks[2]]]
+    assert [windows.pool.refs[page] for page in b.pages[1:]] == [1, 1]
+    # Four pages more: two are free, and the two that were given back first go.
+    blocks.grow(b, 4)
+    assert a.blocks[0] not in windows.kept
+    assert a.blocks[3] not in windows.kept
+    assert windows.available == 0
+
+
+def test_a_hit_ends_where_its_window_is_whole() -> None:
+    blocks, windows = manager(pages=8)
+    a = request(1, blocks)
+    compute(blocks, a)
+    blocks.close(a)
+    table = [entry.block for entry in blocks.match(request(2, blocks), 12)]
+    assert len(table) == 6
+    windows.drop(table[4])
+    assert len(blocks.match(request(2, blocks), 12)) == 4
+    windows.drop(table[2])
+    # Of the fourth block's two one is gone; the first two blocks have all there is before them.
+    assert len(blocks.match(request(2, blocks), 12)) == 2
+    windows.drop(table[1])
+    assert len(blocks.match(request(2, blocks), 12)) == 1
+    windows.drop(table[0])
+    assert blocks.match(request(2, blocks), 12) == []
+
+
+def test_a_page_computed_again_is_kept_for_the_block_that_lost_its_own() -> None:
+    blocks, windows = manager(pages=8)
+    a = request(1, blocks)
+    compute(blocks, a)
+    table = list(a.blocks)
+    blocks.close(a)
+    for block in table:
+        windows.drop(block)
+    b = request(2, blocks)
+    compute(blocks, b)
+    assert not set(b.blocks) & set(table), "it had to compute everything again"
+    assert sorted(windows.kept) == sorted(table)
+    blocks.close(b)
+    assert len(blocks.match(request(3, blocks), 12)) == 6
+
+
+def test_a_block_that_goes_takes_its_page_along() -> None:
+    blocks, windows = manager(pages=8, blocks=6)
+    a = request(1, blocks)
+    compute(blocks, a)
+    blocks.close(a)
+    assert (len(windows.kept), len(windows.pool.free)) == (6, 2)
+    b = request(2, blocks, [7, 7, 7])
+    blocks.open(b, [])
+    blocks.grow(b, 2)
+    assert (len(windows.kept), len(windows.pool.free)) == (4, 2)
+
+
+def test_answers_of_one_prompt_share_what_both_see() -> None:
+    blocks, windows = manager(pages=8, window=6)
+    a = request(1, blocks, TOKENS[:10])
+    compute(blocks, a)
+    b = request(2, blocks, TOKENS[:10])
+    assert blocks.can_fork(a, 9)
+    copy = blocks.fork(b, a, 9)
+    assert copy == (a.blocks[4], b.blocks[4])
+    source, target = blocks.copied_pages(b, a, 9)
+    assert (source, target) == (a.pages[4], b.pages[4])
+    assert b.pages[:4] == [-1, -1, a.pages[2], a.pages[3]]
+    assert windows.pool.refs[source] == 2
+    blocks.close(a)
+    assert windows.pool.refs[source] == 1
+    blocks.unpin_page(source)
+    assert windows.pool.refs[source] == 0
+    far = request(3, blocks, TOKENS[:10])
+    blocks.close(b)
+    compute(blocks, far)
+    blocks.grow(far, 4)
+    blocks.trim(far, 17)
+    assert not blocks.can_fork(far, 9)

@@ -1,0 +1,98 @@
+"""Layers with a window: what requests hold, and prefixes that still hit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from asyncinfer.params import SamplingParams
+from asyncinfer.testing.simulation import Simulation
+
+Greedy = Callable[..., SamplingParams]
+PROMPT = [1 + (7 * i) % 98 for i in range(100)]
+
+
+def held(sim: Simulation, tracks: list[Any]) -> list[int]:
+    return [len(track.request.pages) - track.request.passed for track in tracks]
+
+
+def test_a_sequence_holds_its_window_and_one_chunk(
+    make: Callable[..., Simulation], greedy: Greedy
+) -> None:
+    sim = make(blocks=64, context=200, budget=16, window=12, window_pages=64)
+    tracks = sim.submit(PROMPT, greedy(60))
+    most = 0
+    while sim.live():
+        sim.step()
+        most = max(most, *held(sim, tracks))
+    # Three blocks of window, four of a chunk of 16 tokens.
+    assert most <= 3 + 4
+    assert len(tracks[0].tokens) == 60
+    sim.drain()
+
+
+def test_many_sequences_in_the_pages_of_their_windows(
+    make: Callable[..., Simulation], greedy: Greedy
+) -> None:
+    # Eight sequences of 160 tokens in pages for 8 * (12 + 8) tokens and a chunk.
+    sim = make(blocks=400, context=200, budget=16, window=12, window_pages=8 * 5 + 4)
+    for i in range(8):
+        sim.submit([*PROMPT[i:], *PROMPT[:i]], greedy(60))
+    together = 0
+    while sim.live():
+        sim.step()
+        together = max(together, sim.scheduler.running)
+    assert (together, sim.scheduler.preemptions) == (8, 0)
+    sim.drain()
+
+
+def test_a_shared_prefix_longer_than_the_window_still_hits(
+    make: Callable[..., Simulation], greedy: Greedy
+) -> None:
+    sim = make(blocks=128, context=200, window=12, window_pages=64)
+    sim.submit([*PROMPT, 5, 6], greedy(8))
+    sim.run_until(lambda: not sim.live())
+    (track,) = sim.submit([*PROMPT, 9], greedy(8))
+    sim.run_until(lambda: not sim.live())
+    assert track.request.cached_tokens == 100
+    assert sim.scheduler.window_pages_free + sim.scheduler.window_pages_cached == 64
+    sim.drain()
+
+
+def test_a_prefix_whose_pages_went_is_computed_again_and_then_hits(
+    make: Callable[..., Simulation], greedy: Greedy
+) -> None:
+    sim = make(blocks=256, context=200, window=12, window_pages=12)
+    sim.submit(PROMPT, greedy(1))
+    sim.run_until(lambda: not sim.live())
+    for i in range(1, 4):
+        sim.submit([100 - i, *PROMPT], greedy(1))
+        sim.run_until(lambda: not sim.live())
+    (again,) = sim.submit([*PROMPT, 9], greedy(1))
+    sim.run_until(lambda: not sim.live())
+    assert again.request.cached_tokens < 100
+    (third,) = sim.submit([*PROMPT, 8], greedy(1))
+    sim.run_until(lambda: not sim.live())
+    assert third.request.cached_tokens == 100
+    sim.drain()
+
+
+def test_the_least_pages_serve_one_after_the_other(
+    make: Callable[..., Simulation], greedy: Greedy
+) -> None:
+    sim = make(blocks=256, context=200, window=12, window_pages=5)
+    for i in range(3):
+        sim.submit([*PROMPT[i:], *PROMPT[:i]], greedy(30, n=2))
+    sim.run_until(lambda: not sim.live(), limit=3000)
+    sim.drain()
+
+
+def test_answers_of_one_prompt_take_over_its_window(
+    make: Callable[..., Simulation], greedy: Greedy
+) -> None:
+    sim = make(blocks=128, context=200, window=12, window_pages=64)
+    sim.submit(PROMPT[:98], greedy(30, n=4))
+    sim.run_until(lambda: not sim.live())
+    assert sim.scheduler.forks == 3
+    assert sim.computed_tokens < 98 + 4 * 32
+    sim.drain()
