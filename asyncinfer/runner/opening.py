@@ -9,7 +9,12 @@ from asyncinfer.config import EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.models import Decoder, load_model, read_config
 from asyncinfer.runner.accelerator import CudaAccelerator
-from asyncinfer.runner.device import choose_device, choose_dtype, use_cpu_threads
+from asyncinfer.runner.device import (
+    choose_device,
+    choose_dtype,
+    is_out_of_memory,
+    use_cpu_threads,
+)
 from asyncinfer.runner.memory import graph_hold, plan_memory
 from asyncinfer.runner.model_runner import ModelRunner
 from asyncinfer.weights import OnProgress
@@ -58,14 +63,21 @@ def runner_of(decoder: Decoder, config: EngineConfig, tokens: int) -> ModelRunne
         raise ModelLoadError(
             f"{decoder.device} has no room for {spec.num_blocks} KV blocks: {error}"
         ) from error
-    return ModelRunner(
-        decoder,
-        kv,
-        spec,
-        sampler_timeout=config.sampler_timeout,
-        accelerator=accelerator,
-        # Torch's own attention reads the whole width of every block table when it is recorded.
-        graphs=config.cuda_graphs if reads_pages(kv) else "off",
-        graph_memory=graph_hold(config, decoder.config, decoder.dtype),
-        deterministic=config.deterministic,
-    )
+    try:
+        return ModelRunner(
+            decoder,
+            kv,
+            spec,
+            sampler_timeout=config.sampler_timeout,
+            accelerator=accelerator,
+            # Torch's own attention reads the whole width of every table when it is recorded.
+            graphs=config.cuda_graphs if reads_pages(kv) else "off",
+            graph_memory=graph_hold(config, decoder.config, decoder.dtype),
+            deterministic=config.deterministic,
+        )
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ModelLoadError(
+            f"{decoder.device} has no room for steps of {spec.max_slots} requests: {error}"
+        ) from error

@@ -130,6 +130,22 @@ def test_no_room_for_the_cache_is_a_load_error(
         runner_of(decoder, EngineConfig(max_running=1), 55)
 
 
+def test_no_room_for_the_steps_is_a_load_error(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error: RuntimeError = torch.OutOfMemoryError("CUDA out of memory")
+
+    def full(*args: Any, **options: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr("asyncinfer.runner.opening.ModelRunner", full)
+    with pytest.raises(ModelLoadError, match="no room for steps of 3 requests: CUDA out of memory"):
+        runner_of(decoder, EngineConfig(max_running=3), 55)
+    error = RuntimeError("something else")
+    with pytest.raises(RuntimeError, match="something else"):
+        runner_of(decoder, EngineConfig(max_running=3), 55)
+
+
 def test_the_shipped_model_opens_and_says_what_it_holds() -> None:
     heard: list[Any] = []
     config = EngineConfig(device="cpu", kv_bytes=1 << 24, max_running=7, max_step_tokens=99)
