@@ -127,3 +127,22 @@ def test_a_token_does_not_depend_on_its_batch() -> None:
 def test_the_context_it_stretches_to(scaling: dict[str, Any], context: int) -> None:
     rope = read_rope(JsonReader({"rope_scaling": scaling}, "config.json"), TRAINED, 64)
     assert scaled_context(rope, TRAINED) == context
+
+
+@pytest.mark.parametrize("name", sorted(SCALINGS))
+def test_angles_that_are_looked_up(name: str) -> None:
+    config = JsonReader({"rope_parameters": {"rope_theta": 5e5, **SCALINGS[name]}}, "config.json")
+    rope = read_rope(config, TRAINED, 64)
+    looked_up = RotaryEmbedding(rope, 64, torch.device("cpu"), 4 * TRAINED)
+    computed = RotaryEmbedding(rope, 64, torch.device("cpu"))
+    assert looked_up._table is not None
+    assert computed._table is None
+    positions = torch.tensor([4 * TRAINED - 1, 0, 7, TRAINED, TRAINED - 1, 7])
+    for got, right in zip(looked_up(positions), computed(positions), strict=True):
+        assert got.shape == right.shape == (6, 1, 64)
+        torch.testing.assert_close(got, right, rtol=0.0, atol=2e-7)
+
+
+def test_a_table_that_would_be_large_is_not_made() -> None:
+    rope = read_rope(JsonReader({}, "config.json"), 1 << 20, 128)
+    assert RotaryEmbedding(rope, 128, torch.device("cpu"), 1 << 20)._table is None

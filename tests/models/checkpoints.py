@@ -139,8 +139,11 @@ class Sequences:
             self.done[row] = end
 
 
-def load(model: LlamaForCausalLM, folder: Path, **config: Any) -> Decoder:
-    return load_model(save(model, folder, **config), "cpu", torch.float32)
+def load(
+    model: LlamaForCausalLM, folder: Path, max_context: int | None = None, **config: Any
+) -> Decoder:
+    saved = save(model, folder, **config)
+    return load_model(saved, "cpu", torch.float32, max_context=max_context)
 
 
 def expected(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:

@@ -85,7 +85,7 @@ def test_long_prompt_in_tiles(tmp_path: Path) -> None:
 def test_beyond_the_trained_context(kind: str, tmp_path: Path) -> None:
     model = random_llama(**{**KINDS[kind], "max_position_embeddings": 96})
     (ids,) = tokens(model, 300)
-    run = Sequences(load(model, tmp_path), [ids])
+    run = Sequences(load(model, tmp_path, max_context=300), [ids])
     run.step(s0=200)
     run.step(s0=100)
     torch.testing.assert_close(run.logits[0], expected(model, ids), **TOLERANCE)
