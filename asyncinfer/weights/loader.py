@@ -18,7 +18,7 @@ from asyncinfer.weights.progress import LoadProgress, OnProgress
 __all__ = ["WeightLoader"]
 
 #: Bytes that one thread reads at a time, and that `progress` hears of at least.
-CHUNK_BYTES: Final = 16 << 20
+CHUNK_BYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)

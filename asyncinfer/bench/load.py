@@ -1,0 +1,180 @@
+"""`asyncinfer bench load`: our loading beside safetensors' `load_file` and transformers'
+`from_pretrained`."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+from asyncinfer.bench.record import BenchError, Figure
+
+if TYPE_CHECKING:
+    from asyncinfer.bench.load_once import LoadRun
+
+__all__ = ["LoadOptions", "LoadResult", "measure_load", "write_layers"]
+
+_GIGA: Final = 1e9
+#: Of the random model: a Llama's layer of this width has 45 million parameters.
+_SHAPE: Final = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 16_000,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+}
+_TINY: Final = {
+    **_SHAPE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """The work."""
+
+    #: A checkpoint's folder; None: a random Llama of about so many megabytes.
+    model: str | None = None
+    megabytes: int = 300
+    #: "auto" is CUDA where there is one.
+    device: str = "auto"
+    #: "auto" is bfloat16 on a GPU, and float16 on a CPU: weights of the others are laid out anew
+    #: for a CPU's matrix products, which no loader else does.
+    dtype: str = "auto"
+    peer: bool = True
+    repeat: int = 3
+    #: A smoke run on a tiny model.
+    quick: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """All loads, in the order of the repetitions."""
+
+    device: str
+    dtype: str
+    bytes: int
+    runs: dict[str, tuple[LoadRun, ...]]
+
+    def figures(self) -> tuple[Figure, ...]:
+        found = []
+        for name, runs in self.runs.items():
+            rate = self.bytes / _GIGA / self.seconds(name)
+            found.append(Figure(f"{name}: rate", rate, "GB/s", "higher"))
+            cpu = median(run.cpu_seconds for run in runs)
+            found.append(Figure(f"{name}: CPU time", cpu, "s", "lower"))
+            peak = median(run.peak_bytes for run in runs)
+            found.append(Figure(f"{name}: peak host memory", peak / _GIGA, "GB", "lower"))
+        for name, target in (("load_file", 0.9), ("from_pretrained", 1.0)):
+            if name in self.runs:
+                ratio = self.seconds(name) / self.seconds("asyncinfer")
+                found.append(Figure(f"asyncinfer over {name}", ratio, "x", "higher", target))
+        return tuple(found)
+
+    def seconds(self, loader: str) -> float:
+        """The median."""
+        return median(run.seconds for run in self.runs[loader])
+
+
+def measure_load(
+    options: LoadOptions, report: Callable[[str], None] = lambda _: None
+) -> LoadResult:
+    """Load by each loader in turn, each time in a new process. Raises `BenchError`."""
+    # They import torch, which the other benchmarks do without.
+    import torch
+
+    from asyncinfer.bench.load_once import LOADERS, load_once
+    from asyncinfer.bench.peer import require_transformers
+
+    device = options.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = options.dtype
+    if dtype == "auto":
+        dtype = "float16" if device == "cpu" else "bfloat16"
+    if options.peer:
+        require_transformers()
+    loaders = [name for name in LOADERS if options.peer or name != "from_pretrained"]
+    if device != "cpu":
+        # Nothing is mapped onto a GPU.
+        loaders.remove("load_file, mapped")
+    runs: dict[str, list[LoadRun]] = {name: [] for name in loaders}
+    with tempfile.TemporaryDirectory(prefix="asyncinfer-bench-") as scratch:
+        warm_up, folder = Path(scratch, "tiny"), Path(options.model or Path(scratch, "model"))
+        write_layers(_TINY, 2, warm_up, dtype)
+        if options.model is None:
+            report("writing the random model")
+            if options.quick:
+                write_layers(_TINY, 4, folder, dtype)
+            else:
+                write_layers(_SHAPE, _layers(_SHAPE, options.megabytes), folder, dtype)
+        size = _read_through(folder)
+        for repetition in range(options.repeat):
+            for name in loaders:
+                report(f"{name} ({repetition + 1} of {options.repeat})")
+                runs[name].append(load_once(name, folder, warm_up, device, dtype))
+    found = {name: tuple(its) for name, its in runs.items()}
+    return LoadResult(device, dtype, size, found)
+
+
+def write_layers(shape: dict[str, Any], layers: int, folder: Path, dtype: str) -> None:
+    """Write a random checkpoint of `shape` with so many layers, a shard for each quarter of its
+    tensors and an index."""
+    import torch
+    from safetensors.torch import save_file
+
+    from asyncinfer.models import parse_config, tensor_table
+
+    folder.mkdir(parents=True)
+    config = {**shape, "num_hidden_layers": layers, "dtype": dtype}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    table = tensor_table(parse_config(config))
+    pieces = [piece for packed in table.values() for piece in packed.pieces]
+    weight_map: dict[str, str] = {}
+    generator = torch.Generator().manual_seed(0)
+    shards = 4
+    for shard in range(shards):
+        file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
+        part = pieces[shard * len(pieces) // shards : (shard + 1) * len(pieces) // shards]
+        tensors = {
+            piece.name: torch.empty(piece.shape, dtype=getattr(torch, dtype)).normal_(
+                0.0, 0.02, generator=generator
+            )
+            for piece in part
+        }
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, file)
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
+
+
+def _layers(shape: dict[str, Any], megabytes: int) -> int:
+    """About as many as fill so many megabytes with 16 bits each."""
+    hidden, inner = int(shape["hidden_size"]), int(shape["intermediate_size"])
+    kv = hidden * int(shape["num_key_value_heads"]) // int(shape["num_attention_heads"])
+    layer = 2 * hidden * (2 * hidden + 2 * kv + 3 * inner)
+    return max(1, round((megabytes * 1e6 - 4 * hidden * int(shape["vocab_size"])) / layer))
+
+
+def _read_through(folder: Path) -> int:
+    """Bytes of the shards, which are in the page cache now."""
+    size = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb", buffering=0) as file:
+            while block := file.read(16 << 20):
+                size += len(block)
+    if not size:
+        raise BenchError(f"{folder}: no safetensors in it")
+    return size

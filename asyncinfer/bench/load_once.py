@@ -1,0 +1,124 @@
+"""One load of a checkpoint, in a process of its own: how long it takes, and what the host holds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+__all__ = ["LOADERS", "LoadRun", "load_once"]
+
+_STATUS: Final = Path("/proc/self/status")
+_CLEAR: Final = Path("/proc/self/clear_refs")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRun:
+    """One load."""
+
+    #: Of the clock, and of all threads of the process.
+    seconds: float
+    cpu_seconds: float
+    #: Most bytes of host memory meanwhile, beyond those before. Pages of a mapped file count as
+    #: they do everywhere: once they were read through it.
+    peak_bytes: int
+
+
+def load_once(loader: str, folder: Path, warm_up: Path, device: str, dtype: str) -> LoadRun:
+    """Load `folder` by one of `LOADERS`, in a new process that has loaded `warm_up` before: so that
+    neither imports nor a GPU's context are in it."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(_load, loader, folder, warm_up, device, dtype).result()
+
+
+def _load(loader: str, folder: Path, warm_up: Path, device: str, dtype: str) -> LoadRun:
+    load = partial(LOADERS[loader], device=torch.device(device), dtype=getattr(torch, dtype))
+    load(warm_up)
+    before = _memory(reset=True)
+    began, cpu = time.perf_counter(), time.process_time()
+    # What was loaded is let go after the clock was read.
+    loaded = load(folder)
+    if device != "cpu":
+        torch.cuda.synchronize()
+    run = LoadRun(
+        seconds=time.perf_counter() - began,
+        cpu_seconds=time.process_time() - cpu,
+        peak_bytes=max(0, _memory() - before),
+    )
+    del loaded
+    return run
+
+
+def _asyncinfer(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
+    """The whole decoder: fused weights in place, a CPU's laid out for its matrix products."""
+    from asyncinfer.models import load_model
+
+    return load_model(folder, device, dtype)
+
+
+def _mapped(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
+    """On a CPU safetensors maps the files. One byte of each page is looked at."""
+    tensors = _load_file(folder, device)
+    for tensor in tensors.values():
+        tensor.view(-1).view(torch.uint8)[::4096].sum()
+    return tensors
+
+
+def _copied(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
+    """On a CPU each tensor is copied, since what is mapped is not loaded yet."""
+    tensors = _load_file(folder, device)
+    copy = device.type == "cpu"
+    for name in tensors:
+        tensors[name] = tensors[name].to(dtype, copy=copy)
+    return tensors
+
+
+def _load_file(folder: Path, device: torch.device) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    tensors: dict[str, torch.Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        tensors |= load_file(path, device=str(device))
+    return tensors
+
+
+def _transformers(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
+    """On a CPU each tensor is copied that may be mapped."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    if device.type != "cpu":
+        return model.to(device)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    return model
+
+
+LOADERS: Final[dict[str, Callable[..., Any]]] = {
+    "asyncinfer": _asyncinfer,
+    "load_file": _copied,
+    "load_file, mapped": _mapped,
+    "from_pretrained": _transformers,
+}
+
+
+def _memory(*, reset: bool = False) -> int:
+    """Most bytes that the process has held in memory; since the last reset, where Linux allows it:
+    a reset makes it what is held now."""
+    if not _STATUS.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if reset:
+        _CLEAR.write_text("5")
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024

@@ -1,0 +1,94 @@
+"""`asyncinfer bench load`, small: every loader loads the same. Times are not looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asyncinfer.bench import BenchError, LoadOptions, Record, measure_load, save_plot
+from asyncinfer.bench.load import _SHAPE, _TINY, _layers, write_layers
+from asyncinfer.bench.load_once import LOADERS, LoadRun, _memory
+from asyncinfer.models import parse_config
+from asyncinfer.planner import ModelSize
+
+
+def load(name: str, folder: Path, dtype: torch.dtype) -> Any:
+    return LOADERS[name](folder, device=torch.device("cpu"), dtype=dtype)
+
+
+def test_every_loader_loads_the_same(tmp_path: Path) -> None:
+    write_layers(_TINY, 2, tmp_path / "model", "float16")
+    plain = load("load_file, mapped", tmp_path / "model", torch.float16)
+    ours, peer = (
+        load(name, tmp_path / "model", torch.float32) for name in ("asyncinfer", "from_pretrained")
+    )
+    name = "model.embed_tokens.weight"
+    for found in (
+        load("load_file", tmp_path / "model", torch.float32)[name],
+        ours._embed.weight,
+        dict(peer.named_parameters())[name],
+    ):
+        assert found.dtype is torch.float32
+        assert torch.equal(found, plain[name].float())
+    assert {key: tuple(its.shape) for key, its in peer.named_parameters()} == {
+        key: tuple(its.shape) for key, its in plain.items()
+    }
+    assert len(list((tmp_path / "model").glob("*.safetensors"))) == 4
+
+
+@pytest.mark.parametrize("megabytes", [1, 300, 5000])
+def test_the_random_model_is_about_as_large_as_asked_for(megabytes: int) -> None:
+    layers = _layers(_SHAPE, megabytes)
+    size = ModelSize.of(parse_config({**_SHAPE, "num_hidden_layers": layers}))
+    # In layers of 90 MB; embedding and head are more than 1 MB.
+    assert 2e-6 * size.parameters == pytest.approx(max(megabytes, 222), abs=46)
+
+
+def test_what_is_held_is_seen() -> None:
+    before = _memory(reset=True)
+    held = bytearray(b"x") * (256 << 20)
+    # What was free of the heap may hold a part of it.
+    assert _memory() - before > len(held) / 2
+    del held
+    assert _memory() - before > 128 << 20
+    assert _memory(reset=True) - before < 64 << 20
+
+
+@pytest.mark.slow
+def test_the_whole_command_has_its_figures(tmp_path: Path) -> None:
+    told: list[str] = []
+    result = measure_load(LoadOptions(quick=True, repeat=1), told.append)
+    assert len(told) == 1 + len(LOADERS)
+    assert (result.device, result.dtype) == ("cpu", "float16")
+    assert set(result.runs) == set(LOADERS)
+    figures = {figure.name: figure for figure in result.figures()}
+    assert len(figures) == 3 * len(LOADERS) + 2
+    assert figures["asyncinfer over load_file"].target == 0.9
+    assert figures["asyncinfer over from_pretrained"].target == 1.0
+
+
+def test_figures_are_of_the_medians(tmp_path: Path) -> None:
+    from dataclasses import asdict
+
+    from asyncinfer.bench.load import LoadResult
+
+    runs = {
+        "asyncinfer": tuple(LoadRun(seconds, 0.1, 5) for seconds in (9.0, 2.0, 1.0)),
+        "load_file": (LoadRun(1.0, 0.1, 7),),
+    }
+    result = LoadResult("cpu", "float16", 4_000_000_000, runs)
+    figures = {figure.name: figure.value for figure in result.figures()}
+    assert figures["asyncinfer: rate"] == 2.0
+    assert figures["asyncinfer over load_file"] == 0.5
+    assert "asyncinfer over from_pretrained" not in figures
+    record = Record("load", {}, result.figures(), asdict(result))
+    save_plot(record, tmp_path / "load.png")
+    assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_without_weights(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="no safetensors"):
+        measure_load(LoadOptions(model=str(tmp_path), device="cpu", peer=False))
