@@ -4,14 +4,23 @@ from asyncinfer.bench.cache import BLOCKS, CacheOptions, CacheResult, measure_ca
 from asyncinfer.bench.cache_table import cache_tables
 from asyncinfer.bench.cache_trace import read_trace
 from asyncinfer.bench.compare import Change, changes, differences
+from asyncinfer.bench.decode import (
+    StepOptions,
+    StepResults,
+    measure_decode,
+    measure_prefill,
+)
 from asyncinfer.bench.environment import Environment
+from asyncinfer.bench.h200 import PARTS, GpuOptions, GpuResult, measure_gpu
 from asyncinfer.bench.host import HostOptions, HostResult, measure_host
+from asyncinfer.bench.kernels import KernelOptions, KernelResults, measure_kernels
 from asyncinfer.bench.lag import FAKE_MODELS, LagOptions, LagResult, measure_lag
 from asyncinfer.bench.loops import LOOPS, available_loops
 from asyncinfer.bench.plots import check_plot, save_plot
 from asyncinfer.bench.plugins import PluginOptions, PluginResult, measure_plugins
 from asyncinfer.bench.record import BenchError, Figure, Record
 from asyncinfer.bench.serve import ServeOptions, ServeResult, measure_serve
+from asyncinfer.bench.shapes import SHAPES, TINY
 from asyncinfer.bench.tables import (
     change_table,
     difference_table,
@@ -24,8 +33,11 @@ __all__ = [
     "BLOCKS",
     "FAKE_MODELS",
     "LOOPS",
+    "PARTS",
     "RANDOM",
+    "SHAPES",
     "SHIPPED",
+    "TINY",
     "WORKLOADS",
     "BenchError",
     "CacheOptions",
@@ -33,8 +45,12 @@ __all__ = [
     "Change",
     "Environment",
     "Figure",
+    "GpuOptions",
+    "GpuResult",
     "HostOptions",
     "HostResult",
+    "KernelOptions",
+    "KernelResults",
     "LagOptions",
     "LagResult",
     "PluginOptions",
@@ -42,6 +58,8 @@ __all__ = [
     "Record",
     "ServeOptions",
     "ServeResult",
+    "StepOptions",
+    "StepResults",
     "Workload",
     "available_loops",
     "cache_tables",
@@ -52,9 +70,13 @@ __all__ = [
     "differences",
     "environment_line",
     "measure_cache",
+    "measure_decode",
+    "measure_gpu",
     "measure_host",
+    "measure_kernels",
     "measure_lag",
     "measure_plugins",
+    "measure_prefill",
     "measure_serve",
     "read_trace",
     "record_tables",

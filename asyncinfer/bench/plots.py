@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from asyncinfer.bench.cache_plot import plot_cache
 from asyncinfer.bench.record import BenchError, Record
+from asyncinfer.bench.roofline_plot import plot_gpu, plot_kernels, plot_steps
 
 __all__ = ["check_plot", "save_plot"]
 
@@ -112,8 +113,12 @@ def _plugins(figure: Any, detail: Mapping[str, Any]) -> None:
 
 _PLOTS: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], None]]] = {
     "cache": plot_cache,
+    "decode": plot_steps,
+    "h200": plot_gpu,
     "host": _host,
+    "kernels": plot_kernels,
     "lag": _lag,
     "plugins": _plugins,
+    "prefill": plot_steps,
     "serve": _serve,
 }

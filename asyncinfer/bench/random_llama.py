@@ -14,7 +14,13 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import decoders, models, pre_tokenizers
 
-__all__ = ["LLAMA_125M", "LLAMA_TINY", "LlamaShape", "write_random_llama"]
+__all__ = [
+    "LLAMA_125M",
+    "LLAMA_TINY",
+    "LlamaShape",
+    "byte_and_word_tokenizer",
+    "write_random_llama",
+]
 
 STD: Final = 0.02
 SEED: Final = 125
@@ -84,7 +90,7 @@ def write_random_llama(shape: LlamaShape, folder: Path) -> None:
     }
     tensors |= {name: torch.ones(shape.hidden) for name in _norms(shape)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    _tokenizer(shape.vocab).save(str(folder / "tokenizer.json"))
+    byte_and_word_tokenizer(shape.vocab).save(str(folder / "tokenizer.json"))
 
 
 def _matrices(shape: LlamaShape) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -110,7 +116,7 @@ def _norms(shape: LlamaShape) -> Iterator[str]:
     yield "model.norm.weight"
 
 
-def _tokenizer(size: int) -> tokenizers.Tokenizer:
+def byte_and_word_tokenizer(size: int) -> tokenizers.Tokenizer:
     """Byte-level, as those of today's models: every byte, then short words that no merge makes."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = (

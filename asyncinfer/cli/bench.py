@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import click
 from rich.console import Console
 
 from asyncinfer import bench as its
 from asyncinfer.cli.bench_cache import cache
+from asyncinfer.cli.bench_gpu import decode, h200, kernels, prefill
+from asyncinfer.cli.bench_run import FILE, SMOKE, print_record, run_bench
 
 __all__ = ["bench"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-FILE: Final = click.Path(dir_okay=False, path_type=Path)
-SMOKE: Final = "A smoke run of seconds; its figures mean nothing."
 
 
 def outputs(function: Function) -> Function:
@@ -46,6 +44,10 @@ def bench() -> None:
     asyncinfer bench host      what does the engine itself cost per token?
     asyncinfer bench lag       how late does an event loop run its tasks beside it?
     asyncinfer bench serve     how many tokens a second do real models give?
+    asyncinfer bench decode    how long do decode steps take, beside what they cannot do without?
+    asyncinfer bench prefill   the same of prompts
+    asyncinfer bench kernels   is every kernel right, and how near to its floor?
+    asyncinfer bench h200      all of a GPU in ten minutes, with targets and peers
     asyncinfer bench cache     how much of a trace do cache policies find again?
     asyncinfer bench plugins   what do plugins cost, used and unused?
     asyncinfer bench show      the tables of a record
@@ -104,7 +106,7 @@ def host(
     if quick:
         options |= {"running": 16, "steps": 20, "streams": 50, "rate": 1000, "seconds": 0.5}
     chosen = its.HostOptions(loops=loops or its.available_loops(), **options)
-    _run("host", chosen, its.measure_host, json_path, plot)
+    run_bench("host", chosen, its.measure_host, json_path, plot)
 
 
 @bench.command()
@@ -176,7 +178,7 @@ def lag(
         options |= {"streams": 4, "prompt_bytes": 20_000, "senders": 1, "seconds": 0.5}
         options |= {"step_ms": 1.0}
     chosen = its.LagOptions(models=models or its.FAKE_MODELS, **options)
-    _run("lag", chosen, its.measure_lag, json_path, plot)
+    run_bench("lag", chosen, its.measure_lag, json_path, plot)
 
 
 @bench.command()
@@ -230,7 +232,7 @@ def serve(
         columns=columns or tuple(its.WORKLOADS),
         **options,
     )
-    _run("serve", chosen, its.measure_serve, json_path, plot)
+    run_bench("serve", chosen, its.measure_serve, json_path, plot)
 
 
 @bench.command()
@@ -269,7 +271,7 @@ def plugins(json_path: Path | None, plot: Path | None, quick: bool, **options: A
     """
     if quick:
         options |= {"running": 8, "steps": 10, "rows": 4, "vocab_size": 256}
-    _run("plugins", its.PluginOptions(**options), its.measure_plugins, json_path, plot)
+    run_bench("plugins", its.PluginOptions(**options), its.measure_plugins, json_path, plot)
 
 
 @bench.command()
@@ -280,7 +282,7 @@ def show(record: Path, plot: Path | None) -> None:
     loaded = its.Record.load(record)
     if plot is not None:
         its.save_plot(loaded, plot)
-    _print(loaded)
+    print_record(loaded)
 
 
 @bench.command()
@@ -297,41 +299,5 @@ def compare(before: Path, after: Path) -> None:
         console.print(its.difference_table(different))
 
 
-bench.add_command(cache)
-
-
-def _run(
-    name: str,
-    options: Any,
-    measure: Callable[[Any, Callable[[str], None]], Any],
-    json_path: Path | None,
-    plot: Path | None,
-) -> None:
-    """Measure, print, and write what was asked for."""
-    if plot is not None:
-        its.check_plot(plot)
-    load = its.Environment.now().load
-    with Console(stderr=True).status(f"asyncinfer bench {name}") as status:
-        result = measure(options, status.update)
-    # What was imported meanwhile is known now; how quiet it was, was known before.
-    environment = dataclasses.replace(its.Environment.now(), load=load)
-    record = its.Record(
-        benchmark=name,
-        options=dataclasses.asdict(options),
-        figures=result.figures(),
-        detail=dataclasses.asdict(result),
-        environment=environment,
-    )
-    _print(record)
-    if json_path is not None:
-        record.save(json_path)
-    if plot is not None:
-        its.save_plot(record, plot)
-
-
-def _print(record: its.Record) -> None:
-    console = Console()
-    for table in its.record_tables(record):
-        console.print(table)
-    line = its.environment_line(record.environment)
-    console.print(line, highlight=False, markup=False, style="dim")
+for command in (cache, decode, h200, kernels, prefill):
+    bench.add_command(command)

@@ -3,7 +3,7 @@
 With the nouns that a fake is made of and handed: the plan of a step, its result, a tokenizer.
 """
 
-from asyncinfer.scheduler import Request, RunnerSpec, StepPlan, StepResult
+from asyncinfer.scheduler import Join, Request, RunnerSpec, StepPlan, StepResult, StepRunner
 from asyncinfer.testing.cache_harness import CacheHarness, CacheRequest
 from asyncinfer.testing.fake_engine import FakeModel
 from asyncinfer.testing.fake_model import FakeRunner
@@ -11,8 +11,11 @@ from asyncinfer.testing.gate import StepGate
 from asyncinfer.testing.idle_device import IdleModel
 from asyncinfer.testing.inline import InlineEngine, InlineStream
 from asyncinfer.testing.invariants import InvariantError, check_invariants
+from asyncinfer.testing.kernel_case import KernelCase
+from asyncinfer.testing.kernel_cases import kernel_cases
 from asyncinfer.testing.policy_checks import check_cache_policy
 from asyncinfer.testing.policy_cost import policy_cost
+from asyncinfer.testing.random_model import RandomModel
 from asyncinfer.testing.rule_error import SamplerRuleError
 from asyncinfer.testing.sampler_checks import check_sampler
 from asyncinfer.testing.sampler_cost import SamplerCase, sampler_costs
@@ -30,7 +33,10 @@ __all__ = [
     "InlineEngine",
     "InlineStream",
     "InvariantError",
+    "Join",
+    "KernelCase",
     "PlanTape",
+    "RandomModel",
     "Request",
     "RunnerSpec",
     "SamplerCase",
@@ -39,10 +45,12 @@ __all__ = [
     "StepGate",
     "StepPlan",
     "StepResult",
+    "StepRunner",
     "Tokenizer",
     "check_cache_policy",
     "check_invariants",
     "check_sampler",
+    "kernel_cases",
     "policy_cost",
     "sampler_costs",
     "simulate",

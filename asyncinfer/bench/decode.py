@@ -1,0 +1,260 @@
+"""`asyncinfer bench decode` and `prefill`: steps of the engine's runner beside their floors."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+from asyncinfer import EngineConfig
+from asyncinfer.bench.ceilings import (
+    Ceilings,
+    bench_device,
+    bench_dtype,
+    is_h200,
+    measure_ceilings,
+)
+from asyncinfer.bench.record import Figure
+from asyncinfer.bench.shapes import SHAPES, TINY, shape_json
+from asyncinfer.bench.step_driver import StepDriver
+from asyncinfer.testing import RandomModel
+
+if TYPE_CHECKING:
+    import torch
+
+    from asyncinfer.planner import ModelSize, Storage
+
+__all__ = [
+    "DECODE_TARGETS",
+    "PREFILL_TARGETS",
+    "StepOptions",
+    "StepPoint",
+    "StepResults",
+    "measure_decode",
+    "measure_prefill",
+    "opened_driver",
+]
+
+#: Least share of the floor, in percent, on an H200 in bfloat16: (shape, batch, context).
+DECODE_TARGETS: Final[Mapping[tuple[str, int, int], float]] = {
+    ("llama-3.1-8b", 1, 2048): 85,
+    ("llama-3.1-8b", 64, 2048): 80,
+    ("qwen3-4b", 1, 2048): 75,
+    ("llama-3.2-1b", 1, 2048): 65,
+    ("qwen3-0.6b", 1, 2048): 45,
+}
+#: The same of prefills: (shape, tokens).
+PREFILL_TARGETS: Final[Mapping[tuple[str, int], float]] = {("llama-3.1-8b", 8192): 60}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOptions:
+    """The work. Floors are of this device's own copy and product, unless they are given."""
+
+    shapes: Sequence[str] = tuple(name for name in SHAPES if name != TINY)
+    batches: Sequence[int] = (1, 64)
+    #: Of decode steps; of prefills the lengths of their prompts.
+    contexts: Sequence[int] = (512, 2048, 8192)
+    steps: int = 40
+    #: Prefills of each length.
+    repeat: int = 3
+    #: Query tokens of a step at most, as the engine's option.
+    max_step_tokens: int = 2048
+    device: str = "auto"
+    #: Bytes, and operations, a second.
+    bandwidth: float | None = None
+    flops: float | None = None
+    #: A smoke run on the tiny shape; its figures mean nothing.
+    quick: bool = False
+
+    def points(self) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+        """Shapes, each with its (batch, context)."""
+        if self.quick:
+            yield TINY, [(1, 40), (4, 100)]
+            return
+        for shape in self.shapes:
+            most = int(shape_json(shape)["max_position_embeddings"]) - self.steps - 16
+            pairs = [(b, c) for b in self.batches for c in self.contexts if c <= most]
+            yield shape, pairs
+
+
+@dataclass(frozen=True, slots=True)
+class StepPoint:
+    """Milliseconds of a decode step, or of a prefill."""
+
+    shape: str
+    batch: int
+    context: int
+    ms: float
+    #: The slowest tenth begins here; of prefills the slowest.
+    p90: float
+    floor_ms: float
+    target: float | None
+
+    @property
+    def share(self) -> float:
+        """Of the floor, in percent."""
+        return 100 * self.floor_ms / self.ms
+
+
+@dataclass(frozen=True, slots=True)
+class StepResults:
+    """All points of one kind."""
+
+    kind: str
+    ceilings: Ceilings
+    points: tuple[StepPoint, ...]
+
+    def figures(self) -> tuple[Figure, ...]:
+        found = [*self.ceilings.figures()]
+        for point in self.points:
+            rows = f"batch {point.batch}, context" if self.kind == "decode" else "tokens"
+            title = f"{point.shape} {self.kind}, {rows} {point.context}"
+            found.append(Figure(title, point.ms, "ms", "lower"))
+            share = Figure(f"{title}, of the floor", point.share, "%", "higher", point.target)
+            found.append(share)
+        return tuple(found)
+
+
+def measure_decode(
+    options: StepOptions,
+    report: Callable[[str], None] = lambda _: None,
+    *,
+    ceilings: Ceilings | None = None,
+    going_on: Callable[[], bool] = lambda: True,
+) -> StepResults:
+    """Medians of decode steps, greedy, on random weights. Stops early once `going_on` is false."""
+    from asyncinfer.planner import decode_floor
+
+    device, ceilings = _ceilings(options, report, ceilings)
+    found: list[StepPoint] = []
+    for shape, points in options.points():
+        if not (points and going_on()):
+            continue
+        report(f"{shape}: weights")
+        with opened_driver(shape, points, options) as driver:
+            for batch, context in points:
+                if not going_on():
+                    break
+                report(f"{shape}: decode, batch {batch}, context {context}")
+                spent = driver.decode(batch, context, steps=options.steps)
+                floor = decode_floor(
+                    _size(shape),
+                    ceilings.speed,
+                    batch=batch,
+                    context=context + options.steps // 2,
+                    storage=_storage(device),
+                )
+                target = DECODE_TARGETS.get((shape, batch, context))
+                found.append(_point(shape, batch, context, spent, floor.seconds, device, target))
+    return StepResults("decode", ceilings, tuple(found))
+
+
+def measure_prefill(
+    options: StepOptions,
+    report: Callable[[str], None] = lambda _: None,
+    *,
+    ceilings: Ceilings | None = None,
+    going_on: Callable[[], bool] = lambda: True,
+) -> StepResults:
+    """Medians of prompts, alone and with nothing cached, until their first token."""
+    from asyncinfer.planner import prefill_floor
+
+    device, ceilings = _ceilings(options, report, ceilings)
+    found: list[StepPoint] = []
+    for shape, points in options.points():
+        lengths = sorted({context for _, context in points})
+        if not (lengths and going_on()):
+            continue
+        report(f"{shape}: weights")
+        with opened_driver(shape, [(1, length) for length in lengths], options) as driver:
+            for tokens in lengths:
+                if not going_on():
+                    break
+                report(f"{shape}: prefill of {tokens}")
+                driver.prefill(tokens)
+                spent = [driver.prefill(tokens) for _ in range(options.repeat)]
+                floor = prefill_floor(
+                    _size(shape), ceilings.speed, tokens=tokens, storage=_storage(device)
+                )
+                target = PREFILL_TARGETS.get((shape, tokens))
+                found.append(_point(shape, 1, tokens, spent, floor.seconds, device, target))
+    return StepResults("prefill", ceilings, tuple(found))
+
+
+@contextmanager
+def opened_driver(
+    shape: str, points: Sequence[tuple[int, int]], options: StepOptions
+) -> Iterator[StepDriver]:
+    """A runner of the shape with room for each of the points, one at a time."""
+    import torch
+
+    from asyncinfer.models import parse_config
+
+    device = bench_device(options.device)
+    margin = options.steps + 32
+    # To whole blocks, and the next one.
+    tokens = max(batch * (-(-(context + margin) // 16) + 1) * 16 for batch, context in points)
+    config = EngineConfig(
+        device=str(device),
+        kv_bytes=tokens * _storage(device).kv_bytes_per_token(_size(shape)),
+        max_context=max(context for _, context in points) + margin,
+        max_running=max(batch for batch, _ in points),
+        max_step_tokens=options.max_step_tokens,
+    )
+    dtype = str(bench_dtype(device)).removeprefix("torch.")
+    runner = RandomModel(parse_config(shape_json(shape)), dtype=dtype).load(config).runner
+    try:
+        yield StepDriver(runner, ahead=2 if device.type == "cuda" else 1)
+    finally:
+        runner.close()
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _ceilings(
+    options: StepOptions, report: Callable[[str], None], ceilings: Ceilings | None
+) -> tuple[torch.device, Ceilings]:
+    device = bench_device(options.device)
+    if ceilings is None and options.bandwidth and options.flops:
+        ceilings = Ceilings(options.bandwidth, options.flops)
+    if ceilings is None:
+        report("copy bandwidth and matrix product")
+        ceilings = measure_ceilings(device, quick=options.quick)
+        ceilings = Ceilings(
+            options.bandwidth or ceilings.bandwidth, options.flops or ceilings.flops
+        )
+    return device, ceilings
+
+
+def _size(shape: str) -> ModelSize:
+    from asyncinfer.models import parse_config
+    from asyncinfer.planner import ModelSize
+
+    return ModelSize.of(parse_config(shape_json(shape)))
+
+
+def _storage(device: torch.device) -> Storage:
+    from asyncinfer.planner import Storage
+
+    size = float(bench_dtype(device).itemsize)
+    return Storage(weights=size, linear=size, kv=size)
+
+
+def _point(
+    shape: str,
+    batch: int,
+    context: int,
+    spent: Sequence[float],
+    floor: float,
+    device: torch.device,
+    target: float | None,
+) -> StepPoint:
+    late = sorted(spent)[math.ceil(0.9 * len(spent)) - 1]
+    asked = target if is_h200(device) else None
+    return StepPoint(shape, batch, context, 1e3 * median(spent), 1e3 * late, 1e3 * floor, asked)

@@ -1,0 +1,52 @@
+"""`DeviceClock`: how long a device takes for what it is given, without what the host takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any, Final
+
+import torch
+
+__all__ = ["DeviceClock"]
+
+#: Written between two measurements: more than any cache holds, and work enough on a GPU that what
+#: is measured waits in its queue already when it ends.
+_FLUSHED_BYTES: Final = {"cuda": 1 << 30, "cpu": 1 << 24}
+
+
+class DeviceClock:
+    """CUDA events around work whose inputs no cache holds; on a CPU the clock of the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        size = _FLUSHED_BYTES[device.type]
+        self._flushed = torch.empty(size, dtype=torch.uint8, device=device)
+
+    def seconds(self, work: Callable[[], object], *, repeat: int = 15, warmup: int = 3) -> float:
+        """The median of `repeat` runs, one at a time, after some that load kernels."""
+        for _ in range(warmup):
+            work()
+        return median(self._cuda_seconds(work, repeat) if self._cuda else _timed(work, repeat))
+
+    def _cuda_seconds(self, work: Callable[[], object], repeat: int) -> list[float]:
+        pairs: list[tuple[Any, Any]] = []
+        for _ in range(repeat):
+            began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            self._flushed.zero_()
+            began.record()
+            work()
+            ended.record()
+            ended.synchronize()
+            pairs.append((began, ended))
+        return [began.elapsed_time(ended) / 1e3 for began, ended in pairs]
+
+
+def _timed(work: Callable[[], object], repeat: int) -> list[float]:
+    found = []
+    for _ in range(repeat):
+        began = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - began)
+    return found

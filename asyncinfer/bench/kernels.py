@@ -1,0 +1,114 @@
+"""`asyncinfer bench kernels`: every kernel beside its exact answer and its own floor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from asyncinfer.bench.ceilings import Ceilings, bench_device, bench_dtype, measure_ceilings
+from asyncinfer.bench.record import Figure
+from asyncinfer.bench.shapes import SHAPES, TINY, shape_json
+from asyncinfer.testing import kernel_cases
+
+__all__ = ["KernelOptions", "KernelPoint", "KernelResults", "measure_kernels"]
+
+#: How far a kernel may lie from float64, relative to the largest of its answer, and how many drawn
+#: tokens may differ: a few roundings of the dtype.
+TOLERANCE: Final = {"cuda": 2e-2, "cpu": 1e-4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelOptions:
+    """The work: one decode step's kernels at each shape and batch."""
+
+    shapes: Sequence[str] = tuple(name for name in SHAPES if name != TINY)
+    batches: Sequence[int] = (1, 64)
+    context: int = 2048
+    repeat: int = 15
+    device: str = "auto"
+    #: A smoke run on the tiny shape; its figures mean nothing.
+    quick: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPoint:
+    """One kernel at one shape."""
+
+    shape: str
+    kernel: str
+    title: str
+    #: Largest difference from float64 over the largest of the answer.
+    error: float
+    tolerance: float
+    us: float
+    #: Bytes over bandwidth or operations over arithmetic, whichever is longer.
+    floor_us: float
+
+    @property
+    def share(self) -> float:
+        """Of the floor, in percent."""
+        return 100 * self.floor_us / self.us
+
+
+@dataclass(frozen=True, slots=True)
+class KernelResults:
+    """All of them."""
+
+    ceilings: Ceilings
+    points: tuple[KernelPoint, ...]
+
+    def figures(self) -> tuple[Figure, ...]:
+        found = [*self.ceilings.figures()]
+        for point in self.points:
+            title = f"{point.shape}: {point.title}"
+            found += [
+                Figure(f"{title}, error", point.error, "", "lower", point.tolerance),
+                Figure(title, point.us, "us", "lower"),
+                Figure(f"{title}, of the floor", point.share, "%", "higher"),
+            ]
+        return tuple(found)
+
+
+def measure_kernels(
+    options: KernelOptions,
+    report: Callable[[str], None] = lambda _: None,
+    *,
+    ceilings: Ceilings | None = None,
+    going_on: Callable[[], bool] = lambda: True,
+) -> KernelResults:
+    """Errors, and medians with no input in a cache. Stops early once `going_on` is false."""
+    from asyncinfer.bench.device_clock import DeviceClock
+    from asyncinfer.models import parse_config
+
+    device = bench_device(options.device)
+    if ceilings is None:
+        report("copy bandwidth and matrix product")
+        ceilings = measure_ceilings(device, quick=options.quick)
+    clock = DeviceClock(device)
+    context = 40 if options.quick else options.context
+    repeat = 3 if options.quick else options.repeat
+    found: list[KernelPoint] = []
+    for shape in (TINY,) if options.quick else options.shapes:
+        config = parse_config(shape_json(shape))
+        for batch in (1, 3) if options.quick else options.batches:
+            for case in kernel_cases(
+                config, batch=batch, context=context, device=device, dtype=bench_dtype(device)
+            ):
+                if not going_on():
+                    return KernelResults(ceilings, tuple(found))
+                report(f"{shape}: {case.title}")
+                seconds = clock.seconds(case.run, repeat=repeat)
+                floor = max(case.bytes / ceilings.bandwidth, case.flops / ceilings.flops)
+                found.append(
+                    KernelPoint(
+                        shape=shape,
+                        kernel=case.name,
+                        title=case.title,
+                        error=case.error(),
+                        tolerance=TOLERANCE[device.type],
+                        us=1e6 * seconds,
+                        floor_us=1e6 * floor,
+                    )
+                )
+    return KernelResults(ceilings, tuple(found))

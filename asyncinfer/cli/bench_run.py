@@ -1,0 +1,55 @@
+"""What the commands of `asyncinfer bench` share: their options, and what becomes of a result."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from rich.console import Console
+
+from asyncinfer import bench as its
+
+__all__ = ["FILE", "SMOKE", "print_record", "run_bench"]
+
+FILE: Final = click.Path(dir_okay=False, path_type=Path)
+SMOKE: Final = "A smoke run of seconds; its figures mean nothing."
+
+
+def run_bench(
+    name: str,
+    options: Any,
+    measure: Callable[[Any, Callable[[str], None]], Any],
+    json_path: Path | None,
+    plot: Path | None,
+) -> None:
+    """Measure, print, and write what was asked for."""
+    if plot is not None:
+        its.check_plot(plot)
+    load = its.Environment.now().load
+    with Console(stderr=True).status(f"asyncinfer bench {name}") as status:
+        result = measure(options, status.update)
+    # What was imported meanwhile is known now; how quiet it was, was known before.
+    environment = dataclasses.replace(its.Environment.now(), load=load)
+    record = its.Record(
+        benchmark=name,
+        options=dataclasses.asdict(options),
+        figures=result.figures(),
+        detail=dataclasses.asdict(result),
+        environment=environment,
+    )
+    print_record(record)
+    if json_path is not None:
+        record.save(json_path)
+    if plot is not None:
+        its.save_plot(record, plot)
+
+
+def print_record(record: its.Record) -> None:
+    console = Console()
+    for table in its.record_tables(record):
+        console.print(table)
+    line = its.environment_line(record.environment)
+    console.print(line, highlight=False, markup=False, style="dim")

@@ -1,0 +1,84 @@
+"""A real model with random weights, made where it runs: `Engine(RandomModel(config))`."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from asyncinfer.config import EngineConfig
+from asyncinfer.engine import Loaded
+from asyncinfer.text import Tokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+    from asyncinfer.models import ModelConfig
+
+__all__ = ["RandomModel"]
+
+_STD = 0.02
+
+
+class RandomModel:
+    """A `ModelSource` of any architecture at any size, without files: matrices are normal (std
+    0.02), norms and biases near what does nothing. Speed is that of the trained model: GPUs take
+    less power, and run faster, on zeros. Its tokens are whole strings that mean nothing.
+
+    Args:
+        config: of the model.
+        dtype: of the weights, such as "bfloat16"; None leaves it to the engine's `dtype`.
+        seed: of the weights, on a given device.
+    """
+
+    def __init__(self, config: ModelConfig, *, dtype: str | None = None, seed: int = 0) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.seed = seed
+
+    def load(self, config: EngineConfig, progress: Any = None) -> Loaded:
+        # Imports torch: fakes need none.
+        import torch
+
+        from asyncinfer.models import Decoder, tensor_table
+        from asyncinfer.runner import runner_of
+        from asyncinfer.runner.device import choose_device, choose_dtype, use_cpu_threads
+
+        device = choose_device(config.device)
+        if config.cpu_threads is not None:
+            use_cpu_threads(config.cpu_threads)
+        dtype = choose_dtype(self.dtype or config.dtype, self.config.dtype, device)
+        table = tensor_table(self.config)
+        generator = torch.Generator(device).manual_seed(self.seed)
+        plus_one = self.config.norm == "rms-plus-one"
+
+        def weights(name: str) -> torch.Tensor:
+            packed = table[name]
+            tensor = torch.empty(packed.shape, dtype=packed.dtype or dtype, device=device)
+            tensor.normal_(0.0, _STD, generator=generator)
+            if "norm" in name.rpartition(".")[0].rpartition(".")[2] and name.endswith("weight"):
+                tensor.add_(0.0 if plus_one else 1.0)
+            return tensor
+
+        with torch.inference_mode():
+            decoder = Decoder(self.config, weights, config.max_context)
+        vocab = self.config.vocab_size
+        return Loaded(runner_of(decoder, config, vocab), _tokenizer(vocab))
+
+
+def _tokenizer(size: int) -> Tokenizer:
+    """Byte-level, as those of today's models: every byte, then words that no merge makes."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = (
+        "".join(letters)
+        for length in itertools.count(2)
+        for letters in itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=length)
+    )
+    tokens = itertools.islice(itertools.chain(alphabet, words), size)
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return Tokenizer(backend)

@@ -1,0 +1,116 @@
+"""`asyncinfer bench h200`, as its smoke run: every part, its record, and what happens to faults."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from bench.test_bench_command import command
+
+from asyncinfer.bench import PARTS, BenchError, GpuOptions, GpuResult, Record, h200, measure_gpu
+from asyncinfer.bench.checkpoint import write_checkpoint
+from asyncinfer.bench.gpu_peers import GPU_PEERS, PeerWork, run_peer
+from asyncinfer.bench.shapes import TINY, shape_json
+
+
+@pytest.mark.slow
+def test_the_smoke_run_has_every_part_within_a_minute(tmp_path: Path) -> None:
+    path, plot = tmp_path / "h200.json", tmp_path / "h200.png"
+    began = time.monotonic()
+    done = command("h200", "--quick", "--device", "cpu", "--json", path, "--plot", plot)
+    assert done.returncode == 0, done.stderr
+    # A busy machine is given twice what is promised.
+    assert time.monotonic() - began < 120
+    record = Record.load(path)
+    parts = {part["name"]: part for part in record.detail["parts"]}
+    assert list(parts) == list(PARTS)
+    assert all(part["error"] is None for part in parts.values())
+    assert all(part["detail"] for part in parts.values())
+    # What a smoke run measures is held against no target; what it checks is.
+    assert {figure.name.split(",")[1] for figure in record.figures if figure.target} == {
+        " largest error"
+    }
+    burst = parts["burst"]["detail"]
+    assert burst["failed"] == {}
+    assert set(burst["peers"]) == {
+        "transformers continuous batching",
+        "transformers static cache",
+    }
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    shown = command("show", path)
+    assert shown.stdout == done.stdout
+
+
+def test_a_part_that_raises_is_recorded_and_the_rest_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(run: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(h200, "_MEASURES", {**h200._MEASURES, "kernels": broken})
+    saved: list[GpuResult] = []
+    options = GpuOptions(parts=("ceilings", "kernels", "decode"), quick=True, device="cpu")
+    result = measure_gpu(options, save=saved.append)
+    assert [part.error for part in result.parts] == [None, "MemoryError: no room", None]
+    assert [len(its.parts) for its in saved] == [1, 2, 3]
+    assert not result.parts[1].figures
+    assert result.parts[2].figures
+    json.dumps(result.detail(), allow_nan=False)
+
+
+def test_parts_without_time_are_left_out() -> None:
+    result = measure_gpu(GpuOptions(quick=True, device="cpu", seconds=0.0))
+    assert {part.error for part in result.parts} == {"no time left"}
+
+
+def test_an_unknown_part_is_refused_before_the_run() -> None:
+    with pytest.raises(BenchError, match="part 'speed': must be one of ceilings, kernels"):
+        measure_gpu(GpuOptions(parts=("ceilings", "speed"), quick=True))
+
+
+def test_a_command_that_lost_a_part_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    done = command(
+        "h200", "--quick", "--device", "cpu", "--part", "ceilings", "--part", "decode",
+        "--seconds", 1, "--json", path,
+    )  # fmt: skip
+    errors = {part["name"]: part["error"] for part in Record.load(path).detail["parts"]}
+    assert errors["ceilings"] is None
+    assert (done.returncode == 1) == (errors["decode"] is not None)
+
+
+def work(tmp_path: Path) -> PeerWork:
+    return PeerWork(tmp_path, [[1, 2, 3]], [2], "cpu")
+
+
+def test_a_peer_that_raises_is_told(tmp_path: Path) -> None:
+    # Nothing lies in the folder.
+    with pytest.raises(BenchError, match=r"transformers static cache: \w*Error"):
+        run_peer("transformers static cache", work(tmp_path), 60.0)
+
+
+def test_a_peer_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(BenchError, match="not done in 0 s"):
+        run_peer("transformers static cache", work(tmp_path), 0.01)
+    assert time.monotonic() - began < 30
+
+
+def test_checkpoints_load_in_transformers_too(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    write_checkpoint(shape_json(TINY), tmp_path)
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    weight = model.model.layers[0].mlp.up_proj.weight.detach()
+    assert float(weight.std()) == pytest.approx(0.02, rel=0.1)
+    assert len(transformers.AutoTokenizer.from_pretrained(tmp_path)) == 1024
+    assert set(GPU_PEERS) == {
+        "mini-sglang",
+        "transformers continuous batching",
+        "transformers static cache",
+    }

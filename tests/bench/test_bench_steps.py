@@ -1,0 +1,210 @@
+"""`asyncinfer bench decode`, `prefill` and `kernels`, small: what is measured is what they say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from asyncinfer.bench import (
+    SHAPES,
+    TINY,
+    BenchError,
+    KernelOptions,
+    StepOptions,
+    measure_decode,
+    measure_kernels,
+    measure_prefill,
+)
+from asyncinfer.bench.ceilings import Ceilings
+from asyncinfer.bench.decode import DECODE_TARGETS, PREFILL_TARGETS, opened_driver
+from asyncinfer.bench.device_clock import DeviceClock
+from asyncinfer.bench.shapes import shape_json
+from asyncinfer.bench.step_costs import idle_gaps, measure_step_costs
+from asyncinfer.bench.step_driver import StepDriver
+from asyncinfer.models import parse_config
+from asyncinfer.planner import ModelSize, Storage, decode_floor, prefill_floor
+from asyncinfer.testing import FakeRunner, RandomModel, RunnerSpec, StepPlan, kernel_cases
+
+OPTIONS = StepOptions(
+    quick=True, device="cpu", steps=6, repeat=2, max_step_tokens=32, bandwidth=2e9, flops=3e9
+)
+PARAMETERS = {
+    "llama-3.1-8b": 8_030_261_248,
+    "qwen3-4b": 4_022_468_096,
+    "llama-3.2-1b": 1_235_814_400,
+    "qwen3-0.6b": 596_049_920,
+}
+
+
+@pytest.mark.parametrize("shape", PARAMETERS)
+def test_shapes_are_those_of_the_models(shape: str) -> None:
+    assert ModelSize.of(parse_config(shape_json(shape))).parameters == PARAMETERS[shape]
+
+
+def test_targets_are_of_points_that_are_measured() -> None:
+    options = StepOptions()
+    points = {(shape, *pair) for shape, pairs in options.points() for pair in pairs}
+    assert set(DECODE_TARGETS) <= points
+    assert set(PREFILL_TARGETS) <= {(shape, context) for shape, _, context in points}
+    assert set(SHAPES) == {*PARAMETERS, TINY}
+
+
+def test_decode_is_measured_beside_the_planners_floor() -> None:
+    told: list[str] = []
+    found = measure_decode(OPTIONS, told.append)
+    assert [(p.batch, p.context) for p in found.points] == [(1, 40), (4, 100)]
+    size, four = ModelSize.of(parse_config(shape_json(TINY))), Storage(weights=4, linear=4, kv=4)
+    for point in found.points:
+        speed = Ceilings(2e9, 3e9).speed
+        floor = decode_floor(
+            size, speed, batch=point.batch, context=point.context + 3, storage=four
+        )
+        assert point.floor_ms == pytest.approx(1e3 * floor.seconds)
+        assert 0 < point.ms <= point.p90
+        assert point.target is None
+    assert told[0] == "tiny: weights"
+    names = [figure.name for figure in found.figures()]
+    assert names[2:4] == [
+        "tiny decode, batch 1, context 40",
+        "tiny decode, batch 1, context 40, of the floor",
+    ]
+
+
+def test_prefill_is_measured_beside_the_planners_floor() -> None:
+    found = measure_prefill(OPTIONS)
+    assert [p.context for p in found.points] == [40, 100]
+    size, four = ModelSize.of(parse_config(shape_json(TINY))), Storage(weights=4, linear=4, kv=4)
+    floor = prefill_floor(size, Ceilings(2e9, 3e9).speed, tokens=40, storage=four)
+    assert found.points[0].floor_ms == pytest.approx(1e3 * floor.seconds)
+
+
+def test_it_stops_when_the_time_is_over() -> None:
+    turns = iter([True, True, False])
+    found = measure_decode(OPTIONS, going_on=lambda: next(turns))
+    assert len(found.points) == 1
+
+
+def driver(**changes: Any) -> tuple[StepDriver, list[StepPlan]]:
+    spec = {"num_blocks": 64, "max_slots": 4, "max_context": 256, "max_step_tokens": 32}
+    plans: list[StepPlan] = []
+    runner = FakeRunner(
+        RunnerSpec(block_size=16, vocab_size=256, **{**spec, **changes}),
+        strict=True,
+        gate=lambda phase, plan: plans.append(plan) if phase == "launch" else None,
+    )
+    return StepDriver(runner, ahead=2), plans
+
+
+def test_the_driver_plans_what_a_scheduler_would() -> None:
+    """The fake runner reads every KV entry of every row through its table, and fails for any that
+    was not written; it draws what it must only if all of them are right."""
+    its, plans = driver()
+    spent = its.decode(3, 70, steps=5, warmup=2)
+    assert len(spent) == 5
+    chunks = [plan for plan in plans if plan.counts and plan.counts[0] > 1]
+    assert [plan.counts for plan in chunks] == [[32], [32], [6]]
+    assert [len(plan.joins) for plan in plans] == [1, 0, 0, 2, 0, 0, 0, 0, 0, 0]
+    steps = [plan for plan in plans if plan.samples == [1, 1, 1]]
+    assert [plan.starts for plan in steps] == [[70 + n] * 3 for n in range(7)]
+    assert sum(len(plan.copies) for plan in plans) == 2 * 5
+    plans.clear()
+    assert its.prefill(70) > 0
+    assert sum(plan.tokens for plan in plans) == 70
+    assert [plan.leaves for plan in plans] == [[0, 1, 2], [], []]
+    assert sum(map(sum, (plan.samples for plan in plans))) == 1
+
+
+def test_the_driver_refuses_what_does_not_fit() -> None:
+    with pytest.raises(BenchError, match="num_blocks is 8, not 20"):
+        driver(num_blocks=8)[0].decode(4, 70, steps=2)
+    with pytest.raises(BenchError, match="max_slots is 1, not 2"):
+        driver(max_slots=1)[0].decode(2, 20, steps=2)
+    with pytest.raises(BenchError, match="max_context is 32"):
+        driver(max_context=32)[0].prefill(40)
+
+
+def test_a_row_that_fails_ends_the_measurement() -> None:
+    its, _ = driver()
+    its.runner.failing = lambda plan: {0: RuntimeError("nan")}  # type: ignore[attr-defined]
+    with pytest.raises(BenchError, match="row 0 of a step failed: nan"):
+        its.prefill(20)
+
+
+def test_kernels_are_held_against_float64() -> None:
+    found = measure_kernels(KernelOptions(quick=True, device="cpu"))
+    assert {point.kernel for point in found.points} == {
+        "rms_norm",
+        "add_rms_norm",
+        "silu_mul",
+        "linear_small",
+        "rope_kv_write",
+        "paged_attention",
+        "sample",
+    }
+    for point in found.points:
+        assert point.error < 1e-5
+        assert point.us > 0
+        assert point.floor_us > 0
+    assert all(figure.met for figure in found.figures() if figure.target is not None)
+
+
+def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    from asyncinfer.kernels import ops
+
+    right: Callable[..., torch.Tensor] = ops.silu_mul
+
+    def wrong(gate_up: torch.Tensor, *, reference: bool = False) -> torch.Tensor:
+        result = right(gate_up, reference=reference)
+        return result if reference else result * 1.01
+
+    monkeypatch.setattr(ops, "silu_mul", wrong)
+    found = measure_kernels(KernelOptions(quick=True, device="cpu"))
+    failed = {point.kernel for point in found.points if point.error > point.tolerance}
+    assert failed == {"silu_mul"}
+
+
+def test_bytes_are_those_of_the_operands() -> None:
+    config = parse_config(shape_json("qwen3-0.6b"))
+    cpu = torch.device("cpu")
+    cases = kernel_cases(config, batch=2, context=33, device=cpu, dtype=torch.bfloat16)
+    its = {case.title: case for case in cases}
+    down = its["linear_small down 2 x 3072 -> 1024"]
+    assert down.bytes == 2 * (3072 * 1024 + 2 * 3072 + 2 * 1024)
+    assert down.flops == 2 * 2 * 3072 * 1024
+    attention = its["paged_attention 2 x 16/8 x 128, context 33"]
+    assert attention.bytes == 2 * 2 * 34 * 8 * 128 * 2 + 2 * 2 * 16 * 128 * 2 + 2 * 3 * 4
+
+
+def test_a_clock_times_what_it_is_given() -> None:
+    clock = DeviceClock(torch.device("cpu"))
+    runs: list[int] = []
+    assert clock.seconds(lambda: runs.append(1), repeat=4, warmup=2) > 0
+    assert len(runs) == 6
+
+
+def test_gaps_between_spans() -> None:
+    spans = [(0.0, 2.0), (1.0, 1.5), (5.0, 6.0), (6.0, 9.0), (10.0, 11.0)]
+    assert idle_gaps(spans[::-1]) == [3.0, 1.0]
+    assert idle_gaps([]) == []
+
+
+def test_calls_into_torch_are_counted() -> None:
+    found = measure_step_costs(TINY, 2, 40, OPTIONS)
+    assert found.torch_calls >= 10
+    assert found.torch_calls == math.floor(found.torch_calls)
+    assert found.idle_us is None
+
+
+def test_random_models_are_neither_zero_nor_wild() -> None:
+    model = RandomModel(parse_config(shape_json(TINY)))
+    with opened_driver(TINY, [(1, 40)], OPTIONS) as its:
+        assert its.runner.spec.vocab_size == model.config.vocab_size
+        decoder = its.runner._decoder  # type: ignore[attr-defined]
+        logits = decoder.logits(torch.randn(4, 64))
+        assert 0.01 < logits.std() < 10
+        layer = decoder._layers[0]
+        assert layer is not decoder._layers[1]
