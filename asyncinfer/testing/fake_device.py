@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten
 
 from asyncinfer.testing.fake_graph import Recording, ReplayError, poison
 from asyncinfer.testing.fake_order import FakeEvent, FakeStream, Memories, StreamOrderError
-from asyncinfer.testing.weak_storage import in_memory, key_of
+from asyncinfer.testing.weak_storage import Place, in_memory, key_of
 
 __all__ = ["FakeDevice", "HiddenSyncError"]
 
@@ -35,7 +35,8 @@ class _Copy:
 
     stream: FakeStream
     time: int
-    source: torch.Tensor
+    #: Not kept by the copy: whoever asked for it must see to that.
+    source: Place
     content: torch.Tensor
     #: Pinned memory that it is for; None if it is from there.
     target: torch.Tensor | None
@@ -216,7 +217,7 @@ class FakeDevice:
             self._memories.touch(stream, "a copy", [], [target.untyped_storage()])
             target.copy_(content)
         arrives = target if self._is_pinned(target) else None
-        self._copies.append(_Copy(stream, stream.time, source, content, arrives))
+        self._copies.append(_Copy(stream, stream.time, Place(source), content, arrives))
         return target
 
     def _arrive(self) -> None:
@@ -225,11 +226,14 @@ class FakeDevice:
         self._copies = [its for its in self._copies if its not in done]
         with self._unwatched():
             for copy in done:
+                where = "pinned" if copy.target is None else "device"
+                if copy.source.ref.freed:
+                    raise StreamOrderError(f"{where} memory was freed while it was copied")
                 before, now = (
-                    its.contiguous().view(torch.uint8) for its in (copy.content, copy.source)
+                    its.contiguous().view(torch.uint8)
+                    for its in (copy.content, copy.source.tensor())
                 )
                 if not torch.equal(before, now):
-                    where = "device" if copy.target is not None else "pinned"
                     raise StreamOrderError(
                         f"{where} memory was written while a copy out of it was under way"
                     )

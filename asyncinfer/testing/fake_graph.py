@@ -10,31 +10,13 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from asyncinfer.testing.weak_storage import WeakStorage, in_memory, key_of
+from asyncinfer.testing.weak_storage import Place, WeakStorage, in_memory, key_of
 
 __all__ = ["Recording", "ReplayError", "poison"]
 
 
 class ReplayError(AssertionError):
     """A replay that would have read or written memory that is somebody else's by then."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A tensor outside the recording: a graph knows its address, and does not keep it alive."""
-
-    ref: WeakStorage
-    dtype: torch.dtype
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-    operator: str
-
-    def tensor(self) -> torch.Tensor:
-        if self.ref.freed:
-            raise ReplayError(f"{self.operator} uses memory that was freed since the recording")
-        empty = torch.empty(0, dtype=self.dtype)
-        return empty.set_(self.ref.storage(), self.offset, self.size, self.stride)
 
 
 @dataclass(slots=True)
@@ -75,10 +57,7 @@ class Recording:
             return out  # A view: whoever uses it knows the place.
         for tensor in given:
             self._meet(tensor, any(tensor is its for its in written))
-        name = str(operator)
-        args, kwargs = tree_map_only(
-            torch.Tensor, lambda tensor: self._placed(tensor, name), (args, kwargs)
-        )
+        args, kwargs = tree_map_only(torch.Tensor, self._placed, (args, kwargs))
         self.entries.append(_Entry(operator, args, kwargs, fresh))
         return out
 
@@ -92,7 +71,7 @@ class Recording:
     def replay(self) -> None:
         for entry in self.entries:
             args, kwargs = tree_map_only(
-                _Place, lambda place: place.tensor(), (entry.args, entry.kwargs)
+                Place, lambda place: place.tensor(), (entry.args, entry.kwargs)
             )
             out = tree_flatten(entry.operator(*args, **kwargs))[0]
             for index, result in entry.results.items():
@@ -111,20 +90,11 @@ class Recording:
             ref = WeakStorage(storage)
             (self.writes if written else self.reads)[storage._cdata] = ref
 
-    def _placed(self, tensor: torch.Tensor, operator: str) -> torch.Tensor | _Place:
-        if not in_memory(tensor):
+    def _placed(self, tensor: torch.Tensor) -> torch.Tensor | Place:
+        """What is outside the recording: a graph knows its address, and does not keep it alive."""
+        if not in_memory(tensor) or key_of(tensor) in self._own:
             return tensor
-        storage = tensor.untyped_storage()
-        if storage._cdata in self._own:
-            return tensor
-        return _Place(
-            WeakStorage(storage),
-            tensor.dtype,
-            tensor.size(),
-            tensor.stride(),
-            int(tensor.storage_offset()),
-            operator,
-        )
+        return Place(tensor)
 
     def _save(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()

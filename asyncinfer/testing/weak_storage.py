@@ -1,4 +1,4 @@
-"""`WeakStorage`: a tensor's memory, known but not kept."""
+"""A tensor's memory, known but not kept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-__all__ = ["WeakStorage", "in_memory", "key_of"]
+__all__ = ["Place", "WeakStorage", "in_memory", "key_of"]
 
 
 def in_memory(value: object) -> bool:
@@ -37,3 +37,20 @@ class WeakStorage:
         """The memory, which must not be freed."""
         storage: torch.UntypedStorage = torch.UntypedStorage._new_with_weak_ptr(self._ref.cdata)
         return storage
+
+
+class Place:
+    """Where a tensor is."""
+
+    __slots__ = ("_dtype", "_offset", "_size", "_stride", "ref")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.ref = WeakStorage(tensor.untyped_storage())
+        self._dtype = tensor.dtype
+        self._size, self._stride = tensor.size(), tensor.stride()
+        self._offset = int(tensor.storage_offset())
+
+    def tensor(self) -> torch.Tensor:
+        """The tensor again, whose memory must not be freed."""
+        empty = torch.empty(0, dtype=self._dtype)
+        return empty.set_(self.ref.storage(), self._offset, self._size, self._stride)

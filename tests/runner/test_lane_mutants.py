@@ -31,6 +31,15 @@ def the_host_does_not_wait(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Berth, "wait", nothing)
 
 
+def results_are_not_kept_until_they_were_copied(patch: pytest.MonkeyPatch) -> None:
+    def start(berth: Berth, *arguments: Any) -> None:
+        whole(berth, *arguments)
+        berth._sources.clear()
+
+    whole = Berth._start
+    patch.setattr(Berth, "_start", start)
+
+
 def steps_share_a_berth(patch: pytest.MonkeyPatch) -> None:
     take, only = Berths.take, []
 
@@ -90,6 +99,7 @@ def results_are_read_a_place_off(patch: pytest.MonkeyPatch) -> None:
     [
         the_side_stream_does_not_wait,
         the_host_does_not_wait,
+        results_are_not_kept_until_they_were_copied,
         steps_share_a_berth,
         grown_tables_are_not_sent,
         options_are_not_sent,

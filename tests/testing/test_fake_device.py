@@ -106,6 +106,19 @@ def test_what_is_copied_from_may_not_change_before_the_copy_is_there(device: Fak
             event.synchronize()
 
 
+def test_what_is_copied_from_may_not_be_freed_before_the_copy_is_there(
+    device: FakeDevice,
+) -> None:
+    there, here = torch.ones(2), device.pinned(8).view(torch.float32)
+    event = device.event()
+    here.copy_(there)
+    event.record(device.main)
+    del there
+    gc.collect()
+    with pytest.raises(StreamOrderError, match="freed while it was copied"):
+        event.synchronize()
+
+
 def test_a_graph_does_nothing_when_recorded_and_the_same_again_when_replayed(
     device: FakeDevice,
 ) -> None:
