@@ -119,7 +119,11 @@ CASES: list[tuple[Any, Twin]] = [
 ]
 
 
-@pytest.mark.parametrize(("sampler", "twin"), CASES, ids=lambda value: str(value)[:60])
+def named(value: object) -> str:
+    return str(getattr(value, "__name__", value))[:60]
+
+
+@pytest.mark.parametrize(("sampler", "twin"), CASES, ids=named)
 def test_token_by_token(sampler: Any, twin: Twin) -> None:
     numbers = np.random.default_rng(8)
     bench = SamplerBench(VOCAB, 4)
@@ -147,7 +151,7 @@ def test_token_by_token(sampler: Any, twin: Twin) -> None:
     assert plain < 3 * STEPS
 
 
-@pytest.mark.parametrize(("sampler", "twin"), CASES[2:8:2], ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(("sampler", "twin"), CASES[2:8:2], ids=named)
 def test_distribution(sampler: Any, twin: Twin) -> None:
     rows = 6000
     logits = np.random.default_rng(4).normal(size=VOCAB).astype(np.float32) * 2
