@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from asyncinfer.errors import ModelLoadError
+from asyncinfer.weights.blame import tensor_at_fault
 from asyncinfer.weights.folder import checkpoint_file, plain_name
 from asyncinfer.weights.json_file import read_json
 from asyncinfer.weights.shards import ShardReader
@@ -91,7 +92,8 @@ class Checkpoint:
             names = list(shard.keys())
             slices = {name: shard.get_slice(name) for name in names}
         except (SafetensorError, OSError) as error:
-            raise ModelLoadError(f"cannot be read: {error}", file=file) from error
+            tensor = tensor_at_fault(path)
+            raise ModelLoadError(f"cannot be read: {error}", file=file, tensor=tensor) from error
         for name, view in slices.items():
             if name in self.tensors:
                 raise ModelLoadError(

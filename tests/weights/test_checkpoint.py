@@ -37,25 +37,34 @@ def test_reads_headers_then_tensors(tmp_path: Path) -> None:
         assert torch.equal(checkpoint.read("b"), tensors["b"])
 
 
-HEADERS = {  # fault 45
-    "not json": "{",
-    "overlap": f'{{"a": {entry([1], 0, 4)}, "b": {entry([1], 0, 4)}}}',
-    "hole": f'{{"a": {entry([1], 4, 8)}}}',
-    "past the end": f'{{"a": {entry([4], 0, 16)}}}',
-    "shape and bytes differ": f'{{"a": {entry([3], 0, 8)}}}',
-    "overflow": f'{{"a": {entry([2**62, 2**62], 0, 8)}}}',
-    "negative": f'{{"a": {entry([-2], 0, 8)}}}',
-    "unknown dtype": f'{{"a": {entry([2], 0, 8, "F33")}}}',
-    "a name twice": f'{{"a": {entry([1], 0, 4)}, "a": {entry([1], 4, 8)}}}',
+HEADERS = {  # fault 45: and the tensor that is to blame
+    "not json": ("{", None),
+    "no object": ("[1]", None),
+    "nested": ("[" * 200, None),
+    "overlap": (f'{{"a": {entry([1], 0, 4)}, "b": {entry([1], 0, 4)}}}', "b"),
+    "hole": (f'{{"a": {entry([1], 4, 8)}}}', "a"),
+    "backwards": (f'{{"a": {entry([2], 8, 0)}}}', "a"),
+    "past the end": (f'{{"b": {entry([1], 0, 4)}, "a": {entry([3], 4, 16)}}}', "a"),
+    "bytes that nobody has": (f'{{"a": {entry([1], 0, 4)}}}', None),
+    "shape and bytes differ": (f'{{"b": {entry([1], 0, 4)}, "a": {entry([3], 4, 8)}}}', "a"),
+    "overflow": (f'{{"a": {entry([2**62, 2**62], 0, 8)}}}', "a"),
+    "negative": (f'{{"a": {entry([-2], 0, 8)}}}', "a"),
+    "no number": (f'{{"a": {entry([2], 0, 8).replace("2", "NaN")}}}', "a"),
+    "a number that is none": (f'{{"a": {entry([2], 0, 8).replace("2", "true")}}}', "a"),
+    "unknown dtype": (f'{{"a": {entry([2], 0, 8, "F33")}}}', "a"),
+    "no dtype": ('{"a": {"shape": [2], "data_offsets": [0, 8]}}', "a"),
+    "no entry": ('{"a": 5}', "a"),
+    "a name twice": (f'{{"a": {entry([1], 0, 4)}, "a": {entry([1], 4, 8)}}}', "a"),
 }
 
 
 @pytest.mark.parametrize("name", sorted(HEADERS))
 def test_headers_that_lie(tmp_path: Path, name: str) -> None:  # fault 45
-    write_raw(tmp_path / "model.safetensors", HEADERS[name], bytes(8))
+    header, tensor = HEADERS[name]
+    write_raw(tmp_path / "model.safetensors", header, bytes(8))
     with pytest.raises(ModelLoadError, match="cannot be read") as caught:
         Checkpoint(tmp_path)
-    assert caught.value.file == "model.safetensors"
+    assert (caught.value.file, caught.value.tensor) == ("model.safetensors", tensor)
 
 
 def test_a_header_longer_than_its_file(tmp_path: Path) -> None:  # fault 45
