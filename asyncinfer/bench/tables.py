@@ -20,11 +20,33 @@ __all__ = ["change_table", "difference_table", "environment_line", "record_table
 def record_tables(record: Record) -> list[Table]:
     """What a person wants to see of a record."""
     if record.benchmark != "serve":
-        return [figure_table(f"asyncinfer bench {record.benchmark}", record.figures)]
+        tables = [figure_table(f"asyncinfer bench {record.benchmark}", record.figures)]
+        failed = _failures(record.detail)
+        return [*tables, failure_table(failed)] if failed else tables
     models = record.detail["models"]
     titles = {f"{model['model']}: {its['title']}" for model in models for its in model["columns"]}
     rest = [its for its in record.figures if not its.name.startswith(tuple(titles))]
     return [*map(serve_table, models), figure_table("all of it", rest)]
+
+
+def _failures(detail: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Parts of `asyncinfer bench h200` without figures, peers among them, and why."""
+    found = []
+    for part in detail.get("parts", ()):
+        if part["error"] is not None:
+            found.append((part["name"], part["error"]))
+        found += part["detail"].get("failed", {}).items()
+    return found
+
+
+def failure_table(found: Sequence[tuple[str, str]]) -> Table:
+    """What was not measured."""
+    table = Table(title="not measured", title_justify="left")
+    table.add_column("part")
+    table.add_column("why")
+    for row in found:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def serve_table(model: Mapping[str, Any]) -> Table:

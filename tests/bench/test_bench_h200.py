@@ -79,6 +79,7 @@ def test_a_command_that_lost_a_part_says_so(tmp_path: Path) -> None:
     errors = {part["name"]: part["error"] for part in Record.load(path).detail["parts"]}
     assert errors["ceilings"] is None
     assert (done.returncode == 1) == (errors["decode"] is not None)
+    assert ("not measured" in done.stdout) == (errors["decode"] is not None)
 
 
 def work(tmp_path: Path) -> PeerWork:
