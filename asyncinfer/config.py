@@ -12,12 +12,13 @@ from asyncinfer.protocols.eviction import EvictionPolicy
 from asyncinfer.protocols.observer import Observer
 from asyncinfer.protocols.scheduling import SchedulingPolicy
 
-__all__ = ["ChosenObserver", "EngineConfig", "Graphs", "OnFull"]
+__all__ = ["ChosenObserver", "EngineConfig", "Graphs", "OnFull", "Weights"]
 
 #: A name, a name with arguments, or an object.
 ChosenObserver: TypeAlias = str | tuple[str, Mapping[str, Any]] | Observer
 OnFull = Literal["pause", "coalesce", "cancel"]
 Graphs = Literal["lazy", "start", "off"]
+Weights = Literal["plain", "int8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,9 @@ class EngineConfig:
     device: str = "auto"
     #: "auto" takes the checkpoint's on a GPU and float32 on a CPU.
     dtype: str = "auto"
+    #: How the layers' matrices are held: in `dtype`, or in 8 bits with a scale per output, made
+    #: when the model is loaded. Embedding, head and norms stay as they are.
+    weights: Weights = "plain"
     #: Threads that a step's operators take on a CPU; None takes torch's own number. One leaves the
     #: other cores to the program around, and is the faster where it keeps them busy.
     cpu_threads: int | None = None
@@ -108,7 +112,11 @@ class EngineConfig:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be True or False")
         object.__setattr__(self, "observers", _observers(self.observers))
-        for name, choices in (("on_full", get_args(OnFull)), ("cuda_graphs", get_args(Graphs))):
+        for name, choices in (
+            ("on_full", get_args(OnFull)),
+            ("cuda_graphs", get_args(Graphs)),
+            ("weights", get_args(Weights)),
+        ):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {choices}")
 

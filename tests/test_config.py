@@ -27,6 +27,7 @@ NAN, INF = math.nan, math.inf
         ("max_step_tokens", (0,)),
         ("overlap", (0, 1.5, True)),
         ("cuda_graphs", ("on", None, True)),
+        ("weights", ("int4", None, "bfloat16")),
         ("buffer", (0, INF)),
         ("max_prompt_chars", (0,)),
         ("stall_timeout", (-1, NAN, "a", None, True)),

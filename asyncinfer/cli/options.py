@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast, get_args
 
 import click
+
+from asyncinfer.config import Weights
 
 __all__ = ["byte_size", "engine_options", "sampling_options"]
 
@@ -39,6 +41,11 @@ def engine_options(function: Function) -> Function:
         click.option("--device", help='Such as "cpu" or "cuda:1".  [default: a GPU, if any]'),
         click.option(
             "--dtype", help='Such as "bfloat16".  [default: the model\'s; float32 on a CPU]'
+        ),
+        click.option(
+            "--weights",
+            type=click.Choice(get_args(Weights)),
+            help="How the layers' matrices are held.  [default: plain]",
         ),
         click.option(
             "--kv-bytes",

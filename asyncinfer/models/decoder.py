@@ -19,10 +19,15 @@ class Decoder:
     """A decoder-only transformer over a paged KV cache. Call it under `torch.inference_mode()`."""
 
     def __init__(
-        self, config: ModelConfig, weights: WeightSource, max_context: int | None = None
+        self,
+        config: ModelConfig,
+        weights: WeightSource,
+        max_context: int | None = None,
+        storage: str = "plain",
     ) -> None:
         """`weights` gives each tensor of `tensor_table(config)` by name, in the table's order.
-        No sequence will be longer than `max_context` (None: `config.max_context`)."""
+        No sequence will be longer than `max_context` (None: `config.max_context`).
+        `storage` is what the layers' matrices are held as; the head is never smaller."""
         self.config = config
         weights = arranged(config, weights)
         embedding = weights("embedding")
@@ -38,7 +43,7 @@ class Decoder:
         ]
         self._scale = config.attention_scale or config.head_dim**-0.5
         fused = has_fused_kernels(embedding)
-        builder = LayerBuilder(config, ropes, weights, self.device, fused)
+        builder = LayerBuilder(config, ropes, weights, self.device, fused, storage)
         self._layers = [builder.layer(index) for index in range(config.num_layers)]
         self._norm = build_norm(config, "norm", weights)
         head = embedding if config.tied_head else weights("head.weight")

@@ -69,7 +69,8 @@ class LayerBuilder:
     """Makes the layers one after another, asking for weights in the tensor table's order.
 
     `ropes` are the model's different rotations, in the order in which a forward pass gives their
-    angles. `fused`: whether the linear layers are `CudaLinear`s, which take more in one launch."""
+    angles. `fused`: whether the linear layers are `CudaLinear`s, which take more in one launch.
+    `storage`: what they are held as, a router aside: it is small, and all hangs on its choice."""
 
     def __init__(
         self,
@@ -78,9 +79,11 @@ class LayerBuilder:
         weights: WeightSource,
         device: torch.device,
         fused: bool,
+        storage: str = "plain",
     ) -> None:
         self._config = config
         self._fused_kernels = fused
+        self._storage = storage
         self._device = device
         self._ropes = ropes
         self._weights = weights
@@ -271,7 +274,7 @@ class LayerBuilder:
         )
 
     def _router(self, experts: ExpertsConfig, name: str) -> Route:
-        logits = self._linear(f"{name}.router", experts.router_bias)
+        logits = self._linear(f"{name}.router", experts.router_bias, "plain")
         plain = ("softmax", 1, False, 1.0)
         if (experts.scoring, experts.groups, experts.correction, experts.scale) == plain:
             return SoftmaxRouter(logits, experts.active, experts.normalise)
@@ -288,12 +291,16 @@ class LayerBuilder:
 
     def _grouped(self, name: str, bias: bool) -> GroupedLinear:
         return make_grouped_linear(
-            self._weights(f"{name}.weight"), self._weights(f"{name}.bias") if bias else None
+            self._weights(f"{name}.weight"),
+            self._weights(f"{name}.bias") if bias else None,
+            storage=self._storage,
         )
 
-    def _linear(self, name: str, bias: bool) -> Linear:
+    def _linear(self, name: str, bias: bool, storage: str | None = None) -> Linear:
         return make_linear(
-            self._weights(f"{name}.weight"), self._weights(f"{name}.bias") if bias else None
+            self._weights(f"{name}.weight"),
+            self._weights(f"{name}.bias") if bias else None,
+            storage=storage or self._storage,
         )
 
 

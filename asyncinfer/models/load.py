@@ -25,9 +25,11 @@ def load_model(
     progress: OnProgress | None = None,
     *,
     max_context: int | None = None,
+    storage: str = "plain",
 ) -> Decoder:
     """Load the checkpoint in `folder`, its weights converted to `dtype`, for sequences of at most
-    `max_context` tokens (None: as many as the model was made for).
+    `max_context` tokens (None: as many as the model was made for), the layers' matrices held as
+    `make_linear`'s `storage` names.
 
     Weights stream onto the device one tensor at a time; `progress` hears of each. Raises
     `ModelLoadError`, before any device memory is taken, for whatever the files say that cannot be.
@@ -39,7 +41,7 @@ def load_model(
         check_weights(checkpoint, table, partial(ignored_tensor, config=config))
         loader = WeightLoader(checkpoint, table, torch.device(device), dtype, progress)
         try:
-            decoder = Decoder(config, loader, max_context)
+            decoder = Decoder(config, loader, max_context, storage)
         except torch.OutOfMemoryError as error:
             raise ModelLoadError(
                 f"{device} has no room for the weights: {error}", file=str(folder)

@@ -47,7 +47,7 @@ class Format:
         )
 
 
-#: int8 has a float16 scale per row, too few to count; int4 a scale and a zero for 128 numbers.
+#: int8 has a scale per row, too few to count; int4 a scale and a zero for 128 numbers.
 FORMATS: Final = (
     Format(name="fp8 weights", linear=1.0, fp8_arithmetic=True),
     Format(name="int8 weights", linear=1.0),

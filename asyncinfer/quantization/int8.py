@@ -64,19 +64,19 @@ class Int8Linear:
         return y if self.bias is None else y.add_(self.bias)
 
     def _by_blocks(self, x: torch.Tensor) -> torch.Tensor:
-        own = x.device.type == "cpu" and onednn.available(x.dtype)
+        # The whole numbers are exact in every dtype, but in float16 their sums may be too large.
+        dtype = torch.float32 if x.dtype is torch.float16 else x.dtype
+        own = x.device.type == "cpu" and onednn.available(dtype)
         product = onednn.linear if own else F.linear
-        y = x.new_empty(x.shape[0], self.weight.shape[0])
-        rows = _rows(self.weight.shape[1])
-        parts = zip(
-            torch.split(self.weight, rows),
-            torch.split(self.scales, rows),
-            torch.split(y, rows, dim=1),
-            strict=True,
-        )
-        for weight, scales, out in parts:
-            out.copy_(product(x, (weight * scales[:, None]).to(x.dtype)))
-        return y
+        outputs, inputs = self.weight.shape
+        inside = x.to(dtype)
+        y = inside.new_empty(x.shape[0], outputs)
+        rows = min(_rows(inputs), outputs)
+        floats = inside.new_empty(rows, inputs)
+        parts = zip(torch.split(self.weight, rows), torch.split(y, rows, dim=1), strict=True)
+        for weight, out in parts:
+            out.copy_(product(inside, floats[: weight.shape[0]].copy_(weight)))
+        return y.mul_(self.scales).to(x.dtype)
 
 
 def int8(weight: torch.Tensor, bias: torch.Tensor | None) -> Int8Linear | CudaLinear:

@@ -7,6 +7,7 @@ import torch
 from asyncinfer.attention import KVCache
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import ModelLoadError
+from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
 from asyncinfer.models import ModelConfig
 from asyncinfer.runner.decode_graphs import batch_sizes
 from asyncinfer.sampling import OPTION_WORDS, Draws, draw_bytes
@@ -88,7 +89,8 @@ def activation_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtyp
     """About what the largest step needs beside weights and KV: the widest moment of a layer,
     and the logits with the sampler's work on them. Attention's buffers are not in it."""
     rows = min(config.max_running, config.max_step_tokens)
-    return _step_bytes(config.max_step_tokens, rows, model, dtype)
+    restored = _restored_bytes(config, config.max_step_tokens, model, dtype)
+    return _step_bytes(config.max_step_tokens, rows, model, dtype) + restored
 
 
 def graph_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
@@ -109,10 +111,21 @@ def graph_hold(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> 
     rows = batch_sizes(config.max_running)[-1]
     context = config.max_context or model.max_context
     tables = 4 * rows * -(-context // config.block_size)
-    return _step_bytes(rows, rows, model, dtype) + tables
+    restored = _restored_bytes(config, rows, model, dtype)
+    return _step_bytes(rows, rows, model, dtype) + tables + restored
 
 
 def _step_bytes(tokens: int, rows: int, model: ModelConfig, dtype: torch.dtype) -> int:
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     width = 3 * model.hidden_size + max(2 * heads, 3 * model.intermediate_size)
     return tokens * width * dtype.itemsize + draw_bytes(rows, model.vocab_size)
+
+
+def _restored_bytes(
+    config: EngineConfig, tokens: int, model: ModelConfig, dtype: torch.dtype
+) -> int:
+    """The largest matrix of a layer in `dtype`, as cuBLAS takes it where tokens are many."""
+    if config.weights == "plain" or tokens <= SMALL_TOKENS:
+        return 0
+    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    return max(heads, 2 * model.intermediate_size) * model.hidden_size * dtype.itemsize

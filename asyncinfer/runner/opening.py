@@ -43,7 +43,14 @@ def open_runner(
             f"token ids go up to {tokens - 1}, the model's embedding has {model.vocab_size} rows",
             file=str(folder / "tokenizer.json"),
         )
-    decoder = load_model(folder, device, dtype, progress, max_context=config.max_context)
+    decoder = load_model(
+        folder,
+        device,
+        dtype,
+        progress,
+        max_context=config.max_context,
+        storage=config.weights,
+    )
     return runner_of(decoder, config, tokens)
 
 
