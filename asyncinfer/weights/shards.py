@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from asyncinfer.errors import ModelLoadError
+from asyncinfer.weights.json_file import KeyTwice, unique_keys
 
 __all__ = ["ShardReader"]
 
@@ -48,6 +49,9 @@ class ShardReader:
         try:
             self._files[name] = file = open(path, "rb", buffering=0)  # noqa: SIM115 - see `close`
             self._spans[name] = _spans(file)
+        except KeyTwice as twice:
+            # The library takes it where both say the same.
+            raise ModelLoadError("occurs twice", file=name, tensor=twice.key) from None
         except (OSError, ValueError, LookupError, TypeError, RecursionError, struct.error) as error:
             raise ModelLoadError(f"cannot be read: {error}", file=name) from error
 
@@ -107,7 +111,7 @@ def _spans(file: FileIO) -> dict[str, tuple[int, int]]:
     first = 8 + length
     if first > found.st_size:
         raise ValueError("its header is longer than the file")
-    header = json.loads(file.read(length))
+    header = json.loads(file.read(length), object_pairs_hook=unique_keys)
     if not isinstance(header, dict):
         raise ValueError("its header is no object")
     spans = {}

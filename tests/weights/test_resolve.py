@@ -167,3 +167,36 @@ def test_what_is_neither_folder_nor_file(take: Any, tmp_path: Path) -> None:  # 
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(ModelLoadError, match="neither a folder nor a regular file"):
         take(tmp_path / "config.json")
+
+
+def test_a_branch_a_tag_a_commit(tmp_path: Path) -> None:
+    files = {**TOKENIZER, "model.safetensors": shard(1)}
+    with Hub("org/single", files, branches=("main", "v1.0")).serve() as hub:
+        take = partial(resolve, "org/single", cache_dir=tmp_path, endpoint=hub.url)
+        folder = take(revision="v1.0")
+        assert folder.name == COMMIT
+        hub.fetched.clear()
+        # What the cache knows under one name it need not fetch under another.
+        assert take(revision=COMMIT) == take() == folder
+        assert hub.fetched == []
+    # Each name is remembered without the hub.
+    assert take(revision="v1.0", offline=True) == folder
+    with pytest.raises(ModelLoadError, match="at revision v2"):
+        take(revision="v2.0", offline=True)
+
+
+def test_a_private_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The token is the one that the hub's own client knows."""
+    files = {**TOKENIZER, "model.safetensors": shard(1)}
+    with Hub("org/private", files, token="hf_secret").serve() as hub:
+        take = partial(resolve, "org/private", cache_dir=tmp_path, endpoint=hub.url)
+        for token in ("", "hf_wrong"):
+            monkeypatch.setenv("HF_TOKEN", token)
+            with pytest.raises(ModelLoadError, match="cannot be had from the hub") as caught:
+                take()
+            assert "hf_" not in str(caught.value)
+        assert hub.fetched == []
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        with Checkpoint(take()) as checkpoint:
+            assert torch.equal(checkpoint.read("w1"), torch.ones(2))
+        assert sorted(hub.fetched) == sorted(files)
