@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -11,21 +9,18 @@ import torch
 
 from asyncinfer.attention import AttentionBatch, KVCache
 from asyncinfer.config import Graphs
-from asyncinfer.errors import RequestFailed
 from asyncinfer.models import Decoder
 from asyncinfer.runner.accelerator import Accelerator
-from asyncinfer.runner.decode_lane import DecodeLane, Drawn
+from asyncinfer.runner.decode_lane import DecodeLane
 from asyncinfer.runner.device import is_out_of_memory
 from asyncinfer.runner.downloads import Berth, Berths
+from asyncinfer.runner.flight import Flight, recorded_result
 from asyncinfer.runner.input_batch import InputBatch, StepArrays
 from asyncinfer.runner.tiles import TiledDecoder
 from asyncinfer.sampling import (
-    PluginCall,
-    PluginSamplers,
     Sampled,
     SamplingState,
     TokenHistory,
-    row_logprobs,
     sample_apart,
     score_apart,
     score_tokens,
@@ -37,29 +32,6 @@ __all__ = ["ModelRunner"]
 
 #: Prompt positions whose logits exist at once.
 _SCORED_AT_ONCE = 256
-#: Tensors of `score_tokens`.
-_SCORES = 5
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A launched step: what `collect` needs to know of it."""
-
-    #: Drawn tokens and peaks; the draws' scores, if any; the scores of each of `prompts`. On the
-    #: host, once `berth` was waited for.
-    results: list[torch.Tensor] = field(default_factory=list)
-    #: Instead of them, for a step that was recorded.
-    drawn: Drawn | None = None
-    #: None where the host's memory is the device's.
-    berth: Berth | None = None
-    #: Row of the plan of each draw.
-    draw_rows: list[int] = field(default_factory=list)
-    #: Draws that asked for logprobs, with the number of alternatives.
-    scored: dict[int, int] = field(default_factory=dict)
-    #: Rows that asked for prompt logprobs, with the number of alternatives.
-    prompts: dict[int, int] = field(default_factory=dict)
-    #: What sampler plugins did; the verdicts on them come before the scores.
-    calls: list[PluginCall] = field(default_factory=list)
 
 
 class ModelRunner:
@@ -144,7 +116,7 @@ class ModelRunner:
     def _compute(self, plan: StepPlan, berth: Berth | None) -> object:
         self._kv.copy_blocks(plan.copies)
         if not plan.slots:
-            return self._flight(_Flight(), [torch.empty(0), torch.empty(0)], berth)
+            return self._send(Flight(), [torch.empty(0), torch.empty(0)], berth)
         if self._lane is not None and berth is not None:
             if self._lane.takes(plan):
                 return self._launch_decode(self._lane, plan, berth)
@@ -153,61 +125,25 @@ class ModelRunner:
         arrays = self._inputs.build(plan)
         hidden = self._forward(arrays)
         results: list[torch.Tensor] = [torch.empty(0), torch.empty(0)]
-        flight = _Flight(draw_rows=arrays.draw_rows.tolist(), prompts=dict(plan.prompt_logprobs))
+        flight = Flight(draw_rows=arrays.draw_rows.tolist(), prompts=dict(plan.prompt_logprobs))
         if len(arrays.draw_rows):
-            results = self._keep(flight, self._draw(arrays, hidden))
+            results = flight.keep(self._draw(arrays, hidden))
         for row, top in plan.prompt_logprobs.items():
             results += self._score_prompt(plan, row, int(arrays.first_tokens[row]), hidden, top)
-        return self._flight(flight, results, berth)
+        return self._send(flight, results, berth)
 
     def collect(self, handle: object) -> StepResult:
         """Wait for a step and give its result."""
-        assert isinstance(handle, _Flight)
+        assert isinstance(handle, Flight)
         if handle.berth is not None:
             handle.berth.wait()
         try:
-            if handle.drawn is not None:
-                return self._read(handle.drawn)
-            return self._result(handle)
+            if handle.drawn is not None and self._lane is not None:
+                return recorded_result(*self._lane.read(handle.drawn))
+            return handle.result()
         finally:
             if handle.berth is not None and self._berths is not None:
                 self._berths.give_back(handle.berth)
-
-    def _read(self, drawn: Drawn) -> StepResult:
-        """The result of a recorded step."""
-        assert self._lane is not None
-        tokens, peaks = self._lane.read(drawn)
-        fine = np.isfinite(peaks)
-        if fine.all():
-            return StepResult(tokens)
-        failed = {row: _failure(float(peaks[row])) for row in np.flatnonzero(~fine).tolist()}
-        return StepResult(tokens, failed=failed)
-
-    def _result(self, handle: _Flight) -> StepResult:
-        tokens, peaks, *scores = handle.results
-        failed = {
-            handle.draw_rows[draw]: _failure(peaks[draw].item())
-            for draw in (~peaks.isfinite()).nonzero()[:, 0].tolist()
-        }
-        for call in handle.calls:
-            verdict = None if call.verdict is None else scores.pop(0)
-            for draw, error in PluginSamplers.failures(call, verdict).items():
-                failed.setdefault(handle.draw_rows[draw], error)
-        parts = [
-            [part.tolist() for part in scores[i : i + _SCORES]]
-            for i in range(0, len(scores), _SCORES)
-        ]
-        logprobs = {}
-        if handle.scored:
-            its = parts.pop(0)
-            for row, start, stop, top in _by_row(handle):
-                if row not in failed:
-                    logprobs[row] = row_logprobs(its, start, stop, top)
-        prompt_logprobs = {
-            row: row_logprobs(its, 0, len(its[0]), top)
-            for (row, top), its in zip(handle.prompts.items(), parts, strict=True)
-        }
-        return StepResult(tokens.tolist(), logprobs, prompt_logprobs, failed)
 
     def close(self) -> None:
         """Drop everything that lives on the device and give its memory back."""
@@ -232,24 +168,17 @@ class ModelRunner:
         if self._lane is not None:
             self._lane.grow(plan.grown)
 
-    def _launch_decode(self, lane: DecodeLane, plan: StepPlan, berth: Berth) -> _Flight:
+    def _launch_decode(self, lane: DecodeLane, plan: StepPlan, berth: Berth) -> Flight:
         step = lane.launch(plan, self._sampling, berth)
         if step.logits is None:
-            return _Flight(drawn=step.drawn, berth=berth)
+            return Flight(drawn=step.drawn, berth=berth)
         sampled = self._sampling.sample(step.logits, step.slots, step.positions)
         self._history.write(step.slots, step.positions, sampled.tokens)
-        flight = _Flight(draw_rows=list(range(len(step.slots))))
-        return self._flight(flight, self._keep(flight, sampled), berth)
+        flight = Flight(draw_rows=list(range(len(step.slots))))
+        return self._send(flight, flight.keep(sampled), berth)
 
     @staticmethod
-    def _keep(flight: _Flight, sampled: Sampled) -> list[torch.Tensor]:
-        """What of a draw the host has to see."""
-        flight.scored, flight.calls = sampled.scored_rows, sampled.calls
-        verdicts = [call.verdict for call in sampled.calls if call.verdict is not None]
-        return [sampled.tokens, sampled.peak, *verdicts, *sampled.scores]
-
-    @staticmethod
-    def _flight(flight: _Flight, results: list[torch.Tensor], berth: Berth | None) -> _Flight:
+    def _send(flight: Flight, results: list[torch.Tensor], berth: Berth | None) -> Flight:
         flight.berth = berth
         flight.results = results if berth is None else berth.fetch_all(results)
         return flight
@@ -331,20 +260,3 @@ class ModelRunner:
             for i in range(0, max(count, 1), _SCORED_AT_ONCE)
         ]
         return [torch.cat(column) for column in zip(*parts, strict=True)]
-
-
-def _by_row(flight: _Flight) -> Iterator[tuple[int, int, int, int]]:
-    """Each row that asked for logprobs: its first and last scored draw, and how many
-    alternatives."""
-    rows = [(flight.draw_rows[draw], top) for draw, top in flight.scored.items()]
-    start = 0
-    for stop in range(1, len(rows) + 1):
-        if stop == len(rows) or rows[stop][0] != rows[start][0]:
-            yield rows[start][0], start, stop, rows[start][1]
-            start = stop
-
-
-def _failure(peak: float) -> RequestFailed:
-    if peak == -float("inf"):
-        return RequestFailed("no token can be drawn: every one is barred")
-    return RequestFailed(f"the model's logits are not finite ({peak})")

@@ -9,18 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from asyncinfer.testing.fake_graph import Recording, ReplayError, poison
+from asyncinfer.testing.fake_modes import (
+    CountCalls,
+    WatchOperators,
+    host_must_wait,
+    written_by,
+)
 from asyncinfer.testing.fake_order import FakeEvent, FakeStream, Memories, StreamOrderError
 from asyncinfer.testing.weak_storage import Place, in_memory, key_of
 
 __all__ = ["FakeDevice", "HiddenSyncError"]
 
-#: What cannot be done without the host waiting for the device.
-_SYNCS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique")
 #: Numbers that the host makes a tensor of. Recording cannot copy them to the device.
 _HOST_MADE = ("scalar_tensor", "lift_fresh")
 
@@ -76,8 +78,8 @@ class FakeDevice:
         self._recording: Recording | None = None
         self._strict = False
         # torch's own types are missing on these.
-        self._watch: Any = _Watch(self)
-        self._count: Any = _Count(self.calls)
+        self._watch: Any = WatchOperators(self._operate)
+        self._count: Any = CountCalls(self.calls)
 
     def __enter__(self) -> FakeDevice:
         self._count.__enter__()
@@ -176,11 +178,11 @@ class FakeDevice:
         """One operator of the thread."""
         name = operator._schema.name.partition("::")[2]
         recording = self._recording
-        if (self._strict or recording is not None) and _asks(name, args):
+        if (self._strict or recording is not None) and host_must_wait(name, args):
             raise HiddenSyncError(f"{name} makes the host wait for the device")
         if recording is not None and name in _HOST_MADE:
             raise HiddenSyncError(f"{name} brings a number from the host while recording")
-        written = _written(operator, args, kwargs)
+        written = written_by(operator, args, kwargs)
         if name == "copy_" and self._is_pinned(args[0]) != self._is_pinned(args[1]):
             return self._copy(args[0], args[1])
         if recording is not None:
@@ -258,45 +260,3 @@ class FakeGraph:
 
     def reset(self) -> None:
         self._recording = None
-
-
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, device: FakeDevice) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.idle = False
-        self._device = device
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.idle:
-            return func(*args, **(kwargs or {}))
-        return self._device._operate(func, args, kwargs or {})
-
-
-class _Count(TorchFunctionMode):
-    def __init__(self, calls: Counter[str]) -> None:
-        super().__init__()
-        self.idle = False
-        self._calls = calls
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", str(func))
-        if not self.idle and name not in ("__get__", "untyped_storage"):
-            self._calls[name] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def _written(operator: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The arguments that an operator changes."""
-    written = []
-    for index, argument in enumerate(operator._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[index] if index < len(args) else kwargs.get(argument.name)
-            written += [leaf for leaf in tree_flatten(value)[0] if in_memory(leaf)]
-    return written
-
-
-def _asks(name: str, args: Any) -> bool:
-    """Whether the host has to wait to know what an operator gives."""
-    if name.startswith("index") and len(args) > 1 and isinstance(args[1], list | tuple):
-        return any(in_memory(its) and its.dtype is torch.bool for its in args[1])
-    return name in _SYNCS

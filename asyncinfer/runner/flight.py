@@ -1,0 +1,100 @@
+"""`Flight`: a launched step, and its result once it has arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncinfer.errors import RequestFailed
+from asyncinfer.runner.decode_lane import Drawn
+from asyncinfer.runner.downloads import Berth
+from asyncinfer.sampling import PluginCall, PluginSamplers, Sampled, row_logprobs
+from asyncinfer.scheduler.plan import StepResult
+
+__all__ = ["Flight", "recorded_result"]
+
+#: Tensors of `score_tokens`.
+_SCORES = 5
+
+
+@dataclass(slots=True)
+class Flight:
+    """What `collect` needs to know of a step."""
+
+    #: Drawn tokens and peaks; the draws' scores, if any; the scores of each of `prompts`. On the
+    #: host, once `berth` was waited for.
+    results: list[torch.Tensor] = field(default_factory=list)
+    #: Instead of them, for a step that was recorded.
+    drawn: Drawn | None = None
+    #: None where the host's memory is the device's.
+    berth: Berth | None = None
+    #: Row of the plan of each draw.
+    draw_rows: list[int] = field(default_factory=list)
+    #: Draws that asked for logprobs, with the number of alternatives.
+    scored: dict[int, int] = field(default_factory=dict)
+    #: Rows that asked for prompt logprobs, with the number of alternatives.
+    prompts: dict[int, int] = field(default_factory=dict)
+    #: What sampler plugins did; the verdicts on them come before the scores.
+    calls: list[PluginCall] = field(default_factory=list)
+
+    def keep(self, sampled: Sampled) -> list[torch.Tensor]:
+        """Note a draw; what of it the host has to see."""
+        self.scored, self.calls = sampled.scored_rows, sampled.calls
+        verdicts = [call.verdict for call in sampled.calls if call.verdict is not None]
+        return [sampled.tokens, sampled.peak, *verdicts, *sampled.scores]
+
+    def result(self) -> StepResult:
+        """Of a step that was not recorded."""
+        tokens, peaks, *scores = self.results
+        failed = {
+            self.draw_rows[draw]: _failure(peaks[draw].item())
+            for draw in (~peaks.isfinite()).nonzero()[:, 0].tolist()
+        }
+        for call in self.calls:
+            verdict = None if call.verdict is None else scores.pop(0)
+            for draw, error in PluginSamplers.failures(call, verdict).items():
+                failed.setdefault(self.draw_rows[draw], error)
+        parts = [
+            [part.tolist() for part in scores[i : i + _SCORES]]
+            for i in range(0, len(scores), _SCORES)
+        ]
+        logprobs = {}
+        if self.scored:
+            its = parts.pop(0)
+            for row, start, stop, top in self._scored_rows():
+                if row not in failed:
+                    logprobs[row] = row_logprobs(its, start, stop, top)
+        prompt_logprobs = {
+            row: row_logprobs(its, 0, len(its[0]), top)
+            for (row, top), its in zip(self.prompts.items(), parts, strict=True)
+        }
+        return StepResult(tokens.tolist(), logprobs, prompt_logprobs, failed)
+
+    def _scored_rows(self) -> Iterator[tuple[int, int, int, int]]:
+        """Each row that asked for logprobs: its first and last scored draw, and how many
+        alternatives."""
+        rows = [(self.draw_rows[draw], top) for draw, top in self.scored.items()]
+        start = 0
+        for stop in range(1, len(rows) + 1):
+            if stop == len(rows) or rows[stop][0] != rows[start][0]:
+                yield rows[start][0], start, stop, rows[start][1]
+                start = stop
+
+
+def recorded_result(tokens: list[int], peaks: npt.NDArray[np.float32]) -> StepResult:
+    """Of a recorded step that drew one token per row."""
+    fine = np.isfinite(peaks)
+    if fine.all():
+        return StepResult(tokens)
+    failed = {row: _failure(float(peaks[row])) for row in np.flatnonzero(~fine).tolist()}
+    return StepResult(tokens, failed=failed)
+
+
+def _failure(peak: float) -> RequestFailed:
+    if peak == -float("inf"):
+        return RequestFailed("no token can be drawn: every one is barred")
+    return RequestFailed(f"the model's logits are not finite ({peak})")
