@@ -16,7 +16,12 @@ from asyncinfer.kernels import ops, reference, triton
 from asyncinfer.sampling.filters import keep_likely
 from asyncinfer.sampling.noise import draw_race, mix_tokens, row_keys, seed_bits
 
-VOCABULARIES = [1, 2, 17, 1000, 4096 + 3]
+#: Size of the vocabulary, and the logits' standard deviation; 0 is integers, which tie.
+LOGITS = [
+    *((vocab, 3.0) for vocab in (1, 2, 17, 1000, 4096 + 3)),
+    *((vocab, 0.0) for vocab in (17, 1000, 4096 + 3)),
+    (1000, 300.0),
+]
 #: Temperature, top-k, top-p, min-p: row `r` of a test asks for `ASKED[r % len(ASKED)]`.
 ASKED = [
     (0.0, 0, 1.0, 0.0),
@@ -78,8 +83,7 @@ def chain(logits: torch.Tensor, options: Options) -> torch.Tensor:
     return torch.where(temperature > 0, drawn, best)
 
 
-@pytest.mark.parametrize("vocab", VOCABULARIES)
-@pytest.mark.parametrize("spread", [0.0, 3.0, 300.0], ids=["ties", "normal", "wide"])
+@pytest.mark.parametrize(("vocab", "spread"), LOGITS)
 def test_every_path_draws_the_same(target: Target, vocab: int, spread: float) -> None:
     rows = len(ASKED)
     logits = target.randn(rows, vocab) * spread
@@ -183,7 +187,7 @@ def test_draws_follow_the_closed_form(target: Target, asked: tuple[float, ...]) 
     """Chi-square over positions, of the kernel on its own. On a GPU it can be sharp."""
     if target.device == "cpu" and target.dtype is not torch.float32:
         pytest.skip("the interpreter takes its time; a dtype does not change the draw")
-    rows = 200 if target.device == "cpu" else 200_000
+    rows = 120 if target.device == "cpu" else 200_000
     vocab = 11
     row = torch.from_numpy(np.round(np.random.default_rng(7).normal(size=vocab) * 2, 1))
     logits = row.to(target.device, target.dtype).expand(rows, vocab)
@@ -233,7 +237,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("vocab", [32_000, 128_256, 151_936, 262_144])
+@pytest.mark.parametrize("vocab", [32_000, 151_936])
 def test_compiled(capability: int, vocab: int) -> None:
     def option(dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return torch.empty(*shape, dtype=dtype, device="meta")

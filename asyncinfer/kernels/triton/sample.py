@@ -126,7 +126,10 @@ def _row_peak(figures, row, SPLITS: tl.constexpr, PARTS: tl.constexpr):
     return best, tl.where(spoilt, float("nan"), tl.max(best, axis=0))
 
 
-@triton.jit(do_not_specialize=("rows",))
+@triton.jit(
+    do_not_specialize=("rows",),
+    do_not_specialize_on_alignment=("temperatures", "top_k", "top_p", "cuts"),
+)
 def _cut(
     logits,
     figures,
@@ -162,7 +165,10 @@ def _cut(
     tl.store(cuts + row, limit.to(tl.float32, bitcast=True))
 
 
-@triton.jit(do_not_specialize=("rows",))
+@triton.jit(
+    do_not_specialize=("rows",),
+    do_not_specialize_on_alignment=("seeds", "positions", "temperatures", "cuts", "min_p"),
+)
 def _draw(
     logits,
     figures,
@@ -205,7 +211,10 @@ def _draw(
         tl.store(places + rows.to(tl.int64) * SPLITS + part, split * BLOCK + at)
 
 
-@triton.jit(do_not_specialize=("rows",))
+@triton.jit(
+    do_not_specialize=("rows",),
+    do_not_specialize_on_alignment=("temperatures", "tokens", "peaks", "logprobs"),
+)
 def _settle(
     logits,
     figures,
