@@ -15,6 +15,7 @@ from asyncinfer.bench.h200 import PARTS, GpuOptions, GpuResult, measure_gpu
 from asyncinfer.bench.host import HostOptions, HostResult, measure_host
 from asyncinfer.bench.kernels import KernelOptions, KernelResults, measure_kernels
 from asyncinfer.bench.lag import FAKE_MODELS, LagOptions, LagResult, measure_lag
+from asyncinfer.bench.load import LoadOptions, LoadResult, measure_load
 from asyncinfer.bench.loops import LOOPS, available_loops
 from asyncinfer.bench.plots import check_plot, save_plot
 from asyncinfer.bench.plugins import PluginOptions, PluginResult, measure_plugins
@@ -53,6 +54,8 @@ __all__ = [
     "KernelResults",
     "LagOptions",
     "LagResult",
+    "LoadOptions",
+    "LoadResult",
     "PluginOptions",
     "PluginResult",
     "Record",
@@ -75,6 +78,7 @@ __all__ = [
     "measure_host",
     "measure_kernels",
     "measure_lag",
+    "measure_load",
     "measure_plugins",
     "measure_prefill",
     "measure_serve",

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any, Final
 
 from asyncinfer.bench.cache_plot import plot_cache
+from asyncinfer.bench.load_plot import plot_load
 from asyncinfer.bench.record import BenchError, Record
 from asyncinfer.bench.roofline_plot import plot_gpu, plot_kernels, plot_steps
 
@@ -118,6 +119,7 @@ _PLOTS: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], None]]] = {
     "host": _host,
     "kernels": plot_kernels,
     "lag": _lag,
+    "load": plot_load,
     "plugins": _plugins,
     "prefill": plot_steps,
     "serve": _serve,

@@ -12,6 +12,7 @@ from rich.console import Console
 from asyncinfer import bench as its
 from asyncinfer.cli.bench_cache import cache
 from asyncinfer.cli.bench_gpu import decode, h200, kernels, prefill
+from asyncinfer.cli.bench_load import load
 from asyncinfer.cli.bench_run import FILE, SMOKE, print_record, run_bench
 
 __all__ = ["bench"]
@@ -49,6 +50,7 @@ def bench() -> None:
     asyncinfer bench kernels   is every kernel right, and how near to its floor?
     asyncinfer bench h200      all of a GPU in ten minutes, with targets and peers
     asyncinfer bench cache     how much of a trace do cache policies find again?
+    asyncinfer bench load      how long does a checkpoint take to load?
     asyncinfer bench plugins   what do plugins cost, used and unused?
     asyncinfer bench show      the tables of a record
     asyncinfer bench compare   what changed between two records?
@@ -299,5 +301,5 @@ def compare(before: Path, after: Path) -> None:
         console.print(its.difference_table(different))
 
 
-for command in (cache, decode, h200, kernels, prefill):
+for command in (cache, decode, h200, kernels, load, prefill):
     bench.add_command(command)

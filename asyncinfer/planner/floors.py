@@ -3,9 +3,9 @@
 A decode step takes `max(weight bytes / bandwidth, 2 * parameters * batch / arithmetic)` and, since
 attention waits for what comes before it, `batch * tokens * KV bytes / bandwidth` on top; `tokens`
 are the context and the one that is new. An embedding is looked up, not read, unless it is the head
-too. A prefill is arithmetic: two operations per parameter of the layers and token, four per element
-of a query and key it attends to, and the head once. This is the roofline of Williams, Waterman and
-Patterson (2009) with one ceiling for each part.
+too. A prefill is arithmetic: two operations per parameter of the layers and token, two per element
+of a query and of its answer for each key it attends to, and the head once. This is the roofline of
+Williams, Waterman and Patterson (2009), with a ceiling for each part.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def prefill_floor(
     """A prompt of `tokens` tokens with nothing cached, until its first answer's logits."""
     storage = storage or Storage()
     matrices = 2 * tokens * size.layer_parameters / (speed.linear_flops or speed.flops)
-    attention = 4 * size.query_elements * size.pairs(tokens) / speed.flops
+    attention = 2 * size.attention_elements * size.pairs(tokens) / speed.flops
     head = 2 * size.head_parameters / speed.flops
     # What it writes of keys and values goes on beside the arithmetic.
     moved = storage.streamed_bytes(size, tokens) + tokens * storage.kv_bytes_per_token(size)

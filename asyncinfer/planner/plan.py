@@ -15,7 +15,7 @@ from asyncinfer.planner.floors import Floor, Speed, Storage, decode_floor, prefi
 from asyncinfer.planner.formats import DTYPE_BYTES, FORMATS, Format
 from asyncinfer.planner.gpus import Gpu, find_gpu
 from asyncinfer.planner.size import ModelSize
-from asyncinfer.runner.memory import activation_bytes
+from asyncinfer.runner.memory import activation_bytes, graph_bytes
 from asyncinfer.weights import read_json, resolve_config
 
 __all__ = ["FormatPlan", "Limit", "Plan", "plan", "plan_config"]
@@ -138,7 +138,8 @@ def plan_config(
     if dtype not in DTYPE_BYTES:
         raise InvalidRequest("dtype", dtype, f"must be auto or one of {', '.join(DTYPE_BYTES)}")
     size = ModelSize.of(config)
-    beside = activation_bytes(EngineConfig(), config, getattr(torch, dtype))
+    engine, kind = EngineConfig(max_context=context), getattr(torch, dtype)
+    beside = activation_bytes(engine, config, kind) + graph_bytes(engine, config, kind)
     formats = (Format(name=dtype), *FORMATS)
     speed = formats[0].speed(gpu, dtype, nominal=nominal)
     return Plan(

@@ -7,11 +7,14 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
+import torch
+
+from asyncinfer.attention import KVCache
 from asyncinfer.models import ModelConfig, tensor_table
 
 __all__ = ["ModelSize"]
 
-_MATRIX = re.compile(r"layers\.\d+\.(?:attention|mlp)\.\w+\.weight")
+_MATRIX = re.compile(r"layers\.\d+\.(?:attention|mlp|shared)\.\w+\.weight")
 _EXPERTS = re.compile(r"layers\.\d+\.experts\.(?:up|down)\.weight")
 
 
@@ -36,8 +39,8 @@ class ModelSize:
     other: int
     #: Elements of keys and values of one token in one layer.
     kv_elements: int
-    #: Elements of the queries of one token in one layer.
-    query_elements: int
+    #: Elements of the queries of one token in one layer, and of what attention gives for them.
+    attention_elements: int
     #: One for each layer: how many tokens it sees; None: all.
     windows: tuple[int | None, ...]
 
@@ -54,8 +57,8 @@ class ModelSize:
             tied=config.vocab_size * config.hidden_size if config.tied_head else 0,
             expert_count=experts.count if experts is not None else 1,
             expert_active=experts.active if experts is not None else 1,
-            kv_elements=2 * config.num_kv_heads * config.head_dim,
-            query_elements=config.num_heads * config.head_dim,
+            kv_elements=KVCache.bytes_per_block(config, 1, torch.uint8) // config.num_layers,
+            attention_elements=config.num_heads * _query_and_value(config),
             windows=tuple(config.layer(index).window for index in range(config.num_layers)),
         )
 
@@ -85,6 +88,14 @@ class ModelSize:
     def pairs(self, tokens: int) -> int:
         """Over all layers, pairs of a query and a key in the causal attention of `tokens`."""
         return sum(_pairs(tokens, window) for window in self.windows)
+
+
+def _query_and_value(config: ModelConfig) -> int:
+    latent = config.latent
+    if latent is None:
+        return 2 * config.head_dim
+    # As heads of their own: what a prompt costs least.
+    return latent.plain + latent.rotated + latent.value
 
 
 def _part(name: str, dimensions: int) -> str:

@@ -137,3 +137,17 @@ def test_learned_positions_are_looked_up() -> None:
     assert size.tied == 50_257 * 768
     # Biases and norms stay as they are in every format.
     assert size.linear == 12 * 12 * 768 * 768
+
+
+def test_a_compressed_cache() -> None:
+    """DeepSeek-V2 keeps 576 numbers for all heads of a layer; of experts a token is sent to six of
+    64, and to two that every token takes."""
+    size = size_of("DeepSeek-V2-Lite")
+    assert Storage().kv_bytes_per_token(size) == 2 * 576 * 27
+    assert size.attention_elements == 16 * (128 + 64 + 128)
+    # Its makers say 2.4 billion.
+    active = (size.layer_parameters + size.head_parameters) / 1e9
+    assert active == pytest.approx(2.4, abs=0.1)
+    shared = 26 * 3 * 2048 * 2 * 1408
+    assert size.linear > shared
+    assert size.experts == 26 * 64 * 3 * 2048 * 1408
