@@ -7,8 +7,9 @@ programs and bytes, as the rule is, and not yet measured.
 **GEMV, up to 4 tokens.** One warp a program: its lanes then hold the inputs in the layout of the
 weight's tile, and nothing is exchanged inside the loop. 8 rows of the weight where that leaves
 three programs a multiprocessor, else 4 (with more tokens always 4, for their sums are registers);
-256 inputs at a time, 16 bytes a lane. Of an int8 weight half the rows and 512 inputs. About 32 KiB
-a multiprocessor must be on their way to keep the memory busy, so few programs have more stages.
+256 inputs at a time, 16 bytes a lane. About 32 KiB a multiprocessor must be on their way to keep
+the memory busy, so few programs have more stages. Of an int8 weight 4 rows and 512 inputs, up to 2
+tokens: with more, the sums would leave room for so few rows that most of what is read is inputs.
 
 **Skinny GEMM, up to 64 tokens.** Each program reads all its inputs anew from the L2 cache, as many
 as `tokens / rows` of the weight's own bytes: 64 rows up to 16 tokens, else 128. The inputs are
@@ -23,10 +24,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["GEMV_TOKENS", "SMALL_TOKENS", "Tiles", "grouped_tiles", "tiles_for"]
+__all__ = ["SMALL_TOKENS", "Tiles", "gemv_tokens", "grouped_tiles", "tiles_for"]
 
-#: Up to so many tokens a GEMV, up to so many a skinny GEMM, above that the device's own library.
-GEMV_TOKENS = 4
+#: Up to so many tokens kernels of our own, above that the device's own library.
 SMALL_TOKENS = 64
 
 _MULTIPROCESSORS = 132
@@ -63,6 +63,11 @@ _TABLE: dict[tuple[int, int, int], Tiles] = {
 }
 
 
+def gemv_tokens(itemsize: int) -> int:
+    """Up to so many tokens a GEMV, above that a skinny GEMM."""
+    return 2 if itemsize == 1 else 4
+
+
 def tiles_for(outputs: int, inputs: int, tokens: int, itemsize: int) -> Tiles:
     """Tiles for a weight `[outputs, inputs]` of `itemsize` bytes an element, at 1 to 64 tokens.
 
@@ -72,16 +77,16 @@ def tiles_for(outputs: int, inputs: int, tokens: int, itemsize: int) -> Tiles:
     entry = _TABLE.get((outputs, inputs, bucket)) if itemsize == 2 else None
     if entry is not None:
         return entry
-    if bucket <= GEMV_TOKENS:
+    if bucket <= gemv_tokens(itemsize):
         return _gemv_rule(outputs, bucket, itemsize)
-    return _skinny_rule(outputs, inputs, bucket, itemsize)
+    return _skinny_rule(outputs, inputs, max(bucket, 16), itemsize)
 
 
 def _gemv_rule(outputs: int, bucket: int, itemsize: int) -> Tiles:
     rows = 8 if bucket == 1 and outputs >= 8 * 3 * _MULTIPROCESSORS else 4
     depth = 256
     if itemsize == 1:
-        rows, depth = rows // 2, 2 * depth
+        rows, depth = 4, 512
     programs = max(outputs / rows / _MULTIPROCESSORS, 1)
     stages = _BYTES_ON_THEIR_WAY / programs / (rows * depth * itemsize)
     return Tiles(rows=rows, depth=depth, warps=1, stages=min(max(int(stages) + 1, 3), 8))

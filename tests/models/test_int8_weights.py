@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kernels.interpreted import interpreted
 from models.checkpoints import Sequences
 from models.families import FAMILIES, SMALL, randomised
 from transformers import AutoConfig
 
 from asyncinfer.attention import PagedAttention
+from asyncinfer.kernels import ops
+from asyncinfer.kernels.triton import linear_small
 from asyncinfer.layers import FusedLayer
 from asyncinfer.models import Decoder, decoder, load_model
 from asyncinfer.quantization import CudaLinear, linear
@@ -59,8 +63,10 @@ def test_logits_are_those_of_the_numbers_stored(
         assert not torch.equal(right, before)
 
 
-def test_fused_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, on a CPU's tensors."""
+@pytest.mark.parametrize("kernels", [False, True], ids=["torch", "triton"])
+def test_fused_layers(kernels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, on a CPU's tensors; with the kernels of linear layers themselves, interpreted,
+    too."""
 
     def fused(weight: torch.Tensor, bias: torch.Tensor | None) -> CudaLinear:
         numbers, scales = quantised(weight)
@@ -73,7 +79,16 @@ def test_fused_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(linear._FORMATS, "int8", fused)
     made = loaded(folder, "int8")
     assert all(isinstance(layer, FusedLayer) for layer in made._layers)
-    for ours, theirs in zip(logits(made), right, strict=True):
+    if kernels:
+        twin = ops.twin
+
+        def chosen(name: str, tensor: torch.Tensor, reference: bool) -> Any:
+            return linear_small if name == "linear_small" else twin(name, tensor, reference)
+
+        monkeypatch.setattr(ops, "twin", chosen)
+    with interpreted() if kernels else nullcontext():
+        got = logits(made)
+    for ours, theirs in zip(got, right, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0.0, atol=1e-4)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 
-from asyncinfer.kernels.linear_tiles import GEMV_TOKENS, tiles_for
+from asyncinfer.kernels.linear_tiles import gemv_tokens, tiles_for
 from asyncinfer.kernels.triton.gemv import gemv
 from asyncinfer.kernels.triton.rms_norm import rms_norm
 from asyncinfer.kernels.triton.skinny_gemm import skinny_gemm
@@ -28,9 +28,9 @@ def linear_small(
 ) -> torch.Tensor:
     """As the reference twin, rounded once at the end.
 
-    One launch; a norm before more than 4 tokens is one of its own, for there the inputs go to the
-    tensor cores as they lie in memory. The order of a sum depends on the shapes alone, and on the
-    tokens only through the buckets of `tiles_for`.
+    One launch; a norm before more tokens than a GEMV takes is one of its own, for there the inputs
+    go to the tensor cores as they lie in memory. The order of a sum depends on the shapes alone,
+    and on the tokens only through the buckets of `tiles_for`.
     """
     tokens, inputs = x.shape
     outputs = weight.shape[0]
@@ -38,13 +38,14 @@ def linear_small(
     out = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
     if not tokens:
         return out
-    if norm is not None and tokens > GEMV_TOKENS:
+    gemv_most = gemv_tokens(weight.element_size())
+    if norm is not None and tokens > gemv_most:
         x, norm = rms_norm(x, norm, eps, plus_one=plus_one), None
     x = x if x.stride(1) == 1 else x.contiguous()
     tiles = tiles_for(outputs, inputs, tokens, weight.element_size())
     blocks = triton.cdiv(outputs, tiles.rows)
     residual_stride = 0 if residual is None else residual.stride(0)
-    if tokens <= GEMV_TOKENS:
+    if tokens <= gemv_most:
         gemv[(blocks,)](
             x,
             weight,
