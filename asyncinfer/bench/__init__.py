@@ -21,7 +21,7 @@ from asyncinfer.bench.plots import check_plot, save_plot
 from asyncinfer.bench.plugins import PluginOptions, PluginResult, measure_plugins
 from asyncinfer.bench.record import BenchError, Figure, Record
 from asyncinfer.bench.serve import ServeOptions, ServeResult, measure_serve
-from asyncinfer.bench.shapes import SHAPES, TINY
+from asyncinfer.bench.shapes import FULL_SHAPES, SHAPES, TINY
 from asyncinfer.bench.tables import (
     change_table,
     difference_table,
@@ -33,6 +33,7 @@ from asyncinfer.bench.workloads import RANDOM, SHIPPED, WORKLOADS, Workload
 __all__ = [
     "BLOCKS",
     "FAKE_MODELS",
+    "FULL_SHAPES",
     "LOOPS",
     "PARTS",
     "RANDOM",

@@ -6,7 +6,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +19,7 @@ from asyncinfer.bench.ceilings import (
     measure_ceilings,
 )
 from asyncinfer.bench.record import Figure
-from asyncinfer.bench.shapes import SHAPES, TINY, shape_json
+from asyncinfer.bench.shapes import FULL_SHAPES, TINY, shape_json
 from asyncinfer.bench.step_driver import StepDriver
 from asyncinfer.testing import RandomModel
 
@@ -55,7 +55,8 @@ PREFILL_TARGETS: Final[Mapping[tuple[str, int], float]] = {("llama-3.1-8b", 8192
 class StepOptions:
     """The work. Floors are of this device's own copy and product, unless they are given."""
 
-    shapes: Sequence[str] = tuple(name for name in SHAPES if name != TINY)
+    #: None given: all of them on a GPU; a CPU gets a smoke run.
+    shapes: Sequence[str] = ()
     batches: Sequence[int] = (1, 64)
     #: Of decode steps; of prefills the lengths of their prompts.
     contexts: Sequence[int] = (512, 2048, 8192)
@@ -76,7 +77,7 @@ class StepOptions:
         if self.quick:
             yield TINY, [(1, 40), (4, 100)]
             return
-        for shape in self.shapes:
+        for shape in self.shapes or FULL_SHAPES:
             most = int(shape_json(shape)["max_position_embeddings"]) - self.steps - 16
             pairs = [(b, c) for b in self.batches for c in self.contexts if c <= most]
             yield shape, pairs
@@ -130,7 +131,7 @@ def measure_decode(
     """Medians of decode steps, greedy, on random weights. Stops early once `going_on` is false."""
     from asyncinfer.planner import decode_floor
 
-    device, ceilings = _ceilings(options, report, ceilings)
+    options, device, ceilings = _begun(options, report, ceilings)
     found: list[StepPoint] = []
     for shape, points in options.points():
         if not (points and going_on()):
@@ -164,7 +165,7 @@ def measure_prefill(
     """Medians of prompts, alone and with nothing cached, until their first token."""
     from asyncinfer.planner import prefill_floor
 
-    device, ceilings = _ceilings(options, report, ceilings)
+    options, device, ceilings = _begun(options, report, ceilings)
     found: list[StepPoint] = []
     for shape, points in options.points():
         lengths = sorted({context for _, context in points})
@@ -217,10 +218,13 @@ def opened_driver(
             torch.cuda.empty_cache()
 
 
-def _ceilings(
+def _begun(
     options: StepOptions, report: Callable[[str], None], ceilings: Ceilings | None
-) -> tuple[torch.device, Ceilings]:
+) -> tuple[StepOptions, torch.device, Ceilings]:
+    """What the device gets, and what it does at most."""
     device = bench_device(options.device)
+    if device.type == "cpu" and not options.shapes:
+        options = replace(options, quick=True)
     if ceilings is None and options.bandwidth and options.flops:
         ceilings = Ceilings(options.bandwidth, options.flops)
     if ceilings is None:
@@ -229,7 +233,7 @@ def _ceilings(
         ceilings = Ceilings(
             options.bandwidth or ceilings.bandwidth, options.flops or ceilings.flops
         )
-    return device, ceilings
+    return options, device, ceilings
 
 
 def _size(shape: str) -> ModelSize:

@@ -8,7 +8,7 @@ from typing import Final
 
 from asyncinfer.bench.ceilings import Ceilings, bench_device, bench_dtype, measure_ceilings
 from asyncinfer.bench.record import Figure
-from asyncinfer.bench.shapes import SHAPES, TINY, shape_json
+from asyncinfer.bench.shapes import FULL_SHAPES, TINY, shape_json
 from asyncinfer.testing import kernel_cases
 
 __all__ = ["KernelOptions", "KernelPoint", "KernelResults", "measure_kernels"]
@@ -22,7 +22,8 @@ TOLERANCE: Final = {"cuda": 2e-2, "cpu": 1e-4}
 class KernelOptions:
     """The work: one decode step's kernels at each shape and batch."""
 
-    shapes: Sequence[str] = tuple(name for name in SHAPES if name != TINY)
+    #: None given: all of them on a GPU; a CPU gets a smoke run.
+    shapes: Sequence[str] = ()
     batches: Sequence[int] = (1, 64)
     context: int = 2048
     repeat: int = 15
@@ -82,16 +83,17 @@ def measure_kernels(
     from asyncinfer.models import parse_config
 
     device = bench_device(options.device)
+    quick = options.quick or (device.type == "cpu" and not options.shapes)
     if ceilings is None:
         report("copy bandwidth and matrix product")
-        ceilings = measure_ceilings(device, quick=options.quick)
+        ceilings = measure_ceilings(device, quick=quick)
     clock = DeviceClock(device)
-    context = 40 if options.quick else options.context
-    repeat = 3 if options.quick else options.repeat
+    context = 40 if quick else options.context
+    repeat = 3 if quick else options.repeat
     found: list[KernelPoint] = []
-    for shape in (TINY,) if options.quick else options.shapes:
+    for shape in (TINY,) if quick else options.shapes or FULL_SHAPES:
         config = parse_config(shape_json(shape))
-        for batch in (1, 3) if options.quick else options.batches:
+        for batch in (1, 3) if quick else options.batches:
             for case in kernel_cases(
                 config, batch=batch, context=context, device=device, dtype=bench_dtype(device)
             ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["SHAPES", "TINY", "shape_json"]
+__all__ = ["FULL_SHAPES", "SHAPES", "TINY", "shape_json"]
 
 #: For smoke runs.
 TINY: Final = "tiny"
@@ -58,6 +58,8 @@ SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
         "max_position_embeddings": 4096,
     },
 }
+#: Those that mean something.
+FULL_SHAPES: Final = tuple(name for name in SHAPES if name != TINY)
 
 
 def shape_json(name: str) -> dict[str, Any]:

@@ -36,13 +36,12 @@ def device_options(function: Function) -> Function:
 
 
 def shape_option(function: Function) -> Function:
-    names = [name for name in its.SHAPES if name != its.TINY]
     decorate = click.option(
         "--shape",
         "shapes",
         multiple=True,
-        type=click.Choice(names),
-        help="Shape of the model; several may be given.  [default: all]",
+        type=click.Choice(its.FULL_SHAPES),
+        help="Shape of the model; several may be given.  [default: all; a smoke run on a CPU]",
     )
     return decorate(function)
 
@@ -91,7 +90,7 @@ def decode(
     The floor is what reading the weights and the KV cache takes, or the arithmetic. Steps are the
     engine's own, sampling included, one launched while another runs.
     """
-    chosen = its.StepOptions(**_shapes(shapes), batches=batch, contexts=context, **options)
+    chosen = its.StepOptions(shapes=shapes, batches=batch, contexts=context, **options)
     run_bench("decode", chosen, its.measure_decode, json_path, plot)
 
 
@@ -122,7 +121,7 @@ def prefill(
     **options: Any,
 ) -> None:
     """Milliseconds until a prompt's first token on random weights, beside the floor."""
-    chosen = its.StepOptions(**_shapes(shapes), batches=(1,), contexts=tokens, **options)
+    chosen = its.StepOptions(shapes=shapes, batches=(1,), contexts=tokens, **options)
     run_bench("prefill", chosen, its.measure_prefill, json_path, plot)
 
 
@@ -148,7 +147,7 @@ def kernels(
     **options: Any,
 ) -> None:
     """Every kernel against float64, and its time beside its own floor."""
-    chosen = its.KernelOptions(**_shapes(shapes), batches=batch, **options)
+    chosen = its.KernelOptions(shapes=shapes, batches=batch, **options)
     run_bench("kernels", chosen, its.measure_kernels, json_path, plot)
 
 
@@ -202,7 +201,3 @@ def h200(parts: tuple[str, ...], json_path: Path | None, plot: Path | None, **op
     failed = [part.name for part in result.parts if part.error is not None]
     if failed:
         raise its.BenchError(f"parts without figures: {', '.join(failed)}; the record says why")
-
-
-def _shapes(shapes: tuple[str, ...]) -> dict[str, Any]:
-    return {"shapes": shapes} if shapes else {}

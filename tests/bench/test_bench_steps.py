@@ -82,6 +82,13 @@ def test_prefill_is_measured_beside_the_planners_floor() -> None:
     assert found.points[0].floor_ms == pytest.approx(1e3 * floor.seconds)
 
 
+def test_a_cpu_gets_a_smoke_run_unless_a_shape_is_asked_for() -> None:
+    options = StepOptions(device="cpu", steps=6, bandwidth=2e9, flops=3e9)
+    assert {point.shape for point in measure_decode(options).points} == {TINY}
+    options = StepOptions(shapes=(TINY,), contexts=(24,), device="cpu", steps=6)
+    assert [(p.batch, p.context) for p in measure_decode(options).points] == [(1, 24), (64, 24)]
+
+
 def test_it_stops_when_the_time_is_over() -> None:
     turns = iter([True, True, False])
     found = measure_decode(OPTIONS, going_on=lambda: next(turns))
