@@ -173,6 +173,7 @@ def test_gemv_compiled(capability: int, int8: bool) -> None:
         (512, 128, 2048, 768),  # 64 tokens
         (128, 8, 28672, 4096),  # 64 tokens of Mixtral
         (512, 8, 4096, 14336),
+        (8192, 128, 1536, 2048),  # a prompt's chunk of 1,024 tokens
         (16384, 128, 1536, 2048),  # a prompt's chunk of 2,048 tokens
     ],
 )
