@@ -112,7 +112,7 @@ class LoadProgress:
     #: Bytes of weights on the device so far, as stored in the checkpoint.
     bytes_done: int
     bytes_total: int
-    #: The tensor that was just loaded; empty before the first.
+    #: The tensor that they were of, or a part of it; empty before the first.
     tensor: str = ""
 
 

@@ -96,6 +96,44 @@ def test_what_is_on_the_host_is_bounded(tmp_path: Path, made: list[Any]) -> None
     assert {buffer.memory.nbytes for buffer in made} == {64}
 
 
+def test_no_buffer_is_written_to_before_its_copy_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU copies when it gets to it; here it never does before somebody waits."""
+    waited: list[int] = []
+
+    class Slow(loader_module._Buffer):
+        copying: tuple[Any, torch.Tensor] | None = None
+
+        def copy(self, chunk: Any) -> None:
+            assert self.copying is None
+            self.copying = chunk, self.memory[: chunk.size].view(chunk.stored)
+
+        def ready(self) -> bool:
+            return self.copying is None
+
+        def wait(self) -> None:
+            if self.copying is not None:
+                chunk, source = self.copying
+                chunk.target.copy_(source)
+                waited.append(chunk.size)
+                self.copying = None
+
+    monkeypatch.setattr(loader_module, "_Buffer", Slow)
+    write(tmp_path, torch.float32)
+    with Checkpoint(tmp_path) as checkpoint:
+        loader = WeightLoader(checkpoint, TABLE, CPU, torch.bfloat16, None, chunk=64)
+        found = {name: loader(name) for name in TABLE}
+        for buffer in loader._buffers:
+            buffer.wait()
+        for name, packed in TABLE.items():
+            plain = torch.cat([checkpoint.read(piece.name) for piece in packed.pieces])
+            # What stays float32 goes as it is.
+            assert torch.equal(found[name], plain.to(found[name].dtype))
+    through = sum(math.prod(SHAPES[name]) for name in ("q", "k", "v", "norm"))
+    assert sum(waited) == 4 * through
+
+
 def test_no_buffer_where_bytes_go_as_they_are(tmp_path: Path, made: list[Any]) -> None:
     write(tmp_path, torch.float32)
     with Checkpoint(tmp_path) as checkpoint:
