@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores. Before anything reads it; programs that tests start inherit it.
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 import pytest
