@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 
@@ -30,6 +31,22 @@ class DeviceBatch:
     block_size: int
     #: How many rows, from the first on, have one query token.
     decode_rows: int
+    #: `block_tables` and `slot_mapping` of the layers whose KV is in window pages, if there are
+    #: any; of a row's table only the blocks are read that its query tokens see.
+    window_tables: torch.Tensor | None = field(default=None, kw_only=True)
+    window_mapping: torch.Tensor | None = field(default=None, kw_only=True)
+
+    def windowed(self) -> Self:
+        """The batch as these layers have it."""
+        assert self.window_tables is not None
+        assert self.window_mapping is not None
+        return replace(
+            self,
+            block_tables=self.window_tables,
+            slot_mapping=self.window_mapping,
+            window_tables=None,
+            window_mapping=None,
+        )
 
 
 @dataclass(slots=True)

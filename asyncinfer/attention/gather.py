@@ -29,7 +29,7 @@ class Gather:
     def __call__(self, layer: int, buffer: torch.Tensor) -> torch.Tensor:
         """`[2, rows, kv_heads, blocks * block_size, head_dim]` of `layer`, keys then values, in the
         first `size` elements of `buffer`."""
-        pages = self._kv.storage[layer].view(-1, self._page)
+        pages = self._kv.by_layer[layer].view(-1, self._page)
         target = buffer[: self.size].view(-1, self._page)
         gathered = torch.index_select(pages, 0, self._index, out=target).view(self._shape)
         return gathered if self._shape[0] == 2 else gathered.expand(2, *self._shape[1:])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import cached_property
+
 import torch
 
 from asyncinfer.attention.batch import AttentionBatch
-from asyncinfer.attention.decode import decode_groups
-from asyncinfer.attention.gather import Gather
+from asyncinfer.attention.decode import DecodeGroup, decode_groups
 from asyncinfer.attention.kv import KVCache
-from asyncinfer.attention.prefill import prefill_rows
+from asyncinfer.attention.prefill import PrefillRow, prefill_rows
 from asyncinfer.attention.variant import AttentionVariant
 from asyncinfer.attention.varied import VariedAttention
 
@@ -28,13 +30,9 @@ class GatheredAttention:
         self._scale = scale
         self._decode_rows = batch.decode_rows
         self._slots = _slot_index(kv, batch)
-        self._groups = decode_groups(kv, batch, scale)
-        self._prefill = prefill_rows(kv, batch, scale)
-        gathers: list[Gather] = [group.gather for group in self._groups]
-        gathers += [row.gather for row in self._prefill if row.gather is not None]
         # One buffer for the whole pass: it stays in the processor's cache, and pages of a large
         # one are not returned to the system and faulted in again layer after layer.
-        self._pages = kv.storage.new_empty(max((gather.size for gather in gathers), default=0))
+        self._pages = kv.storage.new_empty(0)
         #: By window: made when a layer first asks for it.
         self._varied: dict[int | None, VariedAttention] = {}
         _clear_begun_blocks(kv, batch)
@@ -66,13 +64,32 @@ class GatheredAttention:
             row(layer, q, k, v, self._pages, out)
         return out
 
+    # Where every layer has a variant, these are never made.
+
+    @cached_property
+    def _groups(self) -> list[DecodeGroup]:
+        groups = decode_groups(self._kv, self._batch, self._scale)
+        self._make_room(group.gather.size for group in groups)
+        return groups
+
+    @cached_property
+    def _prefill(self) -> list[PrefillRow]:
+        rows = prefill_rows(self._kv, self._batch, self._scale)
+        self._make_room(row.gather.size for row in rows if row.gather is not None)
+        return rows
+
+    def _make_room(self, sizes: Iterable[int]) -> None:
+        """See that gathers of these sizes fit the buffer."""
+        size = max(sizes, default=0)
+        if size > self._pages.numel():
+            self._pages = self._pages.new_empty(size)
+
     def _vary(self, window: int | None) -> VariedAttention:
         varied = self._varied.get(window)
         if varied is None:
             varied = VariedAttention(self._kv, self._batch, self._scale, window)
             self._varied[window] = varied
-            if varied.size > self._pages.numel():
-                self._pages = self._pages.new_empty(varied.size)
+            self._make_room((varied.size,))
         return varied
 
 

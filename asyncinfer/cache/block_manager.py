@@ -180,7 +180,8 @@ class BlockManager:
             request.node = cache.publish(request.blocks[j], keys[j], its, request.node)
             request.published = j + 1
             if self.windows is not None and request.node is not None and j >= request.passed:
-                self.windows.keep(request.node.block, request.pages[j])
+                block = request.node.block
+                self.windows.keep(block, request.pages[j], again=block != request.blocks[j])
 
     def trim(self, request: Tabled, length: int) -> None:
         """The first `length` tokens are committed: give the window pages back that no later token
@@ -189,7 +190,7 @@ class BlockManager:
         if windows is not None:
             first = windows.first(length)
             for index in range(request.passed, first):
-                windows.release(request.pages[index])
+                windows.release(request.pages[index], passing=True)
                 request.pages[index] = -1
             request.passed = max(request.passed, first)
 

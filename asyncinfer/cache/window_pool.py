@@ -14,8 +14,10 @@ class WindowPool:
     """The windowed layers' KV of a block's tokens is a page of this pool. A request has pages for
     the blocks that its next token sees, and gives the others back as it goes on.
 
-    The page of a published block is kept for it until its room is needed (least recently used
-    first) or the block goes. A page is free, referenced, or kept.
+    The page of a published block is kept for it until its room is needed or the block goes. Those
+    that a request passed by go first, for a hit ends rarely there; then the least recently used of
+    those that a request ended with, or that somebody asked for again. A page is free, referenced,
+    or kept.
 
     Args:
         size: pages.
@@ -35,13 +37,21 @@ class WindowPool:
         #: Published block -> its page, and back.
         self.kept: dict[int, int] = {}
         self.keeper: dict[int, int] = {}
-        #: Kept pages without references, in the order of release.
+        #: Kept pages without references, in the order of release: passed by, and others.
+        self.passed: dict[int, None] = {}
         self.unused: dict[int, None] = {}
+        #: Kept pages that were asked for again.
+        self._wanted: set[int] = set()
 
     @property
     def available(self) -> int:
         """Pages that can be taken: free, or kept and unused."""
-        return len(self.pool.free) + len(self.unused)
+        return len(self.pool.free) + self.cached
+
+    @property
+    def cached(self) -> int:
+        """Pages that are kept and unused."""
+        return len(self.passed) + len(self.unused)
 
     def first(self, position: int) -> int:
         """The first block that a token at `position` sees some token of."""
@@ -65,7 +75,7 @@ class WindowPool:
         """Take `count` pages, one reference each; `available` must cover them."""
         missing = count - len(self.pool.free)
         while missing > 0:
-            page = next(iter(self.unused))
+            page = next(iter(self.passed or self.unused))
             self.drop(self.keeper[page])
             missing -= 1
         return self.pool.take(count)
@@ -75,32 +85,41 @@ class WindowPool:
         refs = self.pool.refs
         for page in pages:
             refs[page] += 1
+            self._wanted.add(page)
+            self.passed.pop(page, None)
             self.unused.pop(page, None)
 
-    def release(self, page: int) -> None:
-        """One reference less."""
+    def release(self, page: int, *, passing: bool = False) -> None:
+        """One reference less; `passing`: of a request that goes on."""
         refs = self.pool.refs
         assert refs[page] > 0, "released more often than taken"
         refs[page] -= 1
         if refs[page]:
             return
-        if page in self.keeper:
-            self.unused[page] = None
-        else:
+        if page not in self.keeper:
+            self._wanted.discard(page)
             self.pool.put(page)
+        elif passing and page not in self._wanted:
+            self.passed[page] = None
+        else:
+            self.unused[page] = None
 
-    def keep(self, block: int, page: int) -> None:
+    def keep(self, block: int, page: int, *, again: bool) -> None:
         """A referenced page is written, and the block is published: keep it for the block, unless
-        either has another."""
+        either has another. `again`: the block had been published before."""
         if block not in self.kept and page not in self.keeper:
             self.kept[block] = page
             self.keeper[page] = block
+            if again:
+                self._wanted.add(page)
 
     def drop(self, block: int) -> None:
         """The block keeps its page no longer, if it has one."""
         page = self.kept.pop(block, None)
         if page is not None:
             del self.keeper[page]
-            if page in self.unused:
-                del self.unused[page]
+            if not self.pool.refs[page]:
+                self.passed.pop(page, None)
+                self.unused.pop(page, None)
+                self._wanted.discard(page)
                 self.pool.put(page)

@@ -143,6 +143,16 @@ class ModelConfig:
         return self.experts if self.layer(index).experts else None
 
     @property
+    def windowed_layers(self) -> tuple[int, ...]:
+        """The layers that see a window only."""
+        return tuple(i for i, layer in enumerate(self.layers) if layer.window is not None)
+
+    @property
+    def window(self) -> int | None:
+        """The widest window of a layer; None without windows."""
+        return max((layer.window for layer in self.layers if layer.window), default=None)
+
+    @property
     def kv_parts(self) -> int:
         """Parts of the KV cache; see `KVShape`."""
         return 2 if self.latent is None else 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from asyncinfer.attention import DeviceBatch, KVCache, begin_attention
+from asyncinfer.attention import Attend, DeviceBatch, KVCache, begin_attention
 from asyncinfer.layers import Embedding, RotaryEmbedding
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.layer import LayerBuilder, build_norm
@@ -59,14 +59,23 @@ class Decoder:
         """Hidden states `[tokens, hidden]` in the model's dtype, final norm applied.
 
         `token_ids` and `positions` are int64 `[tokens]`, row after row as in `batch`. Writes the
-        KV of every token at `batch.slot_mapping` before it is attended to.
+        KV of every token at `batch.slot_mapping`, or `window_mapping`, before it is attended to.
         """
         x = self._embed(token_ids, positions)
         angles = [rope(positions) for rope in self._ropes]
-        attend = begin_attention(kv, batch, self._scale)
-        for layer in self._layers:
+        for layer, attend in zip(self._layers, self._attends(kv, batch), strict=True):
             x = layer(x, angles, attend)
         return self._norm(x)
+
+    def _attends(self, kv: KVCache, batch: DeviceBatch) -> list[Attend]:
+        """Each layer's attention."""
+        if kv.window is None:
+            return [begin_attention(kv, batch, self._scale)] * len(self._layers)
+        near = far = begin_attention(kv.window, batch.windowed(), self._scale)
+        if kv.num_layers:
+            far = begin_attention(kv, batch, self._scale)
+        windowed = kv.window.layers
+        return [near if layer in windowed else far for layer in range(len(self._layers))]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 `[n, vocab_size]` of the hidden states `[n, hidden]` to be sampled."""

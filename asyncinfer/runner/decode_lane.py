@@ -13,6 +13,7 @@ from asyncinfer.models import Decoder
 from asyncinfer.runner.accelerator import Accelerator
 from asyncinfer.runner.decode_graphs import DecodeGraphs, batch_sizes
 from asyncinfer.runner.downloads import Berth
+from asyncinfer.runner.input_batch import table_width
 from asyncinfer.runner.recorded_step import RecordedStep
 from asyncinfer.runner.slot_state import SlotState
 from asyncinfer.sampling import OPTION_WORDS, Draws, SamplingState, TokenHistory, option_words
@@ -67,7 +68,9 @@ class DecodeLane:
         hold: int = 0,
     ) -> None:
         sizes = batch_sizes(spec.max_slots)
-        width = -(-spec.max_context // spec.block_size)
+        width = table_width(spec)
+        #: Where tables of window pages begin.
+        self._pages_at = -(-spec.max_context // spec.block_size)
         self.state = SlotState(accelerator, spec.max_slots, width, sizes[-1], OPTION_WORDS)
         self._step = RecordedStep(
             decoder, kv, spec, self.state, history, sizes[-1], max(2, spec.overlap)
@@ -87,6 +90,9 @@ class DecodeLane:
     def join(self, join: Join) -> None:
         """The slot's table on the host is that of a new tenant."""
         self.state.touch_table(join.slot, len(join.blocks))
+        if join.pages:
+            pages = self._pages_at + np.arange(len(join.pages))
+            self.state.touch_entries(np.array([join.slot]), pages)
         self.state.set_options(join.slot, option_words(join.params, join.seed))
 
     def grow(self, grown: list[tuple[int, int, int]]) -> None:
@@ -94,6 +100,12 @@ class DecodeLane:
         if grown:
             slots, indices, _ = np.array(grown).T
             self.state.touch_entries(slots, indices)
+
+    def grow_pages(self, grown: list[tuple[int, int, int]]) -> None:
+        """Tables of window pages on the host have grown."""
+        if grown:
+            slots, indices, _ = np.array(grown).T
+            self.state.touch_entries(slots, self._pages_at + indices)
 
     def takes(self, plan: StepPlan) -> bool:
         """Whether the plan has nothing but rows of one token that draw one."""

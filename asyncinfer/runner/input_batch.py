@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from asyncinfer.scheduler.plan import Join, RunnerSpec, StepPlan
 
-__all__ = ["InputBatch", "StepArrays"]
+__all__ = ["InputBatch", "StepArrays", "table_width"]
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -40,6 +40,9 @@ class StepArrays:
     draw_positions: I64
     #: Whether the token drawn comes after all that the row's slot knew, `[draws]`.
     draw_last: npt.NDArray[np.bool_]
+    #: As `slot_mapping` and `block_tables`, of window pages; None without windows.
+    window_mapping: I64 | None = None
+    window_tables: I32 | None = None
 
     @classmethod
     def of_single_rows(cls, positions: I64, slot_mapping: I64, block_tables: I32) -> StepArrays:
@@ -70,12 +73,14 @@ class InputBatch:
 
     def __init__(self, spec: RunnerSpec, tables: I32 | None = None) -> None:
         """`tables` int32 `[slots, blocks]` is where the block tables are kept, if somebody else
-        wants to see them too."""
+        wants to see them too. Where there are windows, each is followed by the table of window
+        pages, as long again."""
         self._block_size = spec.block_size
+        width = -(-spec.max_context // spec.block_size)
         if tables is None:
-            width = -(-spec.max_context // spec.block_size)
-            tables = np.zeros((spec.max_slots, width), np.int32)
-        self._tables: I32 = tables
+            tables = np.zeros((spec.max_slots, table_width(spec)), np.int32)
+        self._tables: I32 = tables[:, :width]
+        self._pages: I32 | None = None if spec.window is None else tables[:, width:]
         self.prompt_lens: I64 = np.zeros(spec.max_slots, np.int64)
 
     def join(self, join: Join) -> None:
@@ -83,6 +88,10 @@ class InputBatch:
         table = self._tables[join.slot]
         table[: len(join.blocks)] = join.blocks
         table[len(join.blocks) :] = 0
+        if self._pages is not None:
+            pages = self._pages[join.slot]
+            pages[: len(join.pages)] = np.maximum(join.pages, 0)
+            pages[len(join.pages) :] = 0
         self.prompt_lens[join.slot] = join.prompt_len
 
     def grow(self, grown: list[tuple[int, int, int]]) -> None:
@@ -90,6 +99,12 @@ class InputBatch:
         if grown:
             slots, indices, blocks = np.array(grown).T
             self._tables[slots, indices] = blocks
+
+    def grow_pages(self, grown: list[tuple[int, int, int]]) -> None:
+        """The same of window pages."""
+        if grown and self._pages is not None:
+            slots, indices, pages = np.array(grown).T
+            self._pages[slots, indices] = pages
 
     def build(self, plan: StepPlan) -> StepArrays:
         """The arrays of a plan whose joins and growth were applied. It has at least one row."""
@@ -110,17 +125,22 @@ class InputBatch:
             token_slots = np.repeat(its_slots, its_counts)
             positions = _spread(its_starts, its_counts)
         size = self._block_size
-        pages = self._tables[token_slots, positions // size].astype(np.int64)
+        blocks = self._tables[token_slots, positions // size].astype(np.int64)
         width = -(-int(ends.max()) // size)
 
         first_tokens = np.empty_like(slots)
         first_tokens[order] = query_starts[:-1]
         draw_rows = np.repeat(np.arange(len(slots)), samples)
         back = _spread(-samples, samples)  # -1 for a row's last draw, -2 for the one before
+        window_mapping = window_tables = None
+        if self._pages is not None:
+            pages = self._pages[token_slots, positions // size].astype(np.int64)
+            window_mapping = pages * size + positions % size
+            window_tables = self._pages[its_slots, :width]
         return StepArrays(
             token_slots=token_slots,
             positions=positions,
-            slot_mapping=pages * size + positions % size,
+            slot_mapping=blocks * size + positions % size,
             block_tables=self._tables[its_slots, :width],
             seq_lens=ends.astype(np.int32),
             query_starts=query_starts.astype(np.int32),
@@ -133,7 +153,15 @@ class InputBatch:
             draw_slots=slots[draw_rows],
             draw_positions=(starts + counts)[draw_rows] + back + 1,
             draw_last=back == -1,
+            window_mapping=window_mapping,
+            window_tables=window_tables,
         )
+
+
+def table_width(spec: RunnerSpec) -> int:
+    """Entries of a slot's tables: blocks, and window pages where there are any."""
+    width = -(-spec.max_context // spec.block_size)
+    return width if spec.window is None else 2 * width
 
 
 def _spread(firsts: I64, counts: I64) -> I64:

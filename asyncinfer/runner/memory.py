@@ -34,7 +34,8 @@ def plan_memory(
 
     The KV cache takes `config.kv_bytes`; else `kv_fraction` of what is free beside the
     activations of the largest step and what recorded steps need (1 GiB on a CPU), but no more than
-    fills every slot's context. A context that was not asked for shrinks to what fits.
+    fills every slot's context. A context that was not asked for shrinks to what fits. Layers with
+    a window have pages of their own: see `share_out`.
 
     Raises `ModelLoadError`: the device has no room beside the weights, or the options cannot be
     met: `max_context` is beyond the model's or does not fit the cache, `kv_bytes` hold no block.
@@ -44,13 +45,22 @@ def plan_memory(
     if context > model.max_context:
         raise ModelLoadError(f"max_context={context}: this model's is {model.max_context}")
     block_bytes = KVCache.bytes_per_block(model, size, dtype)
+    most = config.max_running * -(-context // size)
     if config.kv_bytes is not None:
-        room = f"kv_bytes={config.kv_bytes}"
-        blocks = config.kv_bytes // block_bytes
+        room, free = f"kv_bytes={config.kv_bytes}", config.kv_bytes
+        blocks = free // block_bytes
     else:
         free = _free_bytes(config, model, dtype, device)
         room = f"{free} bytes free on {device} beside the weights"
-        blocks = min(free // block_bytes, config.max_running * -(-context // size))
+        blocks = min(free // block_bytes, most)
+    overlap = config.overlap or (_GPU_OVERLAP if device.type == "cuda" else 1)
+    window, pages = None, 0
+    # Attention that does not depend on the batch reads pages whether they are seen or not.
+    if model.window is not None and not config.deterministic:
+        in_flight = -(-overlap * config.max_step_tokens // size)
+        shares = share_out(free, context, model, dtype, size, config.max_running, in_flight)
+        if shares is not None:
+            window, (blocks, pages) = model.window, shares
     if blocks < 1:
         raise ModelLoadError(f"{room}: one KV block of {size} tokens takes {block_bytes} bytes")
     held = blocks * size
@@ -69,8 +79,58 @@ def plan_memory(
         vocab_size=vocab_size,
         max_step_tokens=config.max_step_tokens,
         samplers=True,
-        overlap=config.overlap or (_GPU_OVERLAP if device.type == "cuda" else 1),
+        overlap=overlap,
+        window=window,
+        window_pages=pages,
     )
+
+
+def share_out(
+    free: int,
+    context: int,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    size: int,
+    slots: int,
+    in_flight: int,
+) -> tuple[int, int] | None:
+    """Blocks and window pages for `free` bytes; None if pages of their own do not pay: the context,
+    or what of it fits, is hardly longer than the window.
+
+    A request never holds more pages than its window spans and its tokens in flight, so pages for
+    that in every slot are the most there need be; what a prefix's hits need is in what slots leave
+    over. Where the bytes do not suffice, there are as many pages as sequences of four windows take
+    beside their blocks, and never more than if every layer kept everything: there are always at
+    least as many blocks as then. A whole context comes first. Where every layer has a window,
+    blocks take no bytes: there are as many as fill every slot, and the rest is pages.
+
+    Args:
+        free: bytes.
+        slots: most requests at once.
+        in_flight: pages of the query tokens in flight, of all requests together.
+    """
+    assert model.window is not None
+    width = -(-context // size)
+    reach = -(-(model.window - 1) // size)
+    # Where a window begins and ends within a page, and one to write.
+    steady = reach + 2
+    layer_bytes = KVCache.bytes_per_block(model, size, dtype) // model.num_layers
+    windowed = len(model.windowed_layers)
+    page_bytes, block_bytes = windowed * layer_bytes, (model.num_layers - windowed) * layer_bytes
+    most = slots * width
+    if not block_bytes:
+        blocks, pages = most, min(free // page_bytes, most)
+    else:
+        typical = 4 * max(reach, 1) * block_bytes + steady * page_bytes
+        pages = min(
+            slots * steady + in_flight,
+            free // typical * steady + in_flight,
+            free // (block_bytes + page_bytes),
+        )
+        pages = min(pages, max((free - width * block_bytes) // page_bytes, steady + 1))
+        blocks = min((free - pages * page_bytes) // block_bytes, most)
+    pays = steady + 1 < min(width, blocks) and pages > steady
+    return (blocks, pages) if pays else None
 
 
 def _free_bytes(
@@ -100,8 +160,8 @@ def graph_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) ->
         return 0
     sizes = batch_sizes(config.max_running)
     context = config.max_context or model.max_context
-    # Per slot: the tokens' history, the block table, the options and a position.
-    words = context + 1 + -(-context // config.block_size) + OPTION_WORDS + 1
+    # Per slot: the tokens' history, the tables, the options and a position.
+    words = context + 1 + _table_words(config, model) + OPTION_WORDS + 1
     resident = 4 * (config.max_running + 1) * words + 4 * sizes[-1] * model.vocab_size
     return graph_hold(config, model, dtype) + resident + _GRAPH_BYTES * len(sizes) * len(Draws)
 
@@ -109,10 +169,15 @@ def graph_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) ->
 def graph_hold(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
     """What the largest recorded step makes on its way: all of them share it."""
     rows = batch_sizes(config.max_running)[-1]
-    context = config.max_context or model.max_context
-    tables = 4 * rows * -(-context // config.block_size)
+    tables = 4 * rows * _table_words(config, model)
     restored = _restored_bytes(config, rows, model, dtype)
     return _step_bytes(rows, rows, model, dtype) + tables + restored
+
+
+def _table_words(config: EngineConfig, model: ModelConfig) -> int:
+    """Entries of a slot's block table, and of its table of window pages."""
+    context = config.max_context or model.max_context
+    return -(-context // config.block_size) * (1 if model.window is None else 2)
 
 
 def _step_bytes(tokens: int, rows: int, model: ModelConfig, dtype: torch.dtype) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from asyncinfer.attention import AttentionBatch, KVCache
@@ -115,6 +117,8 @@ class ModelRunner:
 
     def _compute(self, plan: StepPlan, berth: Berth | None) -> object:
         self._kv.copy_blocks(plan.copies)
+        if self._kv.window is not None:
+            self._kv.window.copy_blocks(plan.copied_pages)
         if not plan.slots:
             return self._send(Flight(), [torch.empty(0), torch.empty(0)], berth)
         if self._lane is not None and berth is not None:
@@ -165,8 +169,10 @@ class ModelRunner:
             if self._lane is not None:
                 self._lane.join(join)
         self._inputs.grow(plan.grown)
+        self._inputs.grow_pages(plan.grown_pages)
         if self._lane is not None:
             self._lane.grow(plan.grown)
+            self._lane.grow_pages(plan.grown_pages)
 
     def _launch_decode(self, lane: DecodeLane, plan: StepPlan, berth: Berth) -> Flight:
         step = lane.launch(plan, self._sampling, berth)
@@ -198,7 +204,10 @@ class ModelRunner:
             tokens = self._history.read(arrays.token_slots, arrays.positions)
             return self._tiles.forward(tokens, arrays)
         places = self._history.places(arrays.token_slots, arrays.positions)
-        places_there, positions, slot_mapping, block_tables, seq_lens, query_starts = upload(
+        window_arrays: list[npt.NDArray[Any]] = []
+        if arrays.window_tables is not None and arrays.window_mapping is not None:
+            window_arrays = [arrays.window_tables, arrays.window_mapping]
+        places_there, positions, slot_mapping, block_tables, seq_lens, query_starts, *near = upload(
             self._device,
             places,
             arrays.positions,
@@ -206,7 +215,9 @@ class ModelRunner:
             arrays.block_tables,
             arrays.seq_lens,
             arrays.query_starts,
+            *window_arrays,
         )
+        window_tables, window_mapping = near or (None, None)
         batch = AttentionBatch(
             block_tables=block_tables,
             seq_lens=seq_lens,
@@ -216,6 +227,8 @@ class ModelRunner:
             counts=arrays.counts,
             block_size=self._spec.block_size,
             decode_rows=arrays.decode_rows,
+            window_tables=window_tables,
+            window_mapping=window_mapping,
         )
         tokens = self._history.at(places_there)
         return self._decoder.forward(tokens, positions, self._kv, batch)

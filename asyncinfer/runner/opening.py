@@ -64,7 +64,13 @@ def runner_of(decoder: Decoder, config: EngineConfig, tokens: int) -> ModelRunne
     spec = plan_memory(config, decoder.config, decoder.dtype, decoder.device, tokens)
     try:
         kv = KVCache.allocate(
-            decoder.config, spec.num_blocks, spec.block_size, decoder.dtype, decoder.device
+            decoder.config,
+            spec.num_blocks,
+            spec.block_size,
+            decoder.dtype,
+            decoder.device,
+            window_layers=() if spec.window is None else decoder.config.windowed_layers,
+            window_pages=spec.window_pages,
         )
     except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU's has no name
         raise ModelLoadError(

@@ -39,6 +39,7 @@ class RecordedStep:
         self._decoder = decoder
         self._kv = kv
         self._block_size = spec.block_size
+        self._windowed = spec.window is not None
         self._vocab_size = spec.vocab_size
         self._state = state
         self._history = history
@@ -60,17 +61,26 @@ class RecordedStep:
         positions = state.positions.index_select(0, slots)
         real = positions >= 0
         at = positions.clamp(min=0).long()
-        tables = state.tables.index_select(0, slots)
-        pages = tables.gather(1, torch.div(at, block, rounding_mode="floor")[:, None])[:, 0]
-        # Not `where`, which would bring the number from the host.
-        slot_mapping = (pages * block + at % block).masked_fill_(~real, -1)
+        all_tables = state.tables.index_select(0, slots)
+        index = torch.div(at, block, rounding_mode="floor")[:, None]
+
+        def mapping(tables: torch.Tensor) -> torch.Tensor:
+            pages = tables.gather(1, index)[:, 0]
+            # Not `where`, which would bring the number from the host.
+            return (pages * block + at % block).masked_fill_(~real, -1)
+
+        tables, window_tables = all_tables, None
+        if self._windowed:
+            tables, window_tables = all_tables.chunk(2, dim=1)
         batch = DeviceBatch(
             block_tables=tables,
             seq_lens=positions + 1,
             query_starts=self._query_starts[: size + 1],
-            slot_mapping=slot_mapping,
+            slot_mapping=mapping(tables),
             block_size=block,
             decode_rows=size,
+            window_tables=window_tables,
+            window_mapping=None if window_tables is None else mapping(window_tables),
         )
         all_slots = slots.long()
         places = all_slots * self._history.capacity + at

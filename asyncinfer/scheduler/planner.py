@@ -191,7 +191,11 @@ class Planner:
                 margin = sum(map(self._margin, roster.running()))
                 page_margin = sum(map(self._page_margin, roster.running()))
             if not self._fit(request, entries, margin, page_margin):
-                self._stuck = (request.id, *self._allocatable(), roster.running_count)
+                blocks, pages = self._allocatable()
+                if request.id == self._stuck[0]:
+                    # Pages come and go with every block; the most there were did not do.
+                    pages = max(pages, self._stuck[2])
+                self._stuck = (request.id, blocks, pages, roster.running_count)
                 return
             if request.fork_of is not None and request.fork_of.slot < 0:
                 # It slept, and was preempted to make room.

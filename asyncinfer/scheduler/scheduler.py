@@ -289,7 +289,7 @@ class Scheduler:
     def window_pages_cached(self) -> int:
         """Window pages that no request uses, kept for blocks that hold a reusable prefix."""
         windows = self.roster.seats.blocks.windows
-        return 0 if windows is None else len(windows.unused)
+        return 0 if windows is None else windows.cached
 
     @property
     def preemptions(self) -> int:

@@ -158,9 +158,11 @@ def _check_windows(scheduler: Scheduler, seated: list[Request]) -> None:
     free = set(windows.pool.free)
     hold("I2", len(free) == len(windows.pool.free), "a window page is on the free list twice")
     unused = {page for page, count in enumerate(refs) if not count}
-    hold("I2", not free & windows.unused.keys(), "a window page is free and kept")
-    hold("I2", free | windows.unused.keys() == unused, "unused pages are not those free or kept")
-    hold("I5", windows.unused.keys() <= windows.keeper.keys(), "an unused page is nobody's")
+    kept = windows.unused.keys() | windows.passed.keys()
+    hold("I2", windows.cached == len(kept), "a window page is kept twice")
+    hold("I2", not free & kept, "a window page is free and kept")
+    hold("I2", free | kept == unused, "unused pages are not those free or kept")
+    hold("I5", kept <= windows.keeper.keys(), "an unused page is nobody's")
     pairs = {(page, block) for block, page in windows.kept.items()}
     hold("I5", pairs == set(windows.keeper.items()), "pages and their blocks differ")
     published = set() if cache is None else cache.by_block.keys()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -110,3 +111,26 @@ def test_arrays_of_one_step_survive_the_next() -> None:
     batch.build(plan)
     assert first.block_tables.tolist() == [[5, 6]]
     assert first.slot_mapping.tolist() == [6 * BLOCK + 1]
+
+
+def test_window_pages_have_tables_and_places_of_their_own() -> None:
+    batch = InputBatch(replace(SPEC, window=4, window_pages=20))
+    batch.join(Join(2, [1], 1, [5, 6, 7], SamplingParams(), 0, pages=[-1, 3, 4]))
+    batch.join(Join(1, [1], 1, [9], SamplingParams(), 0, pages=[12]))
+    batch.grow([(2, 3, 8)])
+    batch.grow_pages([(2, 3, 11)])
+    plan = StepPlan(0, slots=[2, 1], starts=[7, 2], counts=[4, 1], samples=[1, 1])
+    its = batch.build(plan)
+    assert its.block_tables.tolist() == [[9, 0, 0, 0], [5, 6, 7, 8]]
+    assert its.window_tables is not None
+    assert its.window_tables.tolist() == [[12, 0, 0, 0], [0, 3, 4, 11]]
+    assert its.window_tables.dtype == np.int32
+    assert its.window_mapping is not None
+    assert its.window_mapping.tolist() == [12 * BLOCK + 2] + [
+        page * BLOCK + offset for page, offset in ((4, 1), (4, 2), (11, 0), (11, 1))
+    ]
+    assert its.slot_mapping.tolist()[1:3] == [7 * BLOCK + 1, 7 * BLOCK + 2]
+    batch.join(Join(2, [1], 1, [1], SamplingParams(), 0, pages=[2]))
+    again = batch.build(StepPlan(1, slots=[2], starts=[3], counts=[1], samples=[0]))
+    assert again.window_tables is not None
+    assert again.window_tables.tolist() == [[2, 0]]

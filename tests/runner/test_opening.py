@@ -14,7 +14,7 @@ from asyncinfer.attention import KVCache
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.models import Decoder
+from asyncinfer.models import Decoder, LayerConfig, ModelConfig
 from asyncinfer.runner import open_runner, plan_memory, runner_of
 from asyncinfer.runner.device import choose_device, choose_dtype, is_out_of_memory, use_cpu_threads
 from asyncinfer.runner.memory import activation_bytes, graph_bytes, graph_hold
@@ -136,7 +136,7 @@ def test_how_many_steps_ahead(decoder: Decoder) -> None:
 def test_no_room_for_the_cache_is_a_load_error(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*args: Any) -> Any:
+    def full(*_: Any, **__: Any) -> KVCache:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(KVCache, "allocate", full)
@@ -241,3 +241,69 @@ def test_a_cpu_without_memory_is_recognised() -> None:
         torch.empty(1 << 62, dtype=torch.uint8)
     assert is_out_of_memory(caught.value)
     assert not is_out_of_memory(RuntimeError("shapes do not match"))
+
+
+def windowed(*windows: int | None, context: int = 4096) -> ModelConfig:
+    """One layer for each window; a layer's KV of a block of 16 tokens takes 2048 bytes."""
+    layers = tuple(LayerConfig(rope=None, window=window) for window in windows)
+    return ModelConfig(
+        architecture="MistralForCausalLM",
+        vocab_size=60,
+        hidden_size=32,
+        intermediate_size=48,
+        num_layers=len(windows),
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        max_context=context,
+        layers=layers,
+    )
+
+
+def planned_windows(model: ModelConfig, **options: Any) -> Any:
+    options = {"max_running": 4, "max_step_tokens": 64, **options}
+    return plan_memory(EngineConfig(**options), model, torch.float32, CPU, 55)
+
+
+def test_pages_for_the_window_of_every_slot_and_the_tokens_in_flight() -> None:
+    model = windowed(None, 128, 100)
+    spec = planned_windows(model, kv_bytes=1 << 24)
+    # Seven blocks before a block's first token and two more, in four slots; 64 tokens in flight.
+    assert (spec.window, spec.window_pages) == (128, 4 * (8 + 2) + 4)
+    assert spec.num_blocks == 4 * 256
+    assert planned_windows(model, kv_bytes=1 << 24, overlap=2).window_pages == 4 * 10 + 8
+    tight = planned_windows(model, kv_bytes=1 << 20)
+    assert tight.num_blocks == ((1 << 20) - tight.window_pages * 2 * 2048) // 2048
+    assert tight.window_pages == 4 * 10 + 4
+
+
+def test_where_bytes_are_few_there_are_as_many_blocks_as_in_one_pool() -> None:
+    model = windowed(None, 128, 128, 128, 128, 128)
+    for kv_bytes in range(10_000, 3_000_000, 17_500):
+        one = kv_bytes // KVCache.bytes_per_block(model, 16, torch.float32)
+        if not one:
+            continue
+        spec = planned_windows(model, kv_bytes=kv_bytes, max_running=64)
+        assert spec.num_blocks >= min(one, 64 * 256)
+        assert spec.max_context >= min(one * 16, 4096)
+        if spec.window is not None:
+            assert 11 <= spec.window_pages <= one
+            assert (spec.num_blocks + 5 * spec.window_pages) * 2048 <= kv_bytes
+
+
+def test_a_context_that_was_asked_for_comes_before_windows_of_more_slots() -> None:
+    model = windowed(None, 128)
+    kv_bytes = (256 + 20) * 2048
+    spec = planned_windows(model, kv_bytes=kv_bytes, max_context=4096, max_running=64)
+    assert (spec.max_context, spec.num_blocks, spec.window_pages) == (4096, 256, 20)
+
+
+def test_where_all_layers_have_a_window_blocks_cost_nothing() -> None:
+    spec = planned_windows(windowed(128, 128), kv_bytes=100 * 2 * 2048)
+    assert (spec.num_blocks, spec.window_pages, spec.max_context) == (4 * 256, 100, 4096)
+
+
+@pytest.mark.parametrize("options", [{"max_context": 160}, {"deterministic": True}])
+def test_windows_that_do_not_pay_have_no_pages(options: dict[str, Any]) -> None:
+    spec = planned_windows(windowed(None, 128), **options)
+    assert (spec.window, spec.window_pages) == (None, 0)

@@ -77,6 +77,21 @@ def test_a_prefix_whose_pages_went_is_computed_again_and_then_hits(
     sim.drain()
 
 
+def test_pages_that_are_passed_by_do_not_drive_out_those_that_are_asked_for(
+    make: Callable[..., Simulation], greedy: Greedy
+) -> None:
+    sim = make(blocks=256, context=200, window=12, window_pages=20)
+    hits = []
+    for first in (0, 0, 70, 90, 0):
+        # Prompts of one beginning, and others.
+        prompt = [*PROMPT, 5] if not first else [first, *PROMPT, 5]
+        (track,) = sim.submit(prompt, greedy(20))
+        sim.run_until(lambda: not sim.live())
+        hits.append(track.request.cached_tokens)
+    assert hits == [0, 100, 0, 0, 100]
+    sim.drain()
+
+
 def test_the_least_pages_serve_one_after_the_other(
     make: Callable[..., Simulation], greedy: Greedy
 ) -> None:

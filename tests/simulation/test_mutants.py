@@ -206,10 +206,13 @@ MUTANTS = {
     ),
     "a page in use is taken again": edit(WindowPool, "hold", "self.unused.pop(page, None)", "pass"),
     "a kept page is free as well": edit(
-        WindowPool, "release", "if page in self.keeper:", "if page in self.keeper and page != 1:"
+        WindowPool,
+        "release",
+        "if page not in self.keeper:",
+        "if page not in self.keeper or page == 1:",
     ),
     "a page of another block is kept": edit(
-        BlockManager, "commit", "request.pages[j])", "request.pages[-1])"
+        BlockManager, "commit", "request.pages[j], again", "request.pages[-1], again"
     ),
     "a copied tail lacks its window page": edit(
         Planner, "_seat", "plan.copied_pages.append(pages)", "pass"

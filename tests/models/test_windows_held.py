@@ -1,0 +1,159 @@
+"""Models with windows through scheduler and runner: what is held, and that what was given back is
+not missed. Pages that became free are filled with NaN."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models.checkpoints import expected
+from models.families import random_model
+from transformers import PreTrainedModel
+
+from asyncinfer.attention import KVCache
+from asyncinfer.cache import PrefixCache
+from asyncinfer.config import EngineConfig
+from asyncinfer.models import load_model
+from asyncinfer.params import SamplingParams
+from asyncinfer.runner import ModelRunner, plan_memory
+from asyncinfer.scheduler import FCFS, Request, Scheduler
+from asyncinfer.testing.fake_device import FakeDevice
+from asyncinfer.testing.invariants import check_drained, check_invariants
+
+FAMILIES = {
+    "mistral": "window",
+    "gemma2": "plain",
+    "gemma3_text": "plain",
+    "gpt_oss": "plain",
+}
+#: Tokens per block, and most query tokens of a step.
+BLOCK, CHUNK = 4, 24
+
+
+class Held:
+    """Runs requests to their end, `depth` steps in flight."""
+
+    def __init__(
+        self, model: PreTrainedModel, folder: Path, depth: int, device: FakeDevice | None = None
+    ) -> None:
+        model.save_pretrained(folder)
+        decoder = load_model(folder, "cpu", torch.float32, max_context=256)
+        config = EngineConfig(
+            block_size=BLOCK,
+            max_step_tokens=CHUNK,
+            max_running=4,
+            max_context=256,
+            kv_bytes=1 << 24,
+            overlap=depth,
+        )
+        self.spec = plan_memory(config, decoder.config, torch.float32, decoder.device, 199)
+        assert self.spec.window is not None
+        self.kv = KVCache.allocate(
+            decoder.config,
+            self.spec.num_blocks,
+            BLOCK,
+            torch.float32,
+            "cpu",
+            window_layers=decoder.config.windowed_layers,
+            window_pages=self.spec.window_pages,
+        )
+        assert self.kv.window is not None
+        self.near = self.kv.window.storage.fill_(torch.nan)
+        self.kv.storage.fill_(torch.nan)
+        options: dict[str, Any] = {} if device is None else {"accelerator": device}
+        self.runner = ModelRunner(decoder, self.kv, self.spec, **options)
+        self.scheduler = Scheduler(
+            self.spec, policy=FCFS(), cache=PrefixCache(BLOCK, secret=b"windows")
+        )
+        self.depth = depth
+        self.requests: list[Request] = []
+        #: Most window pages of one request at a time.
+        self.most = 0
+
+    def ask(self, prompt: list[int], count: int, n: int = 1) -> list[Request]:
+        params = SamplingParams(temperature=0.0, max_tokens=count, n=n)
+        answers: list[Request] = []
+        for index in range(n):
+            answers.append(
+                Request(
+                    len(self.requests),
+                    prompt,
+                    params,
+                    max_total=len(prompt) + count,
+                    seed=0,
+                    arrival=0.0,
+                    index=index,
+                    fork_of=answers[0] if index else None,
+                )
+            )
+            self.requests.append(answers[-1])
+            self.scheduler.add(answers[-1])
+        return answers
+
+    def run(self) -> None:
+        flights: deque[Any] = deque()
+        windows = self.scheduler.roster.seats.blocks.windows
+        assert windows is not None
+        while True:
+            while len(flights) < self.depth and (plan := self.scheduler.schedule(0.0)):
+                flights.append((plan, self.runner.launch(plan)))
+            for request in self.requests:
+                self.most = max(self.most, len(request.pages) - request.passed)
+            if not flights:
+                break
+            plan, handle = flights.popleft()
+            out = self.scheduler.update(plan, self.runner.collect(handle), 0.0)
+            assert not out.failed
+            check_invariants(self.scheduler, self.requests)
+            if not flights:
+                self.near[:, :, windows.pool.free] = torch.nan
+        check_drained(self.scheduler)
+
+
+@pytest.fixture(params=["cpu", "graphs"])
+def device(request: pytest.FixtureRequest, family: str) -> Iterator[FakeDevice | None]:
+    if request.param == "graphs" and family == "gpt_oss":
+        pytest.skip("torch's grouped product asks the host, so that no graph can record it")
+    with FakeDevice() if request.param == "graphs" else contextlib.nullcontext() as its:
+        yield its
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_window_and_chunk_are_all_that_is_held(
+    family: str, depth: int, tmp_path: Path, device: FakeDevice | None
+) -> None:
+    model = random_model(family, FAMILIES[family])
+    held = Held(model, tmp_path, depth, device)
+    window = held.spec.window
+    assert window is not None
+    assert held.kv.num_layers + len(held.near) == model.config.num_hidden_layers
+    assert (held.kv.num_layers == 0) == (family == "mistral")
+
+    numbers = torch.Generator().manual_seed(5)
+    shared = torch.randint(3, 199, (100,), generator=numbers).tolist()
+    held.ask([*shared, 7, 8, 9], 60)
+    held.run()
+    # The window, however it lies in its blocks, and a chunk for every step in flight.
+    assert held.most <= -(-(window - 1) // BLOCK) + depth * (CHUNK // BLOCK) + 1
+    assert held.most * BLOCK < 100
+
+    # The prefix is longer than the window, and was passed by long ago.
+    (again, *_) = held.ask([*shared, 11, 12], 40)
+    held.ask([*shared, 13], 20, n=3)
+    held.ask(shared[50:], 30)
+    held.run()
+    assert again.cached_tokens == 100
+    assert held.scheduler.forks == 2
+    assert len(held.requests[0].answer) == 60
+
+    for request in held.requests:
+        logits = expected(model, torch.tensor(request.tokens))
+        for at in range(request.prompt_len, len(request.tokens)):
+            best = logits[at - 1].max().item()
+            assert logits[at - 1, request.tokens[at]].item() == pytest.approx(best, abs=1e-4)
