@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import torch
 
+from asyncinfer.kernels.reference.decode_inputs import DecodeInputs
 from asyncinfer.kernels.twins import twin
 from asyncinfer.kernels.workspace import AttentionWorkspace
 
 __all__ = [
     "add_rms_norm",
+    "decode_inputs",
     "gelu_mul",
     "grouped_linear",
     "kv_write",
@@ -330,6 +332,31 @@ def paged_attention(
         splits=splits,
         chunk=chunk,
         workspace=workspace,
+    )
+    return result
+
+
+def decode_inputs(
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    tables: torch.Tensor,
+    history: torch.Tensor,
+    block_size: int,
+    parts: int = 1,
+    *,
+    reference: bool = False,
+) -> DecodeInputs:
+    """The inputs of the next decode step of the slots `rows`, from what the device knows of them;
+    all int32. See the reference twin."""
+    name = "decode_inputs"
+    given = rows, positions, tables, history
+    _check(all(t.dtype is torch.int32 and t.is_contiguous() for t in given), name, *given)
+    slots = positions.shape[0]
+    right = rows.ndim == positions.ndim == 1 and tables.ndim == history.ndim == 2
+    right = right and tables.shape[0] == history.shape[0] == slots
+    _check(right and tables.shape[1] % parts == 0, name, *given)
+    result: DecodeInputs = twin(name, rows, reference)(
+        rows, positions, tables, history, block_size, parts
     )
     return result
 

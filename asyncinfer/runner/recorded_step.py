@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from asyncinfer.attention import DeviceBatch, KVCache
+from asyncinfer.kernels import ops
 from asyncinfer.models import Decoder
 from asyncinfer.runner.slot_state import SlotState
 from asyncinfer.sampling import Draws, RecordedSampler, TokenHistory
@@ -39,7 +40,8 @@ class RecordedStep:
         self._decoder = decoder
         self._kv = kv
         self._block_size = spec.block_size
-        self._windowed = spec.window is not None
+        #: Of a slot's table: blocks, and window pages where there are some.
+        self._parts = 1 if spec.window is None else 2
         self._vocab_size = spec.vocab_size
         self._state = state
         self._history = history
@@ -56,45 +58,30 @@ class RecordedStep:
     def __call__(self, size: int, draws: Draws) -> None:
         """One step of the first `size` rows. Positions are put on by one. Unless it ends with the
         logits, the tokens go to the history and to the next place of `results`."""
-        state, block = self._state, self._block_size
-        slots = state.rows[:size]
-        positions = state.positions.index_select(0, slots)
-        real = positions >= 0
-        at = positions.clamp(min=0).long()
-        all_tables = state.tables.index_select(0, slots)
-        index = torch.div(at, block, rounding_mode="floor")[:, None]
-
-        def mapping(tables: torch.Tensor) -> torch.Tensor:
-            pages = tables.gather(1, index)[:, 0]
-            # Not `where`, which would bring the number from the host.
-            return (pages * block + at % block).masked_fill_(~real, -1)
-
-        tables, window_tables = all_tables, None
-        if self._windowed:
-            tables, window_tables = all_tables.chunk(2, dim=1)
-        batch = DeviceBatch(
-            block_tables=tables,
-            seq_lens=positions + 1,
-            query_starts=self._query_starts[: size + 1],
-            slot_mapping=mapping(tables),
-            block_size=block,
-            decode_rows=size,
-            window_tables=window_tables,
-            window_mapping=None if window_tables is None else mapping(window_tables),
+        state, rows = self._state, self._state.rows[:size]
+        inputs = ops.decode_inputs(
+            rows, state.positions, state.tables, self._history.table, self._block_size, self._parts
         )
-        all_slots = slots.long()
-        places = all_slots * self._history.capacity + at
-        tokens = self._history.flat.index_select(0, places).long()
-        hidden = self._decoder.forward(tokens, at, self._kv, batch)
+        windowed = self._parts > 1
+        batch = DeviceBatch(
+            block_tables=inputs.block_tables[0],
+            seq_lens=inputs.seq_lens,
+            query_starts=self._query_starts[: size + 1],
+            slot_mapping=inputs.slot_mapping[0],
+            block_size=self._block_size,
+            decode_rows=size,
+            window_tables=inputs.block_tables[1] if windowed else None,
+            window_mapping=inputs.slot_mapping[1] if windowed else None,
+        )
+        hidden = self._decoder.forward(inputs.tokens, inputs.positions, self._kv, batch)
         logits = self._decoder.logits(hidden)[:, : self._vocab_size]
-        # Rows that fill up the batch share a slot, and all write the same there.
-        state.positions.index_copy_(0, all_slots, torch.where(real, positions + 1, positions))
         if draws is Draws.LOGITS:
             self.logits[:size].copy_(logits)
             return
-        drawn, peak = self._sampler(logits, slots, at + 1, draws)
+        drawn, peak = self._sampler(logits, rows, inputs.positions + 1, draws)
         drawn = drawn.int()
-        self._history.flat.index_copy_(0, places + 1, drawn)
+        # Rows that fill up the batch share a slot, and what they draw is of no use to anybody.
+        self._history.flat.index_copy_(0, inputs.places + 1, drawn)
         both = torch.stack((drawn, peak.view(torch.int32)))
         self.results[:, :, :size].index_copy_(0, self._turn, both[None])
         self._turn.add_(1).remainder_(len(self.results))

@@ -33,6 +33,11 @@ class TokenHistory:
         return self._tokens.shape[1]
 
     @property
+    def table(self) -> torch.Tensor:
+        """int32 `[slots, capacity]`: the memory itself."""
+        return self._tokens
+
+    @property
     def flat(self) -> torch.Tensor:
         """int32 `[slots * capacity]`: the same memory."""
         return self._tokens.view(-1)

@@ -1,6 +1,7 @@
 """The torch twins: plain, obviously right, the same names and signatures as the Triton ones."""
 
 from asyncinfer.kernels.reference.add_rms_norm import add_rms_norm
+from asyncinfer.kernels.reference.decode_inputs import decode_inputs
 from asyncinfer.kernels.reference.gelu_mul import gelu_mul
 from asyncinfer.kernels.reference.grouped_linear import grouped_linear
 from asyncinfer.kernels.reference.kv_write import kv_write
@@ -14,6 +15,7 @@ from asyncinfer.kernels.reference.silu_mul import silu_mul
 
 __all__ = [
     "add_rms_norm",
+    "decode_inputs",
     "gelu_mul",
     "grouped_linear",
     "kv_write",

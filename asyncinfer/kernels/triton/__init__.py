@@ -1,6 +1,7 @@
 """The Triton twins. `ops` takes what is named in `__all__` for CUDA tensors."""
 
 from asyncinfer.kernels.triton.add_rms_norm import add_rms_norm
+from asyncinfer.kernels.triton.decode_inputs import decode_inputs
 from asyncinfer.kernels.triton.gelu_mul import gelu_mul
 from asyncinfer.kernels.triton.grouped_linear import grouped_linear
 from asyncinfer.kernels.triton.kv_write import kv_write
@@ -14,6 +15,7 @@ from asyncinfer.kernels.triton.silu_mul import silu_mul
 
 __all__ = [
     "add_rms_norm",
+    "decode_inputs",
     "gelu_mul",
     "grouped_linear",
     "kv_write",

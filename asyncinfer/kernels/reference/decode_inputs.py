@@ -1,0 +1,59 @@
+"""From what a device knows of its slots to the inputs of a decode step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["DecodeInputs", "decode_inputs"]
+
+
+class DecodeInputs(NamedTuple):
+    """One query token for each of `n` rows."""
+
+    #: int64 `[n]`: the query token, its position (0 in a row of padding), and its place in the
+    #: history, after which the token drawn goes.
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    places: torch.Tensor
+    #: int64 `[parts, n]`: where its KV goes by each part of the table, -1 in a row of padding.
+    slot_mapping: torch.Tensor
+    #: int32 `[n]`: tokens of the sequence, the query token among them; 0 in a row of padding.
+    seq_lens: torch.Tensor
+    #: int32 `[parts, n, width]`.
+    block_tables: torch.Tensor
+
+
+def decode_inputs(
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    tables: torch.Tensor,
+    history: torch.Tensor,
+    block_size: int,
+    parts: int = 1,
+) -> DecodeInputs:
+    """The next step of the slots `rows` int32 `[n]`, n >= 1; their positions are put on by one.
+
+    `positions` int32 `[slots]`: of each slot's next query token; always -1 for the slot that rows
+    of padding share. `tables` int32 `[slots, parts * width]`: block tables, of several kinds of
+    blocks side by side. `history` int32 `[slots, capacity]`: tokens.
+    """
+    slots = rows.long()
+    now = positions.index_select(0, slots)
+    padding = now < 0
+    at = now.clamp(min=0).long()
+    places = slots * history.shape[1] + at
+    # Rows of padding all write the same.
+    positions.index_copy_(0, slots, now + (~padding).int())
+    its_tables = tables.index_select(0, slots).view(len(rows), parts, -1).transpose(0, 1)
+    index = torch.div(at, block_size, rounding_mode="floor")[None, :, None]
+    blocks = its_tables.gather(2, index.expand(parts, -1, -1))[:, :, 0].long()
+    return DecodeInputs(
+        tokens=history.view(-1).index_select(0, places).long(),
+        positions=at,
+        places=places,
+        slot_mapping=(blocks * block_size + at % block_size).masked_fill_(padding, -1),
+        seq_lens=now + 1,
+        block_tables=its_tables.contiguous(),
+    )

@@ -1,0 +1,91 @@
+"""From what a device knows of its slots to the inputs of a decode step, in one launch."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from asyncinfer.kernels.reference.decode_inputs import DecodeInputs
+
+__all__ = ["decode_inputs"]
+
+#: Entries of a block table that one program copies.
+_ENTRIES = 1024
+
+
+def decode_inputs(
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    tables: torch.Tensor,
+    history: torch.Tensor,
+    block_size: int,
+    parts: int = 1,
+) -> DecodeInputs:
+    """As the reference twin."""
+    count, width, device = rows.shape[0], tables.shape[1] // parts, rows.device
+    numbers = torch.empty((3 + parts, count), dtype=torch.int64, device=device)
+    seq_lens = torch.empty(count, dtype=torch.int32, device=device)
+    block_tables = torch.empty((parts, count, width), dtype=torch.int32, device=device)
+    _decode_inputs[(count, parts, triton.cdiv(width, _ENTRIES))](
+        rows,
+        positions,
+        tables,
+        history,
+        numbers,
+        seq_lens,
+        block_tables,
+        count,
+        CAPACITY=history.shape[1],
+        PARTS=parts,
+        WIDTH=width,
+        BLOCK_SIZE=block_size,
+        ENTRIES=_ENTRIES,
+        num_warps=4,
+    )
+    tokens, at, places = numbers[:3].unbind(0)
+    return DecodeInputs(tokens, at, places, numbers[3:], seq_lens, block_tables)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _decode_inputs(
+    rows,
+    positions,
+    tables,
+    history,
+    numbers,
+    seq_lens,
+    block_tables,
+    count,
+    CAPACITY: tl.constexpr,
+    PARTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ENTRIES: tl.constexpr,
+):
+    """Program `(row, part, stretch)` copies a stretch of one part of the row's table; the first of
+    a row does all the rest, so that nobody else reads the position that it changes."""
+    row = tl.program_id(0)
+    part = tl.program_id(1)
+    stretch = tl.program_id(2)
+    slot = tl.load(rows + row).to(tl.int64)
+    table = tables + slot * (PARTS * WIDTH)
+    entries = stretch * ENTRIES + tl.arange(0, ENTRIES)
+    inside = entries < WIDTH
+    copied = tl.load(table + part * WIDTH + entries, mask=inside, other=0)
+    target = block_tables + (part.to(tl.int64) * count + row) * WIDTH
+    tl.store(target + entries, copied, mask=inside)
+    if part + stretch == 0:
+        now = tl.load(positions + slot)
+        at = tl.maximum(now, 0).to(tl.int64)
+        place = slot * CAPACITY + at
+        tl.store(numbers + row, tl.load(history + place).to(tl.int64))
+        tl.store(numbers + count + row, at)
+        tl.store(numbers + 2 * count + row, place)
+        tl.store(seq_lens + row, now + 1)
+        for kind in tl.static_range(PARTS):
+            block = tl.load(table + kind * WIDTH + at // BLOCK_SIZE).to(tl.int64)
+            written = tl.where(now >= 0, block * BLOCK_SIZE + at % BLOCK_SIZE, -1)
+            tl.store(numbers + (3 + kind) * count + row, written)
+        if now >= 0:
+            tl.store(positions + slot, now + 1)

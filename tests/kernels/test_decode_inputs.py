@@ -1,0 +1,62 @@
+"""The inputs of a decode step: the Triton kernel against plain Python, and as machine code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernels.compiled import CAPABILITIES, recorded
+from kernels.targets import Target
+
+from asyncinfer.kernels import ops, triton
+from asyncinfer.kernels.reference.decode_inputs import decode_inputs
+
+SLOTS, CAPACITY, SIZE = 6, 50, 8
+
+
+@pytest.mark.parametrize("width", [7, 1500])
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("rows", [[3], [5, 0, 3], [1, 4, SLOTS, SLOTS, SLOTS], [SLOTS]])
+def test_decode_inputs(target: Target, rows: list[int], parts: int, width: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    starts = [0, 7, 8, 31, 48, 40, -1]
+    positions = torch.tensor(starts, dtype=torch.int32, device=target.device)
+    tables, history = (
+        torch.randint(0, 99, shape, generator=generator, dtype=torch.int32)
+        for shape in ((SLOTS + 1, parts * width), (SLOTS + 1, CAPACITY))
+    )
+    arguments = torch.tensor(rows, dtype=torch.int32, device=target.device), positions
+    its_tables, its_history = tables.to(target.device), history.to(target.device)
+    for kernel in (decode_inputs, triton.decode_inputs, ops.decode_inputs):
+        positions.copy_(torch.tensor(starts))
+        got = kernel(*arguments, its_tables, its_history, SIZE, parts)
+        at = [max(starts[row], 0) for row in rows]
+        assert got.positions.tolist() == at
+        assert got.tokens.tolist() == [int(history[r, p]) for r, p in zip(rows, at, strict=True)]
+        places = [row * CAPACITY + p for row, p in zip(rows, at, strict=True)]
+        assert got.places.tolist() == places
+        assert got.seq_lens.tolist() == [starts[row] + 1 for row in rows]
+        for part in range(parts):
+            its = tables[:, part * width : (part + 1) * width]
+            assert torch.equal(got.block_tables[part].cpu(), its[rows])
+            assert got.slot_mapping[part].tolist() == [
+                int(its[row, p // SIZE]) * SIZE + p % SIZE if starts[row] >= 0 else -1
+                for row, p in zip(rows, at, strict=True)
+            ]
+        after = [p + 1 if slot in rows and p >= 0 else p for slot, p in enumerate(starts)]
+        assert positions.tolist() == after
+        dtypes = [tensor.dtype for tensor in got]
+        assert dtypes == [torch.int64] * 4 + [torch.int32] * 2
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_compiled(capability: int) -> None:
+    def meta(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.int32, device="meta")
+
+    with recorded() as launches:
+        triton.decode_inputs(meta(64), meta(65), meta(65, 8192), meta(65, 131_073), 16)
+    (launch,) = launches
+    assert launch.grid == (64, 1, 8)
+    code = launch.compile(capability)
+    assert code.spills == 0
+    assert code.fits
