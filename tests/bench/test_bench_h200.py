@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,10 @@ from asyncinfer.bench.shapes import TINY, shape_json
 
 
 @pytest.mark.slow
-def test_the_smoke_run_has_every_part_within_a_minute(tmp_path: Path) -> None:
+def test_the_smoke_run_has_every_part(tmp_path: Path) -> None:
     path, plot = tmp_path / "h200.json", tmp_path / "h200.png"
-    began = time.monotonic()
     done = command("h200", "--quick", "--device", "cpu", "--json", path, "--plot", plot)
     assert done.returncode == 0, done.stderr
-    # A busy machine is given twice what is promised.
-    assert time.monotonic() - began < 120
     record = Record.load(path)
     parts = {part["name"]: part for part in record.detail["parts"]}
     assert list(parts) == list(PARTS)
@@ -93,10 +89,8 @@ def test_a_peer_that_raises_is_told(tmp_path: Path) -> None:
 
 
 def test_a_peer_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    began = time.monotonic()
     with pytest.raises(BenchError, match="not done in 0 s"):
         run_peer("transformers static cache", work(tmp_path), 0.01)
-    assert time.monotonic() - began < 30
 
 
 def test_checkpoints_load_in_transformers_too(tmp_path: Path) -> None:
