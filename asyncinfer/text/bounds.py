@@ -26,6 +26,7 @@ MAX_SIZE: Final = 64_000_000
 MAX_SIZES: Final = 1_000_000_000
 #: What repeating and padding may make of one value: no template has a use for more.
 MAX_REPEATED: Final = 1_000_000
+MAX_INDENT: Final = 100
 
 _Body = TypeVar("_Body", nodes.For, nodes.Macro, nodes.CallBlock)
 
@@ -121,8 +122,10 @@ def check_binop(context: Context, operator: str, left: Any, right: Any) -> None:
             Allowance.of(context).show(right)
 
 
-def check_call(context: Context, function: Any, arguments: tuple[Any, ...]) -> None:
-    """`function(*arguments)` is about to be called; methods of texts are what is looked at."""
+def check_call(
+    context: Context, function: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]
+) -> None:
+    """`function(*arguments, **named)` is about to be called; methods of texts are looked at."""
     # The sandbox has a function of its own around `str.format`.
     function = getattr(function, "__wrapped__", function)
     text, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
@@ -141,7 +144,7 @@ def check_call(context: Context, function: Any, arguments: tuple[Any, ...]) -> N
             make(name, _replaced(text, old, new))
         case (("format" | "format_map"), _):
             make(name, _printed(text), MAX_REPEATED)
-            Allowance.of(context).show(*arguments)
+            Allowance.of(context).show(*arguments, *named.values())
         case (("join" | "replace" | "translate"), _):
             raise SecurityError(f"{name} with such arguments is not for templates")
 
@@ -187,6 +190,22 @@ def bounded_filters(environment: Environment) -> dict[str, Callable[..., Any]]:
         Allowance.of(context).show(*args, *kwargs.values())
         return plain["format"](str(value), *args, **kwargs)
 
+    def counted(name: str) -> Callable[..., Any]:
+        @pass_context
+        def parts(context: Context, value: Any, count: int, fill_with: Any = None) -> Any:
+            Allowance.of(context).make(name, count, MAX_REPEATED)
+            return plain[name](value, count, fill_with)
+
+        return parts
+
+    @pass_context
+    def tojson(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        indent = kwargs.get("indent", args[1] if len(args) > 1 else None) or 0
+        width = indent if isinstance(indent, int) else len(indent)
+        Allowance.of(context).make("tojson", width, MAX_INDENT)
+        Allowance.of(context).show(value)
+        return plain["tojson"](value, *args, **kwargs)
+
     def shown(name: str) -> Callable[..., Any]:
         @pass_context
         def show(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -196,7 +215,9 @@ def bounded_filters(environment: Environment) -> dict[str, Callable[..., Any]]:
         return show
 
     return {
-        **{name: shown(name) for name in ("escape", "e", "forceescape", "string", "tojson")},
+        **{name: shown(name) for name in ("escape", "e", "forceescape", "string")},
+        **{name: counted(name) for name in ("batch", "slice")},
+        "tojson": tojson,
         "center": center,
         "indent": indent,
         "replace": replace,

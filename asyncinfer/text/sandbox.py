@@ -36,8 +36,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             extensions=[_Generation, "jinja2.ext.loopcontrols"],
         )
         self.filters["tojson"] = _tojson
-        # pprint would write the same as the others, at any length.
-        del self.filters["pprint"]
+        # They write at any length, and no chat needs them.
+        for name in ("pprint", "urlize", "wordwrap", "xmlattr"):
+            del self.filters[name]
+        del self.globals["lipsum"]
         self.filters.update(bounded_filters(self))
         self.filters.update(CountingNodes.FILTERS)
         self.globals.update(TEMPLATE_GLOBALS)
@@ -57,7 +59,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        check_call(context, obj, args)
+        check_call(context, obj, args, kwargs)
         return super().call(context, obj, *args, **kwargs)
 
 
