@@ -124,11 +124,21 @@ class EngineStats:
     waiting: int = 0
     #: Parked because their consumer does not read.
     paused: int = 0
+    #: KV blocks: all the KV of a model without windows; of others that of the layers without one,
+    #: if `window_pages_total` is not 0. They are counted where all layers have a window, too: a
+    #: block then stands for its tokens and takes no memory.
     blocks_total: int = 0
     #: Blocks that hold nothing.
     blocks_free: int = 0
     #: Blocks that hold a reusable prefix and belong to no running request.
     blocks_cached: int = 0
+    #: Pages of the layers that see a window, each for the tokens of a block; 0 where the model has
+    #: no such layers, or they keep their KV in the blocks.
+    window_pages_total: int = 0
+    #: Window pages that hold nothing.
+    window_pages_free: int = 0
+    #: Window pages of no running request, kept for blocks that hold a reusable prefix.
+    window_pages_cached: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0

@@ -6,19 +6,22 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from asyncinfer.protocols.eviction import EvictionPolicy
 from asyncinfer.protocols.observer import Observer
 from asyncinfer.protocols.scheduling import SchedulingPolicy
 
-__all__ = ["ChosenObserver", "EngineConfig", "Graphs", "OnFull", "Weights"]
+__all__ = ["KV", "MOST_RUNNING", "ChosenObserver", "EngineConfig", "Graphs", "OnFull", "Weights"]
 
 #: A name, a name with arguments, or an object.
 ChosenObserver: TypeAlias = str | tuple[str, Mapping[str, Any]] | Observer
 OnFull = Literal["pause", "coalesce", "cancel"]
 Graphs = Literal["lazy", "start", "off"]
 Weights = Literal["plain", "int8"]
+KV = Literal["plain", "fp8", "int8"]
+#: Most tokens a stream holds unread.
+MAX_BUFFER = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,8 @@ class EngineConfig:
     #: How the layers' matrices are held: in `dtype`, or in 8 bits with a scale per output, made
     #: when the model is loaded. Embedding, head and norms stay as they are.
     weights: Weights = "plain"
+    #: How keys and values are held: in `dtype`, or in 8 bits with a scale per token and head.
+    kv: KV = "plain"
     #: Threads that a step's operators take on a CPU; None takes torch's own number. One leaves the
     #: other cores to the program around, and is the faster where it keeps them busy.
     cpu_threads: int | None = None
@@ -85,22 +90,17 @@ class EngineConfig:
     max_prompt_chars: int = 16_000_000
 
     def __post_init__(self) -> None:
-        for name, low in (
-            ("block_size", 1),
-            ("max_running", 1),
-            ("max_requests", 1),
-            ("max_step_tokens", 1),
-            ("buffer", 1),
-            ("max_prompt_chars", 1),
-        ):
-            _at_least(name, getattr(self, name), low)
-        for name in ("cpu_threads", "kv_bytes", "max_context", "overlap"):
+        for name, most in _COUNTS.items():
+            _count(name, getattr(self, name), most)
+        for name, most in _OPTIONAL_COUNTS.items():
             if getattr(self, name) is not None:
-                _at_least(name, getattr(self, name), 1)
+                _count(name, getattr(self, name), most)
         for name in ("stall_timeout", "drain_timeout", "step_timeout", "sampler_timeout"):
             seconds = _number(name, getattr(self, name))
             if math.isnan(seconds) or seconds < 0:
                 raise ValueError(f"{name}={seconds!r}: must be >= 0 seconds")
+        if not self.step_timeout:
+            raise ValueError(f"step_timeout={self.step_timeout!r}: must be > 0 seconds")
         if not 0.0 < _number("kv_fraction", self.kv_fraction) <= 1.0:
             raise ValueError(f"kv_fraction={self.kv_fraction!r}: must be in (0, 1]")
         for name in ("device", "dtype"):
@@ -116,6 +116,7 @@ class EngineConfig:
             ("on_full", get_args(OnFull)),
             ("cuda_graphs", get_args(Graphs)),
             ("weights", get_args(Weights)),
+            ("kv", get_args(KV)),
         ):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {choices}")
@@ -125,17 +126,40 @@ class EngineConfig:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
 
-def _at_least(name: str, value: object, low: int) -> None:
+MOST_RUNNING: Final = 65_536
+#: Integers from 1 on, and the most of those that are allocated whole when an engine opens.
+_COUNTS: Final[dict[str, int | None]] = {
+    "block_size": None,
+    "max_running": MOST_RUNNING,
+    "max_requests": None,
+    "max_step_tokens": None,
+    "buffer": MAX_BUFFER,
+    "max_prompt_chars": None,
+}
+_OPTIONAL_COUNTS: Final[dict[str, int | None]] = {
+    "cpu_threads": 1024,
+    "kv_bytes": None,
+    "max_context": None,
+    "overlap": None,
+}
+
+
+def _count(name: str, value: object, most: int | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{name}={value!r}: must be an integer")
-    if value < low:
-        raise ValueError(f"{name}={value!r}: must be >= {low}")
+    if value < 1:
+        raise ValueError(f"{name}={value!r}: must be >= 1")
+    if most is not None and value > most:
+        raise ValueError(f"{name}={value!r}: must be <= {most}")
 
 
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{name}={value!r}: must be a number")
-    return value
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name}={value!r}: must be a float") from None
 
 
 def _observers(value: object) -> tuple[object, ...]:

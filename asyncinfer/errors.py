@@ -96,5 +96,9 @@ class PluginError(AsyncInferError):
 
 
 def _short(value: object, limit: int = 80) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:
+        # An integer of too many digits, or an object of the caller's.
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= limit else f"{text[: limit - 3]}..."

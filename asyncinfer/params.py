@@ -52,7 +52,8 @@ class SamplingParams:
 
     #: Most tokens to generate; None goes on to the end of the context.
     max_tokens: int | None = None
-    #: No stop token and no stop string ends the answer before this many tokens.
+    #: No stop token and no stop string ends the answer before this many tokens. A stop string that
+    #: begins before and is complete only after them does, and is not part of the text.
     min_tokens: int = 0
     #: 0 (or below 1e-5) is greedy.
     temperature: float = 1.0
@@ -111,7 +112,7 @@ class SamplingParams:
         put(
             self,
             "repetition_penalty",
-            check_real("repetition_penalty", self.repetition_penalty, 0.0, 1e3, open_low=True),
+            check_real("repetition_penalty", self.repetition_penalty, 1e-3, 1e3),
         )
         for name in ("presence_penalty", "frequency_penalty"):
             put(self, name, check_real(name, getattr(self, name), -100.0, 100.0))
@@ -176,7 +177,11 @@ def check_real(
     `open_low` in `(low, high]`)."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InvalidRequest(name, value, "must be a number")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        # An integer beyond every float.
+        number = math.inf
     # A NaN passes any pair of comparisons written as "too low or too high".
     if not math.isfinite(number):
         raise InvalidRequest(name, value, "must be finite")
@@ -201,6 +206,8 @@ def _strings(name: str, value: str | Iterable[str], most: int, chars: int) -> tu
             raise InvalidRequest(name, item, "must be non-empty strings")
         if len(item) > chars:
             raise InvalidRequest(name, item, f"at most {chars} characters each")
+        if any("\ud800" <= char <= "\udfff" for char in item):
+            raise InvalidRequest(name, item, "a lone surrogate is no text")
     return items
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from types import FrameType
 from typing import Any
 
 from asyncinfer import Engine, SamplingParams
@@ -32,3 +34,21 @@ def oracle(engine: Engine, prompt: str, count: int, **sampling: Any) -> list[int
         list(prompt.encode()), params, params.seed or 0, count
     )
     return tokens
+
+
+def lines_run(work: Callable[[], object], path: str) -> int:
+    """How many lines `work` runs of the file, or of the files in the folder, at `path`: what it
+    costs, without a clock."""
+    count, before = 0, sys.gettrace()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace if frame.f_code.co_filename.startswith(path) else None
+
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count

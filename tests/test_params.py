@@ -12,18 +12,22 @@ from asyncinfer import InvalidRequest, SamplingParams
 
 NAN, INF = float("nan"), float("inf")
 
-REFUSED: list[tuple[str, Any]] = [
+REFUSED: list[Any] = [
     # fault 34
     *[("max_tokens", value) for value in (0, -1, True, 1.5, "8", 2**31)],
     *[("min_tokens", value) for value in (-1, True, 2**31)],
     # fault 35
     *[("temperature", value) for value in (NAN, INF, -INF, -0.1, -1e-9, True, "hot", None, 1e7)],
+    pytest.param("temperature", 10**309, id="temperature-huge"),
+    pytest.param("temperature", -(10**309), id="temperature-hugely negative"),
+    # Too many digits for Python to write.
+    pytest.param("max_tokens", 10**5000, id="max_tokens-unprintable"),
     # fault 37
     *[("top_p", value) for value in (0, -0.1, 1.0001, NAN, INF, True)],
     *[("top_k", value) for value in (-1, 1.0, True, 2**31)],
     *[("min_p", value) for value in (-0.1, 1.1, NAN)],
     *[("typical_p", value) for value in (0.0, 1.1, NAN)],
-    *[("repetition_penalty", value) for value in (0.0, -1.0, NAN, INF, 1001)],
+    *[("repetition_penalty", value) for value in (0.0, 9e-4, -1.0, NAN, INF, 1001)],
     *[("presence_penalty", value) for value in (NAN, 101, -101)],
     *[("frequency_penalty", value) for value in (NAN, 101, -101)],
     *[("seed", value) for value in (1.0, True, 2**64, -(2**63) - 1, "x")],
@@ -43,6 +47,8 @@ REFUSED: list[tuple[str, Any]] = [
     ("stop", ["x"] * 65),
     ("stop", ["x" * 4097]),
     ("stop", [""]),
+    ("stop", ["\ud800"]),
+    ("bad_words", ["\ud800"]),
     ("stop", ""),
     ("stop", [1]),
     ("stop", 3),

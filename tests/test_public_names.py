@@ -14,6 +14,7 @@ import pytest
 
 import asyncinfer
 from asyncinfer import EngineConfig, SamplingParams, errors, plugins
+from asyncinfer.telemetry import EVENTS
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / "asyncinfer").rglob("*.py"))
@@ -135,6 +136,11 @@ assert state() == before, "importing changed the host"
 @pytest.mark.parametrize("name", sorted(asyncinfer.__all__))
 def test_every_public_name_is_documented(name: str) -> None:
     assert _heading(name) or re.search(rf"^\| `{name}`", REFERENCE, re.MULTILINE)
+
+
+def test_every_log_event_is_documented() -> None:
+    table = REFERENCE.partition("\n## Log events\n")[2]
+    assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == list(EVENTS)
 
 
 @pytest.mark.parametrize("module", PUBLIC_MODULES)

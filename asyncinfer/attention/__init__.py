@@ -1,11 +1,13 @@
-from asyncinfer.attention.backend import Attend, begin_attention, reads_pages
+from asyncinfer.attention.backend import MOST_HEAD_DIM, Attend, begin_attention, reads_pages
 from asyncinfer.attention.batch import AttentionBatch, DeviceBatch
+from asyncinfer.attention.formats import KVFormat, kv_format, vector_bytes
 from asyncinfer.attention.gathered import GatheredAttention
 from asyncinfer.attention.kv import KVCache, KVShape
 from asyncinfer.attention.paged import HeadNorms, PagedAttention
 from asyncinfer.attention.variant import AttentionVariant
 
 __all__ = [
+    "MOST_HEAD_DIM",
     "Attend",
     "AttentionBatch",
     "AttentionVariant",
@@ -13,8 +15,11 @@ __all__ = [
     "GatheredAttention",
     "HeadNorms",
     "KVCache",
+    "KVFormat",
     "KVShape",
     "PagedAttention",
     "begin_attention",
+    "kv_format",
     "reads_pages",
+    "vector_bytes",
 ]

@@ -15,10 +15,10 @@ from asyncinfer.attention.paged import PagedAttention
 from asyncinfer.attention.variant import AttentionVariant
 from asyncinfer.kernels.twins import has_triton_twin
 
-__all__ = ["Attend", "begin_attention", "reads_pages"]
+__all__ = ["MOST_HEAD_DIM", "Attend", "begin_attention", "reads_pages"]
 
 #: Larger heads, those of a latent cache, do not fit the paged kernels' tiles.
-_MOST_HEAD_DIM = 256
+MOST_HEAD_DIM = 256
 
 
 class Attend(Protocol):
@@ -51,5 +51,5 @@ def begin_attention(kv: KVCache, batch: DeviceBatch, scale: float) -> Attend:
 
 def reads_pages(kv: KVCache) -> bool:
     """Whether attention over `kv` is the paged kernels', which a graph records at their cost."""
-    fits = kv.storage.shape[-1] <= _MOST_HEAD_DIM
+    fits = kv.storage.shape[-1] <= MOST_HEAD_DIM
     return fits and has_triton_twin("paged_attention", kv.storage)

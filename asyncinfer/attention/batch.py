@@ -35,6 +35,9 @@ class DeviceBatch:
     #: any; of a row's table only the blocks are read that its query tokens see.
     window_tables: torch.Tensor | None = field(default=None, kw_only=True)
     window_mapping: torch.Tensor | None = field(default=None, kw_only=True)
+    #: int32, all zero, one for each decode row and query head: see `AttentionWorkspace`. None:
+    #: attention makes its own.
+    arrivals: torch.Tensor | None = field(default=None, kw_only=True)
 
     def windowed(self) -> Self:
         """The batch as these layers have it."""
@@ -61,6 +64,8 @@ class AttentionBatch(DeviceBatch):
     counts: list[int]
     #: Whether a token's result must be the same to the last bit whatever else is in the batch.
     invariant: bool = False
+    #: Then the keys of a decode row are shared out in parts of so many.
+    chunk: int = 256
 
     @property
     def rows(self) -> int:

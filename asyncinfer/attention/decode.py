@@ -46,7 +46,7 @@ class DecodeGroup:
         self._mask: torch.Tensor | None = None
         if min(lengths) < self.length:
             past = torch.arange(self.length, device=device) >= ends
-            mask = torch.zeros(past.shape, dtype=kv.storage.dtype, device=device)
+            mask = torch.zeros(past.shape, dtype=kv.dtype, device=device)
             self._mask = mask.masked_fill_(past, float("-inf"))[:, None, None]
 
     def __call__(self, layer: int, q: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
@@ -61,8 +61,8 @@ class DecodeGroup:
 
 def decode_groups(kv: KVCache, batch: AttentionBatch, scale: float) -> list[DecodeGroup]:
     """The decode rows of `batch`, longest first, cut where padding or a gather grows large."""
-    kv_heads, _, head_dim = kv.k[0].shape[1:]
-    budget = _GATHER_BYTES // (2 * kv_heads * head_dim * kv.storage.element_size())
+    kv_heads, _, head_dim = kv.storage.shape[3:]
+    budget = _GATHER_BYTES // (2 * kv_heads * head_dim * kv.dtype.itemsize)
     groups: list[list[int]] = []
     tokens = longest = 0
     for row in sorted(range(batch.decode_rows), key=batch.starts.__getitem__, reverse=True):

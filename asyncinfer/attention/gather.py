@@ -13,23 +13,23 @@ class Gather:
     """Keys and values of the blocks in `tables` int64 `[rows, blocks]`, in one copy per layer."""
 
     def __init__(self, kv: KVCache, tables: torch.Tensor) -> None:
-        kv_heads, size, head_dim = kv.k[0].shape[1:]
+        parts, blocks, kv_heads, size, head_dim = kv.storage.shape[1:]
         keys = tables[:, None] * kv_heads + torch.arange(kv_heads, device=tables.device)[:, None]
-        parts = kv.storage.shape[1]
         #: `[parts, rows, kv_heads, blocks]` of a layer seen as `[parts * num_blocks * kv_heads,
-        #: page]`.
-        self._index = torch.cat([keys + part * kv.num_blocks * kv_heads for part in range(parts)])
+        #: block_size, width]`.
+        self._index = torch.cat([keys + part * blocks * kv_heads for part in range(parts)])
         self._index = self._index.flatten()
-        self._page = size * head_dim
+        self._page = (size, head_dim)
         self._shape = (parts, tables.shape[0], kv_heads, tables.shape[1] * size, head_dim)
         self._kv = kv
         #: Elements of the buffer that a call fills.
-        self.size = self._index.numel() * self._page
+        self.size = self._index.numel() * size * head_dim
 
     def __call__(self, layer: int, buffer: torch.Tensor) -> torch.Tensor:
         """`[2, rows, kv_heads, blocks * block_size, head_dim]` of `layer`, keys then values, in the
-        first `size` elements of `buffer`."""
-        pages = self._kv.by_layer[layer].view(-1, self._page)
-        target = buffer[: self.size].view(-1, self._page)
-        gathered = torch.index_select(pages, 0, self._index, out=target).view(self._shape)
+        first `size` elements of `buffer`, which is of the cache's `dtype`. Where values are the
+        keys, both are the same memory."""
+        target = buffer[: self.size].view(-1, *self._page)
+        self._kv.format.gather(self._kv.pages[layer], self._index, target)
+        gathered = target.view(self._shape)
         return gathered if self._shape[0] == 2 else gathered.expand(2, *self._shape[1:])

@@ -32,7 +32,7 @@ class GatheredAttention:
         self._slots = _slot_index(kv, batch)
         # One buffer for the whole pass: it stays in the processor's cache, and pages of a large
         # one are not returned to the system and faulted in again layer after layer.
-        self._pages = kv.storage.new_empty(0)
+        self._pages = torch.empty(0, dtype=kv.dtype, device=kv.storage.device)
         #: By window: made when a layer first asks for it.
         self._varied: dict[int | None, VariedAttention] = {}
         _clear_begun_blocks(kv, batch)
@@ -45,14 +45,14 @@ class GatheredAttention:
         v: torch.Tensor,
         variant: AttentionVariant | None = None,
     ) -> torch.Tensor:
-        head_dim = q.shape[2]
-        for cache, new in ((self._kv.k[layer], k), (self._kv.v[layer], v)):
-            cache.view(-1, head_dim).index_copy_(0, self._slots, new.reshape(-1, head_dim))
+        for pages, new in self._kv.encoded(layer, k, v):
+            width = pages.shape[3]
+            pages.view(-1, width).index_copy_(0, self._slots, new.reshape(-1, width))
         if variant is not None:
             return self._vary(variant.window)(layer, q, variant, self._pages)
         if not self._prefill and len(self._groups) == 1:
             return self._groups[0](layer, q, self._pages)
-        out = q.new_empty(q.shape[0], q.shape[1] * head_dim)
+        out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
         decoded = out[: self._decode_rows]
         for group in self._groups:
             if group.rows is None:
@@ -95,8 +95,8 @@ class GatheredAttention:
 
 def _slot_index(kv: KVCache, batch: AttentionBatch) -> torch.Tensor:
     """int64 `[tokens * kv_heads]`: where each token's heads lie in a layer's keys (or values), seen
-    as `[num_blocks * kv_heads * block_size, head_dim]`."""
-    kv_heads, size = kv.k[0].shape[1:3]
+    as `[num_blocks * kv_heads * block_size, width]`."""
+    kv_heads, size = kv.storage.shape[3:5]
     slot = batch.slot_mapping
     base = (slot // size) * (kv_heads * size) + slot % size
     head = torch.arange(kv_heads, device=slot.device) * size
@@ -120,4 +120,4 @@ def _clear_begun_blocks(kv: KVCache, batch: AttentionBatch) -> None:
     if begun:
         where = torch.tensor(begun, device=batch.block_tables.device)
         blocks = batch.block_tables[where[:, 0], where[:, 1]].long()
-        kv.storage.index_fill_(2, blocks, 0)
+        kv.clear(blocks)

@@ -3,17 +3,19 @@
 What a sum of floating-point numbers comes to depends on its order, and a library chooses the order
 by the shapes it is given. So the shapes here depend on a token's position alone: its sequence is
 cut into tiles of `TILE` positions, counted from its beginning, and a tile's queries are always
-computed together, over all keys up to the tile's end. Queries that are not asked for are zero, keys
-that are not there yet are masked; neither changes what another query gets.
+computed together, over all keys up to the tile's end that one of them sees. Queries that are not
+asked for are zero, keys that are not there yet, or no more, are zero and masked; neither changes
+what another query gets.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
 from asyncinfer.attention.batch import AttentionBatch
+from asyncinfer.attention.gather import Gather
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.variant import AttentionVariant
 
@@ -40,8 +42,9 @@ class InvariantAttention:
             position, end = start, start + count
             while position < end:
                 last = min(end, (position // TILE + 1) * TILE)
-                self._tiles.append(_Tile(batch, row, token, position, last))
+                self._tiles.append(_Tile(kv, batch, row, token, position, last))
                 token, position = token + last - position, last
+        self._buffer = torch.empty(0, dtype=kv.dtype, device=slots.device)
 
     def __call__(
         self,
@@ -51,37 +54,46 @@ class InvariantAttention:
         v: torch.Tensor,
         variant: AttentionVariant | None = None,
     ) -> torch.Tensor:
-        keys, values = self._kv.k[layer], self._kv.v[layer]
         at = (self._block, slice(None), self._offset)
-        keys[at], values[at] = k[: self._real], v[: self._real]
+        for pages, new in self._kv.encoded(layer, k[: self._real], v[: self._real]):
+            pages[at] = new
         out = q.new_zeros(q.shape)
+        variant = variant or _PLAIN
         for tile in self._tiles:
-            out[tile.tokens] = self._attend(tile, q, keys, values, variant or _PLAIN)
+            keys = tile.keys(variant.window)
+            if self._buffer.numel() < keys.gather.size:
+                self._buffer = self._buffer.new_empty(keys.gather.size)
+            k, v = keys.gather(layer, self._buffer)[:, 0].unbind()
+            # What was never written, or given back since, may be anything; zero times that must be
+            # zero. A library may fill up a query with zeros and take the keys for them out of the
+            # next token's.
+            for other in keys.others:
+                k[:, other] = v[:, other] = 0.0
+            out[tile.tokens] = self._attend(tile, q, k, v, keys.hidden, variant)
         return out.flatten(1)
 
     def _attend(
         self,
         tile: _Tile,
         q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        hidden: torch.Tensor,
         variant: AttentionVariant,
     ) -> torch.Tensor:
-        """`[queries, heads, head_dim]` of the tile's tokens."""
+        """`[queries, heads, head_dim]` of the tile's tokens; `k` and `v` `[kv_heads, keys,
+        head_dim]` are its sequence's, `hidden` `[TILE, keys]` those that a query does not see."""
         _, heads, head_dim = q.shape
-        kv_heads = keys.shape[1]
+        kv_heads = k.shape[0]
         group = heads // kv_heads
         queries = q.new_zeros(TILE, kv_heads, group, head_dim)
         queries[tile.queries] = q[tile.tokens].view(-1, kv_heads, group, head_dim)
         grouped = queries.transpose(0, 1).reshape(kv_heads, TILE * group, head_dim)
-        k, v = self._gather(keys, tile), self._gather(values, tile)
-        # What was never written may be anything; zero times that must be zero.
-        v[:, tile.written :] = 0.0
         scores = torch.bmm(grouped, k.transpose(1, 2)).float().mul_(self._scale)
         if variant.softcap is not None:
             scores.div_(variant.softcap).tanh_().mul_(variant.softcap)
         scores = scores.view(kv_heads, TILE, group, -1)
-        scores.masked_fill_(tile.hidden(variant.window)[:, None], float("-inf"))
+        scores.masked_fill_(hidden[:, None], float("-inf"))
         if variant.sinks is not None:
             sinks = variant.sinks.view(kv_heads, 1, group, 1).expand(-1, TILE, -1, 1)
             scores = torch.cat((scores, sinks), dim=-1)
@@ -90,36 +102,60 @@ class InvariantAttention:
         result = result.view(kv_heads, TILE, group, head_dim).transpose(0, 1)
         return result[tile.queries].reshape(-1, heads, head_dim)
 
-    def _gather(self, cache: torch.Tensor, tile: _Tile) -> torch.Tensor:
-        """`[kv_heads, keys, head_dim]`, in memory of its own."""
-        pages = cache.index_select(0, tile.blocks).transpose(0, 1)
-        return pages.reshape(cache.shape[1], -1, cache.shape[3])
-
 
 class _Tile:
     """Some queries of one row, at positions `position .. last - 1` of the same tile."""
 
     def __init__(
-        self, batch: AttentionBatch, row: int, token: int, position: int, last: int
+        self,
+        kv: KVCache,
+        batch: AttentionBatch,
+        row: int,
+        token: int,
+        position: int,
+        last: int,
     ) -> None:
-        device = batch.block_tables.device
-        begin = position // TILE * TILE
-        used = -(-last // batch.block_size)
-        blocks = -(-(begin + TILE) // batch.block_size)
-        # Blocks that are not there yet are read as the first one, and masked.
-        at = torch.arange(blocks, device=device)
-        at.masked_fill_(at >= used, 0)
+        self._begin = position // TILE * TILE
         self.tokens = slice(token, token + last - position)
         #: Of the tile's.
-        self.queries = slice(position - begin, last - begin)
-        self.blocks = batch.block_tables[row].index_select(0, at).long()
-        self.written = last
-        self._keys = torch.arange(blocks * batch.block_size, device=device)
-        self._positions = torch.arange(begin, begin + TILE, device=device)[:, None]
+        self.queries = slice(position - self._begin, last - self._begin)
+        self._kv, self._table = kv, batch.block_tables[row]
+        self._position, self._last = position, last
+        #: By window: made when a layer first asks for it.
+        self._keys: dict[int | None, _Keys] = {}
 
-    def hidden(self, window: int | None) -> torch.Tensor:
-        """bool `[TILE, keys]`: what a query does not see."""
-        hidden = self._keys > self._positions
+    def keys(self, window: int | None) -> _Keys:
+        """What its queries see, `window` tokens of it each (None: all before them)."""
+        if window not in self._keys:
+            self._keys[window] = self._seen(window)
+        return self._keys[window]
+
+    def _seen(self, window: int | None) -> _Keys:
+        size, device = self._kv.block_size, self._table.device
+        # What any query of the tile sees, and what those that are asked for see.
+        low = 0 if window is None else max(0, self._begin - window + 1)
+        seen = 0 if window is None else max(0, self._position - window + 1)
+        first, held, used = low // size, seen // size, -(-self._last // size)
+        at = torch.arange(first, -(-(self._begin + TILE) // size), device=device)
+        keys = torch.arange(first * size, first * size + len(at) * size, device=device)
+        # Blocks that are not there yet, or no more, are read as one that is, and masked.
+        at.masked_fill_((at < held) | (at >= used), held)
+        positions = torch.arange(self._begin, self._begin + TILE, device=device)[:, None]
+        hidden = keys > positions
         if window is not None:
-            hidden |= self._keys <= self._positions - window
-        return hidden
+            hidden |= keys <= positions - window
+        return _Keys(
+            Gather(self._kv, self._table.index_select(0, at).long()[None]),
+            hidden,
+            (slice(0, seen - first * size), slice(self._last - first * size, None)),
+        )
+
+
+class _Keys(NamedTuple):
+    """The keys of a tile."""
+
+    gather: Gather
+    #: bool `[TILE, keys]`: what a query does not see.
+    hidden: torch.Tensor
+    #: Those before and behind the ones that are there.
+    others: tuple[slice, slice]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
+
+from asyncinfer.attention.formats import PLAIN, KVFormat, vector_bytes
 
 __all__ = ["KVCache", "KVShape"]
 
@@ -28,29 +30,48 @@ class KVCache:
     """Keys and values by layer, `k[layer]` and `v[layer]` each `[num_blocks, kv_heads,
     block_size, head_dim]`: views into one allocation, so that a block is copied in one call.
 
+    What they are held as, and in how many tensors, is the `format`'s affair. Where it has scales,
+    `k_scales[layer]` and `v_scales[layer]` are float32 `[num_blocks, kv_heads, block_size]`.
+
     Layers that see a window only may have a cache of their own, `window`, whose blocks are other
     pages and may be fewer."""
 
     def __init__(
         self,
-        storage: torch.Tensor,
+        tensors: Sequence[torch.Tensor],
         layers: Sequence[int] | None = None,
         window: KVCache | None = None,
+        *,
+        format: KVFormat = PLAIN,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        """`layers` are the model's layers that `storage` is for, in order; None: all."""
-        #: `[layers, parts, num_blocks, kv_heads, block_size, head_dim]`; keys before values, or one
-        #: part that is both.
-        self.storage = storage
+        """`tensors` are the format's, each `[layers, parts, num_blocks, kv_heads, block_size,
+        width]`; keys before values, or one part that is both. `layers` are the model's layers that
+        they are for, in order; None: all. `dtype` is what is written and read; None: the numbers'
+        own."""
+        #: The numbers, as the kernels take them.
+        self.storage = tensors[0]
+        self.format = format
+        self.dtype = dtype or self.storage.dtype
         self.window = window
-        self.layers = frozenset(range(len(storage)) if layers is None else layers)
-        place = dict(zip(range(len(storage)) if layers is None else layers, storage, strict=True))
-        #: By the model's layer. The first that is here stands for those that are not, so that any
-        #: may be asked for a shape.
-        self.by_layer: list[torch.Tensor] = [
-            place.get(layer, storage[0]) for layer in range(max(place, default=-1) + 1)
+        #: All there is of a page, in dtypes that torch can index.
+        self.tensors = [_indexable(tensor) for tensor in tensors]
+        held = range(len(self.storage)) if layers is None else layers
+        self.layers = frozenset(held)
+        # By the model's layer. The first that is here stands for those that are not, so that any
+        # may be asked for a shape.
+        place = {layer: index for index, layer in enumerate(held)}
+        places = [place.get(layer, 0) for layer in range(max(place, default=-1) + 1)]
+        #: Of each layer, each tensor's `[parts * num_blocks * kv_heads, block_size, width]`.
+        self.pages = [[tensor[at].flatten(0, 2) for tensor in self.tensors] for at in places]
+        self._by_part = [
+            list(zip(*(tensor[at] for tensor in self.tensors), strict=True)) for at in places
         ]
-        self.k: list[torch.Tensor] = [layer[0] for layer in self.by_layer]
-        self.v: list[torch.Tensor] = [layer[-1] for layer in self.by_layer]
+        self.k = [self.storage[at, 0] for at in places]
+        self.v = [self.storage[at, -1] for at in places]
+        scales = self.tensors[1][..., 0] if len(tensors) > 1 else None
+        self.k_scales = [None if scales is None else scales[at, 0] for at in places]
+        self.v_scales = [None if scales is None else scales[at, -1] for at in places]
 
     @classmethod
     def allocate(
@@ -61,33 +82,33 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device | str,
         *,
+        format: KVFormat = PLAIN,
         window_layers: Sequence[int] = (),
         window_pages: int = 0,
     ) -> KVCache:
         """A cache of `num_blocks` blocks, zeroed (a host then commits pages as they are used), with
-        one of `window_pages` for `window_layers`."""
+        one of `window_pages` for `window_layers`, for a model of `dtype`."""
+        heads, parts = model_config.num_kv_heads, model_config.kv_parts
 
-        def zeros(layers: Sequence[int], blocks: int) -> torch.Tensor:
-            shape = (
-                len(layers),
-                model_config.kv_parts,
-                blocks,
-                model_config.num_kv_heads,
-                block_size,
-                model_config.head_dim,
-            )
-            return torch.zeros(shape, dtype=dtype, device=device)
+        def made(layers: Sequence[int], blocks: int, window: KVCache | None = None) -> KVCache:
+            shape = len(layers), parts, blocks, heads, block_size
+            tensors = [
+                torch.zeros((*shape, width), dtype=kind, device=device)
+                for width, kind in format.tensors(model_config.head_dim, dtype)
+            ]
+            return cls(tensors, layers, window, format=format, dtype=dtype)
 
         near = [layer for layer in range(model_config.num_layers) if layer in window_layers]
         far = [layer for layer in range(model_config.num_layers) if layer not in window_layers]
-        window = cls(zeros(near, window_pages), near) if near else None
-        return cls(zeros(far, num_blocks), far, window)
+        return made(far, num_blocks, made(near, window_pages) if near else None)
 
     @staticmethod
-    def bytes_per_block(model_config: KVShape, block_size: int, dtype: torch.dtype) -> int:
+    def bytes_per_block(
+        model_config: KVShape, block_size: int, dtype: torch.dtype, format: KVFormat = PLAIN
+    ) -> int:
         """Bytes that one block takes over all layers, keys and values."""
-        per_token = model_config.num_kv_heads * model_config.head_dim * dtype.itemsize
-        return model_config.kv_parts * model_config.num_layers * block_size * per_token
+        vectors = model_config.kv_parts * model_config.num_layers * model_config.num_kv_heads
+        return vectors * block_size * vector_bytes(format, model_config.head_dim, dtype)
 
     @property
     def num_layers(self) -> int:
@@ -101,6 +122,21 @@ class KVCache:
     def block_size(self) -> int:
         return self.storage.shape[4]
 
+    def encoded(
+        self, layer: int, k: torch.Tensor, v: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Where `k` and `v` `[tokens, kv_heads, head_dim]` go, and what goes there: of each tensor
+        of each part of a layer its pages `[num_blocks, kv_heads, block_size, width]` and the tokens
+        as it holds them, `[tokens, kv_heads, width]`."""
+        # Where values are the keys there is one part.
+        for pages, new in zip(self._by_part[layer], (k, v), strict=False):
+            yield from zip(pages, self.format.encode(new), strict=True)
+
+    def clear(self, blocks: torch.Tensor) -> None:
+        """Zero these blocks, int64 `[n]`, in every layer."""
+        for tensor in self.tensors:
+            tensor.index_fill_(2, blocks, 0)
+
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, `(source, target)` each, in every layer.
 
@@ -111,4 +147,11 @@ class KVCache:
             return
         index = torch.tensor(pairs, dtype=torch.int64).to(self.storage.device, non_blocking=True)
         source, target = index.unbind(1)
-        self.storage.index_copy_(2, target, self.storage.index_select(2, source))
+        for tensor in self.tensors:
+            tensor.index_copy_(2, target, tensor.index_select(2, source))
+
+
+def _indexable(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` with float8 as int8."""
+    short = tensor.is_floating_point() and tensor.dtype.itemsize == 1
+    return tensor.view(torch.int8) if short else tensor

@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 
 from asyncinfer.attention.batch import DeviceBatch
+from asyncinfer.attention.gather import Gather
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.variant import AttentionVariant
 
@@ -21,11 +22,13 @@ class MaskedAttention:
     def __init__(self, kv: KVCache, batch: DeviceBatch, scale: float) -> None:
         self._kv = kv
         self._scale = scale
-        self._tables = batch.block_tables.clamp(min=0).long()
+        self._gather = Gather(kv, batch.block_tables.clamp(min=0).long())
+        device = kv.storage.device
+        self._buffer = torch.empty(self._gather.size, dtype=kv.dtype, device=device)
         size = batch.block_size
         #: Positions of the keys, int32 `[1, width]`, and of the row's own token, `[rows, 1]`.
         width = batch.block_tables.shape[1] * size
-        self._keys = torch.arange(width, dtype=torch.int32, device=kv.storage.device)[None]
+        self._keys = torch.arange(width, dtype=torch.int32, device=device)[None]
         self._own = batch.seq_lens[:, None] - 1
         slots = batch.slot_mapping
         self._written = (slots >= 0)[:, None, None, None]
@@ -42,17 +45,17 @@ class MaskedAttention:
         variant: AttentionVariant | None = None,
     ) -> torch.Tensor:
         variant = variant or _PLAIN
-        keys, values = self._kv.k[layer], self._kv.v[layer]
-        self._write(keys, k)
-        self._write(values, v)
+        for pages, new in self._kv.encoded(layer, k, v):
+            self._write(pages, new)
         rows, heads, head_dim = q.shape
         hidden = self._keys > self._own
         if variant.window is not None:
             hidden = hidden | (self._keys <= self._own - variant.window)
-        gathered = self._gather(values).masked_fill(hidden[:, None, :, None], 0.0)
+        keys, values = self._gather(layer, self._buffer).unbind()
+        values.masked_fill_(hidden[:, None, :, None], 0.0)
         kv_heads = keys.shape[1]
         grouped = q.reshape(rows, kv_heads, heads // kv_heads, head_dim)
-        scores = (grouped @ self._gather(keys).transpose(2, 3)).float() * self._scale
+        scores = (grouped @ keys.transpose(2, 3)).float() * self._scale
         if variant.softcap is not None:
             scores = (scores / variant.softcap).tanh() * variant.softcap
         scores = scores.masked_fill(hidden[:, None, None], float("-inf"))
@@ -61,17 +64,13 @@ class MaskedAttention:
             scores = torch.cat((scores, sinks), dim=-1)
         # A row without keys has no weights.
         weights = scores.softmax(dim=-1).nan_to_num(0.0)[..., : hidden.shape[1]]
-        return (weights.to(q.dtype) @ gathered).view(rows, heads * head_dim)
+        return (weights.to(q.dtype) @ values).view(rows, heads * head_dim)
 
-    def _gather(self, cache: torch.Tensor) -> torch.Tensor:
-        """`[rows, kv_heads, width, head_dim]`"""
-        return cache[self._tables].transpose(1, 2).flatten(2, 3)
-
-    def _write(self, cache: torch.Tensor, new: torch.Tensor) -> None:
+    def _write(self, pages: torch.Tensor, new: torch.Tensor) -> None:
         """Each row's token into its block, and zeros behind it: what `GatheredAttention` relies on,
         should it be the next to read."""
-        before = cache[self._block]
+        before = pages[self._block]
         after = self._after[:, None, :, None]
-        pages = torch.where(after == 0, new[:, :, None], before).masked_fill(after > 0, 0.0)
-        first = torch.where(self._written[:1], pages[:1], before[:1])
-        cache[self._block] = torch.where(self._written, pages, first)
+        filled = torch.where(after == 0, new[:, :, None], before).masked_fill(after > 0, 0)
+        first = torch.where(self._written[:1], filled[:1], before[:1])
+        pages[self._block] = torch.where(self._written, filled, first)

@@ -28,7 +28,6 @@ class HeadNorms:
 
 _PLAIN = AttentionVariant()
 _NO_NORMS = HeadNorms(None, None)
-_CHUNK = 256
 
 
 class PagedAttention:
@@ -38,9 +37,10 @@ class PagedAttention:
         self._kv = kv
         self._batch = batch
         self._scale = scale
-        invariant = isinstance(batch, AttentionBatch) and batch.invariant
         # Parts of a fixed length, so that a row is summed up alike in every batch.
-        self._chunk = _CHUNK if invariant else None
+        self._chunk: int | None = None
+        if isinstance(batch, AttentionBatch) and batch.invariant:
+            self._chunk = batch.chunk
         self._splits: int | None = None
         self._workspace: AttentionWorkspace | None = None
 
@@ -52,8 +52,16 @@ class PagedAttention:
         v: torch.Tensor,
         variant: AttentionVariant | None = None,
     ) -> torch.Tensor:
-        keys, values = self._kv.k[layer], self._kv.v[layer]
-        ops.kv_write(k, v, keys, values, self._batch.slot_mapping)
+        kv = self._kv
+        ops.kv_write(
+            k,
+            v,
+            kv.k[layer],
+            kv.v[layer],
+            self._batch.slot_mapping,
+            k_scales=kv.k_scales[layer],
+            v_scales=kv.v_scales[layer],
+        )
         return self._attend(layer, q, variant)
 
     def project(
@@ -66,17 +74,19 @@ class PagedAttention:
     ) -> torch.Tensor:
         """The same from the packed projection `[tokens, heads + 2 * kv_heads, head_dim]`: norms of
         the query and key heads, their rotation by `angles` and the write are one launch."""
-        norms = norms or _NO_NORMS
+        norms, kv = norms or _NO_NORMS, self._kv
         q = ops.rope_kv_write(
             qkv,
             *angles,
-            self._kv.k[layer],
-            self._kv.v[layer],
+            kv.k[layer],
+            kv.v[layer],
             self._batch.slot_mapping,
             q_norm=norms.q,
             k_norm=norms.k,
             eps=norms.eps,
             plus_one=norms.plus_one,
+            k_scales=kv.k_scales[layer],
+            v_scales=kv.v_scales[layer],
         )
         return self._attend(layer, q, variant)
 
@@ -84,13 +94,13 @@ class PagedAttention:
         self, layer: int, q: torch.Tensor, variant: AttentionVariant | None
     ) -> torch.Tensor:
         variant = variant or _PLAIN
-        keys, values, batch = self._kv.k[layer], self._kv.v[layer], self._batch
+        kv, batch = self._kv, self._batch
         if batch.decode_rows and self._workspace is None:
-            self._share_out(q, keys)
+            self._share_out(q, kv.k[layer])
         out = ops.paged_attention(
             q,
-            keys,
-            values,
+            kv.k[layer],
+            kv.v[layer],
             batch.block_tables,
             batch.seq_lens,
             batch.query_starts,
@@ -98,6 +108,8 @@ class PagedAttention:
             window=variant.window,
             softcap=variant.softcap,
             sinks=variant.sinks,
+            k_scales=kv.k_scales[layer],
+            v_scales=kv.v_scales[layer],
             decode_rows=batch.decode_rows,
             chunk=self._chunk,
             splits=self._splits,
@@ -114,5 +126,5 @@ class PagedAttention:
         else:
             self._splits = max(1, -(-longest // self._chunk))
         self._workspace = AttentionWorkspace.allocate(
-            batch.decode_rows, heads, head_dim, self._splits, q.device
+            batch.decode_rows, heads, head_dim, self._splits, q.device, arrivals=batch.arrivals
         )

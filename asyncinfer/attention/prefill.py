@@ -32,9 +32,10 @@ class PrefillRow:
         self._start = batch.starts[row]
         self._end = self._start + batch.counts[row]
         self._tokens = slice(first, first + batch.counts[row])
-        #: None for a sequence's first tokens: they need nothing that is cached.
+        #: None for a sequence's first tokens: they need nothing that is cached. But all tokens see
+        #: the same of one, which is what the cache makes of it.
         self.gather: Gather | None = None
-        if self._start:
+        if self._start or not kv.format.exact:
             blocks = -(-self._end // batch.block_size)
             self.gather = Gather(kv, batch.block_tables[row : row + 1, :blocks].long())
 

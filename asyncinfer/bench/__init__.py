@@ -1,5 +1,11 @@
 """Measurements of the engine, one module per question; `asyncinfer bench` prints them."""
 
+from asyncinfer.bench.accuracy import (
+    AccuracyOptions,
+    AccuracyResult,
+    Perplexity,
+    measure_accuracy,
+)
 from asyncinfer.bench.cache import BLOCKS, CacheOptions, CacheResult, measure_cache
 from asyncinfer.bench.cache_table import cache_tables
 from asyncinfer.bench.cache_trace import read_trace
@@ -41,6 +47,8 @@ __all__ = [
     "SHIPPED",
     "TINY",
     "WORKLOADS",
+    "AccuracyOptions",
+    "AccuracyResult",
     "BenchError",
     "CacheOptions",
     "CacheResult",
@@ -57,6 +65,7 @@ __all__ = [
     "LagResult",
     "LoadOptions",
     "LoadResult",
+    "Perplexity",
     "PluginOptions",
     "PluginResult",
     "Record",
@@ -73,6 +82,7 @@ __all__ = [
     "difference_table",
     "differences",
     "environment_line",
+    "measure_accuracy",
     "measure_cache",
     "measure_decode",
     "measure_gpu",

@@ -2,39 +2,61 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 __all__ = ["write_checkpoint"]
 
-STD = 0.02
+STD: Final = 0.02
 
 
-def write_checkpoint(config: dict[str, Any], folder: Path, *, seed: int = 0) -> None:
-    """Write config.json, model.safetensors (bfloat16: matrices normal with std 0.02, norms 1) and a
-    tokenizer, as transformers reads them. The tensors are those that the engine's own table asks
-    for."""
+def write_checkpoint(config: Mapping[str, Any], folder: Path, *, seed: int = 0) -> None:
+    """Write config.json, model.safetensors (matrices normal with std 0.02, norms 1, of the
+    config's dtype) and a tokenizer whose tokens are whole strings, as transformers reads them. The
+    tensors are those that the engine's own table asks for."""
     import torch
     from safetensors.torch import save_file
 
-    from asyncinfer.bench.random_llama import byte_and_word_tokenizer
     from asyncinfer.models import parse_config, tensor_table
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1), "utf-8")
+    (folder / "config.json").write_text(json.dumps(dict(config), indent=1), "utf-8")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(seed)
+    dtype = getattr(torch, config["dtype"])
     tensors = {}
-    for packed in tensor_table(parse_config(config)).values():
+    for packed in tensor_table(parse_config(dict(config))).values():
         for piece in packed.pieces:
-            tensor = torch.empty(piece.shape, dtype=torch.bfloat16, device=device)
+            tensor = torch.empty(piece.shape, dtype=dtype, device=device)
             if len(piece.shape) == 1:
                 tensor.fill_(1.0)
             else:
                 tensor.normal_(0.0, STD, generator=generator)
             tensors[piece.name] = tensor.cpu()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    byte_and_word_tokenizer(config["vocab_size"]).save(str(folder / "tokenizer.json"))
+    _tokenizer(config["vocab_size"]).save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 1 << 20}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
+
+
+def _tokenizer(size: int) -> Tokenizer:
+    """Byte-level, as those of today's models: every byte, then short words that no merge makes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = (
+        "".join(letters)
+        for length in itertools.count(2)
+        for letters in itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=length)
+    )
+    tokens = itertools.islice(itertools.chain(alphabet, words), size)
+    backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend

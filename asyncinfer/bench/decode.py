@@ -21,6 +21,7 @@ from asyncinfer.bench.ceilings import (
 from asyncinfer.bench.record import Figure
 from asyncinfer.bench.shapes import FULL_SHAPES, TINY, shape_json
 from asyncinfer.bench.step_driver import StepDriver
+from asyncinfer.config import KV, Weights
 from asyncinfer.testing import RandomModel
 
 if TYPE_CHECKING:
@@ -65,6 +66,9 @@ class StepOptions:
     repeat: int = 3
     #: Query tokens of a step at most, as the engine's option.
     max_step_tokens: int = 2048
+    #: How weights and KV are held, as the engine's options. Targets are of plain ones.
+    weights: Weights = "plain"
+    kv: KV = "plain"
     device: str = "auto"
     #: Bytes, and operations, a second.
     bandwidth: float | None = None
@@ -81,6 +85,19 @@ class StepOptions:
             most = int(shape_json(shape)["max_position_embeddings"]) - self.steps - 16
             pairs = [(b, c) for b in self.batches for c in self.contexts if c <= most]
             yield shape, pairs
+
+    def tokens(self, batch: int, context: int) -> int:
+        """Of KV that a point needs: to whole blocks, and the next one."""
+        return batch * (-(-(context + self.margin) // 16) + 1) * 16
+
+    @property
+    def plain(self) -> bool:
+        return self.weights == self.kv == "plain"
+
+    @property
+    def margin(self) -> int:
+        """Tokens that a sequence grows by at most."""
+        return self.steps + 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +150,10 @@ def measure_decode(
 
     options, device, ceilings = _begun(options, report, ceilings)
     found: list[StepPoint] = []
-    for shape, points in options.points():
+    for shape, every in options.points():
+        points = [point for point in every if _fits(shape, *point, options, device)]
+        if len(points) < len(every):
+            report(f"{shape}: {len(every) - len(points)} points do not fit on {device}")
         if not (points and going_on()):
             continue
         report(f"{shape}: weights")
@@ -148,9 +168,9 @@ def measure_decode(
                     ceilings.speed,
                     batch=batch,
                     context=context + options.steps // 2,
-                    storage=_storage(device),
+                    storage=_storage(shape, options, device),
                 )
-                target = DECODE_TARGETS.get((shape, batch, context))
+                target = DECODE_TARGETS.get((shape, batch, context)) if options.plain else None
                 found.append(_point(shape, batch, context, spent, floor.seconds, device, target))
     return StepResults("decode", ceilings, tuple(found))
 
@@ -180,9 +200,12 @@ def measure_prefill(
                 driver.prefill(tokens)
                 spent = [driver.prefill(tokens) for _ in range(options.repeat)]
                 floor = prefill_floor(
-                    _size(shape), ceilings.speed, tokens=tokens, storage=_storage(device)
+                    _size(shape),
+                    ceilings.speed,
+                    tokens=tokens,
+                    storage=_storage(shape, options, device),
                 )
-                target = PREFILL_TARGETS.get((shape, tokens))
+                target = PREFILL_TARGETS.get((shape, tokens)) if options.plain else None
                 found.append(_point(shape, 1, tokens, spent, floor.seconds, device, target))
     return StepResults("prefill", ceilings, tuple(found))
 
@@ -197,13 +220,13 @@ def opened_driver(
     from asyncinfer.models import parse_config
 
     device = bench_device(options.device)
-    margin = options.steps + 32
-    # To whole blocks, and the next one.
-    tokens = max(batch * (-(-(context + margin) // 16) + 1) * 16 for batch, context in points)
+    tokens = max(options.tokens(*point) for point in points)
     config = EngineConfig(
         device=str(device),
-        kv_bytes=tokens * _storage(device).kv_bytes_per_token(_size(shape)),
-        max_context=max(context for _, context in points) + margin,
+        weights=options.weights,
+        kv=options.kv,
+        kv_bytes=tokens * _storage(shape, options, device).kv_bytes_per_token(_size(shape)),
+        max_context=max(context for _, context in points) + options.margin,
         max_running=max(batch for batch, _ in points),
         max_step_tokens=options.max_step_tokens,
     )
@@ -236,6 +259,18 @@ def _begun(
     return options, device, ceilings
 
 
+def _fits(shape: str, batch: int, context: int, options: StepOptions, device: torch.device) -> bool:
+    """Whether a GPU has room for the weights and the point's KV, with a tenth for all else."""
+    import torch
+
+    if device.type != "cuda":
+        return True
+    size, storage = _size(shape), _storage(shape, options, device)
+    kv = options.tokens(batch, context) * storage.kv_bytes_per_token(size)
+    _, total = torch.cuda.mem_get_info(device)
+    return storage.weight_bytes(size) + kv < 0.9 * total
+
+
 def _size(shape: str) -> ModelSize:
     from asyncinfer.models import parse_config
     from asyncinfer.planner import ModelSize
@@ -243,11 +278,11 @@ def _size(shape: str) -> ModelSize:
     return ModelSize.of(parse_config(shape_json(shape)))
 
 
-def _storage(device: torch.device) -> Storage:
-    from asyncinfer.planner import Storage
+def _storage(shape: str, options: StepOptions, device: torch.device) -> Storage:
+    from asyncinfer.planner import Format
 
-    size = float(bench_dtype(device).itemsize)
-    return Storage(weights=size, linear=size, kv=size)
+    its = Format(name="", linear=1.0 if options.weights == "int8" else None, kv=options.kv)
+    return its.storage(str(bench_dtype(device)).removeprefix("torch."), _size(shape).head_dim)
 
 
 def _point(

@@ -13,7 +13,7 @@ __all__ = ["DeviceClock"]
 
 #: Written between two measurements: more than any cache holds, and work enough on a GPU that what
 #: is measured waits in its queue already when it ends.
-_FLUSHED_BYTES: Final = {"cuda": 1 << 30, "cpu": 1 << 24}
+_FLUSHED_BYTES: Final = {"cuda": 1 << 31, "cpu": 1 << 24}
 
 
 class DeviceClock:

@@ -25,7 +25,7 @@ from asyncinfer.bench.host_tokens import measure_tokens
 from asyncinfer.bench.kernels import KernelOptions, measure_kernels
 from asyncinfer.bench.loops import run_on
 from asyncinfer.bench.record import BenchError, Figure
-from asyncinfer.bench.shapes import TINY, shape_json
+from asyncinfer.bench.shapes import EXPERTS, TINY, shape_json
 from asyncinfer.bench.step_costs import measure_step_costs
 
 __all__ = ["PARTS", "GpuOptions", "GpuResult", "Part", "measure_gpu"]
@@ -33,8 +33,8 @@ __all__ = ["PARTS", "GpuOptions", "GpuResult", "Part", "measure_gpu"]
 #: Parts in the order they run, with the seconds that each may take at most.
 PARTS: Final[Mapping[str, float]] = {
     "ceilings": 20,
-    "kernels": 100,
-    "decode": 110,
+    "kernels": 140,
+    "decode": 150,
     "prefill": 40,
     "step": 40,
     "company": 60,
@@ -166,7 +166,7 @@ def _ceilings(run: _Run) -> Measured:
 def _kernels(run: _Run) -> Measured:
     # The largest shape and the smallest: what lies between compiles as many kernels again.
     options = KernelOptions(
-        shapes=("llama-3.1-8b", "qwen3-0.6b"), device=str(run.device), quick=run.quick
+        shapes=("llama-3.1-8b", "qwen3-0.6b", EXPERTS), device=str(run.device), quick=run.quick
     )
     found = measure_kernels(options, run.report, ceilings=run.known(), going_on=run.going_on)
     # All of it is in the detail; here is what may be wrong.

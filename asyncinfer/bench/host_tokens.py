@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import anyio
 
 from asyncinfer import Engine, EngineConfig, SamplingParams
 from asyncinfer.bench.gates import PATIENCE, Phase, StartingLine
-from asyncinfer.bench.host_scheduler import staggered_prompt
+from asyncinfer.bench.host_steps import staggered_prompt
 from asyncinfer.bench.record import BenchError
 from asyncinfer.config import ChosenObserver
-from asyncinfer.testing import FakeModel, PlanTape, StepPlan, Tokenizer
+from asyncinfer.testing import ClockedModel, FakeModel, StepPlan, Tokenizer
 
 __all__ = ["TokenCost", "measure_tokens"]
 
@@ -26,12 +26,12 @@ class TokenCost:
     running: int
     steps: int
     tokens: int
-    #: Everything the process did, the fake runner's own work taken off.
+    #: Everything the process did, the runner's work taken off: the fake model's, and the gate's.
     host: float
     #: Of it: on the engine's threads, and on the event loop's.
     engine: float
     loop: float
-    #: The fake runner's, from driving it alone with the same plans.
+    #: The runner's.
     runner: float
 
 
@@ -50,7 +50,8 @@ async def measure_tokens(
     answer = warmup + steps + 4
     gate = _LockStep(running, warmup, steps)
     blocks = running * ((48 + answer) // 16 + 2)
-    model = FakeModel(blocks=blocks, strict=False, gate=gate, tokenizer=tokenizer)
+    model = ClockedModel(FakeModel(blocks=blocks, strict=False, gate=gate, tokenizer=tokenizer))
+    gate.clock = lambda: model.seconds
     params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
 
     async def consume(index: int) -> None:
@@ -68,17 +69,17 @@ async def measure_tokens(
     async with Engine(model, config=config) as engine, anyio.create_task_group() as tasks:
         for index in range(running):
             tasks.start_soon(consume, index)
-    return gate.cost(model)
+    return gate.cost()
 
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
     """Counters at the moment when every chunk made so far is held."""
 
-    plan: int
     held: int
     process: float
     thread: float
+    runner: float
 
 
 class _LockStep:
@@ -89,8 +90,8 @@ class _LockStep:
         self._warmup = warmup
         self._steps = steps
         self.line = StartingLine(running)
-        self._tape = PlanTape()
-        self._collected = 0
+        #: CPU seconds of the runner so far.
+        self.clock: Callable[[], float] = lambda: 0.0
         self._made = 0
         self._held = 0
         self._caught_up = threading.Event()
@@ -107,7 +108,6 @@ class _LockStep:
     def __call__(self, phase: Phase, plan: StepPlan) -> None:
         if phase == "launch":
             self.line.wait()
-            self._tape.record(plan)
             return
         self._wait()
         if len(plan.slots) == plan.tokens == self._running:
@@ -116,7 +116,6 @@ class _LockStep:
             elif self._full_steps == self._warmup + self._steps:
                 self._last = self._mark()
             self._full_steps += 1
-        self._collected += 1
         self._made += sum(plan.samples)
 
     def _wait(self) -> None:
@@ -127,17 +126,16 @@ class _LockStep:
             raise BenchError(f"consumers hold {self._held} of {self._made} tokens")
 
     def _mark(self) -> _Mark:
-        return _Mark(self._collected, self._held, time.process_time(), time.thread_time())
+        return _Mark(self._held, time.process_time(), time.thread_time(), self.clock())
 
-    def cost(self, model: FakeModel) -> TokenCost:
+    def cost(self) -> TokenCost:
         first, last = self._first, self._last
         if first is None or last is None:
             raise BenchError(f"only {self._full_steps} steps had all {self._running} requests")
         tokens = last.held - first.held
-        if tokens != self._running * self._steps or last.plan - first.plan != self._steps:
+        if tokens != self._running * self._steps:
             raise BenchError(f"{tokens} tokens in {self._steps} steps of {self._running} requests")
-        assert model.runner is not None
-        runner = self._tape.play(model.runner.spec, first.plan, last.plan)
+        runner = last.runner - first.runner
         process, thread = last.process - first.process, last.thread - first.thread
         per_token = 1e6 / tokens
         return TokenCost(

@@ -8,7 +8,7 @@ from typing import Final
 
 from asyncinfer.bench.ceilings import Ceilings, bench_device, bench_dtype, measure_ceilings
 from asyncinfer.bench.record import Figure
-from asyncinfer.bench.shapes import FULL_SHAPES, TINY, shape_json
+from asyncinfer.bench.shapes import EXPERTS, FULL_SHAPES, TINY, TINY_EXPERTS, shape_json
 from asyncinfer.testing import kernel_cases
 
 __all__ = ["KernelOptions", "KernelPoint", "KernelResults", "measure_kernels"]
@@ -91,7 +91,8 @@ def measure_kernels(
     context = 40 if quick else options.context
     repeat = 3 if quick else options.repeat
     found: list[KernelPoint] = []
-    for shape in (TINY,) if quick else options.shapes or FULL_SHAPES:
+    every = (TINY, TINY_EXPERTS) if quick else options.shapes or (*FULL_SHAPES, EXPERTS)
+    for shape in every:
         config = parse_config(shape_json(shape))
         for batch in (1, 3) if quick else options.batches:
             for case in kernel_cases(

@@ -112,7 +112,18 @@ def _plugins(figure: Any, detail: Mapping[str, Any]) -> None:
     tokens.set_ylabel("us of CPU per token")
 
 
+def _accuracy(figure: Any, detail: Mapping[str, Any]) -> None:
+    axes = figure.subplots()
+    rows = detail["rows"]
+    names = [f"{its['dtype']}\nweights {its['weights']}\nKV {its['kv']}" for its in rows]
+    axes.bar(names, [its["perplexity"] for its in rows])
+    low = min(its["perplexity"] for its in rows)
+    axes.set_ylim(0.95 * low)
+    axes.set_ylabel("perplexity per token")
+
+
 _PLOTS: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], None]]] = {
+    "accuracy": _accuracy,
     "cache": plot_cache,
     "decode": plot_steps,
     "h200": plot_gpu,

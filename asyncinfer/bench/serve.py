@@ -12,10 +12,12 @@ from statistics import median
 import anyio
 
 from asyncinfer import Engine, EngineConfig
+from asyncinfer.bench.checkpoint import write_checkpoint
 from asyncinfer.bench.loops import run_on
 from asyncinfer.bench.quantiles import Quantiles
 from asyncinfer.bench.record import BenchError, Figure
 from asyncinfer.bench.serve_run import Run, run_workload
+from asyncinfer.bench.shapes import LLAMA_125M, LLAMA_TINY
 from asyncinfer.bench.ticker import ticking
 from asyncinfer.bench.workloads import (
     MAX_RUNNING,
@@ -138,9 +140,6 @@ def measure_serve(
     options: ServeOptions, report: Callable[[str], None] = lambda _: None
 ) -> ServeResult:
     """Run everything; `report` is told what is going on."""
-    # Imports torch, which the other benchmarks do without.
-    from asyncinfer.bench.random_llama import LLAMA_125M, LLAMA_TINY, write_random_llama
-
     found = []
     with tempfile.TemporaryDirectory(prefix="asyncinfer-bench-") as scratch:
         for model in options.models:
@@ -150,7 +149,7 @@ def measure_serve(
             elif model == RANDOM:
                 folder = Path(scratch)
                 report("writing the random Llama")
-                write_random_llama(LLAMA_TINY if options.quick else LLAMA_125M, folder)
+                write_checkpoint(LLAMA_TINY if options.quick else LLAMA_125M, folder)
                 # Not the same model, so not under its name.
                 model = "llama-tiny" if options.quick else RANDOM
             found.append(run_on(options.loop, _measure_model, model, folder, options, report))

@@ -56,11 +56,15 @@ class StepDriver:
         known = self._tokens(context + 1)
         for plan in self._chunks(self._join(0, known, held[0]), context, draw=False):
             self._checked(self.runner.collect(self.runner.launch(plan)))
-        plans = self._decodes(batch, context, warmup + steps)
-        filled = -(-context // self._spec.block_size)
+        filled = -(-(context - 1) // self._spec.block_size)
         for slot in range(1, batch):
-            plans[0].joins.append(self._join(slot, known, held[slot]))
-            plans[0].copies += zip(held[0][:filled], held[slot][:filled], strict=True)
+            # One row at a time, all but its last token copied: what a step copies is held twice for
+            # a moment.
+            plan = StepPlan(next(self._steps), [slot], [context - 1], [1], [0])
+            plan.joins.append(self._join(slot, known, held[slot]))
+            plan.copies += zip(held[0][:filled], held[slot][:filled], strict=True)
+            self._checked(self.runner.collect(self.runner.launch(plan)))
+        plans = self._decodes(batch, context, warmup + steps)
         flights: deque[object] = deque()
         ended: list[float] = []
         for step in [*plans, *[None] * (self._ahead - 1)]:

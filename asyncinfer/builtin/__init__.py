@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncinfer.builtin.corpus import read_corpus, standard_library
 from asyncinfer.builtin.paths import DRAFT_PATH, MODEL_PATH
 
-__all__ = ["DRAFT_PATH", "MODEL_PATH"]
+__all__ = ["DRAFT_PATH", "MODEL_PATH", "read_corpus", "standard_library"]

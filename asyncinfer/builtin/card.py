@@ -15,7 +15,7 @@ _HEAD: Final = """\
 
 Two small language models that complete Python code, shipped so that everything in this package can
 be run, tested and measured on real text without a download. `Engine()` uses the first; the second
-proposes tokens for it in speculative decoding.
+is a draft for it, a fifth its size, with the same tokens.
 
 **Architecture.** `LlamaForCausalLM` in bfloat16: rotary positions, RMSNorm, SwiGLU, grouped-query
 attention, tied embeddings, {context} positions. Both share one byte-level BPE tokenizer of

@@ -6,7 +6,7 @@ from asyncinfer.cache.chain import BlockHasher, chain_keys
 from asyncinfer.cache.guard import GuardedPolicy
 from asyncinfer.cache.policies.lru import LRU
 from asyncinfer.cache.prefix_cache import CacheEntry, PrefixCache, Tenant
-from asyncinfer.cache.window_pool import WindowPool
+from asyncinfer.cache.window_pool import WindowPool, reach_of, steady_pages
 
 __all__ = [
     "LRU",
@@ -20,4 +20,6 @@ __all__ = [
     "Tenant",
     "WindowPool",
     "chain_keys",
+    "reach_of",
+    "steady_pages",
 ]

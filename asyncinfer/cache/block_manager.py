@@ -63,6 +63,10 @@ class BlockManager:
         cached = 0 if self.cache is None else self.cache.evictable
         return len(self.pool.free) + cached
 
+    def missing(self, request: Tabled, tokens: int) -> int:
+        """Blocks the table lacks for so many tokens."""
+        return max(0, -(-tokens // self.block_size) - len(request.blocks))
+
     def match(self, request: Tabled, limit: int) -> list[CacheEntry]:
         """Cached entries of the request's first `limit` tokens (whole blocks only)."""
         if self.cache is None or limit < self.block_size:

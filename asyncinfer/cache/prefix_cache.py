@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from asyncinfer.cache.chain import TOKEN_BYTES, BlockHasher, pack, unpack
 from asyncinfer.cache.guard import GuardedPolicy
 from asyncinfer.cache.policies.lru import LRU
+from asyncinfer.cache.untracked import untrack
 from asyncinfer.protocols.eviction import CachedBlock, EvictionPolicy
 
 __all__ = ["CacheEntry", "PrefixCache", "Tenant"]
@@ -39,6 +40,9 @@ class CacheEntry:
             self.scope = parent[0]
         #: What the eviction policy sees. Written here, never read: a policy may have spoilt it.
         self.meta = CachedBlock(block, above, self.depth, len(data) // TOKEN_BYTES, self.scope, key)
+        # Entries form trees, and their metadata are numbers and names.
+        untrack(self.meta)
+        untrack(self)
 
     @property
     def tokens(self) -> list[int]:

@@ -7,7 +7,18 @@ from collections.abc import Iterable, Sequence
 from asyncinfer.cache.block_pool import BlockPool
 from asyncinfer.cache.prefix_cache import CacheEntry
 
-__all__ = ["WindowPool"]
+__all__ = ["WindowPool", "reach_of", "steady_pages"]
+
+
+def reach_of(window: int, block_size: int) -> int:
+    """Full blocks before a block's first token that it sees some token of."""
+    return -(-(window - 1) // block_size)
+
+
+def steady_pages(window: int, block_size: int) -> int:
+    """What a decoding request may hold while one step is in flight: a window begins and ends
+    within a page, and one is to write."""
+    return reach_of(window, block_size) + 2
 
 
 class WindowPool:
@@ -28,10 +39,8 @@ class WindowPool:
     def __init__(self, size: int, window: int, block_size: int) -> None:
         self.window = window
         self.block_size = block_size
-        #: Full blocks before a block's first token that it sees some token of.
-        self.reach = -(-(window - 1) // block_size)
-        #: What a decoding request may hold while one step is in flight.
-        self.steady = self.reach + 2
+        self.reach = reach_of(window, block_size)
+        self.steady = steady_pages(window, block_size)
         assert size >= self.steady, "no request could be sure to go on"
         self.pool = BlockPool(size)
         #: Published block -> its page, and back.

@@ -6,6 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Final, NoReturn
 
@@ -61,6 +62,10 @@ def asyncinfer() -> None:
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit: 0 done, 1 an error, 2 wrong usage, 130 interrupted."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # Closed by whoever started us.
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal that cannot show a character is no reason to lose the rest.
         sys.stdout.reconfigure(errors="replace")
@@ -77,13 +82,22 @@ def _run(args: Sequence[str] | None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has enough (`| head`). Python flushes once more at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read our output has enough (`| head`).
+        _drop_output()
         return 1
-    except AsyncInferError as error:
+    except (AsyncInferError, OSError) as error:
         click.echo(f"Error: {one_line(error)}", err=True)
+        if isinstance(error, OSError):
+            # It may be our output that has no room.
+            _drop_output()
         return 1
     return code if isinstance(code, int) else 0
+
+
+def _drop_output() -> None:
+    """Python flushes once more at its exit."""
+    with suppress(OSError):  # no file at all, in tests
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def one_line(error: BaseException) -> str:

@@ -2,88 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from rich.console import Console
 
 from asyncinfer import bench as its
+from asyncinfer.cli.bench_accuracy import accuracy
 from asyncinfer.cli.bench_cache import cache
 from asyncinfer.cli.bench_gpu import decode, h200, kernels, prefill
 from asyncinfer.cli.bench_load import load
-from asyncinfer.cli.bench_run import FILE, SMOKE, print_record, run_bench
+from asyncinfer.cli.bench_options import FILE, count, loop, number, quick, recorded, repeat, several
+from asyncinfer.cli.bench_run import print_record, run_bench
 
 __all__ = ["bench"]
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def outputs(function: Function) -> Function:
-    """The options every measurement has."""
-    for option in (
-        click.option("--plot", type=FILE, help="Draw a plot, such as out.png (bench extra)."),
-        click.option("--json", "json_path", type=FILE, help="Write the record here."),
-        click.option(
-            "--repeat",
-            type=click.IntRange(1),
-            default=3,
-            show_default=True,
-            help="Repetitions; the median counts.",
-        ),
-    ):
-        function = option(function)
-    return function
 
 
 @click.group()
 def bench() -> None:
-    """Measure the engine on this machine: one command per question.
-
-    \b
-    asyncinfer bench host      what does the engine itself cost per token?
-    asyncinfer bench lag       how late does an event loop run its tasks beside it?
-    asyncinfer bench serve     how many tokens a second do real models give?
-    asyncinfer bench decode    how long do decode steps take, beside what they cannot do without?
-    asyncinfer bench prefill   the same of prompts
-    asyncinfer bench kernels   is every kernel right, and how near to its floor?
-    asyncinfer bench h200      all of a GPU in ten minutes, with targets and peers
-    asyncinfer bench cache     how much of a trace do cache policies find again?
-    asyncinfer bench load      how long does a checkpoint take to load?
-    asyncinfer bench plugins   what do plugins cost, used and unused?
-    asyncinfer bench show      the tables of a record
-    asyncinfer bench compare   what changed between two records?
-    """
+    """Measure the engine on this machine: one command per question."""
 
 
-@bench.command()
-@click.option(
-    "--backend",
-    "loops",
-    multiple=True,
-    type=click.Choice(its.LOOPS),
-    help="Event loop; several may be given.  [default: all that are installed]",
-)
-@click.option(
-    "--running", type=click.IntRange(1), default=256, show_default=True, help="Requests per step."
-)
-@click.option(
-    "--steps", type=click.IntRange(1), default=200, show_default=True, help="Steps measured."
-)
-@click.option(
-    "--streams", type=click.IntRange(1), default=2000, show_default=True, help="Held at once."
-)
-@click.option(
-    "--rate", type=click.FloatRange(1), default=20_000, show_default=True, help="Tokens a second."
-)
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0.1),
-    default=10.0,
-    show_default=True,
-    help="How long streams are held.",
-)
+@bench.command(short_help="What does the engine itself cost per token?")
+@several("--backend", "loops", what="Event loop", kind=its.LOOPS, without="all that are installed")
+@count("--running", 256, "Requests per step.")
+@count("--steps", 200, "Steps measured.")
+@count("--streams", 2000, "Held at once.")
+@number("--rate", 20_000, "Tokens a second.", least=1)
+@number("--seconds", 10.0, "How long streams are held.", least=0.1)
 @click.option(
     "--tokenizer",
     type=click.Choice(["shipped", "bytes"]),
@@ -91,8 +38,9 @@ def bench() -> None:
     show_default=True,
     help="Whose vocabulary the fake model draws from.",
 )
-@click.option("--quick", is_flag=True, help=SMOKE)
-@outputs
+@quick
+@repeat()
+@recorded
 def host(
     loops: tuple[str, ...],
     json_path: Path | None,
@@ -111,59 +59,26 @@ def host(
     run_bench("host", chosen, its.measure_host, json_path, plot)
 
 
-@bench.command()
-@click.option(
+@bench.command(short_help="How late does an event loop run its tasks beside it?")
+@several(
     "-m",
     "--model",
     "models",
-    multiple=True,
-    help=f"{its.SHIPPED!r}, a checkpoint's folder or hub id; several may be given.  "
-    f"[default: {', '.join(its.FAKE_MODELS)}]",
+    what=f"{its.SHIPPED!r}, a checkpoint's folder or hub id",
+    without=", ".join(its.FAKE_MODELS),
 )
-@click.option(
-    "--backend",
-    "loop",
-    type=click.Choice(its.LOOPS),
-    default="asyncio",
-    show_default=True,
-    help="Event loop.",
-)
-@click.option(
-    "--streams", type=click.IntRange(1), default=64, show_default=True, help="Decoding at once."
-)
-@click.option(
-    "--prompt-bytes",
-    type=click.IntRange(64),
-    default=1_000_000,
-    show_default=True,
-    help="Of the long prompts.",
-)
-@click.option(
-    "--senders",
-    type=click.IntRange(1),
-    default=2,
-    show_default=True,
-    help="Clients that send long prompts, one after the other.",
-)
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0.1),
-    default=10.0,
-    show_default=True,
-    help="How long, idle and busy each.",
-)
-@click.option(
-    "--step-ms",
-    type=click.FloatRange(0.0),
-    default=5.0,
-    show_default=True,
-    help="Of a step of the fake model.",
-)
+@loop
+@count("--streams", 64, "Decoding at once.")
+@count("--prompt-bytes", 1_000_000, "Of the long prompts.", least=64)
+@count("--senders", 2, "Clients that send long prompts, one after the other.")
+@number("--seconds", 10.0, "How long, idle and busy each.", least=0.1)
+@number("--step-ms", 5.0, "Of a step of the fake model.", least=0.0)
 @click.option(
     "--gc-freeze", "freeze", is_flag=True, help="Call gc.freeze() once the engine is open."
 )
-@click.option("--quick", is_flag=True, help=SMOKE)
-@outputs
+@quick
+@repeat()
+@recorded
 def lag(
     models: tuple[str, ...],
     json_path: Path | None,
@@ -183,40 +98,21 @@ def lag(
     run_bench("lag", chosen, its.measure_lag, json_path, plot)
 
 
-@bench.command()
-@click.option(
+@bench.command(short_help="How many tokens a second do real models give?")
+@several(
     "-m",
     "--model",
     "models",
-    multiple=True,
-    help=f"{its.SHIPPED!r}, {its.RANDOM!r} (random weights, made on the fly) or a folder; several "
-    "may be given.  [default: the first two]",
+    what=f"{its.SHIPPED!r}, {its.RANDOM!r} (random weights, made on the fly) or a folder",
+    without="the first two",
 )
-@click.option(
-    "--column",
-    "columns",
-    multiple=True,
-    type=click.Choice(list(its.WORKLOADS)),
-    help="Some of the workloads only; several may be given.",
-)
+@several("--column", "columns", what="Some of the workloads only", kind=tuple(its.WORKLOADS))
 @click.option("--peer/--no-peer", default=True, help="Run transformers' generate too.")
-@click.option(
-    "--peer-repeat",
-    type=click.IntRange(1),
-    default=3,
-    show_default=True,
-    help="Repetitions of it, at most: it takes most of the time.",
-)
-@click.option(
-    "--backend",
-    "loop",
-    type=click.Choice(its.LOOPS),
-    default="asyncio",
-    show_default=True,
-    help="Event loop.",
-)
-@click.option("--quick", is_flag=True, help=SMOKE)
-@outputs
+@count("--peer-repeat", 3, "Repetitions of it, at most: it takes most of the time.")
+@loop
+@quick
+@repeat()
+@recorded
 def serve(
     models: tuple[str, ...],
     columns: tuple[str, ...],
@@ -237,33 +133,15 @@ def serve(
     run_bench("serve", chosen, its.measure_serve, json_path, plot)
 
 
-@bench.command()
-@click.option(
-    "--running", type=click.IntRange(1), default=256, show_default=True, help="Requests per step."
-)
-@click.option(
-    "--steps", type=click.IntRange(1), default=200, show_default=True, help="Steps measured."
-)
-@click.option(
-    "--rows",
-    type=click.IntRange(1),
-    default=64,
-    show_default=True,
-    help="Rows that sampler plugins are given.",
-)
-@click.option(
-    "--vocab-size", type=click.IntRange(64), default=32_000, show_default=True, help="Of the rows."
-)
-@click.option(
-    "--backend",
-    "loop",
-    type=click.Choice(its.LOOPS),
-    default="asyncio",
-    show_default=True,
-    help="Event loop.",
-)
-@click.option("--quick", is_flag=True, help=SMOKE)
-@outputs
+@bench.command(short_help="What do plugins cost, used and unused?")
+@count("--running", 256, "Requests per step.")
+@count("--steps", 200, "Steps measured.")
+@count("--rows", 64, "Rows that sampler plugins are given.")
+@count("--vocab-size", 32_000, "Of the rows.", least=64)
+@loop
+@quick
+@repeat()
+@recorded
 def plugins(json_path: Path | None, plot: Path | None, quick: bool, **options: Any) -> None:
     """What plugins cost those who use them, and those who do not.
 
@@ -276,18 +154,18 @@ def plugins(json_path: Path | None, plot: Path | None, quick: bool, **options: A
     run_bench("plugins", its.PluginOptions(**options), its.measure_plugins, json_path, plot)
 
 
-@bench.command()
+@bench.command(short_help="The tables of a record.")
 @click.argument("record", type=FILE)
 @click.option("--plot", type=FILE, help="Draw a plot, such as out.png (bench extra).")
 def show(record: Path, plot: Path | None) -> None:
-    """Print the tables of RECORD, as the run that made it did."""
+    """Print RECORD as tables."""
     loaded = its.Record.load(record)
     if plot is not None:
         its.save_plot(loaded, plot)
     print_record(loaded)
 
 
-@bench.command()
+@bench.command(short_help="What changed between two records?")
 @click.argument("before", type=FILE)
 @click.argument("after", type=FILE)
 def compare(before: Path, after: Path) -> None:
@@ -301,5 +179,5 @@ def compare(before: Path, after: Path) -> None:
         console.print(its.difference_table(different))
 
 
-for command in (cache, decode, h200, kernels, load, prefill):
+for command in (accuracy, cache, decode, h200, kernels, load, prefill):
     bench.add_command(command)

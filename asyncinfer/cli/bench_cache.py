@@ -4,39 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Final
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from asyncinfer import bench as its
+from asyncinfer.cli.bench_options import FILE, recorded, several
+from asyncinfer.cli.bench_run import write_record
 
 __all__ = ["cache"]
 
-FILE: Final = click.Path(dir_okay=False, path_type=Path)
 
-
-@click.command()
+@click.command(short_help="How much of a trace do cache policies find again?")
 @click.argument("trace", type=FILE)
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    help="Name of a cache policy; several may be given.  [default: all that are installed]",
-)
-@click.option(
+@several("--policy", "policies", what="Name of a cache policy", without="all that are installed")
+@several(
     "--blocks",
-    multiple=True,
-    type=click.IntRange(1),
-    help="Blocks of the cache; several may be given.  "
-    f"[default: {', '.join(f'{blocks:,}' for blocks in its.BLOCKS)}]",
+    what="Blocks of the cache",
+    kind=click.IntRange(1),
+    without=", ".join(f"{blocks:,}" for blocks in its.BLOCKS),
 )
 @click.option(
     "--growth", is_flag=True, help="Also what a policy costs by its blocks, to a million of them."
 )
-@click.option("--json", "json_path", type=FILE, help="Write the record here.")
-@click.option("--plot", type=FILE, help="Draw a plot, such as out.png (bench extra).")
+@recorded
 def cache(
     trace: Path,
     policies: tuple[str, ...],
@@ -85,7 +77,4 @@ def cache(
         detail=dataclasses.asdict(result),
         environment=environment,
     )
-    if json_path is not None:
-        record.save(json_path)
-    if plot is not None:
-        its.save_plot(record, plot)
+    write_record(record, json_path, plot)

@@ -3,80 +3,69 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 from rich.console import Console
 
 from asyncinfer import bench as its
-from asyncinfer.cli.bench_run import FILE, SMOKE, print_record, run_bench
+from asyncinfer.cli.bench_options import count, device, number, quick, recorded, repeat, several
+from asyncinfer.cli.bench_run import print_record, run_bench
+from asyncinfer.config import KV, Weights
 
 __all__ = ["decode", "h200", "kernels", "prefill"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def device_options(function: Function) -> Function:
-    """The options that all of them have."""
-    for option in (
-        click.option("--plot", type=FILE, help="Draw a plot, such as out.png (bench extra)."),
-        click.option("--json", "json_path", type=FILE, help="Write the record here."),
-        click.option("--quick", is_flag=True, help=SMOKE),
-        click.option(
-            "--device",
-            default="auto",
-            show_default=True,
-            help="A torch device; auto takes CUDA where there is one.",
-        ),
-    ):
-        function = option(function)
-    return function
-
-
-def shape_option(function: Function) -> Function:
-    decorate = click.option(
+def shapes(function: Function) -> Function:
+    return several(
         "--shape",
         "shapes",
-        multiple=True,
-        type=click.Choice(its.FULL_SHAPES),
-        help="Shape of the model; several may be given.  [default: all; a smoke run on a CPU]",
-    )
-    return decorate(function)
+        what="Shape of the model",
+        kind=its.FULL_SHAPES,
+        without="all; a smoke run on a CPU",
+    )(function)
 
 
-def numbers_option(
-    flag: str, default: Sequence[int], help_text: str
-) -> Callable[[Function], Function]:
-    return click.option(
-        flag,
-        multiple=True,
-        type=click.IntRange(1),
-        default=default,
+def floors(function: Function) -> Function:
+    kind = click.FloatRange(1)
+    what = "a second of the floors.  [default: of a"
+    bandwidth = click.option("--bandwidth", type=kind, help=f"Bytes {what} copy, measured]")
+    flops = click.option("--flops", type=kind, help=f"Operations {what} product, measured]")
+    return bandwidth(flops(function))
+
+
+def formats(function: Function) -> Function:
+    weights = click.option(
+        "--weights",
+        type=click.Choice(get_args(Weights)),
+        default="plain",
         show_default=True,
-        help=f"{help_text}; several may be given.",
+        help="How the layers' matrices are held.",
     )
+    kv = click.option(
+        "--kv",
+        type=click.Choice(get_args(KV)),
+        default="plain",
+        show_default=True,
+        help="How keys and values are held.",
+    )
+    return weights(kv(function))
 
 
-def floor_options(function: Function) -> Function:
-    for flag, what in (
-        ("--bandwidth", "Bytes a second of the floors.  [default: of a copy, measured]"),
-        ("--flops", "Operations a second of the floors.  [default: of a product, measured]"),
-    ):
-        function = click.option(flag, type=click.FloatRange(1), help=what)(function)
-    return function
-
-
-@click.command()
-@shape_option
-@numbers_option("--batch", (1, 64), "Sequences in a step")
-@numbers_option("--context", (512, 2048, 8192), "Tokens behind each")
-@click.option(
-    "--steps", type=click.IntRange(2), default=40, show_default=True, help="Steps measured."
-)
-@floor_options
-@device_options
+@click.command(short_help="How long are decode steps, beside their floor?")
+@shapes
+@several("--batch", what="Sequences in a step", kind=click.IntRange(1), default=(1, 64))
+@several("--context", what="Tokens behind each", kind=click.IntRange(1), default=(512, 2048, 8192))
+@count("--steps", 40, "Steps measured.", least=2)
+@floors
+@formats
+@device
+@quick
+@recorded
 def decode(
     shapes: tuple[str, ...],
     batch: tuple[int, ...],
@@ -94,25 +83,16 @@ def decode(
     run_bench("decode", chosen, its.measure_decode, json_path, plot)
 
 
-@click.command()
-@shape_option
-@numbers_option("--tokens", (2048, 8192), "Tokens of the prompt")
-@click.option(
-    "--max-step-tokens",
-    type=click.IntRange(1),
-    default=2048,
-    show_default=True,
-    help="Tokens of a step at most.",
-)
-@click.option(
-    "--repeat",
-    type=click.IntRange(1),
-    default=3,
-    show_default=True,
-    help="Repetitions; the median counts.",
-)
-@floor_options
-@device_options
+@click.command(short_help="How long do prompts take, beside their floor?")
+@shapes
+@several("--tokens", what="Tokens of the prompt", kind=click.IntRange(1), default=(2048, 8192))
+@count("--max-step-tokens", 2048, "Tokens of a step at most.")
+@repeat()
+@floors
+@formats
+@device
+@quick
+@recorded
 def prefill(
     shapes: tuple[str, ...],
     tokens: tuple[int, ...],
@@ -125,20 +105,14 @@ def prefill(
     run_bench("prefill", chosen, its.measure_prefill, json_path, plot)
 
 
-@click.command()
-@shape_option
-@numbers_option("--batch", (1, 64), "Sequences in the step")
-@click.option(
-    "--context", type=click.IntRange(1), default=2048, show_default=True, help="Tokens behind each."
-)
-@click.option(
-    "--repeat",
-    type=click.IntRange(1),
-    default=15,
-    show_default=True,
-    help="Repetitions; the median counts.",
-)
-@device_options
+@click.command(short_help="Is every kernel right, and how near to its floor?")
+@shapes
+@several("--batch", what="Sequences in the step", kind=click.IntRange(1), default=(1, 64))
+@count("--context", 2048, "Tokens behind each.")
+@repeat(15)
+@device
+@quick
+@recorded
 def kernels(
     shapes: tuple[str, ...],
     batch: tuple[int, ...],
@@ -151,22 +125,12 @@ def kernels(
     run_bench("kernels", chosen, its.measure_kernels, json_path, plot)
 
 
-@click.command()
-@click.option(
-    "--part",
-    "parts",
-    multiple=True,
-    type=click.Choice(list(its.PARTS)),
-    help="Some of the parts only; several may be given.",
-)
-@click.option(
-    "--seconds",
-    type=click.FloatRange(1),
-    default=600.0,
-    show_default=True,
-    help="Of the whole run, at most.",
-)
-@device_options
+@click.command(short_help="All of a GPU in ten minutes, with targets and peers.")
+@several("--part", "parts", what="Some of the parts only", kind=tuple(its.PARTS))
+@number("--seconds", 600.0, "Of the whole run, at most.", least=1)
+@device
+@quick
+@recorded
 def h200(parts: tuple[str, ...], json_path: Path | None, plot: Path | None, **options: Any) -> None:
     """All of a GPU within ten minutes, each target with a pass or a shortfall.
 

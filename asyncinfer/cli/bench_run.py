@@ -1,21 +1,17 @@
-"""What the commands of `asyncinfer bench` share: their options, and what becomes of a result."""
+"""What becomes of the result of an `asyncinfer bench`."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import click
 from rich.console import Console
 
 from asyncinfer import bench as its
 
-__all__ = ["FILE", "SMOKE", "print_record", "run_bench"]
-
-FILE: Final = click.Path(dir_okay=False, path_type=Path)
-SMOKE: Final = "A smoke run of seconds; its figures mean nothing."
+__all__ = ["print_record", "run_bench", "write_record"]
 
 
 def run_bench(
@@ -41,6 +37,11 @@ def run_bench(
         environment=environment,
     )
     print_record(record)
+    write_record(record, json_path, plot)
+
+
+def write_record(record: its.Record, json_path: Path | None, plot: Path | None) -> None:
+    """What was asked for of the two."""
     if json_path is not None:
         record.save(json_path)
     if plot is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from typing import Any
 
@@ -45,7 +46,7 @@ def generate(
     asyncinfer generate "def add(a, b):"
     asyncinfer generate -m meta-llama/Llama-3.2-1B -t 0.7 --stop $'\\n\\n' - < prompt.txt
     """
-    text = _stdin() if prompt == "-" else prompt
+    text = _stdin() if prompt == "-" else _argument(prompt)
     sampling |= {"max_tokens": max_tokens, "n": answers}
     if echo is None:
         echo = sys.stdout.isatty()
@@ -93,7 +94,21 @@ def _summary(done: asyncinfer.Completion) -> None:
         return
     speed = f", {1 / done.timings.per_token:.0f} tokens/s" if done.timings.per_token else ""
     line = f"{done.usage.completion_tokens} tokens{speed}, {done.finish_reason}"
-    click.echo(click.style(line, dim=True), err=True)
+    # https://no-color.org
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    click.echo(click.style(line, dim=not plain, reset=not plain), err=True)
+
+
+def _argument(text: str) -> str:
+    """What Python could not decode by the locale is UTF-8, if anything."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        try:
+            return os.fsencode(text).decode("utf-8")
+        except UnicodeError as error:
+            raise click.UsageError(f"PROMPT is not UTF-8: {error}") from error
+    return text
 
 
 def _stdin() -> str:

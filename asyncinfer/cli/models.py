@@ -18,7 +18,7 @@ __all__ = ["models"]
 @click.option("--json", is_flag=True, help="Print JSON.")
 def models(folder: Path | None, json: bool) -> int:
     """List the architectures that can be loaded; or look at the checkpoint in FOLDER and say
-    whether it can be, and if not, what is lacking. Reads headers only."""
+    whether it can be, and if not, what is lacking. Reads headers only. A config.json will do."""
     if folder is not None:
         found = examine(folder)
         click.echo(_as_json(found) if json else _as_text(found))
@@ -49,10 +49,13 @@ def _as_text(found: Examined) -> str:
         return "\n".join([f"{names}: cannot be loaded", *found.problems])
     config = found.config
     assert config is not None
-    return (
-        f"{names}: can be loaded\n{found.parameters:,} parameters in {config.num_layers} layers, "
-        f"context {config.max_context:,}"
+    lines = (
+        f"{names}: can be loaded",
+        f"{found.parameters:,} parameters in {config.num_layers} layers, "
+        f"context {config.max_context:,}",
+        *found.notes,
     )
+    return "\n".join(lines)
 
 
 def _as_json(found: Examined) -> str:
@@ -61,5 +64,6 @@ def _as_json(found: Examined) -> str:
         "supported": not found.problems,
         "parameters": found.parameters,
         "problems": found.problems,
+        "notes": found.notes,
     }
     return json_format.dumps(values, indent=2)

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar, cast, get_args
 
 import click
 
-from asyncinfer.config import Weights
+from asyncinfer.config import KV, Weights
 
 __all__ = ["byte_size", "engine_options", "sampling_options"]
 
@@ -46,6 +46,11 @@ def engine_options(function: Function) -> Function:
             "--weights",
             type=click.Choice(get_args(Weights)),
             help="How the layers' matrices are held.  [default: plain]",
+        ),
+        click.option(
+            "--kv",
+            type=click.Choice(get_args(KV)),
+            help="How keys and values are held.  [default: plain]",
         ),
         click.option(
             "--kv-bytes",

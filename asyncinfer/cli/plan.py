@@ -14,7 +14,7 @@ from rich.table import Table
 
 from asyncinfer.bench import check_plot
 from asyncinfer.cli.plan_plot import save_plan_plot
-from asyncinfer.planner import Plan, gpus
+from asyncinfer.planner import FormatPlan, Plan, gpus
 from asyncinfer.planner import plan as make_plan
 
 __all__ = ["plan"]
@@ -66,8 +66,9 @@ def _print(found: Plan) -> None:
         f"{_short(found.active_parameters)} of them at work on a token",
         f"{gpu.title}: {gpu.memory / 1e9:.0f} GB, {found.bandwidth / 1e12:.4g} TB/s, "
         f"{found.flops / 1e12:.4g} TFLOP/s{measured}",
-        f"context {found.context:,}: {first.kv_bytes_per_token:,} bytes of KV per token, "
-        f"{first.kv_bytes_per_token * found.context / 1e9:.3g} GB per sequence",
+        f"context {found.context:,}: {first.kv_bytes_per_token:,} bytes of KV per token"
+        f"{_beyond(first)}, "
+        f"{first.kv_bytes_per_sequence / 1e9:.3g} GB per sequence",
         f"batch {found.batch:,}: {_limit(found)}",
     ):
         click.echo(line)
@@ -101,6 +102,13 @@ def _print(found: Plan) -> None:
     click.echo()
     # A pipe has no width to fit.
     Console(width=None if sys.stdout.isatty() else 144).print(table)
+
+
+def _beyond(its: FormatPlan) -> str:
+    """Where windows are full: what a token more takes."""
+    if its.kv_bytes_per_further_token == its.kv_bytes_per_token:
+        return ""
+    return f" ({its.kv_bytes_per_further_token:,} of one more)"
 
 
 def _limit(found: Plan) -> str:

@@ -38,17 +38,17 @@ class Checkpoint:
 
     def load(self, config: EngineConfig, progress: Progress | None) -> Loaded:
         # Imports torch: engines on other model sources need none.
+        from asyncinfer.models.remote_code import tokenizer_code
         from asyncinfer.runner import open_runner
         from asyncinfer.weights import resolve
 
         folder = resolve(self.model, revision=config.revision)
         tokenizer = Tokenizer.from_folder(folder)
-        return Loaded(
-            runner=open_runner(folder, config, tokenizer.vocab_size, progress),
-            tokenizer=tokenizer,
-            template=ChatTemplate.from_folder(folder),
-            defaults=generation_defaults(folder),
-        )
+        template = ChatTemplate.from_folder(folder, tokenizer.shield)
+        defaults = generation_defaults(folder)
+        runner = open_runner(folder, config, tokenizer.vocab_size, progress)
+        notes = (*runner.notes, *tokenizer_code(folder))
+        return Loaded(runner, tokenizer, template, defaults, notes)
 
 
 def source_of(model: str | Path | ModelSource | None) -> ModelSource:
@@ -89,7 +89,8 @@ def open_core(
         if watch is not None:
             watch.discard()
         raise
-    emit("engine_loaded", model=repr(source), blocks=loaded.runner.spec.num_blocks)
+    notes = {"notes": loaded.notes} if loaded.notes else {}
+    emit("engine_loaded", model=repr(source), blocks=loaded.runner.spec.num_blocks, **notes)
     core = Core(loaded, scheduler, config, admission, ports, watch=watch)
     if watch is not None:
         name = source.model if isinstance(source, Checkpoint) else type(source).__name__

@@ -18,7 +18,7 @@ from asyncinfer.chunk import EngineStats
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine import output
 from asyncinfer.engine.admission import Admission
-from asyncinfer.engine.job import Job
+from asyncinfer.engine.job import Answer, Job
 from asyncinfer.engine.jobs import Jobs, answer_of
 from asyncinfer.engine.pace import Pace
 from asyncinfer.engine.ports import Port
@@ -62,7 +62,7 @@ class Core:
         self.watch = watch
         #: `SimpleQueue.put` is reentrant: finalizers may call it from any thread at any point.
         self.inbox: SimpleQueue[tuple[Command, Any]] = SimpleQueue()
-        self.stats = EngineStats(blocks_total=scheduler.blocks_total)
+        self.stats: EngineStats
         #: When a close stops waiting for what still runs; None while open.
         self.drain_until: float | None = None
         #: When the step that runs now was begun; None between steps.
@@ -73,6 +73,7 @@ class Core:
         self._clock = clock
         self._pace = Pace(config.overlap, self.runner.spec.overlap)
         self._in_flight: deque[tuple[StepPlan, object]] = deque()
+        self._publish()
 
     def post(self, command: Command, argument: Any = None) -> None:
         """Ask for something, from any thread. Never blocks, never raises."""
@@ -206,14 +207,16 @@ class Core:
             job = answer_of(request).job
             self.jobs.fail(job, now, _named(job, error))
         logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
+        # Runs for every token: what would be a call each is written out here.
         for request, tokens, reason, row in zip(
             advanced.requests, advanced.tokens, advanced.reasons, advanced.rows, strict=True
         ):
-            answer = answer_of(request)
+            answer = request.owner
+            assert isinstance(answer, Answer)
             job = answer.job
             if answer.ended:
                 continue
-            if row in prompt_logprobs:
+            if prompt_logprobs and row in prompt_logprobs:
                 position = plan.starts[row] + 1
                 job.add_prompt_logprobs(position, output.token_logprobs(prompt_logprobs[row]))
             if not tokens:
@@ -223,7 +226,7 @@ class Core:
                 if self.watch is not None:
                     self.watch.first_token(job, now)
             job.last_token = now
-            its = output.token_logprobs(logprobs[row]) if row in logprobs else ()
+            its = output.token_logprobs(logprobs[row]) if logprobs and row in logprobs else ()
             ended = output.advance(answer, tokens, reason, its)
             if ended is not None:
                 self.jobs.finish(answer, ended, now)
@@ -231,7 +234,7 @@ class Core:
                 self.jobs.park(answer, now)
 
     def _publish(self) -> None:
-        its, jobs = self.scheduler, self.jobs
+        its, counters, jobs = self.scheduler, self.scheduler.counters, self.jobs
         self.stats = EngineStats(
             running=its.running,
             waiting=its.waiting,
@@ -239,11 +242,14 @@ class Core:
             blocks_total=its.blocks_total,
             blocks_free=its.blocks_free,
             blocks_cached=its.blocks_cached,
-            prompt_tokens=its.prompt_tokens,
-            cached_tokens=its.cached_tokens,
-            generated_tokens=its.generated_tokens,
-            preemptions=its.preemptions,
-            steps=its.steps,
+            window_pages_total=its.window_pages_total,
+            window_pages_free=its.window_pages_free,
+            window_pages_cached=its.window_pages_cached,
+            prompt_tokens=counters.prompt_tokens,
+            cached_tokens=counters.cached_tokens,
+            generated_tokens=counters.generated_tokens,
+            preemptions=counters.preemptions,
+            steps=counters.steps,
             finished=jobs.finished,
             aborted=jobs.aborted,
             failed=jobs.failed,

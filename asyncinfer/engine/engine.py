@@ -17,6 +17,7 @@ import anyio
 
 from asyncinfer.chunk import Completion, EngineStats
 from asyncinfer.config import EngineConfig, OnFull
+from asyncinfer.engine import process
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.assemble import open_core, source_of
 from asyncinfer.engine.core import Command, Core
@@ -25,7 +26,6 @@ from asyncinfer.engine.job import Job
 from asyncinfer.engine.mailbox import Outcome
 from asyncinfer.engine.options import RequestOptions
 from asyncinfer.engine.ports import Port, current_port
-from asyncinfer.engine.process import current_process
 from asyncinfer.engine.source import ModelSource, Progress
 from asyncinfer.engine.stream import Stream
 from asyncinfer.engine.thread import DecodeThread
@@ -69,7 +69,7 @@ class Engine:
         self._thread: DecodeThread | None = None
         self._core: Core | None = None
         self._intake: Intake | None = None
-        self._process = current_process()
+        self._process = process.pid
         self._ids = count(1)
 
     @classmethod
@@ -151,12 +151,16 @@ class Engine:
         """Refuse new requests, let running ones go on for `drain_timeout` seconds (None takes the
         configuration's, 0 aborts them), and give all memory back. A second call does nothing.
 
-        Raises `EngineDead` if the decode thread hangs in a step; never hangs itself.
+        Raises `EngineDead` if the decode thread hangs in a step, `ValueError` for a bad
+        `drain_timeout`; never hangs itself.
         """
         thread = self._thread
         if thread is None or not self._in_process():
             return
-        drain = self.config.drain_timeout if drain_timeout is None else drain_timeout
+        config = self.config
+        if drain_timeout is not None:
+            config = config.replace(drain_timeout=drain_timeout)
+        drain = config.drain_timeout
         self._post(Command.CLOSE, drain)
         with anyio.move_on_after(drain + CLOSE_GRACE, shield=True):
             await thread.closed.wait(current_port(self._ports))
@@ -196,14 +200,17 @@ class Engine:
         self._core = thread.core
         self._intake = Intake(thread.core, self.config)
 
-    async def _submit(self, stream: Stream) -> Job:
-        """Turn a stream into a job and hand it to the decode thread."""
+    async def _submit(self, stream: Stream, *, quiet: bool) -> Job:
+        """Turn a stream into a job and hand it to the decode thread. `quiet`: nothing is read
+        before the end."""
         core = self._check()
         assert self._intake is not None
         now = time.monotonic()
         port = current_port(self._ports)
         options, params = stream._options, stream._params
         job = Job(stream.request_id, port, params, options, now, stream._context)
+        # Before the engine has it: the buffer of one that is awaited is never full.
+        job.mailbox.quiet = quiet
         self._admission.enter(params.n)
         try:
             hint = min(job.deadline or math.inf, now + _scope_deadline())
@@ -240,7 +247,7 @@ class Engine:
             )
 
     def _in_process(self) -> bool:
-        return current_process() == self._process
+        return process.pid == self._process
 
     def _post(self, command: Command, argument: Any) -> None:
         if self._core is not None:
@@ -251,11 +258,13 @@ class Engine:
 
     def __del__(self) -> None:
         thread = getattr(self, "_thread", None)
-        if thread is None or not self._in_process() or thread.closed.is_set:
+        if thread is None or not self._in_process():
+            return
+        if self._intake is not None:
+            self._intake.dismiss()
+        if thread.closed.is_set:
             return
         self._post(Command.CLOSE, 0.0)
-        if self._intake is not None:
-            self._intake.close()
         warnings.warn(
             "an Engine was dropped without aclose(); use `async with Engine(...)`",
             ResourceWarning,

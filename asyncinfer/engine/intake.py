@@ -18,16 +18,17 @@ from asyncinfer.engine.job import Answer, Job
 from asyncinfer.engine.options import RequestOptions
 from asyncinfer.engine.ports import Cell
 from asyncinfer.engine.samplers import resolve_sampler
-from asyncinfer.errors import InvalidRequest
+from asyncinfer.errors import EngineClosed, InvalidRequest
 from asyncinfer.scheduler import ChosenSampler, Request
 from asyncinfer.text import Detokenizer, StopStrings
 
 __all__ = ["Intake"]
 
-#: Prompts up to this size are prepared on the spot (well under a millisecond); a trip to a worker
+#: Requests up to this size are prepared on the spot (well under a millisecond); a trip to a worker
 #: thread costs more than they do.
 INLINE_CHARS = 1024
 INLINE_TOKENS = 4096
+INLINE_WORDS = 4
 WORKERS = 2
 
 _SEED_MASK = 2**64 - 1
@@ -45,6 +46,7 @@ class Intake:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
+        self._closed = False
 
     async def fill(
         self, job: Job, prompt: Any, options: RequestOptions, deadline_hint: float | None
@@ -52,17 +54,27 @@ class Intake:
         """Give `job` its answers and their requests. Raises `InvalidRequest`."""
         prepare = partial(self.prepare, job, prompt, options, deadline_hint)
         short = INLINE_CHARS if isinstance(prompt, str) else INLINE_TOKENS
-        if (isinstance(prompt, str) or _is_token_ids(prompt)) and len(prompt) <= short:
+        plain = isinstance(prompt, str) or _is_token_ids(prompt)
+        params = job.params
+        if plain and len(prompt) * params.n <= short and len(params.bad_words) <= INLINE_WORDS:
             prepare()
         else:
             await self._on_worker(Cell(job.mailbox.port), prepare)
 
+    def dismiss(self) -> None:
+        """Let the threads end when they have done what they were given. Waits for nothing."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                for _ in self._threads:
+                    self._work.put(None)
+
     def close(self) -> None:
-        for _ in self._threads:
-            self._work.put(None)
+        self.dismiss()
         for thread in self._threads:
-            # One that is in the middle of a prompt ends by itself; it is nobody's to wait for.
-            thread.join(timeout=0.1)
+            # One that is in the middle of a prompt ends by itself; it is nobody's to wait for, and
+            # this runs on an event loop.
+            thread.join(timeout=0.01)
         self._threads.clear()
 
     async def _on_worker(self, cell: Cell, prepare: Callable[[], None]) -> None:
@@ -77,20 +89,23 @@ class Intake:
             done.append(error)
             cell.port.post(cell.port.wake, cell)
 
-        self._start_workers()
-        self._work.put(work)
+        self._give(work)
         await cell.wait_for(lambda: done)
         if done[0] is not None:
             raise done[0]
 
-    def _start_workers(self) -> None:
+    def _give(self, work: Callable[[], None]) -> None:
+        # A thread that is to end does so after all the work that was taken on, and takes no more.
         with self._lock:
+            if self._closed:
+                raise EngineClosed("the engine was closed")
             while len(self._threads) < WORKERS:
                 thread = threading.Thread(
                     target=_serve, args=(self._work,), name="asyncinfer-intake", daemon=True
                 )
                 self._threads.append(thread)
                 thread.start()
+            self._work.put(work)
 
     def prepare(
         self, job: Job, prompt: Any, options: RequestOptions, deadline_hint: float | None
@@ -156,8 +171,7 @@ class Intake:
                 raise InvalidRequest("prompt", "chat messages", "this model has no chat template")
             text = self._loaded.template.render(prompt)
             self._check_chars(text)
-            # A template writes the special tokens itself.
-            token_ids = tokenizer.encode(text, add_special_tokens=False)
+            token_ids = tokenizer.encode_chat(text)
         else:
             raise InvalidRequest(
                 "prompt", prompt, "must be a string, a list of token ids or a list of chat messages"

@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import get_args
 
-from asyncinfer.config import OnFull
+from asyncinfer.config import MAX_BUFFER, OnFull
 from asyncinfer.errors import InvalidRequest
+from asyncinfer.params import check_integer, check_real
 
 __all__ = ["RequestOptions"]
 
-MAX_BUFFER = 1_000_000
 MAX_SCOPE_CHARS = 256
 
 
@@ -30,21 +30,12 @@ class RequestOptions:
     on_full: OnFull
 
     def __post_init__(self) -> None:
-        for name, low, high in (("priority", -(2**31), 2**31 - 1), ("buffer", 1, MAX_BUFFER)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise InvalidRequest(name, value, "must be an integer")
-            if not low <= value <= high:
-                raise InvalidRequest(name, value, f"must be between {low} and {high}")
-        if self.deadline is not None and not (
-            isinstance(self.deadline, int | float)
-            and not isinstance(self.deadline, bool)
-            and math.isfinite(self.deadline)
-            and self.deadline > 0
-        ):
-            raise InvalidRequest(
-                "deadline", self.deadline, "must be a finite number of seconds > 0"
-            )
+        put = object.__setattr__
+        put(self, "priority", check_integer("priority", self.priority, -(2**31), 2**31 - 1))
+        put(self, "buffer", check_integer("buffer", self.buffer, 1, MAX_BUFFER))
+        if self.deadline is not None:
+            seconds = check_real("deadline", self.deadline, 0.0, math.inf, open_low=True)
+            put(self, "deadline", seconds)
         if not isinstance(self.cache_scope, str) or len(self.cache_scope) > MAX_SCOPE_CHARS:
             raise InvalidRequest(
                 "cache_scope",

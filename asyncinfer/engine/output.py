@@ -23,18 +23,11 @@ def advance(
     a stop token or stop string, and of anything after it, is never shown.
     """
     answer.count += len(tokens)
-    shown = tokens[:-1] if reason == "stop" else tokens
-    text = ""
-    for token in shown:
-        text += answer.detokenizer.push(token)
-    if reason is not None:
-        text += answer.detokenizer.flush()
-    if answer.stops is not None and answer.count >= answer.job.params.min_tokens:
-        text, found = answer.stops.push(text)
-        if found:
-            reason = "stop"
-        elif reason is not None:
-            text += answer.stops.flush()
+    if reason is None and answer.stops is None and len(tokens) == 1:
+        # Nearly every token there is.
+        text = answer.detokenizer.push(tokens[0])
+    else:
+        text, reason = _read(answer, tokens, reason)
     _put(answer, text, tokens, logprobs, reason)
     return reason
 
@@ -43,7 +36,7 @@ def finish(answer: Answer, reason: str) -> None:
     """End an answer between two tokens, showing what was held back."""
     text = answer.detokenizer.flush()
     if answer.stops is not None:
-        text, found = answer.stops.push(text)
+        text, found = answer.stops.push(text, answer.count >= answer.job.params.min_tokens)
         if not found:
             text += answer.stops.flush()
     _put(answer, text, (), (), reason)
@@ -51,6 +44,21 @@ def finish(answer: Answer, reason: str) -> None:
 
 def token_logprobs(rows: RowLogprobs) -> tuple[TokenLogprob, ...]:
     return tuple(map(TokenLogprob, rows.token_ids, rows.logprobs, rows.ranks, map(tuple, rows.top)))
+
+
+def _read(answer: Answer, tokens: Sequence[int], reason: str | None) -> tuple[str, str | None]:
+    """The text that `tokens` settle, and why the answer ends, if it does."""
+    shown = tokens[:-1] if reason == "stop" else tokens
+    text = "".join(map(answer.detokenizer.push, shown))
+    if reason is not None:
+        text += answer.detokenizer.flush()
+    if answer.stops is not None:
+        text, found = answer.stops.push(text, answer.count >= answer.job.params.min_tokens)
+        if found:
+            reason = "stop"
+        elif reason is not None:
+            text += answer.stops.flush()
+    return text, reason
 
 
 def _put(
@@ -61,15 +69,14 @@ def _put(
     reason: str | None,
 ) -> None:
     job = answer.job
-    mailbox = job.mailbox
-    if job.on_full == "coalesce" and (answer.held_ids or answer.held_text or mailbox.full):
-        # What is held rides with the first chunk that finds room, or with the last one.
+    if job.on_full == "coalesce":
+        # What finds no room is held, and rides with the first chunk that does, or with the last.
         answer.held_text += text
         answer.held_ids += tokens
         answer.held_logprobs += logprobs
-        if mailbox.full and reason is None:
+        if job.mailbox.full and reason is None:
             return
         text, answer.held_text = answer.held_text, ""
         tokens, answer.held_ids = answer.held_ids, []
         logprobs, answer.held_logprobs = tuple(answer.held_logprobs), []
-    mailbox.put((text, tuple(tokens), logprobs, answer.index, reason))
+    job.mailbox.put((text, tuple(tokens), logprobs, answer.index, reason))

@@ -42,8 +42,9 @@ class Port(ABC):
 
     def _wake_some(self, cells: list[Cell], first: int) -> None:
         """Wake the tasks from `first` on, with a turn for everybody else after every `BURST`."""
+        wake = self.wake
         for cell in cells[first : first + BURST]:
-            self.wake(cell)
+            wake(cell)
         if first + BURST < len(cells):
             self.soon(self._wake_some, cells, first + BURST)
 
@@ -64,8 +65,9 @@ class Port(ABC):
         """Whether the caller runs on this loop."""
 
     @abstractmethod
-    def announce(self, cell: Cell) -> None:
-        """Make the current task the cell's waiter, before it looks for data once more."""
+    def announce(self, cell: Cell) -> bool:
+        """Make the current task the cell's waiter, before it looks for data once more.
+        False, and nothing is done, where the caller does not run on this loop."""
 
     @abstractmethod
     def park(self, cell: Cell) -> Awaitable[object]:
@@ -83,16 +85,19 @@ class Port(ABC):
 class Cell:
     """A place where one task waits for news from other threads."""
 
-    __slots__ = ("port", "waiter")
+    __slots__ = ("port", "reader", "waiter")
 
     def __init__(self, port: Port) -> None:
         self.port = port
         self.waiter: Any = None
+        #: The task that waited last, if its loop has tasks of its own: a task never moves.
+        self.reader: object = None
 
     async def wait_for(self, ready: Callable[[], object]) -> None:
         """Wait until `ready()` is true. Whoever makes it true then wakes this cell."""
         while not ready():
-            self.port.announce(self)
+            announced = self.port.announce(self)
+            assert announced, "waited for on another event loop"
             try:
                 if not ready():
                     await self.port.park(self)
@@ -149,8 +154,11 @@ class AsyncioPort(Port):
     def here(self) -> bool:
         return asyncio._get_running_loop() is self._loop
 
-    def announce(self, cell: Cell) -> None:
+    def announce(self, cell: Cell) -> bool:
+        if asyncio._get_running_loop() is not self._loop:
+            return False
         cell.waiter = self._loop.create_future()
+        return True
 
     def park(self, cell: Cell) -> Awaitable[object]:
         waiter: asyncio.Future[None] = cell.waiter
@@ -165,16 +173,38 @@ class AsyncioPort(Port):
         await asyncio.sleep(0)
 
 
+class _News:
+    """Handed to a task that trio wakes. An `outcome.Value`, of which trio would make one per
+    wake-up, is for one use only; this one is not."""
+
+    def unwrap(self) -> None: ...
+
+
+_NEWS = _News()
+
+
 class TrioPort(Port):
     """A trio run."""
 
-    __slots__ = ("_current_token", "_gave_up", "_lowlevel", "_run_finished", "_token")
+    __slots__ = (
+        "_current_task",
+        "_current_token",
+        "_gave_up",
+        "_lowlevel",
+        "_reschedule",
+        "_run_finished",
+        "_sleep",
+        "_token",
+    )
 
     def __init__(self, trio: Any, token: Any) -> None:
         super().__init__()
         self._token = token
         self._lowlevel = trio.lowlevel
+        self._current_task = trio.lowlevel.current_task
         self._current_token = trio.lowlevel.current_trio_token
+        self._reschedule = trio.lowlevel.reschedule
+        self._sleep = trio.lowlevel.wait_task_rescheduled
         self._run_finished = trio.RunFinishedError
         succeeded = trio.lowlevel.Abort.SUCCEEDED
         #: Made once: whatever is made per wait is one more object for the garbage collector.
@@ -199,19 +229,28 @@ class TrioPort(Port):
         except RuntimeError:
             return False
 
-    def announce(self, cell: Cell) -> None:
-        cell.waiter = self._lowlevel.current_task()
+    def announce(self, cell: Cell) -> bool:
+        try:
+            task = self._current_task()
+        except RuntimeError:
+            return False
+        if task is not cell.reader:
+            if self._current_token() is not self._token:
+                return False
+            cell.reader = task
+        cell.waiter = task
+        return True
 
     def park(self, cell: Cell) -> Awaitable[object]:
         # trio clears this when it reschedules the task, whether we or a cancellation wake it.
         cell.waiter.custom_sleep_data = cell
-        waiting: Awaitable[object] = self._lowlevel.wait_task_rescheduled(self._gave_up)
+        waiting: Awaitable[object] = self._sleep(self._gave_up)
         return waiting
 
     def wake(self, cell: Cell) -> None:
         task = cell.waiter
         if task is not None and task.custom_sleep_data is cell:
-            self._lowlevel.reschedule(task)
+            self._reschedule(task, _NEWS)
 
     async def checkpoint(self) -> None:
         await self._lowlevel.checkpoint()
@@ -221,8 +260,10 @@ def current_port(known: dict[object, Port]) -> Port:
     """The port of the running event loop, from `known` or new in it. Ports of loops that ended
     are dropped. Raises `RuntimeError` outside an event loop."""
     trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_task():
-        key: object = trio.lowlevel.current_trio_token()
+    # Without it, another thread is in the middle of importing trio.
+    lowlevel = getattr(trio, "lowlevel", None)
+    if lowlevel is not None and lowlevel.in_trio_task():
+        key: object = lowlevel.current_trio_token()
     else:
         key = asyncio.get_running_loop()
     port = known.get(key)

@@ -1,23 +1,19 @@
-"""Which process this is. Asked for at every wait, and a system call takes longer than the rest of
+"""Which process this is. Looked at in every wait, and a system call takes longer than the rest of
 one: so it is asked for once per process."""
 
 from __future__ import annotations
 
 import os
 
-__all__ = ["current_process"]
+__all__ = ["pid"]
 
-_pid = os.getpid()
-
-
-def current_process() -> int:
-    """`os.getpid()`, also after a fork."""
-    return _pid
+#: `os.getpid()`, also after a fork.
+pid = os.getpid()
 
 
 def _forked() -> None:
-    global _pid
-    _pid = os.getpid()
+    global pid
+    pid = os.getpid()
 
 
 if hasattr(os, "register_at_fork"):

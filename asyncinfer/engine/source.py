@@ -25,6 +25,8 @@ class Loaded:
     template: ChatTemplate | None = None
     #: Sampling options that apply where a request says nothing (generation_config.json).
     defaults: dict[str, Any] = field(default_factory=dict)
+    #: What to know of how it was loaded, for the log.
+    notes: tuple[str, ...] = ()
 
 
 class ModelSource(Protocol):

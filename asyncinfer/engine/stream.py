@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from asyncinfer.chunk import Chunk, Completion, Timings, Usage
+from asyncinfer.engine import process
 from asyncinfer.engine.core import Command
 from asyncinfer.engine.job import Job
-from asyncinfer.engine.mailbox import Mailbox
+from asyncinfer.engine.mailbox import Mailbox, Outcome
 from asyncinfer.engine.options import RequestOptions
 from asyncinfer.engine.transcript import Transcript
 from asyncinfer.errors import EngineClosed, StreamBusy
@@ -54,45 +55,53 @@ class Stream:
         self._burst = 0
         self._stopped = False
         self._closed = False
+        #: Set when the task that waits for the end stops waiting; None if none does.
+        self._waited: anyio.Event | None = None
 
     def __aiter__(self) -> Stream:
         return self
 
     async def __anext__(self) -> Chunk:
         # Runs for every token: what would be a call each is written out here.
-        self._claim()
+        if self._reading:
+            raise self._busy()
+        self._reading = True
         try:
             job = self._job or await self._start()
             mailbox = job.mailbox
-            port = mailbox.port
-            if not port.here():
-                raise StreamBusy(f"{self.request_id}: belongs to another event loop")
-            while True:
-                if mailbox.chunks and not self._closed:
-                    self._burst += 1
-                    if self._burst >= BURST:
-                        # Cancellation is looked at before the pop, and nothing is awaited after.
-                        self._burst = 0
-                        await port.checkpoint()
-                    chunk = mailbox.take()
-                    if mailbox.parked and mailbox.drained:
-                        mailbox.parked = False
-                        self._engine._post(Command.RESUME, job)
-                    self._answers[chunk.index].add(chunk)
-                    return chunk
-                # The outcome is looked at before the chunks: once it is there, they all are.
-                if self._closed or (mailbox.outcome is not None and not mailbox.chunks):
-                    self._raise_error()
-                    raise StopAsyncIteration
+            chunks = mailbox.chunks
+            if chunks and not self._closed:
+                if not mailbox.port.here():
+                    raise self._elsewhere()
+                self._burst += 1
+                if self._burst >= BURST:
+                    # Cancellation is looked at before the pop, and nothing is awaited after.
+                    self._burst = 0
+                    await mailbox.port.checkpoint()
+                    if self._closed:
+                        raise self._end()
+            else:
                 self._burst = 0
-                self._engine._check_process()
                 # `mailbox.wait_for(news)`, without the frames of it.
-                port.announce(mailbox)
-                try:
-                    if not mailbox.chunks and mailbox.outcome is None:
-                        await port.park(mailbox)
-                finally:
-                    mailbox.waiter = None
+                while not chunks or self._closed:
+                    # The outcome is looked at before the chunks: once it is there, they all are.
+                    if self._closed or (mailbox.outcome is not None and not chunks):
+                        raise self._end()
+                    if process.pid != self._engine._process:
+                        self._engine._check_process()
+                    if not mailbox.port.announce(mailbox):
+                        raise self._elsewhere()
+                    try:
+                        if not chunks and mailbox.outcome is None:
+                            await mailbox.port.park(mailbox)
+                    finally:
+                        mailbox.waiter = None
+            chunk = mailbox.take()
+            if mailbox.parked and mailbox.drained:
+                mailbox.parked = False
+                self._engine._post(Command.RESUME, job)
+            self._answers[chunk[3]].add(chunk)
+            return chunk
         finally:
             self._reading = False
 
@@ -144,38 +153,47 @@ class Stream:
             return
         self._engine._post(Command.ABORT, job)
         mailbox = job.mailbox
-        # A task that reads is told of the end itself; here, only one task can wait on a mailbox.
+        # A task that reads is told of the end itself, and only one can wait on a mailbox.
         if not self._reading and mailbox.port.here() and self._engine._in_process():
             with anyio.move_on_after(ACK_TIMEOUT, shield=True):
-                await mailbox.wait_for(lambda: mailbox.outcome is not None)
+                await self._wait_for_end(mailbox)
 
-    async def _start(self) -> Job:
+    async def _start(self, *, quiet: bool = False) -> Job:
         """Validate, tokenise, submit."""
         if self._closed:
             raise EngineClosed(f"{self.request_id}: the stream was closed before it began")
-        job = self._job = await self._engine._submit(self)
-        if self._stopped:
-            self._engine._post(Command.STOP, job)
+        job = self._job = await self._engine._submit(self, quiet=quiet)
+        self._catch_up(job)
         return job
+
+    def _catch_up(self, job: Job) -> None:
+        """Whoever closed or stopped the stream while its prompt was prepared found no job."""
+        if self._closed:
+            self._engine._post(Command.ABORT, job)
+        elif self._stopped:
+            self._engine._post(Command.STOP, job)
 
     async def _complete(self) -> Completion:
         self._claim()
         try:
-            job = self._job or await self._start()
+            job = self._job or await self._start(quiet=True)
             mailbox = job.mailbox
             if not mailbox.port.here():
-                raise StreamBusy(f"{self.request_id}: belongs to another event loop")
+                raise self._elsewhere()
             mailbox.quiet = True
             if mailbox.parked:
                 mailbox.parked = False
                 self._engine._post(Command.RESUME, job)
             self._engine._check_process()
-            await mailbox.wait_for(lambda: mailbox.outcome is not None)
-            self._raise_error()
+            await self._wait_for_end(mailbox)
+            outcome = mailbox.outcome
+            assert outcome is not None
+            if outcome.error is not None:
+                raise outcome.error
             while mailbox.chunks:
                 chunk = mailbox.take()
                 self._answers[chunk.index].add(chunk)
-            return self._completion(mailbox)
+            return self._completion(outcome)
         finally:
             self._reading = False
             if self._job is not None and self._job.mailbox.outcome is None:
@@ -183,9 +201,20 @@ class Stream:
                 self._closed = True
                 self._engine._post(Command.ABORT, self._job)
 
-    def _completion(self, mailbox: Mailbox) -> Completion:
-        outcome = mailbox.outcome
-        assert outcome is not None
+    async def _wait_for_end(self, mailbox: Mailbox) -> None:
+        """Several tasks may: one of them at the mailbox, the others for that one."""
+        while mailbox.outcome is None:
+            if self._waited is not None:
+                await self._waited.wait()
+                continue
+            waited = self._waited = anyio.Event()
+            try:
+                await mailbox.wait_for(lambda: mailbox.outcome is not None)
+            finally:
+                self._waited = None
+                waited.set()
+
+    def _completion(self, outcome: Outcome) -> Completion:
         return Completion(
             request_id=self.request_id,
             choices=tuple(its.choice(index) for index, its in enumerate(self._answers)),
@@ -194,15 +223,22 @@ class Stream:
             prompt_logprobs=outcome.prompt_logprobs,
         )
 
-    def _raise_error(self) -> None:
+    def _end(self) -> BaseException:
+        """What a reader is told when there is nothing more to read."""
         outcome = self._job.mailbox.outcome if self._job else None
-        if outcome is not None and outcome.error is not None:
-            raise outcome.error
+        error = outcome.error if outcome is not None else None
+        return StopAsyncIteration() if error is None else error
 
     def _claim(self) -> None:
         if self._reading:
-            raise StreamBusy(f"{self.request_id}: another task is reading this stream")
+            raise self._busy()
         self._reading = True
+
+    def _busy(self) -> StreamBusy:
+        return StreamBusy(f"{self.request_id}: another task is reading this stream")
+
+    def _elsewhere(self) -> StreamBusy:
+        return StreamBusy(f"{self.request_id}: belongs to another event loop")
 
     def __del__(self) -> None:
         # Runs on any thread at any point: it may do no more than append to a queue.

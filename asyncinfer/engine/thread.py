@@ -15,7 +15,7 @@ from asyncinfer.telemetry import emit
 __all__ = ["DecodeThread"]
 
 #: Seconds between looks at whether anybody is left to work for.
-IDLE_CHECK = 0.5
+LOOK_EVERY = 0.5
 #: Seconds that leaving the interpreter waits for the step that runs.
 EXIT_TIMEOUT = 2.0
 
@@ -100,13 +100,17 @@ class DecodeThread:
             self._finish()
 
     def _serve(self, core: Core) -> None:
+        look = 0.0
         while not core.done and self.ended is None:
             core.pump()
             if not core.busy and not core.done:
-                core.wait_for_post(IDLE_CHECK)
+                core.wait_for_post(LOOK_EVERY)
+            # Busy or not: the streams of one loop may be left behind while another's go on.
+            if time.monotonic() >= look:
+                look = time.monotonic() + LOOK_EVERY
                 core.probe_loops()
                 if not core.jobs.live and not self._home.probe():
-                    core.post(Command.CLOSE, 0.0)
+                    self.ended = _orphaned
 
     def _finish(self) -> None:
         self._halt.set()
@@ -136,6 +140,13 @@ class DecodeThread:
 
 def _closed() -> AsyncInferError:
     return EngineClosed("the engine was closed")
+
+
+def _orphaned() -> AsyncInferError:
+    return EngineClosed(
+        "the event loop that opened the engine was closed, and nobody could close the engine any "
+        "more; open and use it within one run of a loop"
+    )
 
 
 def _dead(cause: BaseException) -> Callable[[], AsyncInferError]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["AttentionWorkspace", "decode_splits"]
+__all__ = ["AttentionWorkspace", "decode_splits", "invariant_chunk"]
 
 #: Four for each of an H100's or H200's multiprocessors.
 _PROGRAMS = 4 * 132
@@ -37,15 +37,26 @@ class AttentionWorkspace:
         device: torch.device | str,
         *,
         max_query_len: int = 1,
+        arrivals: torch.Tensor | None = None,
     ) -> AttentionWorkspace:
         """Room for `rows` decode rows of at most `max_query_len` query tokens, `heads` query heads
-        of `head_dim`, and `splits` splits."""
+        of `head_dim`, and `splits` splits. `arrivals`, if there are some already, are as in the
+        class, one for each row and head: no launch is spent on them."""
         parts = rows * splits * max_query_len * heads
         return cls(
             torch.empty(parts * head_dim, dtype=torch.float32, device=device),
             torch.empty(parts, dtype=torch.float32, device=device),
-            torch.zeros(rows * heads, dtype=torch.int32, device=device),
+            torch.zeros(rows * heads, dtype=torch.int32, device=device)
+            if arrivals is None
+            else arrivals,
         )
+
+    @staticmethod
+    def most_bytes(rows: int, heads: int, kv_heads: int, head_dim: int) -> int:
+        """Of a workspace for up to `rows` rows of one query token, split as `decode_splits` says,
+        whatever their lengths."""
+        parts = rows + -(-_PROGRAMS // kv_heads)
+        return 4 * heads * (parts * (head_dim + 1) + rows)
 
     def holds(self, rows: int, heads: int, head_dim: int, splits: int, max_query_len: int) -> bool:
         """Whether a launch of this size fits."""
@@ -60,3 +71,9 @@ def decode_splits(rows: int, kv_heads: int, longest: int, chunk: int = 256) -> i
     keys. The same on every device, so that results are."""
     enough = -(-_PROGRAMS // max(1, rows * kv_heads))
     return max(1, min(enough, -(-longest // chunk)))
+
+
+def invariant_chunk(longest: int) -> int:
+    """Keys of a part, where parts may not depend on the batch, of rows of up to `longest` tokens:
+    64 parts at most, which occupy a large GPU with one row, and whose results fit anywhere."""
+    return max(256, -(-longest // (64 * 64)) * 64)

@@ -17,7 +17,7 @@ from asyncinfer.layers.block import (
 )
 from asyncinfer.layers.embedding import Embedding
 from asyncinfer.layers.experts import Experts
-from asyncinfer.layers.fused import FusedLayer
+from asyncinfer.layers.fused import FusedLayer, FusedMLP, normed_experts
 from asyncinfer.layers.latent import LatentAttention
 from asyncinfer.layers.mlp import MLP
 from asyncinfer.layers.norm import LayerNorm, Norm, NormKind, RMSNorm, make_norm
@@ -43,6 +43,7 @@ __all__ = [
     "Experts",
     "FeedForward",
     "FusedLayer",
+    "FusedMLP",
     "GroupedRouter",
     "HeadNorm",
     "LatentAttention",
@@ -67,6 +68,7 @@ __all__ = [
     "followed",
     "fused_gate",
     "make_norm",
+    "normed_experts",
     "normed_first",
     "unrotated",
 ]

@@ -8,20 +8,48 @@ from dataclasses import dataclass
 import torch
 
 from asyncinfer.attention import Attend, AttentionVariant, HeadNorms, PagedAttention
+from asyncinfer.layers.block import FeedForward
 from asyncinfer.layers.norm import RMSNorm
 from asyncinfer.layers.rope import Angles
 from asyncinfer.quantization import CudaLinear
 
-__all__ = ["FusedLayer"]
+__all__ = ["FusedLayer", "FusedMLP", "normed_experts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedMLP:
+    """`x + mlp(norm(x))` of a gated MLP, in two launches where tokens are few."""
+
+    norm: RMSNorm
+    #: Gate and up packed, and down; the activation as `ops.linear_small` calls it.
+    up: CudaLinear
+    down: CudaLinear
+    activation: str
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        norm = self.norm
+        gated = self.up.fused(
+            x, norm=norm.weight, eps=norm.eps, plus_one=norm.plus_one, activation=self.activation
+        )
+        return self.down.fused(gated, residual=x)
+
+
+def normed_experts(norm: RMSNorm, experts: FeedForward) -> FeedForward:
+    """The same of a mixture of experts."""
+
+    def both(x: torch.Tensor) -> torch.Tensor:
+        return experts(norm(x)).add_(x)
+
+    return both
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedLayer:
-    """A `DecoderLayer` of the most common kind: RMS norms before attention and before a gated MLP,
-    heads that are rotated.
+    """A `DecoderLayer` of the most common kind: RMS norms before attention and before a gated MLP
+    or experts, heads that are rotated.
 
-    Six launches where tokens are few: norm and packed projection; head norms, rotation and KV
-    write; attention; output projection and residual; norm, packed projection and gate; down
+    With an MLP six launches where tokens are few: norm and packed projection; head norms, rotation
+    and KV write; attention; output projection and residual; norm, packed projection and gate; down
     projection and residual. Above 64 tokens norms and gates are launches of their own.
     """
 
@@ -35,11 +63,8 @@ class FusedLayer:
     rope: int
     head_norms: HeadNorms | None
     variant: AttentionVariant | None
-    mlp_norm: RMSNorm
-    #: Gate and up packed, and down; the activation as `ops.linear_small` calls it.
-    up: CudaLinear
-    down: CudaLinear
-    activation: str
+    #: `[tokens, hidden]` to a new tensor: what follows attention, its norm and residual included.
+    mlp: FeedForward
 
     def __call__(self, x: torch.Tensor, angles: Sequence[Angles], attend: Attend) -> torch.Tensor:
         assert isinstance(attend, PagedAttention)
@@ -47,9 +72,4 @@ class FusedLayer:
         qkv = self.qkv.fused(x, norm=norm.weight, eps=norm.eps, plus_one=norm.plus_one)
         qkv = qkv.view(x.shape[0], -1, self.head_dim)
         attended = attend.project(self.index, qkv, angles[self.rope], self.head_norms, self.variant)
-        x = self.out.fused(attended, residual=x)
-        norm = self.mlp_norm
-        gated = self.up.fused(
-            x, norm=norm.weight, eps=norm.eps, plus_one=norm.plus_one, activation=self.activation
-        )
-        return self.down.fused(gated, residual=x)
+        return self.mlp(self.out.fused(attended, residual=x))

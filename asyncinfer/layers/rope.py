@@ -10,8 +10,9 @@ depend only on the tokens before it, however the prompt is cut into chunks.
 
 "longrope" has one set of frequencies for sequences within the trained context and one for longer
 ones. transformers looks at each sequence's length, and computes a sequence anew when it outgrows
-the trained context. Here one set serves all sequences of an engine: the second if the engine's
-`max_context` is beyond the trained one.
+the trained context. Here keys stay as they were rotated, and other sequences share them, so one set
+serves all sequences of an engine: the second if the engine's `max_context` is beyond the trained
+one. Within the trained context, or beyond it, both are the same then.
 """
 
 from __future__ import annotations
@@ -65,19 +66,33 @@ class RotaryEmbedding:
         """`max_context` is the longest sequence there will be. Where it is given, and a table of
         all its angles is small beside the model, they are looked up instead of computed."""
         self._config = config
+        self._max_context = max_context
         head_dim = config.size or head_dim
         self._half = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
         self._frequencies = _frequencies(config, head_dim, max_context).to(device)
-        self._table: Angles | None = None
+        #: float32 `[2, max_context, 1, size]`: looked up in one operation.
+        self._table: torch.Tensor | None = None
         if 0 < 8 * max_context * head_dim <= _TABLE_BYTES.get(device.type, 0):
-            self._table = self._compute(torch.arange(max_context, device=device))
+            self._table = torch.stack(self._compute(torch.arange(max_context, device=device)))
+
+    @property
+    def note(self) -> str | None:
+        """Which of two rotations it is, where the longest sequence decides."""
+        if self._config.rope_type != "longrope":
+            return None
+        long = _is_long(self._config, self._max_context)
+        return (
+            f"LongRoPE: the {'long' if long else 'short'} factors, for max_context="
+            f"{self._max_context} is {'beyond' if long else 'within'} the trained context of "
+            f"{self._config.original_context}"
+        )
 
     def __call__(self, positions: torch.Tensor) -> Angles:
         """The angles of positions int64 `[tokens]`."""
         if self._table is None:
             return self._compute(positions)
-        cos, sin = self._table
-        return cos.index_select(0, positions), sin.index_select(0, positions)
+        cos, sin = self._table.index_select(1, positions)
+        return cos, sin
 
     def _compute(self, positions: torch.Tensor) -> Angles:
         frequencies = self._frequencies
@@ -110,9 +125,14 @@ def _frequencies(config: RopeConfig, head_dim: int, max_context: int) -> torch.T
     if config.rope_type == "yarn":
         return _yarn(config, plain, head_dim)
     if config.rope_type == "longrope":
-        beyond = max_context > config.original_context
-        return plain / torch.tensor(config.long_factors if beyond else config.factors)
+        factors = config.long_factors if _is_long(config, max_context) else config.factors
+        return plain / torch.tensor(factors)
     return plain
+
+
+def _is_long(config: RopeConfig, max_context: int) -> bool:
+    """Whether LongRoPE's second set of factors is taken."""
+    return max_context > config.original_context
 
 
 def _llama3(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from asyncinfer.models.decoder import Decoder
 from asyncinfer.models.examine import Examined, examine
 from asyncinfer.models.experts import read_experts
 from asyncinfer.models.family import Family
-from asyncinfer.models.load import load_model
+from asyncinfer.models.load import load_model, load_weights
 from asyncinfer.models.names import TensorNames
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.models.tensors import tensor_table
@@ -24,6 +24,7 @@ __all__ = [
     "TensorNames",
     "examine",
     "load_model",
+    "load_weights",
     "parse_config",
     "read_config",
     "read_experts",

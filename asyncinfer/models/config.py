@@ -133,6 +133,8 @@ class ModelConfig:
     dtype: str | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    #: What whoever loads the model should know of how its `config.json` was taken.
+    notes: tuple[str, ...] = ()
 
     def layer(self, index: int) -> LayerConfig:
         """What is particular about one layer."""

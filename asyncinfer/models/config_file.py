@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from asyncinfer.errors import ModelLoadError, PluginError
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.reader import JsonReader
+from asyncinfer.models.remote_code import NEVER_RUN, model_code
 from asyncinfer.plugins import models
 from asyncinfer.weights import checkpoint_file, read_json
 
-__all__ = ["parse_config", "read_config", "read_config_json"]
+__all__ = ["MOST_BYTES", "parse_config", "read_config", "read_config_json"]
 
 _FILE = "config.json"
-_MOST_BYTES = 16 << 20
+MOST_BYTES = 16 << 20
 
 
 def read_config(folder: str | Path) -> ModelConfig:
@@ -30,29 +32,28 @@ def read_config_json(folder: str | Path) -> tuple[dict[str, Any], str]:
     path = checkpoint_file(folder, _FILE)
     if path is None:
         raise ModelLoadError("no such file", file=str(folder / _FILE))
-    return read_json(path, _MOST_BYTES), str(path)
+    return read_json(path, MOST_BYTES), str(path)
 
 
 def parse_config(values: Mapping[str, Any], *, file: str = _FILE) -> ModelConfig:
     """Read and check a `config.json`'s content; `ModelLoadError` names the key that lies."""
     config = JsonReader(values, file)
     architecture = _architecture(config)
-    for key, why in (
-        ("auto_map", "names code that comes with the checkpoint, which is never run"),
-        (
-            "quantization_config",
-            "quantised checkpoints are not supported; save it dequantised, in bfloat16 say, first",
-        ),
-    ):
-        if values.get(key):
-            raise config.refuse(key, why)
-    read = models.resolve(architecture).read(architecture, values, file)
+    family = models.resolve(architecture)
+    notes = model_code(config, architecture, getattr(family, "model_type", None))
+    quantised = config.object("quantization_config")
+    if quantised is not None:
+        raise quantised.refuse(
+            "quant_method",
+            "quantised checkpoints are not supported; take one in bfloat16, or dequantise it first",
+        )
+    read = family.read(architecture, values, file)
     if not isinstance(read, ModelConfig):
         raise PluginError(
             f"plugin {architecture!r} (group {models.group}): read() gave {type(read).__name__}, "
             "not a ModelConfig"
         )
-    return read
+    return replace(read, notes=(*read.notes, *notes)) if notes else read
 
 
 def _architecture(config: JsonReader) -> str:
@@ -63,8 +64,13 @@ def _architecture(config: JsonReader) -> str:
     for name in names:
         if name in known:
             return str(name)
+    more = ""
+    if config.values.get("auto_map"):
+        more = f"; its auto_map {NEVER_RUN}"
+    if config.values.get("text_config"):
+        more += "; it has a text_config, so that it is a model of more than text"
     raise config.refuse(
         "architectures",
-        f"none of these is known; must name one of {', '.join(known)}, or one that a package adds "
-        "(docs/adding-a-model.md)",
+        f"none of these is known{more}; must name one of {', '.join(known)}, or one that a package "
+        "adds (docs/adding-a-model.md)",
     )

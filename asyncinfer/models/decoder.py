@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from asyncinfer.attention import Attend, DeviceBatch, KVCache, begin_attention
-from asyncinfer.layers import Embedding, RotaryEmbedding
+from asyncinfer.layers import Embedding, RMSNorm, RotaryEmbedding
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.layer import LayerBuilder, build_norm
 from asyncinfer.models.tensors import arranged
-from asyncinfer.quantization import has_fused_kernels, make_linear
+from asyncinfer.quantization import CudaLinear, has_fused_kernels, make_linear
 from asyncinfer.weights import WeightSource
 
 __all__ = ["Decoder"]
@@ -37,10 +37,8 @@ class Decoder:
         self.dtype: torch.dtype = embedding.dtype
         layers = [config.layer(index) for index in range(config.num_layers)]
         ropes = list(dict.fromkeys(layer.rope for layer in layers if layer.rope is not None))
-        context = max_context or config.max_context
-        self._ropes = [
-            RotaryEmbedding(rope, config.head_dim, self.device, context) for rope in ropes
-        ]
+        self._rotations = ropes
+        self.keep_within(max_context or config.max_context)
         self._scale = config.attention_scale or config.head_dim**-0.5
         fused = has_fused_kernels(embedding)
         builder = LayerBuilder(config, ropes, weights, self.device, fused, storage)
@@ -49,6 +47,20 @@ class Decoder:
         head = embedding if config.tied_head else weights("head.weight")
         self._head = make_linear(head, weights("head.bias") if config.head_bias else None)
 
+    @torch.inference_mode()
+    def keep_within(self, max_context: int) -> None:
+        """No sequence will be longer than `max_context`, whatever was said before."""
+        self.max_context = max_context
+        self._ropes = [
+            RotaryEmbedding(rope, self.config.head_dim, self.device, max_context)
+            for rope in self._rotations
+        ]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know of how the model was loaded."""
+        return (*self.config.notes, *(rope.note for rope in self._ropes if rope.note is not None))
+
     def forward(
         self,
         token_ids: torch.Tensor,
@@ -56,7 +68,7 @@ class Decoder:
         kv: KVCache,
         batch: DeviceBatch,
     ) -> torch.Tensor:
-        """Hidden states `[tokens, hidden]` in the model's dtype, final norm applied.
+        """Hidden states `[tokens, hidden]` in the model's dtype, before the final norm.
 
         `token_ids` and `positions` are int64 `[tokens]`, row after row as in `batch`. Writes the
         KV of every token at `batch.slot_mapping`, or `window_mapping`, before it is attended to.
@@ -65,7 +77,7 @@ class Decoder:
         angles = [rope(positions) for rope in self._ropes]
         for layer, attend in zip(self._layers, self._attends(kv, batch), strict=True):
             x = layer(x, angles, attend)
-        return self._norm(x)
+        return x
 
     def _attends(self, kv: KVCache, batch: DeviceBatch) -> list[Attend]:
         """Each layer's attention."""
@@ -77,10 +89,20 @@ class Decoder:
         windowed = kv.window.layers
         return [near if layer in windowed else far for layer in range(len(self._layers))]
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 `[n, vocab_size]` of the hidden states `[n, hidden]` to be sampled."""
-        logits = self._head(hidden).float()
-        if self.config.logit_scale != 1.0:
-            logits = logits.mul_(self.config.logit_scale)
-        cap = self.config.logit_softcap
+    def logits(self, hidden: torch.Tensor, *, as_stored: bool = False) -> torch.Tensor:
+        """float32 `[n, vocab_size]` of the hidden states `[n, hidden]` to be sampled; `as_stored`
+        in the model's dtype where the head's product is all there is to it: the same numbers."""
+        if isinstance(self._head, CudaLinear) and isinstance(self._norm, RMSNorm):
+            norm = self._norm
+            logits = self._head.fused(
+                hidden, norm=norm.weight, eps=norm.eps, plus_one=norm.plus_one
+            )
+        else:
+            logits = self._head(self._norm(hidden))
+        cap, scale = self.config.logit_softcap, self.config.logit_scale
+        if as_stored and cap is None and scale == 1.0:
+            return logits
+        logits = logits.float()
+        if scale != 1.0:
+            logits = logits.mul_(scale)
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)

@@ -15,6 +15,7 @@ __all__ = ["DeepSeekV2"]
 class DeepSeekV2(DeepSeekV3):
     """DeepSeek-V2 and V2-Lite: latent attention, experts, two of them shared."""
 
+    model_type = "deepseek_v2"
     defaults: ClassVar = {
         **DeepSeekV3.defaults,
         "n_routed_experts": 64,

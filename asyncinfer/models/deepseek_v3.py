@@ -21,6 +21,7 @@ _MOST = 1 << 16
 class DeepSeekV3(Family):
     """DeepSeek-V3 and R1, saved dequantised: latent attention, grouped experts, a shared one."""
 
+    model_type = "deepseek_v3"
     keys: ClassVar = {"head_dim": "qk_rope_head_dim"}
     defaults: ClassVar = {
         "q_lora_rank": 1536,

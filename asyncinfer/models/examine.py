@@ -12,11 +12,12 @@ from typing import Any
 
 from asyncinfer.errors import ModelLoadError, PluginError
 from asyncinfer.models.config import ModelConfig
-from asyncinfer.models.config_file import parse_config, read_config_json
+from asyncinfer.models.config_file import MOST_BYTES, parse_config, read_config_json
 from asyncinfer.models.load import without_prefix
+from asyncinfer.models.remote_code import tokenizer_code
 from asyncinfer.models.tensors import ignored_tensor, tensor_table
 from asyncinfer.plugins import models
-from asyncinfer.weights import Checkpoint, check_weights
+from asyncinfer.weights import Checkpoint, check_weights, read_json
 
 __all__ = ["Examined", "examine"]
 
@@ -36,35 +37,59 @@ class Examined:
     parameters: int
     #: Why it cannot be loaded; empty if it can.
     problems: tuple[str, ...]
+    #: What to know of how it is loaded, such as code that is set aside.
+    notes: tuple[str, ...] = ()
 
 
 def examine(folder: str | Path) -> Examined:
     """Look at the checkpoint in `folder`. One whose architecture is unknown is held against every
-    family there is: the problems then say what the nearest of them lacks for it.
+    family there is: the problems then say what the nearest of them lacks for it. Of a `config.json`
+    alone only that is looked at.
 
     Raises `ModelLoadError` where there is no `config.json`, or no weights, that can be read.
     """
-    values, file = read_config_json(folder)
-    given = values.get("architectures")
-    names = tuple(map(str, given)) if isinstance(given, list) else ()
-    with Checkpoint(folder) as checkpoint:
+    path = Path(folder)
+    if path.is_file():
+        return _examine_config(path)
+    values, file = read_config_json(path)
+    names = _names(values)
+    with Checkpoint(path) as checkpoint:
         parameters = sum(math.prod(stored.shape) for stored in checkpoint.tensors.values())
         try:
             config = without_prefix(parse_config(values, file=file), checkpoint)
             check_weights(checkpoint, tensor_table(config), partial(ignored_tensor, config=config))
+            notes = (*config.notes, *tokenizer_code(path))
         except (ModelLoadError, PluginError) as error:
             problems = [str(error)]
             if not set(names) & set(models.names()):
                 problems += _nearest(values, checkpoint)
             return Examined(names, None, parameters, tuple(problems))
-    return Examined(names, config, parameters, ())
+    return Examined(names, config, parameters, (), notes)
+
+
+def _examine_config(path: Path) -> Examined:
+    values = read_json(path, MOST_BYTES)
+    try:
+        config = parse_config(values, file=str(path))
+    except (ModelLoadError, PluginError) as error:
+        return Examined(_names(values), None, 0, (str(error),))
+    pieces = (piece for packed in tensor_table(config).values() for piece in packed.pieces)
+    parameters = sum(math.prod(piece.shape) for piece in pieces)
+    notes = (*config.notes, "its weights were not looked at, only its config")
+    return Examined(_names(values), config, parameters, (), notes)
+
+
+def _names(values: dict[str, Any]) -> tuple[str, ...]:
+    given = values.get("architectures")
+    return tuple(map(str, given)) if isinstance(given, list) else ()
 
 
 def _nearest(values: dict[str, Any], checkpoint: Checkpoint) -> list[str]:
     """What speaks against the family whose tensors are most like the checkpoint's."""
     best: tuple[int, list[str]] | None = None
-    # Rotations have no tensors, and not every family can do every one.
-    values = {key: value for key, value in values.items() if not re.match("rope|partial_ro", key)}
+    # Rotations have no tensors, and not every family can do every one; nor has code any.
+    passed = re.compile("rope|partial_ro|auto_map")
+    values = {key: value for key, value in values.items() if not passed.match(key)}
     # Llama first: others are as near where only their numbers differ.
     for name in sorted(models.names(), key=lambda name: (name != "LlamaForCausalLM", name)):
         try:

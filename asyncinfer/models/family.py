@@ -26,6 +26,9 @@ _DTYPES = ("float32", "float16", "bfloat16")
 class Family:
     """One architecture, as differences from Llama. Derive from it and state what differs."""
 
+    #: What `config.json` calls the architecture under `model_type`. A checkpoint that brings code
+    #: along, which is never run, is loaded without it only if this is given and is what it says.
+    model_type: ClassVar[str | None] = None
     #: Llama's keys of `config.json` -> what this architecture calls them.
     keys: ClassVar[Mapping[str, str]] = MappingProxyType({})
     #: What a key that `config.json` leaves out stands for.

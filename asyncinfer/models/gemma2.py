@@ -17,6 +17,7 @@ __all__ = ["Gemma2"]
 class Gemma2(Family):
     """Gemma 2: sandwich norms, soft caps, local and global layers in turns."""
 
+    model_type = "gemma2"
     keys: ClassVar = {"hidden_act": "hidden_activation"}
     defaults: ClassVar = {
         "hidden_activation": "gelu_pytorch_tanh",

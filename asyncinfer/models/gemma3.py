@@ -18,6 +18,7 @@ __all__ = ["Gemma3"]
 class Gemma3(Gemma2):
     """Gemma 3, text only: five local layers for each global one, with rotations of their own."""
 
+    model_type = "gemma3_text"
     defaults: ClassVar = {
         **Gemma2.defaults,
         "attn_logit_softcapping": None,

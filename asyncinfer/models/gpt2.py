@@ -17,6 +17,7 @@ __all__ = ["GPT2"]
 class GPT2(Family):
     """GPT-2: learned positions, layer norms, biases, transposed weights."""
 
+    model_type = "gpt2"
     keys: ClassVar = {
         "hidden_size": "n_embd",
         "intermediate_size": "n_inner",

@@ -16,6 +16,7 @@ __all__ = ["GPTNeoX"]
 class GPTNeoX(Family):
     """GPT-NeoX and Pythia: parallel residual, layer norms, biases, queries beside their keys."""
 
+    model_type = "gpt_neox"
     keys: ClassVar = {
         "rms_norm_eps": "layer_norm_eps",
         "rope_theta": "rotary_emb_base",

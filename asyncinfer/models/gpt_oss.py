@@ -20,6 +20,7 @@ __all__ = ["GptOss"]
 class GptOss(Family):
     """gpt-oss, saved in bfloat16: sinks, experts with biases, local and global layers in turns."""
 
+    model_type = "gpt_oss"
     defaults: ClassVar = {
         "num_key_value_heads": 8,
         "head_dim": 64,

@@ -16,6 +16,8 @@ _MULTIPLIER = (1e-6, 1e6)
 class Granite(Family):
     """Granite 3, dense."""
 
+    model_type = "granite"
+
     def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
         return replace(
             llama,

@@ -7,16 +7,13 @@ from functools import partial
 
 import torch
 
-from asyncinfer.attention import AttentionVariant, HeadNorms
+from asyncinfer.attention import MOST_HEAD_DIM, AttentionVariant, HeadNorms
 from asyncinfer.layers import (
-    MLP,
-    Activation,
     Attention,
     DecoderLayer,
-    Experts,
     FeedForward,
     FusedLayer,
-    GroupedRouter,
+    FusedMLP,
     HeadNorm,
     LatentAttention,
     Layer,
@@ -28,27 +25,18 @@ from asyncinfer.layers import (
     RopeConfig,
     Rotate,
     RotatePart,
-    Route,
     SelfAttention,
-    SoftmaxRouter,
-    activation,
-    added,
-    clamped_swiglu,
     followed,
     fused_gate,
     make_norm,
+    normed_experts,
     normed_first,
     unrotated,
 )
-from asyncinfer.models.config import ExpertsConfig, LatentConfig, ModelConfig
+from asyncinfer.models.config import LatentConfig, ModelConfig
+from asyncinfer.models.feed_forward import FeedForwardBuilder, build_linear
 from asyncinfer.models.tensors import block_norms
-from asyncinfer.quantization import (
-    CudaLinear,
-    GroupedLinear,
-    Linear,
-    make_grouped_linear,
-    make_linear,
-)
+from asyncinfer.quantization import CudaLinear, Linear
 from asyncinfer.weights import WeightSource
 
 __all__ = ["LayerBuilder", "build_norm"]
@@ -70,7 +58,7 @@ class LayerBuilder:
 
     `ropes` are the model's different rotations, in the order in which a forward pass gives their
     angles. `fused`: whether the linear layers are `CudaLinear`s, which take more in one launch.
-    `storage`: what they are held as, a router aside: it is small, and all hangs on its choice."""
+    `storage`: what their weights are held as."""
 
     def __init__(
         self,
@@ -84,9 +72,9 @@ class LayerBuilder:
         self._config = config
         self._fused_kernels = fused
         self._storage = storage
-        self._device = device
         self._ropes = ropes
         self._weights = weights
+        self._feed_forward = FeedForwardBuilder(config, weights, device, storage)
 
     def layer(self, index: int) -> Layer:
         config = self._config
@@ -102,7 +90,7 @@ class LayerBuilder:
             attention = self._attention(index, f"{name}.attention")
         else:
             attention = self._latent(index, config.latent, f"{name}.attention")
-        mlp = self._feed_forward(index, name)
+        mlp = self._feed_forward.build(index, name)
         if config.residual_scale != 1.0:
             scaled = partial(torch.Tensor.mul_, other=config.residual_scale)
             attention, mlp = followed(attention, scaled), followed(mlp, scaled)
@@ -123,11 +111,12 @@ class LayerBuilder:
         return (
             self._fused_kernels
             and config.latent is None
+            # Else attention is not the paged kernels'.
+            and config.head_dim <= MOST_HEAD_DIM
             and (config.block, config.residual_scale) == ("pre", 1.0)
             and config.norm in ("rms", "rms-plus-one")
             and config.qk_norm in (None, "head")
-            and config.gated_mlp
-            and config.layer_experts(index) is None
+            and (config.gated_mlp or config.layer_experts(index) is not None)
             and config.layer(index).rope is not None
         )
 
@@ -154,6 +143,17 @@ class LayerBuilder:
             head_norms = HeadNorms(q, k, config.norm_eps, plus_one)
         rope = config.layer(index).rope
         assert rope is not None
+        variant = self._variant(index, f"{name}.attention")
+        mlp: FeedForward
+        if config.layer_experts(index) is not None:
+            mlp = normed_experts(mlp_norm, self._feed_forward.build(index, name))
+        else:
+            mlp = FusedMLP(
+                norm=mlp_norm,
+                up=linear("mlp.up", config.mlp_bias),
+                down=linear("mlp.down", config.mlp_bias),
+                activation=fused_gate(config.activation),
+            )
         return FusedLayer(
             index=index,
             head_dim=config.head_dim,
@@ -162,11 +162,8 @@ class LayerBuilder:
             rope=self._ropes.index(rope),
             head_norms=head_norms,
             out=out,
-            variant=self._variant(index, f"{name}.attention"),
-            mlp_norm=mlp_norm,
-            up=linear("mlp.up", config.mlp_bias),
-            activation=fused_gate(config.activation),
-            down=linear("mlp.down", config.mlp_bias),
+            variant=variant,
+            mlp=mlp,
         )
 
     def _attention(self, index: int, name: str) -> SelfAttention:
@@ -242,66 +239,8 @@ class LayerBuilder:
             return None
         return AttentionVariant(window, config.attention_softcap, sinks)
 
-    def _feed_forward(self, index: int, name: str) -> FeedForward:
-        config = self._config
-        activate = activation(config.activation, gated=config.gated_mlp)
-        experts = config.layer_experts(index)
-        if experts is None:
-            return self._mlp(f"{name}.mlp", activate, config.intermediate_size)
-        mixture = self._experts(experts, f"{name}.experts", activate)
-        if not experts.shared_size:
-            return mixture
-        return added(mixture, self._mlp(f"{name}.shared", activate, experts.shared_size))
-
-    def _mlp(self, name: str, activate: Activation, size: int) -> MLP:
-        config = self._config
-        return MLP(
-            self._linear(f"{name}.up", config.mlp_bias),
-            activate,
-            self._linear(f"{name}.down", config.mlp_bias),
-            size * (2 if config.gated_mlp else 1),
-        )
-
-    def _experts(self, experts: ExpertsConfig, name: str, activate: Activation) -> Experts:
-        if experts.clamped_swiglu is not None:
-            activate = clamped_swiglu(*experts.clamped_swiglu)
-        return Experts(
-            self._router(experts, name),
-            self._grouped(f"{name}.up", experts.bias),
-            activate,
-            self._grouped(f"{name}.down", experts.bias),
-            torch.arange(experts.count, device=self._device),
-        )
-
-    def _router(self, experts: ExpertsConfig, name: str) -> Route:
-        logits = self._linear(f"{name}.router", experts.router_bias, "plain")
-        plain = ("softmax", 1, False, 1.0)
-        if (experts.scoring, experts.groups, experts.correction, experts.scale) == plain:
-            return SoftmaxRouter(logits, experts.active, experts.normalise)
-        return GroupedRouter(
-            logits,
-            experts.active,
-            experts.normalise,
-            sigmoid=experts.scoring == "sigmoid",
-            groups=experts.groups,
-            active_groups=experts.active_groups,
-            correction=self._weights(f"{name}.correction") if experts.correction else None,
-            scale=experts.scale,
-        )
-
-    def _grouped(self, name: str, bias: bool) -> GroupedLinear:
-        return make_grouped_linear(
-            self._weights(f"{name}.weight"),
-            self._weights(f"{name}.bias") if bias else None,
-            storage=self._storage,
-        )
-
-    def _linear(self, name: str, bias: bool, storage: str | None = None) -> Linear:
-        return make_linear(
-            self._weights(f"{name}.weight"),
-            self._weights(f"{name}.bias") if bias else None,
-            storage=storage or self._storage,
-        )
+    def _linear(self, name: str, bias: bool) -> Linear:
+        return build_linear(self._weights, name, bias, self._storage)
 
 
 def _same(x: torch.Tensor) -> torch.Tensor:

@@ -9,3 +9,5 @@ __all__ = ["Llama"]
 
 class Llama(Family):
     """Llama 1 to 3.x, and whatever shares its `config.json`."""
+
+    model_type = "llama"

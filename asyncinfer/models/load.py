@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,9 +15,16 @@ from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.config_file import read_config
 from asyncinfer.models.decoder import Decoder
 from asyncinfer.models.tensors import ignored_tensor, tensor_table
-from asyncinfer.weights import Checkpoint, OnProgress, WeightLoader, check_weights
+from asyncinfer.weights import (
+    Checkpoint,
+    OnProgress,
+    WeightLoader,
+    WeightSource,
+    check_weights,
+    is_out_of_memory,
+)
 
-__all__ = ["load_model", "without_prefix"]
+__all__ = ["load_model", "load_weights", "without_prefix"]
 
 
 def load_model(
@@ -34,6 +43,30 @@ def load_model(
     Weights stream onto the device one tensor at a time; `progress` hears of each. Raises
     `ModelLoadError`, before any device memory is taken, for whatever the files say that cannot be.
     """
+    with _opened(folder, device, dtype, progress) as (config, weights):
+        return Decoder(config, weights, max_context, storage)
+
+
+def load_weights(
+    folder: str | Path,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    progress: OnProgress | None = None,
+) -> dict[str, torch.Tensor]:
+    """The tensors that `load_model` makes its decoder of, by the names of `tensor_table`, which a
+    device has not laid out for its matrix products yet. Raises as that does."""
+    with _opened(folder, device, dtype, progress) as (config, weights):
+        return {name: weights(name) for name in tensor_table(config)}
+
+
+@contextmanager
+def _opened(
+    folder: str | Path,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    progress: OnProgress | None,
+) -> Iterator[tuple[ModelConfig, WeightSource]]:
+    """The config and the source of the weights, each to be asked for inside."""
     config = read_config(folder)
     with Checkpoint(folder) as checkpoint, torch.inference_mode():
         config = without_prefix(config, checkpoint)
@@ -41,13 +74,14 @@ def load_model(
         check_weights(checkpoint, table, partial(ignored_tensor, config=config))
         loader = WeightLoader(checkpoint, table, torch.device(device), dtype, progress)
         try:
-            decoder = Decoder(config, loader, max_context, storage)
-        except torch.OutOfMemoryError as error:
+            yield config, loader
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             raise ModelLoadError(
                 f"{device} has no room for the weights: {error}", file=str(folder)
             ) from error
         loader.finish()
-    return decoder
 
 
 def without_prefix(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:

@@ -16,6 +16,7 @@ __all__ = ["Mistral"]
 class Mistral(Family):
     """Mistral 7B and its successors, with and without a sliding window."""
 
+    model_type = "mistral"
     defaults: ClassVar = {"sliding_window": 4096}
 
     def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:

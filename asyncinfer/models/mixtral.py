@@ -18,6 +18,7 @@ __all__ = ["Mixtral"]
 class Mixtral(Family):
     """Mixtral: eight experts in every layer, two for each token."""
 
+    model_type = "mixtral"
     defaults: ClassVar = {
         "num_key_value_heads": 8,
         "num_local_experts": 8,

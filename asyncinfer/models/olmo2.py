@@ -15,6 +15,7 @@ __all__ = ["OLMo2"]
 class OLMo2(Family):
     """OLMo 2: post-norm, and norms over all queries and over all keys."""
 
+    model_type = "olmo2"
     defaults: ClassVar = {"rms_norm_eps": 1e-5}
 
     def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:

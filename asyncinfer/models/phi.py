@@ -16,6 +16,7 @@ __all__ = ["Phi"]
 class Phi(Family):
     """Phi-1, Phi-1.5 and Phi-2: parallel residual, layer norms, biases everywhere."""
 
+    model_type = "phi"
     keys: ClassVar = {"rms_norm_eps": "layer_norm_eps"}
     defaults: ClassVar = {
         "layer_norm_eps": 1e-5,

@@ -17,6 +17,7 @@ __all__ = ["Phi3"]
 class Phi3(Family):
     """Phi-3, Phi-3.5-mini, Phi-4 and Phi-4-mini: fused projections, partial rotary, LongRoPE."""
 
+    model_type = "phi3"
     defaults: ClassVar = {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}
     partial_rotary = True
 

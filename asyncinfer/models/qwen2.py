@@ -17,6 +17,8 @@ _MOST_LAYERS = 1 << 10
 class Qwen2(Family):
     """Qwen2, Qwen2.5 and QwQ."""
 
+    model_type = "qwen2"
+
     def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
         first = config.integer("max_window_layers", 0, _MOST_LAYERS, 28)
         layers = windowed_if_used(config, llama, lambda layer: layer >= first)

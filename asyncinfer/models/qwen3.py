@@ -18,6 +18,7 @@ _MOST_LAYERS = 1 << 10
 class Qwen3(Family):
     """Qwen3, dense."""
 
+    model_type = "qwen3"
     defaults: ClassVar = {"head_dim": 128}
 
     def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:

@@ -19,6 +19,7 @@ _MOST_WIDTH = 1 << 20
 class Qwen3MoE(Family):
     """Qwen3 with experts, such as Qwen3-30B-A3B."""
 
+    model_type = "qwen3_moe"
     defaults: ClassVar = {
         "num_key_value_heads": 4,
         "num_experts": 128,

@@ -17,6 +17,7 @@ __all__ = ["SmolLM3"]
 class SmolLM3(Family):
     """SmolLM3: some layers without rotary embedding."""
 
+    model_type = "smollm3"
     defaults: ClassVar = {
         "rope_theta": 2_000_000.0,
         "tie_word_embeddings": True,

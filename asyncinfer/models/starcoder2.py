@@ -17,6 +17,7 @@ __all__ = ["StarCoder2"]
 class StarCoder2(Family):
     """StarCoder2: layer norms, biases, an ungated feed-forward layer, a sliding window."""
 
+    model_type = "starcoder2"
     keys: ClassVar = {
         "rms_norm_eps": "norm_epsilon",
         "attention_bias": "use_bias",

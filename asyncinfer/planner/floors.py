@@ -37,6 +37,7 @@ class Storage:
     weights: float = 2.0
     #: The layers' matrices, experts among them; scales included.
     linear: float = 2.0
+    #: Keys and values; scales included.
     kv: float = 2.0
 
     def weight_bytes(self, size: ModelSize) -> int:
@@ -51,7 +52,11 @@ class Storage:
 
     def kv_bytes_per_token(self, size: ModelSize) -> int:
         """Of the keys and values of one token, over all layers."""
-        return round(self.kv * size.kv_elements * len(size.windows))
+        return self.kv_bytes(size, len(size.windows))
+
+    def kv_bytes(self, size: ModelSize, tokens: int) -> int:
+        """Of the keys and values of `tokens` tokens in one layer, or of as many in several."""
+        return round(self.kv * size.kv_elements * tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +91,7 @@ def decode_floor(
     return Floor(
         weights=storage.streamed_bytes(size, batch) / speed.bandwidth,
         compute=matrices + head,
-        kv=storage.kv * size.kv_elements * tokens_read / speed.bandwidth,
+        kv=storage.kv_bytes(size, tokens_read) / speed.bandwidth,
     )
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import torch
+
+from asyncinfer.attention import kv_format, vector_bytes
 from asyncinfer.planner.floors import Speed, Storage
 from asyncinfer.planner.gpus import Gpu
 
@@ -16,21 +19,22 @@ DTYPE_BYTES: Final = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
     """What is stored in fewer bytes than the model's dtype has. Embedding, head and norms never
-    are. A part of None stays as it is."""
+    are."""
 
     name: str
-    #: Bytes per number of the layers' matrices, their scales included.
+    #: Bytes per number of the layers' matrices, their scales included; None: they stay as they are.
     linear: float | None = None
-    #: Bytes per number of keys and values, their scales included.
-    kv: float | None = None
+    #: What the engine calls the format of keys and values.
+    kv: str = "plain"
     #: Whether the matrix units take the layers' products in fp8, where they can.
     fp8_arithmetic: bool = False
 
-    def storage(self, dtype: str) -> Storage:
-        """With the rest in `dtype`."""
+    def storage(self, dtype: str, head_dim: int) -> Storage:
+        """With the rest in `dtype`; `head_dim` is that of the KV cache."""
         size = DTYPE_BYTES[dtype]
         linear = size if self.linear is None else self.linear
-        return Storage(weights=size, linear=linear, kv=size if self.kv is None else self.kv)
+        vector = vector_bytes(kv_format(self.kv), head_dim, getattr(torch, dtype))
+        return Storage(weights=size, linear=linear, kv=vector / head_dim)
 
     def speed(self, gpu: Gpu, dtype: str, *, nominal: bool) -> Speed:
         """Of a GPU that computes the rest in `dtype`; measured figures where there are any and
@@ -52,6 +56,8 @@ FORMATS: Final = (
     Format(name="fp8 weights", linear=1.0, fp8_arithmetic=True),
     Format(name="int8 weights", linear=1.0),
     Format(name="int4 weights", linear=0.5 + 2.5 / 128),
-    Format(name="fp8 KV", kv=1.0),
-    Format(name="fp8 weights and KV", linear=1.0, kv=1.0, fp8_arithmetic=True),
+    Format(name="fp8 KV", kv="fp8"),
+    Format(name="int8 KV", kv="int8"),
+    Format(name="int8 weights and KV", linear=1.0, kv="int8"),
+    Format(name="fp8 weights and KV", linear=1.0, kv="fp8", fp8_arithmetic=True),
 )

@@ -14,8 +14,9 @@ from asyncinfer.models import ModelConfig, parse_config
 from asyncinfer.planner.floors import Floor, Speed, Storage, decode_floor, prefill_floor
 from asyncinfer.planner.formats import DTYPE_BYTES, FORMATS, Format
 from asyncinfer.planner.gpus import Gpu, find_gpu
+from asyncinfer.planner.room import KVRoom, kv_room
 from asyncinfer.planner.size import ModelSize
-from asyncinfer.runner.memory import activation_bytes, graph_bytes
+from asyncinfer.runner.memory import GPU_OVERLAP, activation_bytes, graph_bytes
 from asyncinfer.weights import read_json, resolve_config
 
 __all__ = ["FormatPlan", "Limit", "Plan", "plan", "plan_config"]
@@ -38,8 +39,17 @@ class FormatPlan:
     format: str
     #: Bytes of all weights in memory.
     weight_bytes: int
+    #: Of a token's keys and values, over all layers.
     kv_bytes_per_token: int
-    #: How many sequences of `context` tokens the memory beside the weights holds.
+    #: Of one token more after `context`: layers whose window is full give as much back.
+    kv_bytes_per_further_token: int
+    #: What a sequence of `context` tokens holds, in whole blocks.
+    kv_bytes_per_sequence: int
+    #: What layers with a window hold for the query tokens in flight, of all sequences together.
+    kv_bytes_in_flight: int
+    #: What a decode step reads, and writes, of the keys and values of each sequence.
+    kv_bytes_read: int
+    #: How many sequences of `context` tokens run at once in the memory beside the weights.
     sequences: int
     #: Least seconds of a decode step of `batch` sequences with `context` tokens each.
     decode_floor: float
@@ -78,7 +88,7 @@ class Plan:
     def decode_floors(self, batches: tuple[int, ...]) -> tuple[Floor, ...]:
         """The floor of a decode step with the model as it is, for other numbers of sequences."""
         speed = Speed(bandwidth=self.bandwidth, flops=self.flops)
-        storage = Format(name=self.dtype).storage(self.dtype)
+        storage = Format(name=self.dtype).storage(self.dtype, self.size.head_dim)
         return tuple(
             decode_floor(self.size, speed, batch=batch, context=self.context, storage=storage)
             for batch in batches
@@ -138,9 +148,9 @@ def plan_config(
     if dtype not in DTYPE_BYTES:
         raise InvalidRequest("dtype", dtype, f"must be auto or one of {', '.join(DTYPE_BYTES)}")
     size = ModelSize.of(config)
-    engine, kind = EngineConfig(max_context=context), getattr(torch, dtype)
-    beside = activation_bytes(engine, config, kind) + graph_bytes(engine, config, kind)
-    formats = (Format(name=dtype), *FORMATS)
+    # The kernels read fp8 KV where there are units for it.
+    able = (its for its in FORMATS if its.kv != "fp8" or gpu.fp8)
+    formats = (Format(name=dtype), *able)
     speed = formats[0].speed(gpu, dtype, nominal=nominal)
     return Plan(
         architecture=config.architecture,
@@ -153,7 +163,7 @@ def plan_config(
         batch=batch,
         dtype=dtype,
         formats=tuple(
-            _with(its, size, gpu, dtype, nominal, context, batch, beside) for its in formats
+            _with(its, config, size, gpu, dtype, nominal, context, batch) for its in formats
         ),
         size=size,
     )
@@ -161,17 +171,18 @@ def plan_config(
 
 def _with(
     its: Format,
+    config: ModelConfig,
     size: ModelSize,
     gpu: Gpu,
     dtype: str,
     nominal: bool,
     context: int,
     batch: int,
-    beside: int,
 ) -> FormatPlan:
-    storage = its.storage(dtype)
+    storage = its.storage(dtype, size.head_dim)
     speed, promised = (its.speed(gpu, dtype, nominal=flag) for flag in (nominal, True))
-    fit = _sequences(storage, size, gpu, context, beside)
+    room = _room(storage, config, size, gpu, context, getattr(torch, dtype))
+    fit = room.sequences
     floor = decode_floor(size, speed, batch=batch, context=context, storage=storage)
     prefill = prefill_floor(size, speed, tokens=context, storage=storage)
 
@@ -187,6 +198,10 @@ def _with(
         format=its.name,
         weight_bytes=storage.weight_bytes(size),
         kv_bytes_per_token=storage.kv_bytes_per_token(size),
+        kv_bytes_per_further_token=storage.kv_bytes(size, room.layers),
+        kv_bytes_per_sequence=room.per_sequence,
+        kv_bytes_in_flight=room.in_flight,
+        kv_bytes_read=storage.kv_bytes(size, size.tokens_read(context + 1)),
         sequences=fit,
         decode_floor=floor.seconds,
         prefill_floor=prefill.seconds,
@@ -197,13 +212,24 @@ def _with(
     )
 
 
-def _sequences(storage: Storage, size: ModelSize, gpu: Gpu, context: int, beside: int) -> int:
-    """As many as an engine with its options left alone has KV blocks for."""
-    engine = EngineConfig()
-    room = engine.kv_fraction * (gpu.memory - storage.weight_bytes(size) - beside)
-    blocks = -(-context // engine.block_size)
-    held = blocks * engine.block_size * storage.kv_bytes_per_token(size)
-    return max(0, int(room // held))
+def _room(
+    storage: Storage,
+    config: ModelConfig,
+    size: ModelSize,
+    gpu: Gpu,
+    context: int,
+    dtype: torch.dtype,
+) -> KVRoom:
+    """In an engine whose other options are left alone."""
+    engine = EngineConfig(max_context=context)
+    left = gpu.memory - storage.weight_bytes(size)
+
+    def free(slots: int) -> int:
+        its = engine.replace(max_running=slots)
+        beside = activation_bytes(its, config, dtype) + graph_bytes(its, config, dtype)
+        return max(0, int(engine.kv_fraction * (left - beside)))
+
+    return kv_room(config, engine, storage.kv_bytes(size, engine.block_size), free, GPU_OVERLAP)
 
 
 def _within(field: str, value: int, most: int) -> None:

@@ -37,8 +37,9 @@ class ModelSize:
     expert_active: int
     #: Norms, biases, routers.
     other: int
-    #: Elements of keys and values of one token in one layer.
+    #: Elements of keys and values of one token in one layer, and of one head's keys alone.
     kv_elements: int
+    head_dim: int
     #: Elements of the queries of one token in one layer, and of what attention gives for them.
     attention_elements: int
     #: One for each layer: how many tokens it sees; None: all.
@@ -58,6 +59,7 @@ class ModelSize:
             expert_count=experts.count if experts is not None else 1,
             expert_active=experts.active if experts is not None else 1,
             kv_elements=KVCache.bytes_per_block(config, 1, torch.uint8) // config.num_layers,
+            head_dim=config.head_dim,
             attention_elements=config.num_heads * _query_and_value(config),
             windows=tuple(config.layer(index).window for index in range(config.num_layers)),
         )

@@ -57,6 +57,7 @@ models: Final[Registry[ModelFamily]] = Registry(
         "GPTNeoXForCausalLM": "asyncinfer.models.gpt_neox:GPTNeoX",
         "Gemma2ForCausalLM": "asyncinfer.models.gemma2:Gemma2",
         "Gemma3ForCausalLM": "asyncinfer.models.gemma3:Gemma3",
+        "Gemma3ForConditionalGeneration": "asyncinfer.models.gemma3_multimodal:Gemma3Multimodal",
         "GptOssForCausalLM": "asyncinfer.models.gpt_oss:GptOss",
         "GraniteForCausalLM": "asyncinfer.models.granite:Granite",
         "LlamaForCausalLM": "asyncinfer.models.llama:Llama",

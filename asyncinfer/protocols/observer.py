@@ -86,7 +86,7 @@ class RequestSubmitted:
     priority: int = 0
     cache_scope: str = ""
     #: A copy of the context that `stream()` was called in, for what it knows of a trace:
-    #: `event.context.run(...)`.
+    #: `event.context.copy().run(...)`; another observer may be in this one.
     context: Context = field(default_factory=Context, compare=False, repr=False)
 
 

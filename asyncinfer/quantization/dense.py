@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from asyncinfer.kernels import onednn, ops
 from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
+from asyncinfer.kernels.twins import has_triton_twin
 
 __all__ = ["CudaLinear", "DenseLinear", "OneDnnLinear", "dense", "has_fused_kernels"]
 
@@ -102,8 +103,8 @@ class CudaLinear:
 
 
 def has_fused_kernels(weight: torch.Tensor) -> bool:
-    """Whether a weight of this device and dtype becomes a `CudaLinear`."""
-    return weight.is_cuda and weight.dtype in _HALVES
+    """Whether a weight of this device and dtype becomes a `CudaLinear`: on a GPU with Triton."""
+    return weight.dtype in _HALVES and has_triton_twin("linear_small", weight)
 
 
 def dense(

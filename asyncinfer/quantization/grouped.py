@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from asyncinfer.kernels import ops
+from asyncinfer.kernels.twins import has_triton_twin
 from asyncinfer.quantization.int8 import quantised
 from asyncinfer.quantization.linear import make_linear
 
@@ -23,7 +24,7 @@ class GroupedLinear(Protocol):
 
 class SeparateLinears:
     """A layer of its own for each expert, in a format of single layers: for CPUs, where the
-    product of an expert is large beside its call."""
+    product of an expert is large beside its call. The host learns how the rows are shared out."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, storage: str) -> None:
         # Copies: what a format lets go of its weight is then really let go.
@@ -66,7 +67,7 @@ def make_grouped_linear(
 ) -> GroupedLinear:
     """Layers of `weight` `[experts, out, in]` and `bias` `[experts, out]`, stored as `storage`
     names ("plain": as they are). Owns both from then on."""
-    if weight.device.type == "cpu" or storage not in ("plain", "int8"):
+    if not has_triton_twin("grouped_linear", weight) or storage not in ("plain", "int8"):
         return SeparateLinears(weight, bias, storage)
     if storage == "plain":
         return DenseGrouped(weight, bias)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -99,13 +100,26 @@ class DecodeGraphs:
             self._graphs[size, draws] = graph
 
 
+#: Recordings that are under way or wait for their turn; the first of them switched the collector
+#: off, the last switches it on again if it was on.
+_recording = 0
+_collecting = False
+_counting = threading.Lock()
+
+
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     """What a collection frees on this thread may call CUDA in a way that spoils a recording."""
-    enabled = gc.isenabled()
-    gc.disable()
+    global _recording, _collecting
+    with _counting:
+        if not _recording:
+            _collecting = gc.isenabled()
+            gc.disable()
+        _recording += 1
     try:
         yield
     finally:
-        if enabled:
-            gc.enable()
+        with _counting:
+            _recording -= 1
+            if not _recording and _collecting:
+                gc.enable()

@@ -7,9 +7,10 @@ from typing import Final
 
 import torch
 
+from asyncinfer.attention import KVFormat, kv_format
 from asyncinfer.errors import ModelLoadError
 
-__all__ = ["choose_device", "choose_dtype", "is_out_of_memory", "use_cpu_threads"]
+__all__ = ["choose_device", "choose_dtype", "choose_kv", "use_cpu_threads"]
 
 _DTYPES: Final = {
     "float32": torch.float32,
@@ -48,6 +49,19 @@ def choose_dtype(name: str, stored: str | None, device: torch.device) -> torch.d
     return dtype
 
 
+def choose_kv(name: str, device: torch.device) -> KVFormat:
+    """The format of KV called `name`, if the device has what it takes. Raises `ModelLoadError`."""
+    if name == "fp8" and device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability < (8, 9):
+            have = ".".join(map(str, capability))
+            raise ModelLoadError(
+                f"kv='fp8': needs a GPU of compute capability 8.9, {device} has {have}; 'int8' "
+                "takes as few bytes"
+            )
+    return kv_format(name)
+
+
 def use_cpu_threads(count: int) -> None:
     """Run the operators of this thread on `count` threads; every other thread keeps its number.
 
@@ -59,10 +73,3 @@ def use_cpu_threads(count: int) -> None:
     restore = threading.Thread(target=torch.set_num_threads, args=(before,))
     restore.start()
     restore.join()
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether `error` is torch's for memory that could not be allocated. It has tried everything by
-    then, its own cache included."""
-    # The CPU's has no class of its own.
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import torch
 
-from asyncinfer.attention import KVCache
+from asyncinfer.attention import KVCache, kv_format
+from asyncinfer.cache import reach_of, steady_pages
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
+from asyncinfer.kernels.workspace import AttentionWorkspace
 from asyncinfer.models import ModelConfig
 from asyncinfer.runner.decode_graphs import batch_sizes
+from asyncinfer.runner.tiles import TILE
 from asyncinfer.sampling import OPTION_WORDS, Draws, draw_bytes
 from asyncinfer.scheduler.plan import RunnerSpec
 
-__all__ = ["activation_bytes", "graph_bytes", "graph_hold", "plan_memory"]
+__all__ = [
+    "GPU_OVERLAP",
+    "activation_bytes",
+    "graph_bytes",
+    "graph_hold",
+    "pages_in_flight",
+    "plan_memory",
+    "share_out",
+]
 
 #: What a CPU engine takes unless it is told: pages are committed as they are first used.
 _CPU_BYTES = 1 << 30
 #: What the driver keeps for one graph of some hundred kernels, about.
 _GRAPH_BYTES = 2 << 20
+#: What cuBLAS works in: 32 MiB on a large GPU, for each of the streams that products are given to.
+_LIBRARY_BYTES = 64 << 20
 #: Most steps in flight on a GPU, unless it is told: see `asyncinfer.engine.pace`.
-_GPU_OVERLAP = 4
+GPU_OVERLAP = 4
 
 
 def plan_memory(
@@ -44,7 +57,7 @@ def plan_memory(
     context = config.max_context or model.max_context
     if context > model.max_context:
         raise ModelLoadError(f"max_context={context}: this model's is {model.max_context}")
-    block_bytes = KVCache.bytes_per_block(model, size, dtype)
+    block_bytes = KVCache.bytes_per_block(model, size, dtype, kv_format(config.kv))
     most = config.max_running * -(-context // size)
     if config.kv_bytes is not None:
         room, free = f"kv_bytes={config.kv_bytes}", config.kv_bytes
@@ -53,12 +66,11 @@ def plan_memory(
         free = _free_bytes(config, model, dtype, device)
         room = f"{free} bytes free on {device} beside the weights"
         blocks = min(free // block_bytes, most)
-    overlap = config.overlap or (_GPU_OVERLAP if device.type == "cuda" else 1)
+    overlap = config.overlap or (GPU_OVERLAP if device.type == "cuda" else 1)
     window, pages = None, 0
-    # Attention that does not depend on the batch reads pages whether they are seen or not.
-    if model.window is not None and not config.deterministic:
-        in_flight = -(-overlap * config.max_step_tokens // size)
-        shares = share_out(free, context, model, dtype, size, config.max_running, in_flight)
+    if model.window is not None:
+        layer_bytes, in_flight = block_bytes // model.num_layers, pages_in_flight(config, overlap)
+        shares = share_out(free, context, model, layer_bytes, size, config.max_running, in_flight)
         if shares is not None:
             window, (blocks, pages) = model.window, shares
     if blocks < 1:
@@ -85,11 +97,16 @@ def plan_memory(
     )
 
 
+def pages_in_flight(config: EngineConfig, overlap: int) -> int:
+    """Window pages of the query tokens of so many steps."""
+    return -(-overlap * config.max_step_tokens // config.block_size)
+
+
 def share_out(
     free: int,
     context: int,
     model: ModelConfig,
-    dtype: torch.dtype,
+    layer_bytes: int,
     size: int,
     slots: int,
     in_flight: int,
@@ -99,30 +116,30 @@ def share_out(
 
     A request never holds more pages than its window spans and its tokens in flight, so pages for
     that in every slot are the most there need be; what a prefix's hits need is in what slots leave
-    over. Where the bytes do not suffice, there are as many pages as sequences of four windows take
-    beside their blocks, and never more than if every layer kept everything: there are always at
-    least as many blocks as then. A whole context comes first. Where every layer has a window,
-    blocks take no bytes: there are as many as fill every slot, and the rest is pages.
+    over. Where the bytes do not suffice, there are as many pages as sequences of four windows, or
+    of the whole context if that is less, take beside their blocks, and never more than if every
+    layer kept everything: there are always at least as many blocks as then. A whole context comes
+    first. Where every layer has a window, blocks take no bytes: there are as many as fill every
+    slot, and the rest is pages.
 
     Args:
         free: bytes.
+        layer_bytes: of a block in one layer.
         slots: most requests at once.
         in_flight: pages of the query tokens in flight, of all requests together.
     """
     assert model.window is not None
     width = -(-context // size)
-    reach = -(-(model.window - 1) // size)
-    # Where a window begins and ends within a page, and one to write.
-    steady = reach + 2
-    layer_bytes = KVCache.bytes_per_block(model, size, dtype) // model.num_layers
+    reach, steady = reach_of(model.window, size), steady_pages(model.window, size)
     windowed = len(model.windowed_layers)
     page_bytes, block_bytes = windowed * layer_bytes, (model.num_layers - windowed) * layer_bytes
     most = slots * width
     if not block_bytes:
         blocks, pages = most, min(free // page_bytes, most)
     else:
-        typical = 4 * max(reach, 1) * block_bytes + steady * page_bytes
+        typical = min(4 * max(reach, 1), width) * block_bytes + steady * page_bytes
         pages = min(
+            most,
             slots * steady + in_flight,
             free // typical * steady + in_flight,
             free // (block_bytes + page_bytes),
@@ -147,10 +164,14 @@ def _free_bytes(
 
 def activation_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
     """About what the largest step needs beside weights and KV: the widest moment of a layer,
-    and the logits with the sampler's work on them. Attention's buffers are not in it."""
+    and the logits with the sampler's work on them; what attention's parts meet in; and what
+    libraries work in."""
     rows = min(config.max_running, config.max_step_tokens)
     restored = _restored_bytes(config, config.max_step_tokens, model, dtype)
-    return _step_bytes(config.max_step_tokens, rows, model, dtype) + restored
+    step = _step_bytes(config.max_step_tokens, rows, model, dtype) + restored
+    # A pass that must not depend on the batch has a tile of rows, in up to 64 parts each.
+    parted = 64 * TILE if config.deterministic else rows
+    return step + _attention_bytes(parted, model) + _LIBRARY_BYTES
 
 
 def graph_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
@@ -171,7 +192,15 @@ def graph_hold(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> 
     rows = batch_sizes(config.max_running)[-1]
     tables = 4 * rows * _table_words(config, model)
     restored = _restored_bytes(config, rows, model, dtype)
-    return _step_bytes(rows, rows, model, dtype) + tables + restored
+    step = _step_bytes(rows, rows, model, dtype) + tables + restored
+    return step + _attention_bytes(rows, model)
+
+
+def _attention_bytes(rows: int, model: ModelConfig) -> int:
+    """Of the workspaces of one pass: layers with a window have their own."""
+    kinds = 1 if model.window is None else 2
+    heads = model.num_heads, model.num_kv_heads, model.head_dim
+    return kinds * AttentionWorkspace.most_bytes(rows, *heads)
 
 
 def _table_words(config: EngineConfig, model: ModelConfig) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,6 @@ from asyncinfer.config import Graphs
 from asyncinfer.models import Decoder
 from asyncinfer.runner.accelerator import Accelerator
 from asyncinfer.runner.decode_lane import DecodeLane
-from asyncinfer.runner.device import is_out_of_memory
 from asyncinfer.runner.downloads import Berth, Berths
 from asyncinfer.runner.flight import Flight, recorded_result
 from asyncinfer.runner.input_batch import InputBatch, StepArrays
@@ -29,6 +29,7 @@ from asyncinfer.sampling import (
     upload,
 )
 from asyncinfer.scheduler.plan import RunnerSpec, StepPlan, StepResult
+from asyncinfer.weights import is_out_of_memory
 
 __all__ = ["ModelRunner"]
 
@@ -70,7 +71,7 @@ class ModelRunner:
         self._kv = kv
         self._accelerator = accelerator
         #: Computes what must not depend on the batch.
-        self._tiles = TiledDecoder(decoder, kv) if deterministic else None
+        self._tiles = TiledDecoder(decoder, kv, spec.max_context) if deterministic else None
         self._berths: Berths | None = None
         self._lane: DecodeLane | None = None
         if accelerator is None or graphs == "off" or deterministic:
@@ -97,6 +98,11 @@ class ModelRunner:
     @property
     def spec(self) -> RunnerSpec:
         return self._spec
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know of how its model was loaded."""
+        return self._decoder.notes
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> object:
@@ -151,12 +157,18 @@ class ModelRunner:
 
     def close(self) -> None:
         """Drop everything that lives on the device and give its memory back."""
+        if self._accelerator is not None:
+            # Nothing is dropped that a step in flight uses: torch may hand it to another thread.
+            # A device that has failed says so again, to whom nobody listens any more.
+            with suppress(RuntimeError):
+                self._accelerator.drain()
         if self._lane is not None:
             self._lane.close()
         del self._decoder, self._kv, self._history, self._sampling, self._inputs, self._tiles
         self._lane = self._berths = None
         if self._accelerator is not None:
-            self._accelerator.close()
+            with suppress(RuntimeError):
+                self._accelerator.close()
 
     def _apply(self, plan: StepPlan) -> None:
         """What changes before the rows are computed."""

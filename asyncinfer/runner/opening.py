@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+
+import torch
 
 from asyncinfer.attention import KVCache, reads_pages
 from asyncinfer.config import EngineConfig
@@ -12,12 +15,12 @@ from asyncinfer.runner.accelerator import CudaAccelerator
 from asyncinfer.runner.device import (
     choose_device,
     choose_dtype,
-    is_out_of_memory,
+    choose_kv,
     use_cpu_threads,
 )
 from asyncinfer.runner.memory import graph_hold, plan_memory
 from asyncinfer.runner.model_runner import ModelRunner
-from asyncinfer.weights import OnProgress
+from asyncinfer.weights import OnProgress, is_out_of_memory
 
 __all__ = ["open_runner", "runner_of"]
 
@@ -34,6 +37,7 @@ def open_runner(
     Raises `ModelLoadError`.
     """
     device = choose_device(config.device)
+    choose_kv(config.kv, device)
     if config.cpu_threads is not None:
         use_cpu_threads(config.cpu_threads)
     model = read_config(folder)
@@ -43,25 +47,42 @@ def open_runner(
             f"token ids go up to {tokens - 1}, the model's embedding has {model.vocab_size} rows",
             file=str(folder / "tokenizer.json"),
         )
-    decoder = load_model(
-        folder,
-        device,
-        dtype,
-        progress,
-        max_context=config.max_context,
-        storage=config.weights,
-    )
+    # Pinned memory goes by the thread's device: another's would be woken for it.
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        decoder = load_model(
+            folder,
+            device,
+            dtype,
+            progress,
+            max_context=config.max_context,
+            storage=config.weights,
+        )
     return runner_of(decoder, config, tokens)
 
 
 def runner_of(decoder: Decoder, config: EngineConfig, tokens: int) -> ModelRunner:
     """A runner of a decoder that is on its device already, for this thread, whose work on a GPU
     goes to a stream of its own from now on. Raises `ModelLoadError`."""
-    accelerator = None
-    if decoder.device.type == "cuda":
-        accelerator = CudaAccelerator(decoder.device)
-        accelerator.adopt()
+    if decoder.device.type != "cuda":
+        return _runner(decoder, config, tokens, None)
+    accelerator = CudaAccelerator(decoder.device)
+    accelerator.adopt()
+    try:
+        return _runner(decoder, config, tokens, accelerator)
+    except BaseException:
+        accelerator.drain()
+        accelerator.close()
+        raise
+
+
+def _runner(
+    decoder: Decoder, config: EngineConfig, tokens: int, accelerator: CudaAccelerator | None
+) -> ModelRunner:
+    kv_format = choose_kv(config.kv, decoder.device)
     spec = plan_memory(config, decoder.config, decoder.dtype, decoder.device, tokens)
+    if spec.max_context != decoder.max_context:
+        # Fewer fit than were asked for, and which rotation is right may depend on it.
+        decoder.keep_within(spec.max_context)
     try:
         kv = KVCache.allocate(
             decoder.config,
@@ -69,6 +90,7 @@ def runner_of(decoder: Decoder, config: EngineConfig, tokens: int) -> ModelRunne
             spec.block_size,
             decoder.dtype,
             decoder.device,
+            format=kv_format,
             window_layers=() if spec.window is None else decoder.config.windowed_layers,
             window_pages=spec.window_pages,
         )

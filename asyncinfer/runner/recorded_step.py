@@ -45,8 +45,11 @@ class RecordedStep:
         self._vocab_size = spec.vocab_size
         self._state = state
         self._history = history
-        self._sampler = RecordedSampler(spec.vocab_size, state.options)
+        self._sampler = RecordedSampler(spec.vocab_size, state.rows.device)
         self._query_starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        # Left as they are found by every launch that uses them.
+        counters = rows * decoder.config.num_heads
+        self._arrivals = torch.zeros(counters, dtype=torch.int32, device=device)
         #: int32 `[in_flight, 2, rows]`: tokens drawn and the bits of float32 peaks, one step after
         #: the other, round and round. A step's results stay until they were fetched while the next
         #: steps run.
@@ -60,7 +63,13 @@ class RecordedStep:
         logits, the tokens go to the history and to the next place of `results`."""
         state, rows = self._state, self._state.rows[:size]
         inputs = ops.decode_inputs(
-            rows, state.positions, state.tables, self._history.table, self._block_size, self._parts
+            rows,
+            state.positions,
+            state.tables,
+            state.options,
+            self._history.table,
+            self._block_size,
+            self._parts,
         )
         windowed = self._parts > 1
         batch = DeviceBatch(
@@ -70,21 +79,22 @@ class RecordedStep:
             slot_mapping=inputs.slot_mapping[0],
             block_size=self._block_size,
             decode_rows=size,
+            arrivals=self._arrivals,
             window_tables=inputs.block_tables[1] if windowed else None,
             window_mapping=inputs.slot_mapping[1] if windowed else None,
         )
         hidden = self._decoder.forward(inputs.tokens, inputs.positions, self._kv, batch)
-        logits = self._decoder.logits(hidden)[:, : self._vocab_size]
+        as_stored = draws is Draws.LOGITS or self._sampler.fused
+        logits = self._decoder.logits(hidden, as_stored=as_stored)[:, : self._vocab_size]
         if draws is Draws.LOGITS:
             self.logits[:size].copy_(logits)
             return
-        drawn, peak = self._sampler(logits, rows, inputs.positions + 1, draws)
-        drawn = drawn.int()
+        keys = (inputs.options, inputs.seeds, inputs.draw_positions)
+        tokens, peaks = self._sampler(logits, *keys, draws)
         # Rows that fill up the batch share a slot, and what they draw is of no use to anybody.
-        self._history.flat.index_copy_(0, inputs.places + 1, drawn)
-        both = torch.stack((drawn, peak.view(torch.int32)))
-        self.results[:, :, :size].index_copy_(0, self._turn, both[None])
-        self._turn.add_(1).remainder_(len(self.results))
+        ops.keep_draws(
+            tokens, peaks, inputs.draw_places, self._history.flat, self.results, self._turn
+        )
 
     def turn_to(self, place: int) -> None:
         """The next results go to this place."""

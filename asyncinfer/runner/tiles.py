@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from asyncinfer.attention import AttentionBatch, KVCache, reads_pages
+from asyncinfer.kernels.workspace import invariant_chunk
 from asyncinfer.models import Decoder
 from asyncinfer.runner.input_batch import StepArrays
 from asyncinfer.sampling import upload
@@ -31,9 +32,11 @@ TILE: Final = 16
 class TiledDecoder:
     """A decoder over `kv`, in tiles."""
 
-    def __init__(self, decoder: Decoder, kv: KVCache) -> None:
+    def __init__(self, decoder: Decoder, kv: KVCache, max_context: int) -> None:
+        """No row is longer than `max_context`."""
         self._decoder = decoder
         self._kv = kv
+        self._chunk = invariant_chunk(max_context)
         # The paged kernels compute a row of one token by its length alone, longer ones otherwise.
         self._single_rows = reads_pages(kv)
         self.size = TILE
@@ -86,9 +89,24 @@ class TiledDecoder:
             starts=positions[firsts].tolist(),
             counts=counts.tolist(),
             invariant=True,
+            chunk=self._chunk,
+            **self._windows(arrays, its, its_rows[firsts], lacking),
         )
         filled = self._filled(tokens)
         return self._decoder.forward(filled, positions_there, self._kv, batch)[:count]
+
+    def _windows(
+        self, arrays: StepArrays, its: slice, rows: I64, lacking: int
+    ) -> dict[str, torch.Tensor]:
+        """The same of layers whose KV is in window pages, if there are any."""
+        if arrays.window_tables is None or arrays.window_mapping is None:
+            return {}
+        mapping, tables = upload(
+            self._decoder.device,
+            np.pad(arrays.window_mapping[its], (0, lacking), constant_values=-1),
+            arrays.window_tables[rows],
+        )
+        return {"window_mapping": mapping, "window_tables": tables}
 
     def _filled(self, part: torch.Tensor) -> torch.Tensor:
         """`[size, ...]`, in memory of its own: where a vector lies in memory may count too."""
@@ -103,7 +121,12 @@ class TiledDecoder:
         real, size = self._kv, self._kv.block_size
         width = -(-6 * TILE // size)
         self._kv = KVCache.allocate(
-            self._decoder.config, TILE + 1, size, self._decoder.dtype, self._decoder.device
+            self._decoder.config,
+            TILE + 1,
+            size,
+            self._decoder.dtype,
+            self._decoder.device,
+            format=real.format,
         )
         try:
             numbers = np.random.default_rng(0)
@@ -120,7 +143,8 @@ class TiledDecoder:
 
     def _try(self, ids: I64, positions: I64, width: int) -> torch.Tensor:
         """Logits `[TILE, vocab]` of tokens with nothing but zeros before them."""
-        self._kv.storage.zero_()
+        for tensor in self._kv.tensors:
+            tensor.zero_()
         own = np.arange(1, TILE + 1)
         size = self._kv.block_size
         tables = np.zeros((TILE, width), np.int32)

@@ -70,7 +70,9 @@ class _DRY(Sampler):
 
     def join(self, slot: int, params: DRY) -> None:
         values = (params.multiplier, params.base, float(params.allowed_length))
-        self.penalty[slot] = torch.tensor(values, device=self.penalty.device)
+        # Numbers one by one: a tensor made of them would wait for the device.
+        for column, value in enumerate(values):
+            self.penalty[slot, column] = value
         self.window[slot] = params.window
         self.widths[slot] = params.window
         breakers = [token for token in params.breakers if token < self.vocab_size]
@@ -79,7 +81,8 @@ class _DRY(Sampler):
             self.breaks = torch.zeros(shape, dtype=torch.bool, device=self.window.device)
         if self.breaks is not None:
             self.breaks[slot] = False
-            self.breaks[slot, torch.tensor(breakers, dtype=torch.int64)] = True
+            there = torch.tensor(breakers, dtype=torch.int64)
+            self.breaks[slot, there.to(self.breaks.device, non_blocking=True)] = True
             self.breaking.discard(slot)
             if breakers:
                 self.breaking.add(slot)

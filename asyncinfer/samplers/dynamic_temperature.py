@@ -51,7 +51,9 @@ class _DynamicTemperature(Sampler):
 
     def join(self, slot: int, params: DynamicTemperature) -> None:
         values = (params.low, params.high, params.exponent)
-        self.params[slot] = torch.tensor(values, device=self.params.device)
+        # One by one: a tensor made of them would wait for the device.
+        for column, value in enumerate(values):
+            self.params[slot, column] = value
 
     def sample(self, step: SamplerStep) -> None:
         low, high, exponent = self.params[step.slots].unbind(dim=1)

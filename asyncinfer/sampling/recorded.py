@@ -63,36 +63,45 @@ class RecordedSampler:
     tokens as `SamplingState` draws.
 
     Args:
-        options: int32 `[slots, OPTION_WORDS]` on the device, its rows from `option_words`.
         fused: as in `SamplingState`; then filters are recorded, too.
     """
 
-    def __init__(
-        self, vocab_size: int, options: torch.Tensor, *, fused: bool | None = None
-    ) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, *, fused: bool | None = None) -> None:
         self._vocab_size = vocab_size
-        self._fused = fuses(options) if fused is None else fused
-        (self._mixed,) = upload(options.device, mix_tokens(vocab_size))
-        self._options = options
-        self._temperatures = options.view(torch.float32)[:, 0]
-        self._seeds = options.view(torch.int64)[:, 2]
+        (self._mixed,) = upload(device, mix_tokens(vocab_size))
+        self.fused = fuses(self._mixed) if fused is None else fused
 
     def __call__(
-        self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, draws: Draws
+        self,
+        logits: torch.Tensor,
+        options: torch.Tensor,
+        seeds: torch.Tensor,
+        positions: torch.Tensor,
+        draws: Draws,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens int64 `[n]` and each row's largest logit, float32 `[n]`.
 
         Args:
-            logits: float32 `[n, vocab_size]`, spoilt.
-            slots, positions: integers `[n]`; positions of the tokens to draw.
+            logits: float32 `[n, vocab_size]`, spoilt; of any floating dtype, and left as they are,
+                where the draw is fused.
+            options, seeds: int32 `[OPTION_WORDS - 2, n]` and int64 `[n]`: the rows' words, the
+                seed's apart.
+            positions: integers `[n]`; of the tokens to draw.
         """
-        if self._fused:
-            return self._draw_fused(logits, slots, positions, draws)
+        temperatures = options.view(torch.float32)[0]
+        if self.fused:
+            if draws is Draws.GREEDY:
+                tokens, peak, _ = ops.sample(logits)
+                return tokens, peak
+            _, _, top_p, min_p = options.view(torch.float32)
+            tokens, peak, _ = ops.sample(
+                logits, seeds, positions, temperatures, top_k=options[1], top_p=top_p, min_p=min_p
+            )
+            return tokens, peak
         peak, best = logits.max(dim=-1)
         if draws is Draws.GREEDY:
             return best, peak
-        temperatures = self._temperatures.index_select(0, slots)
-        keys = key_rows(self._seeds.index_select(0, slots), positions)
+        keys = key_rows(seeds, positions)
         rows = max(1, MOST_ENTRIES // self._vocab_size)
         drawn = []
         for first in range(0, len(logits), rows):
@@ -104,18 +113,3 @@ class RecordedSampler:
             drawn.append(draw_race(weights, self._mixed, keys[part]))
         tokens = drawn[0] if len(drawn) == 1 else torch.cat(drawn)
         return torch.where(temperatures > 0.0, tokens, best), peak
-
-    def _draw_fused(
-        self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, draws: Draws
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if draws is Draws.GREEDY:
-            tokens, peak, _ = ops.sample(logits)
-            return tokens, peak
-        # One option after the other, so that each is in one piece.
-        words = self._options.index_select(0, slots).t().contiguous()
-        temperature, _, top_p, min_p, *_ = words.view(torch.float32)
-        seeds = self._seeds.index_select(0, slots)
-        tokens, peak, _ = ops.sample(
-            logits, seeds, positions, temperature, top_k=words[1], top_p=top_p, min_p=min_p
-        )
-        return tokens, peak

@@ -172,6 +172,14 @@ class Request:
         """Tokens known, including those drawn by steps in flight."""
         return self.max_total - self.left
 
+    def chunk(self, budget: int) -> int:
+        """Tokens to compute next. A row never straddles the last prompt token whose logprob was
+        given before a preemption, so that none is given twice."""
+        end = self.known
+        if self.prompt_logprobs is not None and self.computed < self.scored:
+            end = self.scored
+        return min(end - self.computed, budget)
+
     @property
     def scope(self) -> str:
         return self.tenant[0]

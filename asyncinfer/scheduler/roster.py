@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 from asyncinfer.cache.prefix_cache import PrefixCache
+from asyncinfer.scheduler.counters import Counters
 from asyncinfer.scheduler.following import Following
 from asyncinfer.scheduler.plan import RunnerSpec
 from asyncinfer.scheduler.queue import Ranking, WaitingQueue
@@ -32,8 +33,10 @@ class Roster:
         spec: RunnerSpec,
         cache: PrefixCache | None,
         ranking: Ranking,
+        counters: Counters,
         on_preempt: Callable[[Request], None] | None = None,
     ) -> None:
+        self._counters = counters
         self._on_preempt = on_preempt
         self.seats = Seats(spec, cache)
         self.ranking = ranking
@@ -46,7 +49,6 @@ class Roster:
         self.leaving: dict[int, Request] = {}
         #: Monotonic seconds, as last told.
         self.now = 0.0
-        self.preemptions = 0
 
     def __bool__(self) -> bool:
         """Whether anything is runnable."""
@@ -132,6 +134,11 @@ class Roster:
         (self.decoding if one_left else self.prefilling)[request.id] = request
         self.following.lead(request)
 
+    def decode(self, request: Request) -> None:
+        """What is known of it is computed or in flight: from now on it decodes."""
+        if self.prefilling.pop(request.id, None) is not None:
+            self.decoding[request.id] = request
+
     def follow(self, request: Request, leader: Request, tokens: int) -> None:
         """A queued request waits until the leader has committed so many tokens."""
         self.queue.remove(request)
@@ -172,7 +179,7 @@ class Roster:
 
     def preempt(self, request: Request) -> None:
         """Take slot and blocks from a running or paused request; it will be computed again."""
-        self.preemptions += 1
+        self._counters.preemptions += 1
         request.preemptions += 1
         if self._on_preempt is not None:
             self._on_preempt(request)

@@ -12,10 +12,12 @@ from collections.abc import Callable
 
 from asyncinfer.cache.prefix_cache import PrefixCache
 from asyncinfer.protocols.scheduling import SchedulingPolicy
+from asyncinfer.scheduler.counters import Counters
+from asyncinfer.scheduler.flight import Flight
 from asyncinfer.scheduler.limits import check_fits
 from asyncinfer.scheduler.output import StepOutput
 from asyncinfer.scheduler.plan import RunnerSpec, StepPlan, StepResult
-from asyncinfer.scheduler.planner import Flight, Planner
+from asyncinfer.scheduler.planner import Planner
 from asyncinfer.scheduler.queue import Ranking
 from asyncinfer.scheduler.request import Request, RequestState
 from asyncinfer.scheduler.roster import Roster
@@ -48,12 +50,10 @@ class Scheduler:
     ) -> None:
         self.spec = spec
         self.cache = cache
-        self.roster = Roster(spec, cache, Ranking(policy, on_fault), on_preempt)
-        self.planner = Planner(spec, self.roster)
+        self.counters = Counters()
+        self.roster = Roster(spec, cache, Ranking(policy, on_fault), self.counters, on_preempt)
+        self.planner = Planner(spec, self.roster, self.counters)
         self.flights: deque[Flight] = deque()
-        #: Counters since the start: steps committed, tokens drawn.
-        self.steps = 0
-        self.generated_tokens = 0
         self._scheduled = 0
         #: Prompts that were too much for the device once, and have not ended.
         self._retracted: list[Request] = []
@@ -130,7 +130,7 @@ class Scheduler:
         flight = self.flights.popleft()
         assert flight.plan is plan, "steps are committed in the order they were scheduled"
         assert len(result.tokens) == sum(plan.samples), "a token for every draw"
-        self.steps += 1
+        self.counters.steps += 1
         self._retracted = [r for r in self._retracted if r.state is not FINISHED]
         if not self._retracted:
             self.planner.recover()
@@ -176,7 +176,7 @@ class Scheduler:
                 reasons(None)
             else:
                 reasons(self._end(request))
-        self.generated_tokens += drawn
+        self.counters.generated_tokens += drawn
 
     def _commit(
         self, flight: Flight, row: int, token: int | None, result: StepResult, out: StepOutput
@@ -198,7 +198,7 @@ class Scheduler:
                 reason = None
                 if token is not None:
                     request.tokens.append(token)
-                    self.generated_tokens += 1
+                    self.counters.generated_tokens += 1
                     reason = self._end(request)
                 if scored or token is not None:
                     out.requests.append(request)
@@ -280,6 +280,10 @@ class Scheduler:
         return 0 if self.cache is None else self.cache.evictable
 
     @property
+    def window_pages_total(self) -> int:
+        return self.spec.window_pages
+
+    @property
     def window_pages_free(self) -> int:
         """Window pages that hold nothing."""
         windows = self.roster.seats.blocks.windows
@@ -290,27 +294,3 @@ class Scheduler:
         """Window pages that no request uses, kept for blocks that hold a reusable prefix."""
         windows = self.roster.seats.blocks.windows
         return 0 if windows is None else windows.cached
-
-    @property
-    def preemptions(self) -> int:
-        return self.roster.preemptions
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompts admitted; a prompt with `n` answers counts once."""
-        return self.planner.prompt_tokens
-
-    @property
-    def cached_tokens(self) -> int:
-        """Those of them that came from the prefix cache."""
-        return self.planner.cached_tokens
-
-    @property
-    def forks(self) -> int:
-        """Answers that took over their sibling's prompt (`n > 1`)."""
-        return self.planner.forks
-
-    @property
-    def shared(self) -> int:
-        """Times a request waited for a prefix that another one was computing."""
-        return self.planner.shared

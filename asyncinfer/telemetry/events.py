@@ -18,7 +18,11 @@ class Event(NamedTuple):
 
 
 EVENTS: Final[dict[str, Event]] = {
-    "engine_loaded": Event(logging.INFO, ("model", "blocks"), "the engine takes requests"),
+    "engine_loaded": Event(
+        logging.INFO,
+        ("model", "blocks"),
+        "the engine takes requests; `notes`, if any, say how its model was taken",
+    ),
     "graphs_failed": Event(
         logging.WARNING, ("rows", "error"), "no CUDA graph of so many rows; it goes on without"
     ),

@@ -15,11 +15,13 @@ from __future__ import annotations
 import logging
 from collections.abc import MutableMapping
 from contextvars import Context
-from typing import Any, Final
-
-import structlog
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
 from asyncinfer.telemetry.events import EVENTS
+
+if TYPE_CHECKING:
+    import structlog
 
 __all__ = ["emit"]
 
@@ -38,11 +40,12 @@ def emit(event: str, context: Context | None = None, /, **fields: object) -> Non
     if not _LOGGER.isEnabledFor(level):
         return
     try:
+        log = _events().log
         if context is None:
-            _events.log(level, event, **fields)
+            log(level, event, **fields)
         else:
             # A copy: the host's own thread may be running in the context just now.
-            context.copy().run(_events.log, level, event, **fields)
+            context.copy().run(log, level, event, **fields)
     except Exception:
         record = logging.makeLogRecord({"name": _LOGGER.name, "levelno": level, "msg": event})
         _SILENT.handleError(record)
@@ -56,10 +59,16 @@ def _render(
     return (message,), {"extra": {"asyncinfer": {"event": event, **fields}}}
 
 
-_events: Final[structlog.stdlib.BoundLogger] = structlog.wrap_logger(
-    _LOGGER,
-    processors=[structlog.contextvars.merge_contextvars, _render],
-    wrapper_class=structlog.stdlib.BoundLogger,
-    context_class=dict,
-    cache_logger_on_first_use=True,
-)
+@cache
+def _events() -> structlog.stdlib.BoundLogger:
+    # Imported when somebody listens: it brings half of rich along.
+    import structlog
+
+    logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
+        _LOGGER,
+        processors=[structlog.contextvars.merge_contextvars, _render],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        context_class=dict,
+        cache_logger_on_first_use=True,
+    )
+    return logger

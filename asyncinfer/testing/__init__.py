@@ -5,6 +5,7 @@ With the nouns that a fake is made of and handed: the plan of a step, its result
 
 from asyncinfer.scheduler import Join, Request, RunnerSpec, StepPlan, StepResult, StepRunner
 from asyncinfer.testing.cache_harness import CacheHarness, CacheRequest
+from asyncinfer.testing.clocked import ClockedModel
 from asyncinfer.testing.fake_engine import FakeModel
 from asyncinfer.testing.fake_model import FakeRunner
 from asyncinfer.testing.gate import StepGate
@@ -13,20 +14,21 @@ from asyncinfer.testing.inline import InlineEngine, InlineStream
 from asyncinfer.testing.invariants import InvariantError, check_invariants
 from asyncinfer.testing.kernel_case import KernelCase
 from asyncinfer.testing.kernel_cases import kernel_cases
+from asyncinfer.testing.observer_checks import check_observer
 from asyncinfer.testing.policy_checks import check_cache_policy
 from asyncinfer.testing.policy_cost import policy_cost
 from asyncinfer.testing.random_model import RandomModel
-from asyncinfer.testing.rule_error import SamplerRuleError
+from asyncinfer.testing.rule_error import RuleError
 from asyncinfer.testing.sampler_checks import check_sampler
 from asyncinfer.testing.sampler_cost import SamplerCase, sampler_costs
 from asyncinfer.testing.scenarios import simulate
 from asyncinfer.testing.simulation import Simulation
-from asyncinfer.testing.tape import PlanTape
 from asyncinfer.text import Tokenizer
 
 __all__ = [
     "CacheHarness",
     "CacheRequest",
+    "ClockedModel",
     "FakeModel",
     "FakeRunner",
     "IdleModel",
@@ -35,12 +37,11 @@ __all__ = [
     "InvariantError",
     "Join",
     "KernelCase",
-    "PlanTape",
     "RandomModel",
     "Request",
+    "RuleError",
     "RunnerSpec",
     "SamplerCase",
-    "SamplerRuleError",
     "Simulation",
     "StepGate",
     "StepPlan",
@@ -49,6 +50,7 @@ __all__ = [
     "Tokenizer",
     "check_cache_policy",
     "check_invariants",
+    "check_observer",
     "check_sampler",
     "kernel_cases",
     "policy_cost",

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 
 from asyncinfer.kernels import ops
+from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
 from asyncinfer.models import ModelConfig
+from asyncinfer.testing.attention_kernels import attention_cases
 from asyncinfer.testing.kernel_case import KernelCase
+from asyncinfer.testing.linear_kernels import expert_cases, linear_cases
 
 __all__ = ["decode_kernels"]
-
-_BLOCK = 16
 
 
 def decode_kernels(
@@ -34,21 +35,16 @@ def decode_kernels(
         return drawn.normal_(0.0, std, generator=generator)
 
     hidden, inner = config.hidden_size, config.intermediate_size
+    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    if config.experts is not None:
+        yield from expert_cases(normal, generator, batch, hidden, config.experts)
+        return
     yield from _norm_cases(normal(batch, hidden), normal(batch, hidden), normal(hidden))
     yield from _gate_cases(normal(batch, 2 * inner))
-    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-    yield from _linear_cases(
-        normal,
-        batch,
-        {
-            "qkv": ((heads + 2 * kv_heads) * dim, hidden),
-            "out": (hidden, heads * dim),
-            "up": (2 * inner, hidden),
-            "down": (hidden, inner),
-            "head": (config.vocab_size, hidden),
-        },
-    )
-    yield from _attention_cases(normal, generator, batch, context, heads, kv_heads, dim)
+    if batch <= SMALL_TOKENS:
+        qkv = (heads + 2 * kv_heads) * dim
+        yield from linear_cases(normal, batch, hidden, inner, qkv, heads * dim, config.vocab_size)
+    yield from attention_cases(normal, generator, batch, context, heads, kv_heads, dim)
     logits = normal(batch, config.vocab_size).float().mul_(3)
     yield from _sample_cases(logits)
 
@@ -83,108 +79,6 @@ def _gate_cases(gate_up: torch.Tensor) -> Iterator[KernelCase]:
         0,
         lambda: [ops.silu_mul(gate_up)],
         lambda: [_reference("silu_mul", gate_up.double())],
-    )
-
-
-def _linear_cases(
-    normal: Callable[..., torch.Tensor], batch: int, shapes: dict[str, tuple[int, int]]
-) -> Iterator[KernelCase]:
-    if batch > 64:
-        return
-    for name, (outputs, inputs) in shapes.items():
-        x, weight = normal(batch, inputs), normal(outputs, inputs, std=0.02)
-        yield KernelCase(
-            "linear_small",
-            f"linear_small {name} {batch} x {inputs} -> {outputs}",
-            x.nbytes + weight.nbytes + batch * outputs * x.element_size(),
-            2 * batch * inputs * outputs,
-            partial(_linear, x, weight),
-            partial(_exact_linear, x, weight),
-        )
-
-
-def _linear(x: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
-    return [ops.linear_small(x, weight)]
-
-
-def _exact_linear(x: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
-    return [x.double() @ weight.double().t()]
-
-
-def _attention_cases(
-    normal: Callable[..., torch.Tensor],
-    generator: torch.Generator,
-    batch: int,
-    context: int,
-    heads: int,
-    kv_heads: int,
-    dim: int,
-) -> Iterator[KernelCase]:
-    pages = -(-(context + 1) // _BLOCK)
-    k_cache, v_cache = (normal(batch * pages, kv_heads, _BLOCK, dim) for _ in range(2))
-    device = k_cache.device
-    order = torch.randperm(batch * pages, generator=generator, device=device)
-    tables = order.to(torch.int32).view(batch, pages)
-    positions = torch.full((batch,), context, dtype=torch.int64, device=device)
-    slots = tables[:, context // _BLOCK].long() * _BLOCK + context % _BLOCK
-    qkv = normal(batch, heads + 2 * kv_heads, dim)
-    angles = positions[:, None, None] * torch.logspace(0, -4, dim // 2, device=device)
-    cos = torch.cat((angles.cos(), angles.cos()), -1).float()
-    sin = torch.cat((-angles.sin(), angles.sin()), -1).float()
-    norm = normal(dim)
-
-    def rope_kv_write() -> list[torch.Tensor]:
-        q = ops.rope_kv_write(qkv, cos, sin, k_cache, v_cache, slots, q_norm=norm, k_norm=norm)
-        at = (slots // _BLOCK, slice(None), slots % _BLOCK)
-        return [q, k_cache[at], v_cache[at]]
-
-    def exact_rope() -> list[torch.Tensor]:
-        q, k, v = torch.split(qkv.double(), [heads, kv_heads, kv_heads], dim=1)
-        turned = []
-        for x in (q, k):
-            x = x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * norm.double()
-            swapped = torch.cat(tuple(reversed(x.chunk(2, -1))), -1)
-            turned.append(x * cos.double() + swapped * sin.double())
-        return [*turned, v]
-
-    row = f"{batch} x {heads}/{kv_heads} x {dim}"
-    yield KernelCase(
-        "rope_kv_write",
-        f"rope_kv_write {row}",
-        2 * qkv.nbytes + cos.nbytes + sin.nbytes,
-        0,
-        rope_kv_write,
-        exact_rope,
-    )
-    q = normal(batch, heads, dim)
-    lengths = torch.full((batch,), context + 1, dtype=torch.int32, device=device)
-    starts = torch.arange(batch + 1, dtype=torch.int32, device=device)
-
-    def exact_attention() -> list[torch.Tensor]:
-        rows = []
-        for row in range(batch):
-            its = tables[row].long()
-            k, v = (
-                cache[its].double().transpose(0, 1).reshape(kv_heads, -1, dim)[:, : context + 1]
-                for cache in (k_cache, v_cache)
-            )
-            queries = q[row].double().view(kv_heads, heads // kv_heads, dim)
-            scores = (queries @ k.transpose(1, 2)) * dim**-0.5
-            rows.append((scores.softmax(-1) @ v).view(heads, dim))
-        return [torch.stack(rows)]
-
-    read = 2 * batch * (context + 1) * kv_heads * dim * q.element_size()
-    yield KernelCase(
-        "paged_attention",
-        f"paged_attention {row}, context {context}",
-        read + 2 * q.nbytes + tables.nbytes,
-        4 * batch * heads * (context + 1) * dim,
-        lambda: [
-            ops.paged_attention(
-                q, k_cache, v_cache, tables, lengths, starts, dim**-0.5, decode_rows=batch
-            )
-        ],
-        exact_attention,
     )
 
 

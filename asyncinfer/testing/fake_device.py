@@ -79,7 +79,7 @@ class FakeDevice:
         self._strict = False
         # torch's own types are missing on these.
         self._watch: Any = WatchOperators(self._operate)
-        self._count: Any = CountCalls(self.calls)
+        self._count: Any = CountCalls(self.calls, self._read)
 
     def __enter__(self) -> FakeDevice:
         self._count.__enter__()
@@ -127,9 +127,14 @@ class FakeDevice:
                 recording.undo()
         return FakeGraph(self, recording)
 
-    def close(self) -> None:
+    def drain(self) -> None:
         self._host.learn({stream: stream.time for stream in (self.main, self.side)})
         self._arrive()
+
+    def close(self) -> None:
+        for stream in (self.main, self.side):
+            if not self._host.has_waited(stream, stream.time):
+                raise StreamOrderError(f"closed while {stream.name} was at work")
         self.closed = True
 
     # -- what tests ask ------------------------------------------------------------------------
@@ -173,6 +178,12 @@ class FakeDevice:
             self._current.learn(self._host.known)
             self._memories.touch(self._current, "a replayed graph", *live)
             recording.replay()
+
+    def _read(self, name: str, tensor: torch.Tensor) -> None:
+        """The host reads a tensor's values. It may those of pinned memory: until they have come,
+        they are poison."""
+        if (self._strict or self._recording is not None) and not self._is_pinned(tensor):
+            raise HiddenSyncError(f"{name} makes the host wait for the device")
 
     def _operate(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """One operator of the thread."""

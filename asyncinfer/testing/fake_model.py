@@ -17,9 +17,10 @@ import numpy.typing as npt
 from asyncinfer.chunk import TokenLogprob
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler.plan import RowLogprobs, RunnerSpec, StepPlan, StepResult
+from asyncinfer.testing.fake_pages import FakePages, mix_each
 from asyncinfer.testing.fake_slots import FakeSlots
 from asyncinfer.testing.fake_windows import FakeWindows
-from asyncinfer.testing.oracle import MASK, A, WindowSum, fake_logprob, mix, next_token, oracle
+from asyncinfer.testing.oracle import A, fake_logprob, next_token, oracle
 
 __all__ = ["FakeRunner", "Gate"]
 
@@ -62,16 +63,10 @@ class FakeRunner:
         self.closed = False
         self.launched = 0
         self.collected = 0
-        size = spec.block_size
-        self._kv: U64 = np.empty((spec.num_blocks, size), np.uint64)
-        self._digest: U64 = np.empty((spec.num_blocks, size), np.uint64)
-        self._garbage = 0
-        self.poison(range(spec.num_blocks))
         self._slots = FakeSlots(spec)
+        self.pages = FakePages(spec, self._slots)
         #: The windowed layer, if `spec` has a window.
         self.windows = None if spec.window is None else FakeWindows(spec, self._slots)
-        self._weights: U64 = _mix(np.arange(spec.max_context, dtype=np.uint64)) | np.uint64(1)
-        self._powers = _powers(spec.max_step_tokens)
         self._pending: deque[tuple[StepPlan, StepResult]] = deque()
 
     @property
@@ -103,17 +98,6 @@ class FakeRunner:
         """The logprob entry of `token` at `position` of its sequence."""
         return fake_logprob(token, position, alternatives, self._spec.vocab_size)
 
-    def poison(self, blocks: Iterable[int]) -> None:
-        """Fill pages with garbage, so that whoever still reads them shows it."""
-        for block in blocks:
-            self._garbage += 1
-            self._kv[block] = mix(self._garbage)
-            self._digest[block] = mix(-self._garbage & MASK)
-
-    def page(self, block: int) -> list[int]:
-        """The KV a page holds."""
-        return [int(entry) for entry in self._kv[block]]
-
     # -- StepRunner ----------------------------------------------------------------------------
 
     def launch(self, plan: StepPlan) -> object:
@@ -123,9 +107,7 @@ class FakeRunner:
         self._slots.apply(plan)
         if self.no_room is not None and self.no_room(plan):
             raise MemoryError(f"no room for a step of {plan.tokens} tokens")
-        for source, target in plan.copies:
-            self._kv[target] = self._kv[source]
-            self._digest[target] = self._digest[source]
+        self.pages.copy(plan.copies)
         if self.windows is not None:
             self.windows.copy(plan.copied_pages)
         self._slots.check(plan)
@@ -157,21 +139,21 @@ class FakeRunner:
         counts = np.array(plan.counts)
         ends = starts + counts
         # Every read comes before every write: a page another row writes in this step is stale.
-        kv, digest = self._read(slots, starts)
+        kv, digest = self.pages.read(slots, starts, strict=self.strict)
         single = counts == 1
         if self.windows is not None:
-            seen = self.windows.read(plan)
-            for row in range(len(slots)):
-                digest[row] = self._windowed(
-                    self.windows, plan, row, int(kv[row]), digest[row], seen[row]
-                )
+            for row, seen in enumerate(self.windows.read(plan)):
+                slot, start, count = plan.slots[row], plan.starts[row], plan.counts[row]
+                tokens = self._slots.history[slot, start : start + count].tolist()
+                chunk = self.windows.compute(slot, start, tokens, int(kv[row]), seen)
+                digest[row] = self.pages.write(slot, start, np.array(chunk, np.uint64), digest[row])
         elif single.all():
-            digest = self._decode(slots, starts, kv, digest)
+            digest = self.pages.decode(slots, starts, kv, digest)
         else:
             index = np.nonzero(single)[0]
-            digest[index] = self._decode(slots[index], starts[index], kv[index], digest[index])
+            digest[index] = self.pages.decode(slots[index], starts[index], kv[index], digest[index])
             for row in np.nonzero(~single)[0].tolist():
-                digest[row] = self._prefill(
+                digest[row] = self.pages.prefill(
                     plan.slots[row], plan.starts[row], plan.counts[row], kv[row], digest[row]
                 )
         self._slots.computed[slots] = ends
@@ -181,88 +163,17 @@ class FakeRunner:
         if self.failing is not None:
             result.failed = dict(self.failing(plan))
             for row in result.failed:
-                slot, start = plan.slots[row], plan.starts[row]
-                self._garbage += 1
-                for p in range(start, start + plan.counts[row]):
-                    block = self._slots.tables[slot, p // self._spec.block_size]
-                    self._kv[block, p % self._spec.block_size] = mix(self._garbage)
+                where = plan.slots[row], plan.starts[row], plan.counts[row]
+                self.pages.spoil(*where)
                 if self.windows is not None:
-                    self.windows.spoil(slot, start, plan.counts[row])
+                    self.windows.spoil(*where)
         return result
-
-    def _read(self, slots: I64, starts: I64) -> tuple[U64, U64]:
-        """KV and digest before each row's first token."""
-        size = self._spec.block_size
-        before = np.maximum(starts - 1, 0)
-        pages = self._slots.tables[slots, before // size]
-        offsets = before % size
-        first = starts == 0
-        kv = self._kv[pages, offsets]
-        kv[first] = 0
-        if self.strict:
-            digest = np.array([self._reread(s, n) for s, n in zip(slots, starts, strict=True)])
-        else:
-            digest = self._digest[pages, offsets]
-            digest[first] = 0
-        return kv, digest
-
-    def _reread(self, slot: int, length: int) -> np.uint64:
-        size = self._spec.block_size
-        pages = self._slots.tables[slot, : -(-length // size)]
-        return np.uint64(
-            (self._kv[pages].reshape(-1)[:length] * self._weights[:length]).sum(dtype=np.uint64)
-        )
-
-    def _decode(self, slots: I64, positions: I64, kv: U64, digest: U64) -> U64:
-        size = self._spec.block_size
-        tokens = self._slots.history[slots, positions].astype(np.uint64)
-        kv = kv * np.uint64(A) + _mix(tokens + np.uint64(1))
-        digest = digest + kv * self._weights[positions]
-        pages, offsets = self._slots.tables[slots, positions // size], positions % size
-        self._kv[pages, offsets] = kv
-        self._digest[pages, offsets] = digest
-        return digest
-
-    def _prefill(
-        self, slot: int, start: int, count: int, kv: np.uint64, digest: np.uint64
-    ) -> np.uint64:
-        size = self._spec.block_size
-        tokens = self._slots.history[slot, start : start + count].astype(np.uint64)
-        up, down = self._powers[0][:count], self._powers[1][:count]
-        chunk = up * (kv + np.cumsum(_mix(tokens + np.uint64(1)) * down, dtype=np.uint64))
-        digests = digest + np.cumsum(chunk * self._weights[start : start + count], dtype=np.uint64)
-        positions = np.arange(start, start + count)
-        pages, offsets = self._slots.tables[slot, positions // size], positions % size
-        self._kv[pages, offsets] = chunk
-        self._digest[pages, offsets] = digests
-        return np.uint64(digests[-1])
-
-    def _windowed(
-        self,
-        windows: FakeWindows,
-        plan: StepPlan,
-        row: int,
-        kv: int,
-        digest: np.uint64,
-        seen: WindowSum,
-    ) -> np.uint64:
-        """A row of any length, token by token."""
-        slot, start, count = plan.slots[row], plan.starts[row], plan.counts[row]
-        tokens = self._slots.history[slot, start : start + count].tolist()
-        chunk = np.array(windows.compute(slot, start, tokens, kv, seen), np.uint64)
-        digests = digest + np.cumsum(chunk * self._weights[start : start + count], dtype=np.uint64)
-        positions = np.arange(start, start + count)
-        size = self._spec.block_size
-        pages, offsets = self._slots.tables[slot, positions // size], positions % size
-        self._kv[pages, offsets] = chunk
-        self._digest[pages, offsets] = digests
-        return np.uint64(digests[-1])
 
     def _draw(self, plan: StepPlan, slots: I64, ends: I64, digest: U64) -> StepResult:
         rows = np.nonzero(np.array(plan.samples))[0]
         slots, last, digest = slots[rows], ends[rows] - 1, digest[rows]
-        seeds = _mix(self._slots.seeds[slots] + last.astype(np.uint64) * np.uint64(A))
-        h = _mix(digest ^ np.where(self._slots.sampled[slots], seeds, np.uint64(0)))
+        seeds = mix_each(self._slots.seeds[slots] + last.astype(np.uint64) * np.uint64(A))
+        h = mix_each(digest ^ np.where(self._slots.sampled[slots], seeds, np.uint64(0)))
         tokens = (1 + h % np.uint64(self._spec.vocab_size - 1)).astype(np.int64)
         if self.eos_every is not None:
             tokens[(h >> np.uint64(40)) % np.uint64(self.eos_every) == 0] = 0
@@ -310,19 +221,3 @@ def _row(entries: list[TokenLogprob]) -> RowLogprobs:
         ranks=[e.rank for e in entries],
         top=[e.top for e in entries],
     )
-
-
-def _mix(x: U64) -> U64:
-    """`mix` of every element."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-def _powers(count: int) -> tuple[U64, U64]:
-    """A**1 .. A**count and their inverses."""
-    inverse = pow(A, -1, 2**64)
-    up = np.cumprod(np.full(count, A, np.uint64), dtype=np.uint64)
-    down = np.cumprod(np.full(count, inverse, np.uint64), dtype=np.uint64)
-    return up, down

@@ -19,6 +19,10 @@ __all__ = ["CountCalls", "WatchOperators", "host_must_wait", "written_by"]
 _SYNCS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique")
 
 
+#: What reads a tensor in the host's memory without an operator: a GPU would be waited for.
+_HOST_READS = ("tolist", "numpy", "cpu", "__array__")
+
+
 class WatchOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Hands every operator to `operate(operator, args, kwargs)` instead."""
 
@@ -34,17 +38,21 @@ class WatchOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class CountCalls(TorchFunctionMode):
-    """Counts calls by name; attributes are not in it."""
+    """Counts calls by name; attributes are not in it. Before a tensor's values are read in a way
+    that is no operator, `reads(name, tensor)` is asked."""
 
-    def __init__(self, calls: Counter[str]) -> None:
+    def __init__(self, calls: Counter[str], reads: Callable[[str, Any], None]) -> None:
         super().__init__()
         self.idle = False
         self._calls = calls
+        self._reads = reads
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", str(func))
         if not self.idle and name not in ("__get__", "untyped_storage"):
             self._calls[name] += 1
+            if name in _HOST_READS:
+                self._reads(name, args[0])
         return func(*args, **(kwargs or {}))
 
 

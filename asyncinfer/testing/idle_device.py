@@ -87,6 +87,9 @@ class _IdleDevice:
     def capture(self, work: Callable[[], None], *, hold: int = 0) -> _Nothing:
         return _Nothing()
 
+    def drain(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -166,7 +166,7 @@ class _InlinePort(Port):
     def here(self) -> bool:
         return True
 
-    def announce(self, cell: Cell) -> None:
+    def announce(self, cell: Cell) -> bool:
         raise AssertionError("nobody waits inline")
 
     async def park(self, cell: Cell) -> None:

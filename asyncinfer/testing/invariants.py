@@ -1,11 +1,12 @@
-"""What always holds between two calls of a `Scheduler`: I1 to I12 of the reliability plan, as far
-as they lie below the engine."""
+"""What always holds between two calls of a `Scheduler`, as I1 to I12: messages begin with these."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 
+from asyncinfer.cache.chain import TOKEN_BYTES, pack
 from asyncinfer.cache.prefix_cache import CacheEntry
 from asyncinfer.scheduler.request import Request, RequestState
 from asyncinfer.scheduler.scheduler import Scheduler
@@ -95,11 +96,13 @@ def _check_slots(scheduler: Scheduler, seated: list[Request]) -> None:
 
 def _check_references(scheduler: Scheduler, seated: list[Request]) -> None:
     pool = scheduler.roster.seats.blocks.pool
-    uses = Counter(block for request in seated for block in request.blocks)
-    uses.update(block for flight in scheduler.flights for block in flight.pins)
-    for block, refs in enumerate(pool.refs):
-        used = uses[block]
-        hold("I1", refs == used, "block {}: {} references, {} uses", block, refs, used)
+    uses = [0] * len(pool.refs)
+    for block in chain(
+        *(request.blocks for request in seated), *(flight.pins for flight in scheduler.flights)
+    ):
+        uses[block] += 1
+    wrong = [block for block, refs in enumerate(pool.refs) if refs != uses[block]]
+    hold("I1", not wrong, "blocks {}: references are not their uses", wrong)
     cache = scheduler.cache
     evictable = {} if cache is None else cache.guard.evictable
     free = set(pool.free)
@@ -189,33 +192,37 @@ def _check_windows(scheduler: Scheduler, seated: list[Request]) -> None:
 def _check_cache(scheduler: Scheduler, seated: list[Request]) -> None:
     cache, size = scheduler.cache, scheduler.spec.block_size
     assert cache is not None
-    hold("I5", len(cache.by_key) == len(cache.by_block), "keys and blocks differ in number")
-    children = Counter[int]()
+    by_block = cache.by_block
+    hold("I5", len(cache.by_key) == len(by_block), "keys and blocks differ in number")
+    children = Counter(id(entry.parent) for entry in cache.by_key.values())
     for key, entry in cache.by_key.items():
-        hold("I5", entry.key == key, "an entry under a wrong key")
-        hold("I5", cache.by_block.get(entry.block) is entry, "block {} has two keys", entry.block)
-        hold("I5", len(entry.tokens) == size, "block {} is half full", entry.block)
-        if isinstance(entry.parent, CacheEntry):
-            children[id(entry.parent)] += 1
-    for entry in cache.by_key.values():
-        hold("I5", entry.children == children[id(entry)], "block {}: children", entry.block)
+        right = (
+            entry.key == key
+            and by_block.get(entry.block) is entry
+            and len(entry.data) == size * TOKEN_BYTES
+            and entry.children == children.get(id(entry), 0)
+        )
+        hold("I5", right, "block {}: its key, tokens or children are wrong", entry.block)
     for r in seated:
         above: object = None
+        data = pack(r.tokens)
         for j, block in enumerate(r.blocks):
-            found = cache.by_block.get(block)
+            found = by_block.get(block)
             if found is not None:
                 hold("I5", (j + 1) * size <= r.committed, "{}: block {} is not written", r, block)
-                _check_chain(r, block, found, j, above, size)
+                _check_chain(r, block, data, found, j, above)
             above = found
 
 
 def _check_chain(
-    r: Request, block: int, entry: CacheEntry, j: int, above: object, size: int
+    r: Request, block: int, data: bytes, entry: CacheEntry, j: int, above: object
 ) -> None:
-    """The entry's whole prefix is the request's; `above` is the entry before it, checked."""
+    """The entry's whole prefix is the request's, whose packed tokens are `data`; `above` is the
+    entry before it, checked."""
+    size = len(entry.data)
     while True:
-        tokens = r.tokens[j * size : (j + 1) * size]
-        hold("I5", entry.tokens == tokens, "{}: block {} holds other tokens", r, block)
+        same = entry.data == data[j * size : (j + 1) * size]
+        hold("I5", same, "{}: block {} holds other tokens", r, block)
         if entry.parent is above:
             return
         if not isinstance(entry.parent, CacheEntry):

@@ -13,7 +13,8 @@ from asyncinfer.plugins import cache_policies
 from asyncinfer.protocols import EvictionPolicy
 from asyncinfer.testing.policy_cost import policy_cost
 from asyncinfer.testing.policy_lives import Move, live, random_life
-from asyncinfer.testing.watched_policy import RuleBroken, WatchedPolicy
+from asyncinfer.testing.rule_error import RuleError
+from asyncinfer.testing.watched_policy import WatchedPolicy
 
 __all__ = ["check_cache_policy"]
 
@@ -51,7 +52,7 @@ def check_cache_policy(factory: Factory, *, examples: int = 200, growth: bool = 
         growth: also measure CPU time, which takes a second or two.
 
     Raises:
-        AssertionError: the rule that is broken, how, and the smallest case.
+        RuleError: the rule that is broken, how, and the smallest case.
         ImportError: hypothesis is not installed.
     """
     from hypothesis import HealthCheck, Phase, settings, strategies
@@ -61,7 +62,7 @@ def check_cache_policy(factory: Factory, *, examples: int = 200, growth: bool = 
     try:
         cache_policies.resolve(factory())
     except PluginError as error:
-        raise AssertionError(f"methods: {error}") from error
+        raise RuleError("methods", str(error)) from error
     tokens = strategies.lists(strategies.integers(0, 2), min_size=1, max_size=4).map(tuple)
     scopes = strategies.sampled_from(("", "b"))
     moves = strategies.one_of(
@@ -75,7 +76,7 @@ def check_cache_policy(factory: Factory, *, examples: int = 200, growth: bool = 
     )
     # Lists in a list are longer on average than one list.
     lives = strategies.lists(strategies.lists(moves, max_size=8), max_size=6).map(_joined)
-    seen: list[tuple[Sequence[Move], RuleBroken]] = []
+    seen: list[tuple[Sequence[Move], RuleError]] = []
 
     def is_broken(moves: Sequence[Move]) -> bool:
         broken = _broken(factory, moves, SMALL)
@@ -109,17 +110,17 @@ def check_cache_policy(factory: Factory, *, examples: int = 200, growth: bool = 
         _check_growth(factory)
 
 
-def _broken(factory: Factory, moves: Sequence[Move], blocks: int) -> RuleBroken | None:
+def _broken(factory: Factory, moves: Sequence[Move], blocks: int) -> RuleError | None:
     """The rule that is broken in this life."""
     first, second = WatchedPolicy(factory()), WatchedPolicy(factory())
     try:
         live(first, moves, blocks)
         live(second, moves, blocks, other=WatchedPolicy(factory()))
-    except RuleBroken as broken:
+    except RuleError as broken:
         return broken
     for one, two in zip_longest(first.answers, second.answers):
         if one != two:
-            return RuleBroken("deterministic", f"victims are {one}, and in the same life {two}")
+            return RuleError("deterministic", f"victims are {one}, and in the same life {two}")
     return None
 
 
@@ -151,17 +152,18 @@ def _check_memory(factory: Factory) -> None:
         if not tracing:
             tracemalloc.stop()
     if kept[1] > KEEPS * 16_000:
-        raise AssertionError(
-            f"memory: {kept[1]:,} bytes more after 16,000 blocks passed through a cache of 256"
+        raise RuleError(
+            "memory", f"{kept[1]:,} bytes more after 16,000 blocks passed through a cache of 256"
         )
 
 
 def _check_growth(factory: Factory) -> None:
     few, many = (min(policy_cost(factory(), n, 5_000) for _ in range(3)) for n in (FEW, MANY))
     if many > DEARER * few:
-        raise AssertionError(
-            f"growth: a block costs {few * 1e6:.1f} us among {FEW:,} blocks and {many * 1e6:.1f} "
-            f"us among {MANY:,}; at most {DEARER:g} times as much is allowed"
+        raise RuleError(
+            "growth",
+            f"a block costs {few * 1e6:.1f} us among {FEW:,} blocks and {many * 1e6:.1f} us among "
+            f"{MANY:,}; at most {DEARER:g} times as much is allowed",
         )
 
 
@@ -169,14 +171,14 @@ def _joined(parts: list[list[Move]]) -> list[Move]:
     return [*chain.from_iterable(parts)]
 
 
-def _fail(broken: RuleBroken, case: Sequence[Move], blocks: int) -> NoReturn:
+def _fail(broken: RuleError, case: Sequence[Move], blocks: int) -> NoReturn:
     shown = [f"  {number}. {move}" for number, move in enumerate(case, 1)]
     if len(shown) > 40:
         shown[:-40] = [f"  ... {len(shown) - 40} moves"]
     lines = [
-        str(broken),
+        broken.what,
         f"the smallest case, in a pool of {blocks} blocks of one token:",
         *shown,
         "  then every request ends, and the cache is emptied",
     ]
-    raise AssertionError("\n".join(lines)) from broken
+    raise RuleError(broken.rule, "\n".join(lines)) from broken

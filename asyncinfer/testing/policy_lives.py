@@ -9,7 +9,8 @@ from typing import Literal
 
 from asyncinfer.errors import PluginError
 from asyncinfer.testing.cache_harness import CacheHarness, CacheRequest
-from asyncinfer.testing.watched_policy import RuleBroken, WatchedPolicy
+from asyncinfer.testing.rule_error import RuleError
+from asyncinfer.testing.watched_policy import WatchedPolicy
 
 __all__ = ["Move", "live", "random_life"]
 
@@ -48,7 +49,7 @@ def live(
     cache of its own.
 
     Raises:
-        RuleBroken: the policy broke a rule.
+        RuleError: the policy broke a rule.
     """
     world = _World(policy, blocks)
     beside = None if other is None else _World(other, blocks)
@@ -127,4 +128,4 @@ class _World:
 
 
 def _cause(fault: PluginError) -> Exception:
-    return fault.__cause__ if isinstance(fault.__cause__, RuleBroken) else fault
+    return fault.__cause__ if isinstance(fault.__cause__, RuleError) else fault

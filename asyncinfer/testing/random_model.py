@@ -60,7 +60,7 @@ class RandomModel:
             return tensor
 
         with torch.inference_mode():
-            decoder = Decoder(self.config, weights, config.max_context)
+            decoder = Decoder(self.config, weights, config.max_context, config.weights)
         vocab = self.config.vocab_size
         return Loaded(runner_of(decoder, config, vocab), _tokenizer(vocab))
 

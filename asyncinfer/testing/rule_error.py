@@ -1,9 +1,15 @@
-"""`SamplerRuleError`: what `check_sampler` raises."""
+"""`RuleError`: what the conformance kits raise."""
 
 from __future__ import annotations
 
-__all__ = ["SamplerRuleError"]
+__all__ = ["RuleError"]
 
 
-class SamplerRuleError(AssertionError):
-    """A sampler breaks a rule; the message begins with the rule's name and shows the case."""
+class RuleError(AssertionError):
+    """A plugin breaks a rule of its protocol. The message begins with the rule's name and shows
+    the smallest case found."""
+
+    def __init__(self, rule: str, what: str) -> None:
+        super().__init__(f"{rule}: {what}")
+        self.rule = rule
+        self.what = what

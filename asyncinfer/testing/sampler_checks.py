@@ -5,7 +5,7 @@ from __future__ import annotations
 from asyncinfer import plugins
 from asyncinfer.errors import AsyncInferError, PluginError
 from asyncinfer.protocols import SamplerPlugin
-from asyncinfer.testing.rule_error import SamplerRuleError
+from asyncinfer.testing.rule_error import RuleError
 
 __all__ = ["check_sampler"]
 
@@ -19,21 +19,23 @@ def check_sampler(sampler: SamplerPlugin | str, *, device: str = "cpu") -> None:
         device: a torch device.
 
     Raises:
-        SamplerRuleError: the first rule that is broken, with the smallest case found.
+        RuleError: the first rule that is broken, with the smallest case found.
     """
     # Imports torch: who tests on a fake model needs none.
     from asyncinfer.testing.sampler_rules import RULES
+    from asyncinfer.testing.sampler_trial import Trial
 
     try:
         plugin = plugins.samplers.resolve(sampler)
     except PluginError as error:
         if isinstance(sampler, str):
             raise
-        raise SamplerRuleError(f"parameters: {error}") from error
+        raise RuleError("parameters", str(error)) from error
+    trial = Trial(plugin, device)
     for name, rule in RULES.items():
         try:
-            rule(plugin, device)
-        except SamplerRuleError:
+            rule(trial)
+        except RuleError:
             raise
         except AsyncInferError as error:
-            raise SamplerRuleError(f"{name}: {error}") from error
+            raise RuleError(name, str(error)) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from random import Random
 
 from asyncinfer.cache import PrefixCache
@@ -53,22 +54,14 @@ def simulate(
         sim.step(dt=rng.choice((0.01, 0.01, 0.5)))
         sim.forget()
     sim.drain()
-    scheduler = sim.scheduler
-    seen.update(
-        steps=scheduler.steps,
-        preemptions=scheduler.preemptions,
-        forks=scheduler.forks,
-        shared=scheduler.shared,
-        prompt_tokens=scheduler.prompt_tokens,
-        cached_tokens=scheduler.cached_tokens,
-        generated_tokens=scheduler.generated_tokens,
-    )
+    scheduler, counters = sim.scheduler, sim.scheduler.counters
+    seen.update(asdict(counters))
     if scheduler.spec.window is not None:
         seen.update(
-            windowed_tokens=scheduler.generated_tokens,
-            windowed_hits=scheduler.cached_tokens,
-            windowed_forks=scheduler.forks,
-            windowed_preemptions=scheduler.preemptions,
+            windowed_tokens=counters.generated_tokens,
+            windowed_hits=counters.cached_tokens,
+            windowed_forks=counters.forks,
+            windowed_preemptions=counters.preemptions,
         )
     return seen
 

@@ -11,14 +11,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from asyncinfer.cache.prefix_cache import CacheEntry, PrefixCache
+from asyncinfer.cache.prefix_cache import PrefixCache
 from asyncinfer.params import SamplingParams
 from asyncinfer.protocols.scheduling import SchedulingPolicy
 from asyncinfer.scheduler import Request, RequestState, RunnerSpec, Scheduler, StepPlan, StepResult
 from asyncinfer.testing.fake_model import FakeRunner
-from asyncinfer.testing.fake_windows import FakeWindows
 from asyncinfer.testing.invariants import InvariantError, check_drained, check_invariants, hold
-from asyncinfer.testing.oracle import MASK, A, fake_kv, mix
+from asyncinfer.testing.watched_pages import WatchedPages
 
 __all__ = ["Simulation", "Track"]
 
@@ -69,11 +68,7 @@ class Simulation:
         self.computed_tokens = 0
         self._ids = 0
         self._in_flight: deque[tuple[StepPlan, object]] = deque()
-        self._free: set[int] = set(range(spec.num_blocks))
-        self._free_pages: set[int] = set(range(spec.window_pages))
-        #: Published block -> its entry and the window page kept for it, as last checked.
-        self._kept: dict[int, tuple[CacheEntry, int]] = {}
-        self._written: dict[CacheEntry, tuple[int, int]] = {}
+        self._pages = WatchedPages(self.scheduler, self.runner)
 
     # -- what can happen -----------------------------------------------------------------------
 
@@ -209,62 +204,7 @@ class Simulation:
         for track in self.tracks.values():
             ended = track.request.state is RequestState.FINISHED
             hold("I7", ended == (track.ended is not None), "{} ended silently", track.request)
-        free = set(self.scheduler.roster.seats.blocks.pool.free)
-        self.runner.poison(free - self._free)
-        self._free = free
-        self._check_written()
-        if self.runner.windows is not None:
-            self._check_windows(self.runner.windows)
-
-    def _check_written(self) -> None:
-        """I5: a published page holds exactly the KV of its prefix."""
-        cache = self.scheduler.cache
-        if cache is None:
-            return
-        entries = cache.by_block.values()
-        if len(self._written) != len(entries) or any(e not in self._written for e in entries):
-            self._written = {e: self._written.get(e) or self._pages_of(e) for e in entries}
-
-    def _check_windows(self, fake: FakeWindows) -> None:
-        """Poison what became free; a kept page holds exactly what windows are to see."""
-        windows, cache = self.scheduler.roster.seats.blocks.windows, self.scheduler.cache
-        assert windows is not None
-        free = set(windows.pool.free)
-        fake.poison(free - self._free_pages)
-        self._free_pages = free
-        kept: dict[int, tuple[CacheEntry, int]] = {}
-        for block, number in windows.kept.items():
-            assert cache is not None
-            kept[block] = entry, _ = cache.by_block[block], number
-            if self._kept.get(block) != kept[block]:
-                _, nears = fake_kv(_prefix(entry), windows.window)
-                expected = nears[-windows.block_size :]
-                hold("I5", fake.page(number) == expected, "window page {} is wrong", number)
-        self._kept = kept
-
-    def _pages_of(self, entry: CacheEntry) -> tuple[int, int]:
-        """Checks the entry's page; returns KV and position of its last token."""
-        if self.runner.windows is not None:
-            tokens = _prefix(entry)
-            kvs, _ = fake_kv(tokens, self.scheduler.spec.window)
-            whole = self.runner.page(entry.block) == kvs[-self.scheduler.spec.block_size :]
-            hold("I5", whole, "block {} holds something else", entry.block)
-            return kvs[-1], len(tokens) - 1
-        chain = [entry]
-        while isinstance(chain[-1].parent, CacheEntry) and chain[-1].parent not in self._written:
-            chain.append(chain[-1].parent)
-        above = chain[-1].parent
-        kv, position = self._written[above] if isinstance(above, CacheEntry) else (0, -1)
-        expected: list[int] = []
-        for link in reversed(chain):
-            expected = []
-            for token in link.tokens:
-                kv = (kv * A + mix(token + 1)) & MASK
-                position += 1
-                expected.append(kv)
-        page = self.runner.page(entry.block)
-        hold("I5", page == expected, "block {} holds something else", entry.block)
-        return kv, position
+        self._pages.check()
 
     def _deliver(self, plan: StepPlan, result: StepResult) -> None:
         out = self.scheduler.update(plan, result, self.now)
@@ -307,12 +247,3 @@ class Simulation:
             if token in stop_ids and i + 1 >= params.min_tokens:
                 return answer[: i + 1], "stop"
         return answer, "length"
-
-
-def _prefix(entry: CacheEntry) -> list[int]:
-    """Every token up to the entry's last one."""
-    parts = [entry.tokens]
-    while isinstance(entry.parent, CacheEntry):
-        entry = entry.parent
-        parts.append(entry.tokens)
-    return [token for part in reversed(parts) for token in part]

@@ -7,20 +7,13 @@ from dataclasses import astuple
 from typing import Any
 
 from asyncinfer.protocols import CachedBlock, EvictionPolicy
+from asyncinfer.testing.rule_error import RuleError
 
-__all__ = ["RuleBroken", "WatchedPolicy"]
-
-
-class RuleBroken(Exception):
-    """A rule of the protocol, and what was done instead."""
-
-    def __init__(self, rule: str, what: str) -> None:
-        super().__init__(f"{rule}: {what}")
-        self.rule = rule
+__all__ = ["WatchedPolicy"]
 
 
 class WatchedPolicy:
-    """Passes everything on. Raises `RuleBroken` where the policy breaks a rule."""
+    """Passes everything on. Raises `RuleError` where the policy breaks a rule."""
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
@@ -47,21 +40,21 @@ class WatchedPolicy:
         call = f"victims({count})"
         answer = _call(call, self._policy.victims, count)
         if not isinstance(answer, Sequence) or isinstance(answer, str | bytes):
-            raise RuleBroken("shape", f"{call} gave {answer!r}, not a sequence of block numbers")
+            raise RuleError("shape", f"{call} gave {answer!r}, not a sequence of block numbers")
         found = list(answer)
         for block in found:
             if isinstance(block, bool) or not isinstance(block, int):
-                raise RuleBroken("shape", f"{call} named {block!r}, not a block number")
+                raise RuleError("shape", f"{call} named {block!r}, not a block number")
         if len(found) > count:
-            raise RuleBroken("count", f"{call} named {len(found)} blocks: {found}")
+            raise RuleError("count", f"{call} named {len(found)} blocks: {found}")
         if len(set(found)) != len(found):
-            raise RuleBroken("different", f"{call} named a block twice: {found}")
+            raise RuleError("different", f"{call} named a block twice: {found}")
         wrong = [block for block in found if block not in self._evictable]
         if wrong:
-            raise RuleBroken("evictable", f"{call} named {wrong[0]}, in use or not in the cache")
+            raise RuleError("evictable", f"{call} named {wrong[0]}, in use or not in the cache")
         if self._evictable and not found:
             few = sorted(self._evictable)[:5]
-            raise RuleBroken("at least one", f"{call} named none, though {few} can go")
+            raise RuleError("at least one", f"{call} named none, though {few} can go")
         self.answers.append(found)
         return found
 
@@ -69,11 +62,11 @@ class WatchedPolicy:
         before = astuple(block)
         _call(f"{name}(block {block.block})", method, block)
         if astuple(block) != before:
-            raise RuleBroken("read only", f"{name}(block {before[0]}) wrote to the block")
+            raise RuleError("read only", f"{name}(block {before[0]}) wrote to the block")
 
 
 def _call(what: str, method: Callable[[Any], Any], argument: Any) -> Any:
     try:
         return method(argument)
     except Exception as error:
-        raise RuleBroken("never raises", f"{what} raised {error!r}") from error
+        raise RuleError("never raises", f"{what} raised {error!r}") from error

@@ -15,6 +15,7 @@ from asyncinfer.text.bounds import Allowance
 from asyncinfer.text.files import ROLES, file_of, read_json, token_content
 from asyncinfer.text.messages import check_messages, plain
 from asyncinfer.text.sandbox import TEMPLATE_GLOBALS, TemplateEnvironment
+from asyncinfer.text.shield import Shield
 
 __all__ = ["ChatTemplate"]
 
@@ -33,16 +34,21 @@ class ChatTemplate:
         *,
         special_tokens: Mapping[str, str] | None = None,
         tool_source: str | None = None,
+        shield: Shield | None = None,
     ) -> None:
         """`source` is None for a model without a template: rendering is refused, nothing else.
         `special_tokens` maps names such as `bos_token` to text; `tool_source` is the template to
-        use when tools are given, if it is another one."""
+        use when tools are given, if it is another one. With the `shield` of a tokenizer, messages
+        and options are covered by it, and `Tokenizer.encode_chat` knows; and but for what the
+        assistant said, they are covered from the tokens that the template names, special or not."""
         self._source = source
         self._tool_source = tool_source
         self._special_tokens = dict(special_tokens or {})
+        self._shield = shield
+        self._strict = None if shield is None else shield.naming(source, tool_source)
 
     @classmethod
-    def from_folder(cls, path: Path) -> ChatTemplate:
+    def from_folder(cls, path: Path, shield: Shield | None = None) -> ChatTemplate:
         """Read `chat_template.jinja`, or `chat_template` of `tokenizer_config.json` (one template
         or several with names). Raises `ModelLoadError` if a file cannot be read."""
         settings = read_json(path, "tokenizer_config.json")
@@ -58,6 +64,7 @@ class ChatTemplate:
             named.get("default"),
             tool_source=named.get("tool_use"),
             special_tokens={role: token for role, token in tokens.items() if token is not None},
+            shield=shield,
         )
 
     def __bool__(self) -> bool:
@@ -70,8 +77,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **options: Any,
     ) -> str:
-        """The prompt for `messages`; encode it without adding special tokens, the template writes
-        them.
+        """The prompt for `messages`, for `Tokenizer.encode_chat`.
 
         `options` are the variables the template itself reads (`tools`, `enable_thinking`...), as
         plain data; any other name is refused. Every error is an `InvalidRequest`.
@@ -91,6 +97,11 @@ class ChatTemplate:
                 raise InvalidRequest(
                     name, values[name], f"the chat template reads no such option; it reads: {known}"
                 )
+        if self._shield is not None and self._strict is not None:
+            for index, message in enumerate(checked):
+                shield = self._shield if message["role"] == "assistant" else self._strict
+                checked[index] = shield.cover(f"messages[{index}]", message)
+            values = {name: self._strict.cover(name, value) for name, value in values.items()}
         values |= self._special_tokens
         values |= {"messages": checked, "add_generation_prompt": bool(add_generation_prompt)}
         return template.render(values)

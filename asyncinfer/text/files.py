@@ -28,6 +28,9 @@ ROLES = (
 
 def load_backend(folder: Path) -> tokenizers.Tokenizer:
     """The tokenizer of `folder`, with every token that a file calls special marked as such."""
+    from asyncinfer.models.remote_code import tokenizer_code
+
+    tokenizer_code(folder)
     path = file_of(folder, "tokenizer.json")
     if path is None:
         raise ModelLoadError(

@@ -20,13 +20,14 @@ class StopStrings:
         self._matchers = [_Matcher(stop) for stop in stops]
         self._held = ""
 
-    def push(self, text: str) -> tuple[str, bool]:
+    def push(self, text: str, ends: bool = True) -> tuple[str, bool]:
         """`(text safe to show, whether a stop string was found)`. After a match, nothing more
-        may be pushed."""
+        may be pushed. Unless `ends`, one that is complete with this text does not count; one that
+        has only begun still may."""
         held = len(self._held)
         match, waiting = -1, 0
         for matcher in self._matchers:
-            end = matcher.feed(text)
+            end = matcher.feed(text) if ends else matcher.skip(text)
             if end >= 0:
                 start = held + end - len(matcher.stop)
                 match = start if match < 0 else min(match, start)
@@ -75,6 +76,13 @@ class _Matcher:
                     return at
         self.depth = depth
         return -1
+
+    def skip(self, text: str) -> int:
+        """As `feed`, past every match."""
+        while (end := self.feed(text)) >= 0:
+            self.depth = self._border(len(self.stop))
+            text = text[end:]
+        return end
 
     def _border(self, length: int) -> int:
         stop, borders = self.stop, self._borders

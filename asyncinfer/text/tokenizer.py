@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
 import tokenizers
 
@@ -12,8 +13,12 @@ from asyncinfer.text.bytelevel import byte_level_backend
 from asyncinfer.text.detokenizer import Detokenizer
 from asyncinfer.text.files import load_backend, named_ids
 from asyncinfer.text.pieces import PieceTable, decoder_kind
+from asyncinfer.text.shield import Shield, check_text
 
 __all__ = ["Tokenizer"]
+
+#: Special tokens that the messages of a chat may spell out.
+MAX_COVERED: Final = 10_000
 
 
 class Tokenizer:
@@ -42,10 +47,15 @@ class Tokenizer:
         #: The tokens that end a text.
         self.eos_ids: frozenset[int] = frozenset(eos_ids)
         #: Tokens that are marks rather than text: `decode` skips them.
+        added = backend.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(
-            token_id
-            for token_id, token in backend.get_added_tokens_decoder().items()
-            if token.special
+            token_id for token_id, token in added.items() if token.special
+        )
+        #: Keeps special tokens out of chat messages.
+        self.shield = Shield(
+            {its.content: its.normalized for its in added.values() if its.special},
+            str if backend.normalizer is None else backend.normalizer.normalize_str,
+            {its.content: its.normalized for its in added.values() if not its.special},
         )
         #: What each token adds to a text; shared by every `Detokenizer`.
         self.pieces = PieceTable(backend, decoder_kind(backend), self.vocab_size, self.special_ids)
@@ -76,6 +86,17 @@ class Tokenizer:
         batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return batch[0].ids
 
+    def encode_chat(self, text: str) -> list[int]:
+        """Token ids of what a template wrote, which writes the special tokens itself. Those that
+        `shield` covered are plain text."""
+        first, *others = self.shield.pieces(text)
+        if len(others) > MAX_COVERED:
+            # Each is tokenised by itself, which takes its time.
+            raise InvalidRequest(
+                "messages", f"{len(others)} spelled-out special tokens", f"at most {MAX_COVERED}"
+            )
+        return self._plain(first) + [token for piece in others for token in self._inner(piece)]
+
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[list[int]]:
@@ -104,26 +125,16 @@ class Tokenizer:
         """The ways `word` is written as tokens: at the start of a text, after a space, and
         directly after something else."""
         check_text("bad_words", word)
-        found = [self._plain(word), self._plain(" " + word)]
-        # SentencePiece puts a space before a text; only behind an anchor is the word without it.
-        anchor, anchored = self._plain("\n"), self._plain("\n" + word)
+        found = [self._plain(word), self._plain(" " + word), self._inner(word)]
+        return tuple(dict.fromkeys(tuple(ids) for ids in found if ids))
+
+    def _plain(self, text: str) -> list[int]:
+        return self.encode(text, add_special_tokens=False)
+
+    def _inner(self, text: str) -> list[int]:
+        """Token ids of `text` after other text. SentencePiece puts a space before a text; only
+        behind an anchor is it without."""
+        anchor, anchored = self._plain("\n"), self._plain("\n" + text)
         if anchored[: len(anchor)] == anchor:
-            found.append(anchored[len(anchor) :])
-        return tuple(dict.fromkeys(ids for ids in found if ids))
-
-    def _plain(self, text: str) -> tuple[int, ...]:
-        return tuple(self.encode(text, add_special_tokens=False))
-
-
-def check_text(field: str, text: str) -> None:
-    """Raise `InvalidRequest` naming the offset if `text` cannot be written as UTF-8."""
-    if text.isascii():
-        return
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            field,
-            text[max(0, error.start - 8) : error.start + 8],
-            f"lone surrogate {text[error.start]!r} at offset {error.start}; must be valid Unicode",
-        ) from None
+            return anchored[len(anchor) :]
+        return self._plain(text)

@@ -12,6 +12,7 @@ from typing import Final
 import torch
 
 from asyncinfer.weights.checkpoint import Checkpoint
+from asyncinfer.weights.memory import empty
 from asyncinfer.weights.packed import STORED, Packed
 from asyncinfer.weights.progress import LoadProgress, OnProgress
 
@@ -105,7 +106,7 @@ class WeightLoader:
 
     def __call__(self, name: str) -> torch.Tensor:
         packed = self._left.pop(name)
-        target = torch.empty(packed.shape, dtype=packed.dtype or self._dtype, device=self._device)
+        target = empty(packed.shape, packed.dtype or self._dtype, self._device)
         reading: deque[tuple[_Chunk, _Buffer | None, Future[None]]] = deque()
         try:
             for chunk in self._chunks(packed, target):

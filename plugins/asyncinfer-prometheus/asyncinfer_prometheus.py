@@ -224,6 +224,7 @@ class _Exporter(Collector):
         for name, text, states in (
             ("held_requests", "Requests in the engine.", _requests),
             ("kv_blocks", "KV blocks, by what they hold.", _blocks),
+            ("kv_window_pages", "The same of layers that see a window.", _window_pages),
         ):
             metric = GaugeMetricFamily(f"asyncinfer_{name}", text, labels=["engine", "state"])
             for label, _, stats in found:
@@ -250,6 +251,11 @@ def _requests(stats: EngineStats) -> dict[str, int]:
 def _blocks(stats: EngineStats) -> dict[str, int]:
     used = stats.blocks_total - stats.blocks_free - stats.blocks_cached
     return {"free": stats.blocks_free, "cached": stats.blocks_cached, "used": used}
+
+
+def _window_pages(stats: EngineStats) -> dict[str, int]:
+    free, cached = stats.window_pages_free, stats.window_pages_cached
+    return {"free": free, "cached": cached, "used": stats.window_pages_total - free - cached}
 
 
 _exporters: WeakKeyDictionary[CollectorRegistry, _Exporter] = WeakKeyDictionary()

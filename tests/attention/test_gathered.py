@@ -287,7 +287,7 @@ def test_the_paged_kernels_vary_alike() -> None:
     past = torch.randn(2, 2, 12, 2, 4, 16)
     q, k, v = torch.randn(14, 6, 16), torch.randn(14, 2, 16), torch.randn(14, 2, 16)
     results = [
-        attention(KVCache(past.clone()), batch, 0.25)(1, q, k, v, VARIANTS["everything"])
+        attention(KVCache([past.clone()]), batch, 0.25)(1, q, k, v, VARIANTS["everything"])
         for attention in (GatheredAttention, PagedAttention)
     ]
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)

@@ -109,3 +109,22 @@ def test_chunks_and_company_change_no_bit(name: str, size: int, dtype: torch.dty
             rows, pieces.step(rows, variant) if rows else [], strict=True
         ):
             assert out.equal(expected[sequence][start : start + count])
+
+
+@pytest.mark.parametrize("name", ["window", "all"])
+@pytest.mark.parametrize("size", [4, 16, 24])
+def test_what_a_window_no_longer_sees_may_be_gone(name: str, size: int) -> None:
+    variant = VARIANTS[name]
+    assert variant is not None
+    assert variant.window is not None
+    (whole,) = Sequences(size, torch.float32, 0).step([(0, 0, 70)], variant)
+    cut, done, parts = Sequences(size, torch.float32, 1), 0, []
+    for count in (3, 30, 1, 1, 17, *[1] * 18):
+        parts += cut.step([(0, done, count)], variant)
+        done += count
+        for index in range(max(0, done - variant.window + 1) // size):
+            if cut.tables[0][index] >= 0:
+                cut.kv.storage[:, :, cut.tables[0][index]] = torch.nan
+                cut.tables[0][index] = -1
+    assert cut.tables[0][0] == -1
+    assert torch.equal(torch.cat(parts), whole)

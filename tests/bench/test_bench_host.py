@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from asyncinfer import EngineConfig
 from asyncinfer.bench import BenchError, HostOptions, available_loops, measure_host
 from asyncinfer.bench.host_runner import measure_runner
-from asyncinfer.bench.host_scheduler import measure_scheduler, staggered_prompt
+from asyncinfer.bench.host_scheduler import measure_scheduler
+from asyncinfer.bench.host_steps import staggered_prompt
 from asyncinfer.bench.host_streams import measure_streams
 from asyncinfer.bench.host_tokens import measure_tokens
 from asyncinfer.bench.loops import run_on
-from asyncinfer.testing import FakeModel, FakeRunner, InlineEngine, PlanTape
+from asyncinfer.testing import ClockedModel, FakeModel, InlineEngine, StepPlan
 
 
 def test_scheduler_steps_are_counted() -> None:
@@ -76,28 +79,27 @@ def test_the_whole_command_has_its_figures() -> None:
     assert told
 
 
-def test_a_tape_plays_what_was_recorded() -> None:
-    tape = PlanTape()
-    model = FakeModel(gate=lambda phase, plan: tape.record(plan) if phase == "launch" else None)
-    engine = InlineEngine(model)
-    streams = [engine.submit(f"prompt {i}", max_tokens=20, temperature=0.0) for i in range(3)]
-    engine.run()
-    for stream in streams:
-        stream.read()
-    assert model.runner is not None
-    assert len(tape) == model.runner.launched
-    assert all(stream.ended for stream in streams)
-    assert tape.play(model.runner.spec, 0, len(tape)) > 0
+def test_a_runner_is_clocked_where_it_runs() -> None:
+    spent = 0.0
 
+    def work(phase: str, plan: StepPlan) -> None:
+        nonlocal spent
+        began = time.thread_time()
+        while time.thread_time() - began < 0.002:
+            pass
+        spent += time.thread_time() - began
 
-def test_a_tape_refuses_steps_out_of_order() -> None:
-    tape = PlanTape()
-    model = FakeModel(gate=lambda phase, plan: tape.record(plan) if phase == "launch" else None)
+    fake = FakeModel(gate=work)
+    model = ClockedModel(fake)
     engine = InlineEngine(model)
-    engine.submit("prompt", max_tokens=20, temperature=0.0)
+    before = time.thread_time()
+    stream = engine.submit("prompt", max_tokens=20, temperature=0.0)
     engine.run()
-    assert isinstance(model.runner, FakeRunner)
-    # Without the step that admits it, the rest cannot run: a replay does the same work or none.
-    tape._plans.pop(0)
-    with pytest.raises(AssertionError):
-        tape.play(model.runner.spec, 0, len(tape))
+    within = time.thread_time() - before
+    assert "".join(chunk.text for chunk in stream.read())
+    assert fake.runner is not None
+    # All of the gate's work, in both of its calls, and nothing twice.
+    assert spent >= 2 * fake.runner.launched * 0.002
+    assert spent <= model.seconds < within
+    engine.core.runner.close()
+    assert fake.runner.closed

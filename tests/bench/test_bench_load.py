@@ -10,9 +10,12 @@ import torch
 
 from asyncinfer.bench import BenchError, LoadOptions, Record, measure_load, save_plot
 from asyncinfer.bench.load import _SHAPE, _TINY, _layers, write_layers
-from asyncinfer.bench.load_once import LOADERS, LoadRun, _memory
+from asyncinfer.bench.load_once import LOADERS, LoadRun, _memory, load_once
 from asyncinfer.models import parse_config
 from asyncinfer.planner import ModelSize
+
+#: In layers of 9 MB each, of 16 bits.
+_WIDE = {**_TINY, "hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8}
 
 
 def load(name: str, folder: Path, dtype: torch.dtype) -> Any:
@@ -22,13 +25,15 @@ def load(name: str, folder: Path, dtype: torch.dtype) -> Any:
 def test_every_loader_loads_the_same(tmp_path: Path) -> None:
     write_layers(_TINY, 2, tmp_path / "model", "float16")
     plain = load("load_file, mapped", tmp_path / "model", torch.float16)
-    ours, peer = (
-        load(name, tmp_path / "model", torch.float32) for name in ("asyncinfer", "from_pretrained")
+    ours, alone, peer = (
+        load(name, tmp_path / "model", torch.float32)
+        for name in ("asyncinfer", "asyncinfer, weights alone", "from_pretrained")
     )
     name = "model.embed_tokens.weight"
     for found in (
         load("load_file", tmp_path / "model", torch.float32)[name],
         ours._embed.weight,
+        alone["embedding"],
         dict(peer.named_parameters())[name],
     ):
         assert found.dtype is torch.float32
@@ -58,6 +63,22 @@ def test_what_is_held_is_seen() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+@pytest.mark.parametrize(
+    ("stored", "dtype"), [("float16", "float16"), ("float32", "float16"), ("bfloat16", "bfloat16")]
+)
+def test_the_host_holds_the_model_and_a_shard(tmp_path: Path, stored: str, dtype: str) -> None:
+    """Also where weights are converted, or laid out anew."""
+    tiny, folder = tmp_path / "tiny", tmp_path / "model"
+    write_layers(_TINY, 1, tiny, stored)
+    write_layers(_WIDE, 12, folder, stored)
+    shards = [path.stat().st_size for path in folder.glob("*.safetensors")]
+    size = sum(shards) * getattr(torch, dtype).itemsize // getattr(torch, stored).itemsize
+    run = load_once("asyncinfer", folder, tiny, "cpu", dtype)
+    assert 0.9 * size < run.peak_bytes < size + max(shards) + (8 << 20)
+
+
+@pytest.mark.slow
 def test_the_whole_command_has_its_figures(tmp_path: Path) -> None:
     told: list[str] = []
     result = measure_load(LoadOptions(quick=True, repeat=1), told.append)
@@ -65,7 +86,7 @@ def test_the_whole_command_has_its_figures(tmp_path: Path) -> None:
     assert (result.device, result.dtype) == ("cpu", "float16")
     assert set(result.runs) == set(LOADERS)
     figures = {figure.name: figure for figure in result.figures()}
-    assert len(figures) == 3 * len(LOADERS) + 2
+    assert len(figures) == 3 * len(LOADERS) + 4
     assert figures["asyncinfer over load_file"].target == 0.9
     assert figures["asyncinfer over from_pretrained"].target == 1.0
 
@@ -77,12 +98,15 @@ def test_figures_are_of_the_medians(tmp_path: Path) -> None:
 
     runs = {
         "asyncinfer": tuple(LoadRun(seconds, 0.1, 5) for seconds in (9.0, 2.0, 1.0)),
-        "load_file": (LoadRun(1.0, 0.1, 7),),
+        "asyncinfer, weights alone": (LoadRun(1.0, 0.1, 5),) * 3,
+        "load_file": tuple(LoadRun(seconds, 0.1, 7) for seconds in (18.0, 1.0, 0.25)),
     }
     result = LoadResult("cpu", "float16", 4_000_000_000, runs)
     figures = {figure.name: figure.value for figure in result.figures()}
     assert figures["asyncinfer: rate"] == 2.0
+    # 2, a half and a quarter as fast; one after the other, on a machine that got faster.
     assert figures["asyncinfer over load_file"] == 0.5
+    assert figures["asyncinfer, weights alone, over load_file"] == 1.0
     assert "asyncinfer over from_pretrained" not in figures
     record = Record("load", {}, result.figures(), asdict(result))
     save_plot(record, tmp_path / "load.png")

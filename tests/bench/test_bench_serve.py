@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from asyncinfer import Engine, EngineConfig
 from asyncinfer.bench import BenchError, ServeOptions, measure_serve
+from asyncinfer.bench.checkpoint import write_checkpoint
 from asyncinfer.bench.loops import run_on
 from asyncinfer.bench.peer import TransformersPeer
 from asyncinfer.bench.products import (
@@ -19,17 +19,21 @@ from asyncinfer.bench.products import (
     product_seconds,
     product_shapes,
 )
-from asyncinfer.bench.random_llama import LLAMA_125M, LLAMA_TINY, write_random_llama
 from asyncinfer.bench.serve_run import Run, run_workload
+from asyncinfer.bench.shapes import LLAMA_125M, LLAMA_TINY
 from asyncinfer.bench.workloads import QUICK, Workload
 from asyncinfer.builtin import MODEL_PATH
+from asyncinfer.models import parse_config
+from asyncinfer.planner import ModelSize
 from asyncinfer.testing import FakeModel
+
+TINY_PARAMETERS = ModelSize.of(parse_config(dict(LLAMA_TINY))).parameters
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
-    write_random_llama(LLAMA_TINY, folder)
+    write_checkpoint(LLAMA_TINY, folder)
     return folder
 
 
@@ -85,32 +89,32 @@ def test_preempted_work_is_no_measurement() -> None:
 
 
 def test_the_random_llama_has_125_million_parameters() -> None:
-    assert LLAMA_125M.parameters == 124_668_672
+    assert ModelSize.of(parse_config(dict(LLAMA_125M))).parameters == 124_668_672
 
 
 def test_the_random_llama_is_what_its_shape_says(tiny: Path) -> None:
     from safetensors.torch import load_file
 
     tensors = load_file(tiny / "model.safetensors")
-    assert sum(tensor.numel() for tensor in tensors.values()) == LLAMA_TINY.parameters
+    assert sum(tensor.numel() for tensor in tensors.values()) == TINY_PARAMETERS
     weight = tensors["model.layers.0.mlp.up_proj.weight"]
     assert weight.std().item() == pytest.approx(0.02, rel=0.05)
     vocabulary = json.loads((tiny / "tokenizer.json").read_text())["model"]["vocab"]
-    assert sorted(vocabulary.values()) == list(range(LLAMA_TINY.vocab))
+    assert sorted(vocabulary.values()) == list(range(LLAMA_TINY["vocab_size"]))
 
 
 def test_the_random_llama_is_the_same_every_time(tiny: Path, tmp_path: Path) -> None:
-    write_random_llama(LLAMA_TINY, tmp_path)
+    write_checkpoint(LLAMA_TINY, tmp_path)
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         assert (tmp_path / name).read_bytes() == (tiny / name).read_bytes()
-    write_random_llama(replace(LLAMA_TINY, layers=1), tmp_path)
+    write_checkpoint({**LLAMA_TINY, "num_hidden_layers": 1}, tmp_path)
     assert (tmp_path / "config.json").read_bytes() != (tiny / "config.json").read_bytes()
 
 
 def test_the_peer_computes_the_same_tokens(tiny: Path) -> None:
     """Both engines do the same work: greedy, past the end of text, batched."""
     work = Workload("pair", "two lengths", ((20, 6), (9, 6)))
-    prompts = work.prompts(LLAMA_TINY.vocab, 0)
+    prompts = work.prompts(LLAMA_TINY["vocab_size"], 0)
     peer = TransformersPeer(tiny)
     assert peer.run(work, prompts) > 0
     theirs = [tokens.tolist() for tokens in peer.generate(prompts, 6)]
@@ -169,10 +173,9 @@ def test_the_ceiling_counts_what_is_computed() -> None:
 
 def test_products_are_the_models_own(tiny: Path) -> None:
     config = json.loads((tiny / "config.json").read_text())
-    shape = LLAMA_TINY
-    looked_up = shape.vocab * shape.hidden + (2 * shape.layers + 1) * shape.hidden
+    embedding, norms = 512 * 64, (2 * 2 + 1) * 64
     products = sum(rows * columns for rows, columns in product_shapes(config))
-    assert products == shape.parameters - looked_up
+    assert products == TINY_PARAMETERS - embedding - norms
 
 
 def test_products_are_timed_for_each_number_of_rows() -> None:

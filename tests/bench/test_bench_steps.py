@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,13 +21,14 @@ from asyncinfer.bench import (
     measure_prefill,
 )
 from asyncinfer.bench.ceilings import Ceilings
-from asyncinfer.bench.decode import DECODE_TARGETS, PREFILL_TARGETS, opened_driver
+from asyncinfer.bench.decode import DECODE_TARGETS, PREFILL_TARGETS, _fits, opened_driver
 from asyncinfer.bench.device_clock import DeviceClock
-from asyncinfer.bench.shapes import shape_json
+from asyncinfer.bench.shapes import EXPERTS, FULL_SHAPES, TINY_EXPERTS, shape_json
 from asyncinfer.bench.step_costs import idle_gaps, measure_step_costs
 from asyncinfer.bench.step_driver import StepDriver
 from asyncinfer.models import parse_config
 from asyncinfer.planner import ModelSize, Storage, decode_floor, prefill_floor
+from asyncinfer.quantization.int8 import Int8Linear
 from asyncinfer.testing import FakeRunner, RandomModel, RunnerSpec, StepPlan, kernel_cases
 
 OPTIONS = StepOptions(
@@ -50,7 +52,8 @@ def test_targets_are_of_points_that_are_measured() -> None:
     points = {(shape, *pair) for shape, pairs in options.points() for pair in pairs}
     assert set(DECODE_TARGETS) <= points
     assert set(PREFILL_TARGETS) <= {(shape, context) for shape, _, context in points}
-    assert set(SHAPES) == {*PARAMETERS, TINY}
+    assert set(SHAPES) == {*PARAMETERS, TINY, TINY_EXPERTS, EXPERTS}
+    assert set(FULL_SHAPES) == set(PARAMETERS)
 
 
 def test_decode_is_measured_beside_the_planners_floor() -> None:
@@ -72,6 +75,24 @@ def test_decode_is_measured_beside_the_planners_floor() -> None:
         "tiny decode, batch 1, context 40",
         "tiny decode, batch 1, context 40, of the floor",
     ]
+
+
+def test_formats_of_8_bits_have_floors_of_their_own() -> None:
+    small = replace(OPTIONS, weights="int8", kv="fp8")
+    size = ModelSize.of(parse_config(shape_json(TINY)))
+    # A float32 scale beside every 16 numbers of KV.
+    storage = Storage(weights=4, linear=1, kv=20 / 16)
+    with opened_driver(TINY, [(1, 40)], small) as its:
+        kv = its.runner._kv  # type: ignore[attr-defined]
+        held = sum(tensor.nbytes for tensor in kv.tensors)
+        assert held == kv.num_blocks * 16 * storage.kv_bytes_per_token(size)
+        assert isinstance(its.runner._decoder._layers[0].attention.out, Int8Linear)  # type: ignore[attr-defined]
+    speed = Ceilings(2e9, 3e9).speed
+    for point in measure_decode(small).points:
+        floor = decode_floor(
+            size, speed, batch=point.batch, context=point.context + 3, storage=storage
+        )
+        assert point.floor_ms == pytest.approx(1e3 * floor.seconds)
 
 
 def test_prefill_is_measured_beside_the_planners_floor() -> None:
@@ -114,10 +135,11 @@ def test_the_driver_plans_what_a_scheduler_would() -> None:
     assert len(spent) == 5
     chunks = [plan for plan in plans if plan.counts and plan.counts[0] > 1]
     assert [plan.counts for plan in chunks] == [[32], [32], [6]]
-    assert [len(plan.joins) for plan in plans] == [1, 0, 0, 2, 0, 0, 0, 0, 0, 0]
+    assert [len(plan.joins) for plan in plans] == [1, 0, 0, 1, 1, *[0] * 7]
     steps = [plan for plan in plans if plan.samples == [1, 1, 1]]
     assert [plan.starts for plan in steps] == [[70 + n] * 3 for n in range(7)]
-    assert sum(len(plan.copies) for plan in plans) == 2 * 5
+    # Row by row: a step's copies are held twice for a moment.
+    assert [len(plan.copies) for plan in plans] == [0, 0, 0, 5, 5, *[0] * 7]
     plans.clear()
     assert its.prefill(70) > 0
     assert sum(plan.tokens for plan in plans) == 70
@@ -148,6 +170,7 @@ def test_kernels_are_held_against_float64() -> None:
         "add_rms_norm",
         "silu_mul",
         "linear_small",
+        "grouped_linear",
         "rope_kv_write",
         "paged_attention",
         "sample",
@@ -180,10 +203,26 @@ def test_bytes_are_those_of_the_operands() -> None:
     cases = kernel_cases(config, batch=2, context=33, device=cpu, dtype=torch.bfloat16)
     its = {case.title: case for case in cases}
     down = its["linear_small down 2 x 3072 -> 1024"]
-    assert down.bytes == 2 * (3072 * 1024 + 2 * 3072 + 2 * 1024)
+    # The residual is read, too.
+    assert down.bytes == 2 * (3072 * 1024 + 2 * 3072 + 2 * 2 * 1024)
+    smaller = its["linear_small int8 down 2 x 3072 -> 1024"]
+    assert smaller.bytes == down.bytes - 3072 * 1024 + 4 * 1024
     assert down.flops == 2 * 2 * 3072 * 1024
     attention = its["paged_attention 2 x 16/8 x 128, context 33"]
     assert attention.bytes == 2 * 2 * 34 * 8 * 128 * 2 + 2 * 2 * 16 * 128 * 2 + 2 * 3 * 4
+
+
+def test_points_that_a_gpu_has_no_room_for_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, options = torch.device("cuda", 0), StepOptions()
+    points = [(1, 8192), (64, 2048), (64, 8192)]
+
+    def fitting(gib: int) -> list[tuple[int, int]]:
+        monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (0, gib << 30))
+        return [p for p in points if _fits("llama-3.1-8b", *p, options, cuda)]
+
+    # 16 GB of weights, and 17 or 69 GB of KV.
+    assert [fitting(141), fitting(80), fitting(24)] == [points, points[:2], points[:1]]
+    assert _fits("llama-3.1-8b", 64, 8192, options, torch.device("cpu"))
 
 
 def test_a_clock_times_what_it_is_given() -> None:

@@ -87,5 +87,5 @@ class Terminal:
         return bool(data)
 
 
-def talking(*arguments: str) -> Terminal:
-    return Terminal([sys.executable, str(PROGRAM), *arguments])
+def talking(*arguments: str, term: str = "dumb") -> Terminal:
+    return Terminal([sys.executable, str(PROGRAM), *arguments], term)

@@ -89,7 +89,7 @@ def test_the_prompt_from_stdin(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     ("line", "code", "says"),
     [
         (("generate", "x", "--top-p", "4"), 1, "Error: top_p=4.0: must be in (0, 1]\n"),
-        (("generate", "\udcff"), 1, "lone surrogate"),
+        (("generate", "\udcff"), 2, "PROMPT is not UTF-8"),
         (("generate", "x", "--max-tokens", "0"), 1, "max_tokens=0"),
         (("generate", "x", "--max-context", "0"), 2, "max_context=0: must be >= 1"),
         (("generate", "x", "--kv-bytes", "lots"), 2, "'lots' is not a number of bytes"),
@@ -167,3 +167,32 @@ print(sorted({"torch", "transformers", "numpy"} & set(sys.modules)))
 def test_byte_sizes() -> None:
     sizes = {"7": 7, "1k": 1024, "512M": 2**29, "1.5GiB": 3 * 2**29, "2 gb": 2**31, "1T": 2**40}
     assert {text: byte_size(text) for text in sizes} == sizes
+
+
+def test_output_that_has_no_room_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.StringIO):
+        def write(self, _: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    for command in (("generate", "hello", "--max-tokens", "4"), ("plugins",), ("--help",)):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", Full())
+            code, _, err = run(*command)
+        assert (code, err) == (1, "Error: [Errno 28] No space left on device\n")
+
+
+@pytest.mark.parametrize("closed", ["stdin", "stdout", "stderr"])
+def test_a_closed_stream_is_an_empty_one(
+    run: Run, monkeypatch: pytest.MonkeyPatch, closed: str
+) -> None:
+    monkeypatch.setattr(sys, closed, None)
+    code, out, err = run("generate", "-" if closed == "stdin" else "hello", "--max-tokens", "4")
+    assert err == ""
+    assert (code, bool(out)) == (0, closed != "stdout")
+    getattr(sys, closed).close()
+
+
+def test_a_prompt_that_the_locale_could_not_decode(run: Run) -> None:
+    """As Python hands over bytes of an argument that its locale does not know."""
+    line = ("-t", "0", "--max-tokens", "4")
+    assert run("generate", "h\udcc3\udca9", *line) == run("generate", "hé", *line)

@@ -38,6 +38,17 @@ def test_prints_what_there_is_to_know(config: str, capsys: pytest.CaptureFixture
         assert name in rows
 
 
+def test_of_a_window_what_it_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIGS["Mistral-7B-v0.1"]))
+    for context, said in (
+        ("4096", "131,072 bytes of KV per token, 0.537 GB per sequence"),
+        ("32768", "131,072 bytes of KV per token (0 of one more), 0.541 GB per sequence"),
+    ):
+        assert run(str(path), "--context", context) == 0
+        assert said in capsys.readouterr().out
+
+
 def test_says_when_nothing_fits(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(config, "--gpu", "l4", "--context", "131072") == 0
     assert "not one sequence" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from cli.terminals import CTRL_C, CTRL_D, talking
 
 
@@ -62,3 +63,12 @@ def test_a_terminal_gets_the_prompt_the_text_and_a_summary() -> None:
         assert "tokens/s, length" in terminal.screen
         # The fake model says every byte; those that would drive the terminal are not shown.
         assert not {chr(code) for code in (*range(9), 11, 12, *range(14, 27))} & {*terminal.screen}
+
+
+def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    for no_color, term, styled in (("", "xterm", True), ("1", "xterm", False), ("", "dumb", False)):
+        monkeypatch.setenv("NO_COLOR", no_color)
+        with talking("talk", "generate", "hello", "--max-tokens", "4", term=term) as terminal:
+            assert terminal.end() == 0
+            summary = terminal.screen[terminal.screen.index("4 tokens, ") - 4 :]
+            assert ("\x1b[" in summary) == styled

@@ -118,6 +118,6 @@ def test_answers_that_share_a_prompt() -> None:
         assert stream.error is None
         assert len(others) == len(company)
         found.append([[c for c in stream.chunks if c.index == index] for index in range(3)])
-        assert its.scheduler.forks == 2
+        assert its.scheduler.counters.forks == 2
     assert found[0] == found[1]
     assert len({tuple(chunk.token_ids for chunk in answer) for answer in found[0]}) == 3

@@ -1,9 +1,13 @@
-"""What consumers do to streams: fault rows 1-12 of the reliability plan."""
+"""What consumers do to streams, at its worst."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import sys
 import threading
+import time
+import types
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +17,7 @@ import pytest
 from support import OpenEngine, Until, oracle
 
 from asyncinfer import Engine, EngineClosed, RequestFailed, StreamBusy, StreamStalled
+from asyncinfer.engine.ports import Cell, Port
 from asyncinfer.testing import FakeModel, StepGate
 
 pytestmark = pytest.mark.anyio
@@ -73,6 +78,32 @@ async def test_cancelled_from_outside_while_waiting(
         async for chunk in stream:
             got.extend(chunk.token_ids)
         assert got == oracle(engine, "hello", 30)
+
+
+# fault 1
+async def test_a_token_that_comes_just_before_the_reader_says_that_it_waits(
+    open_engine: OpenEngine, gate: StepGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is woken for it, so the reader has to look once more."""
+    async with open_engine() as engine:
+        gate.close()
+        async with engine.stream("hello", max_tokens=2, temperature=0.0) as stream:
+            assert stream._job is not None
+            mailbox = stream._job.mailbox
+            announce = type(mailbox.port).announce
+
+            def late(port: Port, cell: Cell) -> bool:
+                if cell is mailbox:
+                    gate.let()
+                    while not mailbox.chunks:
+                        time.sleep(0)
+                return announce(port, cell)
+
+            monkeypatch.setattr(type(mailbox.port), "announce", late)
+            with anyio.fail_after(10):
+                assert (await anext(stream)).token_ids == tuple(oracle(engine, "hello", 1))
+            monkeypatch.undo()
+            gate.open()
 
 
 # fault 2
@@ -269,6 +300,81 @@ async def test_aclose_twice_and_after_the_end(open_engine: OpenEngine) -> None:
         assert engine.stats().aborted == 1
 
 
+# fault 9
+async def test_aclose_by_several_tasks(
+    open_engine: OpenEngine, gate: StepGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every one of them is told of the end, and so is who awaits the stream meanwhile."""
+    limits: list[anyio.CancelScope] = []
+
+    def noted(*args: Any, **kwargs: Any) -> anyio.CancelScope:
+        limits.append(anyio.CancelScope(*args, **kwargs))
+        return limits[-1]
+
+    async with open_engine() as engine:
+        stream = engine.stream("hello", **LONG)
+        await anext(stream)
+        gate.close()
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                "anyio.move_on_after",
+                lambda seconds, shield: noted(
+                    deadline=anyio.current_time() + seconds, shield=shield
+                ),
+            )
+            async with anyio.create_task_group() as group:
+                for _ in range(3):
+                    group.start_soon(stream.aclose)
+                await anyio.wait_all_tasks_blocked()
+
+                async def complete() -> None:
+                    assert (await stream).finish_reason == "aborted"
+
+                group.start_soon(complete)
+                await anyio.wait_all_tasks_blocked()
+                gate.open()
+        assert [limit.cancelled_caught for limit in limits] == [False] * 3
+        assert engine.stats().aborted == 1
+
+
+async def test_a_reader_with_much_to_read_gives_others_a_turn(
+    open_engine: OpenEngine, until: Until
+) -> None:
+    async with open_engine(buffer=100) as engine, engine.stream("hello", **LONG) as stream:
+        await until(lambda: engine.stats().paused == 1)
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await anyio.lowlevel.checkpoint()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(other)
+            for _ in range(70):
+                await anext(stream)
+            # Twice, but trio may let the reader go first.
+            assert turns
+            group.cancel_scope.cancel()
+
+
+async def test_aclose_while_a_reader_gives_others_a_turn(
+    open_engine: OpenEngine, until: Until
+) -> None:
+    async with open_engine(buffer=100) as engine:
+        stream = engine.stream("hello", **LONG)
+        await anext(stream)
+        await until(lambda: engine.stats().paused == 1)
+        late = 0
+        async with anyio.create_task_group() as group:
+            group.start_soon(stream.aclose)
+            async for _ in stream:
+                late += stream._closed
+        assert stream._closed
+        assert late == 0
+
+
 # fault 10
 async def test_abort_races_the_last_token(open_engine: OpenEngine) -> None:
     async with open_engine() as engine:
@@ -298,14 +404,18 @@ async def test_closing_the_engine_ends_streams_with_a_reason(until: Until) -> No
 
 
 # fault 12
-async def test_used_from_another_thread_and_loop(open_engine: OpenEngine) -> None:
+@pytest.mark.parametrize("foreign", ["asyncio", "trio"])
+@pytest.mark.parametrize("state", ["with news", "waiting"])
+async def test_used_from_another_thread_and_loop(
+    open_engine: OpenEngine, gate: StepGate, until: Until, state: str, foreign: str
+) -> None:
     problems: list[BaseException] = []
     answers: list[list[int]] = []
 
     def elsewhere(work: Callable[[], Any]) -> None:
         def run() -> None:
             try:
-                answers.append(anyio.run(work))
+                answers.append(anyio.run(work, backend=foreign))
             except BaseException as error:
                 problems.append(error)
 
@@ -316,7 +426,12 @@ async def test_used_from_another_thread_and_loop(open_engine: OpenEngine) -> Non
 
     async with open_engine() as engine:
         stream = engine.stream("hello", max_tokens=30, temperature=0.0)
+        if state == "waiting":
+            gate.close()
+            gate.let(1)
         await anext(stream)
+        if state == "with news":
+            await until(lambda: engine.stats().finished == 1)
 
         async def foreign_read() -> None:
             await anext(stream)
@@ -327,6 +442,7 @@ async def test_used_from_another_thread_and_loop(open_engine: OpenEngine) -> Non
 
         elsewhere(foreign_read)
         assert [type(problem) for problem in problems] == [StreamBusy]
+        gate.open()
         elsewhere(own_stream)
         assert answers == [oracle(engine, "hello", 30)]
         # stop() works from any thread.
@@ -361,3 +477,15 @@ async def test_the_last_token_arrives_while_the_consumer_looks(open_engine: Open
         mailbox.chunks = Late()
         tokens = [token async for chunk in stream for token in chunk.token_ids]
         assert tokens == oracle(engine, "hello", 1)
+
+
+# fault 12
+def test_while_another_thread_imports_trio(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What is to be seen of a module until its import is done.
+    monkeypatch.setitem(sys.modules, "trio", types.ModuleType("trio"))
+
+    async def use() -> int:
+        async with Engine(FakeModel()) as engine:
+            return len((await engine.generate("x", max_tokens=3)).token_ids)
+
+    assert asyncio.run(use()) == 3

@@ -86,7 +86,8 @@ class Launch:
                 constants[(index,)] = value
                 continue
             signature[parameter.name] = mangle_type(value)
-            if specialised and _by_sixteen(value):
+            aligned = specialised and not parameter.do_not_specialize_on_alignment
+            if aligned and _by_sixteen(value):
                 hints[(index,)] = [["tt.divisibility", 16]]
         source = ASTSource(self.kernel, signature, constants, hints)
         target = GPUTarget("cuda", capability, 32)

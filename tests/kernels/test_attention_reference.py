@@ -10,6 +10,7 @@ import torch
 from kernels.attention_cases import make_case
 
 from asyncinfer.kernels import ops
+from asyncinfer.kernels.workspace import AttentionWorkspace, decode_splits, invariant_chunk
 
 ROWS = [(1, 1), (17, 1), (0, 1), (15, 3), (33, 33), (40, 7)]
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -83,3 +84,26 @@ def test_a_quantised_cache_needs_its_scales() -> None:
     del arguments["v_scales"]
     with pytest.raises(ValueError, match="paged_attention: shapes or dtypes"):
         ops.paged_attention(**arguments)
+
+
+def test_parts_that_do_not_depend_on_the_batch_are_few_and_in_whole_tiles() -> None:
+    for longest in (1, 256, 4096, 16_384, 16_385, 131_072, 1 << 20):
+        chunk = invariant_chunk(longest)
+        assert chunk % 64 == 0
+        assert chunk >= 256
+        assert -(-longest // chunk) <= 64
+    # As many as there may be, where there are that many.
+    assert -(-131_072 // invariant_chunk(131_072)) == 64
+
+
+def test_a_workspace_is_as_large_as_is_reckoned_with() -> None:
+    def size(rows: int, longest: int, kv_heads: int) -> int:
+        splits = decode_splits(rows, kv_heads, longest)
+        its = AttentionWorkspace.allocate(rows, 32, 128, splits, "meta")
+        return its.outputs.nbytes + its.lse.nbytes + its.arrivals.nbytes
+
+    for kv_heads in (1, 8, 32):
+        most = AttentionWorkspace.most_bytes(256, 32, kv_heads, 128)
+        sizes = [size(rows, 131_072, kv_heads) for rows in (1, 2, 4, 8, 64, 96, 255, 256)]
+        assert max(sizes) <= most
+        assert most < 2 * max(sizes)

@@ -10,7 +10,7 @@ from kernels.targets import Target
 from asyncinfer.kernels import ops, triton
 from asyncinfer.kernels.reference.decode_inputs import decode_inputs
 
-SLOTS, CAPACITY, SIZE = 6, 50, 8
+SLOTS, CAPACITY, SIZE, WORDS = 6, 50, 8, 6
 
 
 @pytest.mark.parametrize("width", [7, 1500])
@@ -20,20 +20,30 @@ def test_decode_inputs(target: Target, rows: list[int], parts: int, width: int) 
     generator = torch.Generator().manual_seed(1)
     starts = [0, 7, 8, 31, 48, 40, -1]
     positions = torch.tensor(starts, dtype=torch.int32, device=target.device)
-    tables, history = (
-        torch.randint(0, 99, shape, generator=generator, dtype=torch.int32)
-        for shape in ((SLOTS + 1, parts * width), (SLOTS + 1, CAPACITY))
+    tables, history, options = (
+        torch.randint(low, 99, shape, generator=generator, dtype=torch.int32)
+        for low, shape in (
+            (0, (SLOTS + 1, parts * width)),
+            (0, (SLOTS + 1, CAPACITY)),
+            (-99, (SLOTS + 1, WORDS)),
+        )
     )
     arguments = torch.tensor(rows, dtype=torch.int32, device=target.device), positions
-    its_tables, its_history = tables.to(target.device), history.to(target.device)
+    there = [its.to(target.device) for its in (tables, options, history)]
     for kernel in (decode_inputs, triton.decode_inputs, ops.decode_inputs):
         positions.copy_(torch.tensor(starts))
-        got = kernel(*arguments, its_tables, its_history, SIZE, parts)
+        got = kernel(*arguments, *there, SIZE, parts)
         at = [max(starts[row], 0) for row in rows]
         assert got.positions.tolist() == at
         assert got.tokens.tolist() == [int(history[r, p]) for r, p in zip(rows, at, strict=True)]
-        places = [row * CAPACITY + p for row, p in zip(rows, at, strict=True)]
-        assert got.places.tolist() == places
+        assert got.draw_positions.tolist() == [p + 1 for p in at]
+        places = [row * CAPACITY + p + 1 for row, p in zip(rows, at, strict=True)]
+        assert got.draw_places.tolist() == places
+        assert got.options.tolist() == options[rows, :-2].t().tolist()
+        assert (
+            got.seeds.tolist()
+            == options[rows, -2:].contiguous().view(torch.int64).flatten().tolist()
+        )
         assert got.seq_lens.tolist() == [starts[row] + 1 for row in rows]
         for part in range(parts):
             its = tables[:, part * width : (part + 1) * width]
@@ -45,7 +55,7 @@ def test_decode_inputs(target: Target, rows: list[int], parts: int, width: int) 
         after = [p + 1 if slot in rows and p >= 0 else p for slot, p in enumerate(starts)]
         assert positions.tolist() == after
         dtypes = [tensor.dtype for tensor in got]
-        assert dtypes == [torch.int64] * 4 + [torch.int32] * 2
+        assert dtypes == [torch.int64] * 5 + [torch.int32] * 3 + [torch.int64]
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -54,7 +64,9 @@ def test_compiled(capability: int) -> None:
         return torch.empty(shape, dtype=torch.int32, device="meta")
 
     with recorded() as launches:
-        triton.decode_inputs(meta(64), meta(65), meta(65, 8192), meta(65, 131_073), 16)
+        triton.decode_inputs(
+            meta(64), meta(65), meta(65, 8192), meta(65, WORDS), meta(65, 131_073), 16
+        )
     (launch,) = launches
     assert launch.grid == (64, 1, 8)
     code = launch.compile(capability)

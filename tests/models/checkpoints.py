@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 from attention.batches import batch_of, scattered_tables
+from attention.rounding import poison
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from asyncinfer.attention import KVCache
+from asyncinfer.attention import KVCache, KVFormat
+from asyncinfer.attention.formats import PLAIN
 from asyncinfer.models import Decoder, load_model
 
 BASE: dict[str, Any] = {
@@ -89,7 +91,13 @@ class Sequences:
     """Sequences of tokens run through a decoder in whatever steps, on pages scattered over a cache
     that is poisoned wherever nobody wrote."""
 
-    def __init__(self, decoder: Decoder, token_ids: list[torch.Tensor], block_size: int = 16):
+    def __init__(
+        self,
+        decoder: Decoder,
+        token_ids: list[torch.Tensor],
+        block_size: int = 16,
+        format: KVFormat = PLAIN,
+    ) -> None:
         self.decoder = decoder
         self.token_ids = token_ids
         self.size = block_size
@@ -97,9 +105,9 @@ class Sequences:
         blocks = sum(-(-length // block_size) for length in lengths) + 3
         self.tables = scattered_tables(lengths, blocks, block_size)
         self.kv = KVCache.allocate(
-            decoder.config, blocks, block_size, decoder.dtype, decoder.device
+            decoder.config, blocks, block_size, decoder.dtype, decoder.device, format=format
         )
-        self.kv.storage.fill_(float("nan"))
+        poison(self.kv)
         self.done = [0] * len(lengths)
         self.logits = [
             torch.full((len(i), decoder.config.vocab_size), torch.nan) for i in token_ids

@@ -64,6 +64,21 @@ DEEPSEEK: dict[str, Any] = {
 
 #: transformers' name of the family -> kinds -> what of the config is changed.
 FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
+    "llama": {
+        "plain": {},
+        "tied, llama3": {
+            "tie_word_embeddings": True,
+            **SEVEN_TO_ONE,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500_000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    },
     "mistral": {
         "window": {"sliding_window": 24, "head_dim": 16},
         "no window": {"sliding_window": None, "head_dim": 80, "num_key_value_heads": 1},

@@ -92,7 +92,9 @@ LIES: list[tuple[str, dict[str, Any]]] = [  # fault 45
     ("eos_token_id", {"eos_token_id": 100}),
     ("eos_token_id", {"eos_token_id": [1, "2"]}),
     ("bos_token_id", {"bos_token_id": -1}),
-    ("quantization_config", {"quantization_config": {"quant_method": "gptq"}}),
+    ("quantization_config.quant_method", {"quantization_config": {"quant_method": "gptq"}}),
+    ("quantization_config.quant_method", {"quantization_config": {"bits": 4}}),
+    ("quantization_config", {"quantization_config": "gptq"}),
     ("rope_theta", {"rope_theta": 0}),
     ("rope_theta", {"rope_theta": float("inf")}),
     ("rope_scaling", {"rope_scaling": "linear"}),
@@ -126,12 +128,6 @@ def test_a_config_that_lies(key: str, changes: dict[str, Any]) -> None:
         parse_config(changed(**changes), file="some/config.json")
     assert caught.value.file == "some/config.json"
     assert f": {key}=" in str(caught.value)
-
-
-def test_remote_code_is_refused() -> None:  # fault 49
-    auto_map = {"AutoModelForCausalLM": "modeling_evil.EvilForCausalLM"}
-    with pytest.raises(ModelLoadError, match=r"auto_map=.*never run"):
-        parse_config(changed(auto_map=auto_map))
 
 
 @pytest.mark.parametrize(

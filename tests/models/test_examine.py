@@ -97,3 +97,14 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelLoadError, match="neither"):
         examine(tmp_path)
+
+
+def test_a_config_alone(llama: Path) -> None:
+    path = llama / "config.json"
+    found = examine(path)
+    assert found.parameters == examine(llama).parameters
+    assert (found.config, found.problems) == (examine(llama).config, ())
+    assert "not looked at" in found.notes[0]
+    change(llama, architectures=["OddForCausalLM"])
+    (problem,) = examine(path).problems
+    assert "none of these is known" in problem

@@ -13,9 +13,9 @@ from models.checkpoints import Sequences, expected
 from models.families import FAMILIES, SMALL, randomised
 from transformers import AutoConfig
 
-from asyncinfer.kernels import ops
+from asyncinfer.kernels import twins
 from asyncinfer.kernels.triton import grouped_linear
-from asyncinfer.models import layer, load_model
+from asyncinfer.models import feed_forward, load_model
 from asyncinfer.quantization.grouped import DenseGrouped
 
 
@@ -23,7 +23,7 @@ from asyncinfer.quantization.grouped import DenseGrouped
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The rows of each call of the kernel, which runs wherever a grouped product is asked for."""
     rows: list[int] = []
-    twin = ops.twin
+    twin = twins.twin
 
     def counted(x: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
         rows.append(x.shape[0])
@@ -37,8 +37,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     ) -> DenseGrouped:
         return DenseGrouped(weight, bias)
 
-    monkeypatch.setattr(ops, "twin", chosen)
-    monkeypatch.setattr(layer, "make_grouped_linear", grouped)
+    monkeypatch.setattr(twins, "twin", chosen)
+    monkeypatch.setattr(feed_forward, "make_grouped_linear", grouped)
     with interpreted():
         yield rows
 

@@ -11,13 +11,14 @@ import torch
 from kernels.interpreted import interpreted
 from models.checkpoints import Sequences, expected
 from models.families import FAMILIES, SMALL, randomised
+from models.rounded_cache import NEAR, rounded_logits
 from transformers import AutoConfig
 
-from asyncinfer.attention import PagedAttention
-from asyncinfer.kernels import ops
+from asyncinfer.attention import PagedAttention, kv_format
 from asyncinfer.kernels import triton as triton_twins
+from asyncinfer.kernels import twins
 from asyncinfer.layers import FusedLayer
-from asyncinfer.models import Decoder, decoder, load_model
+from asyncinfer.models import Decoder, ModelConfig, decoder, load_model, tensor_table
 from asyncinfer.quantization import CudaLinear, linear
 
 LLAMA: dict[str, dict[str, Any]] = {
@@ -25,7 +26,7 @@ LLAMA: dict[str, dict[str, Any]] = {
     "biases": {"attention_bias": True, "mlp_bias": True, "head_dim": 80},
     "gelu": {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
 }
-FUSED = ("mistral", "qwen2", "qwen3", "phi3", "smollm3")
+FUSED = ("mistral", "qwen2", "qwen3", "phi3", "smollm3", "mixtral", "qwen3_moe", "gpt_oss")
 KINDS = {"llama": LLAMA, **{family: FAMILIES[family] for family in FUSED}}
 CASES = [
     pytest.param(family, changes, id=f"{family}-{kind}".replace(" ", "-"))
@@ -56,18 +57,25 @@ def loaded(family: str, changes: dict[str, Any], folder: Path) -> tuple[Any, Dec
     return model, made
 
 
-def check(model: Any, made: Decoder, lengths: tuple[int, int], chunk: int) -> None:
+def check(
+    model: Any, made: Decoder, lengths: tuple[int, int], chunk: int, kv: str = "plain"
+) -> None:
     generator = torch.Generator().manual_seed(5)
     ids = [torch.randint(0, 199, (length,), generator=generator) for length in lengths]
-    run = Sequences(made, ids)
+    run = Sequences(made, ids, format=kv_format(kv))
     run.step(s0=chunk, s1=lengths[1] - 2)
     run.step(s1=1, s0=lengths[0] - chunk - 2)
     for _ in range(2):
         run.step(s0=1, **({"s1": 1} if run.done[1] < lengths[1] else {}))
     assert run.done == list(lengths)
     for got, sequence in zip(run.logits, ids, strict=True):
-        right = expected(model, sequence)
-        torch.testing.assert_close(got, right, rtol=0.0, atol=1e-4)
+        plain = expected(model, sequence)
+        if kv == "plain":
+            torch.testing.assert_close(got, plain, rtol=0.0, atol=1e-4)
+        else:
+            right = rounded_logits(model, sequence, kv)
+            torch.testing.assert_close(got, right, rtol=0.0, atol=NEAR)
+            assert (plain - right).abs().max() > 5 * NEAR
 
 
 @pytest.mark.parametrize(("family", "changes"), CASES)
@@ -82,13 +90,13 @@ def test_fused_layers_give_the_same_logits(
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The Triton twins themselves, wherever there is one."""
-    twin = ops.twin
+    twin = twins.twin
 
     def chosen(name: str, tensor: torch.Tensor, reference: bool) -> Any:
         there = name in triton_twins.__all__ and not reference
         return getattr(triton_twins, name) if there else twin(name, tensor, reference)
 
-    monkeypatch.setattr(ops, "twin", chosen)
+    monkeypatch.setattr(twins, "twin", chosen)
     with interpreted():
         yield
 
@@ -98,3 +106,33 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_with_the_kernels_themselves(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
     model, made = loaded(family, changes, tmp_path)
     check(model, made, (30, 20), 9)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(
+    ("family", "changes", "kv"),
+    [("llama", LLAMA["gelu"], "fp8"), ("qwen3", FAMILIES["qwen3"]["tied"], "int8")],
+)
+def test_kv_in_8_bits_with_the_kernels_themselves(
+    family: str, changes: dict[str, Any], kv: str, tmp_path: Path
+) -> None:
+    model, made = loaded(family, changes, tmp_path)
+    check(model, made, (30, 20), 9, kv)
+
+
+@pytest.mark.parametrize(("head_dim", "fused"), [(256, True), (512, False)])
+def test_heads_that_the_paged_kernels_do_not_take(head_dim: int, fused: bool) -> None:
+    config = ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=20,
+        hidden_size=16,
+        intermediate_size=16,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=head_dim,
+        max_context=64,
+    )
+    table = tensor_table(config)
+    (layer,) = Decoder(config, lambda name: torch.zeros(table[name].shape))._layers
+    assert isinstance(layer, FusedLayer) == fused

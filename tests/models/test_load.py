@@ -123,12 +123,30 @@ def test_old_extras_are_ignored(tmp_path: Path) -> None:
     load(folder)
 
 
-def test_out_of_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("nothing left"),
+        MemoryError("nothing left"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: nothing left"),
+        RuntimeError("CUDA error: out of memory: nothing left"),
+    ],
+)
+def test_out_of_memory(folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def full(*args: object) -> None:
-        raise torch.OutOfMemoryError("nothing left")
+        raise error
 
     monkeypatch.setattr(load_module, "Decoder", full)
-    with pytest.raises(ModelLoadError, match="cpu has no room for the weights"):
+    with pytest.raises(ModelLoadError, match=r"cpu has no room for the weights: .*nothing left"):
+        load(folder)
+
+
+def test_another_error_stays_what_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(load_module, "Decoder", broken)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
         load(folder)
 
 

@@ -8,14 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from planner.configs import CONFIGS
 
+from asyncinfer.attention import KVCache, kv_format
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import InvalidRequest, ModelLoadError
 from asyncinfer.models import parse_config
+from asyncinfer.planner import FORMATS as FORMATS_TRIED
 from asyncinfer.planner import Plan, find_gpu, gpus, plan, plan_config
 
-FORMATS = ("fp8 weights", "int8 weights", "int4 weights", "fp8 KV", "fp8 weights and KV")
+FORMATS = (
+    "fp8 weights",
+    "int8 weights",
+    "int4 weights",
+    "fp8 KV",
+    "int8 KV",
+    "int8 weights and KV",
+    "fp8 weights and KV",
+)
 
 
 def planned(model: str, gpu: str = "h200", **options: Any) -> Plan:
@@ -66,10 +77,13 @@ def test_smaller_formats() -> None:
     """Ideal gains of one sequence with little context: 1.9 times with one byte, 3.2 with half."""
     found = planned("Llama-3.1-8B", context=16)
     assert tuple(its.format for its in found.formats) == ("bfloat16", *FORMATS)
-    whole, fp8, int8, int4, kv, both = found.formats
+    whole, fp8, int8, int4, kv, kv8, both8, both = found.formats
     gains = [round(whole.decode_floor / its.decode_floor, 1) for its in (fp8, int8, int4)]
     assert gains == [1.9, 1.9, 3.2]
-    assert 2 * kv.kv_bytes_per_token == whole.kv_bytes_per_token == 2 * both.kv_bytes_per_token
+    # 128 numbers and a float32 scale instead of 128 times two bytes.
+    assert kv.kv_bytes_per_token * 256 == whole.kv_bytes_per_token * (128 + 4)
+    for its in (kv8, both8, both):
+        assert its.kv_bytes_per_token == kv.kv_bytes_per_token
     assert kv.weight_bytes == whole.weight_bytes
     assert both.weight_bytes == fp8.weight_bytes < whole.weight_bytes
     # Of the matrix units' work only fp8's arithmetic makes less.
@@ -79,6 +93,21 @@ def test_smaller_formats() -> None:
     old, old_fp8, *_ = planned("Llama-3.1-8B", "a100").formats
     assert old_fp8.prefill_floor == old.prefill_floor
     assert old_fp8.decode_floor < old.decode_floor
+    # Nor do its kernels read fp8 KV.
+    kept = {its.format for its in planned("Llama-3.1-8B", "a100").formats[1:]}
+    assert set(FORMATS) - kept == {"fp8 KV", "fp8 weights and KV"}
+
+
+@pytest.mark.parametrize("model", sorted(CONFIGS))
+def test_kv_takes_what_the_engine_takes_for_it(model: str) -> None:
+    """Scales included, heads of every size and a compressed cache among them."""
+    config = parse_config(CONFIGS[model])
+    found = planned(model, context=16, dtype="bfloat16")
+    for its, planned_one in zip(FORMATS_TRIED, found.formats[1:], strict=True):
+        kv = KVCache.allocate(config, 2, 16, torch.bfloat16, "meta", format=kv_format(its.kv))
+        held = sum(tensor.nbytes for tensor in kv.tensors)
+        assert planned_one.kv_bytes_per_token * 2 * 16 == held
+    assert {its.kv for its in FORMATS_TRIED} == {"plain", "fp8", "int8"}
 
 
 def test_float32() -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from asyncinfer.kernels import onednn
+from asyncinfer.kernels import onednn, twins
 from asyncinfer.quantization import make_linear
-from asyncinfer.quantization.dense import CudaLinear, DenseLinear, OneDnnLinear
+from asyncinfer.quantization.dense import CudaLinear, DenseLinear, OneDnnLinear, has_fused_kernels
 
 
 @pytest.mark.parametrize(
@@ -74,6 +75,24 @@ def test_a_gpus_layer_with_what_stands_around_it(tokens: int, activation: str | 
     )
     torch.testing.assert_close(got, expected + residual)
     assert torch.equal(residual, before)
+
+
+def test_kernels_of_our_own_are_for_halves_on_a_gpu_with_triton(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class OnGpu:
+        is_cuda = True
+
+        def __init__(self, dtype: torch.dtype) -> None:
+            self.dtype = dtype
+
+    half: Any = OnGpu(torch.bfloat16)
+    whole: Any = OnGpu(torch.float32)
+    assert has_fused_kernels(half)
+    assert not has_fused_kernels(whole)
+    assert not has_fused_kernels(torch.ones(1, dtype=torch.bfloat16))
+    monkeypatch.setattr(twins, "_triton", lambda: None)
+    assert not has_fused_kernels(half)
 
 
 @pytest.mark.gpu

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from asyncinfer.runner.accelerator import Graph
 from asyncinfer.runner.decode_graphs import DecodeGraphs, batch_sizes
 from asyncinfer.sampling import Draws
 from asyncinfer.testing.fake_device import FakeDevice
@@ -86,6 +88,32 @@ def test_a_collector_that_was_off_stays_off(device: FakeDevice) -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_engines_that_record_in_turn(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first to be done leaves the collector off for who has waited."""
+    waits, goes_on = threading.Event(), threading.Event()
+    capture, later = device.capture, Steps()
+
+    def in_turn(work: Callable[[], None], *, hold: int = 0) -> Graph:
+        if threading.current_thread() is second:
+            waits.set()
+            assert goes_on.wait(30)
+        else:
+            second.start()
+            assert waits.wait(30)
+        return capture(work, hold=hold)
+
+    def other() -> None:
+        DecodeGraphs(device, later, [1]).run(1, GREEDY)
+
+    second = threading.Thread(target=other)
+    monkeypatch.setattr(device, "capture", in_turn)
+    DecodeGraphs(device, Steps(), [1]).run(1, GREEDY)
+    goes_on.set()
+    second.join()
+    assert not later.collecting[-1]
+    assert gc.isenabled()
 
 
 def test_all_at_start_the_largest_first(device: FakeDevice) -> None:

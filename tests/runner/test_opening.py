@@ -10,14 +10,20 @@ from typing import Any
 import pytest
 import torch
 
-from asyncinfer.attention import KVCache
+from asyncinfer.attention import KVCache, kv_format
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.models import Decoder, LayerConfig, ModelConfig
 from asyncinfer.runner import open_runner, plan_memory, runner_of
-from asyncinfer.runner.device import choose_device, choose_dtype, is_out_of_memory, use_cpu_threads
+from asyncinfer.runner.device import (
+    choose_device,
+    choose_dtype,
+    choose_kv,
+    use_cpu_threads,
+)
 from asyncinfer.runner.memory import activation_bytes, graph_bytes, graph_hold
+from asyncinfer.weights import is_out_of_memory
 
 CPU = torch.device("cpu")
 
@@ -39,9 +45,47 @@ def test_bytes_that_were_asked_for_are_what_it_takes(decoder: Decoder) -> None:
     assert halved.num_blocks == 20
 
 
+@pytest.mark.parametrize("kv", ["fp8", "int8"])
+def test_small_kv_is_more_blocks_by_the_bytes_it_saves(decoder: Decoder, kv: Any) -> None:
+    """Eight float32 numbers and none beside them; eight bytes and a float32 scale."""
+    one = block_bytes(decoder)
+    spec = planned(decoder, kv_bytes=300 * one, kv=kv)
+    assert spec.num_blocks == 300 * 32 // 12 > 2.6 * 300
+    bf16 = plan_memory(
+        EngineConfig(kv_bytes=300 * one, kv=kv), decoder.config, torch.bfloat16, CPU, 55
+    )
+    assert bf16.num_blocks == spec.num_blocks
+    runner = runner_of(decoder, EngineConfig(kv_bytes=30 * one, kv=kv), 55)
+    held = sum(tensor.nbytes for tensor in runner._kv.tensors)
+    assert 29.6 * one < held <= 30 * one
+    # Beside windows too, whose pages are as much smaller.
+    model = windowed(None, 128)
+    plain, small = (planned_windows(model, kv_bytes=1 << 18, kv=its) for its in ("plain", kv))
+    assert small.window_pages >= plain.window_pages > 0
+    assert small.num_blocks + small.window_pages > 2.6 * (plain.num_blocks + plain.window_pages) - 2
+    taken = (small.num_blocks + small.window_pages) * 2048 * 12 // 32
+    assert taken <= 1 << 18
+
+
+def test_fp8_kv_needs_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loads(*args: Any) -> Any:
+        raise AssertionError("weights were loaded")
+
+    cuda = torch.device("cuda", 0)
+    monkeypatch.setattr("asyncinfer.runner.opening.load_model", loads)
+    monkeypatch.setattr("asyncinfer.runner.opening.choose_device", lambda name: cuda)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
+    message = r"kv='fp8': needs a GPU of compute capability 8\.9, cuda:0 has 8\.0"
+    with pytest.raises(ModelLoadError, match=message):
+        open_runner(MODEL_PATH, EngineConfig(kv="fp8"), 100)
+    assert choose_kv("int8", cuda) is kv_format("int8")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 9))
+    assert choose_kv("fp8", cuda) is choose_kv("fp8", CPU) is kv_format("fp8")
+
+
 def test_a_cpu_takes_a_gibibyte_at_most_and_no_more_than_can_be_used(decoder: Decoder) -> None:
     most = (1 << 30) // block_bytes(decoder)
-    assert planned(decoder, max_running=1 << 20).num_blocks == most
+    assert planned(decoder, max_running=1 << 16).num_blocks == most
     assert planned(decoder, max_running=3).num_blocks == 3 * 40
     assert planned(decoder, max_running=3, max_context=17).num_blocks == 3 * 2
 
@@ -77,7 +121,7 @@ def test_a_gpu_gives_its_share_of_what_is_free_beside_the_steps(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch, graphs: Any
 ) -> None:
     device = torch.device("cuda", 0)
-    config = EngineConfig(kv_fraction=0.5, max_running=1 << 20, cuda_graphs=graphs)
+    config = EngineConfig(kv_fraction=0.5, max_running=1 << 16, cuda_graphs=graphs)
     working = activation_bytes(config, decoder.config, torch.float32)
     # Logits and the sampler's work on them are the most of it here.
     assert working > 2048 * 60 * 4 * 6
@@ -303,7 +347,6 @@ def test_where_all_layers_have_a_window_blocks_cost_nothing() -> None:
     assert (spec.num_blocks, spec.window_pages, spec.max_context) == (4 * 256, 100, 4096)
 
 
-@pytest.mark.parametrize("options", [{"max_context": 160}, {"deterministic": True}])
-def test_windows_that_do_not_pay_have_no_pages(options: dict[str, Any]) -> None:
-    spec = planned_windows(windowed(None, 128), **options)
+def test_windows_that_do_not_pay_have_no_pages() -> None:
+    spec = planned_windows(windowed(None, 128), max_context=160)
     assert (spec.window, spec.window_pages) == (None, 0)

@@ -23,10 +23,13 @@ class Rewriting:
     def __init__(self, decoder: Decoder, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.config, self.device, self.dtype = decoder.config, decoder.device, decoder.dtype
         self.shapes: set[tuple[int, ...]] = set()
+        #: Keys of a part, where attention is shared out.
+        self.chunks: set[int] = set()
         self._decoder, self._change = decoder, change
 
     def forward(self, tokens: torch.Tensor, *arguments: Any) -> torch.Tensor:
         self.shapes.add(tuple(tokens.shape))
+        self.chunks.add(arguments[-1].chunk)
         return self._change(self._decoder.forward(tokens, *arguments))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -35,7 +38,7 @@ class Rewriting:
 
 
 def tiled(decoder: Any) -> TiledDecoder:
-    return TiledDecoder(decoder, KVCache.allocate(decoder.config, 3, 4, decoder.dtype, "cpu"))
+    return TiledDecoder(decoder, KVCache.allocate(decoder.config, 3, 4, decoder.dtype, "cpu"), 640)
 
 
 def by_place(hidden: torch.Tensor) -> torch.Tensor:
@@ -56,6 +59,14 @@ def test_one_size_of_tile_for_everything(decoder: Decoder, make_hand: Any, greed
     assert len(result.prompt_logprobs[2].token_ids) == 39
     assert hand.decode(1, 3, 5) == greedy(PROMPTS[1], 6)[1:]
     assert seen.shapes == {(TILE,)}
+
+
+def test_keys_are_parted_by_the_longest_context_alone(decoder: Decoder) -> None:
+    for longest, chunk in ((640, 256), (131_072, 2048)):
+        seen = Rewriting(decoder, lambda hidden: hidden)
+        its: Any = seen
+        TiledDecoder(its, KVCache.allocate(decoder.config, 3, 4, torch.float32, "cpu"), longest)
+        assert seen.chunks == {chunk}
 
 
 def test_a_library_that_minds_the_place_gets_single_tokens(decoder: Decoder) -> None:
@@ -91,5 +102,5 @@ def test_single_tokens_give_the_same_answers(decoder: Decoder, make_hand: Any, g
 def test_the_cache_of_the_trial_is_not_the_engines(decoder: Decoder) -> None:
     kv = KVCache.allocate(decoder.config, 3, 4, decoder.dtype, "cpu")
     kv.storage.fill_(7.0)
-    TiledDecoder(decoder, kv)
+    TiledDecoder(decoder, kv, 640)
     assert kv.storage.eq(7.0).all()

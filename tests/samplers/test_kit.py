@@ -11,7 +11,7 @@ import torch
 
 from asyncinfer.protocols import Sampler, SamplerPlugin, SamplerStep
 from asyncinfer.samplers import DRY, XTC, DynamicTemperature, Mirostat, TopNSigma
-from asyncinfer.testing import SamplerRuleError, check_sampler
+from asyncinfer.testing import RuleError, check_sampler
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ class Branches(Steady):
     ids=lambda value: value.__name__ if isinstance(value, type) else None,
 )
 def test_a_wrong_sampler_is_caught(kind: type[Steady], declared: dict[str, Any], says: str) -> None:
-    with pytest.raises(SamplerRuleError, match=says):
+    with pytest.raises(RuleError, match=says):
         check_sampler(plugin(kind, **declared))
 
 
@@ -231,7 +231,7 @@ class Written(Base):
     ids=lambda value: type(value).__name__,
 )
 def test_wrong_parameters_are_caught(sampler: SamplerPlugin, says: str) -> None:
-    with pytest.raises(SamplerRuleError, match=says):
+    with pytest.raises(RuleError, match=says):
         check_sampler(sampler)
 
 
@@ -245,5 +245,5 @@ def test_parameters_that_are_not_frozen() -> None:
         def open(self, slots: int, vocab_size: int, device: torch.device) -> Sampler:
             return Steady(slots, vocab_size)
 
-    with pytest.raises(SamplerRuleError, match=r"^parameters: .*must be a frozen dataclass"):
+    with pytest.raises(RuleError, match=r"^parameters: .*must be a frozen dataclass"):
         check_sampler(Soft())

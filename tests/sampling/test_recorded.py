@@ -42,6 +42,13 @@ def test_keys_on_the_device_are_the_hosts() -> None:
     assert keys.numpy().tolist() == row_keys(seeds, positions).tolist()
 
 
+def taken(words: Any, slots: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The slots' options word by word, and their seeds, as a recorded step has them."""
+    its = words[slots]
+    options = torch.from_numpy(its[:, :-2].T.copy())
+    return options, torch.from_numpy(its[:, -2:].copy().view(np.int64)[:, 0])
+
+
 @pytest.mark.parametrize(
     ("slots", "draws"),
     [
@@ -67,15 +74,14 @@ def test_the_same_tokens(
     assert Draws.serving(state.uses(np.array(slots))) is draws
     if draws is Draws.LOGITS:
         return
-    sampler = RecordedSampler(VOCAB, torch.from_numpy(words))
+    sampler = RecordedSampler(VOCAB, cpu)
+    options, seeds = taken(words, slots)
     for position in range(40):
         numbers = torch.Generator().manual_seed(position)
         logits = torch.randn(len(slots), VOCAB, generator=numbers) * 3
         positions = np.arange(position, position + len(slots))
         expected = state.sample(logits.clone(), np.array(slots), positions)
-        tokens, peak = sampler(
-            logits, torch.tensor(slots, dtype=torch.int32), torch.from_numpy(positions), draws
-        )
+        tokens, peak = sampler(logits, options, seeds, torch.from_numpy(positions), draws)
         assert tokens.tolist() == expected.tokens.tolist()
         assert peak.tolist() == expected.peak.tolist()
 
@@ -96,15 +102,16 @@ def test_fused_draws_have_filters() -> None:
         state.join(slot, Join(slot, [1], 1, [], params, slot**9))
         words[slot] = option_words(params, slot**9)
     assert Draws.serving(state.uses(slots), fused=True) is Draws.TEMPERATURE
-    sampler = RecordedSampler(VOCAB, torch.from_numpy(words), fused=True)
+    sampler = RecordedSampler(VOCAB, cpu, fused=True)
+    its_options, seeds = taken(words, slots)
     for position in range(20):
         numbers = torch.Generator().manual_seed(position)
         logits = torch.randn(len(slots), VOCAB, generator=numbers) * 3
         positions = np.full(len(slots), position)
         expected = state.sample(logits.clone(), slots, positions)
         there = torch.from_numpy(positions)
-        tokens, peak = sampler(logits, torch.from_numpy(slots), there, Draws.TEMPERATURE)
+        tokens, peak = sampler(logits, its_options, seeds, there, Draws.TEMPERATURE)
         assert tokens.tolist() == expected.tokens.tolist()
         assert peak.tolist() == expected.peak.tolist()
-        best, _ = sampler(logits, torch.from_numpy(slots), there, Draws.GREEDY)
+        best, _ = sampler(logits, its_options, seeds, there, Draws.GREEDY)
         assert best.tolist() == logits.argmax(dim=-1).tolist()

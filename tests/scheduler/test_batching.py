@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from asyncinfer.params import SamplingParams
+from asyncinfer.scheduler.counters import Counters
 from asyncinfer.testing.simulation import Simulation
 
 Make = Callable[..., Simulation]
@@ -80,7 +81,7 @@ def test_an_answer_has_exactly_max_tokens(
     sim.drain()
     assert (track.ended, len(track.tokens)) == ("length", max_tokens)
     assert sim.computed_tokens == 3 + max_tokens - 1, "the last token is never computed"
-    assert sim.scheduler.generated_tokens == max_tokens
+    assert sim.scheduler.counters.generated_tokens == max_tokens
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -143,8 +144,7 @@ def test_the_counters_add_up(make: Make, greedy: Greedy) -> None:
     sim.submit(range(1, 11), greedy(4))
     sim.drain()
     its = sim.scheduler
-    assert (its.prompt_tokens, its.cached_tokens, its.generated_tokens) == (20, 8, 8)
-    assert its.steps == 8
-    assert (its.running, its.waiting, its.paused, its.preemptions) == (0, 0, 0, 0)
+    assert its.counters == Counters(steps=8, generated_tokens=8, prompt_tokens=20, cached_tokens=8)
+    assert (its.running, its.waiting, its.paused) == (0, 0, 0)
     assert its.blocks_total == its.blocks_free + its.blocks_cached == 64
     assert its.blocks_cached == 3

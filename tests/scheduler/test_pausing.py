@@ -27,7 +27,7 @@ def test_only_the_paused_one_stops(make: Make, greedy: Greedy) -> None:
     sim.resume(slow)
     sim.step()
     assert (len(slow.tokens), len(fast.tokens)) == (2, 7)
-    assert sim.scheduler.preemptions == 0, "nobody needed its place"
+    assert sim.scheduler.counters.preemptions == 0, "nobody needed its place"
     sim.drain()
 
 
@@ -82,7 +82,7 @@ def test_growth_takes_from_the_paused_before_the_running(make: Make, greedy: Gre
     for _ in range(4):
         sim.step()
     sim.pause(paused)
-    sim.run_until(lambda: sim.scheduler.preemptions > 0)
+    sim.run_until(lambda: sim.scheduler.counters.preemptions > 0)
     assert paused.request.preemptions == 1
     assert old.request.preemptions == young.request.preemptions == 0
     sim.drain()

@@ -22,7 +22,7 @@ def test_preempted_requests_give_the_same_tokens(
     sim = make(blocks=12, depth=depth, cached=cached)
     tracks = [sim.submit([first, first], greedy(40))[0] for first in range(1, 6)]
     sim.drain()
-    assert sim.scheduler.preemptions > 0
+    assert sim.scheduler.counters.preemptions > 0
     assert all(len(track.tokens) == 40 for track in tracks)
     assert tracks[0].request.preemptions == 0
 
@@ -33,7 +33,7 @@ def test_the_worst_ranked_goes_first(make: Make, greedy: Greedy) -> None:
         sim.submit([first], greedy(30), priority=priority)[0]
         for first, priority in ((1, 0), (2, 2), (3, 1))
     )
-    sim.run_until(lambda: sim.scheduler.preemptions > 0)
+    sim.run_until(lambda: sim.scheduler.counters.preemptions > 0)
     # The lowest priority is also the oldest running request, which is never a victim.
     assert mid.request.preemptions == 1
     assert low.request.preemptions == high.request.preemptions == 0
@@ -48,7 +48,7 @@ def test_the_oldest_always_moves_on(make: Make, greedy: Greedy) -> None:
     for first in range(2, 30):
         sim.submit([first] * 3, greedy(20), priority=9)
     steps = sim.run_until(lambda: oldest.ended is not None)
-    assert sim.scheduler.preemptions > 0
+    assert sim.scheduler.counters.preemptions > 0
     assert steps == 29
     sim.drain()
 
@@ -61,7 +61,7 @@ def test_no_preemption_storm(make: Make, greedy: Greedy, depth: int) -> None:
     sim.drain()
     useful = 40 * (8 + 39)
     assert all(len(track.tokens) == 40 for track in tracks)
-    assert 0 < sim.scheduler.preemptions <= 2 * len(tracks)
+    assert 0 < sim.scheduler.counters.preemptions <= 2 * len(tracks)
     assert sim.computed_tokens < 2 * useful
     assert max(track.request.preemptions for track in tracks) <= 4
 
@@ -105,6 +105,6 @@ def test_waiting_requests_do_not_preempt_running_ones(make: Make, greedy: Greedy
     sim.step()
     urgent = sim.submit([2], greedy(2), priority=100)[0]
     sim.drain()
-    assert sim.scheduler.preemptions == 0
+    assert sim.scheduler.counters.preemptions == 0
     assert len(first.tokens) == 10
     assert len(urgent.tokens) == 2

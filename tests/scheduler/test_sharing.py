@@ -32,7 +32,7 @@ def test_scopes_share_nothing(make: Make, greedy: Greedy) -> None:
     for scope in ("", "a", "b"):
         sim.submit(range(1, 17), greedy(2), scope=scope)
         sim.drain()
-    assert (sim.scheduler.cached_tokens, sim.scheduler.shared) == (0, 0)
+    assert (sim.scheduler.counters.cached_tokens, sim.scheduler.counters.shared) == (0, 0)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -44,7 +44,7 @@ def test_a_prefix_being_computed_is_waited_for(make: Make, greedy: Greedy, depth
     followers = [sim.submit([*prefix, 60 + i], greedy(2))[0] for i in range(5)]
     sim.drain()
     # One step at a time, the leader takes the whole budget until its prefix is there.
-    assert sim.scheduler.shared == (5 if depth == 2 else 0)
+    assert sim.scheduler.counters.shared == (5 if depth == 2 else 0)
     assert [track.request.cached_tokens for track in followers] == [40] * 5
     assert sim.computed_tokens == 41 + 1 + 5 * 2
     assert first.request.cached_tokens == 0
@@ -83,7 +83,7 @@ def test_followers_go_on_when_their_leader_does_not(make: Make, greedy: Greedy, 
     sim, leader, prefix = leading(make, greedy)
     followers = [sim.submit([*prefix, 60 + i], greedy(2))[0] for i in range(2)]
     sim.schedule()
-    assert sim.scheduler.shared == 2
+    assert sim.scheduler.counters.shared == 2
     if fate == "preempt":
         sim.scheduler.roster.preempt(leader.request)
     else:
@@ -97,7 +97,7 @@ def test_a_follower_can_be_aborted_or_paused(make: Make, greedy: Greedy) -> None
     sim, _, prefix = leading(make, greedy)
     aborted, paused, other = (sim.submit([*prefix, 60 + i], greedy(2))[0] for i in range(3))
     sim.schedule()
-    assert sim.scheduler.shared == 3
+    assert sim.scheduler.counters.shared == 3
     sim.abort(aborted)
     sim.pause(paused)
     sim.run_until(lambda: other.ended is not None)
@@ -150,12 +150,12 @@ def test_answers_share_their_prompt(
     while sim.step():
         assert sim.plan is not None
         copies.update(sim.plan.copies)
-    assert sim.scheduler.forks == 3
+    assert sim.scheduler.counters.forks == 3
     # The prompt once, the last prompt token once more for every other answer.
     assert sim.computed_tokens == prompt_len + 3 + 4 * 5
     assert len(copies) == (3 if (prompt_len - 1) % 4 else 0)
     assert len({tuple(track.tokens) for track in answers}) == 4
-    assert sim.scheduler.prompt_tokens == prompt_len
+    assert sim.scheduler.counters.prompt_tokens == prompt_len
     sim.drain()
 
 
@@ -166,7 +166,7 @@ def test_answers_go_on_when_the_first_one_ends_early(
     sim = make(slots=1, cached=cached)
     answers = sim.submit(range(1, 11), greedy(3, n=3))
     sim.drain()
-    assert sim.scheduler.forks == 0
+    assert sim.scheduler.counters.forks == 0
     assert [len(track.tokens) for track in answers] == [3, 3, 3]
     # Alone, they still find what the first one left in the cache.
     assert sim.computed_tokens == 12 + 2 * ((12 - 8) if cached else 12)

@@ -42,7 +42,7 @@ def test_many_sequences_in_the_pages_of_their_windows(
     while sim.live():
         sim.step()
         together = max(together, sim.scheduler.running)
-    assert (together, sim.scheduler.preemptions) == (8, 0)
+    assert (together, sim.scheduler.counters.preemptions) == (8, 0)
     sim.drain()
 
 
@@ -108,6 +108,6 @@ def test_answers_of_one_prompt_take_over_its_window(
     sim = make(blocks=128, context=200, window=12, window_pages=64)
     sim.submit(PROMPT[:98], greedy(30, n=4))
     sim.run_until(lambda: not sim.live())
-    assert sim.scheduler.forks == 3
+    assert sim.scheduler.counters.forks == 3
     assert sim.computed_tokens < 98 + 4 * 32
     sim.drain()

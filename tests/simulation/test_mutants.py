@@ -20,6 +20,8 @@ from asyncinfer.cache import (
 )
 from asyncinfer.cache import prefix_cache as prefix_cache_module
 from asyncinfer.scheduler import Scheduler
+from asyncinfer.scheduler.boarding import Boarding
+from asyncinfer.scheduler.flight import Flight
 from asyncinfer.scheduler.following import Following
 from asyncinfer.scheduler.planner import Planner
 from asyncinfer.scheduler.queue import WaitingQueue
@@ -71,10 +73,10 @@ def scope_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
 MUTANTS = {
     # The cache.
     "published before the step is committed": edit(
-        Planner,
-        "_row",
-        "request.in_flight += 1",
-        "request.in_flight += 1; self._blocks.commit(request, min(end, len(request.tokens)))",
+        Boarding,
+        "_seat",
+        "return chunk",
+        "self._blocks.commit(request, min(request.computed, len(request.tokens))); return chunk",
     ),
     "published though the row failed": edit(
         Scheduler,
@@ -107,9 +109,9 @@ MUTANTS = {
     "the tokens before are not compared": no_chain_compare,
     "scopes share": scope_ignored,
     # Answers that share a prompt.
-    "a shared tail is not copied": edit(Planner, "_seat", "plan.copies.append(copy)", "pass"),
+    "a shared tail is not copied": edit(Boarding, "_seat", "plan.copies.append(copy)", "pass"),
     "a shared tail is copied backwards": edit(
-        Planner, "_seat", "plan.copies.append(copy)", "plan.copies.append(copy[::-1])"
+        Boarding, "_seat", "plan.copies.append(copy)", "plan.copies.append(copy[::-1])"
     ),
     "a tail is shared, not copied": edit(
         BlockManager,
@@ -120,16 +122,16 @@ MUTANTS = {
         "    return None",
     ),
     "the source of a copy is not pinned": edit(
-        Planner, "_seat", "flight.pins.append(copy[0])", "self._blocks.unpin(copy[0])"
+        Boarding, "_seat", "flight.pins.append(copy[0])", "self._blocks.unpin(copy[0])"
     ),
     "a pin is never released": edit(
         Scheduler, "_unpin", "self.roster.seats.blocks.unpin(block)", "pass"
     ),
     "shared before it is computed": edit(
-        Planner, "_fork_wait", "leader.committed >= shared", "leader.computed >= 1"
+        Boarding, "_fork_wait", "leader.committed >= shared", "leader.computed >= 1"
     ),
     "shared with one that was preempted meanwhile": edit(
-        Planner, "_admit", "request.fork_of.slot < 0", "request.fork_of.slot < -1"
+        Boarding, "admit", "request.fork_of.slot < 0", "request.fork_of.slot < -1"
     ),
     # Steps in flight.
     "freed in flight at the end": edit(Roster, "finish", "if request.in_flight:", "if False:"),
@@ -139,7 +141,7 @@ MUTANTS = {
     "a token is delivered after the end": edit(
         Scheduler, "_commit", "if request.state is not FINISHED:", "if True:"
     ),
-    "too many draws": edit(Planner, "_row", "request.left -= 1", "pass"),
+    "too many draws": edit(Flight, "prefill", "request.left -= draws", "pass"),
     # The scheduler.
     "a retracted draw is not drawn again": edit(
         Scheduler, "retract", "request.left += plan.samples[row]", "pass"
@@ -148,13 +150,13 @@ MUTANTS = {
         Scheduler, "retract", "request.computed -= plan.counts[row]", "pass"
     ),
     "nothing is left to compute after a full hit": edit(
-        Planner, "_reusable", "len(request.tokens) - 1", "len(request.tokens)"
+        Boarding, "_reusable", "len(request.tokens) - 1", "len(request.tokens)"
     ),
     "prompt logprobs lost to a prefix hit": edit(
-        Planner, "_reusable", "limit = min(limit, request.scored)", "pass"
+        Boarding, "_reusable", "limit = min(limit, request.scored)", "pass"
     ),
     "prompt logprobs twice after a preemption": edit(
-        Planner, "_row", "request.scored <= start < ", "start < "
+        Flight, "prefill", "request.scored <= start < ", "start < "
     ),
     "the runner is not told of a block": edit(
         Seats, "grow", "range(first, first + count)", "range(first + first % 3 // 2, first + count)"
@@ -215,10 +217,10 @@ MUTANTS = {
         BlockManager, "commit", "request.pages[j], again", "request.pages[-1], again"
     ),
     "a copied tail lacks its window page": edit(
-        Planner, "_seat", "plan.copied_pages.append(pages)", "pass"
+        Boarding, "_seat", "plan.copied_pages.append(pages)", "pass"
     ),
     "the source of a copied page is not pinned": edit(
-        Planner, "_seat", "flight.page_pins.append(pages[0])", "self._blocks.unpin_page(pages[0])"
+        Boarding, "_seat", "flight.page_pins.append(pages[0])", "self._blocks.unpin_page(pages[0])"
     ),
     "a pinned page is never released": edit(
         Scheduler, "_unpin", "self.roster.seats.blocks.unpin_page(page)", "pass"
@@ -238,7 +240,7 @@ MUTANTS = {
     "more blocks than there are pages for": edit(
         BlockManager, "available", "min(blocks, self.windows.available)", "blocks"
     ),
-    "admitted without room for its pages": edit(Planner, "_fit", "lacking_pages <= 0 and", ""),
+    "admitted without room for its pages": edit(Boarding, "_fit", "lacking_pages <= 0 and", ""),
     "a needy request is starved": edit(Planner, "_relieve", "return served", "return served[1:]"),
 }
 

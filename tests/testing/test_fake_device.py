@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
@@ -186,11 +187,17 @@ def test_hidden_syncs(device: FakeDevice) -> None:
             lambda: x[x > 0],
             lambda: x.nonzero(),
             lambda: bool(x[0]),
+            x.tolist,
+            x.numpy,
+            x.cpu,
+            lambda: np.asarray(x),
         ):
             with pytest.raises(HiddenSyncError):
                 sync()
-    with pytest.raises(HiddenSyncError):
-        device.capture(lambda: x.sum().item())
+        assert device.pinned(2).tolist() == [0, 0]
+    for read in (lambda: x.sum().item(), x.tolist):
+        with pytest.raises(HiddenSyncError):
+            device.capture(read)
     x.add_(1)
 
 

@@ -87,7 +87,7 @@ def test_a_copied_block_holds_what_its_source_held(strict: bool) -> None:
 def test_a_poisoned_page_shows(bad: int) -> None:
     runner = FakeRunner(SPEC, strict=True)
     prefill(runner, 0, [4, 5])
-    runner.poison([4 + bad])
+    runner.pages.poison([4 + bad])
     assert decode(runner, 0, 6) != runner.oracle(PROMPT, GREEDY, 7, 2)[1:]
 
 

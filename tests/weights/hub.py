@@ -15,8 +15,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 class Hub:
     """`files` of `repository`, at one commit, which `branches` name too. `fetched` tells what was
-    downloaded. With a `token` it is a private repository: nobody without it is told that it is
-    there."""
+    downloaded, `asked` all that was asked for. With a `token` it is a private repository: nobody
+    without it is told that it is there."""
 
     def __init__(
         self,
@@ -31,6 +31,7 @@ class Hub:
         self.branches = branches
         self.files = files
         self.fetched: list[str] = []
+        self.asked: list[str] = []
         self.url = ""
 
     @contextlib.contextmanager
@@ -60,6 +61,7 @@ class Hub:
 
     def _answer(self, request: BaseHTTPRequestHandler) -> None:
         path = request.path.split("?")[0]
+        self.asked.append(path)
         api, files = f"/api/models/{self.repository}", f"/{self.repository}/resolve/{COMMIT}/"
         known = (api, *(f"{api}/revision/{name}" for name in (*self.branches, COMMIT)))
         if self.token is not None and request.headers["Authorization"] != f"Bearer {self.token}":

@@ -134,6 +134,56 @@ def test_no_buffer_is_written_to_before_its_copy_is_done(
     assert sum(waited) == 4 * through
 
 
+def test_a_pinned_buffer_waits_for_its_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU's buffers do, with events that are reached when somebody waits for them."""
+
+    class Event:
+        done = True
+
+        def record(self, stream: object) -> None:
+            assert stream == "the stream of cpu"
+            self.done = False
+
+        def query(self) -> bool:
+            return self.done
+
+        def synchronize(self) -> None:
+            self.done = True
+
+    def empty(size: int, *, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
+        assert pin_memory
+        return torch.zeros(size, dtype=dtype)
+
+    made: list[Any] = []
+
+    class Pinned(loader_module._Buffer):
+        def __init__(self, size: int, device: torch.device) -> None:
+            with monkeypatch.context() as patch:
+                patch.setattr(torch, "empty", empty)
+                super().__init__(size, torch.device("cuda"))
+            made.append(self)
+
+        def copy(self, chunk: Any) -> None:
+            assert isinstance(self._copied, Event)
+            assert self._copied.done, "filled anew while it was copied"
+            super().copy(chunk)
+            assert not self._copied.done
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
+    monkeypatch.setattr(loader_module, "_Buffer", Pinned)
+    write(tmp_path, torch.float32)
+    with Checkpoint(tmp_path) as checkpoint:
+        loader = WeightLoader(checkpoint, TABLE, CPU, torch.bfloat16, None, chunk=64)
+        for name, packed in TABLE.items():
+            plain = torch.cat([checkpoint.read(piece.name) for piece in packed.pieces])
+            found = loader(name)
+            assert torch.equal(found, plain.to(found.dtype))
+        assert len(made) == checkpoint.reader.threads + 1
+
+
 def test_no_buffer_where_bytes_go_as_they_are(tmp_path: Path, made: list[Any]) -> None:
     write(tmp_path, torch.float32)
     with Checkpoint(tmp_path) as checkpoint:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -200,3 +202,30 @@ def test_a_private_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         with Checkpoint(take()) as checkpoint:
             assert torch.equal(checkpoint.read("w1"), torch.ones(2))
         assert sorted(hub.fetched) == sorted(files)
+
+
+@pytest.mark.slow
+def test_the_clients_own_variables(tmp_path: Path) -> None:
+    """Where to, whose and whether at all is the environment's to say."""
+    files = {**TOKENIZER, "model.safetensors": shard(1)}
+    program = "from asyncinfer.weights import resolve; print(resolve('org/private'))"
+    plain = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+
+    def run(**variables: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**plain, "HF_HOME": str(tmp_path), **variables},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        return done.stdout.strip() or done.stderr
+
+    with Hub("org/private", files, token="hf_secret").serve() as hub:
+        folder = run(HF_ENDPOINT=hub.url, HF_TOKEN="hf_secret")
+        assert folder == str(tmp_path / f"hub/models--org--private/snapshots/{COMMIT}")
+        assert sorted(hub.fetched) == sorted(files)
+        hub.fetched.clear()
+        hub.asked.clear()
+        assert run(HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="1") == folder
+        assert hub.asked == []

@@ -4,6 +4,7 @@ from asyncinfer.kernels.reference.add_rms_norm import add_rms_norm
 from asyncinfer.kernels.reference.decode_inputs import decode_inputs
 from asyncinfer.kernels.reference.gelu_mul import gelu_mul
 from asyncinfer.kernels.reference.grouped_linear import grouped_linear
+from asyncinfer.kernels.reference.keep_draws import keep_draws
 from asyncinfer.kernels.reference.kv_write import kv_write
 from asyncinfer.kernels.reference.linear_small import linear_small
 from asyncinfer.kernels.reference.paged_attention import paged_attention
@@ -18,6 +19,7 @@ __all__ = [
     "decode_inputs",
     "gelu_mul",
     "grouped_linear",
+    "keep_draws",
     "kv_write",
     "linear_small",
     "paged_attention",

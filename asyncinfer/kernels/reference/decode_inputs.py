@@ -12,23 +12,29 @@ __all__ = ["DecodeInputs", "decode_inputs"]
 class DecodeInputs(NamedTuple):
     """One query token for each of `n` rows."""
 
-    #: int64 `[n]`: the query token, its position (0 in a row of padding), and its place in the
-    #: history, after which the token drawn goes.
+    #: int64 `[n]`: the query token and its position, 0 in a row of padding.
     tokens: torch.Tensor
     positions: torch.Tensor
-    places: torch.Tensor
+    #: int64 `[n]`: position of the token that is drawn, and its place in the history.
+    draw_positions: torch.Tensor
+    draw_places: torch.Tensor
     #: int64 `[parts, n]`: where its KV goes by each part of the table, -1 in a row of padding.
     slot_mapping: torch.Tensor
     #: int32 `[n]`: tokens of the sequence, the query token among them; 0 in a row of padding.
     seq_lens: torch.Tensor
     #: int32 `[parts, n, width]`.
     block_tables: torch.Tensor
+    #: int32 `[words, n]`: each of the slots' options but its last two words.
+    options: torch.Tensor
+    #: int64 `[n]`: those two.
+    seeds: torch.Tensor
 
 
 def decode_inputs(
     rows: torch.Tensor,
     positions: torch.Tensor,
     tables: torch.Tensor,
+    options: torch.Tensor,
     history: torch.Tensor,
     block_size: int,
     parts: int = 1,
@@ -37,7 +43,8 @@ def decode_inputs(
 
     `positions` int32 `[slots]`: of each slot's next query token; always -1 for the slot that rows
     of padding share. `tables` int32 `[slots, parts * width]`: block tables, of several kinds of
-    blocks side by side. `history` int32 `[slots, capacity]`: tokens.
+    blocks side by side. `options` int32 `[slots, words + 2]`. `history` int32 `[slots, capacity]`:
+    tokens.
     """
     slots = rows.long()
     now = positions.index_select(0, slots)
@@ -49,11 +56,15 @@ def decode_inputs(
     its_tables = tables.index_select(0, slots).view(len(rows), parts, -1).transpose(0, 1)
     index = torch.div(at, block_size, rounding_mode="floor")[None, :, None]
     blocks = its_tables.gather(2, index.expand(parts, -1, -1))[:, :, 0].long()
+    its_options = options.index_select(0, slots)
     return DecodeInputs(
         tokens=history.view(-1).index_select(0, places).long(),
         positions=at,
-        places=places,
+        draw_positions=at + 1,
+        draw_places=places + 1,
         slot_mapping=(blocks * block_size + at % block_size).masked_fill_(padding, -1),
         seq_lens=now + 1,
         block_tables=its_tables.contiguous(),
+        options=its_options[:, :-2].t().contiguous(),
+        seeds=its_options[:, -2:].contiguous().view(torch.int64)[:, 0],
     )

@@ -4,6 +4,7 @@ from asyncinfer.kernels.triton.add_rms_norm import add_rms_norm
 from asyncinfer.kernels.triton.decode_inputs import decode_inputs
 from asyncinfer.kernels.triton.gelu_mul import gelu_mul
 from asyncinfer.kernels.triton.grouped_linear import grouped_linear
+from asyncinfer.kernels.triton.keep_draws import keep_draws
 from asyncinfer.kernels.triton.kv_write import kv_write
 from asyncinfer.kernels.triton.linear_small import linear_small
 from asyncinfer.kernels.triton.paged_attention import paged_attention
@@ -18,6 +19,7 @@ __all__ = [
     "decode_inputs",
     "gelu_mul",
     "grouped_linear",
+    "keep_draws",
     "kv_write",
     "linear_small",
     "paged_attention",

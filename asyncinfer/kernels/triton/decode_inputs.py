@@ -18,33 +18,49 @@ def decode_inputs(
     rows: torch.Tensor,
     positions: torch.Tensor,
     tables: torch.Tensor,
+    options: torch.Tensor,
     history: torch.Tensor,
     block_size: int,
     parts: int = 1,
 ) -> DecodeInputs:
     """As the reference twin."""
     count, width, device = rows.shape[0], tables.shape[1] // parts, rows.device
-    numbers = torch.empty((3 + parts, count), dtype=torch.int64, device=device)
-    seq_lens = torch.empty(count, dtype=torch.int32, device=device)
+    words = options.shape[1] - 2
+    numbers = torch.empty((5 + parts, count), dtype=torch.int64, device=device)
+    # Sequence lengths, and the options word by word.
+    figures = torch.empty((1 + words, count), dtype=torch.int32, device=device)
     block_tables = torch.empty((parts, count, width), dtype=torch.int32, device=device)
     _decode_inputs[(count, parts, triton.cdiv(width, _ENTRIES))](
         rows,
         positions,
         tables,
+        options,
         history,
         numbers,
-        seq_lens,
+        figures,
         block_tables,
         count,
         CAPACITY=history.shape[1],
+        WORDS=words,
+        WORDS_BLOCK=triton.next_power_of_2(words),
         PARTS=parts,
         WIDTH=width,
         BLOCK_SIZE=block_size,
         ENTRIES=_ENTRIES,
         num_warps=4,
     )
-    tokens, at, places = numbers[:3].unbind(0)
-    return DecodeInputs(tokens, at, places, numbers[3:], seq_lens, block_tables)
+    tokens, at, draw_positions, draw_places, seeds = numbers[:5].unbind(0)
+    return DecodeInputs(
+        tokens,
+        at,
+        draw_positions,
+        draw_places,
+        numbers[5:],
+        figures[0],
+        block_tables,
+        figures[1:],
+        seeds,
+    )
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -52,12 +68,15 @@ def _decode_inputs(
     rows,
     positions,
     tables,
+    options,
     history,
     numbers,
-    seq_lens,
+    figures,
     block_tables,
     count,
     CAPACITY: tl.constexpr,
+    WORDS: tl.constexpr,
+    WORDS_BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -81,11 +100,18 @@ def _decode_inputs(
         place = slot * CAPACITY + at
         tl.store(numbers + row, tl.load(history + place).to(tl.int64))
         tl.store(numbers + count + row, at)
-        tl.store(numbers + 2 * count + row, place)
-        tl.store(seq_lens + row, now + 1)
+        tl.store(numbers + 2 * count + row, at + 1)
+        tl.store(numbers + 3 * count + row, place + 1)
+        its = options + slot * (WORDS + 2)
+        low = tl.load(its + WORDS).to(tl.int64) & 0xFFFFFFFF
+        tl.store(numbers + 4 * count + row, (tl.load(its + WORDS + 1).to(tl.int64) << 32) | low)
+        tl.store(figures + row, now + 1)
+        word = tl.arange(0, WORDS_BLOCK)
+        its_words = tl.load(its + word, mask=word < WORDS, other=0)
+        tl.store(figures + (1 + word) * count + row, its_words, mask=word < WORDS)
         for kind in tl.static_range(PARTS):
             block = tl.load(table + kind * WIDTH + at // BLOCK_SIZE).to(tl.int64)
             written = tl.where(now >= 0, block * BLOCK_SIZE + at % BLOCK_SIZE, -1)
-            tl.store(numbers + (3 + kind) * count + row, written)
+            tl.store(numbers + (5 + kind) * count + row, written)
         if now >= 0:
             tl.store(positions + slot, now + 1)

@@ -51,7 +51,8 @@ def _gate_mul(
 @triton.jit
 def gate(x, ACTIVATION: tl.constexpr):
     """float32 "silu", "gelu" (by the error function) or "gelu_tanh" of `x`."""
-    tl.static_assert(ACTIVATION == "silu" or ACTIVATION == "gelu" or ACTIVATION == "gelu_tanh")
+    # Triton 3.2 takes two at a time.
+    tl.static_assert((ACTIVATION == "silu" or ACTIVATION == "gelu") or ACTIVATION == "gelu_tanh")
     if ACTIVATION == "silu":
         return x * tl.sigmoid(x)
     elif ACTIVATION == "gelu":

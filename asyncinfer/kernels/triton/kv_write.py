@@ -60,7 +60,7 @@ def storage_limit(dtype: torch.dtype) -> float:
     return {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}.get(dtype, 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=("slot_mapping",))
 def _kv_write(
     k,
     v,

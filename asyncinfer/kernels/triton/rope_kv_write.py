@@ -69,7 +69,7 @@ def rope_kv_write(
     return q
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=("slot_mapping",))
 def _rope_kv_write(
     qkv,
     cos,

@@ -15,11 +15,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from asyncinfer import Engine, PluginError, RequestFailed, Timings, Usage
 from asyncinfer.plugins import observers
 from asyncinfer.protocols import EventsDropped, RequestEnded, StepTaken
-from asyncinfer.testing import FakeModel
+from asyncinfer.testing import FakeModel, check_observer
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
     return registry.get_sample_value(f"asyncinfer_{name}", {"engine": "", **labels})
+
+
+def test_it_keeps_the_rules() -> None:
+    registry = CollectorRegistry()
+    check_observer(lambda: Prometheus(port=0, registry=registry))
 
 
 def test_events_are_counted() -> None:
@@ -66,7 +71,7 @@ def test_it_is_valid_and_complete_for_an_engine() -> None:
 
     stats, during = asyncio.run(serve())
     families = {family.name: family for family in text_string_to_metric_families(during)}
-    assert len(families) == 16
+    assert len(families) == 17
     assert all(family.documentation for family in families.values())
     (total,) = {
         sample.value
@@ -85,6 +90,8 @@ def test_it_is_valid_and_complete_for_an_engine() -> None:
     }
     assert sum(map(float, blocks.values())) == stats.blocks_total  # type: ignore[arg-type]
     assert blocks["used"] == 0
+    # The shipped model has no windows.
+    assert value(registry, "kv_window_pages", state="free") == stats.window_pages_total == 0
     assert value(registry, "held_requests", state="running") == 0
     # The engine is closed, and so everything was told.
     assert value(registry, "requests_total", outcome="finished") == 2

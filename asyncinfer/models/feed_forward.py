@@ -1,0 +1,101 @@
+"""From a config and its weights to one layer's MLP or experts."""
+
+from __future__ import annotations
+
+import torch
+
+from asyncinfer.layers import (
+    MLP,
+    Activation,
+    Experts,
+    FeedForward,
+    GroupedRouter,
+    Route,
+    SoftmaxRouter,
+    activation,
+    added,
+    clamped_swiglu,
+)
+from asyncinfer.models.config import ExpertsConfig, ModelConfig
+from asyncinfer.quantization import GroupedLinear, Linear, make_grouped_linear, make_linear
+from asyncinfer.weights import WeightSource
+
+__all__ = ["FeedForwardBuilder", "build_linear"]
+
+
+def build_linear(weights: WeightSource, name: str, bias: bool, storage: str) -> Linear:
+    """The linear layer of this name in the tensor table."""
+    return make_linear(
+        weights(f"{name}.weight"), weights(f"{name}.bias") if bias else None, storage=storage
+    )
+
+
+class FeedForwardBuilder:
+    """Asks for weights in the tensor table's order. `storage` is what they are held as, a router
+    aside: it is small, and all hangs on its choice."""
+
+    def __init__(
+        self, config: ModelConfig, weights: WeightSource, device: torch.device, storage: str
+    ) -> None:
+        self._config = config
+        self._weights = weights
+        self._device = device
+        self._storage = storage
+
+    def build(self, index: int, name: str) -> FeedForward:
+        """What stands after the attention of a layer: an MLP, or experts."""
+        config = self._config
+        activate = activation(config.activation, gated=config.gated_mlp)
+        experts = config.layer_experts(index)
+        if experts is None:
+            return self._mlp(f"{name}.mlp", activate, config.intermediate_size)
+        mixture = self._experts(experts, f"{name}.experts", activate)
+        if not experts.shared_size:
+            return mixture
+        return added(mixture, self._mlp(f"{name}.shared", activate, experts.shared_size))
+
+    def _mlp(self, name: str, activate: Activation, size: int) -> MLP:
+        config = self._config
+        return MLP(
+            self._linear(f"{name}.up", config.mlp_bias),
+            activate,
+            self._linear(f"{name}.down", config.mlp_bias),
+            size * (2 if config.gated_mlp else 1),
+        )
+
+    def _experts(self, experts: ExpertsConfig, name: str, activate: Activation) -> Experts:
+        if experts.clamped_swiglu is not None:
+            activate = clamped_swiglu(*experts.clamped_swiglu)
+        return Experts(
+            self._router(experts, name),
+            self._grouped(f"{name}.up", experts.bias),
+            activate,
+            self._grouped(f"{name}.down", experts.bias),
+            torch.arange(experts.count, device=self._device),
+        )
+
+    def _router(self, experts: ExpertsConfig, name: str) -> Route:
+        logits = build_linear(self._weights, f"{name}.router", experts.router_bias, "plain")
+        plain = ("softmax", 1, False, 1.0)
+        if (experts.scoring, experts.groups, experts.correction, experts.scale) == plain:
+            return SoftmaxRouter(logits, experts.active, experts.normalise)
+        return GroupedRouter(
+            logits,
+            experts.active,
+            experts.normalise,
+            sigmoid=experts.scoring == "sigmoid",
+            groups=experts.groups,
+            active_groups=experts.active_groups,
+            correction=self._weights(f"{name}.correction") if experts.correction else None,
+            scale=experts.scale,
+        )
+
+    def _grouped(self, name: str, bias: bool) -> GroupedLinear:
+        return make_grouped_linear(
+            self._weights(f"{name}.weight"),
+            self._weights(f"{name}.bias") if bias else None,
+            storage=self._storage,
+        )
+
+    def _linear(self, name: str, bias: bool) -> Linear:
+        return build_linear(self._weights, name, bias, self._storage)

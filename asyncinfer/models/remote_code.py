@@ -1,0 +1,64 @@
+"""`auto_map`: code that a checkpoint brings along. It is never read nor run; what a family here
+computes anyway is loaded without it, what only the code could say is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from asyncinfer.errors import ModelLoadError
+from asyncinfer.models.reader import JsonReader
+from asyncinfer.weights import checkpoint_file, read_json
+
+__all__ = ["NEVER_RUN", "model_code", "tokenizer_code"]
+
+NEVER_RUN = "names code that comes with the checkpoint, which is never run"
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+_MOST_BYTES = 64 << 20
+
+
+def model_code(config: JsonReader, architecture: str, model_type: str | None) -> tuple[str, ...]:
+    """What to tell of an `auto_map` that is set aside; nothing without one. It is set aside where
+    `config.json` says by every name it has that the model is `architecture`, whose family is for
+    `model_type`: tensors and keys are checked as strictly as ever. Refuses any other."""
+    code = config.values.get("auto_map")
+    if not code:
+        return ()
+    if not isinstance(code, Mapping):
+        raise config.refuse("auto_map", f"{NEVER_RUN}; must be an object")
+    theirs = config.values.get("model_type")
+    if model_type is None or theirs != model_type:
+        raise config.refuse("auto_map", f"{NEVER_RUN}; model_type={theirs!r} is of no family here")
+    others = [name for name in config.values["architectures"] if name != architecture]
+    written = code.get("AutoModelForCausalLM")
+    if written is not None and str(written).rpartition(".")[2] != architecture:
+        others.append(written)
+    if others:
+        raise config.refuse("auto_map", f"{NEVER_RUN}; {others[0]!r} is not {architecture}")
+    return (
+        f"auto_map is set aside, code that comes with a checkpoint is never run: {architecture} "
+        "is the engine's own",
+    )
+
+
+def tokenizer_code(folder: Path) -> tuple[str, ...]:
+    """The same of the folder's tokenizer. Its code is set aside where it has a fast tokenizer, for
+    that is all in `tokenizer.json`. `ModelLoadError` where it has none."""
+    path = checkpoint_file(folder, _TOKENIZER_CONFIG)
+    values: dict[str, Any] = {} if path is None else read_json(path, _MOST_BYTES)
+    code = values.get("auto_map")
+    written = code.get("AutoTokenizer") if isinstance(code, dict) else code
+    if not written:
+        return ()
+    match written:
+        case [_, str()]:
+            return (
+                "the tokenizer's auto_map is set aside, code that comes with a checkpoint is never "
+                "run: tokenizer.json says it all",
+            )
+    raise ModelLoadError(
+        f"auto_map={code!r}: {NEVER_RUN}; it has no fast tokenizer, which would be all in "
+        "tokenizer.json",
+        file=str(path),
+    )

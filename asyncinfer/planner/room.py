@@ -1,0 +1,86 @@
+"""How many sequences run at once in the memory that is there for KV: divided as an engine does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from asyncinfer.cache import steady_pages
+from asyncinfer.config import MOST_RUNNING, EngineConfig
+from asyncinfer.models import ModelConfig
+from asyncinfer.runner.memory import pages_in_flight, share_out
+
+__all__ = ["KVRoom", "kv_room"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVRoom:
+    """What sequences hold of keys and values."""
+
+    #: How many run at once.
+    sequences: int
+    #: Layers that keep all there is; the others keep a window.
+    layers: int
+    #: Bytes of each: whole blocks, and of layers with a window the pages that it decodes with.
+    per_sequence: int
+    #: Bytes of the query tokens in flight, of all sequences together, where layers have a window.
+    in_flight: int
+
+
+def kv_room(
+    config: ModelConfig,
+    engine: EngineConfig,
+    layer_bytes: int,
+    free: Callable[[int], int],
+    overlap: int,
+) -> KVRoom:
+    """For sequences that grow to `engine.max_context` tokens, in an engine whose `max_running` is
+    how many of them fit.
+
+    Args:
+        layer_bytes: of a block of KV in one layer.
+        free: bytes there are for KV in an engine with this `max_running`.
+        overlap: most steps in flight.
+    """
+    size, context = engine.block_size, engine.max_context or config.max_context
+    width = -(-context // size)
+    steady = 0 if config.window is None else steady_pages(config.window, size)
+    in_flight = pages_in_flight(engine, overlap)
+
+    def shares(slots: int) -> tuple[int, int] | None:
+        if config.window is None:
+            return None
+        return share_out(free(slots), context, config, layer_bytes, size, slots, in_flight)
+
+    def run(count: int) -> bool:
+        """Whether so many do."""
+        divided = shares(count)
+        if divided is None:
+            return free(count) >= count * width * config.num_layers * layer_bytes
+        blocks, pages = divided
+        # Alone a sequence takes smaller chunks where it must.
+        chunks = min(in_flight, count * (width - steady)) if count > 1 else 0
+        return blocks >= count * width and pages >= count * steady + chunks
+
+    sequences = _most(run, MOST_RUNNING)
+    chunks = min(in_flight, max(sequences, 1) * (width - steady))
+    near = 0 if shares(max(sequences, 1)) is None else len(config.windowed_layers)
+    far = config.num_layers - near
+    return KVRoom(
+        sequences=sequences,
+        layers=far,
+        per_sequence=(width * far + steady * near) * layer_bytes,
+        in_flight=chunks * near * layer_bytes,
+    )
+
+
+def _most(holds: Callable[[int], bool], limit: int) -> int:
+    """The largest number up to `limit` that holds; every smaller one does."""
+    low, high = 0, 1
+    while high <= limit and holds(high):
+        low, high = high, 2 * high
+    high = min(high, limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

@@ -1,0 +1,100 @@
+"""`asyncinfer bench accuracy` on a small text: perplexity as transformers has it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from asyncinfer import ModelLoadError
+from asyncinfer.attention import KVFormat
+from asyncinfer.bench import AccuracyOptions, BenchError, measure_accuracy
+from asyncinfer.builtin import DRAFT_PATH
+from asyncinfer.runner import opening
+from asyncinfer.testing import Tokenizer
+
+TEXTS = ("def add(a, b):\n    return a + b\n" * 12, "import os\n", "x")
+CONTEXT = 64
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, ...]:
+    paths = [tmp_path / f"{number}.py" for number in range(len(TEXTS))]
+    for path, text in zip(paths, TEXTS, strict=True):
+        path.write_text(text)
+    return tuple(map(str, paths))
+
+
+def test_every_token_is_predicted_once_after_what_a_sequence_holds(
+    files: tuple[str, ...],
+) -> None:
+    options = AccuracyOptions(
+        model=str(DRAFT_PATH), text=files, context=CONTEXT, device="cpu", dtypes=("float32",)
+    )
+    heard: list[str] = []
+    result = measure_accuracy(options, heard.append)
+    tokenizer = Tokenizer.from_folder(DRAFT_PATH)
+    peer = AutoModelForCausalLM.from_pretrained(DRAFT_PATH, dtype=torch.float32)
+    nats, tokens = 0.0, 0
+    for text in TEXTS:
+        ids = torch.tensor(tokenizer.encode(text))
+        tokens += len(ids) - 1
+        for start in range(0, len(ids) - 1, CONTEXT - 2):
+            piece = ids[start : start + CONTEXT - 1][None]
+            with torch.inference_mode():
+                nats += peer(piece, labels=piece).loss.item() * (piece.shape[1] - 1)
+    assert tokens > 2 * CONTEXT
+    assert result.tokens == tokens
+    plain, *smaller = result.rows
+    assert plain.perplexity == pytest.approx(math.exp(nats / tokens), rel=1e-5)
+    assert [(row.weights, row.kv) for row in result.rows] == [
+        ("plain", "plain"),
+        ("int8", "plain"),
+        ("plain", "fp8"),
+        ("plain", "int8"),
+        ("int8", "fp8"),
+        ("int8", "int8"),
+    ]
+    assert len(heard) == 6
+    for row in smaller:
+        # Each says something else, and none something quite else.
+        assert 1e-7 < abs(row.perplexity / plain.perplexity - 1) < 0.05
+    assert len({row.perplexity for row in result.rows}) == 6
+    first, *changes = result.figures()
+    assert first.value == plain.perplexity
+    assert changes[0].value == pytest.approx(100 * (smaller[0].perplexity / plain.perplexity - 1))
+
+
+def test_a_format_that_the_device_does_not_take(
+    files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose = opening.choose_kv
+
+    def chosen(name: str, device: torch.device) -> KVFormat:
+        if name == "fp8":
+            raise ModelLoadError("kv='fp8': planted")
+        return choose(name, device)
+
+    monkeypatch.setattr(opening, "choose_kv", chosen)
+    heard: list[str] = []
+    options = AccuracyOptions(model=str(DRAFT_PATH), text=files[1:], context=CONTEXT, device="cpu")
+    rows = measure_accuracy(options, heard.append).rows
+    assert [row.kv for row in rows] == ["plain", "plain", "int8", "int8"]
+    assert heard.count("left out: kv='fp8': planted") == 2
+    with pytest.raises(ModelLoadError):
+        measure_accuracy(replace(options, context=1 << 30))
+
+
+def test_text_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match=r"text: .*missing\.py"):
+        measure_accuracy(AccuracyOptions(text=(str(tmp_path / "missing.py"),)))
+    (tmp_path / "bytes.py").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(BenchError, match="text: 'utf-8'"):
+        measure_accuracy(AccuracyOptions(text=(str(tmp_path / "bytes.py"),)))
+    (tmp_path / "empty.py").write_text("")
+    with pytest.raises(BenchError, match="not even two tokens"):
+        measure_accuracy(AccuracyOptions(text=(str(tmp_path / "empty.py"),)))

@@ -1,0 +1,164 @@
+"""Between a stream's first use and its job: the prompt is prepared, and anything may happen."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+from support import OpenEngine, Until
+
+from asyncinfer import Engine, EngineClosed, EngineDead
+from asyncinfer.engine.core import Command, Core
+from asyncinfer.engine.intake import Intake
+from asyncinfer.testing import FakeModel
+
+pytestmark = pytest.mark.anyio
+
+#: Long enough for a worker thread.
+LONG_PROMPT = "x" * 1500
+
+
+@pytest.fixture
+def preparing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    """Holds every prompt on its worker thread until the event is set."""
+    prepare, events = Intake.prepare, []
+
+    def held() -> threading.Event:
+        event = threading.Event()
+        events.append(event)
+
+        def late(*arguments: Any) -> None:
+            assert event.wait(30)
+            prepare(*arguments)
+
+        monkeypatch.setattr(Intake, "prepare", late)
+        return event
+
+    return held
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+async def test_closed_while_its_prompt_is_prepared(
+    open_engine: OpenEngine, until: Until, preparing: Callable[[], Any], awaited: bool
+) -> None:
+    async with open_engine() as engine:
+        go_on = preparing()
+        stream = engine.stream(LONG_PROMPT, max_tokens=2000)
+        got: list[Any] = []
+
+        async def read() -> None:
+            if awaited:
+                got.append((await stream).finish_reason)
+            else:
+                got.extend([chunk async for chunk in stream])
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(read)
+            await until(lambda: engine._admission.held == 1)
+            await stream.aclose()
+            go_on.set()
+        assert got == (["aborted"] if awaited else [])
+        await until(lambda: engine.stats().aborted == 1)
+        assert engine.stats().finished == 0
+
+
+async def test_the_buffer_of_what_is_awaited_is_never_full(
+    open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However fast the engine is, and however slow the consumer to say that it reads nothing."""
+    post = Core.post
+
+    def slow(core: Core, command: Command, argument: Any = None) -> None:
+        post(core, command, argument)
+        if command is Command.SUBMIT:
+            mailbox = argument.mailbox
+            while mailbox.delivered < 4 and mailbox.outcome is None:
+                threading.Event().wait(0.001)
+
+    monkeypatch.setattr(Core, "post", slow)
+    async with open_engine(buffer=1, on_full="cancel") as engine:
+        assert len((await engine.generate("x", max_tokens=8)).token_ids) == 8
+
+
+def _workers() -> list[threading.Thread]:
+    return [its for its in threading.enumerate() if its.name == "asyncinfer-intake"]
+
+
+async def test_workers_of_an_engine_that_died_and_was_dropped(until: Until) -> None:
+    def broken(*_: Any) -> Any:
+        raise OSError("planted")
+
+    before = len(_workers())
+    engine = await Engine.open(FakeModel(gate=broken))
+    with pytest.raises(EngineDead):
+        await engine.generate(LONG_PROMPT, max_tokens=1)
+    assert len(_workers()) > before
+    assert engine._thread is not None
+    # Not the thread: it knows the core, and by way of the error the engine.
+    closed = engine._thread.closed
+    await until(lambda: closed.is_set)
+    del engine
+
+    def ended() -> bool:
+        gc.collect()
+        return len(_workers()) == before
+
+    await until(ended)
+
+
+async def test_no_worker_is_started_once_the_engine_is_closed(
+    open_engine: OpenEngine, preparing: Callable[[], Any]
+) -> None:
+    """Another thread closes the engine between a request's check and its prompt."""
+    async with open_engine() as engine:
+        intake = engine._intake
+        assert intake is not None
+        preparing().set()
+        before = len(_workers())
+        intake.close()
+        with pytest.raises(EngineClosed):
+            await engine.generate(LONG_PROMPT, max_tokens=1)
+        assert len(_workers()) == before
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), -1, "x", pytest.param(10**309, id="huge")])
+async def test_a_bad_drain_timeout_closes_nothing(open_engine: OpenEngine, seconds: Any) -> None:
+    async with open_engine() as engine:
+        with pytest.raises(ValueError, match="drain_timeout="):
+            await engine.aclose(drain_timeout=seconds)
+        assert len((await engine.generate("x", max_tokens=2)).token_ids) == 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "inline"),
+    [
+        ("x" * 1000, {}, True),
+        ([5] * 4000, {}, True),
+        ("x", {"bad_words": ["one", "two"]}, True),
+        ("x" * 1500, {}, False),
+        ("x" * 200, {"n": 8}, False),
+        ([5] * 3000, {"n": 2}, False),
+        ("x", {"bad_words": [f"word {n}" for n in range(500)]}, False),
+    ],
+)
+async def test_what_takes_long_is_prepared_off_the_loop(
+    open_engine: OpenEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    prompt: Any,
+    options: dict[str, Any],
+    inline: bool,
+) -> None:
+    prepare, threads = Intake.prepare, []
+
+    def watched(*arguments: Any) -> None:
+        threads.append(threading.current_thread())
+        prepare(*arguments)
+
+    monkeypatch.setattr(Intake, "prepare", watched)
+    async with open_engine() as engine:
+        await engine.generate(prompt, max_tokens=1, **options)
+    assert (threads == [threading.current_thread()]) == inline

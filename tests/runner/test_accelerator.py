@@ -1,0 +1,192 @@
+"""`CudaAccelerator` on a torch that only notes what it is asked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from asyncinfer.runner import accelerator
+from asyncinfer.runner.accelerator import CudaAccelerator
+
+DEVICE = torch.device("cuda", 1)
+
+
+class Cuda:
+    """What of `torch.cuda` an accelerator uses."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.device = 0
+        self.default = object()
+        self.current: Any = self.default
+        self.log: list[str] = []
+        #: Numbers of the streams that libraries were used on before anything was recorded.
+        self.woken: list[int] = []
+        #: Whether the graph's end fails, as when a call that is not allowed was recorded.
+        self.invalid = False
+
+    def stream_of(self, device: torch.device) -> Any:
+        assert device == DEVICE
+        self.made += 1
+        return Stream(self.made)
+
+    def set_stream(self, stream: Any) -> None:
+        self.current, self.device = stream, 1
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+
+class Stream:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def wait_stream(self, other: object) -> None:
+        pass
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    its = Cuda()
+
+    class Graph:
+        def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+            assert capture_error_mode == "thread_local"
+            assert its.current.number % 3 == 0
+            assert its.current.number in its.woken
+            its.log.append("begin" if not torch.is_inference_mode_enabled() else "inference")
+
+        def capture_end(self) -> None:
+            if its.invalid:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            its.log.append("end")
+
+        def reset(self) -> None:
+            its.log.append("reset")
+
+    monkeypatch.setattr(accelerator, "_IDLE", {})
+    monkeypatch.setattr(accelerator, "_stream", its.stream_of)
+    monkeypatch.setattr(
+        accelerator, "_wake_libraries", lambda device: its.woken.append(its.current.number)
+    )
+    fakes: dict[str, Any] = {
+        "CUDAGraph": Graph,
+        "graph_pool_handle": lambda: (0, 1),
+        "current_stream": lambda device: its.current,
+        "current_device": lambda: its.device,
+        "set_stream": its.set_stream,
+        "set_device": lambda device: setattr(its, "device", device),
+        "stream": its.stream,
+        "synchronize": lambda device: its.log.append("drain"),
+        "empty_cache": lambda: its.log.append("empty"),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    told = its.log.append
+    end = "_cuda_endAllocateToPool"
+    monkeypatch.setattr(torch._C, end, lambda device, pool: told(f"told {device}"), raising=False)
+    return its
+
+
+def test_streams_of_closed_accelerators_are_used_again(cuda: Cuda) -> None:
+    first, second = CudaAccelerator(DEVICE), CudaAccelerator(DEVICE)
+    assert cuda.made == 6
+    for its in (second, second, first):
+        its.close()
+    again = [CudaAccelerator(DEVICE) for _ in range(3)]
+    assert cuda.made == 9
+    assert len({its.main for its in again} | {its.side for its in again}) == 6
+
+
+def test_a_thread_is_left_as_it_was_found(cuda: Cuda) -> None:
+    its = CudaAccelerator(DEVICE)
+    its.adopt()
+    assert (cuda.current, cuda.device) == (its.main, 1)
+    its.close()
+    assert (cuda.current, cuda.device) == (cuda.default, 0)
+    its.adopt()
+    # Somebody else has the thread by now.
+    cuda.current = other = object()
+    its.close()
+    assert cuda.current is other
+
+
+def test_what_torch_keeps_for_all_graphs_is_no_inference_tensor(cuda: Cuda) -> None:
+    modes = []
+    with torch.inference_mode():
+        CudaAccelerator(DEVICE).capture(lambda: modes.append(torch.is_inference_mode_enabled()))
+    assert cuda.log == ["begin", "end"]
+    assert modes == [True]
+
+
+def test_one_recording_at_a_time(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, tried = threading.Lock(), threading.Event()
+
+    class Noted:
+        def __enter__(self) -> None:
+            if threading.current_thread() is thread:
+                tried.set()
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    first, second = CudaAccelerator(DEVICE), CudaAccelerator(DEVICE)
+    done: list[tuple[int, bool]] = []
+    thread = threading.Thread(
+        target=second.capture, args=(lambda: done.append((2, lock.locked())),)
+    )
+    monkeypatch.setattr(accelerator, "_ONE_AT_A_TIME", Noted())
+
+    def work() -> None:
+        thread.start()
+        assert tried.wait(30)
+        done.append((1, lock.locked()))
+
+    first.capture(work)
+    thread.join()
+    assert done == [(1, True), (2, True)]
+
+
+@pytest.mark.parametrize("invalid", [False, True])
+@pytest.mark.parametrize("within", [False, True])
+def test_a_recording_that_fails_is_left(cuda: Cuda, invalid: bool, within: bool) -> None:
+    cuda.invalid = invalid
+
+    def work() -> None:
+        if within:
+            raise RuntimeError("not in a recording")
+
+    its = CudaAccelerator(DEVICE)
+    if not (invalid or within):
+        its.capture(work)
+        assert cuda.log == ["begin", "end"]
+        return
+    with pytest.raises(RuntimeError, match="not in a recording" if within else "not permitted"):
+        its.capture(work)
+    assert cuda.log == ["begin", "told 1"] if invalid else ["begin", "end", "reset"]
+    assert cuda.current is cuda.default
+
+
+def test_one_block_is_held_for_all(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+    monkeypatch.setattr(CudaAccelerator, "_hold", lambda self, size: held.append(size))
+    its = CudaAccelerator(DEVICE)
+    nothing: Callable[[], None] = lambda: None  # noqa: E731
+    its.capture(nothing, hold=100)
+    its.capture(nothing, hold=100)
+    assert held == [100]
+    # Once, on the stream that records.
+    assert cuda.woken == [3]
+    its.close()
+    assert cuda.log == ["begin", "end"] * 3 + ["reset", "empty"]
