@@ -21,7 +21,7 @@ from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.job import Answer, Job
 from asyncinfer.engine.jobs import Jobs, answer_of
 from asyncinfer.engine.pace import Pace
-from asyncinfer.engine.ports import Port
+from asyncinfer.engine.ports import Batch, Port
 from asyncinfer.engine.source import Loaded
 from asyncinfer.engine.watch import Watch
 from asyncinfer.errors import AsyncInferError, EngineClosed, RequestFailed
@@ -133,12 +133,14 @@ class Core:
 
     def abandon(self, error: Callable[[], AsyncInferError]) -> None:
         """Tell every consumer while the decode thread hangs in a step. Any thread; touches
-        nothing but mailboxes."""
+        nothing but what goes to the loops."""
         now = self._clock()
+        for port in tuple(self._ports.values()):
+            # What ended before the step began.
+            port.flush()
         ends = [(job, job.outcome(now, error())) for job in tuple(self.jobs.live)]
         for job, outcome in ends:
-            job.mailbox.end(outcome)
-            job.mailbox.port.post(job.mailbox.port.wake, job.mailbox)
+            job.mailbox.port.send(Batch((job.mailbox, outcome)))
         if self.watch is not None:
             self.watch.abandon(ends, error(), now)
 
@@ -230,7 +232,7 @@ class Core:
             ended = output.advance(answer, tokens, reason, its)
             if ended is not None:
                 self.jobs.finish(answer, ended, now)
-            elif job.mailbox.full and job.on_full != "coalesce":
+            elif job.delivered >= job.room and job.full and job.on_full != "coalesce":
                 self.jobs.park(answer, now)
 
     def _publish(self) -> None:
@@ -257,14 +259,14 @@ class Core:
         )
 
     def _flush(self, now: float) -> None:
-        lost = False
-        for port in tuple(self._ports.values()):
+        for loop, port in tuple(self._ports.items()):
             port.flush()
-            lost = lost or port.closed
-        if lost:
-            # Nobody can read what belongs to an event loop that is gone.
-            for job in [job for job in self.jobs.live if job.mailbox.port.closed]:
-                self.jobs.abort(job, now)
+            if port.closed:
+                # Nobody can read what belongs to an event loop that is gone.
+                for job in [job for job in self.jobs.live if job.mailbox.port is port]:
+                    self.jobs.abort(job, now)
+                port.flush()
+                del self._ports[loop]
 
 
 def _named(job: Job, error: Exception) -> RequestFailed:

@@ -225,7 +225,7 @@ class Engine:
         assert self._thread is not None
         if self._thread.ended is not None:
             # Posted while the thread read its inbox for the last time: nobody else may answer.
-            job.mailbox.end(Outcome(self._thread.ended()))
+            job.mailbox.tell(Outcome(self._thread.ended()))
         return job
 
     def _check(self) -> Core:

@@ -56,8 +56,10 @@ class Job:
 
     __slots__ = (
         "answers",
+        "capacity",
         "context",
         "deadline",
+        "delivered",
         "ended",
         "first_token",
         "last_token",
@@ -70,6 +72,7 @@ class Job:
         "prompt_len",
         "prompt_logprobs",
         "request_id",
+        "room",
         "started",
         "submitted",
     )
@@ -84,7 +87,12 @@ class Job:
         context: Context,
     ) -> None:
         self.request_id = request_id
-        self.mailbox = Mailbox(port, options.buffer)
+        self.mailbox = Mailbox(port)
+        #: Tokens the stream holds unread before `on_full` applies.
+        self.capacity = options.buffer
+        #: Tokens put into the mailbox, and how many may be by what is known of its reader.
+        self.delivered = 0
+        self.room = options.buffer
         self.params = params
         self.prompt_len = 0
         self.on_full = options.on_full
@@ -104,6 +112,19 @@ class Job:
         self.prompt_logprobs: list[TokenLogprob | None] | None = (
             None if params.prompt_logprobs is None else [None]
         )
+
+    @property
+    def full(self) -> bool:
+        """Whether `on_full` applies."""
+        if self.delivered >= self.room:
+            # The reader's count is its own core's to write: it is looked at when it matters.
+            self.room = self.mailbox.taken + self.capacity
+        return self.delivered >= self.room and not self.mailbox.quiet
+
+    @property
+    def drained(self) -> bool:
+        """Low enough for a parked stream to go on."""
+        return (self.delivered - self.mailbox.taken) * 2 <= self.capacity or self.mailbox.quiet
 
     def add_prompt_logprobs(self, position: int, entries: tuple[TokenLogprob, ...]) -> None:
         """Logprobs of the prompt tokens from `position` on. After a preemption some come twice."""

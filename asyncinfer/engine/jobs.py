@@ -100,7 +100,7 @@ class Jobs:
         """The consumer's buffer is full: schedule the answer no more until it is read."""
         job = answer.job
         if job.on_full == "cancel":
-            bound = job.mailbox.capacity
+            bound = job.capacity
             self.fail(job, now, RequestFailed(f"{job.request_id}: buffer={bound} tokens is full"))
             return
         self._scheduler.pause(answer.request)
@@ -110,7 +110,7 @@ class Jobs:
             self._parked.add(job)
         job.mailbox.parked = True
         # The consumer may have emptied the mailbox before it could see `parked`.
-        if job.mailbox.drained:
+        if job.drained:
             self.resume(job)
 
     def resume(self, job: Job) -> None:
@@ -152,7 +152,7 @@ class Jobs:
         self._parked.discard(job)
         self._admission.leave(job.params.n)
         outcome = job.outcome(now, error)
-        job.mailbox.end(outcome)
+        job.mailbox.close(outcome)
         if self._watch is not None:
             self._watch.ended(job, outcome, now)
 

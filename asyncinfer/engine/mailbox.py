@@ -27,24 +27,21 @@ class Outcome:
 
 
 class Mailbox(Cell):
-    """One stream's chunks. The decode thread appends, the consumer takes; neither locks:
-    each counter has one writer, and `deque` operations are atomic.
+    """One stream's chunks. The decode thread posts them, and everything else happens on the event
+    loop of the stream.
 
     The stream owns the mailbox and the engine's job refers to it, never to the stream: so a
     forgotten stream can be collected.
     """
 
-    __slots__ = ("capacity", "chunks", "delivered", "outcome", "parked", "quiet", "taken")
+    __slots__ = ("chunks", "outcome", "parked", "quiet", "taken")
 
-    def __init__(self, port: Port, capacity: int) -> None:
+    def __init__(self, port: Port) -> None:
         super().__init__(port)
         #: Plain tuples, which become chunks when they are taken: Python keeps used tuples for
         #: reuse, so that a step of many streams does not set the garbage collector off.
         self.chunks: deque[Content] = deque()
-        #: Tokens the stream holds unread before `on_full` applies.
-        self.capacity = capacity
-        #: Tokens put in (decode thread) and taken out (consumer).
-        self.delivered = 0
+        #: Tokens taken out.
         self.taken = 0
         #: The engine waits for the consumer: below half full, it must be told.
         self.parked = False
@@ -53,27 +50,25 @@ class Mailbox(Cell):
         #: Set once, after the last chunk.
         self.outcome: Outcome | None = None
 
-    @property
-    def full(self) -> bool:
-        return self.delivered - self.taken >= self.capacity and not self.quiet
-
-    @property
-    def drained(self) -> bool:
-        """Low enough for a parked stream to go on."""
-        return (self.delivered - self.taken) * 2 <= self.capacity or self.quiet
-
     def put(self, content: Content) -> None:
-        self.chunks.append(content)
-        self.delivered += len(content[1])
-        if self.waiter is not None and not self.quiet:
-            self.port.notify(self)
+        """Have a chunk delivered with the next flush (decode thread)."""
+        batch = self.port.batch
+        batch.mailboxes.append(self)
+        batch.contents.append(content)
+        if not self.quiet:
+            batch.urgent = True
 
-    def end(self, outcome: Outcome) -> None:
-        """Nothing comes after this; a second end is ignored."""
+    def close(self, outcome: Outcome) -> None:
+        """Have the end delivered with the next flush, after all that was put (decode thread)."""
+        batch = self.port.batch
+        batch.news.append((self, outcome))
+        batch.urgent = True
+
+    def tell(self, news: Outcome) -> None:
+        """The end: nothing comes after it, and a second one is ignored."""
         if self.outcome is None:
-            self.outcome = outcome
-            if self.waiter is not None:
-                self.port.notify(self)
+            self.outcome = news
+            super().tell(news)
 
     def take(self) -> Chunk:
         """The next chunk (there must be one)."""
@@ -81,6 +76,3 @@ class Mailbox(Cell):
         chunk = _new(Chunk, self.chunks.popleft())
         self.taken += len(chunk[1])
         return chunk
-
-    def has_news(self) -> bool:
-        return bool(self.chunks) or self.outcome is not None

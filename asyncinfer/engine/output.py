@@ -74,9 +74,10 @@ def _put(
         answer.held_text += text
         answer.held_ids += tokens
         answer.held_logprobs += logprobs
-        if job.mailbox.full and reason is None:
+        if job.full and reason is None:
             return
         text, answer.held_text = answer.held_text, ""
         tokens, answer.held_ids = answer.held_ids, []
         logprobs, answer.held_logprobs = tuple(answer.held_logprobs), []
+    job.delivered += len(tokens)
     job.mailbox.put((text, tuple(tokens), logprobs, answer.index, reason))

@@ -1,8 +1,8 @@
-"""How the decode thread wakes tasks on event loops: a `Port` per loop, a `Cell` per waiter.
+"""How the decode thread reaches event loops: a `Port` per loop, a `Cell` per waiter.
 
-A cell is waited on by at most one task, on its own loop. The waiter announces itself
-(`cell.waiter`) *before* it looks for data once more, and the other side publishes its data
-*before* it looks for a waiter: whichever comes second sees the first, so no wake-up is lost.
+A cell is waited on by at most one task, on its own loop, and looked at by nobody elsewhere: what
+other threads have for it is posted to the loop. A task looks for news and begins to wait without a
+pause in between, so no wake-up is lost.
 """
 
 from __future__ import annotations
@@ -10,43 +10,90 @@ from __future__ import annotations
 import asyncio
 import sys
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Cell", "Latch", "Port", "current_port"]
+if TYPE_CHECKING:
+    from asyncinfer.engine.mailbox import Content, Mailbox
 
-#: Tasks woken in one go: with thousands, the loop would be busy for tens of milliseconds, and what
-#: is alive between a wake-up and its task would set the garbage collector off at every step.
+__all__ = ["Batch", "Cell", "Latch", "Port", "current_port"]
+
+#: Chunks handed out in one go: with thousands, the loop would be busy for tens of milliseconds, and
+#: what is alive between a wake-up and its task would set the garbage collector off at every step.
 BURST = 128
 
 
-class Port(ABC):
-    """One event loop as an engine's threads see it."""
+class Batch:
+    """What goes to one event loop in one call: chunks, and after them other news."""
 
-    __slots__ = ("_ready", "closed")
+    __slots__ = ("contents", "done", "mailboxes", "news", "urgent")
+
+    def __init__(self, *news: tuple[Cell, Any]) -> None:
+        #: `contents[i]` is for `mailboxes[i]`.
+        self.mailboxes: list[Mailbox] = []
+        self.contents: list[Content] = []
+        #: What cells are to be told.
+        self.news = list(news)
+        #: Chunks handed out.
+        self.done = 0
+        #: There is something that somebody may wait for.
+        self.urgent = False
+
+
+class Port(ABC):
+    """One event loop as an engine's threads see it.
+
+    Each object that two threads write to costs a transfer between their cores' caches, counting
+    references included. So the decode thread only adds a token to a list; the rest is the loop's.
+    """
+
+    __slots__ = ("_arrived", "batch", "closed")
 
     def __init__(self) -> None:
         #: The loop is gone: nothing can be woken there any more.
         self.closed = False
-        self._ready: list[Cell] = []
-
-    def notify(self, cell: Cell) -> None:
-        """Note that `cell` has news (decode thread only); `flush` tells the loop."""
-        self._ready.append(cell)
+        #: What the next `flush` takes along (decode thread only).
+        self.batch = Batch()
+        self._arrived: deque[Batch] = deque()
 
     def flush(self) -> None:
-        """At most one thread-safe call into the loop, however many cells have news."""
-        if self._ready:
-            batch, self._ready = self._ready, []
-            self.post(self._wake_some, batch, 0)
+        """At most one thread-safe call into the loop, however many mailboxes have news."""
+        if self.batch.urgent:
+            batch, self.batch = self.batch, Batch()
+            self.send(batch)
 
-    def _wake_some(self, cells: list[Cell], first: int) -> None:
-        """Wake the tasks from `first` on, with a turn for everybody else after every `BURST`."""
+    def send(self, batch: Batch) -> None:
+        """Hand a batch out on the loop, after all that were sent before. Any thread."""
+        self._arrived.append(batch)
+        self.post(self._hand_out)
+        if self.closed:
+            # Nobody waits there any more, but how a stream ended can be asked from anywhere.
+            with suppress(IndexError):
+                while True:
+                    for cell, news in self._arrived.popleft().news:
+                        cell.waiter = None
+                        cell.tell(news)
+
+    def _hand_out(self) -> None:
+        """The next `BURST` chunks; everybody else has a turn before what is left."""
+        batch = self._arrived[0]
+        first = batch.done
+        last = batch.done = first + BURST
         wake = self.wake
-        for cell in cells[first : first + BURST]:
-            wake(cell)
-        if first + BURST < len(cells):
-            self.soon(self._wake_some, cells, first + BURST)
+        for mailbox, content in zip(
+            batch.mailboxes[first:last], batch.contents[first:last], strict=True
+        ):
+            mailbox.chunks.append(content)
+            if mailbox.waiter is not None and not mailbox.quiet:
+                wake(mailbox)
+        if last < len(batch.mailboxes):
+            self.soon(self._hand_out)
+            return
+        self._arrived.popleft()
+        for cell, news in batch.news:
+            cell.tell(news)
 
     @abstractmethod
     def post(self, function: Callable[..., object], *args: Any) -> None:
@@ -66,7 +113,7 @@ class Port(ABC):
 
     @abstractmethod
     def announce(self, cell: Cell) -> bool:
-        """Make the current task the cell's waiter, before it looks for data once more.
+        """Make the current task the cell's waiter; it parks next.
         False, and nothing is done, where the caller does not run on this loop."""
 
     @abstractmethod
@@ -93,14 +140,18 @@ class Cell:
         #: The task that waited last, if its loop has tasks of its own: a task never moves.
         self.reader: object = None
 
+    def tell(self, news: Any) -> None:
+        """Take what was sent for this cell, and wake its waiter. Runs on the loop."""
+        if self.waiter is not None:
+            self.port.wake(self)
+
     async def wait_for(self, ready: Callable[[], object]) -> None:
-        """Wait until `ready()` is true. Whoever makes it true then wakes this cell."""
+        """Wait until `ready()` is true. Whoever makes it true has this cell woken after it."""
         while not ready():
             announced = self.port.announce(self)
             assert announced, "waited for on another event loop"
             try:
-                if not ready():
-                    await self.port.park(self)
+                await self.port.park(self)
             finally:
                 self.waiter = None
 
@@ -117,7 +168,7 @@ class Latch:
     def set(self) -> None:
         self.is_set = True
         for cell in tuple(self._cells):
-            cell.port.post(_wake_all, (cell,))
+            cell.port.send(Batch((cell, None)))
 
     async def wait(self, port: Port) -> None:
         cell = Cell(port)
@@ -220,7 +271,7 @@ class TrioPort(Port):
         self.post(function, *args)
 
     def probe(self) -> bool:
-        self.post(_wake_all, ())
+        self.post(_nothing)
         return not self.closed
 
     def here(self) -> bool:
@@ -257,8 +308,8 @@ class TrioPort(Port):
 
 
 def current_port(known: dict[object, Port]) -> Port:
-    """The port of the running event loop, from `known` or new in it. Ports of loops that ended
-    are dropped. Raises `RuntimeError` outside an event loop."""
+    """The port of the running event loop, from `known` or new in it. Raises `RuntimeError` outside
+    an event loop."""
     trio = sys.modules.get("trio")
     # Without it, another thread is in the middle of importing trio.
     lowlevel = getattr(trio, "lowlevel", None)
@@ -268,13 +319,9 @@ def current_port(known: dict[object, Port]) -> Port:
         key = asyncio.get_running_loop()
     port = known.get(key)
     if port is None:
-        for stale in [other for other, its in tuple(known.items()) if not its.probe()]:
-            known.pop(stale, None)
         fresh = AsyncioPort(key) if isinstance(key, asyncio.AbstractEventLoop) else None
         port = known.setdefault(key, fresh or TrioPort(trio, key))
     return port
 
 
-def _wake_all(cells: tuple[Cell, ...] | list[Cell]) -> None:
-    for cell in cells:
-        cell.port.wake(cell)
+def _nothing() -> None: ...

@@ -50,6 +50,8 @@ class Stream:
         self._options = options
         self._context = contextvars.copy_context()
         self._job: Job | None = None
+        #: The job's, which is the decode thread's to write to, token by token.
+        self._mailbox: Mailbox | None = None
         self._answers = [Transcript() for _ in range(params.n)]
         self._reading = False
         self._burst = 0
@@ -67,8 +69,7 @@ class Stream:
             raise self._busy()
         self._reading = True
         try:
-            job = self._job or await self._start()
-            mailbox = job.mailbox
+            mailbox = self._mailbox or (await self._start()).mailbox
             chunks = mailbox.chunks
             if chunks and not self._closed:
                 if not mailbox.port.here():
@@ -84,22 +85,19 @@ class Stream:
                 self._burst = 0
                 # `mailbox.wait_for(news)`, without the frames of it.
                 while not chunks or self._closed:
-                    # The outcome is looked at before the chunks: once it is there, they all are.
-                    if self._closed or (mailbox.outcome is not None and not chunks):
+                    if self._closed or mailbox.outcome is not None:
                         raise self._end()
                     if process.pid != self._engine._process:
                         self._engine._check_process()
                     if not mailbox.port.announce(mailbox):
                         raise self._elsewhere()
                     try:
-                        if not chunks and mailbox.outcome is None:
-                            await mailbox.port.park(mailbox)
+                        await mailbox.port.park(mailbox)
                     finally:
                         mailbox.waiter = None
             chunk = mailbox.take()
-            if mailbox.parked and mailbox.drained:
-                mailbox.parked = False
-                self._engine._post(Command.RESUME, job)
+            if mailbox.parked:
+                self._go_on()
             self._answers[chunk[3]].add(chunk)
             return chunk
         finally:
@@ -163,8 +161,16 @@ class Stream:
         if self._closed:
             raise EngineClosed(f"{self.request_id}: the stream was closed before it began")
         job = self._job = await self._engine._submit(self, quiet=quiet)
+        self._mailbox = job.mailbox
         self._catch_up(job)
         return job
+
+    def _go_on(self) -> None:
+        """Tell the engine, which waits for it, that there is room again, if there is."""
+        assert self._job is not None
+        if self._job.drained:
+            self._job.mailbox.parked = False
+            self._engine._post(Command.RESUME, self._job)
 
     def _catch_up(self, job: Job) -> None:
         """Whoever closed or stopped the stream while its prompt was prepared found no job."""
@@ -182,8 +188,7 @@ class Stream:
                 raise self._elsewhere()
             mailbox.quiet = True
             if mailbox.parked:
-                mailbox.parked = False
-                self._engine._post(Command.RESUME, job)
+                self._go_on()
             self._engine._check_process()
             await self._wait_for_end(mailbox)
             outcome = mailbox.outcome

@@ -122,7 +122,7 @@ class InlineStream:
         taken: list[Chunk] = []
         while mailbox.chunks and (most is None or len(taken) < most):
             taken.append(mailbox.take())
-        if mailbox.parked and mailbox.drained:
+        if mailbox.parked and self.job.drained:
             mailbox.parked = False
             self._core.post(Command.RESUME, self.job)
         self.chunks += taken

@@ -273,6 +273,36 @@ async def test_a_step_hangs(gate: StepGate) -> None:
     await engine.aclose()
 
 
+# fault 17
+async def test_what_ended_just_before_a_step_that_hangs_is_told() -> None:
+    """Its end is not known to its loop yet when the step begins."""
+    go_on = threading.Event()
+    steps = 0
+
+    def gate(phase: str, plan: Any) -> None:
+        nonlocal steps
+        if phase == "launch":
+            steps += 1
+            if steps == 4:
+                # Between this step and the next, which hangs.
+                stopped.stop()
+            elif steps == 5:
+                go_on.wait()
+
+    engine = await Engine.open(FakeModel(gate=gate), step_timeout=0.2, overlap=1)
+    stopped = engine.stream("stopped", max_tokens=100)
+    other = engine.stream("other", max_tokens=100)
+    await stopped.__aenter__()
+    with pytest.raises(EngineDead):
+        async for _ in other:
+            pass
+    with anyio.fail_after(10):
+        chunks = [chunk async for chunk in stopped]
+    assert chunks[-1].finish_reason == "stopped"
+    go_on.set()
+    await engine.aclose()
+
+
 # fault 26
 async def test_a_row_fails_alone() -> None:
     bad = {"slot": -1}
