@@ -49,7 +49,7 @@ class LoadOptions:
 
     #: A checkpoint's folder; None: a random Llama of about so many megabytes.
     model: str | None = None
-    megabytes: int = 300
+    megabytes: int = 1500
     #: "auto" is CUDA where there is one.
     device: str = "auto"
     #: "auto" is bfloat16 on a GPU, and float16 on a CPU: weights of the others are laid out anew

@@ -18,7 +18,7 @@ __all__ = ["load"]
 @click.option(
     "-m", "--model", help="A checkpoint's folder.  [default: random weights, made on the fly]"
 )
-@count("--megabytes", 300, "About so many of random weights.")
+@count("--megabytes", 1500, "About so many of random weights.")
 @device
 @click.option(
     "--dtype",
