@@ -110,7 +110,7 @@ def measure_host(
             LoopResult(
                 loop,
                 median(tokens, lambda its: its.host),
-                median(streams, lambda its: its.latency.p99),
+                median(streams, lambda its: its.rate),
             )
         )
     return HostResult(
