@@ -59,10 +59,12 @@ class PrefillRow:
         queries = q[self._tokens]
         result = out[self._tokens].view(-1, k.shape[1], q.shape[1] // k.shape[1], q.shape[2])
         small = queries.shape[0] * self._end <= _SMALL
-        if small or q.device.type != "cpu" or not _has_fast_product(q.dtype):
+        if q.device.type == "cpu" and not small and _has_faster_product(q.dtype):
+            _attend_by_products(queries, keys, values, self._start, self._scale, result)
+        elif self._start:
             _attend(queries, keys, values, self._start, self._scale, result)
         else:
-            _attend_by_products(queries, keys, values, self._start, self._scale, result)
+            _attend_from_start(queries, keys, values, self._scale, result)
 
 
 def prefill_rows(kv: KVCache, batch: AttentionBatch, scale: float) -> list[PrefillRow]:
@@ -74,9 +76,23 @@ def prefill_rows(kv: KVCache, batch: AttentionBatch, scale: float) -> list[Prefi
     ]
 
 
-def _has_fast_product(dtype: torch.dtype) -> bool:
+def _has_faster_product(dtype: torch.dtype) -> bool:
+    """Than torch's attention has, which calls MKL."""
     # In bfloat16 torch's own attention keeps its scores in float32, ours would round them.
-    return dtype is torch.float32 and onednn.available(dtype)
+    return dtype is torch.float32 and onednn.available(dtype) and not onednn.mkl_is_at_home()
+
+
+def _attend_from_start(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, out: torch.Tensor
+) -> None:
+    """torch's attention of a sequence's first tokens: it skips what lies above the diagonal, for
+    which it has to start at the corner."""
+    tokens, kv_heads, group, head_dim = out.shape
+    grouped = q.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
+    keys = k[:, None].expand(-1, group, -1, -1)
+    values = v[:, None].expand(-1, group, -1, -1)
+    whole = F.scaled_dot_product_attention(grouped, keys, values, is_causal=True, scale=scale)
+    out.copy_(whole.permute(2, 0, 1, 3))
 
 
 def _attend(

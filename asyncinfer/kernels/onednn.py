@@ -8,10 +8,11 @@ dtype that the processor has no instructions for) falls back to `F.linear`.
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import torch
 
-__all__ = ["available", "linear", "reorder"]
+__all__ = ["available", "linear", "mkl_is_at_home", "reorder"]
 
 #: The row count oneDNN plans a weight's layout for: layouts planned for 1 row are slow at 16, those
 #: planned for 16 are as fast as any at 1 and at 1,024.
@@ -27,6 +28,18 @@ def available(dtype: torch.dtype) -> bool:
     if dtype is torch.bfloat16:
         return bool(ops._is_mkldnn_bf16_supported())
     return dtype is torch.float32
+
+
+@functools.cache
+def mkl_is_at_home() -> bool:
+    """Whether torch's own products take MKL's quickest way, which it keeps for its maker's
+    processors."""
+    try:
+        about = Path("/proc/cpuinfo").read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    mkl = bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
+    return mkl and "GenuineIntel" in about
 
 
 def reorder(weight: torch.Tensor) -> torch.Tensor:

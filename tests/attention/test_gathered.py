@@ -167,7 +167,7 @@ def test_rows_of_like_length_form_one_group() -> None:
 def test_long_rows(start: int, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if fast and not onednn.available(torch.float32):
         pytest.skip("torch without oneDNN")
-    monkeypatch.setattr(prefill_module, "_has_fast_product", lambda dtype: fast)
+    monkeypatch.setattr(prefill_module, "_has_faster_product", lambda dtype: fast)
     monkeypatch.setattr(prefill_module, "_TILE_SCORES", 1 << 14)
     sequences = Sequences(Shape(), [start + 401, 30], block_size=16)
     if start:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -38,3 +40,21 @@ def test_plain_and_transposed(rows: int) -> None:
 def test_unknown_dtypes_are_not_available() -> None:
     assert not onednn.available(torch.float64)
     assert not onednn.available(torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("about", "home"),
+    [("vendor_id\t: GenuineIntel\n", True), ("vendor_id\t: AuthenticAMD\n", False), (None, False)],
+)
+def test_mkl_is_at_home_with_its_maker(
+    about: str | None, home: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_text(path: Path, encoding: str) -> str:
+        if about is None:
+            raise FileNotFoundError(path)
+        return about
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    # Not the answer that was found before.
+    assert onednn.mkl_is_at_home.__wrapped__() is home
