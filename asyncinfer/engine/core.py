@@ -146,6 +146,9 @@ class Core:
 
     def _obey(self, command: Command, argument: Any, now: float) -> None:
         match command:
+            case Command.SUBMIT if argument.mailbox.port.closed:
+                self.jobs.forsake(argument, now, EngineClosed("the event loop is closed"))
+                argument.mailbox.port.flush()
             case Command.SUBMIT if self.drain_until is None:
                 self.jobs.add(argument)
             case Command.SUBMIT:

@@ -13,6 +13,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from itertools import islice
+from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ BURST = 128
 class Batch:
     """What goes to one event loop in one call: chunks, and after them other news."""
 
-    __slots__ = ("contents", "done", "mailboxes", "news", "urgent")
+    __slots__ = ("contents", "items", "mailboxes", "news", "pending", "urgent")
 
     def __init__(self, *news: tuple[Cell, Any]) -> None:
         #: `contents[i]` is for `mailboxes[i]`.
@@ -36,10 +38,12 @@ class Batch:
         self.contents: list[Content] = []
         #: What cells are to be told.
         self.news = list(news)
-        #: Chunks handed out.
-        self.done = 0
         #: There is something that somebody may wait for.
         self.urgent = False
+        #: What is still to be handed out. An interrupt in the middle, such as Ctrl-C raises, loses
+        #: no place.
+        self.pending = iter(self.mailboxes)
+        self.items = zip(self.pending, self.contents, strict=True)
 
 
 class Port(ABC):
@@ -78,22 +82,20 @@ class Port(ABC):
 
     def _hand_out(self) -> None:
         """The next `BURST` chunks; everybody else has a turn before what is left."""
+        if not self._arrived:
+            return
         batch = self._arrived[0]
-        first = batch.done
-        last = batch.done = first + BURST
         wake = self.wake
-        for mailbox, content in zip(
-            batch.mailboxes[first:last], batch.contents[first:last], strict=True
-        ):
+        for mailbox, content in islice(batch.items, BURST):
             mailbox.chunks.append(content)
             if mailbox.waiter is not None and not mailbox.quiet:
                 wake(mailbox)
-        if last < len(batch.mailboxes):
+        if not length_hint(batch.pending):
+            for cell, news in batch.news:
+                cell.tell(news)
+            self._arrived.popleft()
+        if self._arrived:
             self.soon(self._hand_out)
-            return
-        self._arrived.popleft()
-        for cell, news in batch.news:
-            cell.tell(news)
 
     @abstractmethod
     def post(self, function: Callable[..., object], *args: Any) -> None:

@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from asyncinfer.engine.mailbox import Content, Mailbox, Outcome
-from asyncinfer.engine.ports import BURST, Latch, current_port
+from asyncinfer.engine.ports import BURST, Cell, Latch, Port, current_port
 
 pytestmark = pytest.mark.anyio
 
@@ -157,3 +157,37 @@ def test_the_end_is_known_where_the_loop_is_gone() -> None:
     assert mailbox.port.closed
     assert mailbox.outcome == Outcome(None)
     assert not waiter.done()
+
+
+async def test_an_interrupt_in_the_middle_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ctrl-C in a notebook, whose loop goes on."""
+    port = current_port({})
+    monkeypatch.setattr(type(port), "post", lambda *_: None)
+    monkeypatch.setattr(type(port), "soon", lambda *_: None)
+    mailboxes = [Mailbox(port) for _ in range(BURST // 2)]
+    wakes = 0
+
+    def wake(self: Port, cell: Cell) -> None:
+        nonlocal wakes
+        wakes += 1
+        if wakes in (3, BURST // 2 + 2):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(port), "wake", wake)
+    for step in range(2):
+        for mailbox in mailboxes:
+            mailbox.waiter = object()
+            mailbox.put(content(step))
+        if step:
+            for mailbox in mailboxes:
+                mailbox.close(Outcome(None))
+        port.flush()
+    interrupts = 0
+    for _ in range(5):
+        try:
+            port._hand_out()
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert interrupts == 2
+    assert all([its[1][0] for its in mailbox.chunks] == [0, 1] for mailbox in mailboxes)
+    assert all(mailbox.outcome for mailbox in mailboxes)
