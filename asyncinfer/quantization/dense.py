@@ -113,6 +113,6 @@ def dense(
     """The layer for the weight's device and dtype."""
     if has_fused_kernels(weight):
         return CudaLinear(weight, bias)
-    if weight.device.type == "cpu" and onednn.available(weight.dtype):
+    if weight.device.type == "cpu" and onednn.reorder_pays(weight):
         return OneDnnLinear(weight, bias)
     return DenseLinear(weight, bias)

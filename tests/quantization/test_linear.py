@@ -38,7 +38,8 @@ def test_without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not onednn.available(torch.float32), reason="torch without oneDNN")
-def test_the_plain_weight_is_let_go() -> None:
+def test_the_plain_weight_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "mkl_is_at_home", lambda: False)
     weight = torch.randn(64, 64)
     held = weakref.ref(weight.untyped_storage())
     layer = make_linear(weight)
@@ -46,6 +47,27 @@ def test_the_plain_weight_is_let_go() -> None:
     del weight
     gc.collect()
     assert held() is None
+
+
+@pytest.mark.skipif(not onednn.available(torch.float32), reason="torch without oneDNN")
+@pytest.mark.parametrize(
+    ("shape", "at_home", "expected"),
+    [
+        ((511, 600), True, DenseLinear),
+        ((600, 511), True, DenseLinear),
+        ((512, 512), True, OneDnnLinear),
+        ((64, 64), False, OneDnnLinear),
+    ],
+)
+def test_small_weights_stay_with_an_mkl_that_is_at_home(
+    shape: tuple[int, int], at_home: bool, expected: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onednn, "mkl_is_at_home", lambda: at_home)
+    torch.manual_seed(0)
+    weight, x = torch.randn(shape), torch.randn(3, shape[1])
+    layer = make_linear(weight.clone())
+    assert type(layer) is expected
+    torch.testing.assert_close(layer(x), x @ weight.T, rtol=1e-5, atol=1e-4)
 
 
 def test_unknown_format() -> None:
