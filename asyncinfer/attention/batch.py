@@ -66,6 +66,9 @@ class AttentionBatch(DeviceBatch):
     invariant: bool = False
     #: Then the keys of a decode row are shared out in parts of so many.
     chunk: int = 256
+    #: Numbers the rows' sequences, alike in every pass: a number stands for the same tokens at the
+    #: same positions for ever. None: nothing is kept between passes.
+    sequences: list[int] | None = None
 
     @property
     def rows(self) -> int:

@@ -20,7 +20,9 @@ class Gather:
         self._index = torch.cat([keys + part * blocks * kv_heads for part in range(parts)])
         self._index = self._index.flatten()
         self._page = (size, head_dim)
-        self._shape = (parts, tables.shape[0], kv_heads, tables.shape[1] * size, head_dim)
+        self.device = tables.device
+        #: Of what is gathered.
+        self.shape = (parts, tables.shape[0], kv_heads, tables.shape[1] * size, head_dim)
         self._kv = kv
         #: Elements of the buffer that a call fills.
         self.size = self._index.numel() * size * head_dim
@@ -31,5 +33,5 @@ class Gather:
         keys, both are the same memory."""
         target = buffer[: self.size].view(-1, *self._page)
         self._kv.format.gather(self._kv.pages[layer], self._index, target)
-        gathered = target.view(self._shape)
-        return gathered if self._shape[0] == 2 else gathered.expand(2, *self._shape[1:])
+        gathered = target.view(self.shape)
+        return gathered if self.shape[0] == 2 else gathered.expand(2, *self.shape[1:])

@@ -45,23 +45,28 @@ class GatheredAttention:
         v: torch.Tensor,
         variant: AttentionVariant | None = None,
     ) -> torch.Tensor:
-        for pages, new in self._kv.encoded(layer, k, v):
-            width = pages.shape[3]
-            pages.view(-1, width).index_copy_(0, self._slots, new.reshape(-1, width))
+        new = k[None] if self._kv.storage.shape[1] == 1 else torch.stack((k, v))
+        for pages, its in zip(self._kv.pages[layer], self._kv.format.encode(new), strict=True):
+            width = pages.shape[-1]
+            pages.view(-1, width).index_copy_(0, self._slots, its.reshape(-1, width))
         if variant is not None:
             return self._vary(variant.window)(layer, q, variant, self._pages)
         if not self._prefill and len(self._groups) == 1:
-            return self._groups[0](layer, q, self._pages)
+            return self._groups[0](layer, q, new, self._pages)
         out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
         decoded = out[: self._decode_rows]
+        queries, tokens = q[: self._decode_rows], new[:, : self._decode_rows]
         for group in self._groups:
             if group.rows is None:
-                decoded.copy_(group(layer, q[: self._decode_rows], self._pages))
+                decoded.copy_(group(layer, queries, tokens, self._pages))
             else:
-                queries = q.index_select(0, group.rows)
-                decoded.index_copy_(0, group.rows, group(layer, queries, self._pages))
+                its = group.rows
+                attended = group(
+                    layer, queries.index_select(0, its), tokens.index_select(1, its), self._pages
+                )
+                decoded.index_copy_(0, its, attended)
         for row in self._prefill:
-            row(layer, q, k, v, self._pages, out)
+            row(layer, q, new[0], new[-1], self._pages, out)
         return out
 
     # Where every layer has a variant, these are never made.
@@ -69,7 +74,7 @@ class GatheredAttention:
     @cached_property
     def _groups(self) -> list[DecodeGroup]:
         groups = decode_groups(self._kv, self._batch, self._scale)
-        self._make_room(group.gather.size for group in groups)
+        self._make_room(group.buffered for group in groups)
         return groups
 
     @cached_property
@@ -94,13 +99,14 @@ class GatheredAttention:
 
 
 def _slot_index(kv: KVCache, batch: AttentionBatch) -> torch.Tensor:
-    """int64 `[tokens * kv_heads]`: where each token's heads lie in a layer's keys (or values), seen
-    as `[num_blocks * kv_heads * block_size, width]`."""
-    kv_heads, size = kv.storage.shape[3:5]
+    """int64 `[parts * tokens * kv_heads]`: where each token's heads lie in a layer's keys and
+    values, seen as `[parts * num_blocks * kv_heads * block_size, width]`."""
+    parts, blocks, kv_heads, size = kv.storage.shape[1:5]
     slot = batch.slot_mapping
     base = (slot // size) * (kv_heads * size) + slot % size
-    head = torch.arange(kv_heads, device=slot.device) * size
-    return (base[:, None] + head).flatten()
+    head = torch.arange(0, kv_heads * size, size, device=slot.device)
+    part = torch.arange(0, parts * blocks * kv_heads * size, blocks * kv_heads * size)
+    return (part.to(slot.device)[:, None, None] + base[:, None] + head).flatten()
 
 
 def _clear_begun_blocks(kv: KVCache, batch: AttentionBatch) -> None:

@@ -8,8 +8,12 @@ from typing import Protocol
 import torch
 
 from asyncinfer.attention.formats import PLAIN, KVFormat, vector_bytes
+from asyncinfer.attention.mirror import Mirrors
 
 __all__ = ["KVCache", "KVShape"]
+
+#: What mirrors may take of a CPU's memory, as a share of what the pages do.
+_MIRRORED = 1 / 4
 
 
 class KVShape(Protocol):
@@ -56,6 +60,10 @@ class KVCache:
         self.window = window
         #: All there is of a page, in dtypes that torch can index.
         self.tensors = [_indexable(tensor) for tensor in tensors]
+        # A GPU's memory is shared out to the last byte, and its kernels read pages.
+        room = sum(tensor.nbytes for tensor in tensors) if self.storage.device.type == "cpu" else 0
+        #: What attention keeps of decode rows between passes.
+        self.mirrors = Mirrors(int(_MIRRORED * room))
         held = range(len(self.storage)) if layers is None else layers
         self.layers = frozenset(held)
         # By the model's layer. The first that is here stands for those that are not, so that any

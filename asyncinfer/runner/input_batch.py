@@ -40,6 +40,8 @@ class StepArrays:
     draw_positions: I64
     #: Whether the token drawn comes after all that the row's slot knew, `[draws]`.
     draw_last: npt.NDArray[np.bool_]
+    #: A number for each row's sequence, see `AttentionBatch`.
+    sequences: list[int] | None = None
     #: As `slot_mapping` and `block_tables`, of window pages; None without windows.
     window_mapping: I64 | None = None
     window_tables: I32 | None = None
@@ -82,6 +84,8 @@ class InputBatch:
         self._tables: I32 = tables[:, :width]
         self._pages: I32 | None = None if spec.window is None else tables[:, width:]
         self.prompt_lens: I64 = np.zeros(spec.max_slots, np.int64)
+        self._sequences: I64 = np.zeros(spec.max_slots, np.int64)
+        self._joined = 0
 
     def join(self, join: Join) -> None:
         """The slot's table is now `join.blocks`."""
@@ -93,6 +97,8 @@ class InputBatch:
             pages[: len(join.pages)] = np.maximum(join.pages, 0)
             pages[len(join.pages) :] = 0
         self.prompt_lens[join.slot] = join.prompt_len
+        self._joined += 1
+        self._sequences[join.slot] = self._joined
 
     def grow(self, grown: list[tuple[int, int, int]]) -> None:
         """Blocks added to tables, `(slot, index, block)` each."""
@@ -153,6 +159,7 @@ class InputBatch:
             draw_slots=slots[draw_rows],
             draw_positions=(starts + counts)[draw_rows] + back + 1,
             draw_last=back == -1,
+            sequences=self._sequences[its_slots].tolist(),
             window_mapping=window_mapping,
             window_tables=window_tables,
         )

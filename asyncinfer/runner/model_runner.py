@@ -239,6 +239,7 @@ class ModelRunner:
             counts=arrays.counts,
             block_size=self._spec.block_size,
             decode_rows=arrays.decode_rows,
+            sequences=arrays.sequences,
             window_tables=window_tables,
             window_mapping=window_mapping,
         )

@@ -79,6 +79,7 @@ class TiledDecoder:
             ends.astype(np.int32),
             starts,
         )
+        window_tables, window_mapping = self._windows(arrays, its, its_rows[firsts], lacking)
         batch = AttentionBatch(
             block_tables=tables,
             seq_lens=lengths,
@@ -90,23 +91,24 @@ class TiledDecoder:
             counts=counts.tolist(),
             invariant=True,
             chunk=self._chunk,
-            **self._windows(arrays, its, its_rows[firsts], lacking),
+            window_tables=window_tables,
+            window_mapping=window_mapping,
         )
         filled = self._filled(tokens)
         return self._decoder.forward(filled, positions_there, self._kv, batch)[:count]
 
     def _windows(
         self, arrays: StepArrays, its: slice, rows: I64, lacking: int
-    ) -> dict[str, torch.Tensor]:
-        """The same of layers whose KV is in window pages, if there are any."""
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Tables and places of layers whose KV is in window pages, if there are any."""
         if arrays.window_tables is None or arrays.window_mapping is None:
-            return {}
+            return None, None
         mapping, tables = upload(
             self._decoder.device,
             np.pad(arrays.window_mapping[its], (0, lacking), constant_values=-1),
             arrays.window_tables[rows],
         )
-        return {"window_mapping": mapping, "window_tables": tables}
+        return tables, mapping
 
     def _filled(self, part: torch.Tensor) -> torch.Tensor:
         """`[size, ...]`, in memory of its own: where a vector lies in memory may count too."""

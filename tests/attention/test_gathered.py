@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from attention.batches import Row, batch_of, scattered_tables
+from attention.sequences import Sequences, Shape
 
 from asyncinfer.attention import (
-    AttentionBatch,
     AttentionVariant,
     GatheredAttention,
     KVCache,
@@ -18,74 +16,7 @@ from asyncinfer.attention import (
 )
 from asyncinfer.attention import prefill as prefill_module
 from asyncinfer.attention import varied as varied_module
-from asyncinfer.kernels import onednn, ops
-
-LAYERS = 2
-
-
-@dataclass
-class Shape:
-    heads: int = 6
-    num_kv_heads: int = 2
-    head_dim: int = 16
-    num_layers: int = LAYERS
-    kv_parts: int = 2
-
-
-class Sequences:
-    """Rows of random queries, keys and values that grow step by step."""
-
-    def __init__(
-        self,
-        shape: Shape,
-        lengths: list[int],
-        block_size: int = 4,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        self.shape = shape
-        self.size = block_size
-        num_blocks = sum(-(-length // block_size) for length in lengths) + 3
-        self.tables = scattered_tables(lengths, num_blocks, block_size)
-        self.kv = KVCache.allocate(shape, num_blocks, block_size, dtype, "cpu")
-        self.kv.storage.fill_(float("nan"))
-        self.generator = torch.Generator().manual_seed(1)
-
-    def step(
-        self,
-        rows: list[tuple[int, Row]],
-        layer: int = 0,
-        variant: AttentionVariant | None = None,
-    ) -> tuple[torch.Tensor, ...]:
-        """Run `(sequence, (start, count))` rows; give what came out and what the twin says."""
-        batch = self.batch(rows)
-        tokens = sum(batch.counts)
-        q = self.random(tokens, self.shape.heads)
-        k = self.random(tokens, self.shape.num_kv_heads)
-        v = self.random(tokens, self.shape.num_kv_heads)
-        scale = self.shape.head_dim**-0.5
-        got = GatheredAttention(self.kv, batch, scale)(layer, q, k, v, variant)
-        variant = variant or AttentionVariant()
-        expected = ops.paged_attention(
-            q,
-            self.kv.k[layer],
-            self.kv.v[layer],
-            batch.block_tables,
-            batch.seq_lens,
-            batch.query_starts,
-            scale,
-            window=variant.window,
-            softcap=variant.softcap,
-            sinks=variant.sinks,
-            reference=True,
-        )
-        return got, expected.flatten(1)
-
-    def batch(self, rows: list[tuple[int, Row]]) -> AttentionBatch:
-        return batch_of([row for _, row in rows], [self.tables[i] for i, _ in rows], self.size)[1]
-
-    def random(self, tokens: int, heads: int) -> torch.Tensor:
-        values = torch.randn(tokens, heads, self.shape.head_dim, generator=self.generator)
-        return values.to(self.kv.storage.dtype)
+from asyncinfer.kernels import onednn
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])

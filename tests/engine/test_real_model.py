@@ -15,6 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from asyncinfer import Engine
+from asyncinfer.attention import kv as kv_module
+from asyncinfer.attention.mirror import Mirror
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.models import Decoder
 
@@ -121,7 +123,20 @@ async def test_greedy_with_chunked_prefill_and_prefix_hits(peer: Any) -> None:
         assert both == [greedy(peer, long[1:], NEW), want]
 
 
-async def test_greedy_under_preemption(peer: Any) -> None:
+@pytest.mark.parametrize("share", [0.0, 100.0])
+async def test_greedy_under_preemption(
+    peer: Any, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without and with mirrors, for which this cache is too small by itself."""
+    monkeypatch.setattr(kv_module, "_MIRRORED", share)
+    mirrored, inner = [0], Mirror.extended
+
+    def counted(self: Mirror, *arguments: Any) -> torch.Tensor | None:
+        pages = inner(self, *arguments)
+        mirrored[0] += pages is not None
+        return pages
+
+    monkeypatch.setattr(Mirror, "extended", counted)
     # 24 blocks of 16 tokens: not enough for eight answers at once.
     per_block = 6 * 2 * 2 * 64 * 16 * 4
     async with Engine(device="cpu", kv_bytes=24 * per_block, prefix_cache=False) as engine:
@@ -129,6 +144,7 @@ async def test_greedy_under_preemption(peer: Any) -> None:
         prompts = [encode(engine, text) for text in PROMPTS]
         got = await answers(engine, prompts, max_tokens=80, temperature=0.0, ignore_eos=True)
         assert engine.stats().preemptions > 0
+        assert mirrored[0] > 100 if share else not mirrored[0]
     for prompt, tokens in zip(prompts, got, strict=True):
         want = greedy(peer, prompt, 80)
         assert tokens[: len(want)] == want

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from asyncinfer.attention import KVCache, KVFormat
 from asyncinfer.attention.formats import PLAIN
+from asyncinfer.attention.mirror import Mirrors
 from asyncinfer.models import Decoder, load_model
 
 BASE: dict[str, Any] = {
@@ -108,6 +109,7 @@ class Sequences:
             decoder.config, blocks, block_size, decoder.dtype, decoder.device, format=format
         )
         poison(self.kv)
+        self.kv.mirrors = Mirrors(1 << 30)
         self.done = [0] * len(lengths)
         self.logits = [
             torch.full((len(i), decoder.config.vocab_size), torch.nan) for i in token_ids
@@ -136,6 +138,7 @@ class Sequences:
         )
         spans = [(row, self.done[row], self.done[row] + count) for row, count in rows]
         ids = torch.cat([self.token_ids[row][start:end] for row, start, end in spans])
+        batch.sequences = [row for row, _ in rows]
         with torch.inference_mode():
             hidden = self.decoder.forward(ids, positions, self.kv, batch)
             logits = self.decoder.logits(hidden)

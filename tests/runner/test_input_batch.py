@@ -113,6 +113,16 @@ def test_arrays_of_one_step_survive_the_next() -> None:
     assert first.slot_mapping.tolist() == [6 * BLOCK + 1]
 
 
+def test_a_sequence_keeps_its_number_and_never_gets_anothers() -> None:
+    batch, numbers = InputBatch(SPEC), []
+    plan = StepPlan(0, slots=[2, 0], starts=[4, 3], counts=[1, 1], samples=[1, 1])
+    for joins in ([0, 2], [], [0], [], [2, 0]):
+        for slot in joins:
+            batch.join(Join(slot, [1], 1, [5, 6], SamplingParams(), 0))
+        numbers.append(batch.build(plan).sequences)
+    assert numbers == [[2, 1], [2, 1], [2, 3], [2, 3], [4, 5]]
+
+
 def test_window_pages_have_tables_and_places_of_their_own() -> None:
     batch = InputBatch(replace(SPEC, window=4, window_pages=20))
     batch.join(Join(2, [1], 1, [5, 6, 7], SamplingParams(), 0, pages=[-1, 3, 4]))

@@ -1,0 +1,112 @@
+"""Sequences that grow step by step on pages poisoned wherever nobody wrote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from attention.batches import Row, batch_of, scattered_tables
+
+from asyncinfer.attention import (
+    AttentionBatch,
+    AttentionVariant,
+    GatheredAttention,
+    KVCache,
+    KVFormat,
+)
+from asyncinfer.attention.formats import PLAIN
+from asyncinfer.attention.mirror import Mirrors
+from asyncinfer.kernels import ops
+
+__all__ = ["Sequences", "Shape"]
+
+
+@dataclass
+class Shape:
+    """Of a model."""
+
+    heads: int = 6
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    num_layers: int = 2
+    kv_parts: int = 2
+
+
+class Sequences:
+    """Rows of random queries, keys and values that grow step by step."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        lengths: list[int],
+        block_size: int = 4,
+        dtype: torch.dtype = torch.float32,
+        *,
+        mirrored: bool = False,
+        format: KVFormat = PLAIN,
+    ) -> None:
+        """`mirrored`: their numbers are known, and there is room for mirrors."""
+        self.shape = shape
+        self.size = block_size
+        num_blocks = sum(-(-length // block_size) for length in lengths) + 3
+        self.tables = scattered_tables(lengths, num_blocks, block_size)
+        self.kv = KVCache.allocate(shape, num_blocks, block_size, dtype, "cpu", format=format)
+        for tensor in self.kv.tensors:
+            tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
+        self.mirrored = mirrored
+        if mirrored:
+            self.kv.mirrors = Mirrors(1 << 30)
+        self.generator = torch.Generator().manual_seed(1)
+
+    def step(
+        self,
+        rows: list[tuple[int, Row]],
+        layer: int = 0,
+        variant: AttentionVariant | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Run `(sequence, (start, count))` rows; give what came out and what the twin says."""
+        return self.attend(self.attention(rows), rows, layer, variant)
+
+    def attention(self, rows: list[tuple[int, Row]]) -> GatheredAttention:
+        """Of one pass."""
+        return GatheredAttention(self.kv, self.batch(rows), self.shape.head_dim**-0.5)
+
+    def attend(
+        self,
+        attention: GatheredAttention,
+        rows: list[tuple[int, Row]],
+        layer: int,
+        variant: AttentionVariant | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """One layer of the pass over these rows."""
+        batch = self.batch(rows)
+        tokens = sum(batch.counts)
+        q = self.random(tokens, self.shape.heads)
+        k = self.random(tokens, self.shape.num_kv_heads)
+        v = self.random(tokens, self.shape.num_kv_heads)
+        got = attention(layer, q, k, v, variant)
+        if not self.kv.format.exact:
+            return (got,)
+        variant = variant or AttentionVariant()
+        expected = ops.paged_attention(
+            q,
+            self.kv.k[layer],
+            self.kv.v[layer],
+            batch.block_tables,
+            batch.seq_lens,
+            batch.query_starts,
+            self.shape.head_dim**-0.5,
+            window=variant.window,
+            softcap=variant.softcap,
+            sinks=variant.sinks,
+            reference=True,
+        )
+        return got, expected.flatten(1)
+
+    def batch(self, rows: list[tuple[int, Row]]) -> AttentionBatch:
+        _, batch = batch_of([row for _, row in rows], [self.tables[i] for i, _ in rows], self.size)
+        return replace(batch, sequences=[i for i, _ in rows]) if self.mirrored else batch
+
+    def random(self, tokens: int, heads: int) -> torch.Tensor:
+        values = torch.randn(tokens, heads, self.shape.head_dim, generator=self.generator)
+        return values.to(self.kv.dtype)
