@@ -23,9 +23,10 @@ from asyncinfer.engine.assemble import open_core, source_of
 from asyncinfer.engine.core import Command, Core
 from asyncinfer.engine.intake import Intake
 from asyncinfer.engine.job import Job
+from asyncinfer.engine.loops import current_port
 from asyncinfer.engine.mailbox import Outcome
 from asyncinfer.engine.options import RequestOptions
-from asyncinfer.engine.ports import Port, current_port
+from asyncinfer.engine.ports import Port
 from asyncinfer.engine.source import ModelSource, Progress
 from asyncinfer.engine.stream import Stream
 from asyncinfer.engine.thread import DecodeThread

@@ -9,8 +9,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from asyncinfer.engine.loops import current_port
 from asyncinfer.engine.mailbox import Content, Mailbox, Outcome
-from asyncinfer.engine.ports import BURST, Cell, Latch, Port, current_port
+from asyncinfer.engine.ports import BURST, Cell, Latch, Port
 
 pytestmark = pytest.mark.anyio
 

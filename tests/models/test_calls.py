@@ -39,7 +39,10 @@ def test_operators_of_a_plain_layer(tmp_path: Path) -> None:
     views = {"select", "slice", "unbind", "view", "reshape", "chunk", "to", "expand", "t"}
     layer = {name: n for name, n in (counts[1] - counts[0]).items() if name not in views}
     work = {
-        **{"linalg_vector_norm": 2, "hypot_": 2, "div_": 2},  # with a mul and a mul_ each: norms
+        # The norms, with a mul and a mul_ each.
+        "linalg_vector_norm": 2,
+        "hypot_": 2,
+        "div_": 2,
         "roll": 1,
         "mul": 3,
         "addcmul_": 1,
