@@ -55,7 +55,7 @@ def train(
     The budget is CPU time, so that what else the machine does costs patience and no quality.
     """
     device = torch.device(model.device)
-    loss_of = _loss_function(model, device, compiled)
+    loss_of = _loss_function(model, compiled)
     optimisers = _optimisers(model, recipe)
     accumulate = max(1, recipe.step_tokens // recipe.micro_tokens)
     budget = recipe.minutes * 60
@@ -112,14 +112,9 @@ def _batches(packer: Packer, recipe: Recipe, length: int) -> Iterator[Tensor]:
     return packer.batches(max(1, recipe.micro_tokens // length), length)
 
 
-def _loss_function(
-    model: LlamaForCausalLM, device: torch.device, compiled: bool
-) -> Callable[[Tensor], Tensor]:
-    if compiled and device.type == "cpu":
-        model.set_attn_implementation("eager")  # compiled, it beats the CPU's flash kernel
-
+def _loss_function(model: LlamaForCausalLM, compiled: bool) -> Callable[[Tensor], Tensor]:
     def loss(ids: Tensor) -> Tensor:
-        with torch.autocast(device.type, dtype=torch.bfloat16):
+        with torch.autocast(ids.device.type, dtype=torch.bfloat16):
             hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
             logits = model.lm_head(hidden)
         return nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
