@@ -186,6 +186,8 @@ def check_real(
     if not math.isfinite(number):
         raise InvalidRequest(name, value, "must be finite")
     if number < low or number > high or (open_low and number == low):
+        if math.isinf(high):
+            raise InvalidRequest(name, value, f"must be {'>' if open_low else '>='} {low:g}")
         bracket = "(" if open_low else "["
         raise InvalidRequest(name, value, f"must be in {bracket}{low:g}, {high:g}]")
     return number

@@ -80,6 +80,8 @@ def measure_accuracy(
 ) -> AccuracyResult:
     """Perplexity of the text in every format that the device takes, from prompts' logprobs. Raises
     `BenchError`, or the engine's own error where not even the plain one opens."""
+    if options.context < 3:
+        raise BenchError(f"context={options.context}: must be at least 3")
     if options.quick:
         options = replace(options, text=(__file__,), context=min(options.context, 256))
     pieces = _pieces(options)[: 1 if options.quick else None]

@@ -89,6 +89,11 @@ def test_a_format_that_the_device_does_not_take(
         measure_accuracy(replace(options, context=1 << 30))
 
 
+def test_a_context_without_room() -> None:
+    with pytest.raises(BenchError, match="context=2: must be at least 3"):
+        measure_accuracy(AccuracyOptions(context=2))
+
+
 def test_text_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"text: .*missing\.py"):
         measure_accuracy(AccuracyOptions(text=(str(tmp_path / "missing.py"),)))

@@ -423,6 +423,12 @@ async def test_bad_options_name_the_field(open_engine: OpenEngine, options: dict
         assert engine._admission.held == 0
 
 
+async def test_a_bound_that_is_none_is_not_named(open_engine: OpenEngine) -> None:
+    async with open_engine() as engine:
+        with pytest.raises(InvalidRequest, match=r"^deadline=0: must be > 0$"):
+            await engine.generate("x", deadline=0)
+
+
 # fault 50
 async def test_overload_is_refused_at_once(
     open_engine: OpenEngine, gate: StepGate, until: Until
