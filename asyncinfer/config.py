@@ -46,7 +46,7 @@ class EngineConfig:
     #: Tokens per KV block.
     block_size: int = 16
     #: Bytes for the KV cache; None takes `kv_fraction` of the device memory that is free. On a CPU
-    #: up to a quarter more keeps the pages of running requests side by side.
+    #: up to a quarter more keeps the pages of requests that decode side by side.
     kv_bytes: int | None = None
     #: Share of free GPU memory for KV, when `kv_bytes` is None (a CPU takes 1 GiB at most).
     kv_fraction: float = 0.8

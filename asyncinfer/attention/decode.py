@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -66,7 +68,7 @@ class DecodeGroup:
     def _kept(self, mirror: Mirror, layer: int, new: torch.Tensor) -> torch.Tensor:
         pages = mirror.extended(layer, self._starts, new, self._places)
         if pages is None:
-            pages = mirror.gathered(layer, self._starts, self._gather, new.dtype)
+            pages = mirror.gathered(layer, self._starts, self._gather)
         return pages
 
     @property
@@ -108,39 +110,37 @@ class DecodeGroup:
 
 
 def decode_groups(kv: KVCache, batch: AttentionBatch, scale: float) -> list[DecodeGroup]:
-    """The decode rows of `batch`, cut where padding grows large; and, where nothing is kept from
-    the pass before, where a gather does."""
-    parts, _, kv_heads, size, head_dim = kv.storage.shape[1:]
-    vectors = parts * kv_heads * head_dim * kv.dtype.itemsize
+    """The decode rows of `batch`, cut where padding grows large; and, where nothing is kept between
+    passes, where a gather does."""
+    groups = _cut(batch, range(batch.decode_rows))
+    mirrors: list[Mirror | None] = [None] * len(groups)
     if batch.sequences is not None and kv.format.exact:
-        groups = _cut(batch, None)
         mirrors = kv.mirrors.of(
             [tuple(batch.sequences[row] for row in rows) for rows in groups],
             [max(batch.starts[row] for row in rows) + 1 for rows in groups],
-            kv.num_layers * vectors,
-            size,
+            batch.block_size,
         )
-        if mirrors is not None:
-            return [
-                DecodeGroup(kv, batch, rows, scale, mirror)
-                for rows, mirror in zip(groups, mirrors, strict=True)
-            ]
-    groups = _cut(batch, _GATHER_BYTES // vectors)
-    return [DecodeGroup(kv, batch, rows, scale) for rows in groups]
+    parts, _, kv_heads, _, head_dim = kv.storage.shape[1:]
+    most = _GATHER_BYTES // (parts * kv_heads * head_dim * kv.dtype.itemsize)
+    made = []
+    for rows, mirror in zip(groups, mirrors, strict=True):
+        cut = [rows] if mirror is not None else _cut(batch, rows, most)
+        made += [DecodeGroup(kv, batch, its, scale, mirror) for its in cut]
+    return made
 
 
-def _cut(batch: AttentionBatch, most: int | None) -> list[list[int]]:
-    """The decode rows in groups of like length, of `most` tokens with their padding (None: of any
-    number); in order if all are one group, else longest first."""
+def _cut(batch: AttentionBatch, rows: Sequence[int], most: float = math.inf) -> list[list[int]]:
+    """`rows` in groups of like length, of `most` tokens with their padding; in order if all are one
+    group, else longest first."""
     groups: list[list[int]] = []
     tokens = longest = 0
-    for row in sorted(range(batch.decode_rows), key=batch.starts.__getitem__, reverse=True):
+    for row in sorted(rows, key=batch.starts.__getitem__, reverse=True):
         length = batch.starts[row] + 1
         if groups:
             padded = longest * (len(groups[-1]) + 1)
             padding = padded - tokens - length
             roomy = padding <= max(_PADDED_TOKENS, _PADDING * tokens)
-            if roomy and (most is None or padded <= most):
+            if roomy and padded <= most:
                 groups[-1].append(row)
                 tokens += length
                 continue

@@ -20,8 +20,7 @@ class Gather:
         self._index = torch.cat([keys + part * blocks * kv_heads for part in range(parts)])
         self._index = self._index.flatten()
         self._page = (size, head_dim)
-        self.device = tables.device
-        #: Of what is gathered.
+        #: Of what is copied.
         self.shape = (parts, tables.shape[0], kv_heads, tables.shape[1] * size, head_dim)
         self._kv = kv
         #: Elements of the buffer that a call fills.

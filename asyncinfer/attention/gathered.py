@@ -1,4 +1,5 @@
-"""Attention in torch's own operators: gather the pages a row uses, then attend to them densely."""
+"""Attention in torch's own operators: the pages a row uses are put side by side, then attended to
+densely. Those of decode rows stay so, where there is room (`mirror.py`)."""
 
 from __future__ import annotations
 
@@ -60,11 +61,11 @@ class GatheredAttention:
             if group.rows is None:
                 decoded.copy_(group(layer, queries, tokens, self._pages))
             else:
-                its = group.rows
+                rows = group.rows
                 attended = group(
-                    layer, queries.index_select(0, its), tokens.index_select(1, its), self._pages
+                    layer, queries.index_select(0, rows), tokens.index_select(1, rows), self._pages
                 )
-                decoded.index_copy_(0, its, attended)
+                decoded.index_copy_(0, rows, attended)
         for row in self._prefill:
             row(layer, q, new[0], new[-1], self._pages, out)
         return out

@@ -12,7 +12,7 @@ from asyncinfer.attention.mirror import Mirrors
 
 __all__ = ["KVCache", "KVShape"]
 
-#: What mirrors may take of a CPU's memory, as a share of what the pages do.
+#: What mirrors may take of a CPU's memory, as a share of what the pages take.
 _MIRRORED = 1 / 4
 
 
@@ -61,9 +61,14 @@ class KVCache:
         #: All there is of a page, in dtypes that torch can index.
         self.tensors = [_indexable(tensor) for tensor in tensors]
         # A GPU's memory is shared out to the last byte, and its kernels read pages.
-        room = sum(tensor.nbytes for tensor in tensors) if self.storage.device.type == "cpu" else 0
+        layers_held, parts, _, kv_heads, _, head_dim = self.storage.shape
+        held_bytes = sum(t.nbytes for t in tensors) if self.storage.device.type == "cpu" else 0
         #: What attention keeps of decode rows between passes.
-        self.mirrors = Mirrors(int(_MIRRORED * room))
+        self.mirrors = Mirrors(
+            int(_MIRRORED * held_bytes) // self.dtype.itemsize,
+            layers_held * parts * kv_heads * head_dim,
+            self.dtype,
+        )
         held = range(len(self.storage)) if layers is None else layers
         self.layers = frozenset(held)
         # By the model's layer. The first that is here stands for those that are not, so that any

@@ -22,12 +22,14 @@ _SPARE, _SPARE_TOKENS = 1 / 8, 32
 
 
 class Mirror:
-    """Keys and values of some sequences in every layer: `[parts, rows, kv_heads, capacity,
-    head_dim]`, made when the layer first asks."""
+    """Keys and values of some sequences in every layer."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, room: torch.Tensor) -> None:
+        """`room` `[n]`, of the cache's dtype, is what it lies in, layer after layer."""
         #: Tokens of each row that there is room for.
         self.capacity = capacity
+        self.room = room
+        #: By layer, as they come: `[parts, rows, kv_heads, capacity, head_dim]`.
         self._layers: dict[int, torch.Tensor] = {}
         #: By layer: how many tokens of each row it has.
         self._held: dict[int, list[int]] = {}
@@ -50,53 +52,83 @@ class Mirror:
         self._held[layer] = [start + 1 for start in starts]
         return pages
 
-    def gathered(
-        self, layer: int, starts: list[int], gather: Gather, dtype: torch.dtype
-    ) -> torch.Tensor:
+    def gathered(self, layer: int, starts: list[int], gather: Gather) -> torch.Tensor:
         """The same from the pages, with the tokens at `starts` in them; `gather` is of `capacity`
         tokens of each row."""
+        self._held.pop(layer, None)
         pages = self._layers.get(layer)
         if pages is None:
-            pages = torch.empty(gather.shape, dtype=dtype, device=gather.device)
+            first = len(self._layers) * gather.size
+            pages = self.room[first : first + gather.size].view(gather.shape)
             self._layers[layer] = pages
         gather(layer, pages.view(-1))
         self._held[layer] = [start + 1 for start in starts]
         return pages
 
     def places(self, starts: torch.Tensor, parts: int, kv_heads: int) -> torch.Tensor:
-        """Where tokens at `starts` int64 `[rows]` go, in pages seen as vectors of `head_dim`."""
+        """Where tokens at `starts` int64 `[rows]` go, in a layer seen as vectors of `head_dim`:
+        int64 `[parts * rows * kv_heads]`."""
         vectors = parts * len(starts) * kv_heads
         first = torch.arange(0, vectors * self.capacity, self.capacity, device=starts.device)
         return (first.view(parts, -1, kv_heads) + starts[:, None]).flatten()
 
 
 class Mirrors:
-    """The mirrors of one cache: of the groups of rows that were computed last."""
+    """The mirrors of one cache. Groups of rows have one that were the same in two passes in a
+    row: where requests come and go with every step, nothing is kept."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, most: int, token: int, dtype: torch.dtype) -> None:
+        """All of them take `most` elements of `dtype`; a token takes `token` in all layers."""
+        self._most = most
+        self._token = token
+        self._dtype = dtype
+        self._before: set[tuple[int, ...]] = set()
         self._mirrors: dict[tuple[int, ...], Mirror] = {}
+        #: The largest that is not used now. Memory that goes back to the system is faulted in page
+        #: by page when the next one is made.
+        self._spare: torch.Tensor | None = None
 
     def of(
-        self, groups: Sequence[tuple[int, ...]], lengths: Sequence[int], token_bytes: int, size: int
-    ) -> list[Mirror] | None:
-        """The mirror of each group of sequences, `lengths` tokens long at most; a new one where its
-        rows, or its room, are not what they were. None, and none is kept, if they take too much.
+        self, groups: Sequence[tuple[int, ...]], lengths: Sequence[int], size: int
+    ) -> list[Mirror | None]:
+        """The mirror of each group of sequences, `lengths` tokens long at most, if it has one. What
+        others had is let go.
 
         Args:
-            token_bytes: of a token in all layers.
             size: tokens of a page; a capacity is a multiple.
         """
-        before, self._mirrors = self._mirrors, {}
-        found = []
+        if not self._most:
+            return [None] * len(groups)
+        kept = {group: self._mirrors[group] for group in groups if group in self._mirrors}
         for group, length in zip(groups, lengths, strict=True):
-            mirror = before.get(group)
-            if mirror is None or mirror.capacity < length:
-                room = length + int(length * _SPARE) + _SPARE_TOKENS
-                mirror = Mirror(-(-room // size) * size)
-            found.append(mirror)
-        taken = sum(len(group) * m.capacity for group, m in zip(groups, found, strict=True))
-        if taken * token_bytes > self._most_bytes:
+            if group in kept and kept[group].capacity < length:
+                del kept[group]
+        rooms = [mirror.room for group, mirror in self._mirrors.items() if group not in kept]
+        rooms += [] if self._spare is None else [self._spare]
+        self._spare = max(rooms, key=len, default=None)
+        del rooms
+        self._mirrors = kept
+        for group, length in zip(groups, lengths, strict=True):
+            if group in self._before and group not in kept:
+                wanted = length + int(length * _SPARE) + _SPARE_TOKENS
+                capacity = -(-wanted // size) * size
+                room = self._room(len(group) * capacity * self._token)
+                if room is not None:
+                    kept[group] = Mirror(capacity, room)
+        self._before = set(groups)
+        return [kept.get(group) for group in groups]
+
+    def _room(self, elements: int) -> torch.Tensor | None:
+        """Memory of so many elements at least, if there is any."""
+        spare, self._spare = self._spare, None
+        if spare is not None and elements <= len(spare):
+            return spare
+        del spare
+        if elements > self._most - sum(len(mirror.room) for mirror in self._mirrors.values()):
             return None
-        self._mirrors = dict(zip(groups, found, strict=True))
-        return found
+        try:
+            return torch.empty(elements, dtype=self._dtype)
+        except RuntimeError:
+            # Attention works without, and asks no more.
+            self._most = 0
+            return None

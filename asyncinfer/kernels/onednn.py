@@ -17,9 +17,9 @@ __all__ = ["available", "linear", "mkl_is_at_home", "reorder", "reorder_pays"]
 #: The row count oneDNN plans a weight's layout for: layouts planned for 1 row are slow at 16, those
 #: planned for 16 are as fast as any at 1 and at 1,024.
 _PLANNED_ROWS = 16
-#: A float32 matrix with a side below this is multiplied sooner by an MKL that is at home: it needs
-#: 5 us a call where oneDNN needs 20, and so small a weight stays in the processor's cache.
-_SMALL_SIDE = 512
+#: A float32 matrix with a side below this, and of so many bytes at most, is multiplied sooner by an
+#: MKL that is at home, of 1 to 2,048 rows: a call begins after 5 us where oneDNN needs 20.
+_SMALL_SIDE, _SMALL_BYTES = 512, 8 << 20
 
 
 @functools.cache
@@ -49,8 +49,8 @@ def reorder_pays(weight: torch.Tensor) -> bool:
     """Whether `linear` by a reordered `weight` `[out, in]` is faster than `F.linear`."""
     if not available(weight.dtype):
         return False
-    small = weight.dtype is torch.float32 and min(weight.shape) < _SMALL_SIDE
-    return not (small and mkl_is_at_home())
+    small = min(weight.shape) < _SMALL_SIDE and weight.nbytes <= _SMALL_BYTES
+    return not (small and weight.dtype is torch.float32 and mkl_is_at_home())
 
 
 def reorder(weight: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,8 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 class DenseLinear:
-    """`F.linear`: cuBLAS on a GPU, torch's BLAS on a CPU. For what the other classes do not do."""
+    """`F.linear`: cuBLAS on a GPU, torch's BLAS on a CPU. For what the other classes do not do, or
+    not sooner."""
 
     __slots__ = ("bias", "weight")
 

@@ -18,7 +18,7 @@ from asyncinfer.attention.formats import PLAIN
 from asyncinfer.attention.mirror import Mirrors
 from asyncinfer.kernels import ops
 
-__all__ = ["Sequences", "Shape"]
+__all__ = ["Sequences", "Shape", "give_room"]
 
 
 @dataclass
@@ -30,6 +30,12 @@ class Shape:
     head_dim: int = 16
     num_layers: int = 2
     kv_parts: int = 2
+
+
+def give_room(kv: KVCache, elements: int) -> None:
+    """Let mirrors take so much."""
+    layers, parts, _, kv_heads, _, head_dim = kv.storage.shape
+    kv.mirrors = Mirrors(elements, layers * parts * kv_heads * head_dim, kv.dtype)
 
 
 class Sequences:
@@ -55,7 +61,7 @@ class Sequences:
             tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
         self.mirrored = mirrored
         if mirrored:
-            self.kv.mirrors = Mirrors(1 << 30)
+            give_room(self.kv, 1 << 28)
         self.generator = torch.Generator().manual_seed(1)
 
     def step(

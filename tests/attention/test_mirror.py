@@ -3,18 +3,18 @@ lie."""
 
 from __future__ import annotations
 
-import gc
 import random
 import weakref
 
 import pytest
 import torch
 from attention.batches import Row
-from attention.sequences import Sequences, Shape
+from attention.sequences import Sequences, Shape, give_room
 
 from asyncinfer.attention import KVCache, kv_format
+from asyncinfer.attention import decode as decode_module
 from asyncinfer.attention.gather import Gather
-from asyncinfer.attention.mirror import Mirrors
+from asyncinfer.attention.mirror import Mirror, Mirrors
 
 Rows = list[tuple[int, Row]]
 
@@ -56,17 +56,17 @@ def begun(lengths: list[int], room: int = 100) -> Sequences:
 def test_only_new_tokens_are_added(
     lengths: list[int], groups: int, parts: int, gathers: list[int]
 ) -> None:
-    """Every step equals the twin; pages are gathered once for each group, until they outgrow it."""
+    """Every step equals the twin; what is gathered in the second is kept, until it is outgrown."""
     sequences = Sequences(Shape(kv_parts=parts), [n + 80 for n in lengths], mirrored=True)
     for i, n in enumerate(lengths):
         sequences.step([(i, (0, n))])
     gathers.clear()
     for step in range(80):
         check(sequences, [(i, (n + step, 1)) for i, n in enumerate(lengths)])
-        if step == 31:
-            assert len(gathers) == groups
-            assert sum(gathers) == len(lengths)
-    assert groups < len(gathers) <= 3 * groups
+        if step == 32:
+            assert len(gathers) == 2 * groups
+            assert sum(gathers) == 2 * len(lengths)
+    assert 2 * groups < len(gathers) <= 4 * groups
 
 
 def test_random_lives(gathers: list[int]) -> None:
@@ -99,53 +99,64 @@ def test_random_lives(gathers: list[int]) -> None:
         gathered += len([rows for rows in gathers if not longer])
         for i, (_, count) in single + longer:
             at[i] += count
-    assert 20 < gathered < passes
+    assert 20 < gathered < 2 * passes
+
+
+def settled(lengths: list[int], layers: tuple[int, ...] = (0,)) -> Sequences:
+    """Sequences of these lengths less two, after two steps: they have mirrors."""
+    sequences = begun([length - 2 for length in lengths])
+    for at in (2, 1):
+        check(sequences, [(i, (n - at, 1)) for i, n in enumerate(lengths)], layers)
+    return sequences
 
 
 def test_a_pass_that_failed_halfway_is_not_believed() -> None:
-    sequences = begun([10, 14])
-    rows: Rows = [(0, (10, 1)), (1, (14, 1))]
-    check(sequences, rows, (0, 1))
+    sequences = settled([10, 14], (0, 1))
     # Only the first layer gets as far as this, and the tokens are others the next time.
-    check(sequences, [(0, (11, 1)), (1, (15, 1))])
-    check(sequences, [(0, (11, 1)), (1, (15, 1))], (0, 1))
-    check(sequences, [(0, (12, 1)), (1, (16, 1))], (0, 1))
-
-
-def test_a_gather_that_fails_leaves_nothing_to_believe(monkeypatch: pytest.MonkeyPatch) -> None:
-    sequences = begun([10, 14])
     check(sequences, [(0, (10, 1)), (1, (14, 1))])
+    check(sequences, [(0, (10, 1)), (1, (14, 1))], (0, 1))
+    check(sequences, [(0, (11, 1)), (1, (15, 1))], (0, 1))
+
+
+@pytest.mark.parametrize("then", [10, 12])
+def test_a_gather_that_fails_leaves_nothing_to_believe(
+    then: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequences = settled([10, 14])
+    # One more token that the mirror lacks.
+    sequences.mirrored = False
+    check(sequences, [(0, (10, 1)), (1, (14, 1))])
+    sequences.mirrored = True
     inner = Gather.__call__
 
     def fails(self: Gather, layer: int, buffer: torch.Tensor) -> torch.Tensor:
         inner(self, layer, buffer).zero_()
         raise MemoryError
 
-    sequences.step([(0, (11, 2))])
     with monkeypatch.context() as patch:
         patch.setattr(Gather, "__call__", fails)
         with pytest.raises(MemoryError):
-            sequences.step([(0, (13, 1)), (1, (15, 1))])
-    check(sequences, [(0, (13, 1)), (1, (15, 1))])
+            sequences.step([(0, (11, 1)), (1, (15, 1))])
+    # Neither what it held before, taken again, nor what it would hold now.
+    check(sequences, [(0, (then, 1)), (1, (then + 4, 1))])
 
 
 def test_tokens_that_a_pass_without_numbers_wrote_are_seen() -> None:
-    sequences = begun([10, 14])
-    check(sequences, [(0, (10, 1)), (1, (14, 1))])
+    sequences = settled([10, 14])
     sequences.mirrored = False
-    check(sequences, [(0, (11, 1)), (1, (15, 1))])
+    check(sequences, [(0, (10, 1)), (1, (14, 1))])
     sequences.mirrored = True
-    check(sequences, [(0, (12, 1)), (1, (16, 1))])
+    check(sequences, [(0, (11, 1)), (1, (15, 1))])
 
 
-def test_a_number_stands_for_a_sequence_wherever_its_blocks_are(gathers: list[int]) -> None:
-    """The same blocks under another number are somebody else's."""
-    sequences = begun([10])
-    check(sequences, [(0, (10, 1))])
+def test_the_same_blocks_under_another_number_are_somebody_elses(gathers: list[int]) -> None:
+    sequences = settled([10])
+    sequences.mirrored = False
     sequences.tables.append(sequences.tables[0])
-    sequences.step([(1, (0, 11))])
+    sequences.step([(1, (0, 10))])
+    sequences.mirrored = True
     gathers.clear()
-    check(sequences, [(1, (11, 1))])
+    check(sequences, [(1, (10, 1))])
     assert gathers == [1]
 
 
@@ -158,34 +169,87 @@ def test_a_block_handed_on_full_of_nan_poisons_nobody() -> None:  # fault 26
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_not_computed_any_more_is_let_go() -> None:
-    sequences = begun([10, 200])
-    check(sequences, [(0, (10, 1)), (1, (200, 1))])
-    mirrors = sequences.kv.mirrors.of([(0,), (1,)], [11, 201], 1, 4)
-    assert mirrors is not None
-    held = [weakref.ref(mirror) for mirror in mirrors]
-    del mirrors
-    check(sequences, [(1, (201, 1))])
-    gc.collect()
-    assert [mirror() is None for mirror in held] == [True, False]
-    sequences.step([(0, (11, 8))])
-    gc.collect()
-    assert held[1]() is None
-
-
-def test_what_takes_too_much_is_gathered_every_time(gathers: list[int]) -> None:
-    sequences = begun([10, 14])
+def test_who_comes_and_goes_with_every_step_has_none(gathers: list[int]) -> None:
+    sequences = begun([10, 12, 14])
     gathers.clear()
-    shape = sequences.shape
-    token_bytes = 2 * 2 * shape.num_kv_heads * shape.head_dim * 4
-    # Two rows of 15 tokens and an eighth and 32 more, in blocks of 4.
-    taken = 2 * 48 * token_bytes
-    for room, expected in ((taken - 1, [2, 2, 2]), (taken, [2])):
+    for at in range(12):
+        rows: Rows = [(i, (n + at // 2, 1)) for i, n in enumerate([10, 12, 14])]
+        check(sequences, rows[:2] if at % 2 else rows)
+    assert len(gathers) == 12
+    assert sequences.kv.mirrors.of([(9,)], [10], 4) == [None]
+
+
+TOKEN = 2 * 2 * 2 * 16  # elements, of a Shape
+
+
+def filled(rooms: Mirrors, groups: list[tuple[int, ...]], length: int) -> list[Mirror | None]:
+    """The mirrors of groups that were there before."""
+    rooms.of(groups, [length] * len(groups), 1)
+    return rooms.of(groups, [length] * len(groups), 1)
+
+
+def test_what_is_not_computed_any_more_makes_room() -> None:
+    # 10 tokens, an eighth of them and 32 more are 43.
+    rooms = Mirrors(2 * 43 * TOKEN, TOKEN, torch.float32)
+    first, second = filled(rooms, [(0,), (1,)], 10)
+    assert first is not None
+    assert second is not None
+    (kept,) = rooms.of([(1,)], [10], 1)
+    assert kept is second
+    held = weakref.ref(first)
+    place = first.room.data_ptr()
+    del first
+    # In the memory that was the first one's.
+    last, third = filled(rooms, [(1,), (2,)], 10)
+    assert last is second
+    assert third is not None
+    assert third.room.data_ptr() == place
+    assert held() is None
+    # A larger one has no room beside another, nor is the memory kept for it.
+    place_of = weakref.ref(third.room)
+    del third
+    assert filled(rooms, [(1,), (3,)], 11) == [second, None]
+    assert place_of() is None
+
+
+@pytest.mark.parametrize(("lacking", "expected"), [(1, [2, 2, 2, 2]), (0, [2, 2])])
+def test_what_takes_too_much_is_gathered_every_time(
+    lacking: int, expected: list[int], gathers: list[int]
+) -> None:
+    sequences = begun([10, 14])
+    # Two rows of 16 tokens, an eighth and 32 more, in blocks of 4.
+    give_room(sequences.kv, 2 * 52 * TOKEN - lacking)
+    gathers.clear()
+    for at in range(4):
+        check(sequences, [(0, (10 + at, 1)), (1, (14 + at, 1))])
+    assert gathers == expected
+
+
+def test_what_is_gathered_every_time_is_gathered_in_parts(
+    gathers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_module, "_GATHER_BYTES", 3 * 13 * TOKEN * 4 // 2)
+    sequences = begun([10, 10, 10, 10])
+    for count in ([3, 1], [4], []):
         gathers.clear()
-        sequences.kv.mirrors = Mirrors(room)
-        for at in range(3):
-            check(sequences, [(0, (10 + at, 1)), (1, (14 + at, 1))])
-        assert gathers == expected
+        check(sequences, [(i, (10 + (not count), 1)) for i in range(4)])
+        assert gathers == count
+
+
+def test_memory_that_is_not_there_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    def fails(*_: object, **__: object) -> torch.Tensor:
+        nonlocal asked
+        asked += 1
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    rooms = Mirrors(1 << 20, TOKEN, torch.float32)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", fails)
+        assert filled(rooms, [(0,)], 10) == [None]
+        assert filled(rooms, [(0,)], 10) == [None]
+    assert asked == 1
 
 
 def test_a_format_that_rounds_is_read_from_its_pages(gathers: list[int]) -> None:
@@ -199,10 +263,9 @@ def test_a_format_that_rounds_is_read_from_its_pages(gathers: list[int]) -> None
 
 def test_mirrors_take_a_quarter_of_what_pages_do() -> None:
     kv = KVCache.allocate(Shape(), 64, 4, torch.float32, "cpu")
-    token_bytes = kv.storage.nbytes // (64 * 4)
     # An eighth and 32 tokens more are 64 of the cache's 256, and 65.
-    assert kv.mirrors.of([(0,)], [29], token_bytes, 1) is not None
-    assert kv.mirrors.of([(1,)], [30], token_bytes, 1) is None
+    assert filled(kv.mirrors, [(0,)], 30) == [None]
+    assert filled(kv.mirrors, [(1,)], 29) != [None]
 
 
 def test_numbers_that_are_not_known_keep_nothing(gathers: list[int]) -> None:

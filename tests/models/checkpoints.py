@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from attention.batches import batch_of, scattered_tables
 from attention.rounding import poison
+from attention.sequences import give_room
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from asyncinfer.attention import KVCache, KVFormat
 from asyncinfer.attention.formats import PLAIN
-from asyncinfer.attention.mirror import Mirrors
 from asyncinfer.models import Decoder, load_model
 
 BASE: dict[str, Any] = {
@@ -109,7 +109,7 @@ class Sequences:
             decoder.config, blocks, block_size, decoder.dtype, decoder.device, format=format
         )
         poison(self.kv)
-        self.kv.mirrors = Mirrors(1 << 30)
+        give_room(self.kv, 1 << 28)
         self.done = [0] * len(lengths)
         self.logits = [
             torch.full((len(i), decoder.config.vocab_size), torch.nan) for i in token_ids

@@ -33,6 +33,7 @@ def test_operators_of_a_plain_layer(tmp_path: Path) -> None:
         run = Sequences(decoder, [torch.arange(30)] * 2)
         run.step(s0=20, s1=20)
         run.step(s0=1, s1=1)
+        run.step(s0=1, s1=1)
         with Calls() as calls:
             run.step(s0=1, s1=1)
         counts.append(calls.counts)

@@ -56,6 +56,7 @@ def test_the_plain_weight_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
         ((511, 600), True, DenseLinear),
         ((600, 511), True, DenseLinear),
         ((512, 512), True, OneDnnLinear),
+        ((16385, 128), True, OneDnnLinear),
         ((64, 64), False, OneDnnLinear),
     ],
 )

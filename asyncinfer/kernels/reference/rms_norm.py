@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 import torch.nn.functional as F
@@ -29,4 +30,4 @@ def rms_norm(
 
 @functools.lru_cache
 def _root(value: float) -> torch.Tensor:
-    return torch.tensor(value).sqrt()
+    return torch.tensor(math.sqrt(value), dtype=torch.float32, device="cpu")
