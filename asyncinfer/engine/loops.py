@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+import types
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
 from asyncinfer.engine.ports import Cell, Port
@@ -73,7 +74,6 @@ class TrioPort(Port):
     __slots__ = (
         "_current_task",
         "_current_token",
-        "_gave_up",
         "_lowlevel",
         "_reschedule",
         "_run_finished",
@@ -88,11 +88,13 @@ class TrioPort(Port):
         self._current_task = trio.lowlevel.current_task
         self._current_token = trio.lowlevel.current_trio_token
         self._reschedule = trio.lowlevel.reschedule
-        self._sleep = trio.lowlevel.wait_task_rescheduled
         self._run_finished = trio.RunFinishedError
         succeeded = trio.lowlevel.Abort.SUCCEEDED
-        #: Made once: whatever is made per wait is one more object for the garbage collector.
-        self._gave_up = lambda _: succeeded
+        waiting = trio.lowlevel.wait_task_rescheduled(lambda _: succeeded)
+        #: What a task that waits hands to trio, which only reads it. Made once: a wait would take
+        #: two coroutines and an object more, a microsecond.
+        self._sleep = waiting.send(None)
+        waiting.close()
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
         try:
@@ -125,11 +127,12 @@ class TrioPort(Port):
         cell.waiter = task
         return True
 
-    def park(self, cell: Cell) -> Awaitable[object]:
+    @types.coroutine
+    def park(self, cell: Cell) -> Generator[object, Any, None]:
         # trio clears this when it reschedules the task, whether we or a cancellation wake it.
         cell.waiter.custom_sleep_data = cell
-        waiting: Awaitable[object] = self._sleep(self._gave_up)
-        return waiting
+        news = yield self._sleep
+        news.unwrap()
 
     def wake(self, cell: Cell) -> None:
         task = cell.waiter
