@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 __all__ = [
     "Choice",
     "Chunk",
     "Completion",
+    "EngineHealth",
     "EngineStats",
     "LoadProgress",
     "Timings",
@@ -148,3 +149,23 @@ class EngineStats:
     aborted: int = 0
     failed: int = 0
     refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """Whether an engine serves."""
+
+    #: "opening": it loads its model. "open": it serves. "degraded": it serves, and `reasons` say
+    #: what is amiss. "draining": it is closing, and requests it has may end. "closed": you closed
+    #: it, or never opened it. "dead": it broke; `cause` says of what.
+    state: Literal["opening", "open", "degraded", "draining", "closed", "dead"]
+    #: For people: a step that takes long, all requests held that may be, plugins that are not
+    #: called any more; or why it is closed or dead.
+    reasons: tuple[str, ...] = ()
+    #: What the engine died of, or what kept it from being opened; None in all other states.
+    cause: BaseException | None = None
+
+    @property
+    def serving(self) -> bool:
+        """Whether it takes requests: "open" or "degraded"."""
+        return self.state in ("open", "degraded")

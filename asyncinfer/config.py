@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, get_args
 
+from asyncinfer.bounds import MAX_BUFFER
+from asyncinfer.checks import (
+    check_boolean,
+    check_choice,
+    check_integer,
+    check_real,
+    check_seconds,
+    suggestion,
+)
+from asyncinfer.errors import InvalidConfig, InvalidRequest
+from asyncinfer.plugins.chosen import Chosen, chosen_name
 from asyncinfer.protocols.eviction import EvictionPolicy
 from asyncinfer.protocols.observer import Observer
 from asyncinfer.protocols.scheduling import SchedulingPolicy
 
-__all__ = ["KV", "MOST_RUNNING", "ChosenObserver", "EngineConfig", "Graphs", "OnFull", "Weights"]
+__all__ = [
+    "KV",
+    "LEAST_CONTEXT",
+    "MOST_RUNNING",
+    "EngineConfig",
+    "Graphs",
+    "OnFull",
+    "Weights",
+]
 
-#: A name, a name with arguments, or an object.
-ChosenObserver: TypeAlias = str | tuple[str, Mapping[str, Any]] | Observer
 OnFull = Literal["pause", "coalesce", "cancel"]
 Graphs = Literal["lazy", "start", "off"]
 Weights = Literal["plain", "int8"]
 KV = Literal["plain", "fp8", "int8"]
-#: Most tokens a stream holds unread.
-MAX_BUFFER = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Options of an `Engine`. Unknown names are a `TypeError`, bad values a `ValueError`."""
+    """Options of an `Engine`. Unknown names are a `TypeError`, bad values an `InvalidConfig`."""
 
     #: "auto" takes CUDA where there is one; else a torch device such as "cpu" or "cuda:1".
     device: str = "auto"
@@ -42,6 +56,9 @@ class EngineConfig:
     cpu_threads: int | None = None
     #: Hub ids only: a branch, tag or commit.
     revision: str | None = None
+    #: Folders only: whether files that are links to files elsewhere are read, as on volumes that
+    #: models share. A link names any file that the process may read: for folders you trust.
+    follow_symlinks: bool = False
 
     #: Tokens per KV block.
     block_size: int = 16
@@ -59,13 +76,13 @@ class EngineConfig:
     #: Query tokens per step: the longest a decode step waits for a prompt's chunk.
     max_step_tokens: int = 2048
     prefix_cache: bool = True
-    #: Eviction policy of the prefix cache: a name or an object.
-    cache_policy: str | EvictionPolicy = "lru"
-    #: "fcfs", "priority", "deadline" or an object.
-    scheduler: str | SchedulingPolicy = "fcfs"
-    #: Told of what happens: each by name, by name with arguments (`("prometheus", {"port": 9000})`)
-    #: or as an object.
-    observers: Sequence[ChosenObserver] = ()
+    #: Eviction policy of the prefix cache: a name, a name with arguments (`("ttl", {"seconds":
+    #: 60})`) or an object.
+    cache_policy: Chosen[EvictionPolicy] = "lru"
+    #: Who goes first: "fcfs", "priority", "deadline" or another name, likewise.
+    scheduler: Chosen[SchedulingPolicy] = "fcfs"
+    #: Told of what happens: each likewise.
+    observers: Sequence[Chosen[Observer]] = ()
     #: Steps in flight at once. None: one on a CPU; on a GPU two, up to four where they are short.
     overlap: int | None = None
     #: When decode steps are recorded as CUDA graphs: as each size of batch comes up, all when the
@@ -78,7 +95,7 @@ class EngineConfig:
     #: Tokens a stream holds for a slow consumer before `on_full` applies.
     buffer: int = 256
     on_full: OnFull = "pause"
-    #: Seconds a full stream may go unread before it fails with `StreamStalled`.
+    #: Seconds without a chunk taken from a full stream before it fails with `StreamStalled`.
     stall_timeout: float = 300.0
     #: Seconds that a clean close waits for running requests; 0 aborts them at once.
     drain_timeout: float = 30.0
@@ -91,39 +108,43 @@ class EngineConfig:
     max_prompt_chars: int = 16_000_000
 
     def __post_init__(self) -> None:
+        try:
+            self._check()
+        except InvalidRequest as error:
+            raise InvalidConfig(error.field, error.value, error.bound) from None
+
+    def _check(self) -> None:
         for name, most in _COUNTS.items():
-            _count(name, getattr(self, name), most)
+            check_integer(name, getattr(self, name), 1, most)
         for name, most in _OPTIONAL_COUNTS.items():
             if getattr(self, name) is not None:
-                _count(name, getattr(self, name), most)
-        for name in ("stall_timeout", "drain_timeout", "step_timeout", "sampler_timeout"):
-            seconds = _number(name, getattr(self, name))
-            if math.isnan(seconds) or seconds < 0:
-                raise ValueError(f"{name}={seconds!r}: must be >= 0 seconds")
-        if not self.step_timeout:
-            raise ValueError(f"step_timeout={self.step_timeout!r}: must be > 0 seconds")
-        if not 0.0 < _number("kv_fraction", self.kv_fraction) <= 1.0:
-            raise ValueError(f"kv_fraction={self.kv_fraction!r}: must be in (0, 1]")
+                check_integer(name, getattr(self, name), 1, most)
+        if self.max_context is not None and self.max_context < LEAST_CONTEXT:
+            bound = f"must be >= {LEAST_CONTEXT}: a token of a prompt and one of an answer"
+            raise InvalidConfig("max_context", self.max_context, bound)
+        for name in ("stall_timeout", "drain_timeout", "sampler_timeout"):
+            check_seconds(name, getattr(self, name))
+        check_seconds("step_timeout", self.step_timeout, open_low=True)
+        check_real("kv_fraction", self.kv_fraction, 0.0, 1.0, open_low=True)
         for name in ("device", "dtype"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
-                raise ValueError(f"{name}={getattr(self, name)!r}: must be a non-empty string")
-        if self.revision is not None and not isinstance(self.revision, str):
-            raise ValueError(f"revision={self.revision!r}: must be a string")
-        for name in ("prefix_cache", "deterministic"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r}: must be True or False")
+            _check_name(name, getattr(self, name))
+        if self.revision is not None:
+            _check_name("revision", self.revision)
+        for name in ("follow_symlinks", "prefix_cache", "deterministic"):
+            check_boolean(name, getattr(self, name))
+        for name in ("cache_policy", "scheduler"):
+            _check_chosen(name, getattr(self, name))
         object.__setattr__(self, "observers", _observers(self.observers))
-        for name, choices in (
-            ("on_full", get_args(OnFull)),
-            ("cuda_graphs", get_args(Graphs)),
-            ("weights", get_args(Weights)),
-            ("kv", get_args(KV)),
-        ):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {choices}")
+        for name, choices in _CHOICES.items():
+            check_choice(name, getattr(self, name), choices)
 
     def replace(self, **changes: object) -> EngineConfig:
         """A copy with some options changed, checked again."""
+        known = [field.name for field in dataclasses.fields(self)]
+        for name in changes:
+            if name not in known:
+                near = suggestion(name, known)
+                raise TypeError(f"{name}={changes[name]!r}: is no option of an engine{near}")
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
 
@@ -137,6 +158,8 @@ _COUNTS: Final[dict[str, int | None]] = {
     "buffer": MAX_BUFFER,
     "max_prompt_chars": None,
 }
+#: A token of a prompt and one of an answer.
+LEAST_CONTEXT: Final = 2
 _OPTIONAL_COUNTS: Final[dict[str, int | None]] = {
     "cpu_threads": 1024,
     "kv_bytes": None,
@@ -145,36 +168,29 @@ _OPTIONAL_COUNTS: Final[dict[str, int | None]] = {
 }
 
 
-def _count(name: str, value: object, most: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name}={value!r}: must be an integer")
-    if value < 1:
-        raise ValueError(f"{name}={value!r}: must be >= 1")
-    if most is not None and value > most:
-        raise ValueError(f"{name}={value!r}: must be <= {most}")
+_CHOICES: Final = {
+    "on_full": get_args(OnFull),
+    "cuda_graphs": get_args(Graphs),
+    "weights": get_args(Weights),
+    "kv": get_args(KV),
+}
 
 
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name}={value!r}: must be a number")
-    try:
-        return float(value)
-    except OverflowError:
-        raise ValueError(f"{name}={value!r}: must be a float") from None
+def _check_name(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise InvalidConfig(name, value, "must be a non-empty string")
 
 
 def _observers(value: object) -> tuple[object, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ValueError(f"observers={value!r}: must be a list of names or objects")
+        raise InvalidConfig("observers", value, "must be a list of names or objects")
     for index, entry in enumerate(value):
-        if isinstance(entry, tuple | list) and not _is_named(entry):
-            bound = "must be a pair (name, mapping of arguments)"
-            raise ValueError(f"observers[{index}]={entry!r}: {bound}")
+        _check_chosen(f"observers[{index}]", entry)
     return tuple(value)
 
 
-def _is_named(entry: tuple[object, ...] | list[object]) -> bool:
-    match entry:
-        case (str(), Mapping() as args) if isinstance(entry, tuple):
-            return all(isinstance(name, str) for name in args)
-    return False
+def _check_chosen(name: str, value: object) -> None:
+    try:
+        chosen_name(value)
+    except ValueError as error:
+        raise InvalidConfig(name, value, str(error)) from None

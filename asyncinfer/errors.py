@@ -1,6 +1,7 @@
 """Every error asyncinfer raises, one tree.
 
     AsyncInferError
+    ├── InvalidConfig (also ValueError)      an option of an engine, refused when it is made
     ├── InvalidRequest (also ValueError)     refused before any state exists
     ├── Overloaded                           admission refused; try again later
     ├── RequestFailed                        this stream only
@@ -17,11 +18,14 @@ The ladder of severity: `InvalidRequest` -> `RequestFailed` -> `EngineDead`.
 
 from __future__ import annotations
 
+import reprlib
+
 __all__ = [
     "AsyncInferError",
     "DeadlineExceeded",
     "EngineClosed",
     "EngineDead",
+    "InvalidConfig",
     "InvalidRequest",
     "ModelLoadError",
     "Overloaded",
@@ -36,11 +40,16 @@ class AsyncInferError(Exception):
     """The root of all errors of this package."""
 
 
-class InvalidRequest(AsyncInferError, ValueError):
-    """A request was refused before any state existed for it.
+class Size(str):
+    """What is said of a value that is not shown: `<30000 characters>`, as an `InvalidRequest` has
+    it, and not a string in quotes."""
 
-    `field`, `value` and `bound` say what was wrong; the message carries all three.
-    """
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+
+class _Refusal(AsyncInferError, ValueError):
+    """`field`, `value` and `bound` say what was wrong; the message carries all three."""
 
     def __init__(self, field: str, value: object, bound: str) -> None:
         self.field = field
@@ -48,8 +57,17 @@ class InvalidRequest(AsyncInferError, ValueError):
         self.bound = bound
         super().__init__(f"{field}={_short(value)}: {bound}")
 
-    def __reduce__(self) -> tuple[type[InvalidRequest], tuple[str, object, str]]:
+    def __reduce__(self) -> tuple[type[_Refusal], tuple[str, object, str]]:
         return type(self), (self.field, self.value, self.bound)
+
+
+class InvalidConfig(_Refusal):
+    """An option of an engine cannot be what it is. It has `field`, `value` and `bound`."""
+
+
+class InvalidRequest(_Refusal):
+    """A request was refused before any state existed for it. It has `field`, `value` and
+    `bound`."""
 
 
 class Overloaded(AsyncInferError):
@@ -95,9 +113,17 @@ class PluginError(AsyncInferError):
     """A plugin cannot be found, loaded or used; the message names it and its group."""
 
 
+#: Writes no more of a value than a message can show: the value may be a prompt of megabytes.
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 100
+_REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = _REPR.maxset = _REPR.maxfrozenset = 40
+
+
 def _short(value: object, limit: int = 80) -> str:
+    if isinstance(value, str | bytes) and not isinstance(value, Size):
+        value = value[:limit]
     try:
-        text = repr(value)
+        text = _REPR.repr(value)
     except Exception:
         # An integer of too many digits, or an object of the caller's.
         text = f"<{type(value).__name__}>"

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 from typing import Any
 
-from asyncinfer.errors import InvalidRequest
+from asyncinfer.bounds import (
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
+    MAX_BAD_WORDS_CHARS,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_SAMPLER_NAME,
+    MAX_SAMPLERS,
+    MAX_STOP,
+    MAX_STOP_CHARS,
+    MAX_TOKENS,
+)
+from asyncinfer.checks import (
+    check_arguments,
+    check_bias,
+    check_boolean,
+    check_integer,
+    check_real,
+    check_strings,
+    check_token_ids,
+)
+from asyncinfer.errors import InvalidRequest, Size
 
 __all__ = ["SamplingParams", "check_integer", "check_real"]
 
-MAX_N = 128
-MAX_LOGPROBS = 128
-MAX_STOP = 64
-MAX_STOP_CHARS = 4096
-MAX_TOKEN_LIST = 65_536
-MAX_LOGIT_BIAS = 4096
-MAX_BAD_WORDS = 1024
-MAX_BAD_WORD_CHARS = 256
-MAX_TOKENS = 2**31 - 1
 #: Below this a temperature acts as greedy: dividing logits by it could overflow.
 GREEDY_BELOW = 1e-5
 
@@ -90,8 +100,9 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
     #: How many independent answers.
     n: int = 1
-    #: A sampler plugin, by name (with `sampler_args`) or as its parameters; None is the built-in
-    #: chain alone.
+    #: A sampler plugin: a name (with `sampler_args`), a pair (name, arguments) or its parameters as
+    #: an object; or a list of these, which are called in this order. None is the built-in chain
+    #: alone.
     sampler: object | None = None
     sampler_args: Mapping[str, Any] = field(default_factory=dict)
 
@@ -118,29 +129,32 @@ class SamplingParams:
             put(self, name, check_real(name, getattr(self, name), -100.0, 100.0))
         if self.seed is not None:
             put(self, "seed", check_integer("seed", self.seed, -(2**63), 2**64 - 1))
-        put(self, "stop", _strings("stop", self.stop, MAX_STOP, MAX_STOP_CHARS))
-        put(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
-        put(self, "ignore_eos", _boolean("ignore_eos", self.ignore_eos))
+        put(self, "stop", check_strings("stop", self.stop, MAX_STOP, MAX_STOP_CHARS))
+        put(self, "stop_token_ids", check_token_ids("stop_token_ids", self.stop_token_ids))
+        put(self, "ignore_eos", check_boolean("ignore_eos", self.ignore_eos))
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 put(self, name, check_integer(name, getattr(self, name), 0, MAX_LOGPROBS))
-        put(self, "logit_bias", _bias(self.logit_bias))
+        put(self, "logit_bias", _Frozen(check_bias("logit_bias", self.logit_bias)))
         if self.allowed_token_ids is not None:
-            allowed = _token_ids("allowed_token_ids", self.allowed_token_ids)
+            allowed = check_token_ids("allowed_token_ids", self.allowed_token_ids)
             if not allowed:
                 raise InvalidRequest("allowed_token_ids", (), "must name at least one token")
             put(self, "allowed_token_ids", allowed)
         put(
             self,
             "bad_words",
-            _strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS),
+            check_strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS),
         )
+        if (chars := sum(map(len, self.bad_words))) > MAX_BAD_WORDS_CHARS:
+            bound = f"at most {MAX_BAD_WORDS_CHARS} characters together"
+            raise InvalidRequest("bad_words", Size(f"{chars} characters"), bound)
         put(self, "n", check_integer("n", self.n, 1, MAX_N))
-        if not isinstance(self.sampler_args, Mapping):
-            raise InvalidRequest("sampler_args", self.sampler_args, "must be a mapping")
-        if self.sampler_args and self.sampler is None:
-            raise InvalidRequest("sampler_args", self.sampler_args, "needs sampler=")
-        put(self, "sampler_args", _Frozen(self.sampler_args))
+        arguments = check_arguments("sampler_args", self.sampler_args)
+        if arguments and self.sampler is None:
+            raise InvalidRequest("sampler_args", arguments, "needs sampler=")
+        put(self, "sampler_args", _Frozen(arguments))
+        put(self, "sampler", _sampler(self.sampler))
 
     @property
     def greedy(self) -> bool:
@@ -154,85 +168,33 @@ class SamplingParams:
             ("logit_bias", self.logit_bias),
             ("allowed_token_ids", self.allowed_token_ids or ()),
         ):
-            for token in ids:
-                if token >= vocab_size:
-                    raise InvalidRequest(name, token, f"token ids must be < {vocab_size}")
+            if (most := max(ids, default=-1)) >= vocab_size:
+                raise InvalidRequest(name, most, f"token ids must be < {vocab_size}")
 
 
-def check_integer(name: str, value: object, low: int, high: int) -> int:
-    """`value` as an int, or `InvalidRequest` unless it is an integer in `[low, high]`."""
-    # bool is an int in Python, and `max_tokens=True` is a mistake, not a 1.
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InvalidRequest(name, value, "must be an integer")
-    number = int(value)
-    if not low <= number <= high:
-        raise InvalidRequest(name, value, f"must be between {low} and {high}")
-    return number
+def _sampler(value: object) -> object:
+    """With tuples in the place of lists, and its arguments frozen."""
+    if not isinstance(value, list | tuple):
+        return _named(value)
+    if not value:
+        raise InvalidRequest("sampler", value, "must name at least one sampler")
+    if len(value) > MAX_SAMPLERS:
+        raise InvalidRequest("sampler", Size(f"{len(value)} entries"), f"at most {MAX_SAMPLERS}")
+    return tuple(_frozen(entry) if isinstance(entry, Mapping) else _pair(entry) for entry in value)
 
 
-def check_real(
-    name: str, value: object, low: float, high: float, *, open_low: bool = False
-) -> float:
-    """`value` as a float, or `InvalidRequest` unless it is a finite number in `[low, high]` (with
-    `open_low` in `(low, high]`)."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise InvalidRequest(name, value, "must be a number")
-    try:
-        number = float(value)
-    except OverflowError:
-        # An integer beyond every float.
-        number = math.inf
-    # A NaN passes any pair of comparisons written as "too low or too high".
-    if not math.isfinite(number):
-        raise InvalidRequest(name, value, "must be finite")
-    if number < low or number > high or (open_low and number == low):
-        if math.isinf(high):
-            raise InvalidRequest(name, value, f"must be {'>' if open_low else '>='} {low:g}")
-        bracket = "(" if open_low else "["
-        raise InvalidRequest(name, value, f"must be in {bracket}{low:g}, {high:g}]")
-    return number
+def _pair(entry: object) -> object:
+    match entry:
+        case (name, Mapping() as args) if isinstance(entry, list | tuple):
+            return _named(name), _frozen(args)
+    return _named(entry)
 
 
-def _boolean(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidRequest(name, value, "must be True or False")
+def _frozen(arguments: Mapping[str, Any]) -> _Frozen:
+    return _Frozen(check_arguments("sampler", arguments))
+
+
+def _named(value: object) -> object:
+    if isinstance(value, str) and len(value) > MAX_SAMPLER_NAME:
+        raise InvalidRequest("sampler", value, f"at most {MAX_SAMPLER_NAME} characters")
     return value
-
-
-def _strings(name: str, value: str | Iterable[str], most: int, chars: int) -> tuple[str, ...]:
-    items = (value,) if isinstance(value, str) else _listed(name, value)
-    if len(items) > most:
-        raise InvalidRequest(name, f"{len(items)} entries", f"at most {most}")
-    for item in items:
-        if not isinstance(item, str) or not item:
-            raise InvalidRequest(name, item, "must be non-empty strings")
-        if len(item) > chars:
-            raise InvalidRequest(name, item, f"at most {chars} characters each")
-        if any("\ud800" <= char <= "\udfff" for char in item):
-            raise InvalidRequest(name, item, "a lone surrogate is no text")
-    return items
-
-
-def _token_ids(name: str, value: Iterable[int]) -> tuple[int, ...]:
-    items = _listed(name, value)
-    if len(items) > MAX_TOKEN_LIST:
-        raise InvalidRequest(name, f"{len(items)} entries", f"at most {MAX_TOKEN_LIST}")
-    return tuple(check_integer(name, item, 0, MAX_TOKENS) for item in items)
-
-
-def _bias(value: Mapping[int, float]) -> Mapping[int, float]:
-    if not isinstance(value, Mapping):
-        raise InvalidRequest("logit_bias", value, "must map token ids to biases")
-    if len(value) > MAX_LOGIT_BIAS:
-        raise InvalidRequest("logit_bias", f"{len(value)} entries", f"at most {MAX_LOGIT_BIAS}")
-    checked = {
-        check_integer("logit_bias", token, 0, MAX_TOKENS): check_real("logit_bias", bias, -1e4, 1e4)
-        for token, bias in value.items()
-    }
-    return _Frozen(checked)
-
-
-def _listed(name: str, value: Any) -> tuple[Any, ...]:
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence | set | frozenset | range):
-        raise InvalidRequest(name, value, "must be a list")
-    return tuple(value)

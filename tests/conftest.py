@@ -10,6 +10,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores. Before anything reads it; programs that tests start inherit it.
     os.environ["OMP_NUM_THREADS"] = "1"
 
+# What commands take without --model: tests need no network. Programs that tests start inherit it.
+os.environ["ASYNCINFER_MODEL"] = "embedded"
+
 import numpy as np
 import pytest
 

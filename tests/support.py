@@ -6,10 +6,12 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from asyncinfer import Engine, SamplingParams
+from asyncinfer.scheduler import RowLogprobs
 
 OpenEngine = Callable[..., AbstractAsyncContextManager[Engine]]
 Until = Callable[[Callable[[], object]], Awaitable[None]]
@@ -23,8 +25,8 @@ def heed_ctrl_c() -> None:
 
 def fake_runner(engine: Engine) -> Any:
     """The runner of an engine on a `FakeModel`."""
-    assert engine._core is not None
-    return engine._core.runner
+    assert engine._frontend.core is not None
+    return engine._frontend.core.runner
 
 
 def oracle(engine: Engine, prompt: str, count: int, **sampling: Any) -> list[int]:
@@ -34,6 +36,27 @@ def oracle(engine: Engine, prompt: str, count: int, **sampling: Any) -> list[int
         list(prompt.encode()), params, params.seed or 0, count
     )
     return tokens
+
+
+@dataclass
+class Columns:
+    """Logprobs of consecutive positions, as parallel lists."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    ranks: list[int]
+    top: list[tuple[tuple[int, float], ...]]
+
+
+def columns(rows: RowLogprobs) -> Columns:
+    """What is packed in `rows`."""
+    entries = list(rows)
+    return Columns(
+        [entry.token_id for entry in entries],
+        [entry.logprob for entry in entries],
+        [entry.rank for entry in entries],
+        [entry.top for entry in entries],
+    )
 
 
 def lines_run(work: Callable[[], object], path: str) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 import re
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -161,12 +163,38 @@ def test_every_option_is_documented(options: type) -> None:
         assert ast.literal_eval(row[1].strip(" `")) == default, field.name
 
 
-def test_every_shipped_plugin_is_documented() -> None:
-    for registry in plugins.registries():
-        shipped = [info.name for info in registry.describe() if info.origin == "built in"]
-        assert shipped
-        for name in shipped:
-            assert re.search(rf'^\| `"{name}"` \|', REFERENCE, re.MULTILINE), name
+#: Group -> how the table begins that lists its names.
+TABLES = {
+    "asyncinfer.cache_policies": "| `cache_policy` | arguments |",
+    "asyncinfer.models": "| architecture | |",
+    "asyncinfer.observers": "| `observers` | arguments |",
+    "asyncinfer.samplers": "| `sampler` | arguments |",
+    "asyncinfer.schedulers": "| `scheduler` | arguments |",
+}
+
+
+@pytest.mark.parametrize("registry", plugins.registries(), ids=lambda registry: registry.group)
+def test_every_shipped_plugin_is_documented(registry: plugins.Registry[Any]) -> None:
+    """One row per name, in their order, with the arguments it takes and their defaults."""
+    header, _, *rows = _table(TABLES[registry.group])
+    names = [ast.literal_eval(row[0].strip("`")) for row in rows]
+    assert names == [name for name in registry.names() if registry.is_built_in(name)]
+    if header[1] != "arguments":
+        return
+    for name, (_, written, *_) in zip(names, rows, strict=True):
+        parameters = inspect.signature(registry.factory(name)[0]).parameters
+        found = dict(re.findall(r"`(\w+)=([^`]*)`", written))
+        assert list(found) == list(parameters), name
+        for argument, default in found.items():
+            assert ast.literal_eval(default) == parameters[argument].default, f"{name}.{argument}"
+
+
+def _table(header: str) -> list[list[str]]:
+    """The cells of the reference's one table that begins so."""
+    _, _, table = REFERENCE.partition(f"\n{header}")
+    assert header not in table, header
+    lines = (header + table).partition("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.removeprefix("|").split("|")] for line in lines]
 
 
 def test_every_method_is_documented() -> None:

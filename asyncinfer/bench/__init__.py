@@ -28,6 +28,7 @@ from asyncinfer.bench.plugins import PluginOptions, PluginResult, measure_plugin
 from asyncinfer.bench.record import BenchError, Figure, Record
 from asyncinfer.bench.serve import ServeOptions, ServeResult, measure_serve
 from asyncinfer.bench.shapes import FULL_SHAPES, SHAPES, TINY
+from asyncinfer.bench.soak import SoakOptions, SoakResult, measure_soak
 from asyncinfer.bench.tables import (
     change_table,
     difference_table,
@@ -71,6 +72,8 @@ __all__ = [
     "Record",
     "ServeOptions",
     "ServeResult",
+    "SoakOptions",
+    "SoakResult",
     "StepOptions",
     "StepResults",
     "Workload",
@@ -93,6 +96,7 @@ __all__ = [
     "measure_plugins",
     "measure_prefill",
     "measure_serve",
+    "measure_soak",
     "read_trace",
     "record_tables",
     "save_plot",

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import thread_time
-from typing import Final
+from typing import Any, Final
 
 from asyncinfer.bench.cache_optimum import optimal_hits
 from asyncinfer.bench.cache_trace import TraceRow
+from asyncinfer.bench.plugin_title import plugin_title
 from asyncinfer.bench.record import BenchError, Figure
 from asyncinfer.plugins import cache_policies
+from asyncinfer.protocols import EvictionPolicy
 from asyncinfer.testing import CacheHarness, policy_cost
 
 __all__ = ["BLOCKS", "CacheOptions", "CacheResult", "Replay", "measure_cache"]
@@ -25,8 +27,8 @@ GROWTH_TARGET: Final = 2.0
 class CacheOptions:
     """The work."""
 
-    #: Names of policies; every name that is known, if empty.
-    policies: Sequence[str] = ()
+    #: Names of policies, or names with arguments; every name that is known, if empty.
+    policies: Sequence[str | tuple[str, Mapping[str, Any]]] = ()
     blocks: Sequence[int] = BLOCKS
     #: Tokens of an engine block; one stands for each block of the trace, whatever its size there.
     block_size: int = 16
@@ -89,27 +91,28 @@ def measure_cache(
         BenchError: a request is larger than a capacity, or a policy misbehaved.
         PluginError: a policy is unknown or cannot be loaded.
     """
-    names = tuple(options.policies) or cache_policies.names()
-    for name in names:
-        cache_policies.resolve(name)
+    policies = {plugin_title(each): each for each in options.policies or cache_policies.names()}
+    for chosen in policies.values():
+        cache_policies.resolve(chosen)
     longest = max(len(row.ids) for row in rows)
     if longest > min(options.blocks):
         raise BenchError(f"a request has {longest} blocks, more than {min(options.blocks)}")
-    runs = [(name, blocks) for name in names for blocks in options.blocks]
+    runs = [(name, blocks) for name in policies for blocks in options.blocks]
     replays = []
     for index, (name, blocks) in enumerate(runs):
 
         def say(part: float, index: int = index) -> None:
             report(f"{runs[index][0]}, {runs[index][1]:,} blocks", (index + part) / len(runs))
 
-        replays.append(_replay(rows, name, blocks, options.block_size, say))
+        policy = cache_policies.resolve(policies[name])
+        replays.append(_replay(rows, name, policy, blocks, options.block_size, say))
     report("optimum", 1.0)
     optimum = {blocks: optimal_hits(rows, blocks) for blocks in options.blocks}
     growth = {}
-    for name in names if options.growth else ():
+    for name, chosen in policies.items() if options.growth else ():
         report(f"growth of {name}", 1.0)
         growth[name] = {
-            blocks: 1e6 * min(policy_cost(cache_policies.resolve(name), blocks) for _ in range(2))
+            blocks: 1e6 * min(policy_cost(cache_policies.resolve(chosen), blocks) for _ in range(2))
             for blocks in GROWTH
         }
     total = sum(len(row.ids) for row in rows)
@@ -119,14 +122,13 @@ def measure_cache(
 def _replay(
     rows: Sequence[TraceRow],
     name: str,
+    policy: EvictionPolicy,
     blocks: int,
     block_size: int,
     say: Callable[[float], None],
 ) -> Replay:
     faults: list[Exception] = []
-    harness = CacheHarness(
-        blocks, cache_policies.resolve(name), block_size=block_size, on_fault=faults.append
-    )
+    harness = CacheHarness(blocks, policy, block_size=block_size, on_fault=faults.append)
     hits, spent, total = 0, 0.0, 0
     for number, row in enumerate(rows):
         if number % 500 == 0:

@@ -13,7 +13,8 @@ from asyncinfer import Engine, EngineConfig, SamplingParams
 from asyncinfer.bench.gates import PATIENCE, Phase, StartingLine
 from asyncinfer.bench.host_steps import staggered_prompt
 from asyncinfer.bench.record import BenchError
-from asyncinfer.config import ChosenObserver
+from asyncinfer.plugins import Chosen
+from asyncinfer.protocols import Observer
 from asyncinfer.testing import ClockedModel, FakeModel, StepPlan, Tokenizer
 
 __all__ = ["TokenCost", "measure_tokens"]
@@ -40,7 +41,7 @@ async def measure_tokens(
     steps: int = 200,
     warmup: int = 20,
     tokenizer: Tokenizer | None = None,
-    observers: Sequence[ChosenObserver] = (),
+    observers: Sequence[Chosen[Observer]] = (),
 ) -> TokenCost:
     """Decode `running` streams in lock-step: as behind a real device, whose step outlasts the
     host's work, each consumer holds its chunk before the next one is made. So every token pays

@@ -11,6 +11,7 @@ from asyncinfer.bench.cache_plot import plot_cache
 from asyncinfer.bench.load_plot import plot_load
 from asyncinfer.bench.record import BenchError, Record
 from asyncinfer.bench.roofline_plot import plot_gpu, plot_kernels, plot_steps
+from asyncinfer.bench.soak import plot_soak
 
 __all__ = ["check_plot", "save_plot"]
 
@@ -134,4 +135,5 @@ _PLOTS: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], None]]] = {
     "plugins": _plugins,
     "prefill": plot_steps,
     "serve": _serve,
+    "soak": plot_soak,
 }

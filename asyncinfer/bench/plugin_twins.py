@@ -67,6 +67,8 @@ class _MinP(Sampler):
 class OwnDraw(SamplerPlugin):
     """Draws from what the chain would draw from."""
 
+    draws: ClassVar[bool] = True
+
     def open(self, slots: int, vocab_size: int, device: torch.device) -> Sampler:
         return _OwnDraw()
 

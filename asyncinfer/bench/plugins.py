@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from asyncinfer import plugins
 from asyncinfer.bench.host_steps import staggered_prompt
 from asyncinfer.bench.host_tokens import TokenCost, measure_tokens
 from asyncinfer.bench.loops import run_on
+from asyncinfer.bench.plugin_title import plugin_title
 from asyncinfer.bench.record import Figure
 from asyncinfer.protocols import Observer, ObserverEvent
 from asyncinfer.testing import FakeModel, InlineEngine, SamplerCase, sampler_costs
@@ -26,6 +27,8 @@ TWINS = {
 }
 #: What shipped plugins are compared with, where the chain has nothing of the kind.
 TRUNCATED = "temperature, top-k, top-p"
+#: Begins the case of samplers that the user names: there is no target for them.
+YOURS = "your "
 #: Plugins are used by nobody in the step, and one is.
 ALONE, BESIDE = "no plugin", "beside a plugin"
 
@@ -38,6 +41,8 @@ class PluginOptions:
     steps: int = 200
     rows: int = 64
     vocab_size: int = 32_000
+    #: Names with arguments of samplers to measure beside the shipped ones, called in order.
+    sampler: Sequence[tuple[str, Mapping[str, Any]]] = ()
     loop: str = "asyncio"
     repeat: int = 3
 
@@ -78,7 +83,8 @@ class PluginResult:
             found.append(_ratio(name, rows[case] / rows[twin], 1.3))
         for case in sorted(rows.keys() - TWINS.keys() - {*TWINS.values(), TRUNCATED}):
             name = f"{self.rows} rows, {case} / {TRUNCATED}"
-            found.append(_ratio(name, rows[case] / rows[TRUNCATED], 1.3))
+            target = None if case.startswith(YOURS) else 1.3
+            found.append(_ratio(name, rows[case] / rows[TRUNCATED], target))
         none = self.observers["none"].host
         found.append(Figure("host CPU per token without observers", none, "us", "lower"))
         watched = {case: its.host / none for case, its in self.observers.items() if case != "none"}
@@ -102,7 +108,10 @@ def measure_plugins(
     observers = measure_observers(options)
     report("samplers")
     samplers = sampler_costs(
-        sampler_cases(), rows=options.rows, vocab_size=options.vocab_size, steps=10 * options.repeat
+        sampler_cases(options.sampler),
+        rows=options.rows,
+        vocab_size=options.vocab_size,
+        steps=10 * options.repeat,
     )
     bystanders = sampler_costs(
         bystander_cases(),
@@ -140,7 +149,7 @@ def _median_step(running: int, steps: int, warmup: int) -> float:
         engine.pump()
         spent.append(time.thread_time() - began)
         for stream in streams:
-            stream.job.mailbox.chunks.clear()
+            stream.read()
     assert engine.stats().running == running
     return median(spent)
 
@@ -196,8 +205,10 @@ def measure_observers(options: PluginOptions) -> dict[str, TokenCost]:
     return {name: min(its, key=lambda cost: cost.host) for name, its in runs.items()}
 
 
-def sampler_cases() -> dict[str, SamplerCase]:
-    """The chain, twins of it, and every plugin that is shipped."""
+def sampler_cases(
+    sampler: Sequence[tuple[str, Mapping[str, Any]]] = (),
+) -> dict[str, SamplerCase]:
+    """The chain, twins of it, every plugin that is shipped, and a list of them."""
     from asyncinfer.bench.plugin_twins import MinP, OwnDraw, Temperature
 
     cases = {
@@ -212,6 +223,9 @@ def sampler_cases() -> dict[str, SamplerCase]:
         if info.origin == "built in":
             factory, _ = plugins.samplers.factory(info.name)
             cases[info.name] = SamplerCase(factory())
+    if sampler:
+        several = [plugins.samplers.resolve((name, args)) for name, args in sampler]
+        cases[YOURS + " ".join(map(plugin_title, sampler))] = SamplerCase(several)
     return cases
 
 

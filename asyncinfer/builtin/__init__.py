@@ -1,4 +1,4 @@
-"""The small model shipped with the package, and the script that trains it."""
+"""The small model shipped with the package, and the text it was trained on."""
 
 from __future__ import annotations
 

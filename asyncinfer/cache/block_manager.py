@@ -50,6 +50,8 @@ class BlockManager:
         self.pool = BlockPool(num_blocks)
         self.cache = cache
         self.windows = windows
+        if cache is not None:
+            cache.opened(num_blocks)
 
     @property
     def available(self) -> int:

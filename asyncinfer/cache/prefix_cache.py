@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 
+from asyncinfer.cache import metadata
 from asyncinfer.cache.chain import TOKEN_BYTES, BlockHasher, pack, unpack
 from asyncinfer.cache.guard import GuardedPolicy
 from asyncinfer.cache.policies.lru import LRU
@@ -38,8 +39,10 @@ class CacheEntry:
             above, self.depth, self.scope = parent.block, parent.depth + 1, parent.scope
         else:
             self.scope = parent[0]
-        #: What the eviction policy sees. Written here, never read: a policy may have spoilt it.
-        self.meta = CachedBlock(block, above, self.depth, len(data) // TOKEN_BYTES, self.scope, key)
+        #: What the eviction policy sees. Written by this module alone, and read by none of the
+        #: engine.
+        tokens = len(data) // TOKEN_BYTES
+        self.meta = metadata.make_block(block, above, self.depth, tokens, self.scope, key)
         # Entries form trees, and their metadata are numbers and names.
         untrack(self.meta)
         untrack(self)
@@ -51,7 +54,7 @@ class CacheEntry:
     def adopted(self, children: int) -> None:
         """So many more published blocks have this one as their parent."""
         self.children += children
-        self.meta.children = self.children
+        metadata.set_children(self.meta, self.children)
 
 
 class PrefixCache:
@@ -68,6 +71,7 @@ class PrefixCache:
         hasher: in place of `secret`, for tests.
         on_fault: told once, if the policy misbehaves and is replaced by LRU.
         clock: monotonic seconds, by which a policy is too slow; never, without one.
+        label: what messages call the policy.
     """
 
     def __init__(
@@ -79,10 +83,11 @@ class PrefixCache:
         hasher: BlockHasher | None = None,
         on_fault: Callable[[Exception], None] | None = None,
         clock: Callable[[], float] | None = None,
+        label: str | None = None,
     ) -> None:
         self.block_size = block_size
         self.hasher = hasher or BlockHasher(block_size, secret or secrets.token_bytes(32))
-        self.guard = GuardedPolicy(LRU() if policy is None else policy, on_fault, clock)
+        self.guard = GuardedPolicy(LRU() if policy is None else policy, on_fault, clock, label)
         #: Monotonic seconds, as last told by the scheduler; only passed on to the policy.
         self.now = 0.0
         self.by_key: dict[bytes, CacheEntry] = {}
@@ -99,6 +104,10 @@ class PrefixCache:
         """Chain keys of the full blocks of `tokens`; from any thread. `pause`: see
         `BlockHasher.keys`."""
         return self.hasher.keys(tokens, scope, adapter, pause)
+
+    def opened(self, capacity_blocks: int) -> None:
+        """It is the cache of a pool of so many blocks. Before anything is published."""
+        self.guard.opened(capacity_blocks)
 
     @property
     def evictable(self) -> int:
@@ -126,7 +135,7 @@ class PrefixCache:
     def reuse(self, entry: CacheEntry) -> None:
         """A request took a reference on the entry's block."""
         entry.uses += 1
-        entry.meta.uses = entry.uses
+        metadata.set_uses(entry.meta, entry.uses)
         self._touch(entry.meta)
         self.guard.reused(entry.block, entry.meta)
 
@@ -145,7 +154,7 @@ class PrefixCache:
         if isinstance(parent, CacheEntry):
             parent.adopted(1)
         self._touch(entry.meta)
-        entry.meta.created = entry.meta.last_use
+        metadata.set_created(entry.meta, self._time)
         self.guard.published(entry.meta)
         return entry
 
@@ -182,13 +191,14 @@ class PrefixCache:
                 # Its parent was evicted and published anew: adopt it, let the old one go.
                 entry.parent.adopted(-1)
                 parent.adopted(1)
-                entry.parent, entry.meta.parent = parent, parent.block
+                entry.parent = parent
+                metadata.set_parent(entry.meta, parent.block)
         return True
 
     def _touch(self, meta: CachedBlock) -> None:
         self._time += 1
-        meta.last_use = self._time
-        meta.now = self.now
+        metadata.set_last_use(meta, self._time)
+        metadata.set_now(meta, self.now)
 
 
 def _same(a: CacheEntry | Tenant, b: CacheEntry | Tenant) -> bool:

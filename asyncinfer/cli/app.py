@@ -23,9 +23,14 @@ INTERRUPTED: Final = 130
 COMMANDS: Final = {
     "generate": ("asyncinfer.cli.generate:generate", "Complete a prompt."),
     "chat": ("asyncinfer.cli.chat:chat", "Talk with a model."),
-    "models": ("asyncinfer.cli.models:models", "List the architectures that can be loaded."),
+    "models": ("asyncinfer.cli.models:models", "List the models that can be fetched and loaded."),
+    "pull": ("asyncinfer.cli.pull:pull_model", "Fetch a model ahead of its use."),
     "plan": ("asyncinfer.cli.plan:plan", "Plan a model on a GPU: memory, floors, limits."),
     "plugins": ("asyncinfer.cli.plugins:plugins", "List the plugins that are installed."),
+    "simulate": (
+        "asyncinfer.cli.simulate:simulate_command",
+        "Live random lives of an engine, and check everything.",
+    ),
     "bench": ("asyncinfer.cli.bench:bench", "Measure the engine on this machine."),
 }
 
@@ -55,17 +60,21 @@ def asyncinfer() -> None:
     """The LLM engine that Python programs await, from the command line.
 
     \b
-    asyncinfer generate "def add(a, b):"     the small model shipped with the package
-    asyncinfer chat --model path-or-hub-id   a checkpoint of your own
+    asyncinfer chat "What is the capital of France?"   a small model, fetched the first time
+    asyncinfer chat --model path-or-hub-id             a checkpoint of your own
     """
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit: 0 done, 1 an error, 2 wrong usage, 130 interrupted."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    for name, mode in (("stdin", "r"), ("stderr", "w")):
         if getattr(sys, name) is None:
             # Closed by whoever started us.
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    if sys.stdout is None:
+        # Every command's result goes there: better none at all than one that nobody sees.
+        click.echo("Error: stdout is closed, there is nowhere to write to", err=True)
+        sys.exit(1)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal that cannot show a character is no reason to lose the rest.
         sys.stdout.reconfigure(errors="replace")
@@ -104,6 +113,7 @@ def one_line(error: BaseException) -> str:
     """What an error says, and the error behind it, without line breaks."""
     text = " ".join(str(error).split()) or type(error).__name__
     cause = error.__cause__
-    if cause is None or str(cause) in text:
+    behind = "" if cause is None else " ".join(str(cause).split())
+    if cause is None or behind in text:
         return text
-    return f"{text} (caused by {type(cause).__name__}: {' '.join(str(cause).split())})"
+    return f"{text} (caused by {type(cause).__name__}: {behind})"

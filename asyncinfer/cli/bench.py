@@ -15,6 +15,8 @@ from asyncinfer.cli.bench_gpu import decode, h200, kernels, prefill
 from asyncinfer.cli.bench_load import load
 from asyncinfer.cli.bench_options import FILE, count, loop, number, quick, recorded, repeat, several
 from asyncinfer.cli.bench_run import print_record, run_bench
+from asyncinfer.cli.bench_soak import soak
+from asyncinfer.cli.options import sampler_option
 
 __all__ = ["bench"]
 
@@ -138,6 +140,7 @@ def serve(
 @count("--steps", 200, "Steps measured.")
 @count("--rows", 64, "Rows that sampler plugins are given.")
 @count("--vocab-size", 32_000, "Of the rows.", least=64)
+@sampler_option
 @loop
 @quick
 @repeat()
@@ -147,7 +150,7 @@ def plugins(json_path: Path | None, plot: Path | None, quick: bool, **options: A
 
     Steps of the engine on a fake model with and without plugins that nobody uses, with and
     without observers; rows sampled by plugins, beside the same work done by the built-in chain.
-    All in CPU time, and in turns.
+    All in CPU time, and in turns. With --sampler also what those cost, called in order.
     """
     if quick:
         options |= {"running": 8, "steps": 10, "rows": 4, "vocab_size": 256}
@@ -179,5 +182,5 @@ def compare(before: Path, after: Path) -> None:
         console.print(its.difference_table(different))
 
 
-for command in (accuracy, cache, decode, h200, kernels, load, prefill):
+for command in (accuracy, cache, decode, h200, kernels, load, prefill, soak):
     bench.add_command(command)

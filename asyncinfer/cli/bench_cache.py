@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -12,13 +13,21 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from asyncinfer import bench as its
 from asyncinfer.cli.bench_options import FILE, recorded, several
 from asyncinfer.cli.bench_run import write_record
+from asyncinfer.cli.plugin_choice import plugin_choice
+from asyncinfer.plugins import cache_policies
 
 __all__ = ["cache"]
 
 
 @click.command(short_help="How much of a trace do cache policies find again?")
 @click.argument("trace", type=FILE)
-@several("--policy", "policies", what="Name of a cache policy", without="all that are installed")
+@several(
+    "--policy",
+    "policies",
+    what="A cache policy, NAME[:ARG=VALUE,...]",
+    kind=plugin_choice(cache_policies, make=True),
+    without="all that are installed",
+)
 @several(
     "--blocks",
     what="Blocks of the cache",
@@ -31,7 +40,7 @@ __all__ = ["cache"]
 @recorded
 def cache(
     trace: Path,
-    policies: tuple[str, ...],
+    policies: tuple[tuple[str, dict[str, Any]], ...],
     blocks: tuple[int, ...],
     growth: bool,
     json_path: Path | None,

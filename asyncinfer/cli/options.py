@@ -9,12 +9,15 @@ from typing import Any, Final, TypeVar, cast, get_args
 
 import click
 
+from asyncinfer import plugins
+from asyncinfer.cli.plugin_choice import plugin_choice
 from asyncinfer.config import KV, Weights
 
-__all__ = ["byte_size", "engine_options", "sampling_options"]
+__all__ = ["byte_size", "engine_options", "sampler_option", "sampling_options"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+_PLUGIN: Final = "NAME[:ARG=VALUE,...]"
 _UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -34,10 +37,18 @@ def engine_options(function: Function) -> Function:
         click.option(
             "-m",
             "--model",
-            metavar="PATH|ID",
-            help="A checkpoint's folder or its id on the hub.  [default: the shipped model]",
+            metavar="NAME|PATH|ID",
+            help="A name that `asyncinfer models` lists, a checkpoint's folder, a GGUF file, or an "
+            'id on the hub; "embedded" is the model that ships with the package.  '
+            "[default: $ASYNCINFER_MODEL, or else smollm2]",
         ),
         click.option("--revision", help="Branch, tag or commit of a hub id."),
+        click.option(
+            "--follow-symlinks",
+            is_flag=True,
+            default=None,
+            help="Read files of a folder that are links to files elsewhere.",
+        ),
         click.option("--device", help='Such as "cpu" or "cuda:1".  [default: a GPU, if any]'),
         click.option(
             "--dtype", help='Such as "bfloat16".  [default: the model\'s; float32 on a CPU]'
@@ -59,7 +70,39 @@ def engine_options(function: Function) -> Function:
             help="Memory for KV, such as 2G.",
         ),
         click.option("--max-context", type=int, help="Longest prompt and answer, in tokens."),
+        click.option(
+            "--cache-policy",
+            type=plugin_choice(plugins.cache_policies, make=True),
+            metavar=_PLUGIN,
+            help="What the prefix cache gives up.  [default: lru]",
+        ),
+        click.option(
+            "--scheduler",
+            type=plugin_choice(plugins.schedulers, make=True),
+            metavar=_PLUGIN,
+            help="Who goes first.  [default: fcfs]",
+        ),
+        click.option(
+            "--observer",
+            "observers",
+            # Making one may open a port.
+            type=plugin_choice(plugins.observers, make=False),
+            multiple=True,
+            metavar=_PLUGIN,
+            help="Is told of what happens. Repeatable.",
+        ),
     )
+
+
+def sampler_option(function: Function) -> Function:
+    """`--sampler`, as often as there are samplers, in their order."""
+    return click.option(
+        "--sampler",
+        type=plugin_choice(plugins.samplers, make=True),
+        multiple=True,
+        metavar=_PLUGIN,
+        help="Sample by a plugin; several are called in order. Repeatable.",
+    )(function)
 
 
 def sampling_options(function: Function) -> Function:
@@ -75,6 +118,7 @@ def sampling_options(function: Function) -> Function:
         click.option("--repetition-penalty", type=float, help="Above 1 discourages repetition."),
         click.option("--seed", type=int, help="The same seed gives the same answer."),
         click.option("--stop", multiple=True, metavar="TEXT", help="End before TEXT. Repeatable."),
+        sampler_option,
     )
 
 

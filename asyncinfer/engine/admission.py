@@ -1,40 +1,206 @@
-"""How many requests an engine holds: counted in where they are submitted, out where they end."""
+"""Every request that an engine holds, from its submission to its end.
+
+A consumer waits for its request until one of five things happens:
+
+- an answer: `Jobs.finish`, or `InvalidRequest` from `Intake`, before there is anything to wait for;
+- its deadline: `Jobs.expire`, and `Watchdog` where the decode thread is late;
+- a close: `Frontend.drain`, then `Jobs.expire`, and `Watchdog` likewise;
+- the death of the engine: `Core.fail_all`, or `Core.abandon` where a step hangs;
+- its own cancellation: `Command.ABORT`.
+
+Each of them goes through `Admission.end`, which lets the first one through and no other.
+"""
 
 from __future__ import annotations
 
-from threading import Lock
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from threading import RLock
 
-from asyncinfer.errors import Overloaded
+from asyncinfer.chunk import EngineStats
+from asyncinfer.engine.deadlines import Deadlines
+from asyncinfer.engine.job import End, Job, Phase
+from asyncinfer.engine.mailbox import Outcome
+from asyncinfer.errors import AsyncInferError, EngineClosed, Overloaded
 from asyncinfer.telemetry import emit
 
 __all__ = ["Admission"]
 
 
 class Admission:
-    """Bounds the requests between submission and end, so that overload is refused at once
-    rather than queued. Callable from any thread."""
+    """Bounds the requests between submission and end, so that overload is refused at once rather
+    than queued, and ends each of them once. Callable from any thread.
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._lock = Lock()
+    A request takes its place in `enter`. Its consumer is told of its end once `end` gave the
+    outcome to whoever asked first. The place is free again (`leave`) when nothing is computed
+    for it any more, whether its consumer still waited or not.
+    """
+
+    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limit = limit
+        #: Answers asked for by the requests that have a place.
         self.held = 0
+        #: Those of them that the decode thread has not taken over.
+        self.pending = 0
         self.refused = 0
+        #: Requests by how they ended, but for those that the decode thread ended and counts.
+        self.ends: dict[End, int] = dict.fromkeys(End, 0)
+        #: When a close ends what still runs, in seconds of the clock; None while open.
+        self.drain_until: float | None = None
+        #: Called when a deadline becomes the next one.
+        self.on_deadline: Callable[[], None] = _nothing
+        self._clock = clock
+        # Reentrant: the garbage collector may close a coroutine, which gives a place back, within.
+        self._lock = RLock()
+        #: Requests that have a place.
+        self._places: dict[Job, None] = {}
+        #: Requests whose consumer may not have been told of an end.
+        self._untold: dict[Job, None] = {}
+        self._deadlines = Deadlines()
+        self._over: Callable[[], AsyncInferError] | None = None
 
-    def enter(self, requests: int) -> None:
-        """Count `requests` in, or raise `Overloaded`."""
+    @property
+    def next_deadline(self) -> float:
+        """The earliest deadline that nobody was told of, in seconds of the clock; inf if none."""
+        return self._deadlines.next
+
+    def check(self) -> None:
+        """Raises `EngineClosed` or `EngineDead` where no request can be taken any more."""
+        if self._over is not None:
+            raise self._over()
+        if self.drain_until is not None:
+            raise EngineClosed("the engine is closing")
+
+    def enter(self, job: Job) -> None:
+        """Give a request its place. Raises `Overloaded`, and as `check` does."""
+        answers = job.params.n
         with self._lock:
+            self.check()
             held = self.held
-            if held + requests <= self._limit:
-                self.held += requests
+            if held + answers <= self.limit:
+                self.held += answers
+                self.pending += answers
+                self._places[job] = None
+                self._untold[job] = None
+                if job.deadline is not None:
+                    first = job.deadline < self._deadlines.next
+                    self._deadlines.add(job)
+                    if first:
+                        self.on_deadline()
                 return
             self.refused += 1
         reason = (
-            f"max_requests={self._limit}: {held} requests are held, {requests} more were asked "
+            f"max_requests={self.limit}: {held} requests are held, {answers} more were asked "
             "for; try again later"
         )
         emit("request_refused", reason=reason)
         raise Overloaded(reason)
 
-    def leave(self, requests: int) -> None:
+    def advance(self, job: Job, phase: Phase) -> bool:
+        """Let a request go on to its next phase; False if it has ended."""
         with self._lock:
-            self.held -= requests
+            if job.end is not None:
+                return False
+            job.phase = phase
+            return True
+
+    def complete(self, stats: EngineStats) -> EngineStats:
+        """What the decode thread knew when it last wrote its counters, and what is known since."""
+        with self._lock:
+            return replace(
+                stats,
+                waiting=stats.waiting + self.pending,
+                aborted=stats.aborted + self.ends[End.ABORTED],
+                failed=stats.failed + self.ends[End.FAILED],
+                refused=self.refused,
+            )
+
+    def took(self, answers: int) -> None:
+        """So many answers wait in the scheduler from now on."""
+        with self._lock:
+            self.pending -= answers
+
+    def end(
+        self, job: Job, how: End, error: BaseException | None, *, counted: bool = False
+    ) -> Outcome | None:
+        """End a request. What its consumer is to be told; None if it has ended before. `counted`:
+        the caller does it."""
+        with self._lock:
+            if job.end is not None:
+                return None
+            job.end = how
+            job.outcome = job.summary(self._clock(), error)
+            self.ends[how] += not counted
+            return job.outcome
+
+    def withdraw(self, job: Job, error: AsyncInferError | None = None) -> Outcome | None:
+        """End a request that is being prepared: aborted, or closed with `error`. None if it is not
+        any more, or has ended."""
+        how = End.ABORTED if error is None else End.CLOSED
+        with self._lock:
+            return self.end(job, how, error) if job.phase is Phase.PREPARING else None
+
+    def told(self, jobs: Iterable[Job]) -> None:
+        """The ends of these are on the way to their consumers."""
+        with self._lock:
+            for job in jobs:
+                self._untold.pop(job, None)
+                self._deadlines.discard(job)
+
+    def leave(self, job: Job) -> None:
+        """Nothing is computed for the request any more: its place is free."""
+        with self._lock:
+            if job not in self._places:
+                return
+            del self._places[job]
+            self.held -= job.params.n
+            if job.phase is not Phase.TAKEN:
+                self.pending -= job.params.n
+
+    def refuse(self, job: Job) -> None:
+        """A request that turned out to be none, or was never waited for: forget it."""
+        with self._lock:
+            if job.end is None:
+                job.end = End.REFUSED
+            self.told((job,))
+            self.leave(job)
+
+    def overdue(self, now: float) -> list[Job]:
+        """Requests whose deadline has passed and whose consumer may not have been told."""
+        if self._deadlines.next > now:
+            return []
+        with self._lock:
+            return self._deadlines.due(now)
+
+    def untold(self) -> list[Job]:
+        """All requests whose consumer may not have been told of an end."""
+        with self._lock:
+            return list(self._untold)
+
+    def drain(self, until: float) -> list[Job]:
+        """Take no request from now on, and end at `until` what still runs. A second close may be
+        more impatient than the first, not less. Returns what the decode thread does not have yet.
+        """
+        with self._lock:
+            before = math.inf if self.drain_until is None else self.drain_until
+            self.drain_until = min(before, until)
+            return [job for job in self._untold if job.phase is Phase.PREPARING]
+
+    def close(self, error: Callable[[], AsyncInferError]) -> list[Job]:
+        """Raise `error()` for every request from now on. Returns those that are to be told."""
+        with self._lock:
+            self._over = self._over or error
+            return list(self._untold)
+
+    def clear(self) -> None:
+        """The engine has ended, and all were told: no place is taken any more."""
+        with self._lock:
+            self._places.clear()
+            self._untold.clear()
+            self._deadlines = Deadlines()
+            self.held = self.pending = 0
+
+
+def _nothing() -> None: ...

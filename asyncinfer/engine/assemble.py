@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import os
 import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 from asyncinfer import plugins
 from asyncinfer.builtin import MODEL_PATH
@@ -17,37 +16,45 @@ from asyncinfer.chunk import EngineStats, LoadProgress
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Core
+from asyncinfer.engine.defaults import generation_defaults
 from asyncinfer.engine.jobs import answer_of
 from asyncinfer.engine.ports import Port
 from asyncinfer.engine.source import Loaded, ModelSource, Progress
 from asyncinfer.engine.watch import Watch, open_watch
-from asyncinfer.errors import EngineClosed, InvalidRequest, ModelLoadError
-from asyncinfer.params import SamplingParams
+from asyncinfer.errors import EngineClosed
+from asyncinfer.plugins.chosen import chosen_name
 from asyncinfer.scheduler import Request, Scheduler
-from asyncinfer.telemetry import emit
+from asyncinfer.telemetry import emit, plugin_reporter
 from asyncinfer.text import ChatTemplate, Tokenizer
 
 __all__ = ["Checkpoint", "open_core", "source_of"]
 
 
 class Checkpoint:
-    """A model in the Hugging Face format: a local folder or a hub id."""
+    """A checkpoint: a local folder or GGUF file, a hub id, or the name of a model we know."""
 
     def __init__(self, model: str | Path) -> None:
         self.model = model
 
     def load(self, config: EngineConfig, progress: Progress | None) -> Loaded:
         # Imports torch: engines on other model sources need none.
+        from asyncinfer.engine.gguf import load_gguf
         from asyncinfer.models.remote_code import tokenizer_code
         from asyncinfer.runner import open_runner
-        from asyncinfer.weights import resolve
+        from asyncinfer.weights import following_links, resolve
+        from asyncinfer.weights.gguf import is_gguf
 
-        folder = resolve(self.model, revision=config.revision)
-        tokenizer = Tokenizer.from_folder(folder)
-        template = ChatTemplate.from_folder(folder, tokenizer.shield)
-        defaults = generation_defaults(folder)
-        runner = open_runner(folder, config, tokenizer.vocab_size, progress)
-        notes = (*runner.notes, *tokenizer_code(folder))
+        path = resolve(self.model, revision=config.revision)
+        if is_gguf(path):
+            return load_gguf(path, config, progress)
+        # What is on the hub was made by anybody.
+        local = os.path.isdir(os.path.expanduser(self.model))
+        with following_links(local and config.follow_symlinks):
+            tokenizer = Tokenizer.from_folder(path)
+            template = ChatTemplate.from_folder(path, tokenizer.shield)
+            defaults = generation_defaults(path)
+            runner = open_runner(path, config, tokenizer.vocab_size, progress)
+            notes = (*runner.notes, *tokenizer_code(path), *template.notes)
         return Loaded(runner, tokenizer, template, defaults, notes)
 
 
@@ -67,6 +74,7 @@ def open_core(
     progress: Progress | None,
     admission: Admission,
     ports: dict[object, Port],
+    clock: Callable[[], float],
     cancelled: Event,
 ) -> Core:
     """Everything that takes long about opening an engine. `cancelled` stops it half-way."""
@@ -77,67 +85,82 @@ def open_core(
         if progress is not None:
             progress(step)
 
-    loaded = source.load(config, report)
-    watch = None
+    _report_ignored()
+    # Before a model is loaded, which may take minutes.
+    watch, loaded = open_watch(config), None
+    faults: list[str] = []
     try:
+        _check_policies(config)
+        loaded = source.load(config, report)
         if cancelled.is_set():
             raise EngineClosed("opening the engine was cancelled")
-        watch = open_watch(config)
-        scheduler = open_scheduler(loaded, config, watch)
+        scheduler = open_scheduler(loaded, config, watch, clock, faults)
+        core = Core(loaded, scheduler, config, admission, ports, clock, watch, faults)
+        notes = {"notes": loaded.notes} if loaded.notes else {}
+        emit("engine_loaded", model=repr(source), blocks=loaded.runner.spec.num_blocks, **notes)
+        if watch is not None:
+            name = source.model if isinstance(source, Checkpoint) else type(source).__name__
+            watch.opened(str(name), _stats_of(core))
     except BaseException:
-        loaded.runner.close()
+        if loaded is not None:
+            loaded.runner.close()
         if watch is not None:
             watch.discard()
         raise
-    notes = {"notes": loaded.notes} if loaded.notes else {}
-    emit("engine_loaded", model=repr(source), blocks=loaded.runner.spec.num_blocks, **notes)
-    core = Core(loaded, scheduler, config, admission, ports, watch=watch)
-    if watch is not None:
-        name = source.model if isinstance(source, Checkpoint) else type(source).__name__
-        watch.opened(str(name), _stats_of(core))
     return core
 
 
-def open_scheduler(loaded: Loaded, config: EngineConfig, watch: Watch | None = None) -> Scheduler:
-    """The scheduler and its cache, with the policies the configuration names."""
+def open_scheduler(
+    loaded: Loaded,
+    config: EngineConfig,
+    watch: Watch | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    faults: list[str] | None = None,
+) -> Scheduler:
+    """The scheduler and its cache, with the policies the configuration names; what goes wrong with
+    those is added to `faults`."""
+    told = [] if faults is None else faults
     spec = loaded.runner.spec
     cache = None
     if config.prefix_cache:
-        policy = plugins.cache_policies.resolve(config.cache_policy)
+        eviction, label = plugins.cache_policies.choose(config.cache_policy)
         cache = PrefixCache(
             spec.block_size,
-            policy,
-            on_fault=_report("asyncinfer.cache_policies"),
-            clock=time.monotonic,
+            eviction,
+            on_fault=plugin_reporter("asyncinfer.cache_policies", told),
+            clock=clock,
+            label=label,
         )
+    scheduling, label = plugins.schedulers.choose(config.scheduler)
     return Scheduler(
         spec,
-        policy=plugins.schedulers.resolve(config.scheduler),
+        policy=scheduling,
         cache=cache,
-        on_fault=_report("asyncinfer.schedulers"),
+        on_fault=plugin_reporter("asyncinfer.schedulers", told),
         on_preempt=_tell_preempted(watch),
+        clock=clock,
+        label=label,
     )
 
 
-def generation_defaults(folder: Path) -> dict[str, Any]:
-    """Sampling options of `generation_config.json`, read as the hub does: without `do_sample`
-    the model is greedy. What is no option of ours (or out of bounds) is left to the caller."""
-    path = folder / "generation_config.json"
-    try:
-        given = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"cannot be read: {error}", file=str(path)) from error
-    if not isinstance(given, dict):
-        raise ModelLoadError("must hold a JSON object", file=str(path))
-    if not given.get("do_sample", False):
-        return {"temperature": 0.0}
-    names = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
-    defaults = {name: given[name] for name in names if given.get(name) is not None}
-    try:
-        SamplingParams(**defaults)
-    except InvalidRequest as error:
-        raise ModelLoadError(str(error), file=str(path)) from error
-    return defaults
+def _check_policies(config: EngineConfig) -> None:
+    """Raise `PluginError` for a name that nobody has and arguments that nobody takes."""
+    if (named := chosen_name(config.scheduler)) is not None:
+        plugins.schedulers.check(*named)
+    if config.prefix_cache and (named := chosen_name(config.cache_policy)) is not None:
+        plugins.cache_policies.check(*named)
+
+
+def _report_ignored() -> None:
+    """An installed plugin that nobody can use has been meant for something."""
+    for info in plugins.ignored():
+        emit(
+            "plugin_ignored",
+            group=info.group,
+            name=info.name,
+            origin=info.origin,
+            reason=info.problem,
+        )
 
 
 def _tell_preempted(watch: Watch | None) -> Callable[[Request], None]:
@@ -157,13 +180,6 @@ def _stats_of(core: Core) -> Callable[[], EngineStats]:
 
     def stats() -> EngineStats:
         its = there()
-        return EngineStats() if its is None else its.stats
+        return EngineStats() if its is None else its.snapshot()
 
     return stats
-
-
-def _report(group: str) -> Callable[[Exception], None]:
-    def report(error: Exception) -> None:
-        emit("plugin_failed", group=group, error=repr(error))
-
-    return report

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import Enum
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -18,7 +19,7 @@ from asyncinfer.chunk import EngineStats
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine import output
 from asyncinfer.engine.admission import Admission
-from asyncinfer.engine.job import Answer, Job
+from asyncinfer.engine.job import Answer, End, Job, Phase
 from asyncinfer.engine.jobs import Jobs, answer_of
 from asyncinfer.engine.pace import Pace
 from asyncinfer.engine.ports import Batch, Port
@@ -38,6 +39,8 @@ class Command(Enum):
     ABORT = "abort"
     STOP = "stop"
     RESUME = "resume"
+    #: Give back what a job holds that ended while a step ran.
+    RELEASE = "release"
     CLOSE = "close"
 
 
@@ -53,8 +56,11 @@ class Core:
         ports: dict[object, Port],
         clock: Callable[[], float] = time.monotonic,
         watch: Watch | None = None,
+        faults: Sequence[str] = (),
     ) -> None:
         self.loaded = loaded
+        #: What went wrong with plugins, and the engine goes on without.
+        self.faults = faults
         self.runner = loaded.runner
         self.scheduler = scheduler
         self.jobs = Jobs(scheduler, config, admission, watch)
@@ -63,16 +69,20 @@ class Core:
         #: `SimpleQueue.put` is reentrant: finalizers may call it from any thread at any point.
         self.inbox: SimpleQueue[tuple[Command, Any]] = SimpleQueue()
         self.stats: EngineStats
-        #: When a close stops waiting for what still runs; None while open.
-        self.drain_until: float | None = None
-        #: When the step that runs now was begun; None between steps.
-        self.step_began: float | None = None
+        #: When the turn that runs now began; None between turns. The supervisor reads it.
+        self.turn_began: float | None = None
         self._admission = admission
         #: One per event loop; other threads add to it.
         self._ports = ports
         self._clock = clock
         self._pace = Pace(config.overlap, self.runner.spec.overlap)
         self._in_flight: deque[tuple[StepPlan, object]] = deque()
+        #: What `wait_for_post` was woken by.
+        self._woken_by: list[tuple[Command, Any]] = []
+        #: What is posted from now on comes too late.
+        self._closing = False
+        #: Answers taken over since the last snapshot.
+        self._took = 0
         self._publish()
 
     def post(self, command: Command, argument: Any = None) -> None:
@@ -85,95 +95,146 @@ class Core:
         return bool(self._in_flight) or self.scheduler.has_work
 
     @property
+    def drain_until(self) -> float | None:
+        """When a close stops waiting for what still runs; None while open."""
+        return self._admission.drain_until
+
+    @property
     def done(self) -> bool:
         """Closed, and nothing is left to wait for."""
-        return self.drain_until is not None and not self.jobs.live and not self._in_flight
+        if self.drain_until is None or self.jobs.live or self._in_flight:
+            return False
+        return not self.posted
+
+    @property
+    def posted(self) -> bool:
+        """Whether something waits to be read. Any thread."""
+        return bool(self._woken_by) or not self.inbox.empty()
 
     def pump(self) -> None:
-        """Take in what was posted, run one step, hand out its tokens."""
-        now = self._clock()
-        while not self.inbox.empty():
-            self._obey(*self.inbox.get_nowait(), now)
+        """One turn: take in what was posted, run one step, hand out its tokens."""
+        now = self.turn_began = self._clock()
+        posted = self.posted
+        if posted:
+            self._read_inbox(now)
         self.jobs.expire(now, self.drain_until)
-        self._step(now)
+        if self.jobs.unflushed:
+            # Whoever is to be told of an end need not wait for the step.
+            self._publish()
+            self._flush(now)
+        self._step(now, fresh=posted)
         self._publish()
         self._flush(now)
+        self.turn_began = None
 
-    def wait_for_post(self, timeout: float) -> None:
-        """Sleep until something is posted or runs out of time, at most `timeout` seconds."""
-        due = self.jobs.next_deadline
+    def idle_seconds(self, most: float) -> float:
+        """Until something runs out of time, `most` at most."""
+        due = self._admission.next_deadline
         if self.drain_until is not None:
             due = min(due, self.drain_until)
-        try:
-            post = self.inbox.get(timeout=max(0.0, min(timeout, due - self._clock())))
-        except Empty:
-            return
-        self._obey(*post, self._clock())
+        return max(0.0, min(most, due - self._clock()))
+
+    def wait_for_post(self, timeout: float) -> None:
+        """Sleep until something is posted, at most `timeout` seconds."""
+        with suppress(Empty):
+            self._woken_by.append(self.inbox.get(timeout=timeout))
+
+    def snapshot(self) -> EngineStats:
+        """The counters as they are now, also while a step runs. Any thread."""
+        return self._admission.complete(self.stats)
 
     def probe_loops(self) -> None:
         """Look whether the event loops still exist: a parked stream posts nothing to its own."""
-        for port in tuple(self._ports.values()):
+        for port in self._ports.copy().values():
             port.probe()
 
-    def fail_all(self, error: Callable[[], BaseException]) -> None:
-        """End every job, also those still in the inbox. What was delivered can be read.
+    def fail_all(self, error: Callable[[], AsyncInferError]) -> None:
+        """End every job, wherever it is. What was delivered can be read.
 
         Nothing is asked of the scheduler: what broke the loop may have left it in any state.
         """
-        now = self._clock()
-        while not self.inbox.empty():
-            command, argument = self.inbox.get_nowait()
-            if command is Command.SUBMIT:
-                self.jobs.forsake(argument, now, error())
-        for job in tuple(self.jobs.live):
-            self.jobs.forsake(job, now, error())
+        now = self.turn_began = self._clock()
+        ended = [
+            job for job in self._admission.close(error) if self.jobs.tell(job, End.CLOSED, error())
+        ]
+        self._admission.clear()
         self.stats = dataclasses.replace(self.stats, running=0, waiting=0, paused=0)
-        for port in tuple(self._ports.values()):
+        for port in self._ports.copy().values():
             port.flush()
+        # Observers last: one that hangs keeps no consumer waiting.
+        for job in dict.fromkeys((*ended, *self.jobs.live)):
+            self.jobs.report(job, now)
 
     def abandon(self, error: Callable[[], AsyncInferError]) -> None:
-        """Tell every consumer while the decode thread hangs in a step. Any thread; touches
-        nothing but what goes to the loops."""
-        now = self._clock()
-        for port in tuple(self._ports.values()):
-            # What ended before the step began.
-            port.flush()
-        ends = [(job, job.outcome(now, error())) for job in tuple(self.jobs.live)]
+        """End every job while the decode thread hangs. Touches nothing of its but what goes to the
+        loops. Any other thread."""
+        jobs = self._admission.close(error)
+        ends = [(job, self._admission.end(job, End.CLOSED, error())) for job in jobs]
+        self._admission.clear()
+        self.stats = dataclasses.replace(self.stats, running=0, waiting=0, paused=0)
+        for port in self._ports.copy().values():
+            # What was said before it began to hang.
+            port.rescue()
         for job, outcome in ends:
-            job.mailbox.port.send(Batch((job.mailbox, outcome)))
+            if outcome is not None:
+                job.mailbox.port.send(Batch((job.mailbox, outcome)))
         if self.watch is not None:
-            self.watch.abandon(ends, error(), now)
+            told = [(job, outcome) for job, outcome in ends if outcome is not None]
+            self.watch.abandon(told, error(), self._clock())
+
+    def discard(self, error: AsyncInferError) -> None:
+        """The engine was not opened after all."""
+        self.runner.close()
+        if self.watch is not None:
+            self.watch.close(error)
+
+    def _read_inbox(self, now: float) -> None:
+        while self._woken_by:
+            self._obey(*self._woken_by.pop(), now)
+        while not self.inbox.empty():
+            self._obey(*self.inbox.get_nowait(), now)
 
     def _obey(self, command: Command, argument: Any, now: float) -> None:
         match command:
-            case Command.SUBMIT if argument.mailbox.port.closed:
-                self.jobs.forsake(argument, now, EngineClosed("the event loop is closed"))
-                argument.mailbox.port.flush()
-            case Command.SUBMIT if self.drain_until is None:
-                self.jobs.add(argument)
             case Command.SUBMIT:
-                self.jobs.forsake(argument, now, EngineClosed("the engine is closing"))
+                self._take(argument, now)
             case Command.ABORT:
                 self.jobs.abort(argument, now)
             case Command.STOP:
                 self.jobs.stop(argument, now)
             case Command.RESUME:
                 self.jobs.resume(argument)
+            case Command.RELEASE:
+                self.jobs.release(argument, now)
             case Command.CLOSE:
-                # A second close may be more impatient than the first, not less.
-                before = self.drain_until
-                self.drain_until = now + argument
-                if before is not None:
-                    self.drain_until = min(before, self.drain_until)
+                self._closing = True
+                self._admission.drain(now + argument)
 
-    def _step(self, now: float) -> None:
-        self.step_began = now
+    def _take(self, job: Job, now: float) -> None:
+        """A job arrives."""
+        if job.mailbox.port.closed:
+            self.jobs.tell(job, End.CLOSED, EngineClosed("the event loop is closed"))
+        elif self._closing:
+            self.jobs.tell(job, End.CLOSED, EngineClosed("the engine is closing"))
+        if self._admission.advance(job, Phase.TAKEN):
+            self._took += job.params.n
+            self.jobs.add(job)
+        else:
+            # It ended on the way.
+            self._admission.leave(job)
+            self.jobs.report(job, now)
+
+    def _step(self, now: float, *, fresh: bool) -> None:
         while len(self._in_flight) < self._pace.ahead:
             plan = self.scheduler.schedule(now)
             if plan is None:
                 break
             for join in plan.joins:
                 self._started(join.slot, now)
+            if fresh or plan.joins:
+                # The step may take long, and somebody may ask meanwhile.
+                fresh = False
+                self._publish()
             try:
                 handle = self.runner.launch(plan)
             except MemoryError as error:
@@ -183,7 +244,6 @@ class Core:
         if self._in_flight:
             self._commit(*self._in_flight.popleft())
         self._pace.stepped(self._clock() if self._in_flight else None)
-        self.step_began = None
 
     def _retract(self, plan: StepPlan, error: MemoryError, now: float) -> None:
         """The device had no room for a step: go on in smaller ones."""
@@ -223,7 +283,7 @@ class Core:
                 continue
             if prompt_logprobs and row in prompt_logprobs:
                 position = plan.starts[row] + 1
-                job.add_prompt_logprobs(position, output.token_logprobs(prompt_logprobs[row]))
+                job.add_prompt_logprobs(position, prompt_logprobs[row])
             if not tokens:
                 continue
             if job.first_token is None:
@@ -231,15 +291,20 @@ class Core:
                 if self.watch is not None:
                     self.watch.first_token(job, now)
             job.last_token = now
-            its = output.token_logprobs(logprobs[row]) if logprobs and row in logprobs else ()
-            ended = output.advance(answer, tokens, reason, its)
+            its = logprobs[row] if logprobs and row in logprobs else ()
+            try:
+                ended = output.advance(answer, tokens, reason, its)
+            except Exception as error:
+                # A tokenizer that cannot decode one answer takes no other with it.
+                self.jobs.fail(job, now, _named(job, error))
+                continue
             if ended is not None:
                 self.jobs.finish(answer, ended, now)
-            elif job.delivered >= job.room and job.full and job.on_full != "coalesce":
+            elif job.delivered >= job.room and job.full:
                 self.jobs.park(answer, now)
 
     def _publish(self) -> None:
-        its, counters, jobs = self.scheduler, self.scheduler.counters, self.jobs
+        its, counters, ends = self.scheduler, self.scheduler.counters, self.jobs.ends
         self.stats = EngineStats(
             running=its.running,
             waiting=its.waiting,
@@ -255,21 +320,26 @@ class Core:
             generated_tokens=counters.generated_tokens,
             preemptions=counters.preemptions,
             steps=counters.steps,
-            finished=jobs.finished,
-            aborted=jobs.aborted,
-            failed=jobs.failed,
-            refused=self._admission.refused,
+            finished=ends[End.FINISHED],
+            aborted=ends[End.ABORTED],
+            failed=ends[End.FAILED],
         )
+        if self._took:
+            self._admission.took(self._took)
+            self._took = 0
 
     def _flush(self, now: float) -> None:
-        for loop, port in tuple(self._ports.items()):
+        for loop, port in self._ports.copy().items():
             port.flush()
             if port.closed:
                 # Nobody can read what belongs to an event loop that is gone.
                 for job in [job for job in self.jobs.live if job.mailbox.port is port]:
                     self.jobs.abort(job, now)
+                self._publish()
                 port.flush()
                 del self._ports[loop]
+        if self.jobs.unflushed:
+            self.jobs.flushed()
 
 
 def _named(job: Job, error: Exception) -> RequestFailed:

@@ -3,42 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import os
-import time
 import warnings
 from functools import partial
-from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import anyio
-
-from asyncinfer.chunk import Completion, EngineStats
+from asyncinfer.checks import suggestion
+from asyncinfer.chunk import Completion, EngineHealth, EngineStats
 from asyncinfer.config import EngineConfig, OnFull
-from asyncinfer.engine import process
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.assemble import open_core, source_of
-from asyncinfer.engine.core import Command, Core
-from asyncinfer.engine.intake import Intake
-from asyncinfer.engine.job import Job
-from asyncinfer.engine.loops import current_port
-from asyncinfer.engine.mailbox import Outcome
+from asyncinfer.engine.closing import close
+from asyncinfer.engine.core import Command
+from asyncinfer.engine.frontend import Frontend
+from asyncinfer.engine.health import failed, health_of
 from asyncinfer.engine.options import RequestOptions
-from asyncinfer.engine.ports import Port
+from asyncinfer.engine.runtime import Runtime, Threads
 from asyncinfer.engine.source import ModelSource, Progress
 from asyncinfer.engine.stream import Stream
 from asyncinfer.engine.thread import DecodeThread
-from asyncinfer.errors import EngineClosed, EngineDead, InvalidRequest
+from asyncinfer.errors import EngineClosed, InvalidRequest
 from asyncinfer.params import SamplingParams
 
 __all__ = ["Engine"]
 
-#: Seconds beyond `drain_timeout` that a close waits for the step that runs.
-CLOSE_GRACE = 10.0
-
 _SAMPLING = frozenset(field.name for field in dataclasses.fields(SamplingParams))
+_OPTIONS = _SAMPLING | {field.name for field in dataclasses.fields(RequestOptions)}
 
 
 class Engine:
@@ -50,6 +41,9 @@ class Engine:
 
     Requests may come from any event loop (asyncio, uvloop, trio) and thread.
     """
+
+    #: Where time and threads come from; a simulation's subclass has its own.
+    _runtime: Runtime = Threads()
 
     def __init__(
         self,
@@ -65,13 +59,9 @@ class Engine:
         self.config = base.replace(**overrides) if overrides else base
         self._source = source_of(model)
         self._progress = progress
-        self._admission = Admission(self.config.max_requests)
-        self._ports: dict[object, Port] = {}
+        self._admission = Admission(self.config.max_requests, self._runtime.clock)
+        self._frontend = Frontend(self.config, self._admission, self._runtime)
         self._thread: DecodeThread | None = None
-        self._core: Core | None = None
-        self._intake: Intake | None = None
-        self._process = process.pid
-        self._ids = count(1)
 
     @classmethod
     async def open(
@@ -114,10 +104,10 @@ class Engine:
         """A stream of the answer to `prompt`: a string, a list of token ids or chat messages.
 
         Sampling options are those of `SamplingParams`, as `params=` or by name; with names alone,
-        what is not named is the model's own default (its generation_config.json). Raises
+        what is not named is the model's own default: see `default_params`. Raises
         `InvalidRequest` for bad options here, and for a bad prompt when the stream starts.
         """
-        core = self._check()
+        core = self._frontend.check()
         options = RequestOptions(
             priority=priority,
             deadline=deadline,
@@ -126,9 +116,10 @@ class Engine:
             on_full=self.config.on_full if on_full is None else on_full,
         )
         for name in sampling.keys() - _SAMPLING:
-            raise InvalidRequest(name, sampling[name], "is not an option of stream()")
+            near = suggestion(name, sorted(_OPTIONS))
+            raise InvalidRequest(name, sampling[name], f"is not an option of stream(){near}")
         if params is None:
-            params = SamplingParams(**{**core.loaded.defaults, **sampling})
+            params = core.loaded.defaults.params(sampling)
         elif not isinstance(params, SamplingParams):
             raise InvalidRequest("params", params, "must be SamplingParams")
         elif sampling:
@@ -138,56 +129,75 @@ class Engine:
             raise InvalidRequest(
                 "n", params.n, f"must be <= max_requests={self.config.max_requests}"
             )
-        return Stream(self, prompt, params, options)
+        return Stream(self._frontend, prompt, params, options, owner=self)
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """The options of a request that names none: those of the model's generation_config.json,
+        greedy where that does not say `do_sample`. Raises as `stream` does while the engine is not
+        open."""
+        return self._frontend.check().loaded.defaults.params({})
 
     async def generate(self, prompt: Any, **options: Any) -> Completion:
         """The whole answer at once; options as for `stream`. Cancelling it aborts the request."""
+        self._frontend.check()
+        if options.get("deadline") is None:
+            # One that has a deadline is registered at once, since it may pass in the line.
+            await self._frontend.turn()
         return await self.stream(prompt, **options)
 
     def stats(self) -> EngineStats:
         """A snapshot of the counters, from any thread, without waiting."""
-        return EngineStats() if self._core is None else self._core.stats
+        core = self._frontend.core
+        return EngineStats() if core is None else core.snapshot()
+
+    def health(self) -> EngineHealth:
+        """Whether the engine serves, and why not; from any thread, without waiting."""
+        thread, core = self._thread, self._frontend.core
+        if thread is None or not self._frontend.here:
+            why = "it was not opened" if self._frontend.here else "it lives in another process"
+            return EngineHealth("closed", (why,))
+        if core is None:
+            return EngineHealth("opening") if thread.load_error is None else failed(thread)
+        return health_of(core, self._admission, thread, self.config, self._runtime.clock())
 
     async def aclose(self, *, drain_timeout: float | None = None) -> None:
         """Refuse new requests, let running ones go on for `drain_timeout` seconds (None takes the
         configuration's, 0 aborts them), and give all memory back. A second call does nothing.
+        An engine that is being opened is closed at once, and whoever opens it gets `EngineClosed`.
 
-        Raises `EngineDead` if the decode thread hangs in a step, `ValueError` for a bad
-        `drain_timeout`; never hangs itself.
+        Cancelled, it aborts what runs, and still waits for the step that runs. Raises `EngineDead`
+        if that hangs, `ValueError` for a bad `drain_timeout`; never hangs itself.
         """
         thread = self._thread
-        if thread is None or not self._in_process():
+        if thread is None or not self._frontend.here:
             return
         config = self.config
         if drain_timeout is not None:
             config = config.replace(drain_timeout=drain_timeout)
-        drain = config.drain_timeout
-        self._post(Command.CLOSE, drain)
-        with anyio.move_on_after(drain + CLOSE_GRACE, shield=True):
-            await thread.closed.wait(current_port(self._ports))
-        if self._intake is not None:
-            self._intake.close()
-        # The thread has said its last word; what is left of it takes no time.
-        if not thread.closed.is_set or not thread.join(timeout=1.0):
-            raise EngineDead(f"the decode thread did not stop within {drain + CLOSE_GRACE:g} s")
+        await close(self._frontend, thread, config.drain_timeout, self._runtime.clock)
 
     async def _open(self) -> None:
         if self._thread is not None:
             raise EngineClosed("an engine is opened once; make another")
-        port = current_port(self._ports)
-        thread = self._thread = DecodeThread(
+        port = self._frontend.port()
+        thread = DecodeThread(
             partial(
                 open_core,
                 self._source,
                 self.config,
                 self._progress,
                 self._admission,
-                self._ports,
+                self._frontend.ports,
+                self._runtime.clock,
             ),
             home=port,
+            admission=self._admission,
+            runtime=self._runtime,
             step_timeout=self.config.step_timeout,
         )
         thread.start()
+        self._thread = thread
         try:
             await thread.opened.wait(port)
         except BaseException:
@@ -198,83 +208,19 @@ class Engine:
         if thread.load_error is not None:
             raise thread.load_error
         assert thread.core is not None
-        self._core = thread.core
-        self._intake = Intake(thread.core, self.config)
-
-    async def _submit(self, stream: Stream, *, quiet: bool) -> Job:
-        """Turn a stream into a job and hand it to the decode thread. `quiet`: nothing is read
-        before the end."""
-        core = self._check()
-        assert self._intake is not None
-        now = time.monotonic()
-        port = current_port(self._ports)
-        options, params = stream._options, stream._params
-        job = Job(stream.request_id, port, params, options, now, stream._context)
-        # Before the engine has it: the buffer of one that is awaited is never full.
-        job.mailbox.quiet = quiet
-        self._admission.enter(params.n)
-        try:
-            hint = min(job.deadline or math.inf, now + _scope_deadline())
-            await self._intake.fill(
-                job, stream._prompt, options, None if hint == math.inf else hint
-            )
-            self._check()
-        except BaseException:
-            self._admission.leave(params.n)
-            raise
-        core.post(Command.SUBMIT, job)
-        assert self._thread is not None
-        if self._thread.ended is not None:
-            # Posted while the thread read its inbox for the last time: nobody else may answer.
-            job.mailbox.tell(Outcome(self._thread.ended()))
-        return job
-
-    def _check(self) -> Core:
-        """The open core, or the error that says why there is none."""
-        self._check_process()
-        if self._core is None or self._thread is None:
-            raise EngineClosed("the engine is not open; use `async with Engine(...)`")
-        if self._thread.ended is not None:
-            raise self._thread.ended()
-        if self._core.drain_until is not None:
-            raise EngineClosed("the engine is closing")
-        return self._core
-
-    def _check_process(self) -> None:
-        if not self._in_process():
-            raise EngineClosed(
-                f"this engine lives in process {self._process}, not in its fork {os.getpid()}; "
-                "open another one here"
-            )
-
-    def _in_process(self) -> bool:
-        return process.pid == self._process
-
-    def _post(self, command: Command, argument: Any) -> None:
-        if self._core is not None:
-            self._core.post(command, argument)
-
-    def _next_request_id(self) -> str:
-        return f"req-{next(self._ids)}"
+        self._frontend.opened(thread.core)
 
     def __del__(self) -> None:
         thread = getattr(self, "_thread", None)
-        if thread is None or not self._in_process():
+        if thread is None or not self._frontend.here:
             return
-        if self._intake is not None:
-            self._intake.dismiss()
+        self._frontend.dismiss()
         if thread.closed.is_set:
             return
-        self._post(Command.CLOSE, 0.0)
+        self._frontend.post(Command.CLOSE, 0.0)
         warnings.warn(
             "an Engine was dropped without aclose(); use `async with Engine(...)`",
             ResourceWarning,
             source=self,
             stacklevel=2,
         )
-
-
-def _scope_deadline() -> float:
-    """Seconds until the cancel scopes around the caller expire; inf without one."""
-    deadline = anyio.current_effective_deadline()
-    return deadline if math.isinf(deadline) else deadline - anyio.current_time()

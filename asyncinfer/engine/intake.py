@@ -3,22 +3,26 @@ it may take long."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import count
-from queue import SimpleQueue
 from secrets import randbits
 from typing import Any
 
 from asyncinfer.config import EngineConfig
-from asyncinfer.engine.core import Core
-from asyncinfer.engine.job import Answer, Job
+from asyncinfer.engine.admission import Admission
+from asyncinfer.engine.core import Command, Core
+from asyncinfer.engine.job import Answer, Job, Phase
+from asyncinfer.engine.jobs import log_end
+from asyncinfer.engine.lanes import Lanes
+from asyncinfer.engine.line import Line
 from asyncinfer.engine.options import RequestOptions
-from asyncinfer.engine.ports import Cell
-from asyncinfer.engine.samplers import resolve_sampler
-from asyncinfer.errors import EngineClosed, InvalidRequest
+from asyncinfer.engine.ports import Port
+from asyncinfer.engine.runtime import Runtime
+from asyncinfer.engine.samplers import resolve_samplers, samplers_at_hand
+from asyncinfer.errors import InvalidRequest, Size
+from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import ChosenSampler, Request
 from asyncinfer.text import Detokenizer, StopStrings
 
@@ -29,98 +33,148 @@ __all__ = ["Intake"]
 INLINE_CHARS = 1024
 INLINE_TOKENS = 4096
 INLINE_WORDS = 4
-WORKERS = 2
 
+#: Messages of these roles a template writes as they are.
+_SHOWN = ("system", "user")
 _SEED_MASK = 2**64 - 1
 
 
 class Intake:
-    """Prepares jobs. Long prompts go to daemon threads of its own, so that neither an event loop
-    nor the exit of the interpreter waits for them."""
+    """Prepares jobs and hands them to the decode thread. Long prompts go to daemon threads of its
+    own, so that neither an event loop nor the exit of the interpreter waits for them.
 
-    def __init__(self, core: Core, config: EngineConfig) -> None:
+    A job that ends meanwhile, for whatever reason, is dropped where it is: at once while it waits,
+    else between two phases of its preparation. Its place is taken until then.
+    """
+
+    def __init__(
+        self, core: Core, config: EngineConfig, admission: Admission, runtime: Runtime
+    ) -> None:
+        self._core = core
         self._loaded = core.loaded
         self._scheduler = core.scheduler
         self._config = config
+        self._admission = admission
         self._ids = count()
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._lock = threading.Lock()
-        self._closed = False
+        self._lanes = Lanes(runtime)
+        #: By event loop, where somebody submitted in this turn of it.
+        self._lines: dict[Port, Line] = {}
 
-    async def fill(
+    async def take_in(
         self, job: Job, prompt: Any, options: RequestOptions, deadline_hint: float | None
     ) -> None:
-        """Give `job` its answers and their requests. Raises `InvalidRequest`."""
-        prepare = partial(self.prepare, job, prompt, options, deadline_hint)
-        short = INLINE_CHARS if isinstance(prompt, str) else INLINE_TOKENS
-        plain = isinstance(prompt, str) or _is_token_ids(prompt)
-        params = job.params
-        if plain and len(prompt) * params.n <= short and len(params.bad_words) <= INLINE_WORDS:
-            prepare()
+        """Prepare an admitted job and hand it on. Raises `InvalidRequest`, and what the job ended
+        with; returns if it was aborted. Whatever it raises, the job is gone."""
+        if _is_short(prompt, job.params):
+            await self._in_line(job)
+            self.prepare_here(job, prompt, options, deadline_hint)
         else:
-            await self._on_worker(Cell(job.mailbox.port), prepare)
+            work = partial(self.prepare_here, job, prompt, options, deadline_hint)
+            await self._on_worker(job, work, _size(prompt))
+        outcome = job.mailbox.outcome
+        if outcome is not None and outcome.error is not None:
+            raise outcome.error
 
-    def dismiss(self) -> None:
-        """Let the threads end when they have done what they were given. Waits for nothing."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                for _ in self._threads:
-                    self._work.put(None)
+    def prepare_here(
+        self, job: Job, prompt: Any, options: RequestOptions, deadline_hint: float | None
+    ) -> None:
+        """`take_in` on the calling thread, from now to the end. A job that has ended is dropped."""
+        try:
+            if not job.ended:
+                self.prepare(job, prompt, options, deadline_hint)
+        except _Ended:
+            pass
+        except BaseException:
+            self._admission.refuse(job)
+            # It may have ended otherwise before.
+            log_end(job)
+            raise
+        if self._admission.advance(job, Phase.QUEUED):
+            self._core.post(Command.SUBMIT, job)
+        else:
+            self._drop(job)
 
     def close(self) -> None:
-        self.dismiss()
-        for thread in self._threads:
-            # One that is in the middle of a prompt ends by itself; it is nobody's to wait for, and
-            # this runs on an event loop.
-            thread.join(timeout=0.01)
-        self._threads.clear()
+        """Let the threads end after what they do now. Waits for nothing."""
+        self._lanes.close()
 
-    async def _on_worker(self, cell: Cell, prepare: Callable[[], None]) -> None:
-        done: list[BaseException | None] = []
+    @property
+    def alive(self) -> bool:
+        """Whether one of the threads runs."""
+        return self._lanes.alive
 
-        def work() -> None:
-            error: BaseException | None = None
+    async def _in_line(self, job: Job) -> None:
+        """Wait until the event loop has time for a short prompt."""
+        mailbox = job.mailbox
+        port = mailbox.port
+        line = self._lines.get(port)
+        if line is None:
+            line = self._lines[port] = Line(port, partial(self._lines.pop, port, None))
+        if line.enter(mailbox):
+            return
+        try:
+            await mailbox.wait_for(lambda: mailbox.outcome or not line.waits(mailbox))
+        except BaseException:
+            self._cancelled(job)
+            self._drop(job)
+            raise
+        finally:
+            line.leave(mailbox)
+
+    async def _on_worker(self, job: Job, work: Callable[[], None], size: int) -> None:
+        mailbox = job.mailbox
+        failed: list[BaseException] = []
+        done = False
+
+        def task() -> None:
+            nonlocal done
             try:
-                prepare()
-            except BaseException as caught:
-                error = caught
-            done.append(error)
-            cell.port.post(cell.port.wake, cell)
+                work()
+            except BaseException as error:
+                failed.append(error)
+            done = True
+            mailbox.port.post(mailbox.port.wake, mailbox)
 
-        self._give(work)
-        await cell.wait_for(lambda: done)
-        if done[0] is not None:
-            raise done[0]
+        try:
+            self._lanes.give(task, size)
+        except BaseException:
+            self._admission.refuse(job)
+            raise
+        try:
+            await mailbox.wait_for(lambda: done or mailbox.outcome)
+        except BaseException:
+            self._cancelled(job)
+            raise
+        finally:
+            if not done and self._lanes.drop(task):
+                self._drop(job)
+        if failed and mailbox.outcome is None:
+            raise failed[0]
 
-    def _give(self, work: Callable[[], None]) -> None:
-        # A thread that is to end does so after all the work that was taken on, and takes no more.
-        with self._lock:
-            if self._closed:
-                raise EngineClosed("the engine was closed")
-            while len(self._threads) < WORKERS:
-                thread = threading.Thread(
-                    target=_serve, args=(self._work,), name="asyncinfer-intake", daemon=True
-                )
-                self._threads.append(thread)
-                thread.start()
-            self._work.put(work)
+    def _cancelled(self, job: Job) -> None:
+        """The consumer waits no more."""
+        if self._admission.withdraw(job) is None:
+            self._core.post(Command.ABORT, job)
+        else:
+            self._admission.told((job,))
+
+    def _drop(self, job: Job) -> None:
+        """Give back the place of a job that has ended before the decode thread took it over."""
+        self._admission.leave(job)
+        log_end(job)
 
     def prepare(
         self, job: Job, prompt: Any, options: RequestOptions, deadline_hint: float | None
     ) -> None:
         """The synchronous core of `fill`."""
         params, tokenizer, scheduler = job.params, self._loaded.tokenizer, self._scheduler
-        chosen = None
-        if params.sampler is not None:
-            if not scheduler.spec.samplers:
-                raise InvalidRequest("sampler", params.sampler, "this model runs no samplers")
-            chosen = resolve_sampler(params)
+        chosen = resolve_samplers(params)
+        if chosen and not scheduler.spec.samplers:
+            raise InvalidRequest("sampler", params.sampler, "this model runs no samplers")
         vocab_size = scheduler.spec.vocab_size
         params.check_vocabulary(vocab_size)
-        token_ids = self._tokenise(prompt, vocab_size)
-        total = scheduler.check_fits(len(token_ids), params.max_tokens)
+        token_ids = self._tokenise(job, prompt, vocab_size)
+        total = scheduler.check_fits(len(token_ids), params.max_tokens, params.prompt_logprobs)
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids |= tokenizer.eos_ids
@@ -128,8 +182,9 @@ class Intake:
         seed = randbits(64) if params.seed is None else params.seed & _SEED_MASK
         cache = scheduler.cache
         keys = None
+        _go_on(job)
         if cache is not None:
-            pause = _breathe if len(token_ids) > INLINE_TOKENS else None
+            pause = partial(_breathe, job) if len(token_ids) > INLINE_TOKENS else None
             keys = cache.keys(token_ids, options.cache_scope, pause=pause)
         job.prompt_len = len(token_ids)
         first: Request | None = None
@@ -148,30 +203,36 @@ class Intake:
                 stop_ids=stop_ids,
                 bad_ids=bad_ids,
                 # What is saved of a sampler's state is each answer's own.
-                sampler=None if chosen is None else ChosenSampler(*chosen),
-                keys=None if keys is None else list(keys),
+                samplers=tuple(ChosenSampler(*each) for each in chosen),
+                keys=keys,
                 index=index,
                 fork_of=first,
             )
             first = first or request
             stops = StopStrings(params.stop) if params.stop else None
-            answer = Answer(job, index, request, Detokenizer(tokenizer), stops)
+            answer = Answer(job, index, request, Detokenizer(tokenizer, token_ids), stops)
             request.owner = answer
             job.answers.append(answer)
 
-    def _tokenise(self, prompt: Any, vocab_size: int) -> list[int]:
-        tokenizer = self._loaded.tokenizer
+    def _tokenise(self, job: Job, prompt: Any, vocab_size: int) -> list[int]:
+        tokenizer, scheduler = self._loaded.tokenizer, self._scheduler
         if isinstance(prompt, str):
-            self._check_chars(prompt)
+            self._check_chars(len(prompt))
             token_ids = tokenizer.encode(prompt)
-        elif _is_token_ids(prompt):
-            token_ids = [_token_id(i, token, vocab_size) for i, token in enumerate(prompt)]
-        elif isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], Mapping):
+        elif isinstance(prompt, list | tuple) and not prompt:
+            raise InvalidRequest("prompt", prompt, "is empty: must hold a token id or a message")
+        elif isinstance(prompt, list | tuple) and isinstance(prompt[0], Mapping):
             if self._loaded.template is None:
                 raise InvalidRequest("prompt", "chat messages", "this model has no chat template")
+            self._check_messages(prompt)
             text = self._loaded.template.render(prompt)
-            self._check_chars(text)
+            _go_on(job)
+            self._check_chars(len(text))
             token_ids = tokenizer.encode_chat(text)
+        elif isinstance(prompt, list | tuple) and isinstance(prompt[0], int):
+            # Before each of them is looked at.
+            scheduler.check_fits(len(prompt), job.params.max_tokens, job.params.prompt_logprobs)
+            token_ids = [_token_id(i, token, vocab_size) for i, token in enumerate(prompt)]
         else:
             raise InvalidRequest(
                 "prompt", prompt, "must be a string, a list of token ids or a list of chat messages"
@@ -182,17 +243,76 @@ class Intake:
             token_ids = [tokenizer.bos_id]
         return token_ids
 
-    def _check_chars(self, text: str) -> None:
-        if len(text) > self._config.max_prompt_chars:
-            raise InvalidRequest(
-                "prompt",
-                f"{len(text)} characters",
-                f"must have <= max_prompt_chars={self._config.max_prompt_chars}",
-            )
+    def _check_messages(self, messages: Sequence[Any]) -> None:
+        """Before a template sees them: it may take long, and writes what they hold at least."""
+        chars = message_chars(messages)
+        self._check_limit(chars, "of messages")
+        # What the assistant thought, a template may leave out.
+        self._check_context(message_chars(messages, _SHOWN), "of messages")
+        if not chars and not any(map(_has_calls, messages)):
+            raise InvalidRequest("prompt", messages, "is empty: no message has any content")
+
+    def _check_chars(self, chars: int) -> None:
+        """Refuse a text that is too long before anybody tokenises it."""
+        self._check_limit(chars)
+        self._check_context(chars)
+
+    def _check_limit(self, chars: int, what: str = "") -> None:
+        most = self._config.max_prompt_chars
+        if chars > most:
+            value = Size(f"{chars} characters {what}".rstrip())
+            raise InvalidRequest("prompt", value, f"must have <= max_prompt_chars={most}")
+
+    def _check_context(self, chars: int, what: str = "") -> None:
+        context, longest = self._scheduler.spec.max_context, self._loaded.tokenizer.longest_token
+        if longest is not None and chars > context * longest:
+            value = Size(f"{chars} characters {what}".rstrip())
+            bound = f"at most {context * longest} can fit a context of {context} tokens"
+            raise InvalidRequest("prompt", value, bound)
 
 
-def _is_token_ids(prompt: Any) -> bool:
-    return isinstance(prompt, list | tuple) and (not prompt or isinstance(prompt[0], int))
+def _is_short(prompt: Any, params: SamplingParams) -> bool:
+    """Whether it is prepared on the event loop."""
+    if isinstance(prompt, str):
+        most = INLINE_CHARS
+    elif isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], int):
+        most = INLINE_TOKENS
+    else:
+        # An empty one is refused on the spot.
+        return isinstance(prompt, list | tuple) and not prompt
+    small = len(prompt) * params.n <= most and len(params.bad_words) <= INLINE_WORDS
+    return small and samplers_at_hand(params)
+
+
+def _size(prompt: Any) -> int:
+    """Characters or tokens, roughly: what decides on the lane. Looks at no more than it must."""
+    if not isinstance(prompt, str | list | tuple):
+        return 0
+    if len(prompt) < INLINE_TOKENS and not isinstance(prompt, str):
+        return max(len(prompt), message_chars(prompt))
+    return len(prompt)
+
+
+def message_chars(messages: Sequence[Any], roles: Collection[str] | None = None) -> int:
+    """Characters of the contents of chat messages, which nobody has checked yet; those of some
+    `roles` only, unless None."""
+    chars = 0
+    for message in messages:
+        if not isinstance(message, Mapping):
+            continue
+        if roles is not None and message.get("role") not in roles:
+            continue
+        content = message.get("content")
+        if isinstance(content, str):
+            chars += len(content)
+        elif isinstance(content, list | tuple):
+            texts = [part.get("text") for part in content if isinstance(part, Mapping)]
+            chars += sum(len(text) for text in texts if isinstance(text, str))
+    return chars
+
+
+def _has_calls(message: Any) -> bool:
+    return isinstance(message, Mapping) and bool(message.get("tool_calls"))
 
 
 def _token_id(index: int, token: Any, vocab_size: int) -> int:
@@ -203,14 +323,18 @@ def _token_id(index: int, token: Any, vocab_size: int) -> int:
     return token
 
 
-def _breathe() -> None:
+class _Ended(Exception):
+    """The job has ended while it was prepared."""
+
+
+def _go_on(job: Job) -> None:
+    """Between two phases of a preparation."""
+    if job.ended:
+        raise _Ended
+
+
+def _breathe(job: Job) -> None:
+    _go_on(job)
     # A thread that only runs Python gives the GIL away after 5 ms; an event loop shall not wait
     # as long. Sleeping gives it away now, and for long enough that somebody takes it.
     time.sleep(50e-6)
-
-
-def _serve(work: SimpleQueue[Callable[[], None] | None]) -> None:
-    while (item := work.get()) is not None:
-        item()
-        # Do not keep the last prompt alive while waiting for the next.
-        del item

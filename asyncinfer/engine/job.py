@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+import math
 from contextvars import Context
+from enum import Enum
 
-from asyncinfer.chunk import Timings, TokenLogprob, Usage
+from asyncinfer.chunk import Timings, Usage
 from asyncinfer.engine.mailbox import Mailbox, Outcome
 from asyncinfer.engine.options import RequestOptions
 from asyncinfer.engine.ports import Port
+from asyncinfer.engine.scored_mailbox import ScoredMailbox
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler import Request
+from asyncinfer.scheduler import Request, RowLogprobs
 from asyncinfer.text import Detokenizer, StopStrings
 
-__all__ = ["Answer", "Job"]
+__all__ = ["Answer", "End", "Job", "Phase"]
+
+
+class Phase(Enum):
+    """Who has a job, and gives its place back when it has ended."""
+
+    #: The intake: a worker thread, or the event loop that submits it.
+    PREPARING = "preparing"
+    #: The inbox of the decode thread.
+    QUEUED = "queued"
+    #: The decode thread.
+    TAKEN = "taken"
+
+
+class End(Enum):
+    """How a job ended."""
+
+    FINISHED = "finished"
+    #: Its consumer left.
+    ABORTED = "aborted"
+    FAILED = "failed"
+    #: With the engine.
+    CLOSED = "closed"
+    #: Before it was one: its prompt or its options are out of bounds.
+    REFUSED = "refused"
 
 
 class Answer:
@@ -22,9 +49,6 @@ class Answer:
         "count",
         "detokenizer",
         "ended",
-        "held_ids",
-        "held_logprobs",
-        "held_text",
         "index",
         "job",
         "reason",
@@ -45,10 +69,6 @@ class Answer:
         self.reason: str | None = None
         #: Tokens drawn.
         self.count = 0
-        # What waits for the rest of a character, or for room in a coalescing buffer.
-        self.held_text = ""
-        self.held_ids: list[int] = []
-        self.held_logprobs: list[TokenLogprob] = []
 
 
 class Job:
@@ -56,25 +76,29 @@ class Job:
 
     __slots__ = (
         "answers",
+        "bound",
         "capacity",
         "context",
         "deadline",
         "delivered",
-        "ended",
+        "end",
         "first_token",
         "last_token",
         "mailbox",
         "on_full",
         "open_answers",
+        "outcome",
         "params",
         "parked",
         "parked_at",
+        "phase",
         "prompt_len",
         "prompt_logprobs",
         "request_id",
         "room",
         "started",
         "submitted",
+        "taken_before",
     )
 
     def __init__(
@@ -87,38 +111,57 @@ class Job:
         context: Context,
     ) -> None:
         self.request_id = request_id
-        self.mailbox = Mailbox(port)
-        #: Tokens the stream holds unread before `on_full` applies.
-        self.capacity = options.buffer
+        coalesces = options.on_full == "coalesce"
+        most = options.buffer if coalesces else None
+        scored = params.logprobs is not None
+        self.mailbox = ScoredMailbox(port, params.n, most) if scored else Mailbox(port, most)
+        #: Tokens the stream holds unread. A step draws one for each answer, so as many fit.
+        self.capacity = max(options.buffer, params.n)
+        #: Unread tokens at which `on_full` applies: a paused stream is full when nothing more
+        #: fits, a cancelled one when something did not fit, and a coalescing one never.
+        self.bound: float = self.capacity
+        if coalesces:
+            self.bound = math.inf
+        elif options.on_full == "cancel":
+            self.bound += 1
         #: Tokens put into the mailbox, and how many may be by what is known of its reader.
         self.delivered = 0
-        self.room = options.buffer
+        self.room = self.bound
         self.params = params
         self.prompt_len = 0
         self.on_full = options.on_full
         self.context = context
         self.answers: list[Answer] = []
         self.open_answers = params.n
-        self.ended = False
+        self.phase = Phase.PREPARING
+        #: How it ended, and what its consumer is told: once, by `Admission.end`.
+        self.end: End | None = None
+        self.outcome: Outcome | None = None
         #: Monotonic seconds; `deadline` ends the job, None never.
         self.submitted = now
         self.deadline = None if options.deadline is None else now + options.deadline
         self.started: float | None = None
         self.first_token: float | None = None
         self.last_token: float | None = None
-        #: Answers that wait for the consumer, and since when.
+        #: Answers that wait for the consumer, since when, and what it had taken then.
         self.parked: list[Answer] = []
         self.parked_at = 0.0
-        self.prompt_logprobs: list[TokenLogprob | None] | None = (
-            None if params.prompt_logprobs is None else [None]
+        self.taken_before = 0
+        #: Of the prompt's tokens from the second one on, as they came; None if not asked for.
+        self.prompt_logprobs: list[RowLogprobs] | None = (
+            None if params.prompt_logprobs is None else []
         )
+
+    @property
+    def ended(self) -> bool:
+        return self.end is not None
 
     @property
     def full(self) -> bool:
         """Whether `on_full` applies."""
         if self.delivered >= self.room:
             # The reader's count is its own core's to write: it is looked at when it matters.
-            self.room = self.mailbox.taken + self.capacity
+            self.room = self.mailbox.taken + self.bound
         return self.delivered >= self.room and not self.mailbox.quiet
 
     @property
@@ -126,12 +169,21 @@ class Job:
         """Low enough for a parked stream to go on."""
         return (self.delivered - self.mailbox.taken) * 2 <= self.capacity or self.mailbox.quiet
 
-    def add_prompt_logprobs(self, position: int, entries: tuple[TokenLogprob, ...]) -> None:
+    def unread_since(self, now: float) -> float:
+        """Since when nothing was taken out of the mailbox of a parked stream, in seconds."""
+        taken = self.mailbox.taken
+        if taken != self.taken_before:
+            self.taken_before, self.parked_at = taken, now
+        return self.parked_at
+
+    def add_prompt_logprobs(self, position: int, entries: RowLogprobs) -> None:
         """Logprobs of the prompt tokens from `position` on. After a preemption some come twice."""
         if self.prompt_logprobs is not None:
-            self.prompt_logprobs += entries[len(self.prompt_logprobs) - position :]
+            known = 1 + sum(map(len, self.prompt_logprobs)) - position
+            self.prompt_logprobs.append(entries[known:] if known else entries)
 
-    def outcome(self, now: float, error: BaseException | None) -> Outcome:
+    def summary(self, now: float, error: BaseException | None) -> Outcome:
+        """What there is to say at an end. Any thread."""
         tokens = sum(answer.count for answer in self.answers)
         usage = Usage(
             prompt_tokens=self.prompt_len,

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
-from itertools import count
-
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine import output
 from asyncinfer.engine.admission import Admission
-from asyncinfer.engine.job import Answer, Job
+from asyncinfer.engine.job import Answer, End, Job
 from asyncinfer.engine.watch import Watch
 from asyncinfer.errors import DeadlineExceeded, EngineClosed, RequestFailed, StreamStalled
 from asyncinfer.scheduler import Request, Scheduler
 from asyncinfer.telemetry import emit
 
-__all__ = ["Jobs", "answer_of"]
+__all__ = ["Jobs", "answer_of", "closed", "log_end", "too_late"]
+
+#: The log event of each end that has one.
+_EVENTS = {
+    End.FINISHED: "request_finished",
+    End.ABORTED: "request_aborted",
+    End.FAILED: "request_failed",
+}
+
+
+#: Seconds between two looks at parked streams that count as unread. More pass in a long step, and
+#: in a process that is stopped.
+LONGEST_LOOK = 1.0
 
 
 class Jobs:
-    """Every live job. Decode thread only, except for reading the counters."""
+    """Every job that the decode thread has. Decode thread only."""
 
     def __init__(
         self,
@@ -27,27 +36,21 @@ class Jobs:
         admission: Admission,
         watch: Watch | None = None,
     ) -> None:
-        self.live: set[Job] = set()
-        self.finished = 0
-        self.aborted = 0
-        self.failed = 0
+        self.live: dict[Job, None] = {}
+        #: Jobs by how they ended here.
+        self.ends: dict[End, int] = dict.fromkeys(End, 0)
+        #: Ended since the last flush: their consumers were not told yet.
+        self.unflushed: list[Job] = []
         self._scheduler = scheduler
         self._config = config
         self._admission = admission
         self._watch = watch
-        self._deadlines: list[tuple[float, int, Job]] = []
-        self._order = count()
-        self._parked: set[Job] = set()
-
-    @property
-    def next_deadline(self) -> float:
-        """Monotonic seconds; inf without one."""
-        return self._deadlines[0][0] if self._deadlines else float("inf")
+        self._parked: dict[Job, None] = {}
+        #: When `expire` was called last, in seconds of the clock.
+        self._looked = 0.0
 
     def add(self, job: Job) -> None:
-        self.live.add(job)
-        if job.deadline is not None:
-            heappush(self._deadlines, (job.deadline, next(self._order), job))
+        self.live[job] = None
         if self._watch is not None:
             self._watch.submitted(job)
         for answer in job.answers:
@@ -55,17 +58,23 @@ class Jobs:
 
     def abort(self, job: Job, now: float) -> None:
         """The consumer left."""
-        if not job.ended:
-            self.aborted += 1
-            emit("request_aborted", job.context, request_id=job.request_id)
-            self._end(job, now, None)
+        self._end(job, End.ABORTED, None, now)
 
     def stop(self, job: Job, now: float) -> None:
         """The consumer has enough, and keeps what there is."""
+        if job not in self.live:
+            return
         for answer in job.answers:
-            if not answer.ended:
+            if answer.ended:
+                continue
+            try:
                 output.finish(answer, "stopped")
-                self.finish(answer, "stopped", now)
+            except Exception as error:
+                failed = RequestFailed(f"{job.request_id}: {error!r}")
+                failed.__cause__ = error
+                self.fail(job, now, failed)
+                return
+            self.finish(answer, "stopped", now)
 
     def finish(self, answer: Answer, reason: str, now: float) -> None:
         """One answer is complete; its last chunk has been put."""
@@ -75,26 +84,15 @@ class Jobs:
         job = answer.job
         job.open_answers -= 1
         if job.open_answers == 0:
-            self.finished += 1
-            emit("request_finished", job.context, request_id=job.request_id)
-            self._end(job, now, None)
+            self._end(job, End.FINISHED, None, now)
 
     def fail(self, job: Job, now: float, error: Exception) -> None:
         """This job cannot go on; the others do."""
-        if not job.ended:
-            self.failed += 1
-            emit("request_failed", job.context, request_id=job.request_id, error=str(error))
-            self._end(job, now, error)
+        self._end(job, End.FAILED, error, now)
 
     def close(self, job: Job, now: float, error: BaseException) -> None:
         """The engine is closed, and the job with it."""
-        if not job.ended:
-            self._end(job, now, error)
-
-    def forsake(self, job: Job, now: float, error: BaseException) -> None:
-        """End a job that the scheduler does not have, or no longer can be asked about."""
-        if not job.ended:
-            self._settle(job, now, error)
+        self._end(job, End.CLOSED, error, now)
 
     def park(self, answer: Answer, now: float) -> None:
         """The consumer's buffer is full: schedule the answer no more until it is read."""
@@ -106,8 +104,8 @@ class Jobs:
         self._scheduler.pause(answer.request)
         job.parked.append(answer)
         if job not in self._parked:
-            job.parked_at = now
-            self._parked.add(job)
+            job.parked_at, job.taken_before = now, job.mailbox.taken
+            self._parked[job] = None
         job.mailbox.parked = True
         # The consumer may have emptied the mailbox before it could see `parked`.
         if job.drained:
@@ -116,45 +114,100 @@ class Jobs:
     def resume(self, job: Job) -> None:
         """The consumer has read on."""
         job.mailbox.parked = False
-        self._parked.discard(job)
+        self._parked.pop(job, None)
         parked, job.parked = job.parked, []
         for answer in parked:
             if not answer.ended:
                 self._scheduler.resume(answer.request)
 
     def expire(self, now: float, drain_until: float | None) -> None:
-        """End what has run out of time."""
-        while self._deadlines and self._deadlines[0][0] <= now:
-            job = heappop(self._deadlines)[2]
-            late = f"{job.request_id}: deadline passed after {now - job.submitted:.3f} s"
-            self.fail(job, now, DeadlineExceeded(late))
+        """End what has run out of time, wherever it is."""
+        for job in self._admission.overdue(now):
+            self.fail(job, now, too_late(job, now))
+        looked, self._looked = self._looked, now
         if self._parked:
+            # In a process that was stopped nobody could read.
+            unseen = max(0.0, now - looked - LONGEST_LOOK)
+            for job in self._parked:
+                job.parked_at = min(now, job.parked_at + unseen)
             oldest = now - self._config.stall_timeout
-            for job in [job for job in self._parked if job.parked_at <= oldest]:
+            for job in [job for job in self._parked if job.unread_since(now) <= oldest]:
                 unread = f"{job.request_id}: not read for {self._config.stall_timeout:g} s"
                 self.fail(job, now, StreamStalled(unread))
         if drain_until is not None and now >= drain_until:
-            for job in tuple(self.live):
-                self.close(job, now, EngineClosed(f"{job.request_id}: the engine was closed"))
+            for job in self._admission.untold():
+                self.close(job, now, closed(job))
 
-    def _end(self, job: Job, now: float, error: BaseException | None) -> None:
-        """The one end of a job, whatever brought it about."""
+    def tell(self, job: Job, how: End, error: BaseException | None) -> bool:
+        """End a job, as far as its consumer is concerned; False if it has ended before."""
+        outcome = self._admission.end(job, how, error, counted=True)
+        if outcome is None:
+            return False
+        self.ends[how] += 1
+        job.mailbox.close(outcome)
+        self.unflushed.append(job)
+        return True
+
+    def flushed(self) -> None:
+        """What was told is on its way."""
+        self._admission.told(self.unflushed)
+        self.unflushed.clear()
+
+    def release(self, job: Job, now: float) -> None:
+        """Give back what a job that has ended holds, if it is here."""
+        if job not in self.live:
+            return
         for answer in job.answers:
             if not answer.ended:
+                answer.ended = True
                 self._scheduler.finish(answer.request, now)
-        self._settle(job, now, error)
+        self._admission.leave(job)
+        batch = job.mailbox.port.batch
+        # What was put for a stream that is awaited goes when its end does. Where another thread
+        # told that, it goes now: it would hold the job for as long as the loop has no other news.
+        batch.urgent = batch.urgent or bool(batch.contents)
+        self.report(job, now)
 
-    def _settle(self, job: Job, now: float, error: BaseException | None) -> None:
-        job.ended = True
-        for answer in job.answers:
-            answer.ended = True
-        self.live.discard(job)
-        self._parked.discard(job)
-        self._admission.leave(job.params.n)
-        outcome = job.outcome(now, error)
-        job.mailbox.close(outcome)
-        if self._watch is not None:
-            self._watch.ended(job, outcome, now)
+    def report(self, job: Job, now: float) -> None:
+        """Tell log and observers of a job that has ended, and forget it."""
+        self.live.pop(job, None)
+        self._parked.pop(job, None)
+        log_end(job)
+        if self._watch is not None and job.outcome is not None:
+            self._watch.ended(job, job.outcome, now)
+
+    def _end(self, job: Job, how: End, error: BaseException | None, now: float) -> None:
+        if error is not None and not job.ended:
+            _show_held(job)
+        if self.tell(job, how, error):
+            # One that is not here yet is given back where it is: by the intake, or as it arrives.
+            self.release(job, now)
+
+
+def too_late(job: Job, now: float) -> DeadlineExceeded:
+    """What a job's consumer is told when its deadline has passed."""
+    return DeadlineExceeded(f"{job.request_id}: deadline passed after {now - job.submitted:.3f} s")
+
+
+def closed(job: Job) -> EngineClosed:
+    """What a job's consumer is told when a close does not wait for it."""
+    return EngineClosed(f"{job.request_id}: the engine was closed")
+
+
+def log_end(job: Job) -> None:
+    """The log event of a job's end."""
+    event = _EVENTS.get(job.end) if job.end is not None else None
+    if event is None:
+        return
+    error = None if job.outcome is None else job.outcome.error
+    fields = {} if error is None else {"error": str(error)}
+    emit(event, job.context, request_id=job.request_id, **fields)
+
+
+def _show_held(job: Job) -> None:
+    for answer in job.answers:
+        if not answer.ended:
+            output.show_held(answer)
 
 
 def answer_of(request: Request) -> Answer:

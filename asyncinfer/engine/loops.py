@@ -25,8 +25,10 @@ class AsyncioPort(Port):
     def post(self, function: Callable[..., object], *args: Any) -> None:
         try:
             self._loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:
-            # Raised for a closed loop only; it may close between any check and this call.
+        except Exception:
+            # A closed loop raises `RuntimeError`; it may close between any check and this call.
+            # Whatever else a loop of the host's raises, nothing reaches its tasks any more either,
+            # and the streams of others must hear of their ends all the same.
             self.closed = True
 
     def soon(self, function: Callable[..., object], *args: Any) -> None:
@@ -38,6 +40,10 @@ class AsyncioPort(Port):
 
     def here(self) -> bool:
         return asyncio._get_running_loop() is self._loop
+
+    def cancelled(self) -> bool:
+        task = asyncio.current_task(self._loop)
+        return task is not None and task.cancelling() > 0
 
     def announce(self, cell: Cell) -> bool:
         if asyncio._get_running_loop() is not self._loop:

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from asyncinfer.chunk import Chunk, Timings, TokenLogprob, Usage
+from asyncinfer.chunk import Chunk, Timings, Usage
+from asyncinfer.engine.coalescing import Coalescing
 from asyncinfer.engine.ports import Cell, Port
+from asyncinfer.scheduler import RowLogprobs
 
-__all__ = ["Content", "Mailbox", "Outcome"]
+__all__ = ["Content", "Mailbox", "Outcome", "Packed"]
 
 #: The fields of a `Chunk`.
-Content = tuple[str, tuple[int, ...], tuple[TokenLogprob, ...], int, str | None]
+Content = tuple[str, tuple[int, ...], "Packed", int, str | None]
+#: Logprobs on their way; the empty tuple for none.
+Packed: TypeAlias = "RowLogprobs | tuple[()]"
 
 _new = tuple.__new__
+
+
+class _Sealed(deque[Content]):
+    """What is left to read of a stream that has ended. Nothing comes after an end: a step that ran
+    on beyond it, such as one that hung, may still deliver, and no token pays for looking."""
+
+    __slots__ = ()
+
+    def append(self, content: Content, /) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +38,8 @@ class Outcome:
     error: BaseException | None
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
-    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    #: Of the prompt's tokens from the second one on, in parts; None if not asked for.
+    prompt_logprobs: tuple[RowLogprobs, ...] | None = None
 
 
 class Mailbox(Cell):
@@ -36,11 +52,14 @@ class Mailbox(Cell):
 
     __slots__ = ("chunks", "outcome", "parked", "quiet", "taken")
 
-    def __init__(self, port: Port) -> None:
+    def __init__(self, port: Port, coalesce: int | None = None) -> None:
+        """`coalesce`: chunks beyond so many are merged; None keeps each."""
         super().__init__(port)
         #: Plain tuples, which become chunks when they are taken: Python keeps used tuples for
         #: reuse, so that a step of many streams does not set the garbage collector off.
-        self.chunks: deque[Content] = deque()
+        self.chunks: deque[Content] | Coalescing = (
+            deque() if coalesce is None else Coalescing(coalesce)
+        )
         #: Tokens taken out.
         self.taken = 0
         #: The engine waits for the consumer: below half full, it must be told.
@@ -67,12 +86,27 @@ class Mailbox(Cell):
     def tell(self, news: Outcome) -> None:
         """The end: nothing comes after it, and a second one is ignored."""
         if self.outcome is None:
+            if news.error is not None:
+                sealed = _Sealed()
+                while self.chunks:
+                    deque.append(sealed, self.chunks.popleft())
+                self.chunks = sealed
             self.outcome = news
             super().tell(news)
+
+    def take_packed(self) -> Content:
+        """The next chunk, for whoever wants no `Chunk` (there must be one)."""
+        content = self.chunks.popleft()
+        self.taken += len(content[1])
+        return content
+
+    def kept(self, index: int) -> list[RowLogprobs]:
+        """Logprobs of all that was taken of an answer, in parts."""
+        return []
 
     def take(self) -> Chunk:
         """The next chunk (there must be one)."""
         # `Chunk._make` without its check of the length, which costs as much as the rest.
-        chunk = _new(Chunk, self.chunks.popleft())
+        chunk: Chunk = _new(Chunk, self.chunks.popleft())
         self.taken += len(chunk[1])
         return chunk

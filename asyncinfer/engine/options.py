@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import get_args
 
-from asyncinfer.config import MAX_BUFFER, OnFull
+from asyncinfer.bounds import MAX_BUFFER, MAX_DEADLINE, MAX_PRIORITY, MAX_SCOPE_CHARS
+from asyncinfer.checks import check_integer, check_real
+from asyncinfer.config import OnFull
 from asyncinfer.errors import InvalidRequest
-from asyncinfer.params import check_integer, check_real
 
 __all__ = ["RequestOptions"]
-
-MAX_SCOPE_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +29,10 @@ class RequestOptions:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        put(self, "priority", check_integer("priority", self.priority, -(2**31), 2**31 - 1))
+        put(self, "priority", check_integer("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY))
         put(self, "buffer", check_integer("buffer", self.buffer, 1, MAX_BUFFER))
         if self.deadline is not None:
-            seconds = check_real("deadline", self.deadline, 0.0, math.inf, open_low=True)
+            seconds = check_real("deadline", self.deadline, 0.0, MAX_DEADLINE, open_low=True)
             put(self, "deadline", seconds)
         if not isinstance(self.cache_scope, str) or len(self.cache_scope) > MAX_SCOPE_CHARS:
             raise InvalidRequest(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncinfer.chunk import TokenLogprob
 from asyncinfer.engine.job import Answer
-from asyncinfer.scheduler import RowLogprobs
+from asyncinfer.engine.mailbox import Packed
 
-__all__ = ["advance", "finish", "token_logprobs"]
+__all__ = ["advance", "finish", "show_held"]
 
 
 def advance(
     answer: Answer,
     tokens: Sequence[int],
     reason: str | None,
-    logprobs: tuple[TokenLogprob, ...] = (),
+    logprobs: Packed = (),
 ) -> str | None:
     """Hand `tokens` on to the consumer; `reason` is why the answer ends with them, if it does.
 
@@ -42,8 +41,11 @@ def finish(answer: Answer, reason: str) -> None:
     _put(answer, text, (), (), reason)
 
 
-def token_logprobs(rows: RowLogprobs) -> tuple[TokenLogprob, ...]:
-    return tuple(map(TokenLogprob, rows.token_ids, rows.logprobs, rows.ranks, map(tuple, rows.top)))
+def show_held(answer: Answer) -> None:
+    """Before an end that is none of the answer's: what was held back as the possible beginning of a
+    stop string is text. An unfinished character stays away, for nobody knows what it is."""
+    if answer.stops is not None and (text := answer.stops.flush()):
+        _put(answer, text, (), (), None)
 
 
 def _read(answer: Answer, tokens: Sequence[int], reason: str | None) -> tuple[str, str | None]:
@@ -65,19 +67,9 @@ def _put(
     answer: Answer,
     text: str,
     tokens: Sequence[int],
-    logprobs: tuple[TokenLogprob, ...],
+    logprobs: Packed,
     reason: str | None,
 ) -> None:
     job = answer.job
-    if job.on_full == "coalesce":
-        # What finds no room is held, and rides with the first chunk that does, or with the last.
-        answer.held_text += text
-        answer.held_ids += tokens
-        answer.held_logprobs += logprobs
-        if job.full and reason is None:
-            return
-        text, answer.held_text = answer.held_text, ""
-        tokens, answer.held_ids = answer.held_ids, []
-        logprobs, answer.held_logprobs = tuple(answer.held_logprobs), []
     job.delivered += len(tokens)
     job.mailbox.put((text, tuple(tokens), logprobs, answer.index, reason))

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import islice
 from operator import length_hint
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Port(ABC):
     references included. So the decode thread only adds a token to a list; the rest is the loop's.
     """
 
-    __slots__ = ("_arrived", "batch", "closed")
+    __slots__ = ("_arrived", "_lock", "batch", "closed")
 
     def __init__(self) -> None:
         #: The loop is gone: nothing can be woken there any more.
@@ -59,11 +60,26 @@ class Port(ABC):
         #: What the next `flush` takes along (decode thread only).
         self.batch = Batch()
         self._arrived: deque[Batch] = deque()
+        #: Held by whoever takes the batch.
+        self._lock = Lock()
 
     def flush(self) -> None:
         """At most one thread-safe call into the loop, however many mailboxes have news."""
         if self.batch.urgent:
-            batch, self.batch = self.batch, Batch()
+            with self._lock:
+                batch, self.batch = self.batch, Batch()
+                self.send(batch)
+
+    def rescue(self) -> None:
+        """Send what the decode thread has put and will not flush, since it hangs. What it puts
+        from now on is lost: whoever calls this ends every stream of the loop next. Any thread."""
+        with self._lock:
+            stuck, self.batch = self.batch, Batch()
+            # It may be in the middle of putting a chunk.
+            whole = len(stuck.contents)
+            batch = Batch(*stuck.news)
+            batch.mailboxes += stuck.mailboxes[:whole]
+            batch.contents += stuck.contents[:whole]
             self.send(batch)
 
     def send(self, batch: Batch) -> None:
@@ -110,6 +126,10 @@ class Port(ABC):
     @abstractmethod
     def here(self) -> bool:
         """Whether the caller runs on this loop."""
+
+    def cancelled(self) -> bool:
+        """Whether the current task is being cancelled otherwise than by a scope around it."""
+        return False
 
     @abstractmethod
     def announce(self, cell: Cell) -> bool:
@@ -167,7 +187,7 @@ class Latch:
 
     def set(self) -> None:
         self.is_set = True
-        for cell in tuple(self._cells):
+        for cell in self._cells.copy():
             cell.port.send(Batch((cell, None)))
 
     async def wait(self, port: Port) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from asyncinfer.chunk import LoadProgress
 from asyncinfer.config import EngineConfig
+from asyncinfer.engine.defaults import GenerationDefaults
 from asyncinfer.scheduler import StepRunner
 from asyncinfer.text import ChatTemplate, Tokenizer
 
@@ -23,8 +24,8 @@ class Loaded:
     runner: StepRunner
     tokenizer: Tokenizer
     template: ChatTemplate | None = None
-    #: Sampling options that apply where a request says nothing (generation_config.json).
-    defaults: dict[str, Any] = field(default_factory=dict)
+    #: How it is sampled where a request does not say.
+    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     #: What to know of how it was loaded, for the log.
     notes: tuple[str, ...] = ()
 

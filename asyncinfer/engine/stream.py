@@ -5,29 +5,33 @@ from __future__ import annotations
 import contextvars
 import os
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
-from asyncinfer.chunk import Chunk, Completion, Timings, Usage
+from asyncinfer.chunk import Chunk, Completion, Timings, TokenLogprob, Usage
 from asyncinfer.engine import process
 from asyncinfer.engine.core import Command
+from asyncinfer.engine.frontend import Frontend
 from asyncinfer.engine.job import Job
 from asyncinfer.engine.mailbox import Mailbox, Outcome
 from asyncinfer.engine.options import RequestOptions
+from asyncinfer.engine.ports import Port
 from asyncinfer.engine.transcript import Transcript
 from asyncinfer.errors import EngineClosed, StreamBusy
 from asyncinfer.params import SamplingParams
-
-if TYPE_CHECKING:
-    from asyncinfer.engine.engine import Engine
+from asyncinfer.scheduler import RowLogprobs
 
 __all__ = ["Stream"]
 
-#: Seconds that `aclose` waits for the engine to confirm; its pages are released either way.
+#: Seconds that `aclose` waits for the engine to confirm; its pages are released either way. The
+#: second is for a task that is cancelled, or whose time has run out.
 ACK_TIMEOUT = 5.0
+LAST_MOMENT = 0.02
+#: Logprobs, alternatives included, that are unpacked without a pause.
+UNPACKED = 4096
 #: Chunks read without a pause before other tasks get a turn.
 BURST = 32
 
@@ -41,10 +45,17 @@ class Stream:
     """
 
     def __init__(
-        self, engine: Engine, prompt: Any, params: SamplingParams, options: RequestOptions
+        self,
+        frontend: Frontend,
+        prompt: Any,
+        params: SamplingParams,
+        options: RequestOptions,
+        owner: object = None,
     ) -> None:
-        self.request_id = engine._next_request_id()
-        self._engine = engine
+        """`owner` is kept alive as long as the stream: an engine that is dropped is closed."""
+        self.request_id = frontend.next_request_id()
+        self._frontend = frontend
+        self._owner = owner
         self._prompt = prompt
         self._params = params
         self._options = options
@@ -86,9 +97,12 @@ class Stream:
                 # `mailbox.wait_for(news)`, without the frames of it.
                 while not chunks or self._closed:
                     if self._closed or mailbox.outcome is not None:
-                        raise self._end()
-                    if process.pid != self._engine._process:
-                        self._engine._check_process()
+                        # An end may have left what there is in another queue.
+                        if self._closed or not mailbox.chunks:
+                            raise self._end()
+                        break
+                    if process.pid != self._frontend.process:
+                        self._frontend.check_process()
                     if not mailbox.port.announce(mailbox):
                         raise self._elsewhere()
                     try:
@@ -140,8 +154,8 @@ class Stream:
         `finish_reason="stopped"`. Callable from any thread; a second call does nothing."""
         if not self._stopped:
             self._stopped = True
-            if self._job is not None:
-                self._engine._post(Command.STOP, self._job)
+            if self._mailbox is not None:
+                self._frontend.post(Command.STOP, self._job)
 
     async def aclose(self) -> None:
         """Abort: the request's pages are free within a step. A second call does nothing."""
@@ -149,35 +163,48 @@ class Stream:
         job = self._job
         if job is None or job.mailbox.outcome is not None:
             return
-        self._engine._post(Command.ABORT, job)
+        self._frontend.abort(job)
         mailbox = job.mailbox
         # A task that reads is told of the end itself, and only one can wait on a mailbox.
-        if not self._reading and mailbox.port.here() and self._engine._in_process():
-            with anyio.move_on_after(ACK_TIMEOUT, shield=True):
+        if not self._reading and mailbox.port.here() and self._frontend.here:
+            with anyio.move_on_after(_patience(mailbox.port), shield=True):
                 await self._wait_for_end(mailbox)
 
     async def _start(self, *, quiet: bool = False) -> Job:
-        """Validate, tokenise, submit."""
+        """Validate, tokenise, submit. `quiet`: nothing is read before the end."""
         if self._closed:
             raise EngineClosed(f"{self.request_id}: the stream was closed before it began")
-        job = self._job = await self._engine._submit(self, quiet=quiet)
+        frontend = self._frontend
+        frontend.check()
+        job = self._job = frontend.admit(
+            self.request_id, self._params, self._options, self._context, frontend.port()
+        )
+        # Before the engine has it: the buffer of one that is awaited is never full.
+        job.mailbox.quiet = quiet
+        try:
+            await frontend.prepare(job, self._prompt, self._options)
+        except BaseException:
+            # Gone; the stream may be started again.
+            self._job = None
+            raise
         self._mailbox = job.mailbox
         self._catch_up(job)
         return job
+
+    def _catch_up(self, job: Job) -> None:
+        """Whoever closed or stopped the stream while its prompt was prepared may have found nothing
+        to end."""
+        if self._closed:
+            self._frontend.abort(job)
+        elif self._stopped:
+            self._frontend.post(Command.STOP, job)
 
     def _go_on(self) -> None:
         """Tell the engine, which waits for it, that there is room again, if there is."""
         assert self._job is not None
         if self._job.drained:
             self._job.mailbox.parked = False
-            self._engine._post(Command.RESUME, self._job)
-
-    def _catch_up(self, job: Job) -> None:
-        """Whoever closed or stopped the stream while its prompt was prepared found no job."""
-        if self._closed:
-            self._engine._post(Command.ABORT, job)
-        elif self._stopped:
-            self._engine._post(Command.STOP, job)
+            self._frontend.post(Command.RESUME, self._job)
 
     async def _complete(self) -> Completion:
         self._claim()
@@ -189,22 +216,22 @@ class Stream:
             mailbox.quiet = True
             if mailbox.parked:
                 self._go_on()
-            self._engine._check_process()
+            self._frontend.check_process()
             await self._wait_for_end(mailbox)
             outcome = mailbox.outcome
             assert outcome is not None
             if outcome.error is not None:
                 raise outcome.error
             while mailbox.chunks:
-                chunk = mailbox.take()
-                self._answers[chunk.index].add(chunk)
-            return self._completion(outcome)
+                content = mailbox.take_packed()
+                self._answers[content[3]].add(content)
+            return await self._completion(mailbox, outcome)
         finally:
             self._reading = False
             if self._job is not None and self._job.mailbox.outcome is None:
                 # Cancelled: nobody else holds an answer that was awaited.
                 self._closed = True
-                self._engine._post(Command.ABORT, self._job)
+                self._frontend.abort(self._job)
 
     async def _wait_for_end(self, mailbox: Mailbox) -> None:
         """Several tasks may: one of them at the mailbox, the others for that one."""
@@ -219,13 +246,20 @@ class Stream:
                 self._waited = None
                 waited.set()
 
-    def _completion(self, outcome: Outcome) -> Completion:
+    async def _completion(self, mailbox: Mailbox, outcome: Outcome) -> Completion:
+        choices = [
+            answer.choice(index, await _unpacked(mailbox.kept(index), mailbox.port))
+            for index, answer in enumerate(self._answers)
+        ]
+        prompt: tuple[TokenLogprob | None, ...] | None = None
+        if outcome.prompt_logprobs is not None:
+            prompt = None, *await _unpacked(outcome.prompt_logprobs, mailbox.port)
         return Completion(
             request_id=self.request_id,
-            choices=tuple(its.choice(index) for index, its in enumerate(self._answers)),
+            choices=tuple(choices),
             usage=outcome.usage,
             timings=outcome.timings,
-            prompt_logprobs=outcome.prompt_logprobs,
+            prompt_logprobs=prompt,
         )
 
     def _end(self) -> BaseException:
@@ -250,8 +284,8 @@ class Stream:
         job = getattr(self, "_job", None)
         if job is None or job.mailbox.outcome is not None or self._closed:
             return
-        if self._engine._in_process():
-            self._engine._post(Command.ABORT, job)
+        if self._frontend.here:
+            self._frontend.post(Command.ABORT, job)
             warnings.warn(
                 f"{self.request_id} was dropped before its end; use `async with`",
                 ResourceWarning,
@@ -264,3 +298,23 @@ class Stream:
         if self._closed or (self._job is not None and self._job.mailbox.outcome is not None):
             state = "ended"
         return f"<asyncinfer.Stream {self.request_id} {state} pid={os.getpid()}>"
+
+
+async def _unpacked(parts: Iterable[RowLogprobs], port: Port) -> tuple[TokenLogprob, ...]:
+    """Logprobs as they are handed out. Other tasks have a turn every few milliseconds."""
+    found: list[TokenLogprob] = []
+    built = 0
+    for part in parts:
+        for entry in part:
+            found.append(entry)
+            built += 1 + len(entry.top)
+            if built >= UNPACKED:
+                built = 0
+                await port.checkpoint()
+    return tuple(found)
+
+
+def _patience(port: Port) -> float:
+    """Seconds that the current task may be kept from leaving."""
+    left = anyio.current_effective_deadline() - anyio.current_time()
+    return LAST_MOMENT if port.cancelled() else max(LAST_MOMENT, min(ACK_TIMEOUT, left))

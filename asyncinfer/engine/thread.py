@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import atexit
 import threading
-import time
 from collections.abc import Callable
 
+from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Command, Core
 from asyncinfer.engine.ports import Latch, Port
+from asyncinfer.engine.runtime import Handle, Runtime
+from asyncinfer.engine.watchdog import Watchdog
 from asyncinfer.errors import AsyncInferError, EngineClosed, EngineDead
+from asyncinfer.plugins.supervision import call_in_progress, stack_of
 from asyncinfer.telemetry import emit
 
 __all__ = ["DecodeThread"]
@@ -21,7 +24,7 @@ EXIT_TIMEOUT = 2.0
 
 
 class DecodeThread:
-    """A daemon thread around a `Core`, supervised. It holds no reference to the engine.
+    """The worker around a `Core`, supervised. It holds no reference to the engine.
 
     `open_core` runs on the thread: loading a model neither blocks an event loop nor needs a second
     thread that touches the device. It stops when the event it is
@@ -29,112 +32,173 @@ class DecodeThread:
     runs, nobody can close the engine any more, and the thread ends.
     """
 
+    name = "asyncinfer-decode"
+
     def __init__(
-        self, open_core: Callable[[threading.Event], Core], home: Port, step_timeout: float
+        self,
+        open_core: Callable[[threading.Event], Core],
+        home: Port,
+        admission: Admission,
+        runtime: Runtime,
+        step_timeout: float,
     ) -> None:
         self.opened = Latch()
         self.closed = Latch()
         #: Why no request can be served any more; None while open.
         self.ended: Callable[[], AsyncInferError] | None = None
+        #: The same, where a turn hung; it may have come back since.
+        self.hung: Callable[[], AsyncInferError] | None = None
         self.load_error: BaseException | None = None
         self.core: Core | None = None
+        self.cancelled = threading.Event()
         self._open_core = open_core
         self._home = home
+        self._admission = admission
+        self._runtime = runtime
         self._step_timeout = step_timeout
-        self.cancelled = threading.Event()
-        self._halt = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="asyncinfer-decode", daemon=True)
-        self._watchdog = threading.Thread(
-            target=self._watch, name="asyncinfer-watchdog", daemon=True
-        )
+        self._thread: Handle | None = None
+        self._watchdog: Watchdog | None = None
+        self._watching: Handle | None = None
+        self._look = 0.0
 
     def start(self) -> None:
+        """Raises `EngineDead` if no thread can be started."""
+        try:
+            self._thread = self._runtime.start(self)
+        except RuntimeError as error:
+            raise _no_thread(error) from error
         # A daemon thread that is inside torch while the interpreter tears down can crash it.
         atexit.register(self._at_exit)
-        self._thread.start()
 
     def cancel_open(self) -> None:
         """Nobody waits for the engine any more: stop loading, or close what was opened."""
         self.cancelled.set()
+        if self.load_error is None:
+            self.load_error = EngineClosed("the engine was closed while it was being opened")
         if self.core is not None:
             self.core.post(Command.CLOSE, 0.0)
+        self.opened.set()
+
+    def notice_close(self) -> None:
+        """The admission drains."""
+        if self._watchdog is not None:
+            self._watchdog.notice()
+
+    @property
+    def alive(self) -> bool:
+        """Whether one of the threads runs. The decode thread may hang, and be nobody's."""
+        threads = (self._thread, self._watching)
+        return any(thread is not None and thread.is_alive() for thread in threads)
 
     def join(self, timeout: float) -> bool:
-        """Wait for both threads; whether they ended."""
-        self._thread.join(timeout)
-        if self._watchdog.ident is not None:
-            self._watchdog.join(timeout)
-        return not self._thread.is_alive()
+        """Wait for both threads, `timeout` seconds for each; whether they ended."""
+        for thread in (self._thread, self._watching):
+            if thread is not None:
+                thread.join(timeout)
+        return not self.alive
 
-    def _run(self) -> None:
+    @property
+    def ready(self) -> bool:
+        return self.core is not None and self.core.posted
+
+    def turn(self) -> float | None:
+        core = self.core
+        if core is None:
+            return self._open()
         try:
-            core = self.core = self._open_core(self.cancelled)
+            if self.ended is None and not core.done:
+                core.pump()
+                # Busy or not: the streams of one loop may be left while another's go on.
+                if self._runtime.clock() >= self._look:
+                    self._look = self._runtime.clock() + LOOK_EVERY
+                    core.probe_loops()
+                    if not core.jobs.live and not self._home.probe():
+                        self.ended = _orphaned
+                idle = not core.busy and not core.done and self.ended is None
+                return core.idle_seconds(LOOK_EVERY) if idle else 0.0
         except BaseException as error:
-            self.load_error = error
+            # Whatever it is, the streams must hear of it; there is nobody above to raise it to.
+            self._end(core, error)
+        else:
+            self._end(core, None)
+        return None
+
+    def wait(self, seconds: float) -> None:
+        if self.core is not None:
+            self.core.wait_for_post(seconds)
+
+    def _open(self) -> float | None:
+        try:
+            core = self._open_core(self.cancelled)
+            watchdog = Watchdog(
+                core, self._admission, self._step_timeout, self._runtime.clock, self._hang
+            )
+            try:
+                self._watching = self._runtime.start(watchdog)
+            except RuntimeError as error:
+                dead = _no_thread(error)
+                core.discard(dead)
+                raise dead from error
+        except BaseException as error:
+            if self.load_error is None:
+                self.load_error = error
             self._finish()
-            return
+            return None
+        self.core, self._watchdog = core, watchdog
         if self.cancelled.is_set():
             # Before `core` was there to be told.
             core.post(Command.CLOSE, 0.0)
-        if self._step_timeout < threading.TIMEOUT_MAX:
-            self._watchdog.start()
         self.opened.set()
-        cause: BaseException | None = None
-        try:
-            self._serve(core)
-        except BaseException as error:
-            # Whatever it is, the streams must hear of it; there is nobody above to raise it to.
-            cause = error
+        return 0.0
+
+    def _end(self, core: Core, cause: BaseException | None) -> None:
         if self.ended is None:
             self.ended = _closed if cause is None else _dead(cause)
-        if cause is None:
-            emit("engine_closed")
-        else:
-            emit("engine_dead", cause=repr(cause))
         try:
             core.fail_all(self.ended)
+            if cause is not None:
+                emit("engine_dead", cause=repr(cause))
+            elif self.hung is None:
+                emit("engine_closed")
             core.runner.close()
         finally:
-            if core.watch is not None:
-                core.watch.close(self.ended())
-            self._finish()
-
-    def _serve(self, core: Core) -> None:
-        look = 0.0
-        while not core.done and self.ended is None:
-            core.pump()
-            if not core.busy and not core.done:
-                core.wait_for_post(LOOK_EVERY)
-            # Busy or not: the streams of one loop may be left behind while another's go on.
-            if time.monotonic() >= look:
-                look = time.monotonic() + LOOK_EVERY
-                core.probe_loops()
-                if not core.jobs.live and not self._home.probe():
-                    self.ended = _orphaned
+            try:
+                if core.watch is not None:
+                    core.watch.close(self.ended())
+            finally:
+                if self._watchdog is not None:
+                    self._watchdog.stop()
+                self._finish()
 
     def _finish(self) -> None:
-        self._halt.set()
         atexit.unregister(self._at_exit)
         self.opened.set()
         self.closed.set()
 
-    def _watch(self) -> None:
-        """Tell the streams when a step hangs; the step itself cannot be interrupted."""
+    def _hang(self) -> None:
+        """A turn hangs and cannot be interrupted: tell the streams. Runs on the watchdog."""
         core = self.core
         assert core is not None
-        while not self._halt.wait(min(1.0, self._step_timeout / 4)):
-            began = core.step_began
-            if began is not None and time.monotonic() - began > self._step_timeout:
-                cause = TimeoutError(f"a step ran longer than {self._step_timeout:g} s")
-                self.ended = _dead(cause)
-                emit("engine_dead", cause=repr(cause))
-                core.abandon(self.ended)
-                self.closed.set()
-                return
+        cause = TimeoutError(f"a step ran longer than {self._step_timeout:g} s{self.where()}")
+        self.hung = _dead(cause)
+        if self.ended is None:
+            self.ended = self.hung
+        core.abandon(self.ended)
+        self.closed.set()
+        # Last: a handler may wait for the very thread that hangs.
+        emit("engine_dead", cause=repr(cause))
+
+    def where(self) -> str:
+        """What the thread is doing: the call into a plugin that it is in, if any, and its stack."""
+        ident = None if self._thread is None else self._thread.ident
+        if ident is None:
+            return ""
+        call = call_in_progress(ident)
+        return f"{'' if call is None else f', in {call}'}:\n{stack_of(ident)}"
 
     def _at_exit(self) -> None:
-        if self.core is not None:
-            self.core.post(Command.CLOSE, 0.0)
+        self.cancel_open()
+        if self._thread is not None:
             self._thread.join(EXIT_TIMEOUT)
 
 
@@ -149,10 +213,15 @@ def _orphaned() -> AsyncInferError:
     )
 
 
+def _no_thread(error: RuntimeError) -> EngineDead:
+    return EngineDead(f"the engine's threads could not be started: {error}")
+
+
 def _dead(cause: BaseException) -> Callable[[], AsyncInferError]:
+
     def error() -> AsyncInferError:
         # One exception per stream: tracebacks are written into it where it is raised.
-        dead = EngineDead(f"the decode loop ended: {cause!r}")
+        dead = EngineDead(f"the decode loop ended: {type(cause).__name__}: {cause}")
         dead.__cause__ = cause
         return dead
 

@@ -112,15 +112,11 @@ def open_watch(config: EngineConfig) -> Watch | None:
     Raises `PluginError`."""
     if not config.observers:
         return None
-    registry = plugins.observers
     chosen: list[tuple[Observer, str]] = []
     try:
         for entry in config.observers:
-            if isinstance(entry, str | tuple):
-                name, args = (entry, {}) if isinstance(entry, str) else entry
-                chosen.append((registry.resolve(name, args), registry.factory(name)[1]))
-            else:
-                chosen.append((registry.resolve(entry), registry.label(entry)))
+            # One by one: those that were made are closed if the next cannot be.
+            chosen.append(plugins.observers.choose(entry))  # noqa: PERF401
         return Watch(Observers(chosen))
     except BaseException:
         for observer, label in chosen:

@@ -1,9 +1,11 @@
 from asyncinfer.layers.activation import (
     ACTIVATIONS,
     Activation,
+    LearnedActivation,
     activation,
     clamped_swiglu,
     fused_gate,
+    learned,
 )
 from asyncinfer.layers.attention import Prepare, SelfAttention
 from asyncinfer.layers.block import (
@@ -14,6 +16,14 @@ from asyncinfer.layers.block import (
     ParallelLayer,
     added,
     followed,
+)
+from asyncinfer.layers.checks import (
+    check_choice,
+    check_flags,
+    check_integers,
+    check_number,
+    refuse,
+    short_repr,
 )
 from asyncinfer.layers.embedding import Embedding
 from asyncinfer.layers.experts import Experts
@@ -29,7 +39,7 @@ from asyncinfer.layers.prepare import (
     normed_first,
     unrotated,
 )
-from asyncinfer.layers.rope import Angles, RopeConfig, RotaryEmbedding
+from asyncinfer.layers.rope import Angles, RopeConfig, RopeType, RotaryEmbedding
 from asyncinfer.layers.router import GroupedRouter, Route, SoftmaxRouter
 
 __all__ = [
@@ -49,6 +59,7 @@ __all__ = [
     "LatentAttention",
     "Layer",
     "LayerNorm",
+    "LearnedActivation",
     "Norm",
     "NormKind",
     "ParallelLayer",
@@ -56,6 +67,7 @@ __all__ = [
     "ProjectionNorm",
     "RMSNorm",
     "RopeConfig",
+    "RopeType",
     "RotaryEmbedding",
     "Rotate",
     "RotatePart",
@@ -64,11 +76,18 @@ __all__ = [
     "SoftmaxRouter",
     "activation",
     "added",
+    "check_choice",
+    "check_flags",
+    "check_integers",
+    "check_number",
     "clamped_swiglu",
     "followed",
     "fused_gate",
+    "learned",
     "make_norm",
     "normed_experts",
     "normed_first",
+    "refuse",
+    "short_repr",
     "unrotated",
 ]

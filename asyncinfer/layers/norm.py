@@ -12,9 +12,9 @@ from asyncinfer.kernels import ops
 
 __all__ = ["LayerNorm", "Norm", "NormKind", "RMSNorm", "make_norm"]
 
-#: "rms": by the root mean square; "rms-plus-one": the same, the factor being 1 + weight; "layer":
-#: by mean and variance, weight and bias.
-NormKind = Literal["rms", "rms-plus-one", "layer"]
+#: "rms": by the root mean square; "layer": by mean and variance, weight and bias; "...-plus-one":
+#: the same, the factor being 1 + weight.
+NormKind = Literal["rms", "rms-plus-one", "layer", "layer-plus-one"]
 #: `[tokens, size]` to the same shape and dtype.
 Norm = Callable[[torch.Tensor], torch.Tensor]
 
@@ -33,22 +33,40 @@ class RMSNorm:
         return ops.rms_norm(x, self.weight, self.eps, plus_one=self.plus_one)
 
 
+class PlainRMSNorm:
+    """The same without a weight."""
+
+    __slots__ = ("eps",)
+
+    def __init__(self, eps: float) -> None:
+        self.eps = eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x.float(), x.shape[-1:], None, self.eps).to(x.dtype)
+
+
 class LayerNorm:
     """Layer normalisation (Ba et al., 2016): `[tokens, size]` to the same shape and dtype."""
 
     __slots__ = ("bias", "eps", "weight")
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
+    def __init__(self, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> None:
         self.weight = weight
         self.bias = bias
         self.eps = eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
 
 
-def make_norm(kind: NormKind, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Norm:
-    """The norm of a kind; only "layer" may have a bias."""
-    if kind == "layer":
+def make_norm(
+    kind: NormKind, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+) -> Norm:
+    """The norm of a kind; only layer norms may have a bias."""
+    if kind == "layer-plus-one" and weight is not None:
+        weight = weight + 1
+    if kind in ("layer", "layer-plus-one"):
         return LayerNorm(weight, bias, eps)
+    if weight is None:
+        return PlainRMSNorm(eps)
     return RMSNorm(weight, eps, plus_one=kind == "rms-plus-one")

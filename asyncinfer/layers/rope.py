@@ -19,10 +19,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 
-__all__ = ["Angles", "RopeConfig", "RotaryEmbedding"]
+from asyncinfer.layers.checks import (
+    check_choice,
+    check_flags,
+    check_integers,
+    check_number,
+    refuse,
+)
+
+__all__ = ["Angles", "RopeConfig", "RopeType", "RotaryEmbedding"]
+
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
 #: Cosines and sines as `kernels.ops.rope` takes them: float32 `[tokens, 1, size]`, both halves
 #: alike but the first half of the sines negated.
@@ -31,12 +42,14 @@ Angles = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """What `config.json` says about rope, under its own names."""
+    """What `config.json` says about rope, under its own names. `ValueError` for what cannot be."""
 
-    #: "default", "linear", "dynamic", "llama3", "yarn" or "longrope".
-    rope_type: str = "default"
+    rope_type: RopeType = "default"
     #: Dimensions of each head that are rotated, its first; None for all.
     size: int | None = None
+    #: Dimensions that are rotated together stand side by side, the first with the second; else half
+    #: of `size` apart.
+    interleaved: bool = False
     theta: float = 10_000.0
     factor: float = 1.0
     #: The context the model was trained on, before scaling.
@@ -51,6 +64,43 @@ class RopeConfig:
     factors: tuple[float, ...] = ()
     #: ... and in those that go beyond it.
     long_factors: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_choice(self, "rope_type", get_args(RopeType))
+        check_flags(self, "interleaved", "truncate")
+        if self.size is not None:
+            # The dynamic base's exponent is size / (size - 2).
+            least = 4 if self.rope_type == "dynamic" else 2
+            check_integers(self, "size", low=least, high=1 << 20)
+            if self.size % 2:
+                raise refuse(self, "size", "must be even")
+        for field in ("theta", "factor", "attention_factor", "beta_fast", "beta_slow"):
+            check_number(self, field)
+        if self.theta <= 1.0:
+            raise refuse(self, "theta", "must be above 1")
+        # Only a rotation that is not scaled does without.
+        unscaled = self.rope_type in ("default", "linear")
+        check_integers(self, "original_context", low=0 if unscaled else 1, high=2**31 - 1)
+        for field in ("low_freq_factor", "high_freq_factor"):
+            check_number(self, field)
+        if self.high_freq_factor <= self.low_freq_factor:
+            bound = f"must be above low_freq_factor={self.low_freq_factor:g}"
+            raise refuse(self, "high_freq_factor", bound)
+        if self.beta_fast < self.beta_slow:
+            raise refuse(self, "beta_fast", f"must not be below beta_slow={self.beta_slow:g}")
+        for field in ("factors", "long_factors"):
+            self._check_factors(field)
+
+    def _check_factors(self, field: str) -> None:
+        factors = getattr(self, field)
+        if not isinstance(factors, tuple) or not all(
+            type(factor) in (int, float) and 0 < factor < math.inf for factor in factors
+        ):
+            raise refuse(self, field, "must be a tuple of finite numbers above 0")
+        if not factors and self.rope_type == "longrope":
+            raise refuse(self, field, "must be given for rope_type 'longrope'")
+        if factors and self.size is not None and len(factors) != self.size // 2:
+            raise refuse(self, field, f"must be {self.size // 2} numbers, one for each two of size")
 
 
 #: Bytes a table may take: a GPU saves eight launches a step by it.

@@ -1,4 +1,5 @@
-from asyncinfer.models.config import ExpertsConfig, LatentConfig, LayerConfig, ModelConfig
+from asyncinfer.layers import LearnedActivation, RopeConfig
+from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.config_file import parse_config, read_config
 from asyncinfer.models.decoder import Decoder
 from asyncinfer.models.examine import Examined, examine
@@ -6,12 +7,14 @@ from asyncinfer.models.experts import read_experts
 from asyncinfer.models.family import Family
 from asyncinfer.models.load import load_model, load_weights
 from asyncinfer.models.names import TensorNames
+from asyncinfer.models.parts import ExpertsConfig, LatentConfig, LayerConfig
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.models.tensors import tensor_table
 from asyncinfer.models.windows import sliding_layers, windowed
-from asyncinfer.weights import LoadProgress
+from asyncinfer.weights import NAMED_MODELS, LoadProgress, NamedModel, pull, pulled, resolve
 
 __all__ = [
+    "NAMED_MODELS",
     "Decoder",
     "Examined",
     "ExpertsConfig",
@@ -19,15 +22,21 @@ __all__ = [
     "JsonReader",
     "LatentConfig",
     "LayerConfig",
+    "LearnedActivation",
     "LoadProgress",
     "ModelConfig",
+    "NamedModel",
+    "RopeConfig",
     "TensorNames",
     "examine",
     "load_model",
     "load_weights",
     "parse_config",
+    "pull",
+    "pulled",
     "read_config",
     "read_experts",
+    "resolve",
     "sliding_layers",
     "tensor_table",
     "windowed",

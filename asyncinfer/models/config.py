@@ -3,80 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import get_args
 
-from asyncinfer.layers import NormKind, RopeConfig
+from asyncinfer.layers import (
+    ACTIVATIONS,
+    Activation,
+    LearnedActivation,
+    NormKind,
+    RopeConfig,
+    check_choice,
+    check_flags,
+    check_integers,
+    check_number,
+    learned,
+    refuse,
+)
 from asyncinfer.models.names import TensorNames
+from asyncinfer.models.parts import (
+    DTYPES,
+    MOST_CONTEXT,
+    MOST_HEADS,
+    MOST_LAYERS,
+    MOST_VOCAB,
+    MOST_WIDTH,
+    Block,
+    ExpertsConfig,
+    LatentConfig,
+    LayerConfig,
+    QKNorm,
+)
 
-__all__ = ["Block", "ExpertsConfig", "LatentConfig", "LayerConfig", "ModelConfig"]
-
-#: Where a layer's norms stand. "pre": before attention and before the feed-forward layer; "post":
-#: after each, before it is added; "sandwich": both. "parallel": attention and feed-forward side by
-#: side, each after a norm of its own; "parallel-shared": after one norm.
-Block = Literal["pre", "post", "sandwich", "parallel", "parallel-shared"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerConfig:
-    """What may differ from layer to layer."""
-
-    #: None: queries and keys are not rotated.
-    rope: RopeConfig | None
-    #: A token sees this many tokens, itself the last of them; None: all before it.
-    window: int | None = None
-    #: Whether its feed-forward layer is a mixture of experts, if the model has any.
-    experts: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertsConfig:
-    """The mixture of experts in place of the feed-forward layer."""
-
-    #: How many there are, and how many each token takes.
-    count: int
-    active: int
-    #: As `intermediate_size`, of each.
-    intermediate_size: int
-    #: Whether a token's weights are scaled to sum to one.
-    normalise: bool = True
-    router_bias: bool = False
-    bias: bool = False
-    #: What makes the router's scores of its logits.
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
-    #: Experts come in this many groups, and a token's are from the best few of them.
-    groups: int = 1
-    active_groups: int = 1
-    #: Whether a bias is added to the scores when experts are chosen, and only then.
-    correction: bool = False
-    #: Multiplies the weights.
-    scale: float = 1.0
-    #: As `intermediate_size`, of the part that every token takes; 0: there is none.
-    shared_size: int = 0
-    #: None: the model's activation. Else the clamped SwiGLU's (alpha, limit).
-    clamped_swiglu: tuple[float, float] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentConfig:
-    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values of all heads are made from
-    one small vector per token, which is what the cache holds. `ModelConfig.head_dim` is that of the
-    cache, `kv_rank + rotated`, with one KV head."""
-
-    #: Size of the vector that queries are made from; None: they are made from the hidden state.
-    query_rank: int | None
-    kv_rank: int
-    #: Dimensions of a query or key head that are not rotated, and that are.
-    plain: int
-    rotated: int
-    #: Dimensions of a value head.
-    value: int
-    #: The checkpoint keeps what is rotated together side by side.
-    interleaved: bool = True
+__all__ = ["ModelConfig"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The shape of a decoder. What has a default is as in Llama."""
+    """The shape of a decoder. What has a default is as in Llama.
+
+    `ValueError` for what cannot be, naming the field, its value and what it may be."""
 
     #: The name `config.json` gives under `architectures`, such as `LlamaForCausalLM`.
     architecture: str
@@ -92,19 +56,20 @@ class ModelConfig:
     max_context: int
     block: Block = "pre"
     norm: NormKind = "rms"
-    #: Whether norms of the kind "layer" have a bias.
+    #: Whether norms have a weight, those of queries and keys too; without one none has a bias.
+    norm_weight: bool = True
+    #: Whether norms of the kinds "layer" and "layer-plus-one" have a bias.
     norm_bias: bool = True
     norm_eps: float = 1e-6
-    #: RMS norm of queries and keys: of each head, or over the whole projection.
-    qk_norm: Literal["head", "projection"] | None = None
+    qk_norm: QKNorm | None = None
     #: None: as the layers say, or not at all.
     rope: RopeConfig | None = field(default_factory=RopeConfig)
     #: One for each layer; none where they are all alike and attend to all that is before them.
     layers: tuple[LayerConfig, ...] = ()
-    #: Positions that the model learned an embedding of.
+    #: Positions that the model learned an embedding of, `max_context` or more.
     learned_positions: int | None = None
-    #: The feed-forward layer's activation, under `config.json`'s name.
-    activation: str = "silu"
+    #: The feed-forward layer's activation: `config.json`'s name of it, or a function of elements.
+    activation: str | Activation | LearnedActivation = "silu"
     gated_mlp: bool = True
     experts: ExpertsConfig | None = None
     latent: LatentConfig | None = None
@@ -116,7 +81,7 @@ class ModelConfig:
     #: On the projections of the feed-forward layer.
     mlp_bias: bool = False
     head_bias: bool = False
-    #: Multiplies attention's scores; None: `head_dim ** -0.5`.
+    #: Multiplies attention's scores; None: one by the root of a query head's dimensions.
     attention_scale: float | None = None
     #: Scores become `cap * tanh(scores / cap)`.
     attention_softcap: float | None = None
@@ -136,6 +101,128 @@ class ModelConfig:
     #: What whoever loads the model should know of how its `config.json` was taken.
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.architecture, str):
+            raise refuse(self, "architecture", "must be a string")
+        for name, part in (("rope", RopeConfig), ("experts", ExpertsConfig)):
+            if not isinstance(getattr(self, name), part | None):
+                raise refuse(self, name, f"must be of {part.__name__}, or None")
+        if self.latent is not None and not isinstance(self.latent, LatentConfig):
+            raise refuse(self, "latent", "must be of LatentConfig, or None")
+        if not isinstance(self.names, TensorNames):
+            raise refuse(self, "names", "must be of TensorNames")
+        self._check_values()
+        self._check_tuples()
+        self._check_attention()
+        self._check_feed_forward()
+
+    def _check_values(self) -> None:
+        """Each field by itself."""
+        check_choice(self, "block", get_args(Block))
+        check_choice(self, "norm", get_args(NormKind))
+        check_choice(self, "qk_norm", (None, *get_args(QKNorm)))
+        check_choice(self, "dtype", (None, *DTYPES))
+        check_integers(self, "vocab_size", low=1, high=MOST_VOCAB)
+        for name in ("hidden_size", "intermediate_size", "head_dim"):
+            check_integers(self, name, low=1, high=MOST_WIDTH)
+        check_integers(self, "num_layers", low=1, high=MOST_LAYERS)
+        check_integers(self, "num_heads", "num_kv_heads", low=1, high=MOST_HEADS)
+        check_integers(self, "max_context", low=1, high=MOST_CONTEXT)
+        check_number(self, "norm_eps", high=1.0)
+        for name in ("embedding_scale", "residual_scale", "logit_scale"):
+            check_number(self, name)
+        for name in ("attention_scale", "attention_softcap", "logit_softcap"):
+            if getattr(self, name) is not None:
+                check_number(self, name)
+        check_flags(self, "norm_weight", "norm_bias", "gated_mlp", "tied_head", "sinks")
+        check_flags(self, "qkv_bias", "out_bias", "mlp_bias", "head_bias")
+        if self.norm.endswith("plus-one") and not self.norm_weight:
+            raise refuse(self, "norm_weight", f"must be True with norm={self.norm!r}")
+        self._check_activation()
+        if self.learned_positions is not None:
+            check_integers(self, "learned_positions", low=self.max_context, high=MOST_CONTEXT)
+        if self.bos_token_id is not None:
+            check_integers(self, "bos_token_id", low=0, high=self.vocab_size - 1)
+
+    def _check_activation(self) -> None:
+        chosen = self.activation
+        if not isinstance(chosen, LearnedActivation) and not callable(chosen):
+            check_choice(self, "activation", ACTIVATIONS)
+        if learned(chosen) is not None and self.experts is not None:
+            raise refuse(self, "activation", "cannot have weights with experts")
+
+    def _check_tuples(self) -> None:
+        layers, ids, last = self.layers, self.eos_token_ids, self.vocab_size - 1
+        if not isinstance(layers, tuple) or len(layers) not in (0, self.num_layers):
+            raise refuse(
+                self, "layers", f"must be a tuple, empty or of num_layers={self.num_layers}"
+            )
+        if not all(isinstance(layer, LayerConfig) for layer in layers):
+            raise refuse(self, "layers", "must be of LayerConfig")
+        if not isinstance(ids, tuple) or not all(type(i) is int and 0 <= i <= last for i in ids):
+            raise refuse(self, "eos_token_ids", f"must be a tuple of integers from 0 to {last}")
+        if not isinstance(self.notes, tuple) or not all(isinstance(n, str) for n in self.notes):
+            raise refuse(self, "notes", "must be a tuple of strings")
+
+    def _check_attention(self) -> None:
+        """The fields that attention is made of, together."""
+        if self.num_heads % self.num_kv_heads:
+            raise refuse(self, "num_kv_heads", f"must divide num_heads={self.num_heads}")
+        latent = self.latent
+        if latent is not None:
+            wanted = latent.kv_rank + latent.rotated
+            if self.head_dim != wanted:
+                raise refuse(self, "head_dim", f"must be kv_rank + rotated of latent, {wanted}")
+            if self.num_kv_heads != 1:
+                raise refuse(self, "num_kv_heads", "must be 1 with latent")
+            if self.qk_norm is not None:
+                raise refuse(self, "qk_norm", "must be None with latent")
+        for rope in dict.fromkeys(self.layer(index).rope for index in range(self.num_layers)):
+            self._check_rope(rope)
+        names = self.names
+        if names.qkv_by_head and (len(names.qkv) > 1 or self.num_heads != self.num_kv_heads):
+            raise refuse(
+                self,
+                "names",
+                "qkv_by_head needs one name in qkv and num_kv_heads equal to num_heads",
+            )
+        if names.transposed and latent is None and len(names.qkv) > 1:
+            raise refuse(self, "names", "transposed needs one name in qkv")
+
+    def _check_rope(self, rope: RopeConfig | None) -> None:
+        if self.latent is not None and (rope is None or rope.size != self.latent.rotated):
+            raise refuse(self, "rope", f"must have the size {self.latent.rotated} of latent")
+        if rope is None:
+            return
+        if rope.interleaved and self.latent is not None:
+            raise refuse(
+                self, "rope", "must not be interleaved with latent, which says that itself"
+            )
+        size = rope.size or self.head_dim
+        if size > self.head_dim:
+            raise refuse(self, "rope", f"must have a size of head_dim={self.head_dim} at most")
+        # What `RopeConfig` cannot know where it rotates whole heads.
+        if size % 2 or (size < 4 and rope.rope_type == "dynamic"):
+            raise refuse(self, "head_dim", f"cannot be rotated by rope_type={rope.rope_type!r}")
+        factors = (rope.factors, rope.long_factors)
+        if rope.rope_type == "longrope" and any(len(part) != size // 2 for part in factors):
+            raise refuse(self, "rope", f"must have {size // 2} factors and as many long_factors")
+
+    def _check_feed_forward(self) -> None:
+        """The fields that the feed-forward layers are made of, together."""
+        names = self.names
+        kinds = {self.layer_experts(index) is not None for index in range(self.num_layers)}
+        if False in kinds:
+            if not self.gated_mlp and len(names.up) > 1:
+                raise refuse(self, "names", "up must be one name where gated_mlp is False")
+            if names.transposed and len(names.up) > 1:
+                raise refuse(self, "names", "transposed needs one name in up")
+        shared = self.experts is not None and self.experts.shared_size
+        if shared and names.transposed and len(names.shared_up) > 1:
+            raise refuse(self, "names", "transposed needs one name in shared_up")
+        if True in kinds and not self.gated_mlp:
+            raise refuse(self, "gated_mlp", "must be True with experts")
+
     def layer(self, index: int) -> LayerConfig:
         """What is particular about one layer."""
         return self.layers[index] if self.layers else LayerConfig(rope=self.rope)
@@ -143,6 +230,11 @@ class ModelConfig:
     def layer_experts(self, index: int) -> ExpertsConfig | None:
         """The experts of one layer; None where its feed-forward layer is a plain one."""
         return self.experts if self.layer(index).experts else None
+
+    @property
+    def norms_have_bias(self) -> bool:
+        """Whether the layers' norms and the last one do."""
+        return self.norm_weight and self.norm_bias and self.norm in ("layer", "layer-plus-one")
 
     @property
     def windowed_layers(self) -> tuple[int, ...]:
@@ -153,6 +245,15 @@ class ModelConfig:
     def window(self) -> int | None:
         """The widest window of a layer; None without windows."""
         return max((layer.window for layer in self.layers if layer.window), default=None)
+
+    @property
+    def query_scale(self) -> float:
+        """What multiplies attention's scores."""
+        if self.attention_scale is not None:
+            return self.attention_scale
+        latent = self.latent
+        size = self.head_dim if latent is None else latent.plain + latent.rotated
+        return float(size**-0.5)
 
     @property
     def kv_parts(self) -> int:

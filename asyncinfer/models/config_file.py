@@ -7,12 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from asyncinfer.errors import ModelLoadError, PluginError
+from asyncinfer.errors import ModelLoadError
 from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.family_calls import FamilyCalls
+from asyncinfer.models.gguf import gguf_config
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.models.remote_code import NEVER_RUN, model_code
 from asyncinfer.plugins import models
 from asyncinfer.weights import checkpoint_file, read_json
+from asyncinfer.weights.gguf import GgufCheckpoint, is_gguf
 
 __all__ = ["MOST_BYTES", "parse_config", "read_config", "read_config_json"]
 
@@ -21,7 +24,10 @@ MOST_BYTES = 16 << 20
 
 
 def read_config(folder: str | Path) -> ModelConfig:
-    """Read and check `folder/config.json`."""
+    """Read and check `folder/config.json`, or what the GGUF file of that name says."""
+    if is_gguf(Path(folder)):
+        with GgufCheckpoint(folder) as checkpoint:
+            return gguf_config(checkpoint)
     values, file = read_config_json(folder)
     return parse_config(values, file=file)
 
@@ -39,20 +45,15 @@ def parse_config(values: Mapping[str, Any], *, file: str = _FILE) -> ModelConfig
     """Read and check a `config.json`'s content; `ModelLoadError` names the key that lies."""
     config = JsonReader(values, file)
     architecture = _architecture(config)
-    family = models.resolve(architecture)
-    notes = model_code(config, architecture, getattr(family, "model_type", None))
+    family = FamilyCalls.find(architecture)
+    notes = model_code(config, architecture, family.model_type())
     quantised = config.object("quantization_config")
     if quantised is not None:
         raise quantised.refuse(
             "quant_method",
             "quantised checkpoints are not supported; take one in bfloat16, or dequantise it first",
         )
-    read = family.read(architecture, values, file)
-    if not isinstance(read, ModelConfig):
-        raise PluginError(
-            f"plugin {architecture!r} (group {models.group}): read() gave {type(read).__name__}, "
-            "not a ModelConfig"
-        )
+    read = family.read(values, file)
     return replace(read, notes=(*read.notes, *notes)) if notes else read
 
 

@@ -39,9 +39,9 @@ class Decoder:
         ropes = list(dict.fromkeys(layer.rope for layer in layers if layer.rope is not None))
         self._rotations = ropes
         self.keep_within(max_context or config.max_context)
-        self._scale = config.attention_scale or config.head_dim**-0.5
+        self._scale = config.query_scale
         fused = has_fused_kernels(embedding)
-        builder = LayerBuilder(config, ropes, weights, self.device, fused, storage)
+        builder = LayerBuilder(config, ropes, weights, self.device, self.dtype, fused, storage)
         self._layers = [builder.layer(index) for index in range(config.num_layers)]
         self._norm = build_norm(config, "norm", weights)
         head = embedding if config.tied_head else weights("head.weight")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from asyncinfer.models.config import ExpertsConfig, ModelConfig
+from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.deepseek_v3 import DeepSeekV3
+from asyncinfer.models.parts import ExpertsConfig
 from asyncinfer.models.reader import JsonReader
 
 __all__ = ["DeepSeekV2"]

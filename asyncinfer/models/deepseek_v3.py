@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import ClassVar
 
 from asyncinfer.layers import RopeConfig
-from asyncinfer.models.config import ExpertsConfig, LatentConfig, LayerConfig, ModelConfig
+from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.experts import read_experts
 from asyncinfer.models.family import Family
+from asyncinfer.models.parts import ExpertsConfig, LatentConfig, LayerConfig
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.models.rope_parameters import mscale_of
 

@@ -13,11 +13,13 @@ from typing import Any
 from asyncinfer.errors import ModelLoadError, PluginError
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.config_file import MOST_BYTES, parse_config, read_config_json
+from asyncinfer.models.gguf import gguf_config
 from asyncinfer.models.load import without_prefix
 from asyncinfer.models.remote_code import tokenizer_code
 from asyncinfer.models.tensors import ignored_tensor, tensor_table
 from asyncinfer.plugins import models
-from asyncinfer.weights import Checkpoint, check_weights, read_json
+from asyncinfer.weights import Checkpoint, check_weights, following_links, read_json
+from asyncinfer.weights.gguf import GgufCheckpoint, is_gguf
 
 __all__ = ["Examined", "examine"]
 
@@ -41,16 +43,23 @@ class Examined:
     notes: tuple[str, ...] = ()
 
 
-def examine(folder: str | Path) -> Examined:
-    """Look at the checkpoint in `folder`. One whose architecture is unknown is held against every
-    family there is: the problems then say what the nearest of them lacks for it. Of a `config.json`
-    alone only that is looked at.
+def examine(folder: str | Path, *, follow_symlinks: bool = False) -> Examined:
+    """Look at the checkpoint in `folder`, or at a GGUF file. A folder whose architecture is unknown
+    is held against every family there is: the problems then say what the nearest of them lacks for
+    it. Of a `config.json` alone only that is looked at. `follow_symlinks` is as in `EngineConfig`.
 
     Raises `ModelLoadError` where there is no `config.json`, or no weights, that can be read.
     """
     path = Path(folder)
+    if is_gguf(path):
+        return _examine_gguf(path)
     if path.is_file():
         return _examine_config(path)
+    with following_links(follow_symlinks):
+        return _examine_folder(path)
+
+
+def _examine_folder(path: Path) -> Examined:
     values, file = read_config_json(path)
     names = _names(values)
     with Checkpoint(path) as checkpoint:
@@ -65,6 +74,18 @@ def examine(folder: str | Path) -> Examined:
                 problems += _nearest(values, checkpoint)
             return Examined(names, None, parameters, tuple(problems))
     return Examined(names, config, parameters, (), notes)
+
+
+def _examine_gguf(path: Path) -> Examined:
+    with GgufCheckpoint(path) as checkpoint:
+        parameters = sum(math.prod(stored.shape) for stored in checkpoint.tensors.values())
+        named = str(checkpoint.metadata.get("general.architecture"))
+        try:
+            config = gguf_config(checkpoint)
+            check_weights(checkpoint, tensor_table(config), partial(ignored_tensor, config=config))
+        except (ModelLoadError, PluginError) as error:
+            return Examined((named,), None, parameters, (str(error),))
+        return Examined((config.architecture,), config, parameters, (), config.notes)
 
 
 def _examine_config(path: Path) -> Examined:
@@ -87,6 +108,7 @@ def _names(values: dict[str, Any]) -> tuple[str, ...]:
 def _nearest(values: dict[str, Any], checkpoint: Checkpoint) -> list[str]:
     """What speaks against the family whose tensors are most like the checkpoint's."""
     best: tuple[int, list[str]] | None = None
+    broken = []
     # Rotations have no tensors, and not every family can do every one; nor has code any.
     passed = re.compile("rope|partial_ro|auto_map")
     values = {key: value for key, value in values.items() if not passed.match(key)}
@@ -94,12 +116,16 @@ def _nearest(values: dict[str, Any], checkpoint: Checkpoint) -> list[str]:
     for name in sorted(models.names(), key=lambda name: (name != "LlamaForCausalLM", name)):
         try:
             config = parse_config({**values, "architectures": [name]})
-        except (ModelLoadError, PluginError):
+        except ModelLoadError:
+            continue
+        except PluginError as error:
+            # Somebody else's trouble, but whose family was meant may be this one.
+            broken.append(f"not compared: {error}")
             continue
         found = _compare(name, without_prefix(config, checkpoint), checkpoint)
         if best is None or found[0] < best[0]:
             best = found
-    return [] if best is None else best[1]
+    return [*(best[1] if best else ()), *broken]
 
 
 def _compare(name: str, config: ModelConfig, checkpoint: Checkpoint) -> tuple[int, list[str]]:

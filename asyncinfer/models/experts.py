@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from asyncinfer.models.config import ExpertsConfig, ModelConfig
+from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.parts import ExpertsConfig
 from asyncinfer.models.reader import JsonReader
 
 __all__ = ["read_experts"]

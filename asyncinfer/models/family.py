@@ -8,19 +8,16 @@ from typing import Any, ClassVar
 
 from asyncinfer.layers import ACTIVATIONS
 from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.parts import DTYPES, MOST_HEADS, MOST_LAYERS, MOST_VOCAB, MOST_WIDTH
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.models.rope_parameters import read_rope, scaled_context
 
 __all__ = ["Family"]
 
-# Far above any model there is: what lies beyond is a mistake or an attack.
-_MOST_WIDTH = 1 << 20
-_MOST_VOCAB = 1 << 24
-_MOST_LAYERS = 1 << 10
-_MOST_HEADS = 1 << 12
 _MOST_HEAD_DIM = 1 << 10
 _MOST_CONTEXT = 1 << 30
-_DTYPES = ("float32", "float16", "bfloat16")
+#: The least epsilon that a norm of float32 shows.
+_LEAST_EPS = 1e-30
 
 
 class Family:
@@ -55,9 +52,9 @@ class Family:
 
 
 def _as_llama(config: JsonReader, family: Family, architecture: str) -> ModelConfig:
-    hidden_size = config.integer("hidden_size", 1, _MOST_WIDTH)
-    num_heads = config.integer("num_attention_heads", 1, _MOST_HEADS)
-    num_kv_heads = config.integer("num_key_value_heads", 1, _MOST_HEADS, num_heads)
+    hidden_size = config.integer("hidden_size", 1, MOST_WIDTH)
+    num_heads = config.integer("num_attention_heads", 1, MOST_HEADS)
+    num_kv_heads = config.integer("num_key_value_heads", 1, MOST_HEADS, num_heads)
     if num_heads % num_kv_heads:
         raise config.refuse("num_key_value_heads", f"must divide num_attention_heads={num_heads}")
     if not config.has("head_dim") and hidden_size % num_heads:
@@ -69,7 +66,7 @@ def _as_llama(config: JsonReader, family: Family, architecture: str) -> ModelCon
     rope = read_rope(config, max_context, head_dim, family.full_rope)
     if rope.size is not None and not family.partial_rotary:
         raise config.refuse("partial_rotary_factor", "only 1 is supported")
-    vocab_size = config.integer("vocab_size", 1, _MOST_VOCAB)
+    vocab_size = config.integer("vocab_size", 1, MOST_VOCAB)
     activation = config.string("hidden_act", "silu")
     if activation not in ACTIVATIONS:
         raise config.refuse("hidden_act", f"must be one of {', '.join(ACTIVATIONS)}")
@@ -78,13 +75,13 @@ def _as_llama(config: JsonReader, family: Family, architecture: str) -> ModelCon
         architecture=architecture,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        intermediate_size=config.integer("intermediate_size", 1, _MOST_WIDTH),
-        num_layers=config.integer("num_hidden_layers", 1, _MOST_LAYERS),
+        intermediate_size=config.integer("intermediate_size", 1, MOST_WIDTH),
+        num_layers=config.integer("num_hidden_layers", 1, MOST_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_context=scaled_context(rope, max_context),
-        norm_eps=config.number("rms_norm_eps", 0.0, 1.0, 1e-6),
+        norm_eps=config.number("rms_norm_eps", _LEAST_EPS, 1.0, 1e-6),
         rope=rope,
         activation=activation,
         tied_head=config.boolean("tie_word_embeddings", False),
@@ -101,8 +98,8 @@ def _dtype(config: JsonReader) -> str | None:
     for key in ("dtype", "torch_dtype"):
         if config.has(key):
             name = config.string(key).removeprefix("torch.")
-            if name not in _DTYPES:
-                raise config.refuse(key, f"must be one of {', '.join(_DTYPES)}")
+            if name not in DTYPES:
+                raise config.refuse(key, f"must be one of {', '.join(DTYPES)}")
             return name
     return None
 

@@ -15,8 +15,10 @@ from asyncinfer.layers import (
     activation,
     added,
     clamped_swiglu,
+    learned,
 )
-from asyncinfer.models.config import ExpertsConfig, ModelConfig
+from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.parts import ExpertsConfig
 from asyncinfer.quantization import GroupedLinear, Linear, make_grouped_linear, make_linear
 from asyncinfer.weights import WeightSource
 
@@ -32,40 +34,59 @@ def build_linear(weights: WeightSource, name: str, bias: bool, storage: str) -> 
 
 class FeedForwardBuilder:
     """Asks for weights in the tensor table's order. `storage` is what they are held as, a router
-    aside: it is small, and all hangs on its choice."""
+    aside: it is small, and all hangs on its choice. `dtype` is what is computed in."""
 
     def __init__(
-        self, config: ModelConfig, weights: WeightSource, device: torch.device, storage: str
+        self,
+        config: ModelConfig,
+        weights: WeightSource,
+        device: torch.device,
+        dtype: torch.dtype,
+        storage: str,
     ) -> None:
         self._config = config
         self._weights = weights
         self._device = device
+        self._dtype = dtype
         self._storage = storage
 
     def build(self, index: int, name: str) -> FeedForward:
         """What stands after the attention of a layer: an MLP, or experts."""
         config = self._config
-        activate = activation(config.activation, gated=config.gated_mlp)
         experts = config.layer_experts(index)
         if experts is None:
-            return self._mlp(f"{name}.mlp", activate, config.intermediate_size)
-        mixture = self._experts(experts, f"{name}.experts", activate)
+            return self._mlp(f"{name}.mlp", config.intermediate_size)
+        mixture = self._experts(experts, f"{name}.experts")
         if not experts.shared_size:
             return mixture
-        return added(mixture, self._mlp(f"{name}.shared", activate, experts.shared_size))
+        return added(mixture, self._mlp(f"{name}.shared", experts.shared_size))
 
-    def _mlp(self, name: str, activate: Activation, size: int) -> MLP:
+    def _mlp(self, name: str, size: int) -> MLP:
         config = self._config
-        return MLP(
-            self._linear(f"{name}.up", config.mlp_bias),
-            activate,
-            self._linear(f"{name}.down", config.mlp_bias),
-            size * (2 if config.gated_mlp else 1),
-        )
+        width = size * (2 if config.gated_mlp else 1)
+        up = self._linear(f"{name}.up", config.mlp_bias)
+        activate = self._activation(f"{name}.activation", width)
+        return MLP(up, activate, self._linear(f"{name}.down", config.mlp_bias), width)
 
-    def _experts(self, experts: ExpertsConfig, name: str, activate: Activation) -> Experts:
+    def _activation(self, name: str, width: int) -> Activation:
+        """The activation of a layer, called once: what is wrong with one that a family brings is
+        found here, not by the first request."""
+        config = self._config
+        with_weights = learned(config.activation)
+        weights = [
+            self._weights(f"{name}.{index}")
+            for index in range(0 if with_weights is None else len(with_weights.weights))
+        ]
+        activate = activation(config.activation, gated=config.gated_mlp, weights=weights)
+        if not isinstance(config.activation, str):
+            activate(torch.zeros(1, width, dtype=self._dtype, device=self._device))
+        return activate
+
+    def _experts(self, experts: ExpertsConfig, name: str) -> Experts:
         if experts.clamped_swiglu is not None:
             activate = clamped_swiglu(*experts.clamped_swiglu)
+        else:
+            activate = self._activation(f"{name}.activation", 2 * experts.intermediate_size)
         return Experts(
             self._router(experts, name),
             self._grouped(f"{name}.up", experts.bias),

@@ -18,6 +18,7 @@ from asyncinfer.layers import (
     LatentAttention,
     Layer,
     Norm,
+    NormKind,
     ParallelLayer,
     Prepare,
     ProjectionNorm,
@@ -33,8 +34,9 @@ from asyncinfer.layers import (
     normed_first,
     unrotated,
 )
-from asyncinfer.models.config import LatentConfig, ModelConfig
+from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.feed_forward import FeedForwardBuilder, build_linear
+from asyncinfer.models.parts import LatentConfig
 from asyncinfer.models.tensors import block_norms
 from asyncinfer.quantization import CudaLinear, Linear
 from asyncinfer.weights import WeightSource
@@ -44,11 +46,10 @@ __all__ = ["LayerBuilder", "build_norm"]
 
 def build_norm(config: ModelConfig, name: str, weights: WeightSource) -> Norm:
     """The norm of this name in the tensor table."""
-    bias = config.norm == "layer" and config.norm_bias
     return make_norm(
         config.norm,
-        weights(f"{name}.weight"),
-        weights(f"{name}.bias") if bias else None,
+        weights(f"{name}.weight") if config.norm_weight else None,
+        weights(f"{name}.bias") if config.norms_have_bias else None,
         config.norm_eps,
     )
 
@@ -66,6 +67,7 @@ class LayerBuilder:
         ropes: Sequence[RopeConfig],
         weights: WeightSource,
         device: torch.device,
+        dtype: torch.dtype,
         fused: bool,
         storage: str = "plain",
     ) -> None:
@@ -74,7 +76,8 @@ class LayerBuilder:
         self._storage = storage
         self._ropes = ropes
         self._weights = weights
-        self._feed_forward = FeedForwardBuilder(config, weights, device, storage)
+        self._device = device
+        self._feed_forward = FeedForwardBuilder(config, weights, device, dtype, storage)
 
     def layer(self, index: int) -> Layer:
         config = self._config
@@ -115,10 +118,15 @@ class LayerBuilder:
             and config.head_dim <= MOST_HEAD_DIM
             and (config.block, config.residual_scale) == ("pre", 1.0)
             and config.norm in ("rms", "rms-plus-one")
+            and config.norm_weight
             and config.qk_norm in (None, "head")
-            and (config.gated_mlp or config.layer_experts(index) is not None)
+            and (config.layer_experts(index) is not None or self._gate() is not None)
             and config.layer(index).rope is not None
         )
+
+    def _gate(self) -> str | None:
+        """The feed-forward layer's gate as a kernel's epilogue; None without such a gate."""
+        return fused_gate(self._config.activation) if self._config.gated_mlp else None
 
     def _fused(self, index: int, name: str) -> FusedLayer:
         config = self._config
@@ -148,11 +156,13 @@ class LayerBuilder:
         if config.layer_experts(index) is not None:
             mlp = normed_experts(mlp_norm, self._feed_forward.build(index, name))
         else:
+            gate = self._gate()
+            assert gate is not None
             mlp = FusedMLP(
                 norm=mlp_norm,
                 up=linear("mlp.up", config.mlp_bias),
                 down=linear("mlp.down", config.mlp_bias),
-                activation=fused_gate(config.activation),
+                activation=gate,
             )
         return FusedLayer(
             index=index,
@@ -223,12 +233,17 @@ class LayerBuilder:
             rotate = Rotate(place) if whole else RotatePart(place, rope.size or 0)
         if config.qk_norm is None:
             return rotate
-        q, k = self._weights(f"{name}.q_norm"), self._weights(f"{name}.k_norm")
         plus_one = config.norm == "rms-plus-one"
+        weights = [
+            self._weights(f"{name}.{part}_norm") if config.norm_weight else None for part in "qk"
+        ]
         if config.qk_norm == "head":
+            ones = torch.ones(config.head_dim, device=self._device)
+            q, k = (ones if weight is None else weight for weight in weights)
             heads = config.num_heads, config.num_kv_heads
             return normed_first(HeadNorm(q, k, *heads, config.norm_eps, plus_one), rotate)
-        q_norm, k_norm = (RMSNorm(weight, config.norm_eps, plus_one) for weight in (q, k))
+        kind: NormKind = "rms-plus-one" if plus_one else "rms"
+        q_norm, k_norm = (make_norm(kind, weight, None, config.norm_eps) for weight in weights)
         return normed_first(ProjectionNorm(q_norm, k_norm, config.num_heads), rotate)
 
     def _variant(self, index: int, name: str) -> AttentionVariant | None:

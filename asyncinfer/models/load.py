@@ -18,11 +18,13 @@ from asyncinfer.models.tensors import ignored_tensor, tensor_table
 from asyncinfer.weights import (
     Checkpoint,
     OnProgress,
+    TensorFiles,
     WeightLoader,
     WeightSource,
     check_weights,
     is_out_of_memory,
 )
+from asyncinfer.weights.gguf import GgufCheckpoint, is_gguf
 
 __all__ = ["load_model", "load_weights", "without_prefix"]
 
@@ -68,7 +70,8 @@ def _opened(
 ) -> Iterator[tuple[ModelConfig, WeightSource]]:
     """The config and the source of the weights, each to be asked for inside."""
     config = read_config(folder)
-    with Checkpoint(folder) as checkpoint, torch.inference_mode():
+    kind = GgufCheckpoint if is_gguf(Path(folder)) else Checkpoint
+    with kind(folder) as checkpoint, torch.inference_mode():
         config = without_prefix(config, checkpoint)
         table = tensor_table(config)
         check_weights(checkpoint, table, partial(ignored_tensor, config=config))
@@ -84,7 +87,7 @@ def _opened(
         loader.finish()
 
 
-def without_prefix(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
+def without_prefix(config: ModelConfig, checkpoint: TensorFiles) -> ModelConfig:
     """The config for a checkpoint whose tensors lack the architecture's prefix, which is what the
     model without its head is saved as."""
     prefix = config.names.prefix

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, fields
+
+from asyncinfer.layers import check_flags, refuse
 
 __all__ = ["TensorNames"]
 
@@ -51,3 +54,42 @@ class TensorNames:
     #: Regular expressions of tensors that a checkpoint may hold though the model has no place for
     #: them: what old checkpoints saved of constants.
     ignored: tuple[str, ...] = (r".*\brotary_emb\.inv_freq",)
+
+    def __post_init__(self) -> None:
+        check_flags(self, "qkv_by_head", "expert_up_alternates", "transposed")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(field.default, str):
+                empty = field.name == "prefix" and value == ""
+                if not isinstance(value, str) or not (value or empty):
+                    raise refuse(self, field.name, "must be a name")
+            elif isinstance(field.default, tuple) and (
+                not isinstance(value, tuple)
+                or not all(isinstance(name, str) and name for name in value)
+            ):
+                raise refuse(self, field.name, "must be a tuple of names")
+        for name, counts in (("qkv", (1, 3)), ("up", (1, 2)), ("shared_up", (1, 2))):
+            if len(getattr(self, name)) not in counts:
+                raise refuse(self, name, f"must be {counts[0]} name or {counts[1]}")
+        self._check_experts()
+        self._check_ignored()
+
+    def _check_experts(self) -> None:
+        parts = (*self.expert_up, self.expert_down)
+        numbered = [re.findall(r"[{}]+", part) for part in parts]
+        if all(found == ["{}"] for found in numbered):
+            if len(self.expert_up) not in (1, 2):
+                raise refuse(self, "expert_up", "must be 1 name or 2")
+        elif any(numbered):
+            bound = "must each have one {} for the expert's number, as expert_down has; or none"
+            raise refuse(self, "expert_up", bound)
+        elif len(self.expert_up) != 1:
+            raise refuse(self, "expert_up", "must be 1 name where it has no {}")
+
+    def _check_ignored(self) -> None:
+        for pattern in self.ignored:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                bound = f"{pattern!r} is no regular expression: {error}"
+                raise refuse(self, "ignored", bound) from error

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from asyncinfer.errors import ModelLoadError
+from asyncinfer.layers import short_repr
 
 __all__ = ["JsonReader"]
 
@@ -46,7 +46,8 @@ class JsonReader:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.refuse(key, "must be a number")
-        if not math.isfinite(value) or not low <= value <= high:
+        # Comparing tells NaN and an integer of too many digits too.
+        if not low <= value <= high:
             raise self.refuse(key, f"must be between {low:g} and {high:g}")
         return float(value)
 
@@ -100,8 +101,7 @@ class JsonReader:
     def refuse(self, key: str, why: str) -> ModelLoadError:
         """The error to raise about `key`."""
         key = self._names.get(key, key)
-        shown = repr(self.values[key]) if key in self.values else "(missing)"
-        shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+        shown = short_repr(self.values[key]) if key in self.values else "(missing)"
         return ModelLoadError(f"{self._prefix}{key}={shown}: {why}", file=self.file)
 
     def _get(self, key: str, default: Any) -> Any:

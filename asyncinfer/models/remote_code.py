@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncinfer.errors import ModelLoadError
+from asyncinfer.layers import short_repr
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.weights import checkpoint_file, read_json
 
@@ -29,13 +30,17 @@ def model_code(config: JsonReader, architecture: str, model_type: str | None) ->
         raise config.refuse("auto_map", f"{NEVER_RUN}; must be an object")
     theirs = config.values.get("model_type")
     if model_type is None or theirs != model_type:
-        raise config.refuse("auto_map", f"{NEVER_RUN}; model_type={theirs!r} is of no family here")
+        raise config.refuse(
+            "auto_map", f"{NEVER_RUN}; model_type={short_repr(theirs)} is of no family here"
+        )
     others = [name for name in config.values["architectures"] if name != architecture]
     written = code.get("AutoModelForCausalLM")
     if written is not None and str(written).rpartition(".")[2] != architecture:
         others.append(written)
     if others:
-        raise config.refuse("auto_map", f"{NEVER_RUN}; {others[0]!r} is not {architecture}")
+        raise config.refuse(
+            "auto_map", f"{NEVER_RUN}; {short_repr(others[0])} is not {architecture}"
+        )
     return (
         f"auto_map is set aside, code that comes with a checkpoint is never run: {architecture} "
         "is the engine's own",
@@ -58,7 +63,7 @@ def tokenizer_code(folder: Path) -> tuple[str, ...]:
                 "run: tokenizer.json says it all",
             )
     raise ModelLoadError(
-        f"auto_map={code!r}: {NEVER_RUN}; it has no fast tokenizer, which would be all in "
-        "tokenizer.json",
+        f"auto_map={short_repr(code)}: {NEVER_RUN}; it has no fast tokenizer, which would be all "
+        "in tokenizer.json",
         file=str(path),
     )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from asyncinfer.layers import RopeConfig
+from asyncinfer.layers import RopeConfig, RopeType
 from asyncinfer.models.reader import JsonReader
 
 __all__ = ["mscale_of", "read_rope", "scaled_context"]
@@ -71,7 +71,8 @@ def _scaling(config: JsonReader, rope: JsonReader, max_context: int, size: int) 
         if rope_type == "dynamic" and size < 4:
             raise rope.refuse(key, f"needs a head_dim of 4 or more, not {size}")
         factor = rope.number("factor", *_FACTOR)
-        return RopeConfig(rope_type=rope_type, factor=factor, original_context=max_context)
+        kind: RopeType = "linear" if rope_type == "linear" else "dynamic"
+        return RopeConfig(rope_type=kind, factor=factor, original_context=max_context)
     if rope_type == "llama3":
         return _llama3(rope, original)
     if rope_type == "yarn":

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import torch
 
-from asyncinfer.models.config import LatentConfig, ModelConfig
+from asyncinfer.layers import learned
+from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.parts import LatentConfig
 from asyncinfer.weights import Packed, Piece, WeightSource
 
 __all__ = ["arranged", "block_norms", "ignored_tensor", "tensor_table"]
@@ -19,7 +21,8 @@ _NORMS = {
     "parallel": ("attention_norm", "mlp_norm"),
     "parallel-shared": ("attention_norm",),
 }
-_LINEAR = re.compile(r"layers\.\d+\.(attention|mlp|experts)\.(\w+)\.(weight|bias)")
+_LINEAR = re.compile(r"layers\.(\d+)\.(attention|mlp|experts|shared)\.(\w+)\.(weight|bias)")
+_HEAD_NORM = re.compile(r"layers\.(\d+)\.attention\.[qk]_norm")
 
 
 def block_norms(config: ModelConfig) -> tuple[str, ...]:
@@ -66,7 +69,7 @@ def _attention(config: ModelConfig, theirs: str) -> Iterator[tuple[str, Packed]]
         config, theirs, "attention.qkv", names.qkv, (q, kv, kv), hidden, config.qkv_bias
     )
     yield from _linear(config, theirs, "attention.out", (names.out,), (hidden,), q, config.out_bias)
-    if config.qk_norm is not None:
+    if config.qk_norm is not None and config.norm_weight:
         sizes = (config.head_dim, config.head_dim) if config.qk_norm == "head" else (q, kv)
         for ours, name, size in zip(
             ("q_norm", "k_norm"), (names.q_norm, names.k_norm), sizes, strict=True
@@ -102,6 +105,10 @@ def _mlp(config: ModelConfig, layer: int, theirs: str) -> Iterator[tuple[str, Pa
     if experts is None:
         up = (inner, inner) if config.gated_mlp else (inner,)
         yield from _linear(config, theirs, "mlp.up", names.up, up, hidden, config.mlp_bias)
+        with_weights = learned(config.activation)
+        if with_weights is not None:
+            for index, (name, shape) in enumerate(with_weights.weights):
+                yield f"mlp.activation.{index}", _one(theirs + name, *shape)
         yield from _linear(
             config, theirs, "mlp.down", (names.down,), (hidden,), inner, config.mlp_bias
         )
@@ -173,35 +180,60 @@ def arranged(config: ModelConfig, weights: WeightSource) -> WeightSource:
 
     def arrange(name: str) -> torch.Tensor:
         tensor = weights(name)
+        norm = _HEAD_NORM.fullmatch(name)
+        if norm is not None:
+            return _halves(config, int(norm[1]), tensor)
         part = _LINEAR.fullmatch(name)
         if part is None:
             return tensor
-        module, linear, kind = part.groups()
+        layer, module, linear, kind = part.groups()
         if module == "experts" and linear != "router":
             return _arrange_experts(config, tensor, linear, kind).contiguous()
         if config.names.transposed and kind == "weight":
             tensor = tensor.t()
         if config.latent is not None and config.latent.interleaved:
-            tensor = _halves(config, config.latent, tensor, linear)
+            tensor = _latent_halves(config, config.latent, tensor, linear)
         if config.names.qkv_by_head and linear == "qkv":
             heads = tensor.view(config.num_heads, 3, config.head_dim, *tensor.shape[1:])
             tensor = heads.transpose(0, 1).flatten(0, 2)
+        if linear == "qkv":
+            values = config.num_kv_heads * config.head_dim
+            before = tensor[:-values]
+            halves = _halves(config, int(layer), before)
+            if halves is not before:
+                tensor = torch.cat((halves, tensor[-values:]))
         return tensor.contiguous()
 
     return arrange
 
 
-def _halves(
+def _halves(config: ModelConfig, layer: int, tensor: torch.Tensor) -> torch.Tensor:
+    """Rows of whole query and key heads, those of one rotation half of the rotated dimensions apart
+    instead of side by side: queries and keys meet as before. The tensor itself where they are."""
+    rope = config.layer(layer).rope
+    if rope is None or not rope.interleaved:
+        return tensor
+    rows = tensor.view(-1, config.head_dim, *tensor.shape[1:])
+    return _apart(rows, 0, rope.size or config.head_dim).reshape(tensor.shape)
+
+
+def _latent_halves(
     config: ModelConfig, latent: LatentConfig, tensor: torch.Tensor, linear: str
 ) -> torch.Tensor:
-    """The rows that give the rotated dimensions, those of one rotation half a head apart instead of
-    side by side: queries and keys meet as before."""
+    """The same of what makes the rotated dimensions, the last of each head."""
     heads = {"query": config.num_heads, "kv_down": 1}.get(linear)
     if heads is None:
         return tensor
     rows = tensor.view(heads, -1, *tensor.shape[1:])
-    plain, rotated = rows[:, : -latent.rotated], rows[:, -latent.rotated :]
-    return torch.cat((plain, rotated[:, 0::2], rotated[:, 1::2]), dim=1).view(tensor.shape)
+    first = rows.shape[1] - latent.rotated
+    return _apart(rows, first, rows.shape[1]).view(tensor.shape)
+
+
+def _apart(rows: torch.Tensor, first: int, end: int) -> torch.Tensor:
+    """`rows` `[heads, dimensions, ...]` with every other one of `first` to `end` before the rest of
+    these."""
+    rotated = rows[:, first:end]
+    return torch.cat((rows[:, :first], rotated[:, 0::2], rotated[:, 1::2], rows[:, end:]), dim=1)
 
 
 def _arrange_experts(
@@ -228,8 +260,10 @@ def ignored_tensor(name: str, config: ModelConfig) -> bool:
 
 
 def _norm(config: ModelConfig, ours: str, theirs: str) -> dict[str, Packed]:
+    if not config.norm_weight:
+        return {}
     table = {f"{ours}.weight": _one(f"{theirs}.weight", config.hidden_size)}
-    if config.norm == "layer" and config.norm_bias:
+    if config.norms_have_bias:
         table[f"{ours}.bias"] = _one(f"{theirs}.bias", config.hidden_size)
     return table
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from asyncinfer.layers import RopeConfig
-from asyncinfer.models.config import LayerConfig, ModelConfig
+from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.parts import LayerConfig
 from asyncinfer.models.reader import JsonReader
 
 __all__ = ["FULL", "SLIDING", "sliding_layers", "windowed", "windowed_if_used"]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any, Final
 
 from asyncinfer.errors import PluginError
+from asyncinfer.plugins.info import PluginInfo
+from asyncinfer.plugins.installed import installed, origin
 from asyncinfer.plugins.registry import Registry
 from asyncinfer.protocols import (
     EVICTION_PROTOCOL_VERSION,
@@ -13,6 +17,7 @@ from asyncinfer.protocols import (
     OBSERVER_PROTOCOL_VERSION,
     SAMPLER_PROTOCOL_VERSION,
     SCHEDULING_PROTOCOL_VERSION,
+    CapacityAware,
     EvictionPolicy,
     ModelFamily,
     Observer,
@@ -21,13 +26,16 @@ from asyncinfer.protocols import (
 )
 
 __all__ = [
+    "block",
     "cache_policies",
+    "ignored",
     "models",
     "observers",
     "register",
     "registries",
     "samplers",
     "schedulers",
+    "unblock",
 ]
 
 cache_policies: Final[Registry[EvictionPolicy]] = Registry(
@@ -44,6 +52,7 @@ cache_policies: Final[Registry[EvictionPolicy]] = Registry(
         "tail-first": "asyncinfer.cache.policies.leaves:TailFirst",
         "ttl": "asyncinfer.cache.policies.ttl:TTL",
     },
+    optional=CapacityAware,
 )
 #: By the name that `config.json` gives under `architectures`.
 models: Final[Registry[ModelFamily]] = Registry(
@@ -120,7 +129,55 @@ def register(group: str, name: str, factory: Callable[..., Any]) -> None:
     Raises:
         PluginError: there is no such group, the name is taken, or the factory lacks something.
     """
+    _registry(group).register(name, factory)
+
+
+def block(group: str, name: str) -> None:
+    """Let nobody in this process use what has a name, built in, installed or registered, now or
+    later; it is not imported. The environment variable `ASYNCINFER_BLOCK_PLUGINS` does the same.
+
+    Args:
+        group: the entry-point group, such as "asyncinfer.samplers".
+        name: of the plugin; `"*"` is all that installed distributions bring into the group.
+
+    Raises:
+        PluginError: there is no such group.
+    """
+    _registry(group).block(name)
+
+
+def unblock(group: str, name: str) -> None:
+    """Take a `block` back, but not what the environment says. Raises `PluginError`."""
+    _registry(group).unblock(name)
+
+
+def ignored() -> list[PluginInfo]:
+    """What installed distributions bring for asyncinfer and nobody can use, with the reason: a
+    name that is taken, a group that is not one of ours, entry points that cannot be read."""
+    found = [info for registry in registries() for info in registry.shadowed()]
+    groups = tuple(registry.group for registry in registries())
+    there = installed()
+    for group, points in there.points.items():
+        nearest = None if group in groups else _misspelt(group, groups)
+        if nearest is not None:
+            problem = f"there is no group {group}; the nearest is {nearest}"
+            found += [PluginInfo(p.name, origin(p), "", problem, group) for p in points]
+    for distribution, error in there.unreadable:
+        problem = f"its entry points cannot be read: {error}"
+        found.append(PluginInfo("*", distribution, "", problem, "asyncinfer"))
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _misspelt(group: str, groups: tuple[str, ...]) -> str | None:
+    """The group that this one was meant to be, if it looks like any of ours."""
+    letters = "".join(filter(str.isalnum, group.lower()))
+    cutoff = 0.0 if letters.startswith("asyncinfer") else 0.8
+    return next(iter(get_close_matches(group, groups, n=1, cutoff=cutoff)), None)
+
+
+def _registry(group: str) -> Registry[Any]:
     groups = {registry.group: registry for registry in registries()}
     if group not in groups:
         raise PluginError(f"no group {group!r} of plugins; there are: {', '.join(groups)}")
-    groups[group].register(name, factory)
+    return groups[group]

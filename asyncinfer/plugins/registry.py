@@ -16,42 +16,28 @@ nobody uses is never imported, so a broken one breaks nothing.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final, Generic, TypeVar
+from importlib.metadata import EntryPoint
+from typing import Any, Final, Generic, TypeVar, cast
 
-from asyncinfer.errors import PluginError
+from asyncinfer.errors import InvalidRequest, PluginError
+from asyncinfer.plugins.arguments import find_misfit
+from asyncinfer.plugins.blocked import Blocked
+from asyncinfer.plugins.chosen import Chosen, chosen_name
+from asyncinfer.plugins.conformance import Needs, check_factory, check_kind, check_parts
+from asyncinfer.plugins.info import PluginInfo, summary_of
+from asyncinfer.plugins.installed import installed, origin
+from asyncinfer.plugins.source import Source, load
+from asyncinfer.plugins.supervision import interrupted
+from asyncinfer.plugins.within import NotInTime
 
-__all__ = ["PluginInfo", "Registry"]
+__all__ = ["Registry"]
 
 T = TypeVar("T")
 
 BUILT_IN: Final = "built in"
 REGISTERED: Final = "registered by the application"
-
-
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    """A factory and where it is from, for messages."""
-
-    factory: Callable[..., Any]
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
-class PluginInfo:
-    """What is known of one plugin."""
-
-    name: str
-    #: "built in", "registered by the application", or distribution and version.
-    origin: str
-    #: First sentence of its docstring.
-    summary: str
-    #: Why it cannot be used; None if it can.
-    problem: str | None
 
 
 class Registry(Generic[T]):
@@ -64,23 +50,31 @@ class Registry(Generic[T]):
         version: int,
         builtins: Mapping[str, str],
         *,
+        optional: type | None = None,
         dataclasses_only: bool = False,
     ) -> None:
         """`builtins` maps names to `module:attribute`, so that nothing is imported before use.
-        A plugin may state the protocol it was written for as `protocol_version`. With
-        `dataclasses_only`, plugins are frozen dataclasses: the parameters of a request."""
+        A plugin may state the protocol it was written for as `protocol_version`. `optional` is a
+        protocol whose methods it need not have. With `dataclasses_only`, plugins are frozen
+        dataclasses: the parameters of a request."""
         self.group = group
         self._dataclasses_only = dataclasses_only
-        self._protocol = protocol
-        self._version = version
+        self._needs = Needs(protocol, version, optional)
         self._builtins = dict(builtins)
         self._registered: dict[str, Callable[..., Any]] = {}
-        self._loaded: dict[str, _Origin] = {}
+        self._loaded: dict[str, Source] = {}
+        #: Installed ones whose import did not return, and what to say of them: to try again would
+        #: leave another thread behind.
+        self._hung: dict[str, str] = {}
+        self._blocked = Blocked(group)
 
     def names(self) -> tuple[str, ...]:
-        """Every known name, sorted; loads nothing."""
-        found = (point.name for point in entry_points(group=self.group))
-        return tuple(sorted({*self._builtins, *self._registered, *found}))
+        """Every name that is known and not blocked, sorted; loads nothing."""
+        return tuple(name for name in self._all_names() if self.blocked(name) is None)
+
+    def is_built_in(self, name: str) -> bool:
+        """Whether the plugin of a name comes with the package."""
+        return name in self._builtins
 
     def register(self, name: str, factory: Callable[..., T]) -> None:
         """Make `factory` known as `name` in this process. Raises `PluginError` if it lacks
@@ -90,161 +84,192 @@ class Registry(Generic[T]):
         if not isinstance(name, str) or not name:
             raise PluginError(f"{label}: a name must be a non-empty string")
         self._check_factory(factory, label)
-        installed = entry_points(group=self.group, name=name)
         if name in self._builtins:
             raise PluginError(f"{label}: the name is taken, by a plugin that is {BUILT_IN}")
-        if installed:
-            owners = " and ".join(sorted(map(_distribution, installed)))
-            raise PluginError(f"{label}: the name is taken, by {owners}")
+        if points := self._points(name):
+            raise PluginError(f"{label}: the name is taken, by {_owners(points)}")
         # One step, so that of two threads only one gets the name.
         if self._registered.setdefault(name, factory) is not factory:
             raise PluginError(f"{label}: the name is taken, by {self._registered[name]!r}")
         self._loaded.pop(name, None)
 
-    def resolve(self, plugin: str | T, args: Mapping[str, Any] | None = None) -> T:
-        """The plugin of a name, made anew, with `args` if there are any; or `plugin` itself,
-        checked. Raises `PluginError`."""
-        if isinstance(plugin, str):
-            return self._make(self._find(plugin), args or {})
-        label = self.label(plugin)
-        if isinstance(plugin, type):
-            raise PluginError(f"{label}: {plugin.__name__} is a class; give an instance of it")
-        self._check_kind(type(plugin), label)
-        self._check_parts(plugin, label)
-        return plugin
+    def block(self, name: str) -> None:
+        """Let nobody use what has this name, now or later; `"*"` stands for all that is installed.
+        It is not imported any more, and what is in use already goes on."""
+        self._blocked.add(name)
+
+    def unblock(self, name: str) -> None:
+        """Take a `block` back."""
+        self._blocked.discard(name)
+
+    def blocked(self, name: str) -> str | None:
+        """What blocks a name: "plugins.block()" or the environment variable; None if nothing
+        does."""
+        ours = name in self._builtins or name in self._registered
+        return self._blocked.reason(name, installed=not ours)
+
+    def resolve(self, chosen: Chosen[T], args: Mapping[str, Any] | None = None) -> T:
+        """The plugin of a name, made anew, with the arguments that go with it (`(name, args)`, or
+        `args`); or the object itself, checked. Raises `PluginError`."""
+        if args and isinstance(chosen, str):
+            chosen = chosen, args
+        return self.choose(chosen)[0]
+
+    def choose(self, chosen: Chosen[T]) -> tuple[T, str]:
+        """`resolve`, and what messages call the plugin."""
+        try:
+            named = chosen_name(chosen)
+        except ValueError as error:
+            raise PluginError(f"{chosen!r} (group {self.group}): {error}") from None
+        if named is not None:
+            name, args = named
+            source = self.source(name)
+            return self._make(source, args), source.label
+        label = self.label(chosen)
+        if isinstance(chosen, type):
+            raise PluginError(f"{label}: {chosen.__name__} is a class; give an instance of it")
+        if self._dataclasses_only:
+            check_kind(type(chosen), label)
+        check_parts(chosen, self._needs, label)
+        return cast(T, chosen), label
+
+    def check(self, name: str, args: Mapping[str, Any]) -> None:
+        """Raise `PluginError` unless there is a plugin of this name that takes these arguments.
+        Makes none."""
+        source = self.source(name)
+        self._check_arguments(source, args)
 
     def factory(self, name: str) -> tuple[Callable[..., T], str]:
         """What makes the plugin of a name, and what messages call it. Raises `PluginError`."""
-        origin = self._find(name)
-        return origin.factory, origin.label
+        source = self.source(name)
+        return source.factory, source.label
+
+    def source(self, name: str) -> Source:
+        """What makes the plugin of a name; imports it. Raises `PluginError`."""
+        by = self.blocked(name)
+        if by is not None:
+            raise PluginError(f"plugin {name!r} in group {self.group} is blocked, by {by}")
+        source = self._loaded.get(name)
+        if source is None:
+            if name in self._hung:
+                raise PluginError(self._hung[name])
+            try:
+                # Two threads may both load it; they find the same.
+                source = self._loaded[name] = self._load(name)
+            except PluginError as error:
+                if isinstance(error.__cause__, NotInTime):
+                    self._hung[name] = str(error)
+                raise
+        return source
+
+    def at_hand(self, name: str) -> bool:
+        """Whether to look it up and to call it takes no import and runs no code of an installed
+        distribution."""
+        source = self._loaded.get(name)
+        return source is not None and not source.installed
 
     def label(self, plugin: object) -> str:
         """What messages call a plugin given as an object."""
-        return self._label(type(plugin).__name__, "given as an object")
+        kind = plugin if isinstance(plugin, type) else type(plugin)
+        return self._label(kind.__name__, "given as an object")
 
     def describe(self) -> list[PluginInfo]:
-        """Every known plugin, by name; imports them all."""
-        return [self._describe(name) for name in self.names()]
+        """Every known plugin, by name; imports them all, but for those that are blocked."""
+        return [self._describe(name) for name in self._all_names()]
+
+    def shadowed(self) -> list[PluginInfo]:
+        """Installed plugins that nobody can use, as another one has their name."""
+        found = []
+        for name in sorted({point.name for point in installed().points.get(self.group, ())}):
+            points = self._points(name)
+            if name in self._builtins:
+                problem: str | None = f"the name is taken, by a plugin that is {BUILT_IN}"
+            elif name in self._registered:
+                problem = f"the name is taken, by a plugin that is {REGISTERED}"
+            else:
+                problem = self._clash(name)
+            if problem is not None:
+                found.append(PluginInfo(name, _owners(points), "", problem, self.group))
+        return found
 
     def _describe(self, name: str) -> PluginInfo:
         if name in self._builtins:
-            origin = BUILT_IN
+            whence = BUILT_IN
         elif name in self._registered:
-            origin = REGISTERED
+            whence = REGISTERED
         else:
-            points = entry_points(group=self.group, name=name)
-            origin = " and ".join(sorted(map(_distribution, points)))
+            whence = _owners(self._points(name))
         try:
             factory, _ = self.factory(name)
         except PluginError as error:
-            return PluginInfo(name, origin, "", str(error))
-        paragraph = (inspect.getdoc(factory) or "").partition("\n\n")[0]
-        summary = " ".join(paragraph.split()).partition(". ")[0].removesuffix(".")
-        return PluginInfo(name, origin, summary, None)
+            return PluginInfo(name, whence, "", str(error), self.group)
+        return PluginInfo(name, whence, summary_of(factory), None, self.group)
 
-    def _find(self, name: str) -> _Origin:
-        origin = self._loaded.get(name)
-        if origin is None:
-            # Two threads may both load it; they find the same.
-            origin = self._loaded[name] = self._load(name)
-        return origin
+    def _all_names(self) -> list[str]:
+        found = installed().points.get(self.group, ())
+        return sorted({*self._builtins, *self._registered, *(point.name for point in found)})
 
-    def _load(self, name: str) -> _Origin:
+    def _points(self, name: str) -> tuple[EntryPoint, ...]:
+        found = installed().points.get(self.group, ())
+        return tuple(point for point in found if point.name == name)
+
+    def _clash(self, name: str) -> str | None:
+        """What is wrong where several installed plugins have one name."""
+        values = {point.value: origin(point) for point in self._points(name)}
+        if len(values) < 2:
+            return None
+        each = " and ".join(f"{value} ({whence})" for value, whence in sorted(values.items()))
+        return f"plugin {name!r} in group {self.group} is there several times: {each}"
+
+    def _load(self, name: str) -> Source:
         if name in self._builtins:
             module, _, attribute = self._builtins[name].partition(":")
-            return _Origin(getattr(import_module(module), attribute), self._label(name, BUILT_IN))
+            return Source(getattr(import_module(module), attribute), self._label(name, BUILT_IN))
         if name in self._registered:
-            label = self._label(name, REGISTERED)
-            return _Origin(self._registered[name], label)
-        points = tuple(entry_points(group=self.group, name=name))
+            return Source(self._registered[name], self._label(name, REGISTERED))
+        points = self._points(name)
         if not points:
             raise PluginError(
                 f"no plugin {name!r} in group {self.group}; known: {', '.join(self.names())}"
             )
-        if len({point.value for point in points}) > 1:
-            owners = " and ".join(sorted(map(_distribution, points)))
-            raise PluginError(
-                f"plugin {name!r} in group {self.group} comes from several distributions: {owners}"
-            )
-        label = self._label(name, _distribution(points[0]))
-        try:
-            factory = points[0].load()
-        # A module may also leave by sys.exit(), which must not end the host.
-        except (Exception, SystemExit) as error:
-            raise PluginError(
-                f"{label}: {points[0].value} cannot be imported: {error!r}"
-            ) from error
+        if (clash := self._clash(name)) is not None:
+            raise PluginError(clash)
+        label = self._label(name, origin(points[0]))
+        factory = load(points[0], label)
         self._check_factory(factory, label)
-        return _Origin(factory, label)
+        return Source(factory, label, installed=True)
 
-    def _make(self, origin: _Origin, args: Mapping[str, Any]) -> T:
+    def _make(self, source: Source, args: Mapping[str, Any]) -> T:
+        self._check_arguments(source, args)
         try:
-            plugin = origin.factory(**args)
-        except (Exception, SystemExit) as error:
-            raise PluginError(f"{origin.label}: cannot be made: {error!r}") from error
-        self._check_parts(plugin, origin.label)
+            plugin = source.make(args)
+        except PluginError:
+            raise
+        except BaseException as error:
+            if interrupted(error):
+                raise
+            # An InvalidRequest is what `check_real` and its like raise: it names the argument.
+            what = str(error) if isinstance(error, InvalidRequest) else repr(error)
+            raise PluginError(f"{source.label}: cannot be made: {what}") from error
+        if isinstance(plugin, type):
+            raise PluginError(f"{source.label}: cannot be made: it gave the class {plugin!r}")
+        check_parts(plugin, self._needs, source.label)
         return plugin  # type: ignore[no-any-return]
 
+    def _check_arguments(self, source: Source, args: Mapping[str, Any]) -> None:
+        misfit = find_misfit(source.factory, args)
+        if misfit is not None:
+            what = "" if misfit.name is None else f"has no argument {misfit.name!r}: "
+            raise PluginError(f"{source.label}: cannot be made: {what}{misfit.why}")
+
     def _check_factory(self, factory: object, label: str) -> None:
-        if not callable(factory):
-            raise PluginError(f"{label}: {factory!r} is not a class or a function")
-        self._check_kind(factory, label)
-        if isinstance(factory, type):
-            self._check_parts(factory, label)
+        if self._dataclasses_only and callable(factory):
+            check_kind(factory, label)
+        check_factory(factory, self._needs, label)
 
-    def _check_kind(self, kind: object, label: str) -> None:
-        if self._dataclasses_only:
-            name = getattr(kind, "__name__", repr(kind))
-            params = getattr(kind, "__dataclass_params__", None)
-            if not isinstance(kind, type) or params is None or not params.frozen:
-                raise PluginError(f"{label}: {name} must be a frozen dataclass")
-
-    def _check_parts(self, plugin: object, label: str) -> None:
-        """Compare a plugin, or its class, with the protocol."""
-        version = getattr(plugin, "protocol_version", self._version)
-        if version != self._version:
-            raise PluginError(
-                f"{label}: is written for version {version!r} of {self._protocol.__name__}, "
-                f"this is version {self._version}"
-            )
-        for name, needed in _methods(self._protocol).items():
-            method = getattr(plugin, name, None)
-            if not callable(method):
-                raise PluginError(f"{label}: has no method {name!r}")
-            arguments = [*inspect.signature(needed).parameters][1:]
-            if not _accepts(plugin, name, len(arguments)):
-                raise PluginError(f"{label}: method {name!r} must take ({', '.join(arguments)})")
-
-    def _label(self, name: object, origin: str) -> str:
-        return f"plugin {name!r} ({origin}, group {self.group})"
+    def _label(self, name: object, whence: str) -> str:
+        return f"plugin {name!r} ({whence}, group {self.group})"
 
 
-def _methods(protocol: type) -> dict[str, Callable[..., Any]]:
-    return {
-        name: value
-        for base in reversed(protocol.__mro__)
-        if getattr(base, "_is_protocol", False)
-        for name, value in vars(base).items()
-        if inspect.isfunction(value) and not name.startswith("_")
-    }
-
-
-def _accepts(plugin: object, name: str, count: int) -> bool:
-    """Whether method `name` of an object (or of a class) takes `count` positional arguments."""
-    method = getattr(plugin, name)
-    static = isinstance(inspect.getattr_static(plugin, name), staticmethod | classmethod)
-    if isinstance(plugin, type) and not static:
-        count += 1
-    try:
-        inspect.signature(method).bind(*[None] * count)
-    except TypeError:
-        return False
-    except ValueError:
-        # Written in C: it has no signature to look at.
-        return True
-    return True
-
-
-def _distribution(point: EntryPoint) -> str:
-    dist = point.dist
-    return "an unknown distribution" if dist is None else f"{dist.name} {dist.version}"
+def _owners(points: tuple[EntryPoint, ...]) -> str:
+    return " and ".join(sorted({origin(point) for point in points}))

@@ -1,7 +1,12 @@
 """What a plugin implements."""
 
 from asyncinfer.params import check_integer, check_real
-from asyncinfer.protocols.eviction import EVICTION_PROTOCOL_VERSION, CachedBlock, EvictionPolicy
+from asyncinfer.protocols.eviction import (
+    EVICTION_PROTOCOL_VERSION,
+    CachedBlock,
+    CapacityAware,
+    EvictionPolicy,
+)
 from asyncinfer.protocols.model import MODEL_PROTOCOL_VERSION, ModelFamily
 from asyncinfer.protocols.observer import (
     OBSERVER_PROTOCOL_VERSION,
@@ -36,6 +41,7 @@ __all__ = [
     "SAMPLER_PROTOCOL_VERSION",
     "SCHEDULING_PROTOCOL_VERSION",
     "CachedBlock",
+    "CapacityAware",
     "EngineEnded",
     "EngineOpened",
     "EventsDropped",

@@ -2,7 +2,8 @@
 
 The engine owns references, the free list and the set of evictable blocks; a policy sees metadata
 and ranks victims. Whatever it answers is checked, so a bad policy can cost hits, never
-correctness: one that raises, or names a block it may not, is reported once and replaced by LRU.
+correctness: one that raises, takes too long, or names a block it may not, is reported once and
+replaced by LRU.
 
 Thread: the engine's decode thread only. Time: the `now` of the block, never a clock of its own.
 """
@@ -10,17 +11,18 @@ Thread: the engine's decode thread only. Time: the `now` of the block, never a c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 from typing import Protocol, runtime_checkable
 
-__all__ = ["EVICTION_PROTOCOL_VERSION", "CachedBlock", "EvictionPolicy"]
+__all__ = ["EVICTION_PROTOCOL_VERSION", "CachedBlock", "CapacityAware", "EvictionPolicy"]
 
 EVICTION_PROTOCOL_VERSION = 1
 
 
-@dataclass(slots=True)
-class CachedBlock:
-    """Metadata of one published block. Read it, never write it: the engine keeps it current."""
+# Two of them are the same if they are one object: what they say changes.
+@dataclass(slots=True, eq=False)
+class BlockFields:
+    """What a `CachedBlock` says, for the engine, which keeps it current."""
 
     block: int
     #: The block that holds the tokens before this one's, None at the root. May be gone already.
@@ -47,6 +49,22 @@ class CachedBlock:
     now: float = 0.0
 
 
+class CachedBlock(BlockFields):
+    """Metadata of one published block, kept current by the engine as long as the block is
+    published. To write to it is an `AttributeError`."""
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # Each field is written once, where a block is made.
+        if hasattr(self, name):
+            raise FrozenInstanceError(f"cannot assign to field {name!r}")
+        object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+
 @runtime_checkable
 class EvictionPolicy(Protocol):
     """Ranks evictable blocks. A block's life: `published` -> (`released` <-> `reused`)* ->
@@ -68,3 +86,13 @@ class EvictionPolicy(Protocol):
     def victims(self, count: int) -> Sequence[int]:
         """Up to `count` evictable blocks to give up, first to go first; at least one if any is
         evictable. The engine calls `removed` for each that it takes."""
+
+
+@runtime_checkable
+class CapacityAware(Protocol):
+    """What an eviction policy may have besides, if its ranking depends on how many blocks there
+    are."""
+
+    def opened(self, capacity_blocks: int) -> None:
+        """The engine has so many blocks, cached ones and those that running requests fill
+        together. Called once, before any block is published; it may take a second."""

@@ -5,6 +5,10 @@ A request names a plugin by its parameters: `sampler=Mirostat(tau=5.0)`, or from
 `open` its `Sampler`. An engine opens one sampler per plugin, for all of its slots, and hands it
 in every step the rows that asked for it, as one tensor.
 
+A request may name several, `sampler=["dry", XTC()]`: each gets the logits as the one before left
+them, and only the last may draw. Rows that ask for the same samplers in the same order come as
+one tensor.
+
 Order of calls, for each slot::
 
     (join -> [state restored] -> sample* -> [state saved] -> leave)*
@@ -33,7 +37,8 @@ SAMPLER_PROTOCOL_VERSION = 1
 
 
 class SamplerStep(Protocol):
-    """The rows of one step that asked for a plugin. Valid during the call of `sample` only.
+    """The rows of one step that asked for a plugin. Valid during the call of `sample` only: it is a
+    `RuntimeError` to ask it for anything later.
 
     A slot occurs once, unless the plugin declares `commutes_with_speculation`.
     """
@@ -85,7 +90,8 @@ class SamplerStep(Protocol):
 
     def uniform(self, stream: int = 0) -> torch.Tensor:
         """float64 `[n]` in (0, 1): a random number per row that hangs on its seed, its position
-        and `stream` only. Independent of `draw` and of other streams."""
+        and `stream` (0 to 2^32 - 1), and on how many samplers of the row follow this one.
+        Independent of `draw` and of other streams."""
 
 
 @runtime_checkable
@@ -127,6 +133,8 @@ class SamplerPlugin(Protocol):
     #: Whether a greedy request (temperature 0) may get another answer by it. If not, it is
     #: refused for such a request, for it would do nothing.
     changes_argmax: ClassVar[bool] = True
+    #: Whether `sample` answers with tokens. Then it is the last of a request's samplers.
+    draws: ClassVar[bool] = False
     #: Whether `sample` may be recorded in a CUDA graph: the same operations on tensors of the
     #: same shape in every step, no look at values, no `recent`, `draw` or `uniform`.
     graph_safe: ClassVar[bool] = False

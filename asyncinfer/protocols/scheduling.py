@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 __all__ = ["SCHEDULING_PROTOCOL_VERSION", "RequestView", "SchedulingPolicy"]
 
 SCHEDULING_PROTOCOL_VERSION = 1
+#: Numbers in a rank.
+MOST_NUMBERS = 16
 
 
-class RequestView(Protocol):
-    """The part of a request a policy may read."""
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """What a policy sees of a request: a copy, so that nothing it does to it reaches the request.
+    To write to it is an `AttributeError`."""
 
-    @property
-    def id(self) -> int:
-        """Grows with submission: a total order of arrival."""
-
-    @property
-    def priority(self) -> int:
-        """Larger is more urgent."""
-
-    @property
-    def arrival(self) -> float:
-        """Monotonic seconds."""
-
-    @property
-    def deadline(self) -> float | None:
-        """Monotonic seconds, None without one."""
-
-    @property
-    def prompt_len(self) -> int: ...
-
-    @property
-    def preemptions(self) -> int: ...
+    #: Grows with submission: a total order of arrival.
+    id: int
+    #: Larger is more urgent.
+    priority: int = 0
+    #: Monotonic seconds.
+    arrival: float = 0.0
+    #: Monotonic seconds, None without one.
+    deadline: float | None = None
+    #: Tokens.
+    prompt_len: int = 1
+    #: Times it gave its blocks back and had to wait again.
+    preemptions: int = 0
 
 
 @runtime_checkable
@@ -42,10 +38,11 @@ class SchedulingPolicy(Protocol):
     be preempted, and for all that wait about four times a second. A policy whose ranks never
     change with `now` may say so with an attribute `constant = True`, which spares the last.
 
-    One that raises, or whose rank is not a tuple of numbers, is reported once and replaced by
-    first-come-first-served.
+    Each call may take 0.1 ms; what it takes beyond is a debt that later calls pay off with what
+    they leave. A policy that raises, owes a second, or whose rank is not a tuple of up to
+    `MOST_NUMBERS` numbers, is reported once and replaced by first-come-first-served.
     """
 
     def rank(self, request: RequestView, now: float) -> tuple[float, ...]:
-        """Sort key of a request; the smallest is admitted first, the largest preempted first.
-        Ties go to the earlier arrival."""
+        """Sort key of a request: a tuple of finite or infinite numbers, never NaN. The smallest is
+        admitted first, the largest preempted first; ties go to the smaller `id`."""

@@ -125,8 +125,8 @@ class DecodeLane:
         self.state.counted(slots)
         if draws is Draws.LOGITS:
             return LaneStep(slots, starts + 1, logits=self._step.logits[: len(slots)])
-        self._unread += 1
         landing = berth.fetch(self._places[self._turn])
+        self._unread += 1
         self._turn = (self._turn + 1) % len(self._places)
         return LaneStep(slots, starts + 1, drawn=Drawn(landing, len(slots)))
 

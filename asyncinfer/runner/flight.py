@@ -12,7 +12,7 @@ import torch
 from asyncinfer.errors import RequestFailed
 from asyncinfer.runner.decode_lane import Drawn
 from asyncinfer.runner.downloads import Berth
-from asyncinfer.sampling import PluginCall, PluginSamplers, Sampled, row_logprobs
+from asyncinfer.sampling import PluginCall, PluginSamplers, Sampled, pack_scores, row_logprobs
 from asyncinfer.scheduler.plan import StepResult
 
 __all__ = ["Flight", "recorded_result"]
@@ -25,8 +25,8 @@ _SCORES = 5
 class Flight:
     """What `collect` needs to know of a step."""
 
-    #: Drawn tokens and peaks; the draws' scores, if any; the scores of each of `prompts`. On the
-    #: host, once `berth` was waited for.
+    #: Drawn tokens and peaks; verdicts on plugins; the draws' scores, if any; peaks of `chunks`,
+    #: if any; the scores of each of `prompts`. On the host, once `berth` was waited for.
     results: list[torch.Tensor] = field(default_factory=list)
     #: Instead of them, for a step that was recorded.
     drawn: Drawn | None = None
@@ -36,6 +36,8 @@ class Flight:
     draw_rows: list[int] = field(default_factory=list)
     #: Draws that asked for logprobs, with the number of alternatives.
     scored: dict[int, int] = field(default_factory=dict)
+    #: Rows that draw nothing.
+    chunks: list[int] = field(default_factory=list)
     #: Rows that asked for prompt logprobs, with the number of alternatives.
     prompts: dict[int, int] = field(default_factory=dict)
     #: What sampler plugins did; the verdicts on them come before the scores.
@@ -58,8 +60,14 @@ class Flight:
             verdict = None if call.verdict is None else scores.pop(0)
             for draw, error in PluginSamplers.failures(call, verdict).items():
                 failed.setdefault(self.draw_rows[draw], error)
+        if self.chunks:
+            # They are published as blocks others find, though nothing was drawn from them.
+            chunks = scores.pop(_SCORES if self.scored else 0)
+            for i in (~chunks.isfinite()).nonzero()[:, 0].tolist():
+                what = f"the model's hidden states are not finite ({chunks[i].item()})"
+                failed[self.chunks[i]] = RequestFailed(what)
         parts = [
-            [part.tolist() for part in scores[i : i + _SCORES]]
+            pack_scores([part.numpy() for part in scores[i : i + _SCORES]])
             for i in range(0, len(scores), _SCORES)
         ]
         logprobs = {}
@@ -69,7 +77,7 @@ class Flight:
                 if row not in failed:
                     logprobs[row] = row_logprobs(its, start, stop, top)
         prompt_logprobs = {
-            row: row_logprobs(its, 0, len(its[0]), top)
+            row: row_logprobs(its, 0, len(its), top)
             for (row, top), its in zip(self.prompts.items(), parts, strict=True)
         }
         return StepResult(tokens.tolist(), logprobs, prompt_logprobs, failed)

@@ -6,7 +6,7 @@ import torch
 
 from asyncinfer.attention import KVCache, kv_format
 from asyncinfer.cache import reach_of, steady_pages
-from asyncinfer.config import EngineConfig
+from asyncinfer.config import LEAST_CONTEXT, EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
 from asyncinfer.kernels.workspace import AttentionWorkspace
@@ -65,6 +65,8 @@ def plan_memory(
     else:
         free = _free_bytes(config, model, dtype, device)
         room = f"{free} bytes free on {device} beside the weights"
+        if device.type == "cpu":
+            room = f"kv_bytes={free}, what a CPU takes unless it is told"
         blocks = min(free // block_bytes, most)
     overlap = config.overlap or (GPU_OVERLAP if device.type == "cuda" else 1)
     window, pages = None, 0
@@ -76,6 +78,7 @@ def plan_memory(
     if blocks < 1:
         raise ModelLoadError(f"{room}: one KV block of {size} tokens takes {block_bytes} bytes")
     held = blocks * size
+    bound = "the model's" if config.max_context is None else f"max_context={config.max_context}"
     if held < context:
         if config.max_context is not None:
             raise ModelLoadError(
@@ -83,6 +86,12 @@ def plan_memory(
                 f"{-(-context // size) * block_bytes} bytes"
             )
         context = held
+        bound = f"{room} holds no more; the model's is {model.max_context}"
+    if context < LEAST_CONTEXT:
+        raise ModelLoadError(
+            f"a context of {context} tokens ({bound}): a token of a prompt and one of an answer "
+            f"take {LEAST_CONTEXT}"
+        )
     return RunnerSpec(
         num_blocks=blocks,
         block_size=size,
@@ -94,6 +103,7 @@ def plan_memory(
         overlap=overlap,
         window=window,
         window_pages=pages,
+        context_bound=bound,
     )
 
 
@@ -175,15 +185,17 @@ def activation_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtyp
 
 
 def graph_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    """About what recorded decode steps need beside weights and KV: what the largest makes on its
-    way, what stays on the device from step to step, and what the driver keeps for each graph."""
-    if config.cuda_graphs == "off" or config.deterministic:
-        return 0
-    sizes = batch_sizes(config.max_running)
+    """About what decode steps need beside weights and KV: what stays on the device from step to
+    step; where they are recorded, what the largest makes on its way, and what the driver keeps for
+    each graph."""
     context = config.max_context or model.max_context
-    # Per slot: the tokens' history, the tables, the options and a position.
-    words = context + 1 + _table_words(config, model) + OPTION_WORDS + 1
-    resident = 4 * (config.max_running + 1) * words + 4 * sizes[-1] * model.vocab_size
+    history = 4 * (config.max_running + 1) * (context + 1)
+    if config.cuda_graphs == "off" or config.deterministic:
+        return history
+    sizes = batch_sizes(config.max_running)
+    # Per slot: the tables, the options and a position.
+    words = _table_words(config, model) + OPTION_WORDS + 1
+    resident = history + 4 * (config.max_running + 1) * words + 4 * sizes[-1] * model.vocab_size
     return graph_hold(config, model, dtype) + resident + _GRAPH_BYTES * len(sizes) * len(Draws)
 
 

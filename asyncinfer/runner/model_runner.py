@@ -74,13 +74,16 @@ class ModelRunner:
         self._tiles = TiledDecoder(decoder, kv, spec.max_context) if deterministic else None
         self._berths: Berths | None = None
         self._lane: DecodeLane | None = None
-        if accelerator is None or graphs == "off" or deterministic:
+        if accelerator is None:
+            # A host's memory is taken as it is first written.
             self._history = TokenHistory(spec.max_slots, self._device)
         else:
-            # One slot for rows that fill up a batch, and never another place in memory.
+            # One slot for rows that fill up a batch, and never another place in memory: `memory.py`
+            # counts on it, and graphs are recorded over it.
             self._history = TokenHistory(
                 spec.max_slots + 1, self._device, capacity=spec.max_context + 1
             )
+        if accelerator is not None and graphs != "off" and not deterministic:
             self._lane = DecodeLane(
                 accelerator, decoder, kv, spec, self._history, hold=graph_memory
             )
@@ -106,22 +109,42 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> object:
-        """Start a step; the handle is for `collect`."""
-        berth = None if self._berths is None else self._berths.take()
-        self._apply(plan)
+        """Start a step; the handle is for `collect`.
+
+        Memory is taken in two parts, and where there is none the step is a `MemoryError`: before
+        anything has changed (`_reserve`), and after everything has (`_compute`).
+        """
+        reason = ""
+        joining: list[torch.Tensor] = []
+        berth = None
         try:
-            return self._compute(plan, berth)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            reason = str(error)
-        # Only now: while the error lives, so do the tensors of every frame it came through. The
-        # berth is let go: nobody will wait for the copies it has begun.
+            joining, berth = self._reserve(plan)
+        except (MemoryError, RuntimeError) as error:
+            reason = _no_room(error)
+        self._apply(plan, joining)
+        if not reason:
+            try:
+                flight = self._compute(plan, berth)
+                if flight.calls:
+                    self._sampling.keep()
+                return flight
+            except (MemoryError, RuntimeError) as error:
+                reason = _no_room(error)
+            # Only now: while the error lives, so do the tensors of every frame it came through. The
+            # berth is let go: nobody will wait for the copies it has begun.
+            self._sampling.take_back()
         if self._lane is not None:
             self._lane.lost(plan.slots)
         raise MemoryError(reason)
 
-    def _compute(self, plan: StepPlan, berth: Berth | None) -> object:
+    def _reserve(self, plan: StepPlan) -> tuple[list[torch.Tensor], Berth | None]:
+        """All memory that the plan's changes take: the tokens of each join on the device, and a
+        place for the results."""
+        self._history.reserve(max((len(join.token_ids) for join in plan.joins), default=0))
+        joining = [self._history.stage(join.token_ids) for join in plan.joins]
+        return joining, None if self._berths is None else self._berths.take()
+
+    def _compute(self, plan: StepPlan, berth: Berth | None) -> Flight:
         self._kv.copy_blocks(plan.copies)
         if self._kv.window is not None:
             self._kv.window.copy_blocks(plan.copied_pages)
@@ -138,6 +161,8 @@ class ModelRunner:
         flight = Flight(draw_rows=arrays.draw_rows.tolist(), prompts=dict(plan.prompt_logprobs))
         if len(arrays.draw_rows):
             results = flight.keep(self._draw(arrays, hidden))
+        if 0 in plan.samples:
+            results += self._look_at_chunks(flight, plan, arrays, hidden)
         for row, top in plan.prompt_logprobs.items():
             results += self._score_prompt(plan, row, int(arrays.first_tokens[row]), hidden, top)
         return self._send(flight, results, berth)
@@ -170,13 +195,15 @@ class ModelRunner:
             with suppress(RuntimeError):
                 self._accelerator.close()
 
-    def _apply(self, plan: StepPlan) -> None:
-        """What changes before the rows are computed."""
+    def _apply(self, plan: StepPlan, joining: list[torch.Tensor]) -> None:
+        """What changes before the rows are computed. `joining` are the tokens of the joins; without
+        room for these nobody joins, and nobody is missed: who joins a step that is taken back
+        leaves with the next one."""
         for slot in plan.leaves:
             self._sampling.leave(slot)
-        for join in plan.joins:
+        for join, tokens in zip(plan.joins, joining, strict=False):
             self._inputs.join(join)
-            self._history.join(join.slot, join.token_ids)
+            self._history.put(join.slot, tokens)
             self._sampling.join(join.slot, join)
             if self._lane is not None:
                 self._lane.join(join)
@@ -267,6 +294,17 @@ class ModelRunner:
         self._history.write(slots, positions, tokens)
         return sampled
 
+    def _look_at_chunks(
+        self, flight: Flight, plan: StepPlan, arrays: StepArrays, hidden: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """float32 `[rows]`: the largest number of the last hidden state of each row that draws
+        nothing. What is not finite in a chunk reaches its last token, by attention."""
+        rows = np.flatnonzero(np.array(plan.samples) == 0)
+        flight.chunks = rows.tolist()
+        last = arrays.first_tokens[rows] + np.array(plan.counts)[rows] - 1
+        states = hidden.index_select(0, *upload(self._device, last))
+        return [states.abs().amax(dim=-1).float()]
+
     def _score_prompt(
         self, plan: StepPlan, row: int, first: int, hidden: torch.Tensor, top: int
     ) -> list[torch.Tensor]:
@@ -286,3 +324,10 @@ class ModelRunner:
             for i in range(0, max(count, 1), _SCORED_AT_ONCE)
         ]
         return [torch.cat(column) for column in zip(*parts, strict=True)]
+
+
+def _no_room(error: BaseException) -> str:
+    """What to say of an error for memory that could not be had; any other is raised again."""
+    if not is_out_of_memory(error):
+        raise error
+    return str(error) or "out of memory"

@@ -128,7 +128,6 @@ class SlotState:
         if not self._changed:
             return
         changed = np.unique(np.concatenate(self._changed))
-        self._changed.clear()
         count = len(changed)
         capacity = max(_FEWEST, 1 << (count - 1).bit_length())
         there, addresses, values = self._inbox(capacity)
@@ -137,6 +136,8 @@ class SlotState:
         host_values[:count], host_values[count:] = self._host[changed], 0
         there.copy_(here, non_blocking=True)
         self._device.index_copy_(0, addresses, values)
+        # Not before: where there is no memory for this, the changes are still to be sent.
+        self._changed.clear()
 
     def _note(self, addresses: I64) -> None:
         self._changed.append(addresses)

@@ -30,6 +30,7 @@ class Mirostat(SamplerPlugin):
     eta: float = 0.1
 
     changes_argmax: ClassVar[bool] = False
+    draws: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_real("tau", self.tau, 0.0, 100.0)

@@ -28,6 +28,7 @@ class XTC(SamplerPlugin):
     probability: float = 0.5
 
     changes_argmax: ClassVar[bool] = False
+    draws: ClassVar[bool] = True
     commutes_with_speculation: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

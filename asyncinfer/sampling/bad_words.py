@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -11,14 +13,43 @@ import torch
 from asyncinfer.sampling.history import TokenHistory
 from asyncinfer.sampling.transfer import upload
 
-__all__ = ["BadWords"]
+__all__ = ["BadWords", "Words", "arrange"]
 
 I64 = npt.NDArray[np.int64]
 
-#: Matches every token: words shorter than the longest are padded with it on the left.
+#: Matches every token: words shorter than their table is wide are padded with it on the left.
 _ANY = -1
-#: Matches no token: where the answer is shorter than the longest word.
+#: Matches no token: where the answer is shorter than a table is wide.
 _NONE = -2
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The words of a request, arranged for comparison."""
+
+    #: Words of one token: these are barred always.
+    single: tuple[int, ...]
+    #: By width, a power of two: tokens before the last one int64 `[words, width]`, and the last one
+    #: int64 `[words]`. One long word costs the others no padding.
+    tables: dict[int, tuple[I64, I64]]
+
+
+# The answers to one prompt have their words in common.
+@lru_cache(maxsize=8)
+def arrange(words: tuple[tuple[int, ...], ...], vocab_size: int) -> Words:
+    """`words` but for those with tokens that the model does not have, and cannot draw."""
+    known = [word for word in words if word and max(word) < vocab_size]
+    by_width: dict[int, list[tuple[int, ...]]] = {}
+    for word in known:
+        if len(word) > 1:
+            by_width.setdefault(1 << (len(word) - 2).bit_length(), []).append(word)
+    tables = {}
+    for width, its in by_width.items():
+        prefixes = np.full((len(its), width), _ANY, np.int64)
+        for prefix, word in zip(prefixes, its, strict=True):
+            prefix[width - len(word) + 1 :] = word[:-1]
+        tables[width] = prefixes, np.array([word[-1] for word in its], np.int64)
+    return Words(tuple(word[0] for word in known if len(word) == 1), tables)
 
 
 class BadWords:
@@ -29,12 +60,13 @@ class BadWords:
 
     def __init__(self, history: TokenHistory) -> None:
         self._history = history
-        self._words: dict[int, list[tuple[int, ...]]] = {}
+        self._words: dict[int, Words] = {}
         self._asked: tuple[bytes, bytes] | None = None
-        self._flat: list[torch.Tensor] = []
+        #: By width; see `_tables`.
+        self._flat: dict[int, list[torch.Tensor]] = {}
 
-    def put(self, slot: int, words: Sequence[tuple[int, ...]]) -> None:
-        self._words[slot] = list(words)
+    def put(self, slot: int, words: Words) -> None:
+        self._words[slot] = words
         self._asked = None
 
     def drop(self, slot: int) -> None:
@@ -51,34 +83,39 @@ class BadWords:
             slots, rows: int64 `[m]`: slots that have words and their rows of `logits`.
             prompt_lens, positions: int64 `[m]`: first position of the answer, and the one drawn.
         """
-        of, row_of, prefixes, last = self._table(slots, rows)
-        width = prefixes.shape[1]
-        before = positions[:, None] - width + np.arange(width)
+        tables = self._tables(slots, rows)
+        widest = max(tables)
+        before = positions[:, None] - widest + np.arange(widest)
         (answered,) = upload(logits.device, before >= prompt_lens[:, None])
-        recent = self._history.read(np.repeat(slots, width), np.maximum(before, 0).reshape(-1))
+        recent = self._history.read(np.repeat(slots, widest), np.maximum(before, 0).reshape(-1))
         recent = recent.view(before.shape).masked_fill_(~answered, _NONE)
-        ends = (recent[of] == prefixes) | (prefixes == _ANY)
-        barred = torch.zeros_like(last, dtype=logits.dtype)
-        barred.masked_fill_(ends.all(dim=1), -torch.inf)
-        logits.index_put_((row_of, last), barred, accumulate=True)
+        for width, (of, row_of, prefixes, last) in tables.items():
+            ends = (recent[:, widest - width :][of] == prefixes) | (prefixes == _ANY)
+            barred = torch.zeros_like(last, dtype=logits.dtype)
+            barred.masked_fill_(ends.all(dim=1), -torch.inf)
+            logits.index_put_((row_of, last), barred, accumulate=True)
 
-    def _table(self, slots: I64, rows: I64) -> list[torch.Tensor]:
-        """Per word: index into `slots`, row of the logits, prefix `[width]`, last token."""
+    def _tables(self, slots: I64, rows: I64) -> dict[int, list[torch.Tensor]]:
+        """By width, per word: index into `slots`, row of the logits, prefix `[width]`, last
+        token."""
         asked = (slots.tobytes(), rows.tobytes())
         if asked != self._asked:
-            each = [self._words[slot] for slot in slots.tolist()]
-            words = [word for of_slot in each for word in of_slot]
-            counts = [len(of_slot) for of_slot in each]
-            width = max(map(len, words)) - 1
-            prefixes = np.full((len(words), width), _ANY, np.int64)
-            for prefix, word in zip(prefixes, words, strict=True):
-                prefix[width - len(word) + 1 :] = word[:-1]
-            self._flat = upload(
-                self._history.device,
-                np.repeat(np.arange(len(slots)), counts),
-                np.repeat(rows, counts),
-                prefixes,
-                np.array([word[-1] for word in words], np.int64),
-            )
+            each = [self._words[slot].tables for slot in slots.tolist()]
+            widths = sorted({width for tables in each for width in tables})
+            self._flat = {width: self._table(each, width, rows) for width in widths}
             self._asked = asked
         return self._flat
+
+    def _table(
+        self, each: Sequence[dict[int, tuple[I64, I64]]], width: int, rows: I64
+    ) -> list[torch.Tensor]:
+        has = [index for index, tables in enumerate(each) if width in tables]
+        counts = [len(each[index][width][1]) for index in has]
+        of = np.repeat(np.array(has, np.int64), counts)
+        return upload(
+            self._history.device,
+            of,
+            rows[of],
+            np.concatenate([each[index][width][0] for index in has]),
+            np.concatenate([each[index][width][1] for index in has]),
+        )

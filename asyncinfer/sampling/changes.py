@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from asyncinfer.sampling.bad_words import BadWords
+from asyncinfer.sampling.bad_words import BadWords, arrange
 from asyncinfer.sampling.history import TokenHistory
 from asyncinfer.sampling.penalties import Occurrences, penalise_repetition
 from asyncinfer.sampling.table import Uses
@@ -38,20 +38,20 @@ class LogitChanges:
     def join(self, slot: int, join: Join, row: npt.NDArray[Any]) -> Uses:
         """Fill in the slot's `row` of the table; gives what of this the slot uses."""
         uses, params = Uses(0), join.params
+        words = arrange(join.bad_ids, self._vocab_size)
         # What is no token here cannot be drawn anyway.
-        words = [word for word in join.bad_ids if word and max(word) < self._vocab_size]
         stops = [token for token in join.stop_ids if token < self._vocab_size]
         biases = dict(params.logit_bias)
-        biases.update({word[0]: -np.inf for word in words if len(word) == 1})
+        biases.update(dict.fromkeys(words.single, -np.inf))
         if biases:
             uses |= Uses.BIAS
             self._biases.put(slot, biases)
         if params.allowed_token_ids is not None:
             uses |= Uses.ALLOWED
-            self._allowed.put(slot, dict.fromkeys(params.allowed_token_ids, 0.0))
-        if longer := [word for word in words if len(word) > 1]:
+            self._allowed.put_ids(slot, params.allowed_token_ids)
+        if words.tables:
             uses |= Uses.BAD_WORDS
-            self._bad_words.put(slot, longer)
+            self._bad_words.put(slot, words)
         if params.min_tokens and stops:
             uses |= Uses.MIN_TOKENS
             row["min_tokens"] = params.min_tokens

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, TypeVar
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any, Final
 
 import torch
 
-from asyncinfer.errors import PluginError, RequestFailed
+from asyncinfer.errors import RequestFailed
+from asyncinfer.plugins.supervision import Limits, PluginFault, Supervisor
 from asyncinfer.protocols import Sampler, SamplerPlugin, SamplerStep
-from asyncinfer.telemetry import emit
+from asyncinfer.sampling.torch_defaults import TorchDefaults
+from asyncinfer.telemetry import plugin_reporter
 
-__all__ = ["GuardedSampler", "PluginFault"]
+__all__ = ["GuardedSampler", "failure"]
 
-T = TypeVar("T")
-
-GROUP: Final = "asyncinfer.samplers"
-#: Calls in a row that took too long before a plugin is called no more.
+#: Calls of one method in a row that take too long before a plugin is called no more.
 STRIKES: Final = 3
 
 
-class PluginFault(Exception):
-    """A plugin raised or answered nonsense; `str()` names it."""
-
-    def failure(self) -> RequestFailed:
-        """A request's own error: every stream raises its own object."""
-        failed = RequestFailed(str(self))
-        failed.__cause__ = self.__cause__
-        return failed
+def failure(fault: PluginFault) -> RequestFailed:
+    """A request's own error: every stream raises its own object."""
+    failed = RequestFailed(str(fault))
+    failed.__cause__ = fault.__cause__
+    return failed
 
 
 class GuardedSampler:
     """Calls a plugin's sampler. Every fault is a `PluginFault`; each kind is reported once.
 
-    A call that takes more than `timeout` seconds of the decode thread is a strike (what it leaves
-    to the device is not in it); `STRIKES` in a row, and the sampler is not called again.
+    A call may take `timeout` seconds of the decode thread (what it leaves to the device is not in
+    it); after `STRIKES` in a row that took longer, the sampler is not called again.
     """
 
     def __init__(
@@ -49,81 +46,133 @@ class GuardedSampler:
         clock: Callable[[], float],
     ) -> None:
         self.kind: Final = kind
-        self.label: Final = label
         self._slots = slots
         self._vocab_size = vocab_size
         self._device = device
-        self._timeout = timeout
-        self._clock = clock
         self._sampler: Sampler | None = None
-        self._strikes = 0
-        self._reported: set[str] = set()
+        #: Whether a step leaves anything for the next one.
+        self._stateful = False
+        #: Nobody else changes the default device of this thread.
+        self._defaults = TorchDefaults.now()
+        self._supervisor = Supervisor(
+            label,
+            Limits(seconds=timeout, late=STRIKES, option="sampler_timeout"),
+            consequence="it is not called any more, and its requests fail",
+            report=plugin_reporter("asyncinfer.samplers"),
+            clock=clock,
+        )
 
     def join(self, slot: int, params: SamplerPlugin, saved: object) -> None:
         """A new tenant, or one who comes back with what `leave` gave. Opens the sampler if this
         is its first."""
         sampler = self._sampler
         if sampler is None:
-            # Loading and warming up may take its time.
-            sampler = self._sampler = self._guard("open", lambda: self._open(params))
-        self._timed("join", lambda: sampler.join(slot, params))
+            sampler = self._sampler = self._open(params)
+        self._call(sampler, "join", slot, params)
         if saved is not None:
-            self._guard("state", lambda: self._restore(sampler, slot, saved))
+            self._call(sampler, "state", check=lambda state: _restore(state, slot, saved))
 
     def leave(self, slot: int) -> object:
         """The tenant is gone; gives the slot's state, for its return."""
         sampler = self._sampler
         assert sampler is not None
-        saved = self._guard("state", lambda: [part[slot].clone() for part in sampler.state()])
-        self._timed("leave", lambda: sampler.leave(slot))
+        saved = self._call(
+            sampler, "state", check=lambda state: [part[slot].clone() for part in state]
+        )
+        self._call(sampler, "leave", slot)
         return saved
+
+    def remember(self, slots: torch.Tensor) -> list[torch.Tensor]:
+        """The state of these slots, int64 `[n]`, for `restore`; empty if the plugin has none."""
+        if not self._stateful:
+            return []
+        state: Sequence[torch.Tensor] = self._call(
+            self._sampler, "state", check=self._checked_state
+        )
+        # Memory that this lacks is no fault of the plugin's.
+        return [part.index_select(0, slots) for part in state]
+
+    def restore(self, slots: torch.Tensor, remembered: list[torch.Tensor]) -> None:
+        """The state of these slots is again what it was."""
+
+        def check(state: Sequence[torch.Tensor]) -> None:
+            for part, value in zip(state, remembered, strict=True):
+                part.index_copy_(0, slots, value)
+
+        self._call(self._sampler, "state", check=check)
 
     def sample(
         self, step: SamplerStep, barred: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Tokens int64 `[n]` in `[0, vocab)` with a verdict float32 `[n]`, NaN where the answer
         was another; or None twice, if the logits were changed instead."""
-        sampler = self._sampler
-        assert sampler is not None
-        shape = step.logits.shape
-        answer = self._timed("sample", lambda: sampler.sample(step))
-        if answer is None:
-            if step.logits.shape != shape or step.logits.dtype != torch.float32:
-                raise self.fault("sample() changed the shape or dtype of the logits")
-            return None, None
-        return self._guard("sample", lambda: self._checked(answer, step, barred))
+        assert self._sampler is not None
+        logits = step.logits
+        shape = logits.shape
 
-    def fault(self, what: str, cause: BaseException | None = None) -> PluginFault:
+        def check(
+            answer: torch.Tensor | None,
+        ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+            if logits.shape != shape or logits.dtype != torch.float32:
+                raise self.fault("sample() changed the shape or dtype of the logits")
+            return (None, None) if answer is None else self._checked(answer, logits, barred)
+
+        sampled: tuple[torch.Tensor | None, torch.Tensor | None]
+        sampled = self._call(self._sampler, "sample", step, check=check)
+        return sampled
+
+    def fault(self, what: str) -> PluginFault:
         """A fault of this plugin's, reported if it is the first of its kind."""
-        fault = PluginFault(f"{self.label}: {what}")
-        fault.__cause__ = cause
-        kind = what.partition(":")[0]
-        if kind not in self._reported:
-            self._reported.add(kind)
-            emit("plugin_failed", group=GROUP, error=str(fault))
-        return fault
+        return self._supervisor.fault(what)
 
     def _open(self, params: SamplerPlugin) -> Sampler:
-        sampler = params.open(self._slots, self._vocab_size, self._device)
-        for name in ("join", "leave", "state", "sample"):
-            if not callable(getattr(sampler, name, None)):
-                raise PluginError(f"open() gave {sampler!r}, which has no method {name!r}")
-        for part in sampler.state():
-            if not isinstance(part, torch.Tensor) or part.shape[:1] != (self._slots,):
-                raise PluginError(f"state() must give tensors [{self._slots}, ...] by slot")
+        def check(sampler: Sampler) -> Sampler:
+            for name in ("join", "leave", "state", "sample"):
+                if not callable(getattr(sampler, name, None)):
+                    raise self.fault(f"open() gave an object that has no method {name!r}")
+            return sampler
+
+        # Loading and warming up may take its time.
+        sampler: Sampler = self._call(
+            params, "open", self._slots, self._vocab_size, self._device, check=check, seconds=inf
+        )
+        self._stateful = len(self._call(sampler, "state", check=self._checked_state)) > 0
         return sampler
 
-    @staticmethod
-    def _restore(sampler: Sampler, slot: int, saved: object) -> None:
-        assert isinstance(saved, list)
-        for part, value in zip(sampler.state(), saved, strict=True):
-            part[slot] = value
+    def _checked_state(self, state: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        for part in state:
+            if not isinstance(part, torch.Tensor) or part.shape[:1] != (self._slots,):
+                raise self.fault(f"state() must give tensors [{self._slots}, ...] by slot")
+        return state
+
+    def _call(
+        self,
+        plugin: object,
+        method: str,
+        *args: Any,
+        check: Callable[[Any], Any] | None = None,
+        seconds: float | None = None,
+    ) -> Any:
+        supervisor = self._supervisor
+        if supervisor.retired is not None:
+            raise PluginFault(supervisor.retired)
+        defaults = self._defaults = TorchDefaults.now(self._defaults.device)
+        try:
+            answer = supervisor.call(plugin, method, *args, check=check, seconds=seconds)
+        finally:
+            changed = defaults.restore()
+        if changed is not None:
+            raise self.fault(f"{method}() changed defaults of torch: {changed}")
+        if supervisor.retired is not None:
+            raise PluginFault(supervisor.retired)
+        return answer
 
     def _checked(
-        self, answer: torch.Tensor, step: SamplerStep, barred: torch.Tensor | None
+        self, answer: torch.Tensor, logits: torch.Tensor, barred: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        count = len(step.slots)
-        if not isinstance(answer, torch.Tensor):
+        count, device = len(logits), logits.device
+        # A subclass brings operators of its own.
+        if type(answer) is not torch.Tensor:
             raise self.fault(
                 f"sample() must answer None or a tensor: it gave {type(answer).__name__}"
             )
@@ -132,10 +181,8 @@ class GuardedSampler:
                 f"sample() must answer int64, one per row: it gave {answer.dtype} "
                 f"{list(answer.shape)} for {count} rows"
             )
-        if answer.device != step.slots.device:
-            raise self.fault(
-                f"sample() must answer on {step.slots.device}: it gave {answer.device}"
-            )
+        if answer.device != device:
+            raise self.fault(f"sample() must answer on {device}: it gave {answer.device}")
         tokens = answer.clamp(0, self._vocab_size - 1)
         fine = tokens == answer
         if barred is not None:
@@ -143,32 +190,8 @@ class GuardedSampler:
         verdict = torch.zeros(count, device=tokens.device).masked_fill_(~fine, torch.nan)
         return tokens, verdict
 
-    def _timed(self, name: str, call: Callable[[], T]) -> T:
-        if self._strikes >= STRIKES:
-            raise self._quarantine()
-        began = self._clock()
-        result = self._guard(name, call)
-        spent = self._clock() - began
-        if spent <= self._timeout:
-            self._strikes = 0
-            return result
-        self._strikes += 1
-        late = self.fault(f"is too slow: {name}() took {spent:.3g} s")
-        if self._strikes < STRIKES:
-            return result
-        raise self._quarantine() from late
 
-    def _quarantine(self) -> PluginFault:
-        return self.fault(
-            f"is not called any more: {STRIKES} calls in a row took more than "
-            f"sampler_timeout={self._timeout:g} s"
-        )
-
-    def _guard(self, name: str, call: Callable[[], T]) -> T:
-        try:
-            return call()
-        except PluginFault:
-            raise
-        # A plugin that leaves by sys.exit() must not end the host.
-        except (Exception, SystemExit) as error:
-            raise self.fault(f"{name}() raised: {error!r}", error) from error
+def _restore(state: Sequence[torch.Tensor], slot: int, saved: object) -> None:
+    assert isinstance(saved, list)
+    for part, value in zip(state, saved, strict=True):
+        part[slot] = value

@@ -44,10 +44,17 @@ class TokenHistory:
 
     def join(self, slot: int, token_ids: Sequence[int]) -> None:
         """The slot's tokens are now these."""
-        ids = np.asarray(token_ids, dtype=np.int32)
-        self._reserve(len(ids))
-        (tokens,) = upload(self.device, ids)
-        self._tokens[slot, : len(ids)] = tokens
+        self.reserve(len(token_ids))
+        self.put(slot, self.stage(token_ids))
+
+    def stage(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """The tokens on the device, for `put`."""
+        (tokens,) = upload(self.device, np.asarray(token_ids, dtype=np.int32))
+        return tokens
+
+    def put(self, slot: int, tokens: torch.Tensor) -> None:
+        """The slot's tokens are now these, for which there is room. Takes no memory."""
+        self._tokens[slot, : len(tokens)] = tokens
 
     def read(self, slots: I64, positions: I64) -> torch.Tensor:
         """int64 `[n]`: the token at each `(slot, position)`."""
@@ -64,7 +71,7 @@ class TokenHistory:
 
     def write(self, slots: I64, positions: I64, tokens: torch.Tensor) -> None:
         """Put `tokens` int64 `[n]` at each `(slot, position)`; no pair occurs twice."""
-        self._reserve(int(positions.max(initial=-1)) + 1)
+        self.reserve(int(positions.max(initial=-1)) + 1)
         (index,) = upload(self.device, slots * self.capacity + positions)
         self._tokens.view(-1).index_copy_(0, index, tokens.int())
 
@@ -90,7 +97,8 @@ class TokenHistory:
         index = slots[:, None] * self.capacity + before.clamp(min=0)
         return self._tokens.view(-1)[index].long().masked_fill_(before < 0, -1)
 
-    def _reserve(self, length: int) -> None:
+    def reserve(self, length: int) -> None:
+        """Have room for so many tokens in every slot."""
         if length <= self.capacity:
             return
         slots, capacity = self._tokens.shape

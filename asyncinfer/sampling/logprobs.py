@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from asyncinfer.scheduler.plan import RowLogprobs
+from asyncinfer.scheduler.row_logprobs import FIXED_WORDS, RowLogprobs
 
-__all__ = ["row_logprobs", "score_tokens"]
+__all__ = ["pack_scores", "row_logprobs", "score_tokens"]
 
 
 def score_tokens(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> list[torch.Tensor]:
@@ -31,16 +33,24 @@ def score_tokens(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> list[t
     return [tokens, chosen[:, 0] - total, ranks, best.indices, best.values - total[:, None]]
 
 
-def row_logprobs(scored: Sequence[list[Any]], start: int, stop: int, top: int) -> RowLogprobs:
-    """Entries `start .. stop - 1` of `score_tokens`' answer, as lists, with `top` alternatives
-    each; the lowest id comes first among equals."""
-    tokens, logprobs, ranks, ids, values = (part[start:stop] for part in scored)
-    return RowLogprobs(
-        token_ids=tokens,
-        logprobs=logprobs,
-        ranks=ranks,
-        top=[
-            tuple(sorted(zip(i[:top], v[:top], strict=True), key=lambda pair: (-pair[1], pair[0])))
-            for i, v in zip(ids, values, strict=True)
-        ],
-    )
+def pack_scores(scored: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.int32]:
+    """`score_tokens`' answer on the host, as the records that `RowLogprobs` holds: int32 `[n, 3 + 2
+    * alternatives]`."""
+    tokens, logprobs, ranks, ids, values = scored
+    top = ids.shape[1]
+    words = np.empty((len(tokens), FIXED_WORDS + 2 * top), np.int32)
+    floats = words.view(np.float32)
+    words[:, 0], floats[:, 1], words[:, 2] = tokens, logprobs, ranks
+    words[:, FIXED_WORDS : FIXED_WORDS + top] = ids
+    floats[:, FIXED_WORDS + top :] = values
+    return words
+
+
+def row_logprobs(words: npt.NDArray[np.int32], start: int, stop: int, top: int) -> RowLogprobs:
+    """Records `start .. stop - 1`, with `top` alternatives each, or all there are."""
+    most = (words.shape[1] - FIXED_WORDS) // 2
+    its, top = words[start:stop], min(top, most)
+    if top < most:
+        ids, values = its[:, : FIXED_WORDS + top], its[:, FIXED_WORDS + most :]
+        its = np.concatenate([ids, values[:, :top]], axis=1)
+    return RowLogprobs(its.tobytes(), top)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from asyncinfer.sampling.history import TokenHistory
 from asyncinfer.sampling.noise import row_uniforms
 from asyncinfer.sampling.transfer import upload
 
-__all__ = ["Chain", "PluginStep"]
+__all__ = ["Chain", "Drawn", "PluginStep"]
 
 I64 = npt.NDArray[np.int64]
 Table = npt.NDArray[Any]
@@ -30,8 +31,42 @@ class Chain:
     race: Callable[[torch.Tensor, I64, Table], torch.Tensor]
 
 
+class Drawn(NamedTuple):
+    """Two numbers for each row of weights that was drawn from, float32 `[n]`: they tell whether
+    the weights could be drawn from, and so ride with the row's token to the host."""
+
+    least: torch.Tensor
+    #: The weight of the token that was drawn.
+    won: torch.Tensor
+
+    def spoil(self, verdict: torch.Tensor) -> torch.Tensor:
+        """`verdict` float32 `[n]`, not finite where the weights are not finite, where one is
+        below 0 or none is above."""
+        return torch.addcmul(verdict, self.won / self.won, self.least.sqrt())
+
+    def worse(self, other: Drawn) -> Drawn:
+        """Of two draws of a step, by row, this one if its weights could not be drawn from."""
+        fine = self.spoil(torch.zeros_like(self.won)).isfinite()
+        return Drawn(
+            torch.where(fine, other.least, self.least), torch.where(fine, other.won, self.won)
+        )
+
+    def fault(self, row: int) -> str | None:
+        """What is wrong with the weights of a row, if anything is. Waits for the device."""
+        least, won = self.least[row].item(), self.won[row].item()
+        if math.isnan(least):
+            return "draw() was given a weight that is NaN"
+        if least < 0.0:
+            return "draw() was given a weight below 0"
+        if won == math.inf:
+            return "draw() was given a weight that is infinite"
+        return None if won > 0.0 else "draw() was given weights of which none is above 0"
+
+
 class PluginStep:
-    """Rows of a step; see `asyncinfer.protocols.SamplerStep`."""
+    """Rows of a step; see `asyncinfer.protocols.SamplerStep`. Nothing can be had of it any more
+    once it is closed. `following`: how many samplers of the same rows come after the one that it
+    is handed to."""
 
     def __init__(
         self,
@@ -41,42 +76,80 @@ class PluginStep:
         slots: I64,
         positions: I64,
         table: Table,
+        following: int = 0,
     ) -> None:
+        self._following = following
         self._chain = chain
         self._history = history
-        self._logits = logits
+        self._its_logits = logits
         self._its_positions = positions
         self._table = table
+        # On a CPU tensors share the memory of what is uploaded, and the arrays are the engine's.
         self._slots, self._positions, self._prompt_lens = upload(
-            logits.device, slots, positions, np.ascontiguousarray(table["prompt_len"])
+            logits.device, slots.copy(), positions.copy(), table["prompt_len"].copy()
         )
+        self._over = False
+        self._drawn: Drawn | None = None
+
+    def close(self) -> Drawn | None:
+        """The call is over. Gives what the host has to see of the weights that were drawn from."""
+        self._over = True
+        return self._drawn
 
     @property
     def logits(self) -> torch.Tensor:
-        return self._logits
+        self._check()
+        return self._its_logits
 
     @property
     def slots(self) -> torch.Tensor:
+        self._check()
         return self._slots
 
     @property
     def positions(self) -> torch.Tensor:
+        self._check()
         return self._positions
 
     @property
     def prompt_lens(self) -> torch.Tensor:
+        self._check()
         return self._prompt_lens
 
     def recent(self, count: int) -> torch.Tensor:
+        self._check()
         width = max(0, min(count, int(self._its_positions.max())))
         return self._history.recent(self._slots, self._positions, width)
 
     def weights(self) -> torch.Tensor:
-        return self._chain.weigh(self._logits, self._table)
+        self._check()
+        return self._chain.weigh(self._its_logits, self._table)
 
     def draw(self, weights: torch.Tensor) -> torch.Tensor:
-        return self._chain.race(weights, self._its_positions, self._table)
+        self._check()
+        shape, device = self._its_logits.shape, self._its_logits.device
+        if type(weights) is not torch.Tensor:
+            raise TypeError(f"weights must be a torch.Tensor: they are a {type(weights).__name__}")
+        if (weights.dtype, weights.shape, weights.device) != (torch.float32, shape, device):
+            raise ValueError(
+                f"weights must be float32 {list(shape)} on {device}: they are "
+                f"{str(weights.dtype).removeprefix('torch.')} {list(weights.shape)} on "
+                f"{weights.device}"
+            )
+        tokens = self._chain.race(weights, self._its_positions, self._table)
+        # NaN is the least there is, infinity wins the race, and 0 wins where all are.
+        drawn = Drawn(weights.amin(dim=-1), weights.gather(1, tokens[:, None])[:, 0])
+        self._drawn = drawn if self._drawn is None else self._drawn.worse(drawn)
+        return tokens
 
     def uniform(self, stream: int = 0) -> torch.Tensor:
-        numbers = row_uniforms(self._table["seed"], self._its_positions, stream)
-        return upload(self._logits.device, numbers)[0]
+        self._check()
+        # The samplers of a row have numbers of their own; the last one's, which may draw by them,
+        # do not hang on what goes before it.
+        own = stream + (self._following << 32)
+        numbers = row_uniforms(self._table["seed"], self._its_positions, own)
+        return upload(self._its_logits.device, numbers)[0]
+
+    def _check(self) -> None:
+        if self._over:
+            raise RuntimeError("the step is over: it can be used during the call of sample() only")

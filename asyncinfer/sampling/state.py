@@ -107,9 +107,9 @@ class SamplingState:
             row["typical_p"] = params.typical_p
             if params.typical_p < 1:
                 uses |= Uses.TYPICAL
-        if join.sampler is not None:
+        if join.samplers:
             uses |= Uses.PLUGIN
-            row["plugin"] = self._plugins.join(slot, join.sampler)
+            row["plugin"] = self._plugins.join(slot, join.samplers)
         row["uses"] = uses
 
     def leave(self, slot: int) -> None:
@@ -117,6 +117,15 @@ class SamplingState:
         self._table[slot] = np.zeros((), self._table.dtype)
         self._changes.leave(slot)
         self._plugins.leave(slot)
+
+    def keep(self) -> None:
+        """The step that was sampled last goes on: it will not be taken back."""
+        self._plugins.keep()
+
+    def take_back(self) -> None:
+        """What plugins have of a step that is computed again is as it was before. Nothing if that
+        came to no plugin."""
+        self._plugins.take_back()
 
     def uses(self, slots: I64) -> int:
         """What any of these slots asks for, as `Uses`."""

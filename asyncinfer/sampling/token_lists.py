@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,11 @@ class TokenLists:
         self._lists[slot] = (ids, np.fromiter(values.values(), np.float32, len(values)))
         self._asked = None
 
+    def put_ids(self, slot: int, ids: tuple[int, ...]) -> None:
+        """The slot's tokens, without values. Answers to one prompt have theirs in common."""
+        self._lists[slot] = _arrays(ids)
+        self._asked = None
+
     def drop(self, slot: int) -> None:
         if self._lists.pop(slot, None) is not None:
             self._asked = None
@@ -54,3 +60,8 @@ class TokenLists:
             )
             self._asked = asked
         return self._flat
+
+
+@lru_cache(maxsize=8)
+def _arrays(ids: tuple[int, ...]) -> tuple[I64, F32]:
+    return np.array(ids, np.int64), np.zeros(len(ids), np.float32)

@@ -5,7 +5,6 @@ from asyncinfer.scheduler.output import StepOutput
 from asyncinfer.scheduler.plan import (
     ChosenSampler,
     Join,
-    RowLogprobs,
     RunnerSpec,
     StepPlan,
     StepResult,
@@ -13,6 +12,7 @@ from asyncinfer.scheduler.plan import (
 )
 from asyncinfer.scheduler.policy import FCFS, POLICIES, Deadline, Priority
 from asyncinfer.scheduler.request import Request, RequestState
+from asyncinfer.scheduler.row_logprobs import RowLogprobs
 from asyncinfer.scheduler.scheduler import Scheduler
 
 __all__ = [

@@ -14,11 +14,11 @@ from typing import Protocol
 
 from asyncinfer.params import SamplingParams
 from asyncinfer.protocols.sampler import SamplerPlugin
+from asyncinfer.scheduler.row_logprobs import RowLogprobs
 
 __all__ = [
     "ChosenSampler",
     "Join",
-    "RowLogprobs",
     "RunnerSpec",
     "StepPlan",
     "StepResult",
@@ -28,7 +28,7 @@ __all__ = [
 
 @dataclass(slots=True)
 class ChosenSampler:
-    """The sampler plugin that one request asked for."""
+    """A sampler plugin that one request asked for."""
 
     params: SamplerPlugin
     #: Names the plugin in messages.
@@ -55,7 +55,8 @@ class Join:
     stop_ids: frozenset[int] = frozenset()
     #: `bad_words`, tokenised.
     bad_ids: tuple[tuple[int, ...], ...] = ()
-    sampler: ChosenSampler | None = None
+    #: In the order in which they are called; only the last may draw.
+    samplers: tuple[ChosenSampler, ...] = ()
     #: The window page of each block where layers have windows; -1 where no token to come sees it.
     pages: Sequence[int] = ()
 
@@ -93,17 +94,6 @@ class StepPlan:
 
 
 @dataclass(slots=True)
-class RowLogprobs:
-    """Logprobs of consecutive positions of one row, as parallel lists."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-    ranks: list[int]
-    #: Per position, the most likely `(token_id, logprob)` pairs, best first.
-    top: list[tuple[tuple[int, float], ...]]
-
-
-@dataclass(slots=True)
 class StepResult:
     """What a step drew. `tokens` is flat, in row order, `samples[r]` entries per row (rows that
     failed included, their entries meaningless)."""
@@ -137,6 +127,8 @@ class RunnerSpec:
     window: int | None = None
     #: Pages of `block_size` tokens for these layers.
     window_pages: int = 0
+    #: What `max_context` comes from, for messages.
+    context_bound: str = "max_context"
 
 
 class StepRunner(Protocol):
@@ -144,8 +136,8 @@ class StepRunner(Protocol):
 
     `launch` may return before the device is done; `collect` waits for that step. Steps are
     collected in the order they were launched. An exception from either ends the engine, but for a
-    `MemoryError` from `launch`: the device had no room to compute the step. Then the plan's leaves,
-    joins and grown tables hold, and its rows count for nothing.
+    `MemoryError` from `launch`: the device had no room to compute the step. Then the plan's leaves
+    and grown tables hold, and its rows count for nothing; who joined leaves with the next plan.
     """
 
     @property

@@ -10,6 +10,7 @@ from asyncinfer.scheduler.flight import Flight
 from asyncinfer.scheduler.plan import RunnerSpec, StepPlan
 from asyncinfer.scheduler.request import Request
 from asyncinfer.scheduler.roster import Roster
+from asyncinfer.scheduler.step_budget import StepBudget
 
 __all__ = ["Planner"]
 
@@ -20,7 +21,7 @@ class Planner:
 
     def __init__(self, spec: RunnerSpec, roster: Roster, counters: Counters) -> None:
         self._block_size = spec.block_size
-        self._most_tokens = self._max_tokens = spec.max_step_tokens
+        self.budget = StepBudget(spec.max_step_tokens)
         self._roster = roster
         self._seats = roster.seats
         self._blocks = roster.seats.blocks
@@ -29,35 +30,28 @@ class Planner:
     def plan(self, step: int) -> Flight | None:
         """The next step; None if there is nothing to compute."""
         flight = Flight(StepPlan(step))
-        self._secure()
-        self._decode(flight)
-        budget = self._prefill(flight, self._max_tokens - flight.decodes)
+        tokens = rows = self.budget.tokens
+        if self._roster.prefilling:
+            # More requests may decode than a small step has room for.
+            rows -= tokens // 4
+        self._secure(rows)
+        self._decode(flight, rows)
+        budget = self._prefill(flight, tokens - flight.decodes)
         self._boarding.admit(flight, budget)
         if not flight.requests:
             return None
         self._seats.flush(flight.plan)
         return flight
 
-    # -- when the device has no room to compute a step -------------------------------------------
-
-    def shrink(self, tokens: int) -> None:
-        """A step of so many query tokens was too large: the next ones have half of them at most.
-        Preempting would not help, for the blocks are allocated whether or not they are used."""
-        self._max_tokens = max(1, tokens // 2)
-
-    def recover(self) -> None:
-        """A step was computed: the next may have a token more again."""
-        self._max_tokens = min(self._most_tokens, self._max_tokens + 1)
-
     # -- blocks for those that run -------------------------------------------------------------
 
-    def _secure(self) -> None:
+    def _secure(self, rows: int) -> None:
         """See that every running request that is out of room gets a block, by preemption where
         there are none left. One whose block comes free only with a step in flight waits for it."""
         roster = self._roster
-        decoding = islice(roster.decoding.values(), self._max_tokens)
+        decoding = islice(roster.decoding.values(), rows)
         needy = [r for r in decoding if r.computed == r.room and r.left]
-        if len(roster.decoding) < self._max_tokens:
+        if min(len(roster.decoding), rows) < self.budget.tokens:
             needy += [r for r in roster.prefilling.values() if r.computed == r.room]
         if len(needy) > self._blocks.available:
             needy = self._relieve(needy)
@@ -83,11 +77,12 @@ class Planner:
 
     # -- rows ----------------------------------------------------------------------------------
 
-    def _decode(self, flight: Flight) -> None:
-        """One token of every decoding request. Runs for every token drawn: keep it lean."""
+    def _decode(self, flight: Flight, rows: int) -> None:
+        """One token of every decoding request, or of as many as there are `rows`, in turns. Runs
+        for every token drawn: keep it lean."""
         plan, requests = flight.plan, flight.requests
         slots, starts = plan.slots, plan.starts
-        for request in islice(self._roster.decoding.values(), self._max_tokens):
+        for request in islice(self._roster.decoding.values(), rows):
             position, left = request.computed, request.left
             if left and position < request.room:
                 slots.append(request.slot)
@@ -96,6 +91,8 @@ class Planner:
                 request.computed = position + 1
                 request.left = left - 1
                 request.in_flight += 1
+        if len(self._roster.decoding) > rows:
+            self._roster.rotate(rows)
         flight.decodes = len(requests)
         plan.counts = [1] * flight.decodes
         plan.samples = [1] * flight.decodes

@@ -4,54 +4,111 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from heapq import heapify, heappop, heappush
+from typing import Final
 
-from asyncinfer.errors import PluginError
-from asyncinfer.protocols.scheduling import SchedulingPolicy
-from asyncinfer.scheduler.policy import FCFS
+from asyncinfer.plugins.supervision import Limits, PluginFault, Supervisor, read_attribute
+from asyncinfer.protocols.scheduling import MOST_NUMBERS, RequestView, SchedulingPolicy
+from asyncinfer.scheduler.policy import FCFS, POLICIES
 from asyncinfer.scheduler.request import Request
 
 __all__ = ["Ranking", "WaitingQueue"]
 
 Rank = tuple[tuple[float, ...], int]
 
+#: All that wait are ranked in one step, so a call may take less than a step can spare. A busy
+#: machine now and then is forgiven.
+LIMITS: Final = Limits(seconds=0.0001, debt=1.0, raised=1)
+
 
 class Ranking:
-    """A policy's order, total by the request's id. A policy that raises, or whose rank is not a
-    tuple of numbers, is replaced by first-come-first-served for good; `on_fault` is told once."""
+    """A policy's order, total by the request's id. A policy that raises, takes too long (`LIMITS`),
+    or whose rank is not a tuple of numbers, is replaced by first-come-first-served for good;
+    `on_fault` is told once.
+
+    Args:
+        policy: not trusted, unless it is a shipped one.
+        on_fault: told of the fault, a `PluginError`.
+        clock: monotonic seconds; without one, nothing is too slow.
+        label: what messages call the policy.
+    """
 
     def __init__(
-        self, policy: SchedulingPolicy, on_fault: Callable[[Exception], None] | None = None
+        self,
+        policy: SchedulingPolicy,
+        on_fault: Callable[[Exception], None] | None = None,
+        clock: Callable[[], float] | None = None,
+        label: str | None = None,
     ) -> None:
+        label = label or f"scheduling policy {type(policy).__qualname__}"
         self.policy = policy
-        #: Whether ranks never change with time.
-        self.constant = getattr(policy, "constant", False) is True
-        self.broken = False
         self._on_fault = on_fault
+        self._faults: list[Exception] = []
+        #: Whether ranks never change with time.
+        self.constant = read_attribute(policy, "constant", False, label) is True
+        #: Whether the policy was replaced.
+        self.broken = False
+        #: None where there is nothing to supervise.
+        self._supervisor: Supervisor | None = None
+        if type(policy) not in POLICIES.values():
+            self._supervisor = Supervisor(
+                label,
+                LIMITS,
+                consequence="first-come-first-served takes over",
+                report=self._faults.append,
+                clock=clock,
+            )
 
     def rank(self, request: Request, now: float) -> Rank:
         """Sort key: the smallest goes first."""
-        try:
-            key = self.policy.rank(request, now)
-            if not isinstance(key, tuple) or any(math.isnan(part) for part in key):
-                raise TypeError(f"rank {key!r} is not a tuple of numbers")
-        except Exception as error:
-            self._replace(error)
-            key = (request.arrival,)
-        return key, request.id
-
-    def _replace(self, error: Exception) -> None:
-        assert not self.broken, "first-come-first-served failed"
-        culprit, self.broken = type(self.policy).__qualname__, True
-        self.policy = FCFS()
-        self.constant = True
-        if self._on_fault is not None:
-            fault = PluginError(
-                f"scheduling policy {culprit}: rank() gave no usable answer: {error!r}; "
-                "first-come-first-served takes over"
+        view = request.view
+        if view is None:
+            view = request.view = RequestView(
+                request.id,
+                request.priority,
+                request.arrival,
+                request.deadline,
+                request.prompt_len,
+                request.preemptions,
             )
-            fault.__cause__ = error
-            self._on_fault(fault)
+        supervisor, key = self._supervisor, None
+        if supervisor is not None:
+            with suppress(PluginFault):
+                key = supervisor.call(self.policy, "rank", view, now, check=_checked)
+            if supervisor.retired is not None:
+                self.policy, self._supervisor = FCFS(), None
+                self.constant = self.broken = True
+                key = None
+                # Told last, for it may raise.
+                if self._on_fault is not None:
+                    self._on_fault(self._faults.pop(0))
+                self._faults.clear()
+        return self.policy.rank(view, now) if key is None else key, request.id
+
+
+def _checked(key: object) -> tuple[float, ...]:
+    """The rank as numbers of this language's own, whose order a plugin has no part in."""
+    if not isinstance(key, tuple) or len(key) > MOST_NUMBERS:
+        raise TypeError(f"rank {key!r} is not a tuple of up to {MOST_NUMBERS} numbers")
+    numbers = tuple([part if type(part) in (float, int) else float(part) for part in key])
+    if any(map(math.isnan, numbers)):
+        raise ValueError(f"rank {key!r} has no order: a part of it is NaN")
+    return numbers
+
+
+class _Place:
+    """Where a request stands in the queue, emptied when it is removed: what is left of it in the
+    heap keeps no prompt."""
+
+    __slots__ = ("request",)
+
+    def __init__(self, request: Request) -> None:
+        self.request: Request | None = request
+
+    def __lt__(self, other: object) -> bool:
+        # Of two places of one request, which alone have the same rank, one is empty.
+        return False
 
 
 class WaitingQueue:
@@ -65,7 +122,7 @@ class WaitingQueue:
 
     def __init__(self, ranking: Ranking) -> None:
         self._ranking = ranking
-        self._heap: list[tuple[Rank, Request]] = []
+        self._heap: list[tuple[Rank, _Place]] = []
         self._size = 0
         self._ranked_at = -math.inf
         self._broken = ranking.broken
@@ -79,22 +136,21 @@ class WaitingQueue:
         return len(self._heap)
 
     def __iter__(self) -> Iterator[Request]:
-        return (entry[1] for entry in self._heap if entry[1].entry is entry)
+        return (place.request for _, place in self._heap if place.request is not None)
 
     def push(self, request: Request, now: float) -> None:
         assert request.entry is None, "queued twice"
-        # Ids are unique, so that two entries never compare their requests.
-        entry = (self._ranking.rank(request, now), request)
-        request.entry = entry
-        heappush(self._heap, entry)
+        place = request.entry = _Place(request)
+        heappush(self._heap, (self._ranking.rank(request, now), place))
         self._size += 1
 
     def remove(self, request: Request) -> None:
-        assert request.entry is not None, "not queued"
-        request.entry = None
+        place, request.entry = request.entry, None
+        assert isinstance(place, _Place), "not queued"
+        place.request = None
         self._size -= 1
         if len(self._heap) > 2 * self._size + 64:
-            self._heap = list(filter(_queued, self._heap))
+            self._heap = [entry for entry in self._heap if entry[1].request is not None]
             heapify(self._heap)
 
     def peek(self, now: float) -> Request | None:
@@ -103,22 +159,20 @@ class WaitingQueue:
         if due or self._broken is not self._ranking.broken:
             self._rerank(now)
         heap = self._heap
-        while heap and not _queued(heap[0]):
+        while heap and heap[0][1].request is None:
             heappop(heap)
-        return heap[0][1] if heap else None
+        return heap[0][1].request if heap else None
 
     def _rerank(self, now: float) -> None:
         requests, rank = list(self), self._ranking.rank
-        self._heap = [(rank(request, now), request) for request in requests]
+        ranks = [rank(request, now) for request in requests]
         if self._broken is not self._ranking.broken:
             # The policy broke, perhaps on the way: its ranks do not compare with FCFS's.
             self._broken = self._ranking.broken
-            self._heap = [(rank(request, now), request) for request in requests]
-        for entry in self._heap:
-            entry[1].entry = entry
+            ranks = [rank(request, now) for request in requests]
+        places = [_Place(request) for request in requests]
+        for request, place in zip(requests, places, strict=True):
+            request.entry = place
+        self._heap = list(zip(ranks, places, strict=True))
         heapify(self._heap)
         self._ranked_at = now
-
-
-def _queued(entry: tuple[Rank, Request]) -> bool:
-    return entry[1].entry is entry

@@ -8,6 +8,7 @@ from typing import Final
 
 from asyncinfer.cache.prefix_cache import CacheEntry, Tenant
 from asyncinfer.params import SamplingParams
+from asyncinfer.protocols.scheduling import RequestView
 from asyncinfer.scheduler.plan import ChosenSampler
 
 __all__ = ["Request", "RequestState"]
@@ -64,7 +65,7 @@ class Request:
         "prompt_logprobs",
         "published",
         "room",
-        "sampler",
+        "samplers",
         "scored",
         "seed",
         "slot",
@@ -72,6 +73,7 @@ class Request:
         "stop_ids",
         "tenant",
         "tokens",
+        "view",
     )
 
     def __init__(
@@ -89,7 +91,7 @@ class Request:
         adapter: str = "",
         stop_ids: frozenset[int] = frozenset(),
         bad_ids: tuple[tuple[int, ...], ...] = (),
-        sampler: ChosenSampler | None = None,
+        samplers: tuple[ChosenSampler, ...] = (),
         keys: list[bytes] | None = None,
         index: int = 0,
         fork_of: Request | None = None,
@@ -102,9 +104,11 @@ class Request:
             seed: key of the random numbers, 64 bits; each of `n` answers needs its own.
             arrival, deadline: monotonic seconds.
             scope, adapter: requests that differ in either share no prefix.
+            prompt_ids: a list is kept and not copied, so that answers to one prompt share it: it
+                must not change any more. The first token drawn makes a list of the request's own.
             keys: `PrefixCache.keys(prompt_ids, scope, adapter)`, best computed off the engine's
-                thread; None leaves it to the scheduler. The list becomes the request's own.
-            sampler: its own, not shared with another request.
+                thread; None leaves it to the scheduler. Kept and shared like `prompt_ids`.
+            samplers: its own, not shared with another request.
             index: which of the `n` answers.
             fork_of: the request with index 0 and the same prompt, added before this one.
             owner: the engine's own record; the scheduler never touches it.
@@ -112,7 +116,7 @@ class Request:
         self.id: Final = id
         self.prompt_len: Final = len(prompt_ids)
         #: Prompt and answer, as far as committed.
-        self.tokens = list(prompt_ids)
+        self.tokens = prompt_ids if isinstance(prompt_ids, list) else list(prompt_ids)
         self.params: Final = params
         self.seed: Final = seed
         self.priority: Final = priority
@@ -121,7 +125,7 @@ class Request:
         self.tenant: Tenant = (scope, adapter)
         self.stop_ids: Final = stop_ids
         self.bad_ids: Final = bad_ids
-        self.sampler: Final = sampler
+        self.samplers: Final = samplers
         self.max_total: Final = max_total
         self.index: Final = index
         self.owner = owner
@@ -160,6 +164,8 @@ class Request:
         self.prompt_logprobs = params.prompt_logprobs if index == 0 else None
         #: Prompt tokens whose logprob was committed.
         self.scored = 0
+        #: What scheduling policies see of it, made when one asks; None when it has changed.
+        self.view: RequestView | None = None
         #: Its place in the waiting queue.
         self.entry: object = None
         #: The request it waits for, and a heap of those that wait for it to have committed so
@@ -179,6 +185,11 @@ class Request:
         if self.prompt_logprobs is not None and self.computed < self.scored:
             end = self.scored
         return min(end - self.computed, budget)
+
+    def draw_first(self, token: int) -> None:
+        """Append the first token of the answer. From now on tokens and keys are its own."""
+        self.tokens = [*self.tokens, token]
+        self.keys = list(self.keys)
 
     @property
     def scope(self) -> str:

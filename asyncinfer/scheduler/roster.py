@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 
 from asyncinfer.cache.prefix_cache import PrefixCache
 from asyncinfer.scheduler.counters import Counters
@@ -40,7 +40,7 @@ class Roster:
         self._on_preempt = on_preempt
         self.seats = Seats(spec, cache)
         self.ranking = ranking
-        # The dicts are by id, in order of entry.
+        # The dicts are by id, in order of entry, or of the last turn.
         self.queue = WaitingQueue(ranking)
         self.following = Following(spec.block_size)
         self.prefilling: dict[int, Request] = {}
@@ -130,14 +130,20 @@ class Roster:
     def run(self, request: Request) -> None:
         """A request that is nowhere but has a seat joins the batch."""
         request.state = RUNNING
-        one_left = request.known - request.computed == 1
-        (self.decoding if one_left else self.prefilling)[request.id] = request
+        # Until the first token of the answer it prefills, be it one token.
+        decodes = request.known - request.computed == 1 and request.known > request.prompt_len
+        (self.decoding if decodes else self.prefilling)[request.id] = request
         self.following.lead(request)
 
     def decode(self, request: Request) -> None:
         """What is known of it is computed or in flight: from now on it decodes."""
         if self.prefilling.pop(request.id, None) is not None:
             self.decoding[request.id] = request
+
+    def rotate(self, count: int) -> None:
+        """The first `count` decoding requests had their turn: they go behind the others."""
+        for id in list(islice(self.decoding, count)):
+            self.decoding[id] = self.decoding.pop(id)
 
     def follow(self, request: Request, leader: Request, tokens: int) -> None:
         """A queued request waits until the leader has committed so many tokens."""
@@ -181,6 +187,7 @@ class Roster:
         """Take slot and blocks from a running or paused request; it will be computed again."""
         self._counters.preemptions += 1
         request.preemptions += 1
+        request.view = None
         if self._on_preempt is not None:
             self._on_preempt(request)
         request.after = PAUSED if request.state is PAUSED else WAITING

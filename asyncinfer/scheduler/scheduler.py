@@ -34,8 +34,10 @@ class Scheduler:
         spec: what the runner holds.
         policy: who goes first, who is preempted.
         cache: the prefix cache, made for `spec.block_size`; None computes every prompt.
-        on_fault: told once when `policy` raises or answers nonsense and is replaced by
-            first-come-first-served (a cache policy reports through the `PrefixCache`).
+        on_fault: told once when `policy` misbehaves and is replaced by first-come-first-served
+            (a cache policy reports through the `PrefixCache`).
+        clock: monotonic seconds, by which `policy` is too slow; never, without one.
+        label: what messages call `policy`.
         on_preempt: told of every request that loses its blocks.
     """
 
@@ -47,21 +49,26 @@ class Scheduler:
         cache: PrefixCache | None = None,
         on_fault: Callable[[Exception], None] | None = None,
         on_preempt: Callable[[Request], None] | None = None,
+        clock: Callable[[], float] | None = None,
+        label: str | None = None,
     ) -> None:
         self.spec = spec
         self.cache = cache
         self.counters = Counters()
-        self.roster = Roster(spec, cache, Ranking(policy, on_fault), self.counters, on_preempt)
+        ranking = Ranking(policy, on_fault, clock, label)
+        self.roster = Roster(spec, cache, ranking, self.counters, on_preempt)
         self.planner = Planner(spec, self.roster, self.counters)
         self.flights: deque[Flight] = deque()
         self._scheduled = 0
-        #: Prompts that were too much for the device once, and have not ended.
+        #: Requests that were too much for the device once, and have drawn no token since.
         self._retracted: list[Request] = []
 
-    def check_fits(self, prompt_len: int, max_tokens: int | None) -> int:
+    def check_fits(
+        self, prompt_len: int, max_tokens: int | None, prompt_logprobs: int | None = None
+    ) -> int:
         """`max_total` of a request, or `InvalidRequest`: see `asyncinfer.scheduler.check_fits`.
         From any thread."""
-        return check_fits(self.spec, prompt_len, max_tokens)
+        return check_fits(self.spec, prompt_len, max_tokens, prompt_logprobs)
 
     def add(self, request: Request) -> None:
         """A new request; it waits. Forks are added after the request they fork from."""
@@ -76,6 +83,7 @@ class Scheduler:
         of such steps are dropped."""
         self._tell(now)
         self.roster.finish(request)
+        self._forget_ended()
 
     def pause(self, request: Request) -> None:
         """Schedule it no more until resumed (a token in flight is still committed). It keeps slot
@@ -99,13 +107,13 @@ class Scheduler:
 
     def retract(self, plan: StepPlan, now: float) -> list[Request]:
         """Take back the step scheduled last, which the device has no room for; the next ones will
-        be half as large at most, and grow again when the prompts that were in it have ended. Those
-        prompts are computed again, from what is in the prefix cache. Returns the requests that end
-        here: prompts, and a step's only token, for which that happens a second time."""
+        be half as large at most, see `StepBudget`. The prompts that were in it are computed again,
+        from what is in the prefix cache. Returns the requests that end here: prompts, and a step's
+        only token, for which that happens a second time."""
         self._tell(now)
         flight = self.flights.pop()
         assert flight.plan is plan, "only the step scheduled last can be retracted"
-        self.planner.shrink(plan.tokens)
+        self.planner.budget.shrink(plan.tokens)
         lost: list[Request] = []
         for row, request in enumerate(flight.requests):
             request.in_flight -= 1
@@ -131,9 +139,7 @@ class Scheduler:
         assert flight.plan is plan, "steps are committed in the order they were scheduled"
         assert len(result.tokens) == sum(plan.samples), "a token for every draw"
         self.counters.steps += 1
-        self._retracted = [r for r in self._retracted if r.state is not FINISHED]
-        if not self._retracted:
-            self.planner.recover()
+        self.planner.budget.computed(retried=self._retracted != [] and self._retried(flight))
         out = StepOutput()
         self._commit_decodes(flight, result, out)
         drawn = iter(result.tokens[flight.decodes :])
@@ -141,7 +147,25 @@ class Scheduler:
             token = next(drawn) if plan.samples[row] else None
             self._commit(flight, row, token, result, out)
         self._unpin(flight)
+        self._forget_ended()
         return out
+
+    def _retried(self, flight: Flight) -> bool:
+        """Whether a retracted request is in the step. One that draws a token has had its room."""
+        rows = {request.id: row for row, request in enumerate(flight.requests)}
+        draws = flight.plan.samples
+        self._retracted = [
+            request
+            for request in self._retracted
+            if request.state is not FINISHED
+            and not (request.id in rows and draws[rows[request.id]])
+        ]
+        return any(request.id in rows for request in self._retracted)
+
+    def _forget_ended(self) -> None:
+        """There may be no later step that would: an idle engine holds no prompt."""
+        if self._retracted:
+            self._retracted = [r for r in self._retracted if r.state is not FINISHED]
 
     def _unpin(self, flight: Flight) -> None:
         for block in flight.pins:
@@ -197,7 +221,11 @@ class Scheduler:
                     request.scored = min(request.committed, request.prompt_len - 1)
                 reason = None
                 if token is not None:
-                    request.tokens.append(token)
+                    # Whoever decodes has drawn before: the first draw is never elsewhere.
+                    if len(request.tokens) == request.prompt_len:
+                        request.draw_first(token)
+                    else:
+                        request.tokens.append(token)
                     self.counters.generated_tokens += 1
                     reason = self._end(request)
                 if scored or token is not None:

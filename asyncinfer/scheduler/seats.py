@@ -61,7 +61,7 @@ class Seats:
             seed=request.seed,
             stop_ids=request.stop_ids,
             bad_ids=request.bad_ids,
-            sampler=request.sampler,
+            samplers=request.samplers,
             pages=list(request.pages),
         )
 

@@ -2,7 +2,7 @@
 
 from asyncinfer.telemetry.events import EVENTS, Event
 from asyncinfer.telemetry.guarded_observer import GuardedObserver
-from asyncinfer.telemetry.log import emit
+from asyncinfer.telemetry.log import emit, plugin_reporter
 from asyncinfer.telemetry.observers import Observers
 
-__all__ = ["EVENTS", "Event", "GuardedObserver", "Observers", "emit"]
+__all__ = ["EVENTS", "Event", "GuardedObserver", "Observers", "emit", "plugin_reporter"]

@@ -23,6 +23,14 @@ EVENTS: Final[dict[str, Event]] = {
         ("model", "blocks"),
         "the engine takes requests; `notes`, if any, say how its model was taken",
     ),
+    "hub_silent": Event(
+        logging.WARNING,
+        ("model", "hub", "seconds"),
+        "the hub has not answered for so long; it is given up after a while",
+    ),
+    "hub_unreachable": Event(
+        logging.WARNING, ("model", "error"), "the copy in the hub's cache is taken as it is"
+    ),
     "graphs_failed": Event(
         logging.WARNING, ("rows", "error"), "no CUDA graph of so many rows; it goes on without"
     ),
@@ -40,5 +48,10 @@ EVENTS: Final[dict[str, Event]] = {
     "request_refused": Event(logging.INFO, ("reason",), "the engine holds all it may hold"),
     "request_failed": Event(logging.WARNING, ("request_id", "error"), "it failed, and only it"),
     "plugin_failed": Event(logging.WARNING, ("group", "error"), "it misbehaved: see `error`"),
+    "plugin_ignored": Event(
+        logging.WARNING,
+        ("group", "name", "origin", "reason"),
+        "at open: it is installed, and nobody can use it",
+    ),
     "events_dropped": Event(logging.WARNING, ("observer", "count"), "it was too slow for them"),
 }

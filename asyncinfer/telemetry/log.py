@@ -1,29 +1,27 @@
 """`emit`: one structured log event.
 
-Events go through structlog to the standard library's logger `asyncinfer`, which belongs to this
-package and has a `NullHandler`: without a handler of the host's, nothing is printed. structlog's
-own configuration, the root logger and its handlers are never touched.
+Events go to the standard library's logger `asyncinfer`, which belongs to this package and has a
+`NullHandler`: without a handler of the host's, nothing is printed. The root logger and its handlers
+are never touched.
 
     logging.getLogger("asyncinfer").setLevel(logging.DEBUG)   # what a host does to see them all
 
 A record's message reads `request_finished request_id='req-1'`; the same as data is its attribute
-`record.asyncinfer`. Context variables bound with `structlog.contextvars` join the fields.
+`record.asyncinfer`. Context variables that a host binds with `structlog.contextvars` join the
+fields; structlog itself is not imported, which would take the decode thread a tenth of a second.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import MutableMapping
+import sys
+from collections.abc import Callable
 from contextvars import Context
-from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from asyncinfer.telemetry.events import EVENTS
 
-if TYPE_CHECKING:
-    import structlog
-
-__all__ = ["emit"]
+__all__ = ["emit", "plugin_reporter"]
 
 _LOGGER: Final = logging.getLogger("asyncinfer")
 _SILENT: Final = logging.NullHandler()
@@ -40,35 +38,31 @@ def emit(event: str, context: Context | None = None, /, **fields: object) -> Non
     if not _LOGGER.isEnabledFor(level):
         return
     try:
-        log = _events().log
         if context is None:
-            log(level, event, **fields)
+            _log(level, event, fields)
         else:
             # A copy: the host's own thread may be running in the context just now.
-            context.copy().run(log, level, event, **fields)
+            context.copy().run(_log, level, event, fields)
     except Exception:
         record = logging.makeLogRecord({"name": _LOGGER.name, "levelno": level, "msg": event})
         _SILENT.handleError(record)
 
 
-def _render(
-    _: Any, __: str, fields: MutableMapping[str, Any]
-) -> tuple[tuple[str], dict[str, dict[str, dict[str, Any]]]]:
-    event = fields.pop("event")
+def plugin_reporter(group: str, faults: list[str] | None = None) -> Callable[[Exception], None]:
+    """What tells of faults of the plugins of a group, each with a message that names its plugin.
+    They are added to `faults`, too."""
+
+    def report(fault: Exception) -> None:
+        if faults is not None:
+            faults.append(str(fault))
+        emit("plugin_failed", group=group, error=str(fault))
+
+    return report
+
+
+def _log(level: int, event: str, fields: dict[str, object]) -> None:
+    structlog = sys.modules.get("structlog.contextvars")
+    if structlog is not None:
+        fields = {**structlog.get_contextvars(), **fields}
     message = " ".join([event, *(f"{name}={value!r}" for name, value in fields.items())])
-    return (message,), {"extra": {"asyncinfer": {"event": event, **fields}}}
-
-
-@cache
-def _events() -> structlog.stdlib.BoundLogger:
-    # Imported when somebody listens: it brings half of rich along.
-    import structlog
-
-    logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
-        _LOGGER,
-        processors=[structlog.contextvars.merge_contextvars, _render],
-        wrapper_class=structlog.stdlib.BoundLogger,
-        context_class=dict,
-        cache_logger_on_first_use=True,
-    )
-    return logger
+    _LOGGER.log(level, message, extra={"asyncinfer": {"event": event, **fields}})

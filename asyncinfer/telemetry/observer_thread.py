@@ -28,7 +28,7 @@ class ObserverThread:
     """Hands events to an observer on a daemon thread of its own, in bursts."""
 
     def __init__(self, guarded: GuardedObserver) -> None:
-        self._guarded = guarded
+        self.guarded = guarded
         #: None is the end.
         self._queue: SimpleQueue[ObserverEvent | None] = SimpleQueue()
         self._closing = Event()
@@ -42,13 +42,13 @@ class ObserverThread:
 
     def tell(self, event: ObserverEvent) -> None:
         """Queue an event or drop it. Never blocks. One thread at a time."""
-        if self._guarded.quarantined:
+        if self.guarded.retired:
             return
         waiting = self._queue.qsize()
         if waiting >= (MOST_STEPS if isinstance(event, StepTaken) else MOST_EVENTS):
             self._dropped += 1
             self._untold += 1
-            self._guarded.report("is too slow: events are dropped")
+            self.guarded.report("is too slow: events are dropped")
             return
         if self._untold and waiting < MOST_STEPS // 2:
             self._tell_dropped(event.time)
@@ -62,13 +62,18 @@ class ObserverThread:
         self._queue.put(None)
         self._closing.set()
 
+    def stop(self) -> None:
+        """Have the observer closed, told of nothing more."""
+        self._queue.put(None)
+        self._closing.set()
+
     def join(self, timeout: float) -> None:
         """Wait for the thread; one that does not end in time is nobody's any more."""
         self._thread.join(timeout)
         if self._dropped:
-            emit("events_dropped", observer=self._guarded.label, count=self._dropped)
+            emit("events_dropped", observer=self.guarded.label, count=self._dropped)
         if self._thread.is_alive():
-            self._guarded.report(f"is left behind: it did not end in {timeout:.1f} s")
+            self.guarded.report(f"is left behind: it did not end in {timeout:.1f} s")
 
     def _tell_dropped(self, now: float) -> None:
         self._queue.put(EventsDropped(now, self._untold))
@@ -77,14 +82,14 @@ class ObserverThread:
     def _run(self) -> None:
         while self._hand_over():
             self._closing.wait(TURN)
-        self._guarded.close()
+        self.guarded.close()
 
     def _hand_over(self) -> bool:
         """Wait for an event, then hand over all there are; whether more may come."""
         event = self._queue.get()
         breathed = time.perf_counter()
         while event is not None:
-            self._guarded.observe(event)
+            self.guarded.tell(event)
             if self._queue.empty():
                 return True
             if time.perf_counter() - breathed > BURST:

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from asyncinfer.errors import PluginError
+from asyncinfer.plugins.supervision import read_attribute
 from asyncinfer.protocols import EngineEnded, Observer, ObserverEvent, StepTaken
-from asyncinfer.telemetry.guarded_observer import DirectObserver, GuardedObserver
+from asyncinfer.telemetry.guarded_observer import DECODE_THREAD, GuardedObserver
 from asyncinfer.telemetry.observer_thread import ObserverThread
 
 __all__ = ["Observers"]
@@ -27,29 +28,34 @@ class Observers:
 
     def __init__(self, observers: Iterable[tuple[Observer, str]]) -> None:
         self._threads: list[ObserverThread] = []
-        self._direct: list[DirectObserver] = []
-        self._of_steps: list[ObserverThread | DirectObserver] = []
+        self._running: list[ObserverThread] = []
+        self._direct: list[GuardedObserver] = []
+        self._of_steps: list[ObserverThread | GuardedObserver] = []
         self._guarded: list[GuardedObserver] = []
         for observer, label in observers:
-            its: ObserverThread | DirectObserver
-            guarded = GuardedObserver(observer, label)
-            self._guarded.append(guarded)
-            thread = getattr(observer, "thread", "own")
+            its: ObserverThread | GuardedObserver
+            thread = read_attribute(observer, "thread", "own", label)
             if thread == "own":
+                guarded = GuardedObserver(observer, label)
                 its = ObserverThread(guarded)
                 self._threads.append(its)
             elif thread == "decode":
-                its = DirectObserver(guarded)
+                its = guarded = GuardedObserver(observer, label, DECODE_THREAD)
                 self._direct.append(its)
             else:
                 raise PluginError(f"{label}: thread={thread!r}: must be 'own' or 'decode'")
-            if getattr(observer, "every_step", False):
+            self._guarded.append(guarded)
+            if read_attribute(observer, "every_step", False, label):
                 self._of_steps.append(its)
 
     def discard(self) -> None:
-        """Close all, instead of starting them."""
+        """Close all, told of nothing; those on threads of their own, if these run, there."""
+        for its in self._running:
+            its.stop()
+        running = [its.guarded for its in self._running]
         for guarded in self._guarded:
-            guarded.close()
+            if guarded not in running:
+                guarded.close()
 
     @property
     def every_step(self) -> bool:
@@ -57,8 +63,14 @@ class Observers:
         return bool(self._of_steps)
 
     def start(self) -> None:
+        """Raises `PluginError` where a thread cannot be started; `discard` comes next then."""
         for its in self._threads:
-            its.start()
+            try:
+                its.start()
+            except RuntimeError as error:
+                label = its.guarded.label
+                raise PluginError(f"{label}: its thread cannot be started: {error}") from error
+            self._running.append(its)
 
     def tell(self, event: ObserverEvent) -> None:
         """Tell all. Decode thread; never raises, never waits for a thread."""

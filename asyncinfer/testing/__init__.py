@@ -8,6 +8,7 @@ from asyncinfer.testing.cache_harness import CacheHarness, CacheRequest
 from asyncinfer.testing.clocked import ClockedModel
 from asyncinfer.testing.fake_engine import FakeModel
 from asyncinfer.testing.fake_model import FakeRunner
+from asyncinfer.testing.family_checks import FamilyReport, check_family
 from asyncinfer.testing.gate import StepGate
 from asyncinfer.testing.idle_device import IdleModel
 from asyncinfer.testing.inline import InlineEngine, InlineStream
@@ -21,8 +22,10 @@ from asyncinfer.testing.random_model import RandomModel
 from asyncinfer.testing.rule_error import RuleError
 from asyncinfer.testing.sampler_checks import check_sampler
 from asyncinfer.testing.sampler_cost import SamplerCase, sampler_costs
-from asyncinfer.testing.scenarios import simulate
+from asyncinfer.testing.scenarios import simulate_scheduler
+from asyncinfer.testing.scheduler_checks import check_scheduler
 from asyncinfer.testing.simulation import Simulation
+from asyncinfer.testing.simulator import SimulationReport, SimulationTrace, simulate
 from asyncinfer.text import Tokenizer
 
 __all__ = [
@@ -31,6 +34,7 @@ __all__ = [
     "ClockedModel",
     "FakeModel",
     "FakeRunner",
+    "FamilyReport",
     "IdleModel",
     "InlineEngine",
     "InlineStream",
@@ -43,17 +47,22 @@ __all__ = [
     "RunnerSpec",
     "SamplerCase",
     "Simulation",
+    "SimulationReport",
+    "SimulationTrace",
     "StepGate",
     "StepPlan",
     "StepResult",
     "StepRunner",
     "Tokenizer",
     "check_cache_policy",
+    "check_family",
     "check_invariants",
     "check_observer",
     "check_sampler",
+    "check_scheduler",
     "kernel_cases",
     "policy_cost",
     "sampler_costs",
     "simulate",
+    "simulate_scheduler",
 ]

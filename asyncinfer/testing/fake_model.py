@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from asyncinfer.chunk import TokenLogprob
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler.plan import RowLogprobs, RunnerSpec, StepPlan, StepResult
+from asyncinfer.scheduler import RowLogprobs
+from asyncinfer.scheduler.plan import RunnerSpec, StepPlan, StepResult
 from asyncinfer.testing.fake_pages import FakePages, mix_each
 from asyncinfer.testing.fake_slots import FakeSlots
 from asyncinfer.testing.fake_windows import FakeWindows
@@ -186,7 +187,7 @@ class FakeRunner:
                     k = self._slots.tenant(slot).params.logprobs
                     if k is not None:
                         entry = self.logprob(token, position + 1, k)
-                        logprobs[int(rows[i])] = _row([entry])
+                        logprobs[int(rows[i])] = RowLogprobs.of([entry])
         self._slots.history[slots, last + 1] = tokens
         self._slots.known[slots] += 1
         return StepResult(tokens=tokens.tolist(), logprobs=logprobs, prompt_logprobs={})
@@ -206,18 +207,9 @@ class FakeRunner:
     def _prompt_logprobs(self, plan: StepPlan, row: int, alternatives: int) -> RowLogprobs:
         slot, start = plan.slots[row], plan.starts[row]
         end = min(start + plan.counts[row] + 1, self._slots.tenant(slot).prompt_len)
-        return _row(
+        return RowLogprobs.of(
             [
                 self.logprob(int(self._slots.history[slot, p]), p, alternatives)
                 for p in range(start + 1, end)
             ]
         )
-
-
-def _row(entries: list[TokenLogprob]) -> RowLogprobs:
-    return RowLogprobs(
-        token_ids=[e.token_id for e in entries],
-        logprobs=[e.logprob for e in entries],
-        ranks=[e.rank for e in entries],
-        top=[e.top for e in entries],
-    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 from asyncinfer.chunk import Chunk, EngineStats
@@ -17,10 +16,11 @@ from asyncinfer.engine import ModelSource
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.assemble import open_scheduler
 from asyncinfer.engine.core import Command, Core
-from asyncinfer.engine.intake import Intake
+from asyncinfer.engine.frontend import Frontend
 from asyncinfer.engine.job import Job
 from asyncinfer.engine.options import RequestOptions
 from asyncinfer.engine.ports import Cell, Port
+from asyncinfer.engine.runtime import Handle, Worker
 from asyncinfer.params import SamplingParams
 
 __all__ = ["InlineEngine", "InlineStream"]
@@ -42,17 +42,19 @@ class InlineEngine:
         loaded = model.load(self.config, None)
         self.scheduler = open_scheduler(loaded, self.config)
         self.port = _InlinePort()
-        self.admission = Admission(self.config.max_requests)
+        clock = _InlineRuntime(self)
+        self.admission = Admission(self.config.max_requests, clock.clock)
+        self._frontend = Frontend(self.config, self.admission, clock)
+        self._frontend.ports[None] = self.port
         self.core = Core(
             loaded,
             self.scheduler,
             self.config,
             self.admission,
-            {None: self.port},
-            clock=lambda: self.now,
+            self._frontend.ports,
+            clock=clock.clock,
         )
-        self._intake = Intake(self.core, self.config)
-        self._ids = count(1)
+        self._frontend.opened(self.core)
 
     def submit(
         self,
@@ -74,22 +76,13 @@ class InlineEngine:
             buffer=self.config.buffer if buffer is None else buffer,
             on_full=on_full or self.config.on_full,
         )
-        job = Job(
-            f"req-{next(self._ids)}",
-            self.port,
-            params,
-            options,
-            self.now,
-            contextvars.copy_context(),
+        frontend = self._frontend
+        frontend.check()
+        job = frontend.admit(
+            frontend.next_request_id(), params, options, contextvars.copy_context(), self.port
         )
-        self.admission.enter(params.n)
-        try:
-            self._intake.prepare(job, prompt, options, job.deadline)
-        except BaseException:
-            self.admission.leave(params.n)
-            raise
-        self.core.post(Command.SUBMIT, job)
-        return InlineStream(self.core, job)
+        frontend.prepare_now(job, prompt, options)
+        return InlineStream(frontend, job)
 
     def pump(self, turns: int = 1) -> None:
         """So many turns of the decode loop."""
@@ -105,14 +98,14 @@ class InlineEngine:
         raise AssertionError(f"still busy after {most} turns")
 
     def stats(self) -> EngineStats:
-        return self.core.stats
+        return self.core.snapshot()
 
 
 class InlineStream:
     """The consumer's side of one inline request."""
 
-    def __init__(self, core: Core, job: Job) -> None:
-        self._core = core
+    def __init__(self, frontend: Frontend, job: Job) -> None:
+        self._frontend = frontend
         self.job = job
         self.chunks: list[Chunk] = []
 
@@ -124,15 +117,15 @@ class InlineStream:
             taken.append(mailbox.take())
         if mailbox.parked and self.job.drained:
             mailbox.parked = False
-            self._core.post(Command.RESUME, self.job)
+            self._frontend.post(Command.RESUME, self.job)
         self.chunks += taken
         return taken
 
     def abort(self) -> None:
-        self._core.post(Command.ABORT, self.job)
+        self._frontend.abort(self.job)
 
     def stop(self) -> None:
-        self._core.post(Command.STOP, self.job)
+        self._frontend.post(Command.STOP, self.job)
 
     @property
     def ended(self) -> bool:
@@ -149,6 +142,19 @@ class InlineStream:
 
     def token_ids(self, index: int = 0) -> list[int]:
         return [token for chunk in self.chunks if chunk.index == index for token in chunk.token_ids]
+
+
+class _InlineRuntime:
+    """The engine's own time, and no threads."""
+
+    def __init__(self, engine: InlineEngine) -> None:
+        self._engine = engine
+
+    def clock(self) -> float:
+        return self._engine.now
+
+    def start(self, worker: Worker) -> Handle:
+        raise RuntimeError(f"{worker.name}: an inline engine has no threads")
 
 
 class _InlinePort(Port):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from asyncinfer.kernels import ops
-from asyncinfer.models.config import ExpertsConfig
+from asyncinfer.models.parts import ExpertsConfig
 from asyncinfer.quantization.int8 import quantised
 from asyncinfer.testing.kernel_case import KernelCase
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from asyncinfer.errors import PluginError
 from asyncinfer.plugins import observers
+from asyncinfer.plugins.supervision import interrupted
 from asyncinfer.protocols import Observer, RequestEnded, RequestSubmitted
 from asyncinfer.testing.observer_lives import observer_life
 from asyncinfer.testing.rule_error import RuleError
@@ -76,7 +77,9 @@ def check_observer(factory: Factory, *, patience: float = 10.0) -> None:
 def _made(factory: Factory) -> Observer:
     try:
         return factory()
-    except Exception as error:
+    except BaseException as error:
+        if interrupted(error):
+            raise
         raise RuleError("made", f"it cannot be made: {error!r}") from error
 
 
@@ -130,8 +133,8 @@ class _Telling(threading.Thread):
         self._call = what
         try:
             call()
-        # An engine survives sys.exit() too.
-        except (Exception, SystemExit) as error:
+        # An engine survives sys.exit() too, and this thread is none that Ctrl-C reaches.
+        except BaseException as error:
             raise RuleError("never raises", f"{what} raised {error!r}") from error
         self._returned += 1
 

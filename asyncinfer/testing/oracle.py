@@ -143,6 +143,7 @@ def oracle(
 def fake_logprob(token: int, position: int, alternatives: int, vocab_size: int) -> TokenLogprob:
     """The logprob entry the fake model gives for `token` at `position`: rank 1, and the
     following ids as its alternatives."""
-    best = -(mix(token * A ^ position) % 1000) / 1000
+    # Exact in 32 bits.
+    best = -(mix(token * A ^ position) % 1000) / 1024
     top = tuple(((token + i) % vocab_size, best - i) for i in range(min(alternatives, vocab_size)))
     return TokenLogprob(token, best, 1, top)

@@ -11,6 +11,7 @@ from typing import Final, NoReturn
 from asyncinfer.errors import PluginError
 from asyncinfer.plugins import cache_policies
 from asyncinfer.protocols import EvictionPolicy
+from asyncinfer.testing.patience import with_patience
 from asyncinfer.testing.policy_cost import policy_cost
 from asyncinfer.testing.policy_lives import Move, live, random_life
 from asyncinfer.testing.rule_error import RuleError
@@ -31,14 +32,17 @@ KEEPS: Final = 16
 Factory = Callable[[], EvictionPolicy]
 
 
-def check_cache_policy(factory: Factory, *, examples: int = 200, growth: bool = True) -> None:
+def check_cache_policy(
+    factory: Factory, *, examples: int = 200, growth: bool = True, patience: float = 30.0
+) -> None:
     """Run policies that `factory` makes through the engine's own block manager. For pytest::
 
         def test_my_policy():
             check_cache_policy(MyPolicy)
 
     The rules: every method is there and takes what it must (*methods*); no call that keeps the
-    order of a block's life raises (*never raises*); blocks are not written to (*read only*);
+    order of a block's life raises (*never raises*); calls return (*returns*), as quickly as the
+    engine wants it (*time*); blocks are not written to (*read only*);
     `victims(count)` gives a sequence of integers (*shape*), no more than asked for (*count*), no
     block twice (*different*), only evictable ones (*evictable*), and one or more if there are
     any (*at least one*), also if an earlier answer was not made use of; equal lives give equal
@@ -50,11 +54,16 @@ def check_cache_policy(factory: Factory, *, examples: int = 200, growth: bool = 
         factory: makes a new policy, such as its class.
         examples: lives to try; the smallest one in which a rule is broken is shown.
         growth: also measure CPU time, which takes a second or two.
+        patience: seconds; a call that takes longer is taken for one that never returns.
 
     Raises:
         RuleError: the rule that is broken, how, and the smallest case.
         ImportError: hypothesis is not installed.
     """
+    with_patience(lambda: _check(factory, examples, growth), patience)
+
+
+def _check(factory: Factory, examples: int, growth: bool) -> None:
     from hypothesis import HealthCheck, Phase, settings, strategies
     from hypothesis import find as smallest
     from hypothesis.errors import Flaky, NoSuchExample
@@ -84,6 +93,10 @@ def check_cache_policy(factory: Factory, *, examples: int = 200, growth: bool = 
             seen.append((moves, broken))
         return broken is not None
 
+    # One that is slow is told so before it has lived many lives.
+    slow = _broken(factory, random_life(seed=2, count=100, longest=6), SMALL)
+    if slow is not None and slow.rule == "time":
+        raise slow
     with suppress(NoSuchExample, Flaky):
         # What it returns is run once more, which a policy that throws dice may survive.
         smallest(

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Iterator
 from time import thread_time
 
-from asyncinfer.protocols import CachedBlock, EvictionPolicy
+from asyncinfer.cache import metadata
+from asyncinfer.protocols import CachedBlock, CapacityAware, EvictionPolicy
 
 __all__ = ["policy_cost"]
 
@@ -24,6 +25,8 @@ def policy_cost(policy: EvictionPolicy, blocks: int, churn: int = 20_000) -> flo
         blocks: evictable blocks, at least 64.
         churn: blocks to pass through once it is full.
     """
+    if isinstance(policy, CapacityAware):
+        policy.opened(blocks)
     world = _World(policy, blocks)
     for _ in range(blocks // PROMPT):
         world.admit(PROMPT)
@@ -47,18 +50,14 @@ class _World:
         prompt: list[CachedBlock] = []
         for depth in range(count):
             above = prompt[-1] if prompt else None
-            block = CachedBlock(
-                self._free.pop(),
-                parent=None if above is None else above.block,
-                depth=depth,
-                tokens=16,
-                scope="",
-                key=next(self._keys),
+            parent = None if above is None else above.block
+            block = metadata.make_block(
+                self._free.pop(), parent, depth, 16, scope="", key=next(self._keys)
             )
             if above is not None:
-                above.children = 1
+                metadata.set_children(above, 1)
             self._touch(block)
-            block.created = block.last_use
+            metadata.set_created(block, self._time)
             prompt.append(block)
             self._blocks[block.block] = block
             self._policy.published(block)
@@ -73,7 +72,7 @@ class _World:
                 block = self._blocks.pop(number)
                 above = None if block.parent is None else self._blocks.get(block.parent)
                 if above is not None:
-                    above.children -= 1
+                    metadata.set_children(above, above.children - 1)
                 self._policy.removed(block)
                 self._free.append(number)
             done += len(freed)
@@ -86,7 +85,7 @@ class _World:
         """The oldest prompt, as far as it is still there."""
         prompt = [b for b in self._prompts.popleft() if self._blocks.get(b.block) is b]
         for block in prompt:
-            block.uses += 1
+            metadata.set_uses(block, block.uses + 1)
             self._touch(block)
             self._policy.reused(block)
         self._release(prompt)
@@ -98,8 +97,8 @@ class _World:
 
     def _touch(self, block: CachedBlock) -> None:
         self._time += 1
-        block.last_use = self._time
-        block.now = self._time * 1e-4
+        metadata.set_last_use(block, self._time)
+        metadata.set_now(block, self._time * 1e-4)
 
     @staticmethod
     def _new_keys() -> Iterator[bytes]:

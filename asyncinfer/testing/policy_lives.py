@@ -86,7 +86,10 @@ def _prompt(rng: Random, longest: int) -> tuple[int, ...]:
 class _World:
     def __init__(self, policy: WatchedPolicy, blocks: int) -> None:
         self._policy = policy
-        self._harness = CacheHarness(blocks, policy, block_size=1)
+        try:
+            self._harness = CacheHarness(blocks, policy, block_size=1)
+        except PluginError as fault:
+            raise _cause(fault) from None
         self._open: list[CacheRequest] = []
         self._now = 0.0
 

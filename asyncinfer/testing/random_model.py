@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from asyncinfer.models import ModelConfig
 
-__all__ = ["RandomModel"]
+__all__ = ["RandomModel", "filler_tokenizer"]
 
 _STD = 0.02
 
@@ -49,7 +49,7 @@ class RandomModel:
         dtype = choose_dtype(self.dtype or config.dtype, self.config.dtype, device)
         table = tensor_table(self.config)
         generator = torch.Generator(device).manual_seed(self.seed)
-        plus_one = self.config.norm == "rms-plus-one"
+        plus_one = self.config.norm.endswith("plus-one")
 
         def weights(name: str) -> torch.Tensor:
             packed = table[name]
@@ -62,10 +62,10 @@ class RandomModel:
         with torch.inference_mode():
             decoder = Decoder(self.config, weights, config.max_context, config.weights)
         vocab = self.config.vocab_size
-        return Loaded(runner_of(decoder, config, vocab), _tokenizer(vocab))
+        return Loaded(runner_of(decoder, config, vocab), filler_tokenizer(vocab))
 
 
-def _tokenizer(size: int) -> Tokenizer:
+def filler_tokenizer(size: int) -> Tokenizer:
     """Byte-level, as those of today's models: every byte, then words that no merge makes."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers

@@ -39,7 +39,7 @@ class SamplerBench:
         self.device = torch.device(device)
         self._history = TokenHistory(slots, self.device)
         self._state = SamplingState(slots, vocab_size, self._history, sampler_timeout=timeout)
-        self._chosen: dict[int, ChosenSampler | None] = {}
+        self._chosen: dict[int, tuple[ChosenSampler, ...]] = {}
         self._tokens: dict[int, tuple[list[int], int]] = {}
         self._params: dict[int, tuple[SamplingParams, int]] = {}
 
@@ -47,7 +47,7 @@ class SamplerBench:
     def join(
         self,
         slot: int,
-        sampler: SamplerPlugin | None,
+        sampler: SamplerPlugin | Sequence[SamplerPlugin] | None,
         *,
         tokens: Sequence[int] = (0,),
         prompt_len: int | None = None,
@@ -55,10 +55,12 @@ class SamplerBench:
         **options: Any,
     ) -> None:
         """A request enters: `tokens` so far, of which `prompt_len` (all of them by default) are
-        the prompt; `options` are those of `SamplingParams`."""
-        chosen = None
-        if sampler is not None:
-            chosen = ChosenSampler(sampler, f"sampler {type(sampler).__name__}")
+        the prompt; `options` are those of `SamplingParams`. Several samplers are called in their
+        order."""
+        several = (
+            sampler if isinstance(sampler, Sequence) else () if sampler is None else (sampler,)
+        )
+        chosen = tuple(ChosenSampler(each, _label(each)) for each in several)
         known = list(tokens)
         count = len(known) if prompt_len is None else prompt_len
         self._enter(slot, known, count, SamplingParams(**options), seed, chosen)
@@ -125,12 +127,17 @@ class SamplerBench:
         prompt_len: int,
         params: SamplingParams,
         seed: int,
-        chosen: ChosenSampler | None,
+        chosen: tuple[ChosenSampler, ...],
     ) -> None:
         self._history.join(slot, tokens)
         self._state.join(
-            slot, Join(slot, list(tokens), prompt_len, [], params, seed, sampler=chosen)
+            slot, Join(slot, list(tokens), prompt_len, [], params, seed, samplers=chosen)
         )
         self._chosen[slot] = chosen
         self._tokens[slot] = (tokens, prompt_len)
         self._params[slot] = (params, seed)
+
+
+def _label(sampler: SamplerPlugin) -> str:
+    # A plugin that the kit wraps has the name of what is in it.
+    return f"sampler {type(getattr(sampler, 'plugin', sampler)).__name__}"

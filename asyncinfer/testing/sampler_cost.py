@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import process_time
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,8 @@ WARMUP = 2
 class SamplerCase:
     """One way to sample every row of a step."""
 
-    sampler: SamplerPlugin | None = None
+    #: One, or several that are called in order; None is the built-in chain alone.
+    sampler: SamplerPlugin | Sequence[SamplerPlugin] | None = None
     #: Of `SamplingParams`.
     options: Mapping[str, Any] = field(default_factory=dict)
     #: The sampler of one more request, which has no row in the step.

@@ -16,6 +16,7 @@ import torch
 
 from asyncinfer.errors import AsyncInferError
 from asyncinfer.testing.rule_error import RuleError
+from asyncinfer.testing.sampler_limits import is_quick, lets_go
 from asyncinfer.testing.sampler_trial import SLOTS, STEPS, VOCAB, Trial, model_says, prompt
 from asyncinfer.testing.watched_sampler import TorchCalls, WatchedPlugin
 
@@ -124,10 +125,24 @@ def _survives_preemption(trial: Trial) -> None:
 
 
 def _uses_the_engines_chance(trial: Trial) -> None:
-    """No generator but the engine's."""
-    before = _generators()
-    trial.together(range(SLOTS))
-    _hold("chance", _generators() == before, "it drew from a global random generator")
+    """No generator but the engine's, neither drawn from nor seeded."""
+    numbers = np.random.get_state()
+    python = random.getstate()
+    with torch.random.fork_rng():
+        # States that no seed gives.
+        torch.manual_seed(20_261_120)
+        torch.rand(1)
+        np.random.seed(20_261_120)
+        np.random.random()
+        random.seed(20_261_120)
+        random.random()
+        try:
+            before = _generators()
+            trial.together(range(SLOTS))
+            _hold("chance", _generators() == before, "it touched a global random generator")
+        finally:
+            np.random.set_state(numbers)
+            random.setstate(python)
 
 
 def _obeys_bars(trial: Trial) -> None:
@@ -155,20 +170,42 @@ def _declares_its_argmax(trial: Trial) -> None:
         _hold("argmax", token == best, case)
 
 
-def _declares_speculation(trial: Trial) -> None:
-    if not trial.plugin.commutes_with_speculation:
+def _declares_draws(trial: Trial) -> None:
+    """Other samplers may follow one that leaves the draw to them."""
+    if getattr(trial.plugin, "draws", False):
         return
     bench = trial.bench(1)
     trial.join(bench, 0, 0)
-    first = len(bench.tokens(0))
-    logits = [model_says(0, step) for step in range(3)]
-    for row in logits:
-        bench.draw([row], [0])
-    # The same three positions once more, all in one step.
-    positions = np.arange(first, first + 3)
-    tokens = bench.sample(logits, np.zeros(3, np.int64), positions).tokens.tolist()
-    case = "it declares commutes_with_speculation = True; three positions in one step"
-    _same("speculation", trial.alone[0][:3], tokens, case)
+    for step in range(STEPS):
+        logits, slots = model_says(0, step), np.zeros(1, np.int64)
+        positions = np.array([len(bench.tokens(0))])
+        calls = bench.sample([logits], slots, positions).calls
+        case = f"sample() answers with tokens after {bench.tokens(0)}; it must declare draws = True"
+        _hold("draws", all(call.tokens is None for call in calls), case)
+        bench.draw([logits], [0])
+
+
+def _declares_speculation(trial: Trial) -> None:
+    if not trial.plugin.commutes_with_speculation:
+        return
+    declares = "it declares commutes_with_speculation = True"
+    state = trial.plugin.open(1, VOCAB, torch.device(trial.device)).state()
+    _hold("speculation", not len(state), f"{declares}; state() gives {len(state)} tensors")
+    for request in range(SLOTS):
+        bench = trial.bench(1)
+        trial.join(bench, 0, request)
+        first = len(bench.tokens(0))
+        drawn: list[int] = []
+        for end in (3, STEPS):
+            logits = [model_says(request, step) for step in range(end)]
+            for row in logits[len(drawn) :]:
+                drawn += bench.draw([row], [0])
+            _same("speculation", trial.alone[request], drawn, f"{declares}; after a verification")
+            # The same positions once more, all in one step.
+            positions = np.arange(first, first + end)
+            tokens = bench.sample(logits, np.zeros(end, np.int64), positions).tokens.tolist()
+            case = f"{declares}; {end} positions of request {request} in one step"
+            _same("speculation", trial.alone[request][:end], tokens, case)
 
 
 def _is_vectorised(trial: Trial) -> None:
@@ -200,6 +237,7 @@ def _leaves_parameters_alone(trial: Trial) -> None:
 
 RULES: Final[dict[str, Callable[[Trial], None]]] = {
     "parameters": _is_a_plugin,
+    "time": is_quick,
     "answers": _answers,
     "chance": _uses_the_engines_chance,
     "batch": _does_not_mind_the_batch,
@@ -208,9 +246,11 @@ RULES: Final[dict[str, Callable[[Trial], None]]] = {
     "preemption": _survives_preemption,
     "bars": _obeys_bars,
     "argmax": _declares_its_argmax,
+    "draws": _declares_draws,
     "speculation": _declares_speculation,
     "device": _is_vectorised,
     "n": _leaves_parameters_alone,
+    "memory": lets_go,
 }
 
 
@@ -225,6 +265,6 @@ def _hold(rule: str, condition: object, case: str) -> None:
 
 
 def _same(rule: str, expected: Sequence[int], tokens: Sequence[int], case: str) -> None:
-    for at, (one, other) in enumerate(zip(expected, tokens, strict=True)):
+    for at, (one, other) in enumerate(zip(expected, tokens, strict=False)):
         if one != other:
             raise RuleError(rule, f"{case}: token {at} is {other}; alone it is {one}")

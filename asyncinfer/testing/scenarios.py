@@ -1,5 +1,5 @@
-"""Random lives of a scheduler, one per seed: `simulate(seed)` drives a `Simulation` through
-arrivals, cancels, pauses, failures and lack of memory and checks everything on the way."""
+"""Random lives of a scheduler, one per seed: `simulate_scheduler(seed)` drives a `Simulation`
+through arrivals, cancels, pauses, failures and lack of memory and checks everything on the way."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from asyncinfer.scheduler import FCFS, Deadline, Priority, RunnerSpec, StepPlan
 from asyncinfer.testing.oracle import EOS_ID
 from asyncinfer.testing.simulation import Simulation
 
-__all__ = ["simulate"]
+__all__ = ["simulate_scheduler"]
 
 VOCAB = 50
 
 
-def simulate(
+def simulate_scheduler(
     seed: int,
     steps: int = 120,
     *,

@@ -220,7 +220,7 @@ class Simulation:
             if row in plan.prompt_logprobs:
                 scores = result.prompt_logprobs[row]
                 first = plan.starts[row] + 1
-                track.scored += range(first, first + len(scores.token_ids))
+                track.scored += range(first, first + len(scores))
             track.tokens += tokens
             so_far = track.expected[: len(track.tokens)]
             hold("I7", track.tokens == so_far, "{}: {}, not {}", request, track.tokens, so_far)

@@ -20,6 +20,9 @@ class TorchCalls(TorchFunctionMode):
         super().__init__()
         self.names: list[str] = []
 
+    def begin(self, step: SamplerStep) -> None:
+        """A call of `sample` begins."""
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.names.append(getattr(func, "__name__", str(func)))
         return func(*args, **(kwargs or {}))
@@ -45,5 +48,6 @@ class _Watched(Sampler):
         self.sampler.join(slot, params.plugin)
 
     def sample(self, step: SamplerStep) -> torch.Tensor | None:
+        self.calls.begin(step)
         with self.calls:
             return self.sampler.sample(step)

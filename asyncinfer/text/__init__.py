@@ -2,7 +2,15 @@
 
 from asyncinfer.text.chat import ChatTemplate
 from asyncinfer.text.detokenizer import Detokenizer
+from asyncinfer.text.gguf import gguf_template, gguf_tokenizer
 from asyncinfer.text.stop import StopStrings
 from asyncinfer.text.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "Detokenizer", "StopStrings", "Tokenizer"]
+__all__ = [
+    "ChatTemplate",
+    "Detokenizer",
+    "StopStrings",
+    "Tokenizer",
+    "gguf_template",
+    "gguf_tokenizer",
+]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 from asyncinfer.text.pieces import PieceTable
+from asyncinfer.text.window import ByteRuns, Window
 
 __all__ = ["Detokenizer"]
 
@@ -27,17 +28,22 @@ class Detokenizer:
 
     __slots__ = ("_rest", "_settled", "_texts")
 
-    def __init__(self, tokenizer: HasPieces) -> None:
+    def __init__(self, tokenizer: HasPieces, after: Sequence[int] = ()) -> None:
+        """`after` are the tokens of the prompt. Many decoders take the space off the start of a
+        text; a text that goes on from a prompt's keeps it. After a special token a new text
+        starts."""
         pieces = tokenizer.pieces
+        tail = pieces.tail(after)
         self._texts = pieces.texts
         self._rest: _Rest
         match pieces.kind.name:
             case "byte_level":
                 self._rest = _Utf8(pieces)
             case "sentencepiece":
-                self._rest = _SentencePiece(pieces)
+                self._rest = _SentencePiece(pieces, 0 if tail else pieces.kind.strip)
             case _:
-                self._rest = _Window(pieces)
+                window = Window(pieces, tail)
+                self._rest = ByteRuns(pieces, window) if pieces.kind.byte_fallback else window
         #: Nothing is held back, so that a token's own text is all it adds.
         self._settled = self._rest.settled
 
@@ -104,7 +110,7 @@ class _SentencePiece:
 
     __slots__ = ("_broken", "_decoder", "_held", "_pieces", "_strip", "settled")
 
-    def __init__(self, pieces: PieceTable) -> None:
+    def __init__(self, pieces: PieceTable, strip: int) -> None:
         self._pieces = pieces
         self._decoder = _NEW_UTF8("strict")
         #: Bytes of an unfinished character.
@@ -112,7 +118,7 @@ class _SentencePiece:
         #: The run of bytes is malformed: what follows in it is too.
         self._broken = False
         #: Spaces still to be taken off the start of the text.
-        self._strip = pieces.kind.strip
+        self._strip = strip
         self.settled = not self._strip
 
     def push(self, token_id: int) -> str:
@@ -120,7 +126,7 @@ class _SentencePiece:
         if not data or token_id in self._pieces.special_ids:
             # Not there for the decoder: a run of bytes goes on after it.
             return ""
-        if self._pieces.is_byte(token_id):
+        if self._pieces.byte_of(token_id) is not None:
             text = self._byte(data)
         else:
             text = self._end_run() + data.decode()
@@ -159,54 +165,6 @@ class _SentencePiece:
             text = text[cut:]
         self.settled = not (self._held or self._broken or self._strip)
         return text
-
-
-class _Window:
-    """Any other decoder: decode the last few tokens again and give what is new. Exact for
-    decoders whose text only grows and looks back a token or two (WordPiece, Metaspace, BPE
-    with `</w>`); text that was shown is never taken back."""
-
-    __slots__ = ("_ids", "_pieces", "_shown", "settled")
-
-    #: Tokens decoded again at most, and kept when the window is cut.
-    _LONGEST, _KEPT = 24, 8
-    #: A character has at most four bytes: no more than three of them can be waiting.
-    _UNFINISHED = 3
-
-    def __init__(self, pieces: PieceTable) -> None:
-        self._pieces = pieces
-        self._ids: list[int] = []
-        #: What of the window's text was given.
-        self._shown = ""
-        #: Never: every token depends on those before it.
-        self.settled = False
-
-    def push(self, token_id: int) -> str:
-        if token_id in self._pieces.special_ids:
-            return ""
-        self._ids.append(token_id)
-        text = self._pieces.decode(self._ids)
-        whole = text.rstrip(_BAD)
-        return self._give(text[: max(len(whole), len(text) - self._UNFINISHED)])
-
-    def flush(self) -> str:
-        return self._give(self._pieces.decode(self._ids))
-
-    def _give(self, text: str) -> str:
-        if len(text) <= len(self._shown) or not text.startswith(self._shown):
-            return ""
-        delta = text[len(self._shown) :]
-        self._shown = text
-        if len(self._ids) > self._LONGEST:
-            self._cut()
-        return delta
-
-    def _cut(self) -> None:
-        kept = self._ids[-self._KEPT :]
-        text = self._pieces.decode(kept)
-        # A window without text would make the next token the first of a text.
-        if text and self._shown.endswith(text):
-            self._ids, self._shown = kept, text
 
 
 def _remember(pieces: PieceTable, token_id: int, data: bytes) -> bool:

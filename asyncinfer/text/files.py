@@ -9,8 +9,9 @@ from typing import Any
 import tokenizers
 
 from asyncinfer.errors import ModelLoadError
+from asyncinfer.text.panic import panicked
 
-__all__ = ["ROLES", "file_of", "load_backend", "named_ids", "read_json", "token_content"]
+__all__ = ["ROLES", "file_of", "load_backend", "named_ids", "read_json", "special_tokens"]
 
 #: A `tokenizer_config.json` that describes every added token has a few megabytes.
 MAX_JSON_BYTES = 64 << 20
@@ -24,6 +25,8 @@ ROLES = (
     "cls_token",
     "mask_token",
 )
+#: More special tokens, in a list, or by name.
+_EXTRA = ("additional_special_tokens", "extra_special_tokens")
 
 
 def load_backend(folder: Path) -> tokenizers.Tokenizer:
@@ -40,11 +43,9 @@ def load_backend(folder: Path) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except BaseException as error:
-        # The library raises a bare Exception for a bad file, and panics (which is no Exception)
-        # for a few; anything else, such as KeyboardInterrupt, is not ours.
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise ModelLoadError(f"not a tokenizer: {error}", file=str(path)) from error
-        raise
+        if not panicked(error):
+            raise
+        raise ModelLoadError(f"not a tokenizer: {error}", file=str(path)) from error
     known = [name for name in _special_names(folder) if backend.token_to_id(name) is not None]
     backend.add_special_tokens(known)
     return backend
@@ -53,7 +54,7 @@ def load_backend(folder: Path) -> tokenizers.Tokenizer:
 def named_ids(folder: Path, backend: tokenizers.Tokenizer) -> tuple[int | None, frozenset[int]]:
     """`(bos_id, eos_ids)`: what `generation_config.json` (or without it `config.json`) says,
     together with the tokenizer's own tokens of that name."""
-    settings = read_json(folder, "tokenizer_config.json")
+    settings = token_settings(folder)
     bos = token_content(settings.get("bos_token"))
     bos_id = backend.token_to_id(bos) if bos is not None else None
     eos = token_content(settings.get("eos_token"))
@@ -79,12 +80,40 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     return {} if path is None else read(path, MAX_JSON_BYTES)
 
 
-def file_of(folder: Path, name: str) -> Path | None:
+def file_of(folder: Path, name: str, within: str = "") -> Path | None:
     """A regular file of the checkpoint (a link out of it is refused); None without one."""
     # Imported here, as above: reading checkpoints takes torch, text alone does not.
     from asyncinfer.weights.folder import checkpoint_file
 
-    return checkpoint_file(folder, name)
+    return checkpoint_file(folder, name, within)
+
+
+def token_settings(folder: Path) -> dict[str, Any]:
+    """`tokenizer_config.json`, with what `special_tokens_map.json` says where the former lists no
+    tokens: the older of the two ways to write them."""
+    settings = read_json(folder, "tokenizer_config.json")
+    if "added_tokens_decoder" in settings:
+        return settings
+    older = read_json(folder, "special_tokens_map.json")
+    merged = settings | older
+    for name in _EXTRA:
+        both = [its.get(name) for its in (settings, older)]
+        if all(isinstance(value, list) for value in both):
+            merged[name] = [token for value in both for token in value or ()]
+    return merged
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """The tokens that templates know by name: `bos_token` and its like, and those of the model's
+    own, such as `image_token`."""
+    settings = token_settings(folder)
+    named = {name: value for name, value in settings.items() if name.endswith("_token")}
+    for name in (*_EXTRA, "model_specific_special_tokens"):
+        extra = settings.get(name)
+        if isinstance(extra, dict):
+            named |= extra
+    tokens = ((name, token_content(value)) for name, value in named.items())
+    return {name: token for name, token in tokens if token is not None}
 
 
 def token_content(value: object) -> str | None:
@@ -95,18 +124,19 @@ def token_content(value: object) -> str | None:
 
 
 def _special_names(folder: Path) -> Iterator[str]:
-    settings = read_json(folder, "tokenizer_config.json")
-    values = [settings.get(role) for role in ROLES]
-    extra = settings.get("additional_special_tokens")
-    if isinstance(extra, list):
-        values += extra
+    settings = token_settings(folder)
+    yield from special_tokens(folder).values()
+    values: list[object] = []
+    for name in _EXTRA:
+        extra = settings.get(name)
+        values += extra if isinstance(extra, list) else []
     added = settings.get("added_tokens_decoder")
     if isinstance(added, dict):
         values += [token for token in added.values() if _marked_special(token)]
     for value in values:
-        name = token_content(value)
-        if name:
-            yield name
+        token = token_content(value)
+        if token:
+            yield token
 
 
 def _marked_special(token: object) -> bool:

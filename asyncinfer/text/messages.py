@@ -1,70 +1,129 @@
-"""Chat messages: what a caller may hand in, checked before a template sees it."""
+"""Chat messages: what a caller may hand in, checked and copied before a template sees it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from asyncinfer.errors import InvalidRequest
+from asyncinfer.text.shield import check_text
 
 __all__ = ["check_messages", "plain"]
 
 #: Most levels of lists and mappings inside one another.
-MAX_DEPTH = 32
+MAX_DEPTH: Final = 32
+#: Names of what a model thought, the one that counts first. Templates read one or the other.
+_REASONING: Final = ("reasoning_content", "thinking", "reasoning")
+
+Text = Callable[[str], str]
 
 
-def check_messages(messages: object) -> list[dict[str, Any]]:
+class _Misfit(Exception):
+    """What is wrong with a value; each level on the way out puts its part before `where`."""
+
+    def __init__(self, value: object, bound: str, where: str = "") -> None:
+        self.value = value
+        self.bound = bound
+        self.where = where
+
+
+def check_messages(
+    messages: object, text_of: Callable[[str], Text] = lambda role: str
+) -> list[dict[str, Any]]:
     """A copy of `messages` as plain lists and dicts: each with `role`, and `content` as one
-    string. Raises `InvalidRequest` naming the place, such as `messages[2].role`."""
+    string. `text_of(role)` makes the texts of a message. Raises `InvalidRequest` naming the place,
+    such as `messages[2].role`.
+
+    As in transformers, a field that is None is left out, and reasoning is found under all of its
+    names.
+    """
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise InvalidRequest("messages", messages, "must be a list of messages")
     if not messages:
         raise InvalidRequest("messages", messages, "must hold at least one message")
-    return [_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
+    return [_message(f"messages[{i}]", message, text_of) for i, message in enumerate(messages)]
 
 
-def plain(where: str, value: object, depth: int = 0) -> Any:
-    """A copy of JSON-like `value`. Nothing else may reach a template: it could call it."""
-    if value is None or isinstance(value, bool | int | float):
-        return value
+def plain(where: str, value: object, text: Text = str) -> Any:
+    """A copy of JSON-like `value`, each string and name made by `text`. Nothing else may reach a
+    template: it could call it."""
+    try:
+        return _copy(value, text, 0)
+    except _Misfit as misfit:
+        raise InvalidRequest(where + misfit.where, misfit.value, misfit.bound) from None
+
+
+def _copy(value: object, text: Text, depth: int) -> Any:
     if isinstance(value, str):
-        return str(value)
+        return text(_valid(value))
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        # A class of the caller's own has methods of its own.
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
     if depth >= MAX_DEPTH:
-        raise InvalidRequest(where, type(value).__name__, f"at most {MAX_DEPTH} levels deep")
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise InvalidRequest(where, key, "keys must be strings")
-        return {str(k): plain(f"{where}.{k}", v, depth + 1) for k, v in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
-        return [plain(f"{where}[{i}]", item, depth + 1) for i, item in enumerate(value)]
-    raise InvalidRequest(where, value, "must be a string, number, boolean, None, list or mapping")
+        raise _Misfit(type(value).__name__, f"at most {MAX_DEPTH} levels deep")
+    place: object = None
+    items: list[Any] = []
+    try:
+        if isinstance(value, Mapping):
+            copy = {}
+            for place, item in value.items():
+                if not isinstance(place, str):
+                    break
+                copy[text(_valid(place))] = _copy(item, text, depth + 1)
+            else:
+                return copy
+        elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
+            # One by one: how many there are says where one does not fit.
+            items.extend(_copy(item, text, depth + 1) for item in value)
+            return items
+    except _Misfit as misfit:
+        misfit.where = (f"[{len(items)}]" if place is None else f".{place}") + misfit.where
+        raise
+    if place is not None:
+        raise _Misfit(place, "keys must be strings")
+    raise _Misfit(value, "must be a string, number, boolean, None, list or mapping")
 
 
-def _message(where: str, message: object) -> dict[str, Any]:
+def _valid(text: str) -> str:
+    if not text.isascii():
+        try:
+            check_text("", text)
+        except InvalidRequest as error:
+            raise _Misfit(error.value, error.bound) from None
+    return str.__str__(text)
+
+
+def _message(where: str, message: object, text_of: Callable[[str], Text]) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidRequest(where, message, "must be a mapping with role and content")
-    copy = plain(where, message)
-    assert isinstance(copy, dict)
-    if "role" not in copy:
+    role = message.get("role")
+    if role is None:
         raise InvalidRequest(f"{where}.role", None, "is missing")
-    if not isinstance(copy["role"], str) or not copy["role"]:
-        raise InvalidRequest(f"{where}.role", copy["role"], "must be a non-empty string")
-    if copy.get("content") is None:
+    if not isinstance(role, str) or not role:
+        raise InvalidRequest(f"{where}.role", role, "must be a non-empty string")
+    text = text_of(role)
+    copy = plain(where, {name: value for name, value in message.items() if value is not None}, text)
+    assert isinstance(copy, dict)
+    if "content" in copy:
+        copy["content"] = _content(f"{where}.content", copy["content"], text)
+    elif not copy.get("tool_calls"):
         # An assistant that only calls tools says nothing.
-        if not copy.get("tool_calls"):
-            raise InvalidRequest(f"{where}.content", None, "is missing")
-    else:
-        copy["content"] = _content(f"{where}.content", copy["content"])
-    return copy
+        raise InvalidRequest(f"{where}.content", None, "is missing")
+    thought = next((copy[name] for name in _REASONING if name in copy), None)
+    return copy if thought is None else {"thinking": thought, **copy, _REASONING[0]: thought}
 
 
-def _content(where: str, content: object) -> str:
+def _content(where: str, content: object, text: Text) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise InvalidRequest(where, content, "must be a string or a list of text parts")
-    return "".join(_part(f"{where}[{index}]", part) for index, part in enumerate(content))
+    parts = [_part(f"{where}[{index}]", part) for index, part in enumerate(content)]
+    return text("".join(parts))
 
 
 def _part(where: str, part: object) -> str:
@@ -74,5 +133,5 @@ def _part(where: str, part: object) -> str:
         raise InvalidRequest(f"{where}.type", part.get("type"), "must be 'text'")
     if not isinstance(part.get("text"), str):
         raise InvalidRequest(f"{where}.text", part.get("text"), "must be a string")
-    text: str = part["text"]
-    return text
+    spoken: str = part["text"]
+    return spoken

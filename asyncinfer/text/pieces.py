@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import tokenizers
 
 from asyncinfer.text.bytelevel import bytes_of_token
+from asyncinfer.text.panic import panicked
 
 __all__ = ["DecoderKind", "PieceTable", "decoder_kind"]
 
-_BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+#: Rust reads a number with a sign, and so does the library's decoder.
+_BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
+#: Tokens of a prompt that what follows it can depend on.
+_TAIL: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,8 @@ def decoder_kind(backend: tokenizers.Tokenizer) -> DecoderKind:
         return DecoderKind("other")
     steps = _steps(json.loads(backend.decoder.__getstate__()))
     names = [step["type"] for step in steps]
-    fallback = "ByteFallback" in names
+    # Some steps before it leave nothing that it would know as a byte.
+    fallback = "ByteFallback" in names and "é" in backend.decoder.decode(["<0xC3>", "<0xA9>"])
     if names == ["ByteLevel"]:
         return DecoderKind("byte_level")
     space = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
@@ -91,16 +97,43 @@ class PieceTable:
     def _look_up(self, token: str) -> bytes:
         if self.kind.name == "byte_level":
             return bytes_of_token(token)
-        byte = _BYTE_TOKEN.fullmatch(token)
-        if byte is not None:
-            return bytes([int(byte[1], 16)])
-        return token.replace("▁", " ").encode("utf-8")
+        byte = _byte(token)
+        return token.replace("▁", " ").encode("utf-8") if byte is None else byte
 
-    def is_byte(self, token_id: int) -> bool:
-        """Whether the token is one byte written like `<0x0A>`."""
+    def byte_of(self, token_id: int) -> bytes | None:
+        """The byte of a token written like `<0x0A>`."""
         token = self.backend.id_to_token(token_id)
-        return token is not None and _BYTE_TOKEN.fullmatch(token) is not None
+        return None if token is None else _byte(token)
 
-    def decode(self, ids: list[int]) -> str:
-        """The library's own answer, special tokens skipped."""
-        return self.backend.decode(ids, skip_special_tokens=True)
+    def adds(self, token_id: int) -> bool:
+        """Whether the token is there for the decoder."""
+        return token_id not in self.special_ids and self.backend.id_to_token(token_id) is not None
+
+    def tail(self, ids: Sequence[int]) -> list[int]:
+        """The last few of `ids`, from behind the last special token on, that have a token."""
+        tail: list[int] = []
+        for token_id in reversed(ids[-_TAIL:]):
+            if token_id in self.special_ids:
+                break
+            if self.adds(token_id):
+                tail.insert(0, token_id)
+        return tail
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        """The library's own answer; U+FFFD for each token that its decoder fails for."""
+        if not ids:
+            # Not every decoder is made for none.
+            return ""
+        try:
+            return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            if not panicked(error):
+                raise
+        if len(ids) == 1:
+            return "\N{REPLACEMENT CHARACTER}"
+        return "".join(self.decode([token_id], skip_special_tokens) for token_id in ids)
+
+
+def _byte(token: str) -> bytes | None:
+    byte = _BYTE_TOKEN.fullmatch(token)
+    return None if byte is None else bytes([int(byte[1], 16)])

@@ -6,21 +6,41 @@ Immutable, sandboxed and bounded; what it offers beyond jinja2 is what the hub's
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import nodes, pass_context
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
-from asyncinfer.text.bounds import CountingNodes, bounded_filters, check_binop, check_call, finalize
+from asyncinfer.text.allowance import Allowance
+from asyncinfer.text.counting import COUNTERS, CountingNodes, written
+from asyncinfer.text.filters import bounded_filters, bounded_tests
+from asyncinfer.text.operators import call_method, operate
+from asyncinfer.text.said import Said
 
 __all__ = ["TEMPLATE_GLOBALS", "TemplateEnvironment"]
+
+_ADDED: Final = ("_loop_vars", "_block_vars")
+#: Steps of a call.
+_CALL: Final = 3
+#: What has methods worth a look.
+_VALUES: Final = (str, list, tuple, dict, int, float)
+
+
+@pass_context
+def _finalize(context: Context, value: Any) -> str:
+    """What `{{ value }}` writes."""
+    allowance: Allowance = context.parent[Allowance.NAME]
+    text = value if type(value) is str else written(allowance, value)
+    allowance.write(len(text))
+    return text
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
@@ -32,16 +52,12 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            finalize=finalize,
+            finalize=_finalize,
             extensions=[_Generation, "jinja2.ext.loopcontrols"],
         )
-        self.filters["tojson"] = _tojson
-        # They write at any length, and no chat needs them.
-        for name in ("pprint", "urlize", "wordwrap", "xmlattr"):
-            del self.filters[name]
         del self.globals["lipsum"]
-        self.filters.update(bounded_filters(self))
-        self.filters.update(CountingNodes.FILTERS)
+        self.filters = bounded_filters(self) | dict(COUNTERS)
+        self.tests.update(bounded_tests(self))
         self.globals.update(TEMPLATE_GLOBALS)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -54,51 +70,98 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         # jinja2 would hand out an undefined value here, which prints as nothing.
         raise SecurityError(f"access to {attribute!r} of a {type(obj).__name__} is unsafe")
 
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        check_binop(context, operator, left, right)
-        return super().call_binop(context, operator, left, right)
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        plain = self.binop_table[operator]
+        if operator == "+" and type(left) is int and type(right) is int:
+            return left + right
+        return operate(context.parent[Allowance.NAME], operator, left, right, plain)
 
-    def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        check_call(context, obj, args, kwargs)
-        return super().call(context, obj, *args, **kwargs)
+    def call_filter(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        # By name, as in `map('upper')`: there a template could name any, and give it arguments.
+        if name in COUNTERS:
+            raise SecurityError(f"no filter named {name!r}")
+        return super().call_filter(name, *args, **kwargs)
+
+    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        allowance = Allowance.of(context)
+        allowance.step(_CALL + (len(args) + len(kwargs) >> 4))
+        owner = getattr(obj, "__self__", None)
+        if owner is None:
+            # The sandbox has a function of its own around `str.format`.
+            owner = getattr(getattr(obj, "__wrapped__", None), "__self__", None)
+        if isinstance(owner, _VALUES):
+            if kwargs:
+                # What jinja2 adds for functions that ask for a context.
+                kwargs = {name: it for name, it in kwargs.items() if name not in _ADDED}
+            return call_method(allowance, obj, owner, args, kwargs)
+        for value in args:
+            if isinstance(value, list | tuple | dict | range):
+                allowance.step(len(value) >> 4)
+        if isinstance(owner, LoopContext):
+            # `changed` compares them.
+            allowance.walk(*args)
+        result = super().call(context, obj, *args, **kwargs)
+        if type(result) is dict:
+            allowance.walk(result)
+        return result
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's text for training; here it is just its body."""
+    """`{% generation %}` marks the assistant's text for training; here it is just its body, whose
+    variables are its own."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class says so
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
 
 
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # jinja2's own filter escapes for HTML, which no model expects.
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+class _Dict:
+    """`dict(...)`, without the methods of the class: those change what they are given."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(Namespace):
+    """`namespace(...)` of names without an underscore before them."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        # `self` may be one of the names.
+        own, rest = args[0], args[1:]
+        values = dict(*rest, **kwargs)
+        for name in values:
+            _plain_name(name)
+        Namespace.__init__(own, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _plain_name(name)
+        super().__setitem__(name, value)
+
+
+def _plain_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace holds no {name!r}: names begin without an underscore")
 
 
 def _raise_exception(message: object) -> NoReturn:
-    raise jinja2.TemplateError(str(message))
+    raise jinja2.TemplateError(str.__str__(message) if isinstance(message, str) else str(message))
 
 
-def _strftime_now(layout: str) -> str:
-    return datetime.now().strftime(layout)
+@pass_context
+def _strftime_now(context: Context, layout: str) -> str:
+    text = datetime.now().strftime(layout)
+    return Allowance.of(context).said(text) if isinstance(layout, Said) else text
 
 
 TEMPLATE_GLOBALS: dict[str, Callable[..., Any]] = {
+    "dict": _Dict(),
+    "namespace": _Namespace,
     "raise_exception": _raise_exception,
     "strftime_now": _strftime_now,
 }

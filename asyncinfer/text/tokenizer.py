@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import tokenizers
 
-from asyncinfer.errors import InvalidRequest
+from asyncinfer.errors import InvalidRequest, ModelLoadError, Size
 from asyncinfer.text.bytelevel import byte_level_backend
 from asyncinfer.text.detokenizer import Detokenizer
+from asyncinfer.text.extent import longest_token
 from asyncinfer.text.files import load_backend, named_ids
+from asyncinfer.text.panic import panicked
 from asyncinfer.text.pieces import PieceTable, decoder_kind
 from asyncinfer.text.shield import Shield, check_text
 
 __all__ = ["Tokenizer"]
 
+#: Tokens of a vocabulary; published ones have 300,000.
+MAX_VOCABULARY: Final = 1 << 24
 #: Special tokens that the messages of a chat may spell out.
 MAX_COVERED: Final = 10_000
 
@@ -42,6 +47,8 @@ class Tokenizer:
         vocabulary = backend.get_vocab(with_added_tokens=True)
         #: The largest token id, plus one.
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
+        if self.vocab_size > MAX_VOCABULARY:
+            raise ValueError(f"has a token id of {self.vocab_size - 1} >= {MAX_VOCABULARY}")
         #: The token that opens a text, None without one.
         self.bos_id: int | None = bos_id
         #: The tokens that end a text.
@@ -54,9 +61,11 @@ class Tokenizer:
         #: Keeps special tokens out of chat messages.
         self.shield = Shield(
             {its.content: its.normalized for its in added.values() if its.special},
-            str if backend.normalizer is None else backend.normalizer.normalize_str,
+            str if backend.normalizer is None else partial(_normalised, backend.normalizer),
             {its.content: its.normalized for its in added.values() if not its.special},
         )
+        #: Most characters of a text that one token stands for; None where that is not bounded.
+        self.longest_token: int | None = longest_token(backend, vocabulary)
         #: What each token adds to a text; shared by every `Detokenizer`.
         self.pieces = PieceTable(backend, decoder_kind(backend), self.vocab_size, self.special_ids)
 
@@ -68,7 +77,13 @@ class Tokenizer:
         """
         backend = load_backend(path)
         bos_id, eos_ids = named_ids(path, backend)
-        return cls(backend, bos_id=bos_id, eos_ids=eos_ids)
+        try:
+            return cls(backend, bos_id=bos_id, eos_ids=eos_ids)
+        except BaseException as error:
+            if not panicked(error):
+                raise
+            file = str(path / "tokenizer.json")
+            raise ModelLoadError(f"not a tokenizer: {error}", file=file) from error
 
     @classmethod
     def byte_level(cls, *, add_bos: bool = True, eos_id: int = 257) -> Tokenizer:
@@ -80,10 +95,16 @@ class Tokenizer:
         return cls(byte_level_backend(add_bos=add_bos), bos_id=256, eos_ids=[eos_id])
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. Raises `InvalidRequest` for a lone surrogate, which is no text."""
+        """Token ids of `text`. Raises `InvalidRequest` for a lone surrogate, which is no text, and
+        for one that the tokenizer fails for."""
         check_text("prompt", text)
-        # Not `encode`: that one holds the GIL. One item stays on the calling thread.
-        batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        try:
+            # Not `encode`: that one holds the GIL. One item stays on the calling thread.
+            batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except BaseException as error:
+            if not panicked(error):
+                raise
+            raise InvalidRequest("prompt", text, f"the tokenizer fails for it: {error}") from error
         return batch[0].ids
 
     def encode_chat(self, text: str) -> list[int]:
@@ -93,7 +114,9 @@ class Tokenizer:
         if len(others) > MAX_COVERED:
             # Each is tokenised by itself, which takes its time.
             raise InvalidRequest(
-                "messages", f"{len(others)} spelled-out special tokens", f"at most {MAX_COVERED}"
+                "messages",
+                Size(f"{len(others)} spelled-out special tokens"),
+                f"at most {MAX_COVERED}",
             )
         return self._plain(first) + [token for piece in others for token in self._inner(piece)]
 
@@ -109,7 +132,7 @@ class Tokenizer:
 
         With `skip_special_tokens` it is exactly what a `Detokenizer` gives piece by piece.
         """
-        text = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        text = self.pieces.decode(list(ids), skip_special_tokens)
         if skip_special_tokens and self.pieces.kind.byte_fallback and "\ufffd" in text:
             # The library turns a whole run of bytes into U+FFFD when a later one is malformed;
             # a stream has shown the characters before it by then.
@@ -138,3 +161,14 @@ class Tokenizer:
         if anchored[: len(anchor)] == anchor:
             return anchored[len(anchor) :]
         return self._plain(text)
+
+
+def _normalised(normalizer: Any, text: str) -> str:
+    try:
+        normal: str = normalizer.normalize_str(text)
+    except BaseException as error:
+        if not panicked(error):
+            raise
+        # Nor can it be encoded.
+        return text
+    return normal

@@ -4,25 +4,28 @@ one."""
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.weights.blame import tensor_at_fault
+from asyncinfer.weights.blame import MOST_HEADER_BYTES, tensor_at_fault
+from asyncinfer.weights.file_reader import FileReader
 from asyncinfer.weights.folder import checkpoint_file, plain_name
 from asyncinfer.weights.json_file import read_json
 from asyncinfer.weights.shards import ShardReader
 
-__all__ = ["INDEX", "SINGLE", "Checkpoint", "StoredTensor", "read_index"]
+__all__ = ["INDEX", "SINGLE", "Checkpoint", "StoredTensor", "TensorFiles", "read_index"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_MOST_INDEX_BYTES = 256 << 20
+#: The largest models have some hundred thousand tensors, of a hundred bytes in here.
+_MOST_INDEX_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,20 @@ class StoredTensor:
     shape: tuple[int, ...]
     #: safetensors' name of the dtype, such as "BF16".
     dtype: str
+
+
+class TensorFiles(Protocol):
+    """Where the tensors of a model are read from."""
+
+    #: The folder or file that messages name.
+    folder: Path
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]: ...
+
+    @property
+    def reader(self) -> FileReader:
+        """Reads what `tensors` describes."""
 
 
 class Checkpoint:
@@ -87,6 +104,7 @@ class Checkpoint:
         path = checkpoint_file(self.folder, file)
         if path is None:
             raise ModelLoadError(f"shard is missing in {self.folder}", file=file)
+        self._check_header(path, file)
         try:
             shard = self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
             names = list(shard.keys())
@@ -102,6 +120,17 @@ class Checkpoint:
             self.tensors[name] = StoredTensor(file, tuple(view.get_shape()), view.get_dtype())
         self._shards[file] = shard
         self.reader.open(file, path)
+
+    def _check_header(self, path: Path, file: str) -> None:
+        """Refuse a header that would take minutes and gigabytes to read."""
+        try:
+            with open(path, "rb") as opened:
+                length = int.from_bytes(opened.read(8), "little")
+        except OSError as error:
+            raise ModelLoadError(f"cannot be read: {error}", file=file) from error
+        if length > MOST_HEADER_BYTES:
+            why = f"a header of {length} bytes, more than {MOST_HEADER_BYTES}"
+            raise ModelLoadError(f"cannot be read as safetensors: {why}", file=file)
 
     def _nothing_to_load(self) -> ModelLoadError:
         if not self.folder.is_dir():

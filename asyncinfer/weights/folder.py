@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from asyncinfer.errors import ModelLoadError
 
-__all__ = ["checkpoint_file", "plain_name"]
+__all__ = ["checkpoint_file", "following_links", "plain_name"]
+
+_follow: ContextVar[bool] = ContextVar("asyncinfer_follow_links", default=False)
+
+
+@contextmanager
+def following_links(follow: bool = True) -> Iterator[None]:
+    """Inside, `checkpoint_file` follows links out of a folder, to regular files only. For folders
+    whose maker is trusted: a link names any file that the process may read."""
+    token = _follow.set(follow)
+    try:
+        yield
+    finally:
+        _follow.reset(token)
 
 
 def plain_name(name: str) -> bool:
@@ -19,16 +35,18 @@ def plain_name(name: str) -> bool:
     )
 
 
-def checkpoint_file(folder: Path, name: str) -> Path | None:
-    """The regular file `name` in `folder`, or None where there is none.
+def checkpoint_file(folder: Path, name: str, within: str = "") -> Path | None:
+    """The regular file `name` in `folder` (or in its subfolder `within`), or None where there is
+    none.
 
     `ModelLoadError` for a name that leads out of the folder, by itself or through a symlink, and
     for what is no regular file (opening a FIFO would wait for ever, a device has side effects). The
-    hub cache's own symlinks, `snapshots/<commit>/<name>` to `blobs/<hash>`, are followed.
+    hub cache's own symlinks, `snapshots/<commit>/<name>` to `blobs/<hash>`, are followed, and all
+    inside of `following_links`.
     """
     if not plain_name(name):
         raise ModelLoadError("the name leads out of the checkpoint's folder", file=name)
-    path = folder / name
+    path = folder / within / name
     if not os.path.lexists(path):
         return None
     try:
@@ -36,8 +54,12 @@ def checkpoint_file(folder: Path, name: str) -> Path | None:
         mode = real.stat().st_mode
     except (OSError, RuntimeError) as error:
         raise ModelLoadError(f"cannot be opened: {error}", file=str(path)) from error
-    if not any(real.is_relative_to(root) for root in _roots(folder)):
-        raise ModelLoadError(f"is a link out of the checkpoint's folder, to {real}", file=str(path))
+    if not _follow.get() and not any(real.is_relative_to(root) for root in _roots(folder)):
+        raise ModelLoadError(
+            f"is a link out of the checkpoint's folder, to {real}; if you trust who made the "
+            "folder, follow_symlinks=True follows its links",
+            file=str(path),
+        )
     if not stat.S_ISREG(mode):
         raise ModelLoadError("is not a regular file", file=str(path))
     return path

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from asyncinfer.weights.checkpoint import Checkpoint
+from asyncinfer.weights.checkpoint import TensorFiles
 from asyncinfer.weights.memory import empty
 from asyncinfer.weights.packed import STORED, Packed
 from asyncinfer.weights.progress import LoadProgress, OnProgress
@@ -78,7 +78,7 @@ class WeightLoader:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: TensorFiles,
         table: Mapping[str, Packed],
         device: torch.device,
         dtype: torch.dtype,

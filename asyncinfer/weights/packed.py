@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.weights.checkpoint import Checkpoint
+from asyncinfer.weights.checkpoint import TensorFiles
 
 __all__ = ["STORED", "Packed", "Piece", "WeightSource", "check_weights"]
 
@@ -34,6 +34,8 @@ class Packed:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        if len(self.pieces) == 1:
+            return self.pieces[0].shape
         return (sum(piece.shape[0] for piece in self.pieces), *self.pieces[0].shape[1:])
 
 
@@ -42,7 +44,7 @@ WeightSource = Callable[[str], torch.Tensor]
 
 
 def check_weights(
-    checkpoint: Checkpoint,
+    checkpoint: TensorFiles,
     table: Mapping[str, Packed],
     ignored: Callable[[str], bool] = lambda name: False,
 ) -> None:

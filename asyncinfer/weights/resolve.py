@@ -1,14 +1,20 @@
-"""From what the user names, a folder or a hub id, to a folder with a checkpoint in it."""
+"""From what the user names, a path, a hub id or a named model, to a checkpoint on disk."""
 
 from __future__ import annotations
 
+import os
 import re
-from pathlib import Path
-from typing import Any
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
 
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.weights.checkpoint import INDEX, SINGLE, read_index
 from asyncinfer.weights.folder import checkpoint_file
+from asyncinfer.weights.gguf import find_gguf, is_gguf
+from asyncinfer.weights.hub import HubModel, Unreachable
+from asyncinfer.weights.hub_gguf import resolve_gguf
+from asyncinfer.weights.named import NAMED_MODELS
+from asyncinfer.weights.pull import pull
 
 __all__ = ["resolve", "resolve_config"]
 
@@ -17,6 +23,7 @@ _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 #: Everything an engine reads beside the weights. What is not here is never downloaded.
 _SMALL_FILES = (
     "added_tokens.json",
+    "additional_chat_templates/*.jinja",
     "chat_template.jinja",
     "chat_template.json",
     _CONFIG,
@@ -37,30 +44,50 @@ def resolve(
     endpoint: str | None = None,
     show_progress: bool = False,
 ) -> Path:
-    """The local folder of `model`: a folder as it is, or a hub id (`"org/name"`), downloaded into
-    the hub's cache with only the files an engine needs.
+    """The local checkpoint of `model`, a folder or a GGUF file: a path as it is; a hub id
+    (`"org/name"`), downloaded into the hub's cache with only the files an engine needs; a GGUF file
+    of the hub (`"org/name:file.gguf"`, or a part of its name that no other file there has, as
+    `"org/name:Q4_K_M"`); or one of `NAMED_MODELS`, fetched by `pull`.
 
-    `revision` is a branch, tag or commit of the hub; `offline` takes what the cache holds;
-    `show_progress` lets the hub's client draw its bars. Raises `ModelLoadError`.
+    `revision` is a branch, tag or commit of the hub; `offline` takes what the cache holds, as
+    `HF_HUB_OFFLINE` does; `show_progress` lets the hub's client draw its bars. A model that the
+    cache has whole is opened without the hub where that does not answer at once, or where the
+    revision is a commit. Raises `ModelLoadError`.
     """
     local = _local(model)
     if local is not None:
-        if not local.is_dir():
-            raise ModelLoadError("is a file; name the checkpoint's folder", file=str(model))
-        return local
-    hub_id = _hub_id(model)
-    client = _client(offline, cache_dir, endpoint, show_progress)
-    folder = _download(hub_id, revision, _SMALL_FILES, client)
-    # The weights come from the very commit the index came from, even if the branch moves on.
-    weights = [SINGLE]
-    if checkpoint_file(folder, INDEX) is not None:
-        weights = sorted(set(read_index(folder).values()))
-    folder = _download(hub_id, folder.name, weights, client)
-    for name in weights:
+        return _local_checkpoint(local)
+    if model in NAMED_MODELS and revision is None:
+        return pull(
+            NAMED_MODELS[str(model)],
+            offline=offline,
+            cache_dir=cache_dir,
+            endpoint=endpoint,
+            show_progress=show_progress,
+        )
+    hub_id, _, file = str(model).partition(":")
+    hub = HubModel(
+        _hub_id(model if isinstance(model, Path) else hub_id),
+        revision,
+        offline=offline,
+        cache_dir=cache_dir,
+        endpoint=endpoint,
+        show_progress=show_progress,
+    )
+    if file:
+        return resolve_gguf(hub, file)
+    cached = hub.cached()
+    if not hub.offline:
+        folder = _fetch(hub, cached if cached is not None and _is_whole(cached) else None)
+    elif cached is not None:
+        folder = cached
+    else:
+        raise hub.refused("it is not there")
+    for name in _weights(folder):
         # A cache may hold less than the hub does.
         if checkpoint_file(folder, name) is None:
-            where = "the hub's cache" if offline else "the hub, or its cache"
-            raise ModelLoadError(f"{where} does not have its {name}", file=hub_id)
+            where = "the hub's cache" if hub.offline else "the hub, or its cache"
+            raise ModelLoadError(f"{where} does not have its {name}", file=hub.model)
     return folder
 
 
@@ -78,12 +105,35 @@ def resolve_config(
     if folder is not None and folder.is_file():
         return folder
     if folder is None:
-        client = _client(offline, cache_dir, endpoint, show_progress=False)
-        folder = _download(_hub_id(model), revision, (_CONFIG,), client)
+        hub = HubModel(
+            _hub_id(model),
+            revision,
+            offline=offline,
+            cache_dir=cache_dir,
+            endpoint=endpoint,
+            show_progress=False,
+        )
+        folder = _config_folder(hub)
     found = checkpoint_file(folder, _CONFIG)
     if found is None:
         raise ModelLoadError("no such file", file=str(folder / _CONFIG))
     return found
+
+
+def _local_checkpoint(path: Path) -> Path:
+    """A folder, or a GGUF file: also the only one in a folder without a `config.json`."""
+    if path.is_file():
+        if not is_gguf(path):
+            raise ModelLoadError(
+                "is a file: name a .gguf, or a checkpoint's folder", file=str(path)
+            )
+        return path
+    if (path / _CONFIG).exists():
+        return path
+    found = [name for name in sorted(os.listdir(path)) if is_gguf(Path(name))]
+    name = find_gguf(found, "", str(path)) if found else None
+    file = None if name is None else checkpoint_file(path, name)
+    return file or path
 
 
 def _local(model: str | Path) -> Path | None:
@@ -100,44 +150,65 @@ def _local(model: str | Path) -> Path | None:
     raise ModelLoadError("is neither a folder nor a regular file", file=str(model))
 
 
+def _is_small(name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in _SMALL_FILES)
+
+
 def _hub_id(model: str | Path) -> str:
     if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
         raise ModelLoadError("no such folder, and no hub id either", file=str(model))
     return model
 
 
-def _client(
-    offline: bool, cache_dir: str | Path | None, endpoint: str | None, show_progress: bool
-) -> dict[str, Any]:
-    return {
-        "cache_dir": cache_dir,
-        "endpoint": endpoint,
-        "local_files_only": offline,
-        "tqdm_class": None if show_progress else _silent_bar(),
-    }
-
-
-def _download(
-    model: str, revision: str | None, files: list[str] | tuple[str, ...], client: dict[str, Any]
-) -> Path:
-    from huggingface_hub import snapshot_download
-
-    # Names with the wildcards of fnmatch would match other files.
-    patterns = [re.sub(r"([*?[])", r"[\1]", file) for file in files]
+def _fetch(hub: HubModel, whole: Path | None) -> Path:
+    """The folder of the revision, fetched unless `whole`, a folder of the cache that lacks nothing,
+    is as new as it can be known to be."""
+    if whole is not None and hub.is_commit:
+        return whole
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns, **client))
-    except Exception as error:  # The client's transport errors differ from version to version.
-        at = f" at revision {revision}" if revision else ""
-        raise ModelLoadError(f"cannot be had from the hub{at}: {error}", file=model) from error
+        commit, files = hub.listing(needed=whole is None)
+    except Unreachable as error:
+        if whole is None:
+            raise hub.refused(str(error)) from error
+        hub.done_without(error)
+        return whole
+    if whole is not None and whole.name == commit:
+        wanted = [PurePosixPath(name) for name in files if _is_small(name)]
+        if all(checkpoint_file(whole, it.name, str(it.parent)) is not None for it in wanted):
+            return whole
+    folder = hub.download(hub.revision, _SMALL_FILES)
+    # The weights come from the very commit the index came from, even if the branch moves on.
+    return hub.download(folder.name, _weights(folder))
 
 
-def _silent_bar() -> type[Any]:
-    """The hub's progress bar, which would write to the host's stderr, drawing nothing."""
-    import huggingface_hub.utils as hub
+def _config_folder(hub: HubModel) -> Path:
+    cached = hub.cached()
+    if hub.offline and cached is None:
+        raise hub.refused("it is not there")
+    if cached is not None and (hub.offline or hub.is_commit):
+        return cached
+    try:
+        hub.listing(needed=cached is None)
+    except Unreachable as error:
+        if cached is None:
+            raise hub.refused(str(error)) from error
+        hub.done_without(error)
+        return cached
+    return hub.download(hub.revision, (_CONFIG,))
 
-    bar: Any = hub.tqdm  # type: ignore[attr-defined]
 
-    def silent(self: Any, *args: Any, **options: Any) -> None:
-        bar.__init__(self, *args, **{**options, "disable": True})
+def _weights(folder: Path) -> list[str]:
+    """The files of the weights, as the folder's index says or as one."""
+    if checkpoint_file(folder, INDEX) is None:
+        return [SINGLE]
+    return sorted(set(read_index(folder).values()))
 
-    return type("SilentBar", (bar,), {"__init__": silent})
+
+def _is_whole(folder: Path) -> bool:
+    """Whether the folder of a cache holds all that no model is loaded without."""
+    try:
+        needed = (_CONFIG, "tokenizer.json", *_weights(folder))
+        return all(checkpoint_file(folder, name) is not None for name in needed)
+    except ModelLoadError:
+        # What is wrong with it may be mended by now.
+        return False

@@ -1,4 +1,4 @@
-"""`ShardReader`: bytes of shards, read by several threads."""
+"""`ShardReader`: where the tensors of safetensors files lie, and their bytes."""
 
 from __future__ import annotations
 
@@ -6,49 +6,29 @@ import json
 import os
 import stat
 import struct
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from io import FileIO
 from operator import index
 from pathlib import Path
-from typing import Any, Final
 
 from asyncinfer.errors import ModelLoadError
+from asyncinfer.weights.file_reader import FileReader
 from asyncinfer.weights.json_file import KeyTwice, unique_keys
 
 __all__ = ["ShardReader"]
 
-_MOST_THREADS: Final = 8
 
-
-class ShardReader:
-    """The files of a checkpoint. They are read, not mapped: a mapped file that is cut short kills
-    the process, a read one is an error; and what was mapped counts as memory of the process.
-
-    `read` may be called from any thread, until `close`.
-    """
+class ShardReader(FileReader):
+    """The safetensors files of a checkpoint."""
 
     def __init__(self) -> None:
-        self._files: dict[str, FileIO] = {}
+        super().__init__()
         #: For each file, where its tensors begin, and their bytes.
         self._spans: dict[str, dict[str, tuple[int, int]]] = {}
-        self._seeking = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
-
-    @property
-    def threads(self) -> int:
-        """How many `start` uses."""
-        usable = (
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        )
-        return min(_MOST_THREADS, usable or 1)
 
     def open(self, name: str, path: Path) -> None:
         """Add the file `name`, whose header was found sound. `ModelLoadError` if it is no more."""
         try:
-            self._files[name] = file = open(path, "rb", buffering=0)  # noqa: SIM115 - see `close`
-            self._spans[name] = _spans(file)
+            self._spans[name] = _spans(self.add(name, path))
         except KeyTwice as twice:
             # The library takes it where both say the same.
             raise ModelLoadError("occurs twice", file=name, tensor=twice.key) from None
@@ -63,42 +43,7 @@ class ShardReader:
             raise ModelLoadError(
                 "is not what it was when it was looked at", file=file, tensor=tensor
             )
-        done = 0
-        while done < len(target):
-            try:
-                count = self._read_at(file, start + offset + done, target[done:])
-            except OSError as error:
-                raise ModelLoadError(
-                    f"cannot be read: {error}", file=file, tensor=tensor
-                ) from error
-            if not count:
-                raise ModelLoadError(
-                    "the file ends within it: it was cut short since it was opened",
-                    file=file,
-                    tensor=tensor,
-                )
-            done += count
-
-    def start(self, function: Callable[..., None], *args: Any) -> Future[None]:
-        """Call `function` on one of the threads."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="asyncinfer-load")
-        return self._pool.submit(function, *args)
-
-    def close(self) -> None:
-        """End the threads and close the files."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-        for file in self._files.values():
-            file.close()
-
-    def _read_at(self, name: str, start: int, target: memoryview) -> int:
-        file = self._files[name]
-        if hasattr(os, "preadv"):
-            return os.preadv(file.fileno(), [target], start)
-        with self._seeking:
-            file.seek(start)
-            return file.readinto(target)
+        self.fill(file, tensor, start + offset, target)
 
 
 def _spans(file: FileIO) -> dict[str, tuple[int, int]]:

@@ -31,6 +31,7 @@ class AdaptiveP(SamplerPlugin):
     decay: float = 0.9
 
     changes_argmax: ClassVar[bool] = False
+    draws: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_real("target", self.target, 0.0, 1.0)

@@ -27,15 +27,17 @@ def registries(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("registries")
 def test_the_whole_command_has_its_figures() -> None:
     told: list[str] = []
-    options = PluginOptions(running=4, steps=5, rows=3, vocab_size=64, repeat=1)
+    own = [("dry", {"base": 2.0}), ("xtc", {})]
+    options = PluginOptions(running=4, steps=5, rows=3, vocab_size=64, repeat=1, sampler=own)
     result = measure_plugins(options, told.append)
     assert told
     figures = result.figures()
     names = [figure.name for figure in figures]
     shipped = [info for info in plugins.samplers.describe() if info.origin == "built in"]
-    assert len(names) == len(set(names)) == 2 + len(TWINS) + len(shipped) + 3
+    assert len(names) == len(set(names)) == 2 + len(TWINS) + len(shipped) + 3 + 1
     assert [figure.target for figure in figures].count(1.02) == 2
     assert [figure.target for figure in figures].count(1.3) == len(TWINS) + len(shipped)
+    assert "3 rows, your dry:base=2.0 xtc / temperature, top-k, top-p" in names
     ratio = result.samplers["min-p by a plugin"] / result.samplers["min-p"]
     assert ratio in [figure.value for figure in figures]
     assert result.observers["none"].tokens == 4 * 5

@@ -165,7 +165,7 @@ def test_it_writes_python(folder: Path) -> None:
 
 
 def test_the_script_trains_both_models(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error::UserWarning", "-m", "asyncinfer.builtin.train"]
+    command = [sys.executable, "-W", "error::UserWarning", "-m", "asyncinfer.builtin.training"]
     subprocess.run(
         [*command, "--tiny", "--output", tmp_path], check=True, capture_output=True, timeout=300
     )

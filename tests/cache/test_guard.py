@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 from asyncinfer.cache import LRU, GuardedPolicy
 from asyncinfer.errors import PluginError
 from asyncinfer.protocols import CachedBlock, EvictionPolicy
-from asyncinfer.testing.scenarios import simulate
+from asyncinfer.testing import CacheHarness
+from asyncinfer.testing.scenarios import simulate_scheduler
 
 
 class Answering(LRU):
@@ -48,9 +51,11 @@ BAD_ANSWERS: dict[str, Callable[[Sequence[int], int], Any]] = {
 }
 
 
-def evictable(policy: EvictionPolicy, faults: list[Exception]) -> GuardedPolicy:
+def evictable(
+    policy: EvictionPolicy, faults: list[Exception], clock: Callable[[], float] | None = None
+) -> GuardedPolicy:
     """Blocks 0 to 4, of which 2, 3 and 4 are evictable."""
-    guard = GuardedPolicy(policy, faults.append)
+    guard = GuardedPolicy(policy, faults.append, clock)
     for number in range(5):
         block = CachedBlock(number, parent=None, depth=0, tokens=1, scope="", key=bytes([number]))
         guard.published(block)
@@ -108,33 +113,62 @@ class Raising(LRU):
 def test_raising_at_any_call_changes_nothing() -> None:
     # fault 22: the n-th call raises, for every n; invariants and tokens are checked throughout.
     healthy = Raising(0)
-    simulate(8, 30, eviction=healthy)
+    simulate_scheduler(8, 30, eviction=healthy)
     calls = -healthy.calls_left
     assert calls > 200
     for n in range(1, calls + 1):
         policy = Raising(n)
-        simulate(8, 30, eviction=policy)
+        simulate_scheduler(8, 30, eviction=policy)
         assert policy.calls_left == 0, "it was called on after it raised"
 
 
 def test_a_lying_policy_never_harms_a_token() -> None:
     # fault 21, within whole lives of a scheduler.
     for seed, kind in enumerate(BAD_ANSWERS):
-        simulate(seed, eviction=Answering(BAD_ANSWERS[kind]))
+        simulate_scheduler(seed, eviction=Answering(BAD_ANSWERS[kind]))
 
 
 class Vandal(LRU):
     """Writes to what it may only read."""
 
+    def __init__(self, field: str) -> None:
+        super().__init__()
+        self.field = field
+
     def published(self, block: CachedBlock) -> None:
-        block.block, block.depth, block.children, block.parent = -5, -1, 10**6, 3
-        block.scope = "nobody's"
-        del block.uses, block.last_use, block.now
+        setattr(block, self.field, 0)
+
+
+class Remover(LRU):
+    """Takes away what it may only read."""
+
+    def published(self, block: CachedBlock) -> None:
+        del block.uses
+
+
+class Burglar(LRU):
+    """Writes past what keeps it from writing."""
+
+    def published(self, block: CachedBlock) -> None:
+        object.__setattr__(block, "block", -5)
+        object.__setattr__(block, "now", None)
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(CachedBlock)])
+def test_a_policy_that_writes_to_metadata_is_replaced(field: str) -> None:
+    faults: list[Exception] = []
+    guard = evictable(Vandal(field), faults)
+    assert guard.broken
+    assert guard.victims(3) == [2, 3, 4]
+    assert [block.block for block in guard.evictable.values()] == [2, 3, 4]
+    (fault,) = faults
+    assert f"cannot assign to field '{field}'" in str(fault)
+    assert "(test_guard.py:" in str(fault)
 
 
 def test_a_policy_that_writes_to_metadata_costs_nothing() -> None:
-    for seed in range(6):
-        simulate(seed, eviction=Vandal())
+    for seed, policy in enumerate((Vandal("block"), Vandal("children"), Remover(), Burglar())):
+        simulate_scheduler(seed, eviction=policy)
 
 
 def test_the_successor_keeps_the_order_of_release() -> None:
@@ -182,13 +216,12 @@ def test_a_slow_policy_is_replaced_and_reported_once(
     assert guard.broken
     assert policy.calls <= 2 * calls
     assert len(faults) == 1
-    assert f"Slow: {method}() took too long" in str(faults[0])
+    assert f"Slow: {method}() is too slow" in str(faults[0])
 
 
 def test_a_slow_call_now_and_then_is_forgiven() -> None:
     policy = Slow(0.9, "victims")
-    guard = evictable(policy, [])
-    guard._clock = lambda: policy.now
+    guard = evictable(policy, [], lambda: policy.now)
     block = guard.evictable[2]
     for _ in range(5):
         assert guard.victims(1)
@@ -201,12 +234,81 @@ def test_a_slow_call_now_and_then_is_forgiven() -> None:
     assert guard.broken
 
 
-def test_base_exceptions_pass() -> None:
-    class Interrupted(LRU):
-        def victims(self, count: int) -> Sequence[int]:
-            raise KeyboardInterrupt
+class Interrupted(LRU):
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
 
-    guard = evictable(Interrupted(), [])
+    def victims(self, count: int) -> Sequence[int]:
+        raise self.error
+
+
+def test_a_ctrl_c_of_the_user_passes() -> None:
+    guard = evictable(Interrupted(KeyboardInterrupt()), [])
     with pytest.raises(KeyboardInterrupt):
         guard.victims(1)
     assert not guard.broken
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), GeneratorExit(), asyncio.CancelledError()], ids=lambda e: repr(e)
+)
+def test_what_only_a_policy_can_have_raised_is_its_fault(error: BaseException) -> None:
+    # fault 22
+    faults: list[Exception] = []
+    guard = evictable(Interrupted(error), faults)
+    assert guard.victims(1) == [2]
+    assert guard.broken
+    (fault,) = faults
+    assert fault.__cause__ is error
+
+
+class Measured(LRU):
+    """Asks for its capacity."""
+
+    def __init__(self, problem: Exception | None = None) -> None:
+        super().__init__()
+        self.told: list[object] = []
+        self.problem = problem
+
+    def opened(self, capacity_blocks: int) -> None:
+        self.told.append(capacity_blocks)
+        if self.problem is not None:
+            raise self.problem
+
+    def published(self, block: CachedBlock) -> None:
+        self.told.append(block)
+
+
+def test_a_policy_is_told_its_capacity_before_any_block() -> None:
+    policy = Measured()
+    harness = CacheHarness(9, policy, block_size=1)
+    harness.serve(harness.request([1, 2, 3]), 0.0)
+    assert policy.told[0] == 9
+    assert len(policy.told) == 4
+    # Those that do not ask are not told.
+    assert CacheHarness(9, LRU(), block_size=1).cache.guard.policy
+
+
+def test_one_that_fails_of_it_is_replaced_before_any_block() -> None:
+    faults: list[Exception] = []
+    policy = Measured(OSError("too large"))
+    harness = CacheHarness(9, policy, block_size=1, on_fault=faults.append)
+    harness.serve(harness.request([1, 2, 3]), 0.0)
+    (fault,) = faults
+    assert "Measured: opened() raised" in str(fault)
+    assert "LRU takes over" in str(fault)
+    assert policy.told == [9]
+
+
+def test_a_second_to_get_ready() -> None:
+    now = [0.0]
+
+    class Slow(LRU):
+        def opened(self, capacity_blocks: int) -> None:
+            now[0] += capacity_blocks / 1000
+
+    for blocks, broken in ((900, False), (2_500, True)):
+        guard = GuardedPolicy(Slow(), lambda fault: None, lambda: now[0])
+        guard.opened(blocks)
+        assert guard.broken is broken

@@ -77,7 +77,26 @@ def test_bad_options_show_at_the_first_question(chat: Chat) -> None:
 
 
 def test_commands(chat: Chat, asked: list[Any]) -> None:
-    _, out, err = chat("/help\n/nonsense\n")
-    assert "Ctrl-C" in out
+    _, out, err = chat("/help\n/?\n/nonsense\n")
+    assert out.count("Ctrl-C") == 2
     assert "/nonsense" in err
     assert asked == []
+
+
+@pytest.mark.parametrize("command", ["/bye", "/exit", "/quit", "exit", "quit", "/exit  "])
+def test_commands_that_leave(chat: Chat, asked: list[Any], command: str) -> None:
+    assert chat(f"{command}\nhello\n") == (0, "", "")
+    assert asked == []
+
+
+@pytest.mark.parametrize("command", ["/clear", "/reset"])
+def test_commands_that_forget(chat: Chat, asked: list[Any], command: str) -> None:
+    chat(f"one\n{command}\ntwo\n")
+    assert asked[1][0] == [{"role": "user", "content": "two"}]
+
+
+@pytest.mark.parametrize("line", [" /exit", " exit", "exit the loop how?", "/etc"])
+def test_what_only_looks_like_a_command(chat: Chat, asked: list[Any], line: str) -> None:
+    _, _, err = chat(f"{line}\n")
+    assert [messages[-1]["content"] for messages, _ in asked] == ([line] if not err else [])
+    assert bool(err) == line.startswith("/")

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 import asyncinfer
 from asyncinfer.cli import main
-from asyncinfer.cli.app import COMMANDS
+from asyncinfer.cli.app import COMMANDS, one_line
 from asyncinfer.cli.app import asyncinfer as group
 from asyncinfer.cli.options import byte_size
 
@@ -181,18 +181,56 @@ def test_output_that_has_no_room_is_one_line(run: Run, monkeypatch: pytest.Monke
         assert (code, err) == (1, "Error: [Errno 28] No space left on device\n")
 
 
-@pytest.mark.parametrize("closed", ["stdin", "stdout", "stderr"])
+@pytest.mark.parametrize("closed", ["stdin", "stderr"])
 def test_a_closed_stream_is_an_empty_one(
     run: Run, monkeypatch: pytest.MonkeyPatch, closed: str
 ) -> None:
     monkeypatch.setattr(sys, closed, None)
     code, out, err = run("generate", "-" if closed == "stdin" else "hello", "--max-tokens", "4")
     assert err == ""
-    assert (code, bool(out)) == (0, closed != "stdout")
+    assert code == 0
+    assert out
     getattr(sys, closed).close()
+
+
+def test_a_closed_stdout_is_an_error_before_anything_is_done() -> None:
+    program = [sys.executable, str(Path(__file__).with_name("talking.py")), "talk"]
+    for command in ("generate hello --max-tokens 4", "chat --max-tokens 4", "plugins"):
+        done = subprocess.run(
+            f"echo hello | {subprocess.list2cmdline(program)} {command} >&-",
+            shell=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert done.stderr == "Error: stdout is closed, there is nowhere to write to\n"
+
+
+def test_a_conversation_that_nobody_reads_any_more() -> None:
+    program = [sys.executable, str(Path(__file__).with_name("talking.py")), "talk"]
+    line = f"{subprocess.list2cmdline(program)} chat --max-tokens 3000"
+    done = subprocess.run(
+        ["bash", "-c", f"yes hello | {line} | head -c 10; echo ${{PIPESTATUS[1]}} >&2"],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    # What was read of it may end within a character: random text is cut after ten bytes.
+    assert done.stderr == b"1\n"
 
 
 def test_a_prompt_that_the_locale_could_not_decode(run: Run) -> None:
     """As Python hands over bytes of an argument that its locale does not know."""
     line = ("-t", "0", "--max-tokens", "4")
     assert run("generate", "h\udcc3\udca9", *line) == run("generate", "hé", *line)
+
+
+def test_a_cause_of_several_lines_is_said_once() -> None:
+    cause = TimeoutError("a step ran longer than 3 s:\n  File x\n    y()")
+    error = RuntimeError(f"the decode loop ended: {cause}")
+    error.__cause__ = cause
+    assert one_line(error).count("longer than 3 s") == 1
+    error.__cause__ = OSError("no\nroom")
+    assert one_line(error).endswith("(caused by OSError: no room)")

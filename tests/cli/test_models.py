@@ -9,6 +9,7 @@ import pytest
 
 from asyncinfer.builtin import DRAFT_PATH
 from asyncinfer.cli import main
+from asyncinfer.models import NAMED_MODELS
 from asyncinfer.plugins import models
 
 Capture = pytest.CaptureFixture[str]
@@ -21,13 +22,19 @@ def run(*args: str) -> int:
     return done.value.code
 
 
-def test_every_family_is_listed(capsys: Capture) -> None:
+def test_every_name_and_family_is_listed(capsys: Capture) -> None:
     assert run() == 0
-    lines = capsys.readouterr().out.splitlines()
+    named, _, rest = capsys.readouterr().out.partition("\n\nArchitectures:\n")
+    for model in NAMED_MODELS.values():
+        for part in (f"{model.name}  {model.about}", model.licence, model.sha256):
+            assert part in named
+    lines = rest.splitlines()
     assert [line.split()[0] for line in lines] == list(models.names())
     assert all(line.endswith("[built in]") for line in lines)
     assert run("--json") == 0
-    rows = json.loads(capsys.readouterr().out)
+    found = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in found["models"]] == list(NAMED_MODELS)
+    rows = found["architectures"]
     assert [row["architecture"] for row in rows] == list(models.names())
     assert all(row["summary"] and row["problem"] is None for row in rows)
 

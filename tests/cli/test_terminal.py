@@ -31,11 +31,24 @@ def test_ctrl_c_at_the_prompt_forgets_the_line() -> None:
         terminal.type("/lost\n")
         terminal.until("Unknown command /lost")
         terminal.type("/help\n")
-        terminal.until("Ctrl-D    leave")
+        terminal.until("whatever follows.")
         # Only a program that reads its prompt sees a Ctrl-D.
         terminal.until("\n> ")
         terminal.type(CTRL_D)
         assert terminal.end() == 0
+
+
+def test_ctrl_c_at_an_empty_prompt_leaves() -> None:
+    for said in ("", "hello\n"):
+        with talking("talk", "chat", "--max-tokens", "5", "-t", "0") as terminal:
+            terminal.until("\n> ")
+            if said:
+                # The line before does not count as typed.
+                terminal.type(said)
+                terminal.until("\n> ")
+            terminal.insist(CTRL_C, "\n")
+            assert terminal.end() == 0
+            assert "Traceback" not in terminal.screen
 
 
 def test_ctrl_c_ends_generate() -> None:

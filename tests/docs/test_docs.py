@@ -28,6 +28,9 @@ from pathlib import Path
 
 import pytest
 
+from asyncinfer.models import NAMED_MODELS, pulled
+
+SMOLLM2 = NAMED_MODELS["smollm2"]
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 #: Seconds: enough for any of them on a busy machine, an end to one that hangs.
@@ -131,6 +134,8 @@ def logger() -> Iterator[logging.Logger]:
 @pytest.mark.usefixtures("logger")
 @pytest.mark.parametrize("script", scripts(FOUND), ids=lambda script: str(script[0]))
 def test_python_block(script: list[Block], monkeypatch: pytest.MonkeyPatch) -> None:
+    if any('"smollm2"' in block.code for block in script) and pulled(SMOLLM2) is None:
+        pytest.skip("needs the model: asyncinfer pull smollm2")
     monkeypatch.chdir(ROOT)
     before = set(threading.enumerate())
     run(script)

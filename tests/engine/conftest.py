@@ -37,7 +37,7 @@ def open_engine(gate: StepGate) -> OpenEngine:
         assert stats.running == stats.waiting == stats.paused == 0
         assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
         assert engine._admission.held == 0
-        assert not engine._core.jobs.live  # type: ignore[union-attr]
+        assert not engine._frontend.core.jobs.live  # type: ignore[union-attr]
 
     return opened
 

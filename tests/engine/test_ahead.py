@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fakes.fake_device import FakeDevice
 
 from asyncinfer.builtin import DRAFT_PATH
 from asyncinfer.config import EngineConfig
@@ -15,7 +16,6 @@ from asyncinfer.engine.assemble import Checkpoint
 from asyncinfer.engine.source import Loaded, Progress
 from asyncinfer.runner import ModelRunner
 from asyncinfer.testing import InlineEngine
-from asyncinfer.testing.fake_device import FakeDevice
 from asyncinfer.testing.invariants import check_drained, check_invariants
 
 PROMPTS = [

@@ -59,7 +59,9 @@ def answers(its: InlineEngine, requests: list[dict[str, Any]]) -> list[Answer]:
         outcome = stream.job.mailbox.outcome
         assert outcome is not None
         scores = tuple(its for chunk in stream.chunks for its in chunk.logprobs)
-        found.append((tuple(stream.token_ids()), scores, stream.job.prompt_logprobs))
+        prompt = stream.job.prompt_logprobs
+        prompt_scores = None if prompt is None else [entry for part in prompt for entry in part]
+        found.append((tuple(stream.token_ids()), scores, prompt_scores))
     return found
 
 

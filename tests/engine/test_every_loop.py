@@ -100,7 +100,7 @@ async def test_chunks_never_hold_half_a_character(open_engine: OpenEngine) -> No
                 # What is shown never changes later; the end alone may still be a half.
                 assert whole.startswith(shown)
                 assert len(whole) - len(shown) <= 3
-            tokenizer = engine._core.loaded.tokenizer  # type: ignore[union-attr]
+            tokenizer = engine._frontend.core.loaded.tokenizer  # type: ignore[union-attr]
             assert shown == Detokenizer(tokenizer).decode(ids)
 
 

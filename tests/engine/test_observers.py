@@ -12,8 +12,17 @@ import anyio
 import pytest
 from support import OpenEngine, Until, oracle
 
-from asyncinfer import Engine, EngineConfig, EngineDead, EngineStats, PluginError, RequestFailed
+from asyncinfer import (
+    Engine,
+    EngineConfig,
+    EngineDead,
+    EngineStats,
+    ModelLoadError,
+    PluginError,
+    RequestFailed,
+)
 from asyncinfer.plugins import observers
+from asyncinfer.plugins.supervision import Limits
 from asyncinfer.protocols import (
     EngineEnded,
     EngineOpened,
@@ -151,8 +160,8 @@ async def test_it_is_told_on_a_thread_of_its_own(open_engine: OpenEngine) -> Non
 async def test_without_observers_nothing_is_there(open_engine: OpenEngine) -> None:
     async with open_engine() as engine:
         await engine.generate("hello", max_tokens=3)
-        assert engine._core is not None
-        assert engine._core.watch is None
+        assert engine._frontend.core is not None
+        assert engine._frontend.core.watch is None
         assert "asyncinfer-observer" not in {thread.name for thread in threading.enumerate()}
 
 
@@ -291,7 +300,7 @@ async def test_one_that_always_raises_is_called_no_more(
     assert raiser.closed == 1
     first, second = faults()
     assert "disk full at 0" in first["error"]
-    assert "is not called any more: observe() raised 3 times in a row" in second["error"]
+    assert "observe() raised 3 times in a row; it is not called any more" in second["error"]
 
 
 async def test_one_that_leaves_the_interpreter_does_not(
@@ -342,13 +351,16 @@ async def test_one_that_hangs_holds_nobody_up(
 async def test_one_that_is_too_slow_for_the_decode_thread(
     open_engine: OpenEngine, faults: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncinfer.telemetry.guarded_observer.ALLOWED", -0.6)
+    monkeypatch.setattr(
+        "asyncinfer.telemetry.observers.DECODE_THREAD", Limits(seconds=-0.6, debt=1.0)
+    )
     slow = DecodeRecorder()
     async with open_engine(observers=[slow]) as engine:
         await engine.generate("hello", max_tokens=4)
     assert len(slow.events) == 2
     (fault,) = faults()
-    assert "too slow for the decode thread" in fault["error"]
+    assert "observe() is too slow" in fault["error"]
+    assert "it is not called any more" in fault["error"]
 
 
 async def test_death_is_told() -> None:
@@ -374,6 +386,7 @@ async def test_a_hang_is_told(until: Until) -> None:
         await engine.generate("x")
     await until(lambda: recorder.closed)
     gate.open()
+    await until(lambda: not engine._thread.alive)  # type: ignore[union-attr]
     await engine.aclose()
     (ended,) = recorder.of(RequestEnded)
     assert ended.outcome == "closed"
@@ -453,6 +466,15 @@ async def test_a_wrong_one_is_named_and_the_others_are_closed(wrong: Any, says: 
     assert recorder.closed == 1
     assert [its.closed for its in Named.made] == [1]
     assert "asyncinfer-observer" not in {thread.name for thread in threading.enumerate()}
+
+
+async def test_they_are_closed_where_the_model_cannot_be_loaded() -> None:
+    recorder = Recorder()
+    with pytest.raises(ModelLoadError):
+        await Engine.open(
+            FakeModel(load_error=ModelLoadError("no such file")), observers=[recorder]
+        )
+    assert (recorder.events, recorder.closed) == ([], 1)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from asyncinfer.engine.loops import current_port
+from asyncinfer.engine.loops import AsyncioPort, current_port
 from asyncinfer.engine.mailbox import Content, Mailbox, Outcome
 from asyncinfer.engine.ports import BURST, Cell, Latch, Port
 
@@ -158,6 +159,20 @@ def test_the_end_is_known_where_the_loop_is_gone() -> None:
     assert mailbox.port.closed
     assert mailbox.outcome == Outcome(None)
     assert not waiter.done()
+
+
+def test_a_loop_that_takes_no_calls_is_one_that_is_gone() -> None:
+    class Refusing(asyncio.SelectorEventLoop):
+        def call_soon_threadsafe(self, *args: Any, **options: Any) -> Any:
+            raise OSError("no more calls")
+
+    loop = Refusing()
+    try:
+        port = AsyncioPort(loop)
+        port.post(print)
+        assert port.closed
+    finally:
+        loop.close()
 
 
 async def test_an_interrupt_in_the_middle_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,8 +66,8 @@ async def engine() -> AsyncIterator[Engine]:
 
 
 def encode(engine: Engine, text: str) -> list[int]:
-    assert engine._core is not None
-    return engine._core.loaded.tokenizer.encode(text)
+    assert engine._frontend.core is not None
+    return engine._frontend.core.loaded.tokenizer.encode(text)
 
 
 async def answers(engine: Engine, prompts: list[list[int]], **options: Any) -> list[list[int]]:

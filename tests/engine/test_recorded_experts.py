@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes.fake_device import FakeDevice, HiddenSyncError
 from models.families import config_of
 
 from asyncinfer.config import EngineConfig
@@ -16,7 +17,6 @@ from asyncinfer.models import feed_forward, parse_config
 from asyncinfer.quantization.grouped import DenseGrouped
 from asyncinfer.runner import ModelRunner
 from asyncinfer.testing import InlineEngine, RandomModel
-from asyncinfer.testing.fake_device import FakeDevice, HiddenSyncError
 
 PROMPTS = ["def add(a, b):", "x", "import os\n\n\nclass Reader:"]
 

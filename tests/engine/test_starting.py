@@ -11,7 +11,7 @@ import anyio
 import pytest
 from support import OpenEngine, Until
 
-from asyncinfer import Engine, EngineClosed, EngineDead
+from asyncinfer import DeadlineExceeded, Engine, EngineClosed, EngineDead, InvalidRequest
 from asyncinfer.engine.core import Command, Core
 from asyncinfer.engine.intake import Intake
 from asyncinfer.testing import FakeModel
@@ -114,11 +114,9 @@ async def test_no_worker_is_started_once_the_engine_is_closed(
 ) -> None:
     """Another thread closes the engine between a request's check and its prompt."""
     async with open_engine() as engine:
-        intake = engine._intake
-        assert intake is not None
         preparing().set()
         before = len(_workers())
-        intake.close()
+        engine._frontend.dismiss()
         with pytest.raises(EngineClosed):
             await engine.generate(LONG_PROMPT, max_tokens=1)
         assert len(_workers()) == before
@@ -161,3 +159,23 @@ async def test_what_takes_long_is_prepared_off_the_loop(
     async with open_engine() as engine:
         await engine.generate(prompt, max_tokens=1, **options)
     assert (threads == [threading.current_thread()]) == inline
+
+
+async def test_a_prompt_that_is_bad_after_its_deadline_has_a_line_in_the_log(
+    open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is counted as failed, so it is told of as such."""
+    told = threading.Event()
+
+    def late(*_: Any) -> None:
+        assert told.wait(30)
+        raise InvalidRequest("prompt", "x", "is bad")
+
+    monkeypatch.setattr(Intake, "prepare", late)
+    with caplog.at_level("WARNING", "asyncinfer"):
+        async with open_engine() as engine:
+            with pytest.raises(DeadlineExceeded):
+                await engine.generate(LONG_PROMPT, deadline=0.01)
+            told.set()
+        assert engine.stats().failed == 1
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["request_failed"]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from transformers.activations import ACT2FN
 
-from asyncinfer.layers import ACTIVATIONS, MLP, activation
+from asyncinfer.layers import ACTIVATIONS, MLP, activation, learned
 from asyncinfer.quantization import make_linear
 
 
@@ -27,7 +27,15 @@ def test_tiles_change_nothing() -> None:
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_are_those_of_transformers(name: str) -> None:
     theirs = ACT2FN[name]
+    with_weights = learned(name)
+    names = () if with_weights is None else (weight for weight, _ in with_weights.weights)
+    weights = [getattr(theirs, weight.rpartition(".")[2]).detach().float() for weight in names]
+    theirs = theirs.float() if weights else theirs
     x = torch.randn(7, 24, generator=torch.Generator().manual_seed(1)) * 3
-    torch.testing.assert_close(activation(name, gated=False)(x), theirs(x), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        activation(name, gated=False, weights=weights)(x), theirs(x), rtol=1e-5, atol=1e-6
+    )
     gated = theirs(x[:, :12]) * x[:, 12:]
-    torch.testing.assert_close(activation(name, gated=True)(x), gated, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        activation(name, gated=True, weights=weights)(x), gated, rtol=1e-5, atol=1e-6
+    )

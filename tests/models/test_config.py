@@ -45,6 +45,10 @@ def test_null_is_left_out() -> None:
     )
 
 
+def test_a_key_that_nobody_reads_is_ignored() -> None:
+    assert parse_config(changed(qk_layernorm=True, nobody_reads_this=3)) == parse_config(GOOD)
+
+
 def test_what_is_given() -> None:
     config = parse_config(
         changed(head_dim=80, torch_dtype="torch.float16", bos_token_id=3, eos_token_id=[1, 2])

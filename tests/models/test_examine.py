@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from models.families import CASES, random_model
+from models.gguf_files import write_gguf
 from safetensors.torch import load_file, save_file
 
 from asyncinfer.builtin import MODEL_PATH
@@ -108,3 +109,17 @@ def test_a_config_alone(llama: Path) -> None:
     change(llama, architectures=["OddForCausalLM"])
     (problem,) = examine(path).problems
     assert "none of these is known" in problem
+
+
+def test_a_gguf_file(tmp_path: Path) -> None:
+    path = write_gguf(random_model("qwen2", "plain"), tmp_path / "model.gguf")
+    found = examine(path)
+    assert (found.architectures, found.problems) == (("Qwen2ForCausalLM",), ())
+    assert found.config is not None
+    assert found.config.num_layers == 2
+    broken = write_gguf(
+        random_model("qwen2", "plain"), tmp_path / "broken.gguf", **{"qwen2.block_count": 3}
+    )
+    assert examine(broken).problems == (
+        f"file {broken}, tensor blk.2.attn_norm.weight: missing in the checkpoint",
+    )

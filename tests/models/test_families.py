@@ -116,12 +116,16 @@ def test_every_difference_shows(pair: tuple[PreTrainedModel, Decoder], tmp_path:
     others = {rule: plain[rule] for rule in RULES if getattr(ours, rule) != plain[rule]}
     if not all(layer.experts for layer in ours.layers):
         del others["layers"]
+    if ours.latent is not None:
+        # None stands for the scale that it states, unless YaRN multiplies it.
+        del others["attention_scale"]
     changed = [replace(ours, **{rule: value}) for rule, value in others.items()]
     if ours.experts is not None:
         changed += [replace(ours, experts=other) for other in other_experts(ours.experts)]
     if ours.latent is not None:
         other = replace(ours.latent, interleaved=not ours.latent.interleaved)
         changed.append(replace(ours, latent=other))
+        changed.append(replace(ours, attention_scale=2 * ours.query_scale))
     if ours.norm == "rms-plus-one":
         changed.append(replace(ours, norm="rms"))
     if ours.block == "parallel":

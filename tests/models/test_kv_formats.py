@@ -10,6 +10,7 @@ import anyio
 import pytest
 import torch
 from attention.rounding import rounded
+from fakes.fake_device import FakeDevice
 from models.checkpoints import Sequences
 from models.families import random_model
 from models.rounded_cache import NEAR, rounded_logits
@@ -21,7 +22,6 @@ from asyncinfer.attention import KVCache, kv_format
 from asyncinfer.attention.plain import PlainKV
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.models import load_model, read_config
-from asyncinfer.testing.fake_device import FakeDevice
 
 VOCABULARY = 4096
 SHARED = 64

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from attention.rounding import poison
+from fakes.fake_device import FakeDevice
 from models.checkpoints import expected
 from models.families import random_model
 from transformers import PreTrainedModel
@@ -24,7 +25,6 @@ from asyncinfer.params import SamplingParams
 from asyncinfer.quantization.grouped import DenseGrouped
 from asyncinfer.runner import ModelRunner, plan_memory
 from asyncinfer.scheduler import FCFS, Request, Scheduler
-from asyncinfer.testing.fake_device import FakeDevice
 from asyncinfer.testing.invariants import check_drained, check_invariants
 
 FAMILIES = {

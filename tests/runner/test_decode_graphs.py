@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from fakes.fake_device import FakeDevice
 
 from asyncinfer.runner.accelerator import Graph
 from asyncinfer.runner.decode_graphs import DecodeGraphs, batch_sizes
 from asyncinfer.sampling import Draws
-from asyncinfer.testing.fake_device import FakeDevice
 
 GREEDY, LOGITS = Draws.GREEDY, Draws.LOGITS
 

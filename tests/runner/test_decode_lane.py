@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from fakes.fake_device import FakeDevice
 from runner.churn import churn
+from support import columns
 
 from asyncinfer.runner.decode_lane import DecodeLane
-from asyncinfer.testing.fake_device import FakeDevice
 
 PROMPTS = {
     0: [5, 17, 3, 44, 9, 9, 21, 30, 2, 50, 11],
@@ -139,8 +140,9 @@ def test_steps_in_flight(
     for a, b in zip(plain, recorded, strict=True):
         assert a.logprobs.keys() == b.logprobs.keys()
         for row, scores in a.logprobs.items():
-            assert scores.token_ids == b.logprobs[row].token_ids
-            assert scores.logprobs == pytest.approx(b.logprobs[row].logprobs, abs=1e-5)
+            its, others = columns(scores), columns(b.logprobs[row])
+            assert its.token_ids == others.token_ids
+            assert its.logprobs == pytest.approx(others.logprobs, abs=1e-5)
 
 
 def test_more_steps_in_flight_than_there_is_room_for(lane_hand: Any) -> None:

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from fakes.fake_device import FakeDevice
+from fakes.fake_graph import ReplayError
+from fakes.fake_order import FakeEvent, StreamOrderError
 from runner.churn import churn
 
 from asyncinfer.runner.decode_lane import DecodeLane
 from asyncinfer.runner.downloads import Berth, Berths
 from asyncinfer.runner.slot_state import SlotState
 from asyncinfer.sampling import TokenHistory
-from asyncinfer.testing.fake_device import FakeDevice
-from asyncinfer.testing.fake_graph import ReplayError
-from asyncinfer.testing.fake_order import FakeEvent, StreamOrderError
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

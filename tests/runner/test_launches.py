@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes.fake_device import FakeDevice
 from kernels.compiled import recorded
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,7 +22,6 @@ from asyncinfer.runner.slot_state import SlotState
 from asyncinfer.sampling import OPTION_WORDS, Draws, TokenHistory
 from asyncinfer.sampling import recorded as recorded_sampler
 from asyncinfer.scheduler.plan import RunnerSpec
-from asyncinfer.testing.fake_device import FakeDevice
 
 LAYERS, ROWS = 3, 128
 CONFIG = ModelConfig(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import columns
 
 from asyncinfer.errors import RequestFailed
 
@@ -181,7 +182,7 @@ def test_logprobs_of_the_rows_that_ask(hand: Any, whole: Any) -> None:
     result = hand.step()
     assert result.logprobs.keys() == {0, 2}
     exact = whole(PROMPT).double().log_softmax(dim=-1)
-    its = result.logprobs[0]
+    its = columns(result.logprobs[0])
     assert its.token_ids == [6, 6]
     assert its.logprobs == pytest.approx(exact[-2:, 6].tolist(), abs=1e-4)
     for row, top in zip(exact[-2:], its.top, strict=True):
@@ -189,7 +190,7 @@ def test_logprobs_of_the_rows_that_ask(hand: Any, whole: Any) -> None:
         assert [token for token, _ in top] == best.indices.tolist()
         assert [value for _, value in top] == pytest.approx(best.values.tolist(), abs=1e-4)
         assert its.ranks[0] == int((exact[-2] > exact[-2, 6]).sum()) + 1
-    drawn = result.logprobs[2]
+    drawn = columns(result.logprobs[2])
     assert drawn.token_ids == result.tokens[-1:]
     exact = whole([*OTHER, 4])[-1].double().log_softmax(dim=-1)
     assert drawn.logprobs == pytest.approx([exact[drawn.token_ids[0]].item()], abs=1e-4)
@@ -210,7 +211,7 @@ def test_prompt_logprobs_equal_the_whole_forward_pass(
         hand.row(3, 3 + i, 1)
         hand.row(0, start, count, samples=int(start + count == len(PROMPT)))
         hand.plan.prompt_logprobs[1] = 2
-        its = hand.step().prompt_logprobs[1]
+        its = columns(hand.step().prompt_logprobs[1])
         token_ids += its.token_ids
         logprobs += its.logprobs
         ranks += its.ranks
@@ -241,7 +242,7 @@ def test_prompt_logprobs_stop_at_the_prompt_and_come_in_slices(
     hand.join(0, known, prompt_len=600, prompt_logprobs=0)
     hand.row(0, 0, 602)
     hand.plan.prompt_logprobs[0] = 0
-    its = hand.step().prompt_logprobs[0]
+    its = columns(hand.step().prompt_logprobs[0])
     assert its.token_ids == prompt[1:]
     assert asked == [1, 256, 256, 87]
     exact = whole(prompt).double().log_softmax(dim=-1)
@@ -264,7 +265,7 @@ def test_tokens_beyond_the_tokenizers_are_never_drawn(  # fault 46
     hand.row(0, 0, len(PROMPT))
     result = hand.step()
     assert result.tokens[0] < 55
-    its = result.logprobs[0]
+    its = columns(result.logprobs[0])
     assert len(its.top[0]) == 55
     assert sum(math.exp(value) for _, value in its.top[0]) == pytest.approx(1.0, abs=1e-4)
 

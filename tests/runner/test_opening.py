@@ -13,7 +13,7 @@ import torch
 from asyncinfer.attention import KVCache, kv_format
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.config import EngineConfig
-from asyncinfer.errors import ModelLoadError
+from asyncinfer.errors import InvalidRequest, ModelLoadError
 from asyncinfer.models import Decoder, LayerConfig, ModelConfig
 from asyncinfer.runner import open_runner, plan_memory, runner_of
 from asyncinfer.runner.device import (
@@ -23,6 +23,7 @@ from asyncinfer.runner.device import (
     use_cpu_threads,
 )
 from asyncinfer.runner.memory import activation_bytes, graph_bytes, graph_hold
+from asyncinfer.scheduler import check_fits
 from asyncinfer.weights import is_out_of_memory
 
 CPU = torch.device("cpu")
@@ -97,6 +98,26 @@ def test_a_context_nobody_asked_for_shrinks_to_the_cache(decoder: Decoder) -> No
     assert planned(decoder, kv_bytes=5 * one, max_context=80).max_context == 80
 
 
+def test_a_prompt_that_is_too_long_is_told_what_bounds_the_context(decoder: Decoder) -> None:
+    for options, bound in (
+        ({"kv_bytes": 2 * block_bytes(decoder)}, rf"kv_bytes={2 * block_bytes(decoder)} holds no"),
+        ({"max_context": 32}, "max_context=32"),
+    ):
+        spec = planned(decoder, **options)
+        with pytest.raises(InvalidRequest, match=f"at most 31 fit the context of 32 .*{bound}"):
+            check_fits(spec, 40, None)
+    whole = planned(decoder)
+    with pytest.raises(InvalidRequest, match="the model's"):
+        check_fits(whole, whole.max_context, None)
+
+
+def test_a_cache_of_one_token_serves_nothing(decoder: Decoder) -> None:
+    one = block_bytes(decoder, 1)
+    assert planned(decoder, kv_bytes=2 * one, block_size=1).max_context == 2
+    with pytest.raises(ModelLoadError, match=rf"a context of 1 tokens \(kv_bytes={one} holds no"):
+        planned(decoder, kv_bytes=one, block_size=1)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -126,7 +147,8 @@ def test_a_gpu_gives_its_share_of_what_is_free_beside_the_steps(
     # Logits and the sampler's work on them are the most of it here.
     assert working > 2048 * 60 * 4 * 6
     recorded = graph_bytes(config, decoder.config, torch.float32)
-    assert (recorded == 0) == (graphs == "off")
+    tokens = 4 * (config.max_running + 1) * (decoder.config.max_context + 1)
+    assert (recorded == tokens) == (graphs == "off")
     working += recorded
 
     def plan(free: int) -> Any:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from fakes.fake_device import FakeDevice
+from fakes.fake_order import StreamOrderError
 
 from asyncinfer.runner.slot_state import SlotState, Staging
-from asyncinfer.testing.fake_device import FakeDevice
-from asyncinfer.testing.fake_order import StreamOrderError
 
 SLOTS, WIDTH, ROWS, OPTIONS = 5, 7, 4, 6
 

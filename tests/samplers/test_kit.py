@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from threading import Event
 from typing import Any, ClassVar
 
 import pytest
@@ -132,6 +133,12 @@ class StateWithoutSlots(Steady):
         return (self.drawn.sum(),)
 
 
+class Draws(Steady):
+    def sample(self, step: SamplerStep) -> Any:
+        super().sample(step)
+        return step.draw(step.weights())
+
+
 class OwnChance(Steady):
     def factor(self, step: SamplerStep) -> torch.Tensor:
         return torch.rand(len(step.slots))
@@ -161,9 +168,96 @@ class Branches(Steady):
             return super().sample(step)
 
 
+class Slow(Steady):
+    def sample(self, step: SamplerStep) -> Any:
+        Event().wait(0.4)
+        return super().sample(step)
+
+
+class SlowToJoin(Steady):
+    def join(self, slot: int, params: Base) -> None:
+        Event().wait(0.4)
+        super().join(slot, params)
+
+
+class KeepsLogits(Steady):
+    def __init__(self, slots: int, vocab_size: int) -> None:
+        super().__init__(slots, vocab_size)
+        self.kept: list[torch.Tensor] = []
+
+    def sample(self, step: SamplerStep) -> Any:
+        self.kept.append(step.logits)
+        return super().sample(step)
+
+
+class KeepsWhatItComputes(KeepsLogits):
+    def sample(self, step: SamplerStep) -> Any:
+        self.kept.append(step.logits.softmax(dim=-1))
+        return Steady.sample(self, step)
+
+
+class SeedsTorch(Steady):
+    def sample(self, step: SamplerStep) -> Any:
+        torch.manual_seed(1)
+        return super().sample(step)
+
+
+class ChangesTheDtype(Steady):
+    def sample(self, step: SamplerStep) -> Any:
+        torch.set_default_dtype(torch.float64)
+        return super().sample(step)
+
+
+class ChangesTheDtypeAtOnce(Steady):
+    def __init__(self, slots: int, vocab_size: int) -> None:
+        super().__init__(slots, vocab_size)
+        torch.set_default_dtype(torch.float64)
+
+
+class UsesAStaleStep(Steady):
+    last: SamplerStep | None = None
+
+    def factor(self, step: SamplerStep) -> torch.Tensor:
+        last, self.last = self.last or step, step
+        return last.positions[:1] * 0 + super().factor(step)
+
+
+class DrawsDoubles(Steady):
+    def sample(self, step: SamplerStep) -> Any:
+        return step.draw(step.weights().double())
+
+
+class DrawsNothing(Steady):
+    def sample(self, step: SamplerStep) -> Any:
+        return step.draw(step.weights() - 1.0)
+
+
+class CountsInSecret(Steady):
+    def state(self) -> Sequence[torch.Tensor]:
+        return ()
+
+    def factor(self, step: SamplerStep) -> torch.Tensor:
+        return self.by[step.slots] * (self.drawn[step.slots] > 7)
+
+    def sample(self, step: SamplerStep) -> Any:
+        step.logits[:, 1::2] += 9 * self.factor(step)[:, None]
+        self.drawn.index_put_((step.slots,), torch.ones(len(step.slots)), accumulate=True)
+
+
 @pytest.mark.parametrize(
     ("kind", "declared", "says"),
     [
+        (Slow, {}, r"^time: the fastest of 5 calls of sample\(\) took \d"),
+        (SlowToJoin, {}, r"^time: the fastest of 8 calls of join\(\) took \d"),
+        (KeepsLogits, {}, "^memory: 11 tensors more are kept after 11 more steps"),
+        (KeepsWhatItComputes, {}, "^memory: 11 tensors more are kept after 11 more steps"),
+        (SeedsTorch, {}, "^chance: it touched"),
+        (ChangesTheDtype, {}, r"^answers: .*sample\(\) changed defaults of torch: dtype"),
+        (ChangesTheDtypeAtOnce, {}, r"^answers: .*open\(\) changed defaults of torch: dtype"),
+        (UsesAStaleStep, {}, "^chance: .*the step is over"),
+        (DrawsDoubles, {"draws": True}, "^answers: .*weights must be float32"),
+        (DrawsNothing, {"draws": True}, "^answers: .*a weight below 0|none is above 0"),
+        (CountsInSecret, {"commutes_with_speculation": True}, "^(preemption|speculation): "),
         (Raises, {}, r"^answers: 1 rows, 1 tokens, ordinary logits: .*no file"),
         (Column, {}, "^answers: .*one per row"),
         (Narrow, {}, "^answers: .*torch.int32"),
@@ -180,8 +274,9 @@ class Branches(Steady):
         (Loops, {}, r"^rows: \d+ operations for 2 rows, \d+ for 6"),
         (Waits, {}, "^device: .*item"),
         (Branches, {}, "^device: .*__bool__"),
+        (Draws, {}, "^draws: .*must declare draws = True"),
         (Steady, {"changes_argmax": False}, "^argmax: .*not .* but"),
-        (Steady, {"commutes_with_speculation": True}, "^speculation: .*three positions"),
+        (Steady, {"commutes_with_speculation": True}, "^speculation: .*state.. gives 1"),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else None,
 )
@@ -190,8 +285,24 @@ def test_a_wrong_sampler_is_caught(kind: type[Steady], declared: dict[str, Any],
         check_sampler(plugin(kind, **declared))
 
 
+class Hangs(Steady):
+    def sample(self, step: SamplerStep) -> Any:
+        stuck_in_here()
+
+
+def stuck_in_here() -> None:
+    Event().wait(120)
+
+
+def test_one_that_hangs_is_named_and_shown() -> None:
+    with pytest.raises(RuleError, match=r"^returns: sample\(\) of sampler Hangs did") as caught:
+        check_sampler(plugin(Hangs), patience=0.5)
+    assert "in stuck_in_here" in str(caught.value)
+
+
 def test_the_base_of_the_wrong_ones_is_right() -> None:
     check_sampler(plugin(Steady))
+    check_sampler(plugin(Draws, draws=True))
 
 
 @dataclass(frozen=True)

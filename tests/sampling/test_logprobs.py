@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import Columns, columns
 
+from asyncinfer.sampling import pack_scores, score_tokens
 from asyncinfer.sampling import row_logprobs as rows_of
-from asyncinfer.sampling import score_tokens
-from asyncinfer.scheduler.plan import RowLogprobs
 
 LOGITS = torch.tensor(np.random.default_rng(5).normal(size=(7, 300)) * 4, dtype=torch.float32)
 
 
-def row_logprobs(scored: list[torch.Tensor], start: int, stop: int, top: int) -> RowLogprobs:
-    return rows_of([part.tolist() for part in scored], start, stop, top)
+def row_logprobs(scored: list[torch.Tensor], start: int, stop: int, top: int) -> Columns:
+    return columns(rows_of(pack_scores([part.numpy() for part in scored]), start, stop, top))
 
 
 def test_scores_match_float64() -> None:

@@ -95,3 +95,76 @@ def test_no_step_is_one_too_many(make: Make, greedy: Greedy, depth: int, cached:
         ]
         sim.drain()
         assert all(track.ended == "length" for track in tracks), step
+
+
+def test_steps_grow_again_while_the_answer_to_that_prompt_goes_on(
+    make: Make, greedy: Greedy
+) -> None:
+    """One lack of room kept steps small until all that was in the step had ended."""
+    sim = make(budget=128, context=512, blocks=256, no_room=nth(0))
+    first = sim.submit(list(range(1, 51)), greedy(400))[0]
+    sim.run_until(lambda: len(first.tokens) == 100)
+    sim.submit([*range(99, 0, -1)] * 2, greedy(1))
+    sim.step()
+    assert sim.plan is not None
+    assert sim.plan.tokens == 128
+
+
+def test_steps_stay_small_while_that_prompt_is_computed(make: Make, greedy: Greedy) -> None:
+    """It would fail if it had no room again."""
+    sim = make(budget=128, context=1024, blocks=512, cached=False, no_room=larger_than(40))
+    track = sim.submit(list(range(1, 61)) * 15, greedy(2))[0]
+    sim.drain()
+    assert track.ended == "failed", "64 is more than 40, too: the second time"
+    sim = make(budget=64, context=1024, blocks=512, cached=False, no_room=larger_than(40))
+    track = sim.submit(list(range(1, 61)) * 15, greedy(2))[0]
+    sim.drain()
+    assert track.ended == "length"
+
+
+def test_a_small_device_computes_few_steps_in_vain(make: Make, greedy: Greedy) -> None:
+    refused = 0
+
+    def no_room(plan: StepPlan) -> bool:
+        nonlocal refused
+        refused += plan.tokens > 4
+        return plan.tokens > 4
+
+    sim = make(slots=8, context=512, blocks=1024, no_room=no_room)
+    tracks = [sim.submit([first], greedy(300))[0] for first in range(1, 9)]
+    sim.drain()
+    lost = [track.ended for track in tracks].count("failed")
+    assert lost <= 4, "single-token prompts that were in two such steps before the first answer"
+    assert refused < 12
+
+
+@pytest.mark.parametrize("answers", [6, 7])
+def test_rows_take_turns_where_a_step_has_no_room_for_all(
+    make: Make, greedy: Greedy, answers: int
+) -> None:
+    """The first of them went on, and the others not at all."""
+    small = False
+    sim = make(no_room=lambda plan: small and plan.tokens > 3)
+    tracks = [sim.submit([first], greedy(30))[0] for first in range(1, answers + 1)]
+    sim.run_until(lambda: all(track.tokens for track in tracks))
+    small = True
+    before = [len(track.tokens) for track in tracks]
+    for _ in range(2 * answers):
+        sim.step()
+    # Three tokens a step.
+    assert [len(track.tokens) for track in tracks] == [count + 6 for count in before]
+    sim.drain()
+    assert all(track.ended == "length" for track in tracks)
+
+
+def test_a_prompt_goes_on_beside_more_answers_than_a_small_step_holds(
+    make: Make, greedy: Greedy
+) -> None:
+    small = False
+    sim = make(slots=8, budget=32, context=256, no_room=lambda plan: small and plan.tokens > 8)
+    answers = [sim.submit([first], greedy(60))[0] for first in range(1, 8)]
+    sim.run_until(lambda: all(track.tokens for track in answers))
+    small = True
+    prompt = sim.submit(list(range(1, 41)), greedy(1))[0]
+    sim.run_until(lambda: prompt.ended is not None)
+    assert not any(track.ended for track in answers)

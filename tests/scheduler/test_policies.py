@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -104,6 +105,7 @@ class Broken:
         lambda: ("a",),
         lambda: (None,),
         lambda: (1j,),
+        lambda: (0.0,) * 17,
     ],
 )
 def test_a_broken_policy_is_replaced_and_reported_once(
@@ -117,6 +119,103 @@ def test_a_broken_policy_is_replaced_and_reported_once(
     assert len(faults) == 1
     assert isinstance(faults[0], PluginError)
     assert "Broken" in str(faults[0])
+
+
+class OwnNumber(float):
+    """Breaks whoever compares it."""
+
+    def __lt__(self, other: object) -> bool:
+        raise RuntimeError("compared")
+
+    __gt__ = __le__ = __ge__ = __lt__
+
+
+def test_numbers_of_its_own_are_compared_as_plain_ones(make: Make, greedy: Greedy) -> None:
+    sim = make(slots=1, policy=Broken(lambda: (OwnNumber(1.0),)))
+    tracks = [sim.submit([first], greedy(2))[0] for first in (1, 2, 3)]
+    sim.drain()
+    assert [track.ended for track in tracks] == ["length"] * 3
+
+
+class Vandal:
+    """Writes to the request."""
+
+    def __init__(self, field: str) -> None:
+        self.field = field
+
+    def rank(self, request: RequestView, now: float) -> tuple[float, ...]:
+        setattr(request, self.field, 0)
+        return (0.0,)
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(RequestView)])
+def test_a_policy_cannot_write_to_a_request(make: Make, greedy: Greedy, field: str) -> None:
+    faults: list[Exception] = []
+    sim = make(slots=1, policy=Vandal(field), on_fault=faults.append)
+    tracks = [sim.submit([first, 2, 3], greedy(2))[0] for first in (1, 2, 3)]
+    sim.drain()
+    assert [track.ended for track in tracks] == ["length"] * 3
+    (fault,) = faults
+    assert "scheduling policy Vandal: rank() raised: FrozenInstanceError" in str(fault)
+    assert f"cannot assign to field '{field}'" in str(fault)
+    assert "first-come-first-served takes over" in str(fault)
+
+
+def test_a_policy_sees_how_often_a_request_was_preempted(make: Make, greedy: Greedy) -> None:
+    seen: set[tuple[int, int]] = set()
+
+    class Watching:
+        def rank(self, request: RequestView, now: float) -> tuple[float, ...]:
+            seen.add((request.prompt_len, request.preemptions))
+            return (request.arrival,)
+
+    sim = make(slots=2, blocks=5, policy=Watching())
+    for length in (3, 4):
+        sim.submit([length] * length, greedy(14))
+        sim.step()
+    sim.drain()
+    assert sim.scheduler.counters.preemptions
+    assert {(3, 0), (4, 0), (4, 1)} <= seen
+
+
+class Clocked:
+    """Takes its time, by a clock of the test's."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now, self.seconds, self.calls = 0.0, seconds, 0
+
+    def rank(self, request: RequestView, now: float) -> tuple[float, ...]:
+        self.now += self.seconds
+        self.calls += 1
+        return (-request.arrival,)
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [(30.0, 1), (0.2, 6), (0.00115, 953)])
+def test_a_slow_policy_is_replaced_and_reported_once(seconds: float, calls: int) -> None:
+    faults: list[Exception] = []
+    policy = Clocked(seconds)
+    ranking = Ranking(policy, faults.append, lambda: policy.now, "plugin 'mine'")
+    queue = WaitingQueue(ranking)
+    for id in range(2000):
+        queue.push(request(id, arrival=float(id)), 0.0)
+    assert policy.calls == calls
+    first = queue.peek(0.0)
+    assert first is not None
+    assert first.id == 0, "the order is that of the successor"
+    (fault,) = faults
+    assert "plugin 'mine': rank() is too slow" in str(fault)
+
+
+def test_a_slow_call_now_and_then_is_forgiven() -> None:
+    policy = Clocked(0.0)
+    ranking = Ranking(policy, clock=lambda: policy.now)
+    for id in range(40):
+        policy.seconds = 0.9
+        ranking.rank(request(id), 0.0)
+        policy.seconds = 0.0
+        for _ in range(10_000):
+            ranking.rank(request(id), 0.0)
+    assert not ranking.broken
 
 
 def test_a_policy_that_breaks_late_leaves_a_usable_order() -> None:

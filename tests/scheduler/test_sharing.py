@@ -206,3 +206,29 @@ def test_only_the_first_answer_reports_prompt_logprobs(make: Make, greedy: Greed
     first, second = sim.submit(range(1, 11), greedy(2, n=2, prompt_logprobs=0))
     sim.drain()
     assert (len(first.scored), len(second.scored)) == (9, 0)
+
+
+def test_answers_share_the_prompt_until_they_draw(make: Make, greedy: Greedy) -> None:
+    sim = make(budget=8, slots=2, context=128)
+    prompt = list(range(1, 25))
+    tracks = sim.submit(prompt, greedy(4, n=4))
+    requests = [track.request for track in tracks]
+    assert all(request.tokens is prompt for request in requests)
+    sim.run_until(lambda: len(tracks[0].tokens) == 1)
+    assert requests[0].tokens == [*prompt, *tracks[0].tokens]
+    assert all(request.tokens is prompt for request in requests[2:])
+    assert len(prompt) == 24
+    sim.drain()
+    assert len(prompt) == 24
+
+
+def test_a_prompt_paused_before_its_last_token_stays_as_it_was(make: Make, greedy: Greedy) -> None:
+    sim = make(budget=8, blocks=32)
+    prompt = list(range(1, 10))
+    tracks = sim.submit(prompt, greedy(4, n=2))
+    sim.step()
+    assert tracks[0].request.computed == 8
+    sim.pause(tracks[0])
+    sim.resume(tracks[0])
+    sim.drain()
+    assert prompt == list(range(1, 10))

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from asyncinfer.cache import BlockHasher
-from asyncinfer.testing.scenarios import simulate
+from asyncinfer.testing.scenarios import simulate_scheduler
 
 SEEDS = 200
 
@@ -18,7 +18,7 @@ def test_invariants_and_oracle_hold() -> None:
     seen = Counter[str]()
     for seed in range(SEEDS):
         try:
-            seen.update(simulate(seed))
+            seen.update(simulate_scheduler(seed))
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
     # Without this the seeds might prove nothing.
@@ -50,6 +50,6 @@ def test_hits_are_exact_even_if_keys_collide(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(BlockHasher, "digest", lambda *args: bytes([digest(*args)[0] & 3]))
     seen = Counter[str]()
     for seed in range(60):
-        seen.update(simulate(seed))
+        seen.update(simulate_scheduler(seed))
     assert seen["cached_tokens"] > 300
     assert seen["windowed_hits"] > 30

@@ -121,3 +121,19 @@ def test_a_handler_or_filter_that_raises_does_not_reach_the_engine(
         LOGGER.removeFilter(broken)
     assert listener.records == []
     assert "disk full" in capsys.readouterr().err
+
+
+def test_an_event_imports_nothing() -> None:
+    """It may be told by the decode thread, between two steps."""
+    program = """
+import logging, sys
+from asyncinfer.telemetry import emit
+logging.getLogger("asyncinfer").addHandler(logging.StreamHandler())
+before = set(sys.modules)
+emit("request_failed", request_id="r", error="e")
+assert {name.partition(".")[0] for name in {*sys.modules} - before} <= {"asyncinfer"}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "request_failed request_id='r' error='e'\n")

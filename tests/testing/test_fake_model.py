@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from support import columns
 
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import Join, RunnerSpec, StepPlan
@@ -133,7 +134,7 @@ def test_logprobs_are_those_promised() -> None:
     params = SamplingParams(temperature=0.0, logprobs=2)
     plan = StepPlan(0, [0], [0], [6], [1], joins=[join(0, [0, 1], params)], prompt_logprobs={0: 1})
     result = runner.collect(runner.launch(plan))
-    row, scored = result.logprobs[0], result.prompt_logprobs[0]
+    row, scored = columns(result.logprobs[0]), columns(result.prompt_logprobs[0])
     entry = runner.logprob(result.tokens[0], 6, 2)
     assert (row.token_ids, row.logprobs) == ([entry.token_id], [entry.logprob])
     assert len(row.top[0]) == 2

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from asyncio import CancelledError
 from collections.abc import Sequence
+from threading import Event
 from typing import Any
 
 import pytest
 
 from asyncinfer.plugins import cache_policies
 from asyncinfer.protocols import CachedBlock
-from asyncinfer.testing import check_cache_policy
+from asyncinfer.testing import RuleError, check_cache_policy
 
 SHIPPED = ("arc", "cost-aware", "lfu", "lru", "prefix-lhd", "s3-fifo", "tail-first", "ttl")
 
@@ -200,7 +202,32 @@ class BreaksLate(Good):
         return [] if len(self.free) > 1000 else super().victims(count)
 
 
+class RefusesItsRoom(Good):
+    def opened(self, capacity_blocks: int) -> None:
+        raise ValueError(f"{capacity_blocks} are too few")
+
+
+class TakesNoRoom(Good):
+    def opened(self) -> None: ...
+
+
+class WantsRoom(Good):
+    """Works only if it is told how many blocks there are, and before anything else."""
+
+    def opened(self, capacity_blocks: int) -> None:
+        self.lists: list[list[int]] = [[] for _ in range(capacity_blocks)]
+
+    def published(self, block: CachedBlock) -> None:
+        self.lists[block.block].append(block.depth)
+
+    def removed(self, block: CachedBlock) -> None:
+        super().removed(block)
+        self.lists[block.block].clear()
+
+
 WRONG: dict[type, str] = {
+    RefusesItsRoom: "never raises",
+    TakesNoRoom: "methods",
     MissesAMethod: "methods",
     KeepsReused: "evictable",
     KeepsRemoved: "evictable",
@@ -225,12 +252,68 @@ def test_the_good_one_passes() -> None:
     check_cache_policy(Good, growth=False)
 
 
+def test_one_that_asks_for_its_capacity_passes() -> None:
+    check_cache_policy(WantsRoom, examples=40)
+
+
 @pytest.mark.parametrize("policy", WRONG, ids=lambda policy: policy.__name__)
 def test_a_wrong_policy_is_caught_by_its_rule(policy: type) -> None:
     # fault 21, 22
     with pytest.raises(AssertionError) as caught:
         check_cache_policy(policy, examples=100, growth=False)
     assert str(caught.value).startswith(f"{WRONG[policy]}: ")
+
+
+class Slow(Good):
+    """50 ms for each block that is published."""
+
+    def published(self, block: CachedBlock) -> None:
+        Event().wait(0.05)
+
+
+class SlowToChoose(Good):
+    def victims(self, count: int) -> Sequence[int]:
+        Event().wait(0.05)
+        return super().victims(count)
+
+
+@pytest.mark.parametrize("policy", [Slow, SlowToChoose], ids=lambda policy: policy.__name__)
+def test_a_slow_policy_is_caught(policy: type) -> None:
+    with pytest.raises(RuleError, match=r"^time: .* took .* ms, as 10 calls in a row"):
+        check_cache_policy(policy)
+
+
+class Hangs(Good):
+    def reused(self, block: CachedBlock) -> None:
+        stuck_in_here()
+
+
+class HangsWhenAsked(Good):
+    def victims(self, count: int) -> Sequence[int]:
+        stuck_in_here()
+        return []
+
+
+def stuck_in_here() -> None:
+    Event().wait(120)
+
+
+@pytest.mark.parametrize("policy", [Hangs, HangsWhenAsked], ids=lambda policy: policy.__name__)
+def test_a_policy_that_hangs_is_named_and_shown(policy: type) -> None:
+    says = rf"^returns: (reused|victims)\(\) of cache policy {policy.__name__} did not return"
+    with pytest.raises(RuleError, match=says) as caught:
+        check_cache_policy(policy, patience=0.5)
+    assert "in stuck_in_here" in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, CancelledError, GeneratorExit])
+def test_no_error_ends_the_kit(error: type[BaseException]) -> None:
+    class Raises(Good):
+        def released(self, block: CachedBlock) -> None:
+            raise error
+
+    with pytest.raises(RuleError, match=rf"^never raises: .*{error.__name__}"):
+        check_cache_policy(Raises, examples=20, growth=False)
 
 
 class Sorts(Good):

@@ -65,6 +65,14 @@ def sentencepiece(strip: int = 1) -> tokenizers.Tokenizer:
     return backend
 
 
+def byte_fallback(*steps: object) -> tokenizers.Tokenizer:
+    """Words, spaces and bytes; the decoder is `ByteFallback` and then `steps`."""
+    names = [*(f"<0x{byte:02X}>" for byte in range(256)), "▁the", "▁end", "word", "▁"]
+    backend = tokenizers.Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}))
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), *steps])
+    return backend
+
+
 def _words(decoder: object, words: list[str]) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}))
     if decoder is not None:

@@ -11,7 +11,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.errors import InvalidRequest, ModelLoadError
-from asyncinfer.text import ChatTemplate
+from asyncinfer.text import ChatTemplate, allowance
 
 CHATML = """{% for message in messages %}
 {{- '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}
@@ -116,7 +116,8 @@ def test_text_parts_are_one_text() -> None:
 def test_what_a_message_carries_beside_its_content() -> None:
     template = ChatTemplate("{{ messages[0].tool_calls[0].name }}:{{ messages[0].content }}")
     message = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
-    assert template.render([message]) == "f:None"
+    # As in transformers, what is None is not there.
+    assert template.render([message]) == "f:"
 
 
 @pytest.mark.parametrize(
@@ -201,25 +202,28 @@ DOUBLING = "{%% set n = namespace(x='abcd') %%}{%% for i in range(99) %%}%s{%% e
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}", "rounds"),
+        (
+            "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
+            "steps of work",
+        ),
         (
             "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
             "{{ f(60) }}",
-            "rounds",
+            "steps of work",
         ),
         (DOUBLING % "{% set n.x = n.x + n.x %}", r"'\+' is too large"),
-        (DOUBLING % "{% set n.x = n.x ~ n.x %}", "join is too large"),
+        (DOUBLING % "{% set n.x = n.x ~ n.x %}", "'~' is too large"),
         (DOUBLING % "{% set n.x = [n.x, n.x]|join(n.x) %}", "join is too large"),
         (DOUBLING % "{% set n.x = n.x.join([n.x, n.x]) %}", "join is too large"),
         (DOUBLING % "{% set n.x = n.x.replace('a', n.x) %}", "replace is too large"),
         (DOUBLING % "{% set n.x = n.x|replace('a', n.x) %}", "replace is too large"),
         (DOUBLING % "{% set n.x = [n.x]|string %}", "writing a value is too large"),
-        (DOUBLING % "{% set n.x = [n.x, n.x] %}" + "{{ n.x }}", "rounds"),
-        (DOUBLING % "{% set n.x = [n.x, n.x] %}" + "{{ n.x|tojson }}", "rounds"),
-        (DOUBLING % "{% set n.x = {0: n.x, 1: n.x} %}" + "{{ '%s' % n.x }}", "rounds"),
-        (DOUBLING % "{% set n.x = [n.x, n.x] %}" + "{{ '{}'.format(n.x) }}", "rounds"),
+        (DOUBLING % "{% set n.x = [n.x, n.x] %}" + "{{ n.x }}", "steps of work"),
+        (DOUBLING % "{% set n.x = [n.x, n.x] %}" + "{{ n.x|tojson }}", "steps of work"),
+        (DOUBLING % "{% set n.x = {0: n.x, 1: n.x} %}" + "{{ '%s' % n.x }}", "steps of work"),
+        (DOUBLING % "{% set n.x = [n.x, n.x] %}" + "{{ '{}'.format(n.x) }}", "steps of work"),
         ("{{ 'a'.center(1000000000) }}", "center is too large"),
-        (DOUBLING % "{% set n.x = [n.x, n.x] %}" + "{{ '{a}'.format(a=n.x) }}", "rounds"),
+        (DOUBLING % "{% set n.x = [n.x, n.x] %}" + "{{ '{a}'.format(a=n.x) }}", "steps of work"),
         ("{{ [1]|tojson(indent=1000000000) }}", "tojson is too large"),
         ("{{ [1]|batch(1000000000, 0)|list }}", "batch is too large"),
         ("{{ [1]|slice(1000000000)|list }}", "slice is too large"),
@@ -230,25 +234,24 @@ DOUBLING = "{%% set n = namespace(x='abcd') %%}{%% for i in range(99) %%}%s{%% e
         ("{{ 'a'.translate({97: 'b' * 9}) }}", "translate"),
         ("{{ 'a'|center(1000000000) }}", "center is too large"),
         ("{{ 'a'|indent(1000000000, true) }}", "indent is too large"),
-        ("{{ '%1000000000d'|format(1) }}", "format is too large"),
+        ("{{ '%1000000000d'|format(1) }}", "'%' is too large"),
         ("{{ '{:1000000000}'.format(1) }}", "format is too large"),
-        (
-            "{% set x = 'a' * 999999 %}{% for i in range(9999) %}{% set y = x ~ i %}{% endfor %}",
-            "in all",
-        ),
     ],
 )
-def test_what_takes_too_long_or_too_much(source: str, says: str) -> None:  # fault 44
+def test_what_takes_too_long_or_too_much(
+    source: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fault 44
+    monkeypatch.setattr(allowance, "MAX_STEPS", 400_000)
     with pytest.raises(InvalidRequest, match=says):
         ChatTemplate(source).render(HELLO)
 
 
 def test_one_rendering_does_not_pay_for_another() -> None:
     template = ChatTemplate(
-        "{% for i in range(50000) %}{% for j in 'aaa' %}{% endfor %}{% endfor %}"
+        "x{% for i in range(1000) %}{% for j in range(3000) %}{% endfor %}{% endfor %}"
     )
     for _ in range(2):
-        assert template.render(HELLO) == ""
+        assert template.render(HELLO) == "x"
 
 
 def test_what_is_bounded_still_works() -> None:
@@ -316,6 +319,7 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
     assert ChatTemplate.from_folder(tmp_path).render(HELLO, tools=TOOLS) == "f"
     (tmp_path / "chat_template.jinja").write_text("three")
     assert ChatTemplate.from_folder(tmp_path).render(HELLO) == "three"
+    (tmp_path / "chat_template.jinja").unlink()
     config.write_text(json.dumps({"chat_template": [1]}))
     with pytest.raises(ModelLoadError, match=r"tokenizer_config\.json"):
         ChatTemplate.from_folder(tmp_path)

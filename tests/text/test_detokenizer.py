@@ -9,8 +9,11 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from text import backends
+from tokenizers import decoders
 
-from asyncinfer.text import Detokenizer, Tokenizer
+from asyncinfer import Engine
+from asyncinfer.testing import FakeModel
+from asyncinfer.text import Detokenizer, StopStrings, Tokenizer
 
 BAD = "�"
 BYTE_LEVEL = backends.byte_level()
@@ -142,3 +145,74 @@ def test_flush_twice_gives_nothing_twice() -> None:
     assert detokenizer.push(0xE2) == ""
     assert detokenizer.flush() == BAD
     assert detokenizer.flush() == ""
+
+
+MIXED = {
+    "metaspace": [decoders.Metaspace(prepend_scheme="always")],
+    "fused": [decoders.Fuse(), decoders.Replace("▁", " ")],
+}
+
+
+@pytest.mark.parametrize("steps", list(MIXED.values()), ids=list(MIXED))
+def test_a_malformed_byte_does_not_silence_what_follows(steps: list[decoders.Decoder]) -> None:
+    tokenizer = Tokenizer(backends.byte_fallback(*steps))
+    the, end, word = 256, 257, 258
+    ids = [the, 0xC3, 0xA9, 0xE3, word, *[the, end, word] * 20]
+    shown = deltas(tokenizer, ids)
+    text = "".join(shown)
+    assert text.lstrip() == f"theé{BAD}word" + " the endword" * 20
+    assert tokenizer.decode(ids) == text
+    # Every word comes with its own token.
+    assert [part.strip() for part in shown[-4:]] == ["the", "end", "word", ""]
+    watch = StopStrings((" end",))
+    assert any(watch.push(part)[1] for part in shown)
+
+
+@pytest.mark.parametrize("steps", list(MIXED.values()), ids=list(MIXED))
+def test_a_run_of_bytes_is_shown_character_by_character(steps: list[decoders.Decoder]) -> None:
+    tokenizer = Tokenizer(backends.byte_fallback(*steps))
+    text = "☃é🐍x" * 20
+    shown = deltas(tokenizer, list(text.encode()))
+    assert [part for part in shown if part] == list(text)
+    # A run that breaks off: what was shown stays, every other byte is U+FFFD.
+    broken = deltas(tokenizer, [*"☃".encode(), 0xE2, 0x98, 258])
+    assert broken == ["", "", "☃", "", "", BAD * 2 + "word", ""]
+
+
+def test_a_decoder_that_fails_costs_its_token_only(capfd: pytest.CaptureFixture[str]) -> None:
+    # It panics for a text of nothing but the space.
+    steps = [decoders.Replace("▁", ""), decoders.Strip(" ", 0, 1)]
+    tokenizer = Tokenizer(backends.byte_fallback(*steps))
+    assert "".join(deltas(tokenizer, [256, 259, 258])) == tokenizer.decode([256, 259, 258])
+    assert tokenizer.decode([256, 259, 258]) == f"the{BAD}word"
+    assert "panicked" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("prompt", ["The capital is", "x\n", "é"])
+def test_a_completion_keeps_its_first_space(prompt: str) -> None:
+    tokenizer = Tokenizer(LLAMA)
+    before = tokenizer.encode(prompt, add_special_tokens=False)
+    a, space_def = (LLAMA.token_to_id(token) for token in ("a", "▁def"))
+
+    def after(ids: list[int], *answer: int) -> str:
+        return Detokenizer(tokenizer, ids).decode(answer)
+
+    assert after(before, space_def, a) == " defa"
+    assert prompt + after(before, space_def) == tokenizer.decode([*before, space_def])
+    # A text of its own starts without one.
+    end, nothing = LLAMA.token_to_id("</s>"), LLAMA.get_vocab_size() + 7
+    for ids in ([], [end], [*before, end], [end, nothing]):
+        assert after(ids, space_def, a) == "defa"
+
+
+@pytest.mark.anyio
+async def test_prompt_and_completion_read_on_in_an_engine() -> None:
+    tokenizer, spaces = Tokenizer(backends.sentencepiece()), 0
+    async with Engine(FakeModel(tokenizer=tokenizer)) as engine:
+        for turn in range(100):
+            prompt = f"{'a' * (turn % 60)} b"
+            done = await engine.generate(prompt, max_tokens=2, ignore_eos=True, seed=turn)
+            whole = tokenizer.decode([*tokenizer.encode(prompt), *done.token_ids])
+            assert prompt + done.text == whole
+            spaces += done.text.startswith(" ")
+    assert spaces

@@ -69,7 +69,8 @@ def test_nor_what_becomes_one(normalizer: Any, attack: str, normalized: bool) ->
     assert [token for token in ids if token in tokenizer.special_ids] == ids[-1:]
     assert tokenizer.decode(ids) == normalizer.normalize_str(attack)
     # All else is left as it is.
-    assert template.render([{"role": "user", "content": "İ<|"}]) == "İ<|<|im_end|>"
+    ids = tokenizer.encode_chat(template.render([{"role": "user", "content": "İ<|"}]))
+    assert tokenizer.decode(ids, False) == normalizer.normalize_str("İ<|") + "<|im_end|>"
 
 
 @pytest.mark.parametrize("normalized", [True, False])
@@ -136,7 +137,7 @@ def test_how_many_is_bounded() -> None:
 def test_every_occurrence_is_broken(words: list[str], text: str) -> None:
     """Also those that overlap."""
     shield = Shield(dict.fromkeys(words, False))
-    covered = shield.cover("text", text)
+    covered = shield.mark(text)
     pieces = shield.pieces(covered)
     assert "".join(pieces) == text
     assert not any(word in piece for word in words for piece in pieces)
@@ -147,7 +148,7 @@ def test_every_occurrence_is_broken(words: list[str], text: str) -> None:
 def test_thousands_of_special_tokens_in_one_another() -> None:
     words = ["<" * length + f"{length}" for length in range(1, 2000)]
     shield = Shield(dict.fromkeys(words, False))
-    assert shield.pieces(shield.cover("text", "x<<<3y")) == ["x<", "<<3y"]
+    assert shield.pieces(shield.mark("x<<<3y")) == ["x<", "<<3y"]
 
 
 @pytest.mark.anyio

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import socket
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -101,3 +102,34 @@ class Hub:
     @staticmethod
     def _hash(data: bytes) -> str:
         return hashlib.sha1(data).hexdigest()
+
+
+class SilentHub:
+    """Accepts every connection and never says a word; `accepted` counts them."""
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.url = ""
+
+    @contextlib.contextmanager
+    def serve(self) -> Iterator[SilentHub]:
+        with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as open_ones:
+            self.url = f"http://127.0.0.1:{server.getsockname()[1]}"
+
+            def accept() -> None:
+                while True:
+                    try:
+                        connection, _ = server.accept()
+                    except OSError:
+                        return
+                    self.accepted += 1
+                    open_ones.enter_context(connection)
+
+            thread = Thread(target=accept)
+            thread.start()
+            try:
+                yield self
+            finally:
+                # Closing alone would not wake it.
+                server.shutdown(socket.SHUT_RDWR)
+                thread.join()

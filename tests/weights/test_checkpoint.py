@@ -120,3 +120,24 @@ def test_pieces_lie_below_each_other(tmp_path: Path) -> None:
             loader.finish()
         assert torch.equal(loader("qkv"), torch.cat(list(pieces.values())))
         loader.finish()
+
+
+def test_a_header_of_a_million_tensors(tmp_path: Path) -> None:  # fault 45
+    """It would be read for a minute, into more than a gigabyte."""
+    path = tmp_path / "model.safetensors"
+    with open(path, "wb") as file:
+        file.write(((16 << 20) + 1).to_bytes(8, "little") + b"{")
+        # The rest takes no room on the disk.
+        file.truncate(20 << 20)
+    with pytest.raises(
+        ModelLoadError, match="a header of 16777217 bytes, more than 16777216"
+    ) as caught:
+        Checkpoint(tmp_path)
+    assert caught.value.file == "model.safetensors"
+
+
+def test_an_index_of_a_million_tensors(tmp_path: Path) -> None:  # fault 45
+    with open(tmp_path / "model.safetensors.index.json", "wb") as file:
+        file.truncate((32 << 20) + 1)
+    with pytest.raises(ModelLoadError, match="33554433 bytes, more than 33554432"):
+        Checkpoint(tmp_path)

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.weights import Checkpoint, checkpoint_file
+from asyncinfer.weights import Checkpoint, checkpoint_file, following_links
 
 INDEX = "model.safetensors.index.json"
 SHARD = "model-00001-of-00001.safetensors"
@@ -86,6 +86,29 @@ def test_links_out_of_the_folder(tmp_path: Path) -> None:  # fault 48
     save_file({"a": torch.ones(1)}, tmp_path / "secret.safetensors")
     (folder / "model.safetensors").symlink_to(tmp_path / "secret.safetensors")
     with pytest.raises(ModelLoadError, match="is a link out of the checkpoint's folder"):
+        Checkpoint(folder)
+
+
+def test_links_out_of_a_folder_that_is_trusted(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file({"a": torch.ones(1)}, tmp_path / "shared.safetensors")
+    (folder / "model.safetensors").symlink_to(tmp_path / "shared.safetensors")
+    (folder / "config.json").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "fifo")
+    (folder / "tokenizer.json").symlink_to(tmp_path / "fifo")
+    (folder / "generation_config.json").symlink_to(tmp_path / "missing")
+    with following_links():
+        with Checkpoint(folder) as checkpoint:
+            assert torch.equal(checkpoint.read("a"), torch.ones(1))
+        for name in ("config.json", "tokenizer.json"):  # fault 48
+            with pytest.raises(ModelLoadError, match="is not a regular file"):
+                checkpoint_file(folder, name)
+        with pytest.raises(ModelLoadError, match="cannot be opened"):
+            checkpoint_file(folder, "generation_config.json")
+        with pytest.raises(ModelLoadError, match="leads out"):  # fault 47
+            checkpoint_file(folder, "../shared.safetensors")
+    with pytest.raises(ModelLoadError, match="follow_symlinks=True"):
         Checkpoint(folder)
 
 

@@ -1,0 +1,195 @@
+"""Checks of values that come from outside. Each returns the value as it is to be kept, or raises
+`InvalidRequest`. Lengths are looked at before anything is copied."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
+from difflib import get_close_matches
+from itertools import chain, islice
+from numbers import Integral, Real
+from typing import Any, Final
+
+from asyncinfer.bounds import (
+    MAX_LOGIT_BIAS,
+    MAX_SAMPLER_ARGS,
+    MAX_SAMPLER_BITS,
+    MAX_SAMPLER_CHARS,
+    MAX_SAMPLER_DEPTH,
+    MAX_SAMPLER_VALUES,
+    MAX_TOKEN_LIST,
+    MAX_TOKENS,
+)
+from asyncinfer.errors import InvalidRequest, Size
+
+__all__ = [
+    "check_arguments",
+    "check_bias",
+    "check_boolean",
+    "check_choice",
+    "check_integer",
+    "check_real",
+    "check_seconds",
+    "check_strings",
+    "check_token_ids",
+    "suggestion",
+]
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """What to add to a message about a name that nobody knows: the nearest one, if one is near."""
+    near = get_close_matches(name, [*known], n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def check_integer(name: str, value: object, low: int, high: int | None = None) -> int:
+    """`value` as an int, or `InvalidRequest` unless it is an integer in `[low, high]`."""
+    # bool is an int in Python, and `max_tokens=True` is a mistake, not a 1.
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InvalidRequest(name, value, "must be an integer")
+    number = int(value)
+    if high is None:
+        if number < low:
+            raise InvalidRequest(name, value, f"must be >= {low}")
+    elif not low <= number <= high:
+        raise InvalidRequest(name, value, f"must be between {low} and {high}")
+    return number
+
+
+def check_real(
+    name: str, value: object, low: float, high: float, *, open_low: bool = False
+) -> float:
+    """`value` as a float, or `InvalidRequest` unless it is a finite number in `[low, high]` (with
+    `open_low` in `(low, high]`)."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InvalidRequest(name, value, "must be a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        # An integer beyond every float.
+        number = math.inf
+    # A NaN passes any pair of comparisons written as "too low or too high".
+    if not math.isfinite(number):
+        raise InvalidRequest(name, value, "must be finite")
+    if number < low or number > high or (open_low and number == low):
+        if math.isinf(high):
+            raise InvalidRequest(name, value, f"must be {'>' if open_low else '>='} {low:g}")
+        bracket = "(" if open_low else "["
+        raise InvalidRequest(name, value, f"must be in {bracket}{low:g}, {high:g}]")
+    return number
+
+
+def check_seconds(name: str, value: object, *, open_low: bool = False) -> float:
+    """`value` as a float: seconds from 0 on (with `open_low` above 0), infinity among them."""
+    if isinstance(value, float) and value == math.inf:
+        return value
+    return check_real(name, value, 0.0, math.inf, open_low=open_low)
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise InvalidRequest(name, value, f"must be one of {', '.join(choices)}")
+
+
+def check_boolean(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequest(name, value, "must be True or False")
+    return value
+
+
+def check_strings(name: str, value: str | Iterable[str], most: int, chars: int) -> tuple[str, ...]:
+    """A string or a list of them as a tuple of at most `most`, each of 1 to `chars` characters."""
+    items = (value,) if isinstance(value, str) else _listed(name, value, most)
+    for item in items:
+        if not isinstance(item, str) or not item:
+            raise InvalidRequest(name, item, "must be non-empty strings")
+        if len(item) > chars:
+            raise InvalidRequest(name, item, f"at most {chars} characters each")
+        try:
+            item.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequest(name, item, "a lone surrogate is no text") from None
+    return items
+
+
+def check_token_ids(name: str, value: Iterable[int]) -> tuple[int, ...]:
+    """A list of at most `MAX_TOKEN_LIST` token ids as a tuple. What is no token of the model is
+    found later, by `SamplingParams.check_vocabulary`."""
+    items = _listed(name, value, MAX_TOKEN_LIST)
+    if set(map(type, items)) == {int} and min(items) >= 0 and max(items) <= MAX_TOKENS:
+        # Nearly every list there is, in a tenth of the time.
+        return items
+    return tuple(check_integer(name, item, 0, MAX_TOKENS) for item in items)
+
+
+def check_bias(name: str, value: Mapping[int, float]) -> dict[int, float]:
+    """A mapping of at most `MAX_LOGIT_BIAS` token ids to biases, as a dict of its own."""
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(name, value, "must map token ids to biases")
+    _check_count(name, value, MAX_LOGIT_BIAS)
+    return {
+        check_integer(name, token, 0, MAX_TOKENS): check_real(name, bias, -1e4, 1e4)
+        for token, bias in islice(value.items(), MAX_LOGIT_BIAS + 1)
+    }
+
+
+def check_arguments(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a plugin, as a dict of their own (not of what is in them).
+
+    What the values mean is the plugin's to check; their number, nesting and size are bounded, so
+    that nothing below needs to recurse or copy without end.
+    """
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(name, value, "must be a mapping")
+    _check_count(name, value, MAX_SAMPLER_ARGS)
+    arguments = dict(islice(value.items(), MAX_SAMPLER_ARGS + 1))
+    values = chars = 0
+    waiting: list[tuple[Any, int]] = [(arguments, 0)]
+    while waiting:
+        item, depth = waiting.pop()
+        if type(item) is int and -_LARGEST < item < _LARGEST:
+            continue
+        if isinstance(item, str | bytes | bytearray):
+            chars += len(item)
+            if chars > MAX_SAMPLER_CHARS:
+                bound = f"at most {MAX_SAMPLER_CHARS}"
+                raise InvalidRequest(name, Size(f"{chars} characters or more"), bound)
+        elif isinstance(item, Mapping | Sequence | Set):
+            if depth > MAX_SAMPLER_DEPTH:
+                raise InvalidRequest(name, value, f"at most {MAX_SAMPLER_DEPTH} levels of nesting")
+            values += len(item)
+            if values > MAX_SAMPLER_VALUES:
+                bound = f"at most {MAX_SAMPLER_VALUES}"
+                raise InvalidRequest(name, Size(f"{values} values or more"), bound)
+            parts = chain(item, item.values()) if isinstance(item, Mapping) else item
+            # Nearly all there is, in a fifth of the time.
+            waiting += [(part, depth + 1) for part in parts if type(part) not in _SMALL]
+        elif isinstance(item, int) and item.bit_length() > MAX_SAMPLER_BITS:
+            raise InvalidRequest(name, item, f"integers of at most {MAX_SAMPLER_BITS} bits")
+    return arguments
+
+
+#: What needs no further look, whatever it is. (An `int` does: it may have a million digits.)
+_SMALL: Final = frozenset((bool, float, complex, type(None)))
+_LARGEST: Final = 1 << MAX_SAMPLER_BITS
+
+
+def _listed(name: str, value: Any, most: int) -> tuple[Any, ...]:
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence | Set):
+        raise InvalidRequest(name, value, "must be a list")
+    _check_count(name, value, most)
+    # A sequence of one's own may give more than it says.
+    items = tuple(islice(value, most + 1))
+    if len(items) > most:
+        raise InvalidRequest(name, Size(f"{len(items)} entries"), f"at most {most}")
+    return items
+
+
+def _check_count(name: str, value: Sequence[Any] | Set[Any] | Mapping[Any, Any], most: int) -> None:
+    try:
+        count: int | str = len(value)
+    except OverflowError:
+        # range(2**64) has a length that Python cannot say.
+        count = "2**63 or more"
+    if isinstance(count, str) or count > most:
+        raise InvalidRequest(name, Size(f"{count} entries"), f"at most {most}")

@@ -1,0 +1,61 @@
+"""Which model a command takes, and fetching it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from asyncinfer.cli.app import one_line
+from asyncinfer.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from asyncinfer.models import NamedModel
+
+__all__ = ["EMBEDDED", "with_model"]
+
+#: The model that ships with the package, as `--model` names it.
+EMBEDDED: Final = "embedded"
+#: What a command takes without `--model`.
+DEFAULT: Final = "smollm2"
+
+
+def with_model(engine: dict[str, Any]) -> dict[str, Any]:
+    """The options of an engine with the model that is to be opened, fetched if it has a name of
+    its own and is not there yet.
+
+    Without `--model` that is what the environment variable `ASYNCINFER_MODEL` says, or else
+    "smollm2"; where that cannot be fetched, the embedded model, and a line on stderr that says so.
+    """
+    # Imports torch: help texts need none.
+    from asyncinfer.models import NAMED_MODELS
+
+    options = dict(engine)
+    given = options.pop("model", None) or os.environ.get("ASYNCINFER_MODEL")
+    name = given or DEFAULT
+    if name == EMBEDDED:
+        return options
+    if name in NAMED_MODELS and not os.path.exists(name):
+        try:
+            _fetch(NAMED_MODELS[name])
+        except ModelLoadError as error:
+            if given:
+                raise
+            click.echo(
+                f"{one_line(error)}. Taking the embedded model instead: it completes Python code,"
+                " and is no assistant.",
+                err=True,
+            )
+            return options
+    return {**options, "model": name}
+
+
+def _fetch(model: NamedModel) -> None:
+    from asyncinfer.models import pull, pulled
+
+    if pulled(model) is None:
+        size = f"{model.size / 1e6:.0f} MB"
+        click.echo(f"Fetching {model.name} ({size}, {model.licence}) ...", err=True)
+        pull(model, show_progress=sys.stderr.isatty())

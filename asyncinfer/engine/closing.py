@@ -1,0 +1,77 @@
+"""Closing an engine from an event loop, which is not kept waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+
+from asyncinfer.engine.frontend import Frontend
+from asyncinfer.engine.thread import DecodeThread
+from asyncinfer.errors import EngineDead
+
+__all__ = ["close"]
+
+#: Seconds that a close waits for the step that runs, beyond the time it leaves to requests.
+CLOSE_GRACE = 10.0
+#: Seconds that it waits for threads that have nothing left to do, and between two looks at them.
+LAST_STEPS = 1.0
+WORKERS_END = 0.02
+GLANCE = 1e-3
+
+
+async def close(
+    frontend: Frontend, thread: DecodeThread, drain: float, clock: Callable[[], float]
+) -> None:
+    """End the thread within `drain` seconds and the grace. Raises `EngineDead` if it hangs."""
+    port = frontend.port()
+    began = clock()
+    opening = frontend.core is None
+    if opening:
+        drain = 0.0
+        thread.cancel_open()
+    else:
+        frontend.drain(drain)
+        thread.notice_close()
+    try:
+        if drain > 0.0:
+            with anyio.move_on_after(drain):
+                await thread.closed.wait(port)
+    except BaseException:
+        # Whoever is cancelled does not wait for answers any more.
+        frontend.drain(0.0)
+        thread.notice_close()
+        raise
+    finally:
+        # Where the thread is done already, a task that was cancelled need not wait at all.
+        with anyio.CancelScope(shield=True):
+            try:
+                if not thread.closed.is_set:
+                    with anyio.move_on_after(CLOSE_GRACE):
+                        await thread.closed.wait(port)
+            finally:
+                # Also where asyncio cancels the task a second time, which no shield keeps off.
+                frontend.dismiss()
+            # One that hangs has been waited for long enough; those that prepare a prompt end by
+            # themselves, when it is done.
+            rest = LAST_STEPS if thread.closed.is_set and thread.hung is None else 0.0
+            stopped = await _end_of(lambda: thread.alive, rest, clock)
+            await _end_of(lambda: frontend.preparing, WORKERS_END, clock)
+    if not stopped:
+        if thread.hung is not None:
+            raise thread.hung()
+        doing = "loads the model" if opening else "computes"
+        raise EngineDead(
+            f"the decode thread did not stop within {clock() - began:.1f} s, and still {doing}"
+            f"{thread.where()}"
+        )
+
+
+async def _end_of(working: Callable[[], bool], seconds: float, clock: Callable[[], float]) -> bool:
+    """Wait for it, `seconds` at most; whether it came."""
+    until = clock() + seconds
+    while working():
+        if clock() >= until:
+            return False
+        await anyio.sleep(GLANCE)
+    return True

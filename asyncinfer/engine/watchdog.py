@@ -1,0 +1,126 @@
+"""`Watchdog`: keeps the engine's promises while a step runs, however long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from threading import Event
+from typing import Final
+
+from asyncinfer.engine.admission import Admission
+from asyncinfer.engine.core import Command, Core
+from asyncinfer.engine.job import End, Job, Phase
+from asyncinfer.engine.jobs import closed, too_late
+from asyncinfer.engine.mailbox import Outcome
+from asyncinfer.engine.ports import Batch, Port
+
+__all__ = ["Watchdog"]
+
+#: Seconds that the decode thread has to end a request in time itself, in order with its tokens.
+GRACE: Final = 0.02
+#: Seconds between two looks at the decode thread, at most.
+LOOK_EVERY: Final = 1.0
+
+
+class Watchdog:
+    """A worker beside the decode thread that runs no model, no plugin and no log handler.
+
+    It ends the requests that are out of time while the decode thread is busy, and finds out
+    whether that hangs: `on_hang` is called, once, when a turn took longer than `step_timeout`.
+    """
+
+    name = "asyncinfer-watchdog"
+
+    def __init__(
+        self,
+        core: Core,
+        admission: Admission,
+        step_timeout: float,
+        clock: Callable[[], float],
+        on_hang: Callable[[], None],
+    ) -> None:
+        self._core = core
+        self._admission = admission
+        self._step_timeout = step_timeout
+        self._clock = clock
+        self._on_hang = on_hang
+        self._look_every = min(LOOK_EVERY, step_timeout / 4)
+        self._news = Event()
+        self._over = False
+        self._looked = clock()
+        #: The turn that ran at the last look, by its beginning, and for how long it was seen to.
+        self._turn: float | None = None
+        self._seen = 0.0
+        admission.on_deadline = self._news.set
+
+    @property
+    def ready(self) -> bool:
+        return self._news.is_set()
+
+    def turn(self) -> float | None:
+        self._news.clear()
+        if self._over:
+            return None
+        now = self._clock()
+        if self._hangs(now):
+            self._on_hang()
+            return None
+        self._end(self._admission.overdue(now - GRACE), now)
+        drain_until = self._admission.drain_until
+        draining = drain_until is not None and now >= drain_until + GRACE
+        if draining:
+            self._close(self._admission.untold())
+        due = self._admission.next_deadline
+        if drain_until is not None and not draining:
+            due = min(due, drain_until)
+        return max(1e-3, min(self._look_every, due + GRACE - now))
+
+    def wait(self, seconds: float) -> None:
+        self._news.wait(seconds)
+
+    def notice(self) -> None:
+        """The engine is closing: there is a time to look at."""
+        self._news.set()
+
+    def stop(self) -> None:
+        """There is nothing to supervise any more."""
+        self._over = True
+        self._news.set()
+
+    def _hangs(self, now: float) -> bool:
+        # What passes between two looks counts for no more than they are apart: in a process that
+        # was stopped, or a machine that slept, the decode thread had no chance to go on.
+        passed = min(now - self._looked, 2 * self._look_every)
+        self._looked = now
+        turn, self._turn = self._turn, self._core.turn_began
+        if self._turn is None:
+            return False
+        self._seen = self._seen + passed if self._turn == turn else min(now - self._turn, passed)
+        return self._seen > self._step_timeout
+
+    def _end(self, jobs: Iterable[Job], now: float) -> None:
+        self._tell((job, End.FAILED, too_late(job, now)) for job in jobs)
+
+    def _close(self, jobs: Iterable[Job]) -> None:
+        self._tell((job, End.CLOSED, closed(job)) for job in jobs)
+
+    def _tell(self, ends: Iterable[tuple[Job, End, BaseException]]) -> None:
+        batches: dict[Port, Batch] = {}
+        jobs = []
+        for job, how, error in ends:
+            # One that has ended, and whose consumer was not told since the decode thread is held
+            # up in between, is told all the same.
+            outcome = self._admission.end(job, how, error) or _instead(job.outcome, error)
+            batches.setdefault(job.mailbox.port, Batch()).news.append((job.mailbox, outcome))
+            jobs.append(job)
+        for port, batch in batches.items():
+            port.send(batch)
+        self._admission.told(jobs)
+        for job in jobs:
+            if job.phase is Phase.TAKEN:
+                self._core.post(Command.RELEASE, job)
+
+
+def _instead(outcome: Outcome | None, error: BaseException) -> Outcome:
+    """The error in the place of how a job had ended."""
+    return Outcome(error) if outcome is None else replace(outcome, error=error)

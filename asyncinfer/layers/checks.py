@@ -1,0 +1,67 @@
+"""Checks of a frozen dataclass's fields when it is made. Every refusal is a `ValueError` that names
+the class, the field, its value and what it may be."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+__all__ = [
+    "check_choice",
+    "check_flags",
+    "check_integers",
+    "check_number",
+    "refuse",
+    "short_repr",
+]
+
+_SHOWN: Final = 80
+
+
+def short_repr(value: object) -> str:
+    """What a message shows of a value, which may be anybody's."""
+    try:
+        shown = repr(value)
+    except Exception:
+        # An integer of too many digits, a list too deep, an object of somebody's own.
+        shown = f"<{type(value).__name__}>"
+    return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
+
+
+def refuse(owner: object, field: str, why: str) -> ValueError:
+    """The error to raise about a field."""
+    shown = short_repr(getattr(owner, field))
+    return ValueError(f"{type(owner).__name__}.{field}={shown}: {why}")
+
+
+def check_choice(owner: object, field: str, choices: Sequence[str | None]) -> None:
+    """The field is one of `choices`."""
+    value = getattr(owner, field)
+    if (value is not None and not isinstance(value, str)) or value not in choices:
+        raise refuse(owner, field, f"must be one of {', '.join(map(repr, choices))}")
+
+
+def check_flags(owner: object, *fields: str) -> None:
+    """Each field is True or False."""
+    for field in fields:
+        if not isinstance(getattr(owner, field), bool):
+            raise refuse(owner, field, "must be True or False")
+
+
+def check_integers(owner: object, *fields: str, low: int, high: int) -> None:
+    """Each field is an integer from `low` to `high`."""
+    for field in fields:
+        value = getattr(owner, field)
+        if type(value) is not int or not low <= value <= high:
+            raise refuse(owner, field, f"must be an integer from {low} to {high}")
+
+
+def check_number(owner: object, field: str, *, high: float = math.inf) -> None:
+    """The field is a finite number above 0 and at most `high`."""
+    value = getattr(owner, field)
+    # Comparing tells an integer of too many digits too, where a conversion would raise.
+    if type(value) not in (int, float) or not 0 < value <= min(high, sys.float_info.max):
+        bound = "" if math.isinf(high) else f" and at most {high:g}"
+        raise refuse(owner, field, f"must be a number above 0{bound}, and finite")

@@ -1,0 +1,197 @@
+"""From the metadata and the tensors of a GGUF file to a `ModelConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from asyncinfer.errors import ModelLoadError
+from asyncinfer.layers import RopeConfig
+from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.family import Family
+from asyncinfer.models.gguf.architectures import ARCHITECTURES, GgufArchitecture
+from asyncinfer.plugins import models
+from asyncinfer.weights.gguf import GgufCheckpoint
+
+__all__ = ["gguf_architecture", "gguf_config"]
+
+#: Llama's keys of `config.json` -> the file's, without the architecture's name before them.
+_KEYS: Final = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length",
+    "rope_theta": "rope.freq_base",
+    "sliding_window": "attention.sliding_window",
+}
+_EPS: Final = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+#: Models whose attention is scaled by `hidden_size / heads` where the head's size is another: the
+#: architecture and its number of layers.
+_SCALED_BY_WIDTH: Final = (("gemma2", 46), ("gemma3", 62))
+
+
+def gguf_config(checkpoint: GgufCheckpoint) -> ModelConfig:
+    """The shape of the model in a GGUF file. `ModelLoadError` names the file and the key."""
+    file = str(checkpoint.folder)
+    name, architecture = gguf_architecture(checkpoint.metadata, file)
+    family = models.resolve(architecture.family)
+    assert isinstance(family, Family), "the families that ship with the package are"
+    values = _values(name, architecture, checkpoint)
+    named = {family.keys.get(key, key): value for key, value in values.items()}
+    read = family.read(architecture.family, named, file)
+    return _as_stored(read, architecture, checkpoint)
+
+
+def gguf_architecture(metadata: Mapping[str, Any], file: str) -> tuple[str, GgufArchitecture]:
+    """The architecture's name in the file, and what there is to know of it. `ModelLoadError`."""
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise ModelLoadError(f"general.architecture={name!r}: must be a name", file=file)
+    kind = name
+    if name == "llama" and _plain(metadata.get("llama.expert_count")):
+        kind = "llama+experts"
+    elif name == "llama" and _plain(metadata.get("llama.attention.sliding_window")):
+        kind = "llama+window"
+    architecture = ARCHITECTURES.get(kind)
+    if architecture is None:
+        known = ", ".join(one for one in ARCHITECTURES if "+" not in one)
+        raise ModelLoadError(f"general.architecture={name!r}: must be one of {known}", file=file)
+    return name, architecture
+
+
+def _values(
+    name: str, architecture: GgufArchitecture, checkpoint: GgufCheckpoint
+) -> dict[str, Any]:
+    """The content of the `config.json` that the file was made from, by Llama's keys."""
+    metadata, tensors = checkpoint.metadata, checkpoint.tensors
+
+    def get(key: str) -> Any:
+        return _plain(metadata.get(f"{name}.{key}"))
+
+    values = {key: get(theirs) for key, theirs in {**_KEYS, **architecture.keys}.items()}
+    values["rms_norm_eps"] = next((get(key) for key in _EPS if get(key) is not None), None)
+    embedding = tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ModelLoadError(
+            "missing in the file", file=str(checkpoint.folder), tensor="token_embd.weight"
+        )
+    values["vocab_size"] = embedding.shape[0]
+    values["tie_word_embeddings"] = "output.weight" not in tensors
+    for key in ("bos", "eos"):
+        values[f"{key}_token_id"] = _plain(metadata.get(f"tokenizer.ggml.{key}_token_id"))
+    head_dim, rotated = values["head_dim"], get("rope.dimension_count")
+    heads, width = values["num_attention_heads"], values["hidden_size"]
+    by_width = None
+    if type(heads) is int and type(width) is int and heads > 0:
+        by_width = width // heads
+        head_dim = by_width if head_dim is None else head_dim
+    if type(rotated) is int and type(head_dim) is int and 0 < rotated < head_dim:
+        values["partial_rotary_factor"] = rotated / head_dim
+    if name.startswith("gemma"):
+        wide = (name, values["num_hidden_layers"]) in _SCALED_BY_WIDTH
+        values["query_pre_attn_scalar"] = by_width if wide else head_dim
+    values |= _rope(get, checkpoint, architecture.scaling)
+    # A key that the file leaves out is the family's to fill in.
+    return {key: value for key, value in values.items() if value is not None} | dict(
+        architecture.values
+    )
+
+
+def _rope(
+    get: Callable[[str], Any], checkpoint: GgufCheckpoint, taken: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The scaling of the rotation: by keys, or by tensors of factors."""
+    original = get("rope.scaling.original_context_length")
+    trained = {} if original is None else {"original_max_position_embeddings": original}
+    tensors = checkpoint.tensors
+    if "rope_factors_long.weight" in tensors and "rope_factors_short.weight" in tensors:
+        scaling = {
+            "rope_type": "longrope",
+            "short_factor": _read(checkpoint, "rope_factors_short.weight"),
+            "long_factor": _read(checkpoint, "rope_factors_long.weight"),
+            **_given(attention_factor=get("rope.scaling.attn_factor")),
+        }
+        return {"rope_scaling": scaling, **trained}
+    if "rope_freqs.weight" in tensors:
+        # Llama 3's scaling, worked out.
+        factors = _read(checkpoint, "rope_freqs.weight")
+        scaling = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors}
+        return {"rope_scaling": {**scaling, "attention_factor": 1.0}}
+    kind, factor = get("rope.scaling.type"), get("rope.scaling.factor")
+    if kind in (None, "none") or factor is None:
+        return {}
+    if kind == "linear":
+        return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
+    given = _given(
+        attention_factor=get("rope.scaling.attn_factor"),
+        beta_fast=get("rope.scaling.yarn_beta_fast"),
+        beta_slow=get("rope.scaling.yarn_beta_slow"),
+    )
+    return {"rope_scaling": {"rope_type": kind, "factor": factor, **trained, **given, **taken}}
+
+
+def _as_stored(
+    config: ModelConfig, architecture: GgufArchitecture, checkpoint: GgufCheckpoint
+) -> ModelConfig:
+    """`config` with the tensors of the file: their names, which biases there are, what the
+    converter changed."""
+    tensors, names = checkpoint.tensors, architecture.names
+    if "blk.0.attn_qkv.weight" in tensors:
+        names = replace(names, qkv=("attn_qkv",))
+    if "blk.0.ffn_gate.weight" not in tensors:
+        # It is packed with the other, or there is none.
+        names = replace(names, up=("ffn_up",))
+
+    def has(*parts: str) -> bool:
+        return any(f"blk.0.{part}.bias" in tensors for part in parts)
+
+    rope, layers = config.rope, config.layers
+    if architecture.interleaved:
+        rope = _interleaved(rope)
+        layers = tuple(replace(layer, rope=_interleaved(layer.rope)) for layer in layers)
+    return replace(
+        config,
+        names=names,
+        rope=rope,
+        layers=layers,
+        qkv_bias=has(*names.qkv),
+        out_bias=has(names.out),
+        mlp_bias=has(names.down),
+        head_bias="output.bias" in tensors,
+        **architecture.changes,
+    )
+
+
+def _interleaved(rope: RopeConfig | None) -> RopeConfig | None:
+    return None if rope is None else replace(rope, interleaved=True)
+
+
+def _read(checkpoint: GgufCheckpoint, name: str) -> list[float]:
+    stored = checkpoint.tensors[name]
+    if stored.dtype != "F32" or len(stored.shape) != 1 or stored.shape[0] > 1 << 12:
+        raise ModelLoadError(
+            f"{stored.dtype} {list(stored.shape)}: must be a short list of F32",
+            file=stored.file,
+            tensor=name,
+        )
+    numbers = np.empty(stored.shape, np.float32)
+    checkpoint.reader.read(stored.file, name, 0, numbers.data.cast("B"))
+    return [float(number) for number in numbers]
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    """A list whose numbers are all alike as that number: files may give a value by layer."""
+    if isinstance(value, np.ndarray):
+        found = {number.item() for number in value[: 1 << 12]}
+        return found.pop() if len(found) == 1 else value[: 1 << 12].tolist()
+    return value

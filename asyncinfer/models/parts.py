@@ -1,0 +1,154 @@
+"""Parts of a `ModelConfig`: what differs from layer to layer, experts, latent attention."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from asyncinfer.layers import (
+    RopeConfig,
+    check_choice,
+    check_flags,
+    check_integers,
+    check_number,
+    refuse,
+)
+
+__all__ = [
+    "DTYPES",
+    "MOST_CONTEXT",
+    "MOST_HEADS",
+    "MOST_LAYERS",
+    "MOST_VOCAB",
+    "MOST_WIDTH",
+    "Block",
+    "ExpertsConfig",
+    "LatentConfig",
+    "LayerConfig",
+    "QKNorm",
+    "Scoring",
+]
+
+# Far above any model there is: what lies beyond is a mistake or an attack.
+MOST_WIDTH: Final = 1 << 20
+MOST_VOCAB: Final = 1 << 24
+MOST_LAYERS: Final = 1 << 10
+MOST_HEADS: Final = 1 << 12
+MOST_CONTEXT: Final = 2**31 - 1
+#: Of a checkpoint, as torch names them.
+DTYPES: Final = ("float32", "float16", "bfloat16")
+#: Over all layers of a model; each is a few tensors to look for.
+_MOST_EXPERTS: Final = 1 << 17
+_MOST_WINDOW: Final = 2**31 - 1
+
+#: Where a layer's norms stand. "pre": before attention and before the feed-forward layer; "post":
+#: after each, before it is added; "sandwich": both. "parallel": attention and feed-forward side by
+#: side, each after a norm of its own; "parallel-shared": after one norm.
+Block = Literal["pre", "post", "sandwich", "parallel", "parallel-shared"]
+#: RMS norm of queries and keys: of each head, or over the whole projection.
+QKNorm = Literal["head", "projection"]
+#: What makes the router's scores of its logits.
+Scoring = Literal["softmax", "sigmoid"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerConfig:
+    """What may differ from layer to layer."""
+
+    #: None: queries and keys are not rotated.
+    rope: RopeConfig | None
+    #: A token sees this many tokens, itself the last of them; None: all before it.
+    window: int | None = None
+    #: Whether its feed-forward layer is a mixture of experts, if the model has any.
+    experts: bool = True
+
+    def __post_init__(self) -> None:
+        if self.rope is not None and not isinstance(self.rope, RopeConfig):
+            raise refuse(self, "rope", "must be a RopeConfig or None")
+        if self.window is not None:
+            check_integers(self, "window", low=1, high=_MOST_WINDOW)
+        check_flags(self, "experts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """The mixture of experts in place of the feed-forward layer."""
+
+    #: How many there are, and how many each token takes.
+    count: int
+    active: int
+    #: As `intermediate_size`, of each.
+    intermediate_size: int
+    #: Whether a token's weights are scaled to sum to one.
+    normalise: bool = True
+    router_bias: bool = False
+    bias: bool = False
+    scoring: Scoring = "softmax"
+    #: Experts come in this many groups, and a token's are from the best few of them.
+    groups: int = 1
+    active_groups: int = 1
+    #: Whether a bias is added to the scores when experts are chosen, and only then.
+    correction: bool = False
+    #: Multiplies the weights.
+    scale: float = 1.0
+    #: As `intermediate_size`, of the part that every token takes; 0: there is none.
+    shared_size: int = 0
+    #: None: the model's activation. Else the clamped SwiGLU's (alpha, limit).
+    clamped_swiglu: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        check_integers(self, "count", low=1, high=_MOST_EXPERTS)
+        check_integers(self, "active", low=1, high=self.count)
+        check_integers(self, "intermediate_size", low=1, high=MOST_WIDTH)
+        check_integers(self, "shared_size", low=0, high=64 * MOST_WIDTH)
+        check_flags(self, "normalise", "router_bias", "bias", "correction")
+        check_choice(self, "scoring", get_args(Scoring))
+        check_number(self, "scale")
+        self._check_groups()
+        rule = self.clamped_swiglu
+        if rule is not None and not (
+            isinstance(rule, tuple)
+            and len(rule) == 2
+            and all(type(value) in (int, float) and 0 < value < math.inf for value in rule)
+        ):
+            raise refuse(self, "clamped_swiglu", "must be None or two finite numbers above 0")
+
+    def _check_groups(self) -> None:
+        check_integers(self, "groups", low=1, high=self.count)
+        check_integers(self, "active_groups", low=1, high=self.groups)
+        size = self.count // self.groups
+        if self.count % self.groups:
+            raise refuse(self, "groups", f"must divide count={self.count}")
+        if self.groups > 1 and self.correction and size < 2:
+            # With a correction a group is as good as its two best experts.
+            raise refuse(self, "groups", f"must leave each of count={self.count} two or more")
+        if self.active > self.active_groups * size:
+            bound = f"has {self.active_groups * size} experts for active={self.active}"
+            raise refuse(self, "active_groups", bound)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentConfig:
+    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values of all heads are made from
+    one small vector per token, which is what the cache holds. `ModelConfig.head_dim` is that of the
+    cache, `kv_rank + rotated`, with one KV head."""
+
+    #: Size of the vector that queries are made from; None: they are made from the hidden state.
+    query_rank: int | None
+    kv_rank: int
+    #: Dimensions of a query or key head that are not rotated, and that are.
+    plain: int
+    rotated: int
+    #: Dimensions of a value head.
+    value: int
+    #: The checkpoint keeps what is rotated together side by side.
+    interleaved: bool = True
+
+    def __post_init__(self) -> None:
+        if self.query_rank is not None:
+            check_integers(self, "query_rank", low=1, high=MOST_WIDTH)
+        check_integers(self, "kv_rank", "plain", "rotated", "value", low=1, high=MOST_WIDTH)
+        if self.rotated % 2:
+            raise refuse(self, "rotated", "must be even")
+        check_flags(self, "interleaved")

@@ -1,0 +1,97 @@
+"""Whether an object, or what makes it, has what a protocol asks for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from asyncinfer.errors import PluginError
+from asyncinfer.plugins.supervision import interrupted
+
+__all__ = ["Needs", "check_factory", "check_kind", "check_parts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a kind of plugin must have."""
+
+    protocol: type
+    version: int
+    #: A protocol whose methods need not be there; one that is, must take its arguments.
+    optional: type | None = None
+
+
+def check_factory(factory: object, needs: Needs, label: str) -> None:
+    """Raise `PluginError` unless it can be called, and if it is a class, has the parts."""
+    if not callable(factory):
+        raise PluginError(f"{label}: {factory!r} is not a class or a function")
+    if isinstance(factory, type):
+        check_parts(factory, needs, label)
+
+
+def check_kind(kind: object, label: str) -> None:
+    """Raise `PluginError` unless it is a frozen dataclass."""
+    name = getattr(kind, "__name__", repr(kind))
+    params = getattr(kind, "__dataclass_params__", None)
+    if not isinstance(kind, type) or not getattr(params, "frozen", False):
+        raise PluginError(f"{label}: {name} must be a frozen dataclass")
+
+
+def check_parts(plugin: object, needs: Needs, label: str) -> None:
+    """Compare a plugin, or its class, with the protocol. Raises `PluginError`."""
+    try:
+        lack = _lack(plugin, needs)
+    # A metaclass or a property may do anything when it is looked at.
+    except BaseException as error:
+        if interrupted(error):
+            raise
+        raise PluginError(f"{label}: cannot be looked at: {error!r}") from error
+    if lack is not None:
+        raise PluginError(f"{label}: {lack}")
+
+
+def _lack(plugin: object, needs: Needs) -> str | None:
+    """What it lacks."""
+    its = getattr(plugin, "protocol_version", needs.version)
+    if its != needs.version:
+        what = f"version {its!r} of {needs.protocol.__name__}"
+        return f"is written for {what}, this is version {needs.version}"
+    optional = {} if needs.optional is None else _methods(needs.optional)
+    for name, needed in {**_methods(needs.protocol), **optional}.items():
+        if name in optional and not hasattr(plugin, name):
+            continue
+        method = getattr(plugin, name, None)
+        if not callable(method):
+            return f"has no method {name!r}"
+        arguments = [*inspect.signature(needed).parameters][1:]
+        if not _accepts(plugin, name, len(arguments)):
+            return f"method {name!r} must take ({', '.join(arguments)})"
+    return None
+
+
+def _methods(protocol: type) -> dict[str, Callable[..., Any]]:
+    return {
+        name: value
+        for base in reversed(protocol.__mro__)
+        if getattr(base, "_is_protocol", False)
+        for name, value in vars(base).items()
+        if inspect.isfunction(value) and not name.startswith("_")
+    }
+
+
+def _accepts(plugin: object, name: str, count: int) -> bool:
+    """Whether method `name` of an object (or of a class) takes `count` positional arguments."""
+    method = getattr(plugin, name)
+    static = isinstance(inspect.getattr_static(plugin, name), staticmethod | classmethod)
+    if isinstance(plugin, type) and not static:
+        count += 1
+    try:
+        inspect.signature(method).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:
+        # Written in C: it has no signature to look at.
+        return True
+    return True

@@ -1,0 +1,78 @@
+"""`RowLogprobs`: logprobs of consecutive positions, as few bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+from asyncinfer.chunk import TokenLogprob
+
+__all__ = ["FIXED_WORDS", "RowLogprobs"]
+
+#: Words of a position beside those of its alternatives.
+FIXED_WORDS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RowLogprobs:
+    """A position is one record of 32-bit words, in the machine's order: token id, logprob (a
+    float), rank; then the ids of its alternatives, then their logprobs. Unpacked it takes fifteen
+    times as much, so it is unpacked where it is handed out and nowhere else."""
+
+    data: bytes
+    #: Of each position.
+    alternatives: int
+
+    @classmethod
+    def of(cls, entries: Sequence[TokenLogprob]) -> RowLogprobs:
+        """Of positions that have equally many alternatives."""
+        alternatives = len(entries[0].top) if entries else 0
+        record = _record(alternatives)
+        packed = [
+            record.pack(
+                entry.token_id,
+                entry.logprob,
+                entry.rank,
+                *(token for token, _ in entry.top),
+                *(logprob for _, logprob in entry.top),
+            )
+            for entry in entries
+        ]
+        return cls(b"".join(packed), alternatives)
+
+    @classmethod
+    def join(cls, parts: Iterable[RowLogprobs]) -> RowLogprobs:
+        """One after the other; of equally many alternatives, and at least one."""
+        rows = list(parts)
+        return cls(b"".join(row.data for row in rows), rows[0].alternatives)
+
+    def __len__(self) -> int:
+        """Positions."""
+        return len(self.data) // self._width
+
+    def __iter__(self) -> Iterator[TokenLogprob]:
+        """Position by position, the alternatives best first, the lowest id first among equals."""
+        stop = FIXED_WORDS + self.alternatives
+        for words in _record(self.alternatives).iter_unpack(self.data):
+            logprobs = words[stop:]
+            top = zip(words[FIXED_WORDS:stop], logprobs, strict=True)
+            # They came best first, but nobody knows in which order equals did.
+            equals = len(set(logprobs)) < self.alternatives
+            pairs = sorted(top, key=lambda pair: (-pair[1], pair[0])) if equals else top
+            yield TokenLogprob(words[0], words[1], words[2], tuple(pairs))
+
+    def __getitem__(self, positions: slice) -> RowLogprobs:
+        start, stop, step = positions.indices(len(self))
+        assert step == 1
+        width = self._width
+        return RowLogprobs(self.data[start * width : stop * width], self.alternatives)
+
+    @property
+    def _width(self) -> int:
+        return 4 * (FIXED_WORDS + 2 * self.alternatives)
+
+
+def _record(alternatives: int) -> Struct:
+    return Struct(f"=ifi{alternatives}i{alternatives}f")

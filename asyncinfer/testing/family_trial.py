@@ -1,0 +1,120 @@
+"""One checkpoint with random weights: as transformers computes it, and as a family reads it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncinfer.testing.decoder_run import DecoderRun
+
+if TYPE_CHECKING:
+    import torch
+
+    from asyncinfer.models import Decoder, ModelConfig
+    from asyncinfer.models.family_calls import FamilyCalls
+
+__all__ = ["FamilyTrial", "pieces", "runs"]
+
+
+class FamilyTrial:
+    """`config` is transformers'; the checkpoint is written to `folder` by transformers itself.
+    Raises whatever transformers raises of a config that it does not take."""
+
+    def __init__(self, model_class: Any, config: Any, folder: Path, seed: int) -> None:
+        import torch
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._model = model_class._from_config(config, attn_implementation="eager")
+        self._model = self._model.float().eval()
+        generator = torch.Generator().manual_seed(seed)
+        std = 1.2 * config.hidden_size**-0.5
+        with torch.no_grad():
+            for parameter in self._model.parameters():
+                noise = torch.empty_like(parameter).normal_(0.0, std, generator=generator)
+                # A norm's weight stays near what it begins as, one or zero.
+                parameter.copy_(noise if parameter.dim() > 1 else parameter + noise)
+        self._model.save_pretrained(folder)
+        self.values: dict[str, Any] = json.loads((folder / "config.json").read_text())
+
+    def right(self, ids: Sequence[int]) -> torch.Tensor:
+        """transformers' logits, float32 `[tokens, vocab]`."""
+        import torch
+
+        with torch.inference_mode():
+            logits: torch.Tensor = self._model(torch.tensor([ids])).logits[0]
+        return logits.float().clone()
+
+    def read(self, calls: FamilyCalls, changes: Mapping[str, Any] | None = None) -> ModelConfig:
+        """What the family reads of the `config.json`, with some keys changed."""
+        return calls.read({**self.values, **(changes or {})}, "config.json")
+
+    def load(self, config: ModelConfig) -> Decoder:
+        """The decoder of that shape with the checkpoint's weights. `ModelLoadError` for tensors
+        that are missing, left over or of another shape."""
+        import torch
+
+        from asyncinfer.models import Decoder, tensor_table
+        from asyncinfer.models.load import without_prefix
+        from asyncinfer.models.tensors import ignored_tensor
+        from asyncinfer.weights import Checkpoint, WeightLoader, check_weights
+
+        with Checkpoint(self.folder) as checkpoint, torch.inference_mode():
+            config = without_prefix(config, checkpoint)
+            table = tensor_table(config)
+            check_weights(checkpoint, table, partial(ignored_tensor, config=config))
+            loader = WeightLoader(checkpoint, table, torch.device("cpu"), torch.float32, None)
+            return Decoder(config, loader)
+
+    def change_tensors(self, add: str | None = None, drop: str | None = None) -> None:
+        """Write the weights again, with a tensor more or one less."""
+        import torch
+        from safetensors.torch import load_file, save_file
+
+        file = self.folder / "model.safetensors"
+        tensors = load_file(file)
+        if add is not None:
+            tensors[add] = torch.ones(3)
+        if drop is not None:
+            del tensors[drop]
+        save_file(tensors, file, metadata={"format": "pt"})
+
+    def tensors(self) -> list[str]:
+        """The checkpoint's names, one of those that differ in the layer's number only."""
+        from asyncinfer.weights import Checkpoint
+
+        with Checkpoint(self.folder) as checkpoint:
+            groups = {re.sub(r"\d+", "*", name): name for name in checkpoint.tensors}
+        return sorted(groups.values())
+
+
+def pieces(decoder: Decoder, ids: Sequence[int]) -> DecoderRun:
+    """One sequence in chunks and single tokens."""
+    run = DecoderRun(decoder, [ids])
+    for count in (7, 1, 1, 16, 1, len(ids) - 26):
+        run.step({0: count})
+    return run
+
+
+def runs(decoder: Decoder, ids: Sequence[Sequence[int]]) -> dict[str, DecoderRun]:
+    """The sequences computed in several ways; the last two begin with the same 32 tokens."""
+    whole = DecoderRun(decoder, ids)
+    whole.step({row: len(sequence) for row, sequence in enumerate(ids)})
+    mixed = DecoderRun(decoder, ids)
+    last, other = len(ids) - 1, len(ids) - 2
+    mixed.step({0: 20, other: 32})
+    mixed.share(last, other, 32)
+    for _ in range(4):
+        mixed.step(dict.fromkeys((0, last, other), 1))
+    mixed.step({row: len(ids[row]) - mixed.done[row] for row in (0, last, other)})
+    return {
+        "whole prompts": whole,
+        "in chunks": pieces(decoder, ids[0]),
+        "in a batch, after a prefix hit": mixed,
+    }

@@ -1,0 +1,93 @@
+"""Plugins that misbehave: what must cost their own requests at most, and never the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from asyncinfer.cache import LRU
+from asyncinfer.protocols import CachedBlock, EvictionPolicy, RequestView, SchedulingPolicy
+from asyncinfer.testing.simulator.host import VirtualHost
+
+__all__ = ["CACHE_POLICIES", "SCHEDULERS"]
+
+
+class _Pausing(LRU):
+    """Others run while it is called, perhaps for long."""
+
+    def __init__(self, host: VirtualHost) -> None:
+        super().__init__()
+        self._host = host
+
+    def released(self, block: CachedBlock) -> None:
+        self._host.point(inside=True)
+        super().released(block)
+
+
+class _Raising(LRU):
+    """Gives up in the middle."""
+
+    def __init__(self, host: VirtualHost) -> None:
+        super().__init__()
+        self._calls = 0
+
+    def reused(self, block: CachedBlock) -> None:
+        self._calls += 1
+        if self._calls > 3:
+            raise asyncio.CancelledError
+        super().reused(block)
+
+
+class _Lying(LRU):
+    """Names blocks that are not its own, and some twice."""
+
+    def __init__(self, host: VirtualHost) -> None:
+        super().__init__()
+
+    def victims(self, count: int) -> Sequence[int]:
+        return [0, 1, 1, *super().victims(count)]
+
+
+class _PausingScheduler:
+    constant = True
+
+    def __init__(self, host: VirtualHost) -> None:
+        self._host = host
+
+    def rank(self, request: RequestView, now: float) -> tuple[float, ...]:
+        self._host.point(inside=True)
+        return (request.arrival,)
+
+
+class _RaisingScheduler:
+    def __init__(self, host: VirtualHost) -> None:
+        self._calls = 0
+
+    def rank(self, request: RequestView, now: float) -> tuple[float, ...]:
+        self._calls += 1
+        if self._calls > 20:
+            raise SystemExit
+        return (-request.arrival,)
+
+
+class _NonsenseScheduler:
+    def __init__(self, host: VirtualHost) -> None:
+        self._calls = 0
+
+    def rank(self, request: RequestView, now: float) -> Any:
+        self._calls += 1
+        return (request.arrival,) if self._calls < 9 else (float("nan"), "first")
+
+
+#: By the name that scenarios have for them.
+CACHE_POLICIES: Final[dict[str, Callable[[VirtualHost], EvictionPolicy]]] = {
+    "(pausing)": _Pausing,
+    "(raising)": _Raising,
+    "(lying)": _Lying,
+}
+SCHEDULERS: Final[dict[str, Callable[[VirtualHost], SchedulingPolicy]]] = {
+    "(pausing)": _PausingScheduler,
+    "(raising)": _RaisingScheduler,
+    "(nonsense)": _NonsenseScheduler,
+}

@@ -1,0 +1,173 @@
+"""`Allowance`: what one rendering of a template may still do, in time and in memory.
+
+Both are counted, not measured, so that a chat is refused everywhere or nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from sys import getrefcount
+from typing import Any, Final, TypeVar
+
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context
+
+__all__ = ["Allowance"]
+
+#: Work of one rendering: a step takes about a microsecond.
+MAX_STEPS: Final = 5_000_000
+#: Characters of one text.
+MAX_SIZE: Final = 64_000_000
+#: What repeating and padding may make of one value: no template has a use for more.
+MAX_REPEATED: Final = 1_000_000
+#: Characters of all that is written.
+MAX_WRITTEN: Final = 256_000_000
+#: Characters of all short values made, and of the long ones that are still held.
+MAX_SHORT: Final = 500_000_000
+MAX_HELD: Final = 250_000_000
+
+#: From this size on a value is followed until nobody holds it.
+_LONG: Final = 1 << 16
+#: Characters made between two looks at what is still held.
+_LOOK: Final = 1 << 24
+#: What an item of a list takes, beside its characters.
+_ITEM: Final = 64
+
+
+def _as_it_is(before: str, after: str) -> str:
+    return after
+
+
+_Made = TypeVar("_Made")
+
+
+class Allowance:
+    """A variable of the template, under a name that no template can write. Everything raises
+    `SecurityError` where it is too much."""
+
+    NAME: Final = "its allowance"
+
+    __slots__ = ("_fresh", "_long", "_short", "_steps", "_written", "guarded", "said")
+
+    def __init__(
+        self, said: Callable[[str], str] = str, guarded: Callable[[str, str], str] = _as_it_is
+    ) -> None:
+        """`said` marks a text as made of what the caller said; `guarded` see `Shield`."""
+        self.said = said
+        self.guarded = guarded
+        self._steps = MAX_STEPS
+        self._written = MAX_WRITTEN
+        self._short = MAX_SHORT
+        self._long: list[tuple[Any, int]] = []
+        #: Characters of long values since the last look.
+        self._fresh = 0
+
+    @classmethod
+    def of(cls, context: Context) -> Allowance:
+        allowance: Allowance = context.parent[cls.NAME]
+        return allowance
+
+    def step(self, count: int = 1) -> None:
+        self._steps -= count
+        if self._steps < 0:
+            raise SecurityError(f"more than {MAX_STEPS} steps of work")
+
+    def rounds(self, items: Iterable[Any], steps: int = 1, written: int = 0) -> Iterator[Any]:
+        """`items`, each at its price."""
+        for item in items:
+            self._steps -= steps
+            self._written -= written
+            if self._steps < 0 or self._written < 0:
+                self.step(0)
+                self.write(0)
+            yield item
+
+    def write(self, size: int) -> None:
+        self._written -= size
+        if self._written < 0:
+            raise SecurityError(f"more than {MAX_WRITTEN} characters written")
+
+    def check(self, what: str, size: int, most: int = MAX_SIZE) -> None:
+        """A value of `size` characters (or bits) is about to be made."""
+        if size > most:
+            raise SecurityError(f"the result of {what} is too large: {size} > {most}")
+
+    def keep(self, value: _Made) -> _Made:
+        """`value`, which was just made."""
+        if isinstance(value, str):
+            size = len(value)
+            if size < _LONG <= self._short:
+                self._short -= size
+                return value
+        elif isinstance(value, list | tuple):
+            size = sum(len(item) for item in value if isinstance(item, str)) + _ITEM * len(value)
+            self.step(len(value) >> 3)
+        else:
+            return value
+        if size < _LONG:
+            self._short -= size
+            if self._short < 0:
+                raise SecurityError(f"more than {MAX_SHORT} characters in short values")
+        else:
+            # Copying this many takes as long as a step.
+            self.step(size >> 12)
+            self._long.append((value, size))
+            self._fresh += size
+            if self._fresh > _LOOK:
+                self._look()
+        return value
+
+    def _look(self) -> None:
+        self._fresh = 0
+        self._long = [(value, size) for value, size in self._long if getrefcount(value) > _ALONE]
+        held = sum(size for _, size in self._long)
+        if held > MAX_HELD:
+            raise SecurityError(f"{held} characters held at once, more than {MAX_HELD}")
+
+    def compare(self, value: Any) -> None:
+        """Something is about to be compared with all of `value`."""
+        if isinstance(value, str):
+            self.step(len(value) >> 10)
+        elif isinstance(value, list | tuple | Mapping):
+            self.walk(value)
+
+    def show(self, *values: Any) -> None:
+        """The values are about to be written as text."""
+        self._walk(values, MAX_SIZE)
+
+    def walk(self, *values: Any) -> int:
+        """Pay for a look at the values, lists within lists and all; how many there are. One that
+        holds another twice is looked at twice: so it would be written, and compared."""
+        return self._walk(values, None)
+
+    def _walk(self, values: Iterable[Any], most: int | None) -> int:
+        waiting, size, count = list(values), 0, 0
+        while waiting:
+            value = waiting.pop()
+            count += 1
+            if isinstance(value, str):
+                # A text within a list is written with its quotes and backslashes doubled.
+                size += 2 * len(value)
+            elif isinstance(value, Mapping):
+                waiting += value
+                waiting += value.values()
+            elif isinstance(value, list | tuple):
+                waiting += value
+            if count & 1023 == 0:
+                self.step(1024)
+                if most is not None:
+                    self.check("writing a value", size, most)
+        self.step(count & 1023)
+        if most is not None:
+            self.check("writing a value", size, most)
+        return count
+
+
+def _alone() -> int:
+    """References to a value that only the list of long values holds, counted as `_look` does."""
+    values = [(value, 1) for value in [object()]]
+    (count,) = [getrefcount(value) for value, _ in values]
+    return count
+
+
+_ALONE: Final = _alone()

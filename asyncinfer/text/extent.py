@@ -1,0 +1,66 @@
+"""How much text one token can stand for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from typing import Any, Final
+
+import tokenizers
+from tokenizers.pre_tokenizers import ByteLevel
+
+__all__ = ["longest_token"]
+
+#: Normalizers, and how many characters they make one of at most: composed ones are of a base and
+#: three marks.
+_SHRINK: Final = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Prepend": 1, "ByteLevel": 1}
+#: Pre-tokenizers that cut a text and leave nothing of it out.
+_CUTS: Final = {"ByteLevel", "Digits", "Metaspace", "Split", "Punctuation", "UnicodeScripts"}
+
+
+def longest_token(backend: tokenizers.Tokenizer, vocabulary: Collection[str]) -> int | None:
+    """Most characters of a text that one token stands for, without the whitespace that an added
+    token may take away beside it. None where there is no such number: a token for whatever is not
+    known stands for any run of characters, and so does none at all."""
+    model = backend.model
+    if not isinstance(model, tokenizers.models.BPE):
+        return None
+    cuts, normalizers = [*_steps(backend.pre_tokenizer)], [*_steps(backend.normalizer)]
+    names = {step["type"] for step in cuts}
+    if names - _CUTS or any(step.get("behavior") == "Removed" for step in cuts):
+        return None
+    if "ByteLevel" in names or any(step["type"] == "ByteLevel" for step in normalizers):
+        known = all(byte in vocabulary for byte in ByteLevel.alphabet())
+    elif model.byte_fallback:
+        known = all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
+    else:
+        known = model.unk_token in vocabulary and not model.fuse_unk
+    if not known:
+        return None
+    longest = max(map(len, vocabulary))
+    for step in normalizers:
+        shrink = _SHRINK.get(step["type"]) or _shrink_of_replace(step)
+        if shrink is None:
+            return None
+        longest *= shrink
+    return longest
+
+
+def _shrink_of_replace(step: dict[str, Any]) -> int | None:
+    match step:
+        case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
+            return 1 if len(new) >= len(old) else None
+    return None
+
+
+def _steps(part: Any) -> Iterator[dict[str, Any]]:
+    """A normalizer or pre-tokenizer, and those it is made of, as the tokenizer's file has them."""
+    if part is not None:
+        yield from _flat(json.loads(part.__getstate__()))
+
+
+def _flat(step: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if step["type"] != "Sequence":
+        yield step
+    for inner in (*step.get("normalizers", ()), *step.get("pretokenizers", ())):
+        yield from _flat(inner)

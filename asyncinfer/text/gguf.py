@@ -1,0 +1,283 @@
+"""The tokenizer and the chat template of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from asyncinfer.errors import ModelLoadError
+from asyncinfer.text.chat import ChatTemplate
+from asyncinfer.text.shield import Shield
+from asyncinfer.text.tokenizer import Tokenizer
+
+__all__ = ["gguf_template", "gguf_tokenizer"]
+
+_PREFIX: Final = "tokenizer.ggml."
+#: Kinds of tokens, as the file numbers them.
+_NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+#: How GPT-2 cuts a text into words (Radford et al., 2019), and how its successors do.
+_CONTRACTIONS: Final = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+
+def _words(digits: str) -> str:
+    """Llama 3's pattern, with so many digits together."""
+    return (
+        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+    )
+
+
+def _cased_words(digits: str, ending: str) -> str:
+    """GPT-4o's pattern: a word begins where its case goes up."""
+    start = r"[^\r\n\p{L}\p{N}]?"
+    return (
+        rf"{start}{_UPPER}*{_LOWER}+{ending}|{start}{_UPPER}+{_LOWER}*{ending}|{digits}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+    )
+
+
+_LLAMA3: Final = _words(r"\p{N}{1,3}")
+_QWEN2: Final = _words(r"\p{N}")
+_GPT4O: Final = _cased_words(r"\p{N}{1,3}", f"{_CONTRACTIONS}?")
+_TEKKEN: Final = _cased_words(r"\p{N}", "")
+#: What a byte-level tokenizer is cut by, by the name that the file gives: a pattern, or GPT-2's
+#: own; and with "digits" before it each digit by itself.
+_GPT2: Final = "gpt-2"
+_DIGITS: Final = "digits, then gpt-2"
+_CUTS: Final[Mapping[str, str]] = {
+    "codeshell": _DIGITS,
+    "command-r": _DIGITS,
+    "dbrx": _LLAMA3,
+    "falcon3": _LLAMA3,
+    "gpt-2": _GPT2,
+    "gpt-4o": _GPT4O,
+    "granite-docling": _GPT2,
+    "jais": _GPT2,
+    "llama-bpe": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama4": _GPT4O,
+    "mpt": _GPT2,
+    "olmo": _GPT2,
+    "phi-2": _GPT2,
+    "pixtral": _TEKKEN,
+    "qwen2": _QWEN2,
+    "refact": _DIGITS,
+    "smaug-bpe": _LLAMA3,
+    "smollm": _DIGITS,
+    "stablelm2": _QWEN2,
+    "starcoder": _DIGITS,
+    "tekken": _TEKKEN,
+}
+#: A word that is a token is taken as it is, even if no merges lead to it.
+_WHOLE_WORDS: Final = {"llama-bpe", "llama-v3", "llama3", "pixtral", "tekken"}
+#: A text opens with the BOS token though the file does not say so.
+_WITH_BOS: Final = {"llama-bpe", "llama-v3", "llama3", "pixtral", "tekken"}
+#: Control tokens that end an answer, in files that name one of them at most.
+_ENDS: Final = {
+    "<end_of_turn>",
+    "<|call|>",
+    "<|end_of_text|>",
+    "<|endoftext|>",
+    "<|eom_id|>",
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|return|>",
+}
+#: Ends an answer in Phi-3; where answers have several messages (gpt-oss) it ends but one of them.
+_END: Final = "<|end|>"
+
+
+def gguf_tokenizer(metadata: Mapping[str, Any], file: str) -> Tokenizer:
+    """The tokenizer that the metadata of a GGUF file describes: byte-level BPE ("gpt2"), or
+    SentencePiece's BPE with bytes to fall back on ("llama"). `ModelLoadError` names the key."""
+    read = _Metadata(metadata, file)
+    tokens = read.strings("tokens")
+    kinds = read.integers("token_type", len(tokens), _NORMAL)
+    kind = read.get("model")
+    if kind == "gpt2":
+        backend = _byte_level(read, tokens)
+    elif kind == "llama":
+        backend = _sentence_piece(read, tokens, kinds)
+    else:
+        raise read.refuse("model", "must be gpt2 or llama")
+    backend.add_special_tokens(_added(tokens, kinds, (_CONTROL, _UNKNOWN), special=True))
+    backend.add_tokens(_added(tokens, kinds, (_USER,), special=False))
+    bos = read.token_id("bos_token_id", len(tokens))
+    opens = read.get("add_bos_token")
+    if opens is None:
+        opens = kind == "llama" or read.get("pre") in _WITH_BOS
+    if opens and bos is not None:
+        name = tokens[bos]
+        backend.post_processor = processors.TemplateProcessing(
+            single=[name, "$A"], pair=[name, "$A", "$B"], special_tokens=[(name, bos)]
+        )
+    control = {token: index for index, token in enumerate(tokens) if kinds[index] == _CONTROL}
+    ends = {control[name] for name in _ENDS & control.keys()}
+    if _END in control and "<|return|>" not in control:
+        ends.add(control[_END])
+    for key in ("eos_token_id", "eot_token_id", "eom_token_id"):
+        found = read.token_id(key, len(tokens))
+        ends |= set() if found is None else {found}
+    return Tokenizer(backend, bos_id=bos, eos_ids=ends)
+
+
+def gguf_template(
+    metadata: Mapping[str, Any], file: str, shield: Shield | None = None
+) -> ChatTemplate:
+    """The chat template in the metadata of a GGUF file."""
+    read = _Metadata(metadata, file)
+    tokens = read.strings("tokens")
+    special = {}
+    roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding"}
+    for role, theirs in roles.items():
+        found = read.token_id(f"{theirs}_token_id", len(tokens))
+        if found is not None:
+            special[f"{role}_token"] = tokens[found]
+    sources = {}
+    for name in ("", ".tool_use"):
+        source = metadata.get(f"tokenizer.chat_template{name}")
+        sources[name] = source if isinstance(source, str) else None
+    return ChatTemplate(
+        sources[""], tool_source=sources[".tool_use"], special_tokens=special, shield=shield
+    )
+
+
+def _byte_level(read: _Metadata, tokens: Sequence[str]) -> tokenizers.Tokenizer:
+    name = read.get("pre")
+    if name not in _CUTS:
+        raise read.refuse("pre", f"must be one of {', '.join(_CUTS)}")
+    merges = []
+    for index, merge in enumerate(read.strings("merges")):
+        left, space, right = merge.partition(" ")
+        if not space:
+            raise read.refuse("merges", f"entry {index} is no pair")
+        merges.append((left, right))
+    try:
+        model = models.BPE(_vocabulary(tokens), merges, ignore_merges=name in _WHOLE_WORDS)
+    except Exception as error:  # The library raises nothing narrower.
+        raise read.refuse("merges", f"do not fit the tokens: {error}") from error
+    backend = tokenizers.Tokenizer(model)
+    if name == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    cut = _CUTS[name]
+    steps: list[Any] = []
+    if cut == _DIGITS:
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    elif cut != _GPT2:
+        steps.append(pre_tokenizers.Split(Regex(cut), "isolated"))
+    words = cut in (_DIGITS, _GPT2)
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _sentence_piece(
+    read: _Metadata, tokens: Sequence[str], kinds: Sequence[int]
+) -> tokenizers.Tokenizer:
+    vocabulary = _vocabulary(tokens)
+    scores = read.numbers("scores", len(tokens))
+    unknown = read.token_id("unknown_token_id", len(tokens))
+    model = models.BPE(
+        vocabulary,
+        _merges(tokens, vocabulary, scores, kinds),
+        unk_token=tokens[unknown or 0],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    backend = tokenizers.Tokenizer(model)
+    begins = read.get("add_space_prefix") is not False
+    steps: list[Any] = [normalizers.Prepend("▁")] if begins else []
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
+    strip = [decoders.Strip(" ", 1, 0)] if begins else []
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    return backend
+
+
+def _merges(
+    tokens: Sequence[str],
+    vocabulary: Mapping[str, int],
+    scores: Sequence[float],
+    kinds: Sequence[int],
+) -> list[tuple[str, str]]:
+    """SentencePiece joins the two neighbours whose token has the highest score: so every way to
+    cut a token into two others, in the order of scores."""
+    ranked = sorted(
+        (index for index, kind in enumerate(kinds) if kind in (_NORMAL, _USER, _UNUSED)),
+        key=lambda index: -scores[index],
+    )
+    found = []
+    for index in ranked:
+        token = tokens[index]
+        cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
+        pairs = [pair for pair in cuts if pair[0] in vocabulary and pair[1] in vocabulary]
+        found += sorted(pairs, key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+    return found
+
+
+def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
+    vocabulary: dict[str, int] = {}
+    for index, token in enumerate(tokens):
+        # The first of two that are spelled alike is the one that is ever written.
+        vocabulary.setdefault(token, index)
+    return vocabulary
+
+
+def _added(
+    tokens: Sequence[str], kinds: Sequence[int], which: Iterable[int], *, special: bool
+) -> list[AddedToken]:
+    return [
+        AddedToken(token, special=special, normalized=False)
+        for token, kind in zip(tokens, kinds, strict=True)
+        if kind in which and token
+    ]
+
+
+class _Metadata:
+    """The tokenizer's part of a file's metadata."""
+
+    def __init__(self, values: Mapping[str, Any], file: str) -> None:
+        self._values = values
+        self._file = file
+
+    def get(self, key: str) -> Any:
+        return self._values.get(_PREFIX + key)
+
+    def strings(self, key: str) -> list[str]:
+        values = self.get(key)
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            raise self.refuse(key, "must be a list of strings")
+        return values
+
+    def integers(self, key: str, count: int, default: int) -> list[int]:
+        return [int(value) for value in self.numbers(key, count, default)]
+
+    def numbers(self, key: str, count: int, default: float = 0.0) -> list[float]:
+        values = self.get(key)
+        if values is None:
+            return [default] * count
+        if isinstance(values, (str, list)) or len(values) != count:
+            raise self.refuse(key, f"must be a number for each of {count} tokens")
+        return list(values.tolist())
+
+    def token_id(self, key: str, count: int) -> int | None:
+        value = self.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
+            raise self.refuse(key, f"must be a token id below {count}")
+        return value
+
+    def refuse(self, key: str, why: str) -> ModelLoadError:
+        shown = repr(self.get(key))
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        return ModelLoadError(f"{_PREFIX}{key}={shown}: {why}", file=self._file)

@@ -1,0 +1,67 @@
+"""Where a checkpoint keeps its chat templates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from asyncinfer.errors import ModelLoadError
+from asyncinfer.text.files import file_of, read_json
+
+__all__ = ["template_sources"]
+
+_FOLDER: Final = "additional_chat_templates"
+#: Templates of a folder, and bytes of one.
+_MOST: Final = 64
+_MOST_BYTES: Final = 4 << 20
+
+
+def template_sources(path: Path) -> dict[str, str]:
+    """Templates by name, "default" and "tool_use" among them. Files of their own
+    (`chat_template.jinja`, `additional_chat_templates/*.jinja`) stand in for all those of
+    `tokenizer_config.json`. Raises `ModelLoadError` if one cannot be read."""
+    sources = {}
+    own = file_of(path, "chat_template.jinja")
+    if own is not None:
+        sources["default"] = _read(own)
+    folder = path / _FOLDER
+    if folder.is_dir():
+        files = sorted(folder.glob("*.jinja"))
+        if len(files) > _MOST:
+            raise ModelLoadError(f"{len(files)} templates: at most {_MOST}", file=str(folder))
+        for each in files:
+            file = file_of(path, each.name, _FOLDER)
+            if file is not None:
+                sources[each.stem] = _read(file)
+    if sources:
+        return sources
+    config = path / "tokenizer_config.json"
+    return _named(config, read_json(path, config.name).get("chat_template"))
+
+
+def _read(file: Path) -> str:
+    try:
+        size = file.stat().st_size
+        if size > _MOST_BYTES:
+            raise ModelLoadError(f"{size} bytes: at most {_MOST_BYTES}", file=str(file))
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"not readable: {error}", file=str(file)) from error
+
+
+def _named(path: Path, value: object) -> dict[str, str]:
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"default": value}
+    entries = value if isinstance(value, list) else [value]
+    named: dict[str, str] = {}
+    for entry in entries:
+        match entry:
+            case {"name": str(name), "template": str(source)}:
+                named[name] = source
+            case _:
+                raise ModelLoadError(
+                    "chat_template must be a string or a list of {name, template}", file=str(path)
+                )
+    return named

@@ -1,0 +1,89 @@
+"""`FileReader`: bytes of a checkpoint's files, read by several threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from io import FileIO
+from pathlib import Path
+from typing import Any, Final
+
+from asyncinfer.errors import ModelLoadError
+
+__all__ = ["FileReader"]
+
+_MOST_THREADS: Final = 8
+
+
+class FileReader(ABC):
+    """The files of a checkpoint. They are read, not mapped: a mapped file that is cut short kills
+    the process, a read one is an error; and what was mapped counts as memory of the process.
+
+    `read` may be called from any thread, until `close`.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[str, FileIO] = {}
+        self._seeking = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+
+    @property
+    def threads(self) -> int:
+        """How many `start` uses."""
+        usable = (
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        )
+        return min(_MOST_THREADS, usable or 1)
+
+    @abstractmethod
+    def read(self, file: str, tensor: str, offset: int, target: memoryview) -> None:
+        """Fill `target`, of bytes, with the numbers of `tensor` from `offset` bytes of them on.
+        `ModelLoadError` where there are fewer."""
+
+    def add(self, name: str, path: Path) -> FileIO:
+        """Open the file that goes by `name` from now on. Raises `OSError`."""
+        self._files[name] = file = open(path, "rb", buffering=0)  # noqa: SIM115 - see `close`
+        return file
+
+    def fill(self, file: str, tensor: str, start: int, target: memoryview) -> None:
+        """Fill `target`, of bytes, from `start` bytes behind the beginning of the file.
+        `ModelLoadError`, which names the tensor that is read, where there are fewer."""
+        done = 0
+        while done < len(target):
+            try:
+                count = self._read_at(file, start + done, target[done:])
+            except OSError as error:
+                raise ModelLoadError(
+                    f"cannot be read: {error}", file=file, tensor=tensor
+                ) from error
+            if not count:
+                raise ModelLoadError(
+                    "the file ends within it: it was cut short since it was opened",
+                    file=file,
+                    tensor=tensor,
+                )
+            done += count
+
+    def start(self, function: Callable[..., None], *args: Any) -> Future[None]:
+        """Call `function` on one of the threads."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="asyncinfer-load")
+        return self._pool.submit(function, *args)
+
+    def close(self) -> None:
+        """End the threads and close the files."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+        for file in self._files.values():
+            file.close()
+
+    def _read_at(self, name: str, start: int, target: memoryview) -> int:
+        file = self._files[name]
+        if hasattr(os, "preadv"):
+            return os.preadv(file.fileno(), [target], start)
+        with self._seeking:
+            file.seek(start)
+            return file.readinto(target)

@@ -1,0 +1,48 @@
+"""Which GGUF file of several is meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from asyncinfer.errors import ModelLoadError
+
+__all__ = ["find_gguf", "split_names"]
+
+#: What one file of several is called: a name, its number, and how many there are.
+_SPLIT: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+_MOST_PARTS: Final = 1000
+_MOST_SHOWN: Final = 12
+
+
+def split_names(name: str) -> list[str]:
+    """The names of the files that the model in the file `name` was split into, that one first;
+    `name` alone if it was not split. `ModelLoadError` if it is another than the first."""
+    match = _SPLIT.fullmatch(name)
+    if match is None:
+        return [name]
+    stem, number, count = match[1], int(match[2]), int(match[3])
+    if number != 1 or not 1 <= count <= _MOST_PARTS:
+        raise ModelLoadError(f"is file {number} of {count}: name the first of them", file=name)
+    return [f"{stem}-{part:05}-of-{count:05}.gguf" for part in range(1, count + 1)]
+
+
+def find_gguf(names: Iterable[str], wanted: str, where: str) -> str:
+    """The file of `names` that is called `wanted`, or the only one with that in its name; the
+    first one of a model that was split. `ModelLoadError` names what there is."""
+    first = [name for name in sorted(names) if not _is_later(name)]
+    if wanted in first:
+        return wanted
+    found = [name for name in first if wanted.lower() in name.lower()]
+    if len(found) == 1:
+        return found[0]
+    shown = ", ".join((found or first)[:_MOST_SHOWN]) or "none"
+    which = f"named like {wanted!r}" if wanted else "of GGUF"
+    count = "several files" if found else "no file"
+    raise ModelLoadError(f"holds {count} {which}; name one of: {shown}", file=where)
+
+
+def _is_later(name: str) -> bool:
+    match = _SPLIT.fullmatch(name)
+    return match is not None and int(match[2]) != 1

@@ -1,0 +1,72 @@
+"""`GgufReader`: tensors of GGUF files as numbers, dequantised as they are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+
+from asyncinfer.errors import ModelLoadError
+from asyncinfer.weights.file_reader import FileReader
+
+__all__ = ["GgufReader", "Span"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where a tensor lies."""
+
+    kind: GGMLQuantizationType
+    #: Bytes from the beginning of the file.
+    start: int
+    #: Numbers in it: a whole count of the type's blocks.
+    numbers: int
+
+    @property
+    def plain(self) -> bool:
+        """Whether its numbers are read as they are; else they are given as float32."""
+        return GGML_QUANT_SIZES[self.kind][0] == 1
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        block, size = GGML_QUANT_SIZES[self.kind]
+        return self.numbers // block * size
+
+
+class GgufReader(FileReader):
+    """The GGUF files of a checkpoint. `read` may be called from any thread, until `close`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._spans: dict[tuple[str, str], Span] = {}
+
+    def open(self, name: str, path: Path) -> None:
+        """Add the file `name`. `ModelLoadError` if it cannot be opened."""
+        try:
+            self.add(name, path)
+        except OSError as error:
+            raise ModelLoadError(f"cannot be read: {error}", file=name) from error
+
+    def place(self, file: str, tensor: str, span: Span) -> None:
+        """`tensor` lies there in `file`."""
+        self._spans[file, tensor] = span
+
+    def read(self, file: str, tensor: str, offset: int, target: memoryview) -> None:
+        """Fill `target`, of bytes, with the tensor's numbers from `offset` bytes of them on: as
+        they are in the file, or as float32 where they are quantised there."""
+        span = self._spans[file, tensor]
+        if span.plain:
+            self.fill(file, tensor, span.start + offset, target)
+            return
+        block, size = GGML_QUANT_SIZES[span.kind]
+        numbers = np.frombuffer(target, np.float32)
+        first, end = offset // 4, offset // 4 + len(numbers)
+        begin = first // block
+        packed = np.empty((-(-end // block) - begin) * size, np.uint8)
+        self.fill(file, tensor, span.start + begin * size, packed.data)
+        # numpy's own loops let other threads run.
+        floats = dequantize(packed.reshape(1, -1), span.kind).reshape(-1)
+        numbers[:] = floats[first - begin * block : end - begin * block]

@@ -1,0 +1,123 @@
+"""Which model a command takes: by name, by the environment, or the embedded one for want of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import asyncinfer.models
+from asyncinfer.cli import main
+from asyncinfer.cli.model import with_model
+from asyncinfer.errors import ModelLoadError
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Nothing is here, and what is pulled is noted."""
+    names: list[str] = []
+    monkeypatch.delenv("ASYNCINFER_MODEL")
+    monkeypatch.setattr(asyncinfer.models, "pulled", lambda model: None)
+    monkeypatch.setattr(
+        asyncinfer.models, "pull", lambda model, **options: names.append(model.name)
+    )
+    return names
+
+
+@pytest.fixture
+def unreachable(monkeypatch: pytest.MonkeyPatch, fetched: list[str]) -> None:
+    def refuse(model: Any, **options: Any) -> Path:
+        raise ModelLoadError(f"model {model.name!r} can be had nowhere")
+
+    monkeypatch.setattr(asyncinfer.models, "pull", refuse)
+
+
+def test_without_a_name_smollm2_is_fetched_once(fetched: list[str], capsys: Capture) -> None:
+    assert with_model({"device": "cpu"}) == {"device": "cpu", "model": "smollm2"}
+    assert fetched == ["smollm2"]
+    said = capsys.readouterr()
+    assert said.err == "Fetching smollm2 (98 MB, Apache-2.0) ...\n"
+    assert not said.out
+
+
+def test_what_is_here_is_not_fetched(
+    fetched: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(asyncinfer.models, "pulled", lambda model: Path("here"))
+    assert with_model({}) == {"model": "smollm2"}
+    assert not fetched
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_where_nothing_can_be_reached_the_embedded_model_is_taken(capsys: Capture) -> None:
+    assert with_model({}) == {}
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1:] == [
+        "model 'smollm2' can be had nowhere. Taking the embedded model instead: it completes "
+        "Python code, and is no assistant."
+    ]
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_a_model_that_was_asked_for_is_not_replaced() -> None:
+    with pytest.raises(ModelLoadError, match="nowhere"):
+        with_model({"model": "smollm2"})
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "taken"),
+    [
+        ({"model": "a/b"}, "c/d", {"model": "a/b"}),
+        ({}, "c/d", {"model": "c/d"}),
+        ({"model": "embedded"}, None, {}),
+        ({}, "embedded", {}),
+    ],
+)
+def test_the_option_goes_before_the_environment(
+    given: dict[str, str],
+    variable: str | None,
+    taken: dict[str, str],
+    fetched: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("ASYNCINFER_MODEL", variable)
+    assert with_model(given) == taken
+    assert not fetched
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as done:
+        main(arguments)
+    assert isinstance(done.value.code, int)
+    return done.value.code
+
+
+def test_pull_prints_where_the_model_lies(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
+) -> None:
+    asked: list[Any] = []
+
+    def noted(answer: Path) -> Callable[..., Path]:
+        def pull(model: Any, **options: Any) -> Path:
+            asked.append(model)
+            return answer
+
+        return pull
+
+    monkeypatch.setattr(asyncinfer.models, "pull", noted(tmp_path / "named"))
+    monkeypatch.setattr(asyncinfer.models, "resolve", noted(tmp_path / "hub"))
+    assert run("pull", "smollm2") == 0
+    assert run("pull", "org/name:Q4_K_M") == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'named'}\n{tmp_path / 'hub'}\n"
+    assert [getattr(one, "name", one) for one in asked] == ["smollm2", "org/name:Q4_K_M"]
+
+
+def test_one_message_is_answered_and_the_program_ends(capsys: Capture) -> None:
+    assert run("chat", "--max-tokens", "5", "Say something") == 0
+    assert len(capsys.readouterr().out.strip()) > 0

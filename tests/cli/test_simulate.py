@@ -1,0 +1,61 @@
+"""`asyncinfer simulate`: what it prints, its exit codes, replays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from asyncinfer.cli import main
+from asyncinfer.engine.deadlines import Deadlines
+
+Capture = pytest.CaptureFixture[str]
+
+
+def run(*args: str) -> int:
+    with pytest.raises(SystemExit) as done:
+        main(["simulate", *args])
+    assert isinstance(done.value.code, int)
+    return done.value.code
+
+
+def test_lives_that_do_not_fail(capsys: Capture) -> None:
+    assert run("--seed", "3", "--steps", "100") == 0
+    out = capsys.readouterr().out
+    assert "ended: whole" in out
+    assert "none failed" in out
+
+
+def test_json(capsys: Capture) -> None:
+    assert run("--steps", "50", "--checking", "light", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["steps"] >= 50
+    assert report["failures"] == []
+    assert report["events"]["steps"] == report["steps"]
+
+
+def test_a_failure_and_its_replay(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Deadlines, "discard", lambda self, job: None)
+        assert run("--steps", "500", "--out", str(tmp_path)) == 1
+        captured = capsys.readouterr()
+        assert "1 failed" in captured.out
+        (path,) = tmp_path.glob("simulation-*.json")
+        assert f"--replay {path}" in captured.err
+        assert '["submit", {' in captured.err
+        assert run("--replay", str(path)) == 1
+        assert capsys.readouterr().err.startswith(f"{path}: I")
+    assert run("--replay", str(path)) == 0
+    assert "does not fail any more" in capsys.readouterr().out
+
+
+def test_wrong_options(capsys: Capture, tmp_path: Path) -> None:
+    assert run("--scheduler", "nobody") == 2
+    assert "nobody" in capsys.readouterr().err
+    path = tmp_path / "no-trace.json"
+    path.write_text("[]")
+    assert run("--replay", str(path)) == 2
+    assert "is no trace of a simulation" in capsys.readouterr().err

@@ -1,0 +1,284 @@
+"""Closing: while opening, cancelled, with a thread that hangs, and without holding up a loop."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+import threading
+from typing import Any
+
+import anyio
+import pytest
+from support import OpenEngine, Until
+
+from asyncinfer import Engine, EngineClosed, EngineDead, Overloaded, PluginError
+from asyncinfer.config import EngineConfig
+from asyncinfer.engine import Loaded, lanes
+from asyncinfer.engine.runtime import Handle, Threads, Worker
+from asyncinfer.protocols import Observer
+from asyncinfer.testing import FakeModel, StepGate
+from asyncinfer.testing.fake_model import FakeRunner
+
+pytestmark = pytest.mark.anyio
+
+
+class SlowModel(FakeModel):
+    """Loads when it is let to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loading = threading.Event()
+        self.let_go = threading.Event()
+
+    def load(self, config: EngineConfig, progress: Any = None) -> Loaded:
+        self.loading.set()
+        assert self.let_go.wait(60)
+        return super().load(config, progress)
+
+
+async def test_closed_while_it_opens(until: Until) -> None:
+    model = SlowModel()
+    engine = Engine(model)
+    assert engine.health().state == "closed"
+    told: list[BaseException] = []
+
+    async def enter() -> None:
+        try:
+            async with engine:
+                raise AssertionError("opened")
+        except EngineClosed as error:
+            told.append(error)
+            # Only now is there an end to the loading.
+            model.let_go.set()
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+            group.start_soon(enter)
+            await until(model.loading.is_set)
+            assert engine.health().state == "opening"
+            await engine.aclose()
+    assert "while it was being opened" in str(told[0])
+    assert engine.health().state == "closed"
+    assert not engine._thread.alive  # type: ignore[union-attr]
+    with pytest.raises(EngineClosed):
+        engine.stream("x")
+
+
+def test_a_native_cancellation_during_the_drain() -> None:
+    """The drain ends, what runs is aborted, and the task leaves when the thread has ended."""
+
+    async def main() -> None:
+        gate = StepGate()
+        engine = await Engine.open(FakeModel(gate=gate), drain_timeout=1000.0)
+        stream = engine.stream("x", max_tokens=4000)
+        await anext(stream)
+        gate.close()
+        closing = asyncio.create_task(engine.aclose())
+        while engine.health().state != "draining":
+            await asyncio.sleep(0)
+        closing.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        # The step still runs.
+        assert not closing.done()
+        gate.open()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(closing, 30)
+        assert engine._admission.held == 0
+        assert not engine._thread.alive  # type: ignore[union-attr]
+        with pytest.raises(EngineClosed):
+            async for _ in stream:
+                pass
+
+    asyncio.run(main())
+
+
+async def test_a_scope_that_ends_during_the_drain(gate: StepGate) -> None:
+    engine = await Engine.open(FakeModel(gate=gate), drain_timeout=1000.0)
+    stream = engine.stream("x", max_tokens=4000)
+    await anext(stream)
+    with anyio.fail_after(30):
+        with anyio.move_on_after(0.05):
+            await engine.aclose()
+    assert engine.health().state == "closed"
+    assert engine._admission.held == 0
+
+
+async def test_nobody_joins_a_thread_on_the_event_loop(
+    gate: StepGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = threading.get_ident()
+    join = threading.Thread.join
+
+    def watched(thread: threading.Thread, timeout: float | None = None) -> None:
+        assert threading.get_ident() != here or timeout == 0.0
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", watched)
+    gate.close()
+    engine = await Engine.open(FakeModel(gate=gate), step_timeout=0.1)
+    with pytest.raises(EngineDead):
+        await engine.generate("x")
+    with anyio.fail_after(30):
+        with pytest.raises(EngineDead, match=r"longer than 0\.1 s"):
+            await engine.aclose()
+    gate.open()
+    async with Engine(FakeModel()) as healthy:
+        await healthy.generate("x" * 1500, max_tokens=1)
+
+
+class FewThreads(Threads):
+    """Starts no thread of these names."""
+
+    def __init__(self, *refused: str) -> None:
+        self.refused = {*refused}
+
+    def start(self, worker: Worker) -> Handle:
+        if worker.name in self.refused:
+            raise RuntimeError("can't start new thread")
+        return super().start(worker)
+
+
+class FewThreadsEngine(Engine):
+    def __init__(self, *args: Any, refused: str, **kwargs: Any) -> None:
+        self._runtime = FewThreads(refused)
+        super().__init__(*args, **kwargs)
+
+
+@pytest.mark.parametrize("refused", ["asyncinfer-decode", "asyncinfer-watchdog"])
+async def test_a_thread_that_cannot_be_started(refused: str) -> None:
+    model = FakeModel()
+    engine = FewThreadsEngine(model, refused=refused)
+    with anyio.fail_after(30), pytest.raises(EngineDead, match="can't start new thread"):
+        async with engine:
+            raise AssertionError("opened")
+    await engine.aclose()
+    assert engine.health().state in ("closed", "dead")
+
+
+async def test_a_worker_that_cannot_be_started() -> None:
+    async with FewThreadsEngine(FakeModel(), refused="asyncinfer-intake") as engine:
+        for _ in range(2):
+            with anyio.fail_after(30), pytest.raises(Overloaded, match="can't start new thread"):
+                await engine.generate("x" * 1500, max_tokens=1)
+        assert engine._admission.held == 0
+        assert len((await engine.generate("x", max_tokens=2)).token_ids) == 2
+        engine._runtime.refused.clear()  # type: ignore[attr-defined]
+        assert len((await engine.generate("x" * 1500, max_tokens=2)).token_ids) == 2
+
+
+def test_one_worker_is_enough() -> None:
+    class One(Threads):
+        started = 0
+
+        def start(self, worker: Worker) -> Handle:
+            if self.started:
+                raise RuntimeError("can't start new thread")
+            self.started = 1
+            return super().start(worker)
+
+    pool = lanes.Lanes(One())
+    done = threading.Event()
+    pool.give(lambda: None, 1)
+    pool.give(done.set, lanes.HUGE)
+    assert done.wait(30)
+    pool.close()
+
+
+def test_leaving_the_interpreter_while_it_loads() -> None:
+    """The loading is told to stop, and waited for."""
+    program = """
+    import asyncio, threading, time
+    from asyncinfer import Engine, EngineClosed
+    from asyncinfer.chunk import LoadProgress
+    from asyncinfer.testing import FakeModel
+
+    loading = threading.Event()
+
+    class Slow(FakeModel):
+        def load(self, config, progress):
+            loading.set()
+            try:
+                while True:
+                    progress(LoadProgress(1, 2))
+                    time.sleep(0.001)
+            except EngineClosed:
+                print("stopped", flush=True)
+                raise
+
+    def run():
+        try:
+            asyncio.run(main())
+        except BaseException:
+            pass
+
+    async def main():
+        await Engine.open(Slow())
+
+    threading.Thread(target=run, daemon=True).start()
+    loading.wait()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("stopped\n", 0), done.stderr
+
+
+async def test_a_thousand_streams(open_engine: OpenEngine) -> None:
+    model = FakeModel(blocks=8192, strict=False)
+    engine = await Engine.open(model, max_running=1000)
+    streams = [engine.stream("x", max_tokens=2000) for _ in range(1000)]
+    ends: list[str] = []
+
+    async def read(stream: Any) -> None:
+        try:
+            async for _ in stream:
+                pass
+        except EngineClosed as error:
+            ends.append(str(error))
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            for stream in streams:
+                group.start_soon(read, stream)
+            while engine._admission.held < 1000:
+                await anyio.sleep(0.001)
+            await engine.aclose(drain_timeout=0.0)
+    assert len(ends) == 1000
+    assert engine._admission.held == 0
+
+
+async def test_an_observer_whose_thread_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was opened before is given back, that of the runner and of the other observers."""
+    closed: list[str] = []
+
+    class Closing(Observer):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def observe(self, event: Any) -> None: ...
+
+        def close(self) -> None:
+            closed.append(self.name)
+
+    start, started = threading.Thread.start, []
+
+    def few(thread: threading.Thread) -> None:
+        if thread.name == "asyncinfer-observer":
+            if started:
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", few)
+    monkeypatch.setattr(FakeRunner, "close", lambda runner: closed.append("runner"))
+    with anyio.fail_after(30), pytest.raises(PluginError, match="can't start new thread"):
+        await Engine.open(FakeModel(), observers=[Closing("first"), Closing("second")])
+    started[0].join(30)
+    assert sorted(closed) == ["first", "runner", "second"]

@@ -1,0 +1,61 @@
+"""Deadlines of many requests: none is missed, and one costs the same among many."""
+
+from __future__ import annotations
+
+import contextvars
+import random
+from typing import cast
+
+from support import lines_run
+
+from asyncinfer import SamplingParams
+from asyncinfer.engine import deadlines as deadlines_module
+from asyncinfer.engine.deadlines import Deadlines
+from asyncinfer.engine.job import Job
+from asyncinfer.engine.options import RequestOptions
+from asyncinfer.engine.ports import Port
+
+MANY = 2000
+#: Nobody is told of these.
+NOWHERE = cast(Port, object())
+
+
+def job(deadline: float) -> Job:
+    options = RequestOptions(
+        priority=0, deadline=deadline, cache_scope="", buffer=8, on_full="pause"
+    )
+    context = contextvars.copy_context()
+    return Job("req-1", NOWHERE, SamplingParams(), options, 0.0, context)
+
+
+def test_those_that_are_due_are_found_in_their_order() -> None:
+    seed = 7
+    jobs = [job(1.0 + i // 3) for i in range(300)]
+    random.Random(seed).shuffle(jobs)
+    deadlines = Deadlines()
+    for each in jobs:
+        deadlines.add(each)
+    for each in jobs[::4]:
+        deadlines.discard(each)
+    left = [each for i, each in enumerate(jobs) if i % 4]
+    for now in (0.5, 1.0, 42.0, 1000.0):
+        due = deadlines.due(now)
+        assert sorted(map(id, due)) == sorted(id(each) for each in left if each.deadline <= now), (
+            f"seed {seed}"
+        )
+        assert [each.deadline for each in due] == sorted(each.deadline for each in due)
+
+
+def test_one_that_is_due_costs_the_same_among_many() -> None:
+    """There may be one at every step, and the watchdog looks as well."""
+
+    def work(count: int) -> int:
+        deadlines = Deadlines()
+        for i in range(count):
+            deadlines.add(job(1.0 + i))
+        found: list[Job] = []
+        lines = lines_run(lambda: found.extend(deadlines.due(1.5)), deadlines_module.__file__)
+        assert len(found) == 1
+        return lines
+
+    assert work(MANY) <= work(3) + 5

@@ -1,0 +1,185 @@
+"""A consumer that reads slowly or not at all, turn by turn. Faults 4 and 5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asyncinfer import DeadlineExceeded, EngineClosed, RequestFailed, StreamStalled
+from asyncinfer.engine.coalescing import Coalescing
+from asyncinfer.engine.core import Command
+from asyncinfer.testing import FakeModel, InlineEngine, InlineStream
+
+LONG: dict[str, Any] = {"max_tokens": 400, "temperature": 0.0}
+
+
+def right(engine: InlineEngine, count: int) -> list[int]:
+    whole = engine.submit("hello", **LONG)
+    while not whole.ended:
+        engine.pump()
+        whole.read()
+    return whole.token_ids()[:count]
+
+
+def used(stream: InlineStream) -> int:
+    outcome = stream.job.mailbox.outcome
+    assert outcome is not None
+    return outcome.usage.completion_tokens
+
+
+# fault 4
+def test_whoever_reads_steadily_is_not_stalled() -> None:
+    engine = InlineEngine(FakeModel(), buffer=100, stall_timeout=1.0)
+    stream = engine.submit("hello", **LONG)
+    engine.pump(200)
+    assert engine.stats().paused == 1
+    while not stream.ended:
+        # Half of the buffer takes longer than the stall timeout.
+        engine.now += 0.025
+        engine.pump()
+        stream.read(1)
+    assert stream.error is None
+    assert len(stream.token_ids()) == 400
+
+
+# fault 4
+def test_whoever_stops_reading_is_stalled_from_then_on() -> None:
+    engine = InlineEngine(FakeModel(), buffer=100, stall_timeout=1.0)
+    stream = engine.submit("hello", **LONG)
+    engine.pump(200)
+    for _ in range(5):
+        engine.now += 0.9
+        engine.pump()
+        stream.read(1)
+    engine.pump()
+    engine.now += 0.99
+    engine.pump()
+    assert stream.error is None
+    engine.now += 0.02
+    engine.pump()
+    assert isinstance(stream.error, StreamStalled)
+
+
+@pytest.mark.parametrize("answers", [1, 3])
+@pytest.mark.parametrize("buffer", [1, 2, 8])
+# fault 5
+def test_cancel_on_full_spares_whoever_reads(buffer: int, answers: int) -> None:
+    engine = InlineEngine(FakeModel(), on_full="cancel", buffer=buffer)
+    stream = engine.submit("hello", n=answers, **LONG)
+    while not stream.ended:
+        engine.pump()
+        stream.read()
+    assert stream.error is None
+    assert [len(stream.token_ids(index)) for index in range(answers)] == [400] * answers
+
+
+# fault 5
+@pytest.mark.parametrize("buffer", [1, 8])
+def test_cancel_on_full_means_that_a_token_does_not_fit(buffer: int) -> None:
+    engine = InlineEngine(FakeModel(), on_full="cancel", buffer=buffer)
+    stream = engine.submit("hello", **LONG)
+    engine.pump(buffer)
+    assert stream.error is None
+    engine.pump()
+    assert isinstance(stream.error, RequestFailed)
+    assert f"buffer={buffer} " in str(stream.error)
+    stream.read()
+    assert len(stream.token_ids()) == used(stream)
+
+
+def late(engine: InlineEngine) -> None:
+    engine.now = 100.0
+
+
+def closed(engine: InlineEngine) -> None:
+    engine.core.post(Command.CLOSE, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("end", "error"), [(late, DeadlineExceeded), (closed, EngineClosed)], ids=["deadline", "close"]
+)
+@pytest.mark.parametrize("read_before", [0, 5, 33])
+# fault 5
+def test_coalescing_loses_no_token_at_an_end(end: Any, error: Any, read_before: int) -> None:
+    engine = InlineEngine(FakeModel(), on_full="coalesce", buffer=32)
+    expected = right(engine, 400)
+    stream = engine.submit("hello", deadline=50.0, **LONG)
+    engine.pump(90)
+    stream.read(read_before)
+    engine.pump(90)
+    end(engine)
+    engine.pump()
+    stream.read()
+    assert isinstance(stream.error, error)
+    assert len(stream.token_ids()) == used(stream) >= 150
+    assert stream.token_ids() == expected[: used(stream)]
+
+
+def test_a_failed_row_delivers_what_was_coalesced() -> None:
+    failing = False
+    model = FakeModel(failing=lambda plan: {0: ArithmeticError("NaN")} if failing else {})
+    engine = InlineEngine(model, on_full="coalesce", buffer=2)
+    stream = engine.submit("hello", **LONG)
+    engine.pump(50)
+    failing = True
+    engine.pump()
+    stream.read()
+    assert isinstance(stream.error, RequestFailed)
+    assert len(stream.token_ids()) == used(stream) == 50
+
+
+def test_the_possible_beginning_of_a_stop_string_is_text_when_a_stream_fails() -> None:
+    engine = InlineEngine(FakeModel())
+    plain = engine.submit("hello", **{**LONG, "max_tokens": 40})
+    engine.run()
+    plain.read()
+    text = plain.text()
+    # Held back from the fourth character on, and never complete.
+    stopped = engine.submit("hello", stop=text[3:] + "\u2603", deadline=5.0, **LONG)
+    engine.pump(41)
+    engine.now += 6.0
+    engine.pump()
+    stopped.read()
+    assert isinstance(stopped.error, DeadlineExceeded)
+    assert len(stopped.text()) >= len(text) - 1
+    assert stopped.text().startswith(text[:-1])
+
+
+@pytest.mark.parametrize("most", [1, 3, 100])
+def test_what_waits_is_merged_by_answer(most: int) -> None:
+    queue = Coalescing(most)
+    for number in range(12):
+        reason = "length" if number >= 10 else None
+        queue.append((f"{number}\r\n", (number,), (), number % 2, reason))
+    assert len(queue) == min(12, most + 2)
+    found: dict[int, list[int]] = {0: [], 1: []}
+    texts = ""
+    taken = []
+    while queue:
+        chunk = queue.popleft()
+        taken.append(chunk)
+        found[chunk[3]] += chunk[1]
+        texts += chunk[0]
+    assert found == {0: list(range(0, 12, 2)), 1: list(range(1, 12, 2))}
+    assert sorted(texts.split()) == sorted(map(str, range(12)))
+    assert "\r\n" in texts
+    assert [chunk[4] for chunk in taken[-2:]] == ["length", "length"]
+    with pytest.raises(IndexError):
+        queue.popleft()
+    queue.append(("x", (7,), (), 0, None))
+    assert queue.popleft() == ("x", (7,), (), 0, None)
+
+
+# fault 4
+def test_a_process_that_was_stopped_stalls_nobody() -> None:
+    engine = InlineEngine(FakeModel(), buffer=8, stall_timeout=5.0)
+    stream = engine.submit("hello", **LONG)
+    engine.pump(30)
+    engine.now += 50.0
+    engine.pump()
+    assert stream.error is None
+    for _ in range(6):
+        engine.now += 0.9
+        engine.pump()
+    assert isinstance(stream.error, StreamStalled)

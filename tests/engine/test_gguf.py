@@ -1,0 +1,70 @@
+"""Engines on GGUF files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from models.families import random_model
+from models.gguf_files import write_gguf
+
+from asyncinfer import Engine, ModelLoadError
+from asyncinfer.models import NAMED_MODELS, pulled
+
+SMOLLM2 = pulled(NAMED_MODELS["smollm2"])
+Q = gguf.GGMLQuantizationType
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", [Q.F16, Q.Q8_0, Q.Q4_1], ids=lambda kind: kind.name)
+async def test_greedy_tokens_are_those_of_the_dequantised_model(kind: Q, tmp_path: Path) -> None:
+    model = random_model("llama", "plain")
+    path = write_gguf(model, tmp_path / "model.gguf", kind)
+    for parameter in model.parameters():
+        if parameter.ndim > 1 and parameter.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0:
+            # Rows are rounded one by one, in whatever order they stand.
+            packed = gguf.quantize(parameter.detach().numpy(), kind)
+            parameter.data.copy_(torch.from_numpy(gguf.dequantize(packed, kind).copy()))
+    prompt = list(range(3, 40))
+    with torch.inference_mode():
+        right = model.generate(
+            torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=None
+        )[0, len(prompt) :]
+    async with Engine(path, dtype="float32", max_context=128) as engine:
+        done = await engine.generate(prompt, max_tokens=24, temperature=0.0, ignore_eos=True)
+        assert list(done.token_ids) == right.tolist()
+        assert engine.default_params.greedy
+
+
+@pytest.mark.anyio
+async def test_the_file_says_how_to_sample(tmp_path: Path) -> None:
+    said = {"general.sampling.temp": 0.7, "general.sampling.top_k": 40}
+    path = write_gguf(random_model("llama", "plain"), tmp_path / "model.gguf", **said)
+    async with Engine(path, max_context=64) as engine:
+        params = engine.default_params
+        assert (round(params.temperature, 6), params.top_k) == (0.7, 40)
+
+
+@pytest.mark.anyio
+async def test_an_architecture_without_a_family_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelLoadError, match=r"general\.architecture='mamba': must be"):
+        await Engine.open(path)
+
+
+@pytest.mark.anyio
+@pytest.mark.skipif(SMOLLM2 is None, reason="needs the model: asyncinfer pull smollm2")
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_published_model_answers() -> None:
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    async with Engine("smollm2", max_context=256) as engine:
+        done = await engine.generate(question, max_tokens=32)
+    assert "Paris" in done.text
+    assert done.finish_reason == "stop"

@@ -1,0 +1,109 @@
+"""`stats()` and `health()` while a step hangs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+from support import OpenEngine, Until
+
+from asyncinfer import Engine, EngineDead, EngineHealth, ModelLoadError, Overloaded
+from asyncinfer.engine import health
+from asyncinfer.testing import FakeModel, StepGate
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_what_is_held_while_a_step_hangs(
+    open_engine: OpenEngine, gate: StepGate, until: Until
+) -> None:
+    async with open_engine(max_requests=6, max_running=2) as engine:
+        gate.close()
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.generate, "first")
+            await until(lambda: gate.arrived == 1)
+            stats = engine.stats()
+            assert (stats.running, stats.waiting, stats.steps) == (1, 0, 0)
+            for index in range(5):
+                group.start_soon(engine.generate, f"request {index}" + "x" * 1500 * (index % 2))
+            await until(lambda: engine._admission.held == 6)
+            for _ in range(3):
+                with pytest.raises(Overloaded):
+                    await engine.generate("one too many")
+            stats = engine.stats()
+            assert (stats.running, stats.waiting, stats.refused) == (1, 5, 3)
+            report = engine.health()
+            assert (report.state, report.serving, report.cause) == ("degraded", True, None)
+            assert "max_requests=6" in report.reasons[0]
+            group.cancel_scope.cancel()
+            gate.open()
+        await until(lambda: engine.stats().running == 0)
+        assert engine.stats().waiting == 0
+        assert engine.health() == EngineHealth("open")
+
+
+async def test_a_step_that_takes_long(
+    open_engine: OpenEngine, gate: StepGate, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "SLOW", 0.01)
+    async with open_engine() as engine:
+        gate.close()
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.generate, "x")
+            await until(lambda: engine.health().state == "degraded")
+            assert engine.health().reasons[0].startswith("a step has been running for 0.")
+            group.cancel_scope.cancel()
+            gate.open()
+        await until(lambda: engine.health().state == "open")
+
+
+class Broken:
+    def rank(self, request: Any, now: float) -> tuple[float, ...]:
+        raise OSError("planted")
+
+
+async def test_a_plugin_that_misbehaves(open_engine: OpenEngine) -> None:
+    async with open_engine(scheduler=Broken()) as engine:
+        assert engine.health() == EngineHealth("open")
+        await engine.generate("x", max_tokens=1)
+        report = engine.health()
+        assert report.state == "degraded"
+        assert "Broken" in report.reasons[0]
+
+
+async def test_from_the_beginning_to_the_end(gate: StepGate, until: Until) -> None:
+    engine = Engine(FakeModel(gate=gate))
+    assert engine.health() == EngineHealth("closed", ("it was not opened",))
+    async with engine:
+        assert engine.health() == EngineHealth("open")
+        stream = engine.stream("x", max_tokens=100)
+        await anext(stream)
+        gate.close()
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.aclose)
+            await until(lambda: engine.health().state == "draining")
+            assert "1 requests" in engine.health().reasons[0]
+            assert not engine.health().serving
+            gate.open()
+    assert engine.health() == EngineHealth("closed", ("the engine was closed",))
+
+
+async def test_dead() -> None:
+    def explode(phase: str, plan: object) -> None:
+        raise OSError("the device fell off")
+
+    engine = await Engine.open(FakeModel(gate=explode))
+    with pytest.raises(EngineDead):
+        await engine.generate("x")
+    report = engine.health()
+    assert (report.state, report.serving) == ("dead", False)
+    assert isinstance(report.cause, OSError)
+    assert "the device fell off" in report.reasons[0]
+    await engine.aclose()
+
+    unloaded = Engine(FakeModel(load_error=ModelLoadError("is cut")))
+    with pytest.raises(ModelLoadError):
+        await unloaded.__aenter__()
+    assert unloaded.health().state == "dead"
+    assert isinstance(unloaded.health().cause, ModelLoadError)

@@ -1,0 +1,319 @@
+"""Prompts on their way in: what is refused before it costs anything, and what nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from support import OpenEngine, Until
+
+from asyncinfer import Engine, EngineConfig, InvalidRequest, Overloaded, SamplingParams
+from asyncinfer.engine import Loaded, lanes
+from asyncinfer.engine.deadlines import Deadlines
+from asyncinfer.engine.intake import Intake
+from asyncinfer.engine.job import Job
+from asyncinfer.engine.line import MOST
+from asyncinfer.testing import FakeModel, StepGate
+from asyncinfer.text import ChatTemplate, Tokenizer
+
+pytestmark = pytest.mark.anyio
+
+LONG_PROMPT = "x" * 1500
+
+
+class Held:
+    """Holds prompts on their workers, and counts them."""
+
+    def __init__(self) -> None:
+        self.begun: list[Any] = []
+        self.let_go = threading.Event()
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    held, tokenise = Held(), Intake._tokenise
+
+    def slow(intake: Intake, job: Job, prompt: Any, size: int) -> list[int]:
+        if len(prompt) > 1024:
+            held.begun.append(prompt)
+            assert held.let_go.wait(60)
+        return tokenise(intake, job, prompt, size)
+
+    monkeypatch.setattr(Intake, "_tokenise", slow)
+    yield held
+    held.let_go.set()
+
+
+# fault 50
+async def test_prompts_that_nobody_waits_for(
+    open_engine: OpenEngine, held: Held, until: Until
+) -> None:
+    """Those that wait are dropped at once; those in work keep their place until they are dropped,
+    which is before anything else is done for them."""
+    async with open_engine(max_requests=4) as engine:
+        ends: Counter[str] = Counter()
+
+        async def impatient() -> None:
+            try:
+                with anyio.move_on_after(0.01) as scope:
+                    await engine.generate(LONG_PROMPT)
+                ends["left"] += scope.cancelled_caught
+            except Overloaded:
+                ends["refused"] += 1
+
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as group:
+                for _ in range(4):
+                    group.start_soon(impatient)
+                await until(lambda: len(held.begun) == 2)
+            # Two are in work.
+            assert engine._admission.held == 2
+            async with anyio.create_task_group() as group:
+                for _ in range(40):
+                    group.start_soon(impatient)
+            assert engine._admission.held == 2
+            assert ends == {"left": 6, "refused": 38}
+            stats = engine.stats()
+            assert (stats.aborted, stats.refused, stats.waiting) == (6, 38, 2)
+            held.let_go.set()
+            await until(lambda: engine._admission.held == 0)
+            done = await engine.generate(LONG_PROMPT, max_tokens=2)
+        assert done.usage.completion_tokens == 2
+        assert len(held.begun) == 3
+        assert engine.stats().steps <= 3
+
+
+async def test_the_workers_end_at_a_close(held: Held, until: Until) -> None:
+    def workers() -> int:
+        return sum(its.name == "asyncinfer-intake" for its in threading.enumerate())
+
+    before = workers()
+    engine = await Engine.open(FakeModel())
+    async with anyio.create_task_group() as group:
+        for _ in range(10):
+            group.start_soon(engine.generate, LONG_PROMPT)
+        await until(lambda: len(held.begun) == 2)
+        group.cancel_scope.cancel()
+    await engine.aclose()
+    held.let_go.set()
+    await until(lambda: workers() <= before)
+    # The eight others were not begun.
+    assert len(held.begun) == 2
+
+
+async def test_what_was_dropped_is_let_go_of(
+    open_engine: OpenEngine, held: Held, until: Until
+) -> None:
+    """The prompt of a request that waits for a worker is gone with it."""
+
+    class Prompt(str):
+        pass
+
+    async with open_engine() as engine:
+        prompts = [Prompt(LONG_PROMPT) for _ in range(5)]
+        seen = [weakref.ref(prompt) for prompt in prompts]
+        async with anyio.create_task_group() as group:
+            while prompts:
+                group.start_soon(engine.generate, prompts.pop())
+            await until(lambda: len(held.begun) == 2)
+            group.cancel_scope.cancel()
+
+        def kept() -> int:
+            gc.collect()
+            return sum(ref() is not None for ref in seen)
+
+        await until(lambda: kept() == 2)
+        held.begun.clear()
+        held.let_go.set()
+        await until(lambda: kept() == 0)
+
+
+async def test_huge_prompts_hold_up_no_other(
+    open_engine: OpenEngine, held: Held, monkeypatch: pytest.MonkeyPatch, until: Until
+) -> None:
+    monkeypatch.setattr(lanes, "HUGE", 3000)
+    prepared = Intake._tokenise
+
+    def slow(intake: Intake, job: Job, prompt: Any, size: int) -> list[int]:
+        if len(prompt) >= 3000:
+            return prepared(intake, job, prompt, size)
+        return [1, 2, 3]
+
+    monkeypatch.setattr(Intake, "_tokenise", slow)
+    async with open_engine() as engine:
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(engine.generate, "y" * 3500)
+            await until(lambda: held.begun)
+            with anyio.fail_after(30):
+                for _ in range(3):
+                    await engine.generate(LONG_PROMPT, max_tokens=1)
+            assert len(held.begun) == 1
+            group.cancel_scope.cancel()
+            held.let_go.set()
+
+
+@pytest.fixture
+def nothing_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("was looked at")
+
+    monkeypatch.setattr(Tokenizer, "encode", refuse)
+    monkeypatch.setattr(Tokenizer, "encode_chat", refuse)
+    monkeypatch.setattr(ChatTemplate, "render", refuse)
+
+
+class Chatty(FakeModel):
+    """With a chat template."""
+
+    def load(self, config: EngineConfig, progress: Any = None) -> Loaded:
+        loaded = super().load(config, progress)
+        template = ChatTemplate("{{ messages[0].content }}", shield=loaded.tokenizer.shield)
+        return Loaded(loaded.runner, loaded.tokenizer, template)
+
+
+def say(content: Any, role: str = "user") -> list[dict[str, Any]]:
+    return [{"role": role, "content": content}]
+
+
+# fault 40
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [
+        # The longest token of this vocabulary is `</s>`.
+        ("x" * 16_385, "<16385 characters>: at most 16384 can fit"),
+        (say("x" * 16_385), "<16385 characters of messages>: at most 16384 can fit"),
+        (say([{"type": "text", "text": "x" * 16_385}]), "<16385 characters of messages>"),
+        (say("x" * 20_001, "assistant"), "<20001 characters of messages>: must have <= max_p"),
+        ([0] * 4096, "<4096 tokens>: at most 4095 fit"),
+        (["not a token"] * 3, "must be a string, a list of token ids or"),
+        ([], r"\[\]: is empty"),
+        (say(""), "is empty: no message has any content"),
+        ([{"role": "user"}], "is empty: no message has any content"),
+    ],
+)
+@pytest.mark.usefixtures("nothing_is_encoded")
+async def test_refused_before_it_is_looked_at(
+    open_engine: OpenEngine, prompt: Any, told: str
+) -> None:
+    async with open_engine(Chatty(), max_prompt_chars=20_000) as engine:
+        with pytest.raises(InvalidRequest, match=f"^prompt=.*{told}"):
+            await engine.generate(prompt)
+        assert engine._admission.held == engine._admission.pending == 0
+
+
+async def test_a_prompt_at_the_bound_is_tokenised(open_engine: OpenEngine) -> None:
+    async with open_engine(Chatty()) as engine:
+        # Four characters a token: as many as can be, and one too many.
+        with pytest.raises(InvalidRequest, match=r"<4096 tokens>: at most 4095 fit"):
+            await engine.generate("</s>" * 4096)
+        done = await engine.generate("</s>" * 4000, max_tokens=2)
+        assert done.usage.prompt_tokens == 4000
+
+
+def test_what_calls_a_tool_needs_no_content() -> None:
+    message = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {}}]}
+    source = Chatty().load(EngineConfig())
+    intake = Intake.__new__(Intake)
+    intake._loaded, intake._config = source, EngineConfig()
+    intake._scheduler = type("S", (), {"spec": source.runner.spec})()  # type: ignore[assignment]
+    intake._check_messages([message])
+
+
+def test_a_crowd_leaves_the_loop_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a thousand requests submitted at once, a turn of the loop prepares a few."""
+    turns, prepared, made = 0, Counter[int](), Counter[int]()
+    prepare, stream = Intake.prepare, Engine.stream
+
+    def made_in(*arguments: Any, **options: Any) -> Any:
+        made[turns] += 1
+        return stream(*arguments, **options)
+
+    monkeypatch.setattr(Engine, "stream", made_in)
+
+    def counted(*arguments: Any) -> None:
+        prepared[turns] += 1
+        prepare(*arguments)
+
+    monkeypatch.setattr(Intake, "prepare", counted)
+
+    async def main() -> None:
+        nonlocal turns
+        async with Engine(FakeModel(), drain_timeout=0.0) as engine:
+            work = asyncio.gather(*(engine.generate("x", max_tokens=1) for _ in range(1000)))
+            while not work.done():
+                turns += 1
+                await asyncio.sleep(0)
+            assert len(work.result()) == 1000
+
+    asyncio.run(main())
+    assert sum(prepared.values()) == 1000
+    assert max(prepared.values()) <= MOST
+    assert sum(made.values()) == 1000
+    assert max(made.values()) <= MOST
+
+
+async def test_a_crowd_that_leaves(open_engine: OpenEngine, gate: StepGate, until: Until) -> None:
+    """Also those that wait in line: with a deadline they are registered there."""
+    async with open_engine() as engine:
+        gate.close()
+        async with anyio.create_task_group() as group:
+            for _ in range(200):
+                group.start_soon(partial(engine.generate, "x", deadline=1000.0))
+            await until(lambda: engine._admission.held == 200)
+            group.cancel_scope.cancel()
+        gate.open()
+        await until(lambda: engine._admission.held == 0)
+        assert engine.stats().aborted == 200
+        async with anyio.create_task_group() as group:
+            for _ in range(200):
+                group.start_soon(engine.generate, "x")
+            await anyio.lowlevel.checkpoint()
+            group.cancel_scope.cancel()
+        await until(lambda: engine._admission.held == 0)
+
+
+def job(deadline: float) -> Job:
+    from asyncinfer.engine.options import RequestOptions
+
+    options = RequestOptions(0, deadline, "", 1, "pause")
+    return Job("r", None, SamplingParams(), options, 0.0, None)  # type: ignore[arg-type]
+
+
+def test_a_deadline_keeps_no_request_that_has_ended(seed: int) -> None:
+    deadlines = Deadlines()
+    jobs = [job(3600.0 + index % 7) for index in range(1000)]
+    for each in jobs:
+        deadlines.add(each)
+    assert [each.deadline for each in deadlines.due(3601.0)] == sorted(
+        each.deadline for each in jobs if each.deadline is not None and each.deadline <= 3601.0
+    )
+    last = jobs.pop()
+    for each in jobs:
+        deadlines.discard(each)
+        deadlines.discard(each)
+    assert len(deadlines) == 1
+    assert deadlines.next == last.deadline
+    del each
+    # The list, the loop's variable and `getrefcount` itself.
+    assert [sys.getrefcount(each) for each in jobs] == [3] * len(jobs)
+    deadlines.discard(last)
+    assert deadlines.next == float("inf")
+
+
+async def test_a_misspelt_option_is_named() -> None:
+    with pytest.raises(TypeError, match=r"max_runing=3: is no option of an engine; did you mean m"):
+        Engine(FakeModel(), max_runing=3)
+    async with Engine(FakeModel()) as engine:
+        with pytest.raises(InvalidRequest, match=r"max_token=3: .*; did you mean max_tokens\?"):
+            engine.stream("x", max_token=3)

@@ -1,0 +1,264 @@
+"""Every wait for a request ends: by its deadline, a close or a death, whatever the engine does.
+
+Nothing here lets the engine go on before the wait has ended: where nobody ended it, the test's own
+limit does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Literal
+
+import anyio
+import pytest
+from support import Until
+
+from asyncinfer import DeadlineExceeded, Engine, EngineClosed, EngineDead
+from asyncinfer.engine import closing
+from asyncinfer.engine.intake import Intake
+from asyncinfer.engine.mailbox import Mailbox, Outcome
+from asyncinfer.engine.ports import Batch
+from asyncinfer.protocols import Observer, ObserverEvent, RequestSubmitted
+from asyncinfer.testing import FakeModel, InlineEngine, StepGate
+
+pytestmark = pytest.mark.anyio
+
+LONG_PROMPT = "x" * 1500
+
+
+class Hang:
+    """Something of the engine that does not come back until it is let go."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.let_go = threading.Event()
+
+    def __call__(self, *_: Any) -> None:
+        self.reached.set()
+        assert self.let_go.wait(60)
+
+
+@pytest.fixture
+def hang() -> Iterator[Hang]:
+    hang = Hang()
+    yield hang
+    hang.let_go.set()
+
+
+class HangingObserver(Observer):
+    thread: ClassVar[Literal["own", "decode"]] = "decode"
+
+    def __init__(self, hang: Hang) -> None:
+        self.hang = hang
+
+    def observe(self, event: ObserverEvent) -> None:
+        if isinstance(event, RequestSubmitted):
+            self.hang()
+
+
+class HangingPolicy:
+    """A scheduling policy."""
+
+    def __init__(self, hang: Hang) -> None:
+        self.hang = hang
+
+    def rank(self, request: Any, now: float) -> tuple[float, ...]:
+        self.hang()
+        return (0.0,)
+
+
+#: What keeps the decode thread from going on.
+ON_THE_THREAD = ["step", "collect", "observer", "policy"]
+
+
+@pytest.fixture(params=[*ON_THE_THREAD, "template"])
+def stuck(
+    request: pytest.FixtureRequest, hang: Hang, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """Opens an engine that hangs at one point or another as soon as it is given a request."""
+    where = request.param
+
+    def gate(phase: str, plan: Any) -> None:
+        if phase == {"step": "launch", "collect": "collect"}.get(where):
+            hang()
+
+    prepare = Intake.prepare
+
+    def held(*arguments: Any) -> None:
+        hang()
+        prepare(*arguments)
+
+    if where == "template":
+        monkeypatch.setattr(Intake, "prepare", held)
+
+    async def opened(**config: Any) -> tuple[Engine, list[str]]:
+        if where == "observer":
+            config["observers"] = [HangingObserver(hang)]
+        elif where == "policy":
+            config["scheduler"] = HangingPolicy(hang)
+        engine = await Engine.open(FakeModel(gate=gate), **config)
+        if where == "template":
+            # One for each worker, and one that waits for them.
+            return engine, [LONG_PROMPT] * 3
+        # One in the step, one in the inbox, and one that a worker prepares first.
+        return engine, ["x", "y", LONG_PROMPT]
+
+    return opened
+
+
+async def finish(engine: Engine, hang: Hang, until: Until) -> None:
+    """Let go, and see that nothing is left."""
+    hang.let_go.set()
+    await until(lambda: engine._admission.held == 0)
+    await engine.aclose(drain_timeout=0.0)
+    core = engine._frontend.core
+    assert core is not None
+    assert not core.jobs.live
+    assert not engine._admission.untold()
+
+
+# fault 17
+async def test_a_deadline_passes(stuck: Callable[..., Any], hang: Hang, until: Until) -> None:
+    engine, prompts = await stuck()
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+
+            async def late(prompt: str) -> None:
+                with pytest.raises(DeadlineExceeded, match="deadline passed after"):
+                    await engine.generate(prompt, deadline=0.05)
+
+            group.start_soon(late, prompts[0])
+            await until(hang.reached.is_set)
+            for prompt in prompts[1:]:
+                group.start_soon(late, prompt)
+        assert engine.stats().failed == 3
+    await finish(engine, hang, until)
+    assert engine.stats().failed == 3
+
+
+# fault 17
+async def test_a_stream_that_was_read_from(until: Until, gate: StepGate) -> None:
+    async with Engine(FakeModel(gate=gate), drain_timeout=0.0) as engine:
+        stream = engine.stream("x", max_tokens=100, deadline=0.2, temperature=0.0)
+        await anext(stream)
+        gate.close()
+        with anyio.fail_after(30), pytest.raises(DeadlineExceeded):
+            async for _ in stream:
+                pass
+        assert engine.stats().running == 1
+        gate.open()
+        await until(lambda: engine.stats().running == 0)
+        with pytest.raises(DeadlineExceeded):
+            await anext(stream)
+
+
+# faults 11, 17
+async def test_a_close(
+    stuck: Callable[..., Any], hang: Hang, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(closing, "CLOSE_GRACE", 0.2)
+    engine, prompts = await stuck()
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+
+            async def closed(prompt: str) -> None:
+                with pytest.raises(EngineClosed, match=r"clos(ed|ing)"):
+                    await engine.generate(prompt)
+
+            group.start_soon(closed, prompts[0])
+            await until(hang.reached.is_set)
+            for prompt in prompts[1:]:
+                group.start_soon(closed, prompt)
+            await until(lambda: engine._admission.held == 3)
+            if prompts[0] == LONG_PROMPT:
+                # A worker that prepares a prompt: nobody waits for that.
+                await engine.aclose(drain_timeout=0.0)
+            else:
+                with pytest.raises(EngineDead, match=r"did not stop within 0\.\d s"):
+                    await engine.aclose(drain_timeout=0.0)
+    await finish(engine, hang, until)
+
+
+# faults 16, 17
+@pytest.mark.parametrize("stuck", ON_THE_THREAD, indirect=True)
+async def test_a_death(stuck: Callable[..., Any], hang: Hang, until: Until) -> None:
+    engine, prompts = await stuck(step_timeout=0.3)
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+
+            async def dead(prompt: str) -> None:
+                with pytest.raises(EngineDead, match=r"longer than 0\.3 s"):
+                    await engine.generate(prompt)
+
+            group.start_soon(dead, prompts[0])
+            await until(hang.reached.is_set)
+            for prompt in prompts[1:]:
+                group.start_soon(dead, prompt)
+        stats = engine.stats()
+        assert stats.running == stats.waiting == engine._admission.held == 0
+        with pytest.raises(EngineDead, match=r"longer than 0\.3 s"):
+            await engine.aclose()
+    hang.let_go.set()
+    await until(lambda: not engine._thread.alive)  # type: ignore[union-attr]
+    await finish(engine, hang, until)
+
+
+@pytest.mark.parametrize("kind", ["observer", "policy"])
+async def test_the_death_names_the_call(kind: str, hang: Hang, until: Until) -> None:
+    config: dict[str, Any] = (
+        {"observers": [HangingObserver(hang)]}
+        if kind == "observer"
+        else {"scheduler": HangingPolicy(hang)}
+    )
+    engine = await Engine.open(FakeModel(), step_timeout=0.2, **config)
+    named = "HangingObserver" if kind == "observer" else "HangingPolicy"
+    with (
+        anyio.fail_after(30),
+        pytest.raises(EngineDead, match=rf"longer than 0\.2 s.*{named}") as at,
+    ):
+        await engine.generate("x")
+    # The stack.
+    assert "hang()" in str(at.value)
+    hang.let_go.set()
+    await until(lambda: not engine._thread.alive)  # type: ignore[union-attr]
+
+
+async def test_leaving_a_stream_that_is_cancelled_waits_for_no_step(gate: StepGate) -> None:
+    """Its task hears of the end of its time, and not of the end of the step."""
+    async with Engine(FakeModel(gate=gate), drain_timeout=0.0) as engine:
+        async with engine.stream("x", max_tokens=100) as other:
+            await anext(other)
+            gate.close()
+            with anyio.fail_after(30):
+                with anyio.move_on_after(0.05):
+                    async with engine.stream("y") as stream:
+                        await anext(stream)
+            gate.open()
+
+
+async def test_what_a_step_delivers_after_the_end_is_dropped() -> None:
+    engine = InlineEngine(FakeModel())
+    stream = engine.submit([1, 2, 3], max_tokens=5, deadline=1.0)
+    engine.pump(2)
+    # The watchdog, while a step runs.
+    outcome = Outcome(DeadlineExceeded("late"))
+    stream.job.mailbox.port.send(Batch((stream.job.mailbox, outcome)))
+    read = len(stream.read())
+    engine.run()
+    assert stream.read() == []
+    assert len(stream.chunks) == read == 2
+    assert stream.error is outcome.error
+
+
+async def test_a_chunk_that_was_half_put_when_the_engine_died() -> None:
+    engine = InlineEngine(FakeModel())
+    box = Mailbox(engine.port)
+    box.put(("whole", (1,), None, 0, None))
+    # What `put` has done when the watchdog looks.
+    engine.port.batch.mailboxes.append(box)
+    engine.port.rescue()
+    engine.port.send(Batch((box, Outcome(EngineDead("hung")))))
+    box.put(("late", (2,), None, 0, None))
+    engine.port.flush()
+    assert [chunk[0] for chunk in box.chunks] == ["whole"]

@@ -1,0 +1,136 @@
+"""The watchdog, turn by turn, in a time of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asyncinfer import DeadlineExceeded, EngineClosed
+from asyncinfer.engine.watchdog import GRACE, Watchdog
+from asyncinfer.testing import FakeModel, InlineEngine
+
+
+class World:
+    """An inline engine and its watchdog; a step runs while `step` is called."""
+
+    def __init__(self, step_timeout: float = 8.0) -> None:
+        self.during: list[Any] = []
+        self.engine = InlineEngine(FakeModel(gate=self.gate))
+        self.hung = 0
+        self.watchdog = Watchdog(
+            self.engine.core,
+            self.engine.admission,
+            step_timeout,
+            lambda: self.engine.now,
+            self.hang,
+        )
+
+    def hang(self) -> None:
+        self.hung += 1
+
+    def gate(self, phase: str, plan: Any) -> None:
+        if phase == "launch" and self.during:
+            self.during.pop()()
+
+    def look(self, after: float) -> float | None:
+        """Let time pass; seconds until the next look."""
+        self.engine.now += after
+        return self.watchdog.turn()
+
+
+def test_a_step_that_takes_long_is_a_hang_by_the_looks_at_it() -> None:
+    world = World()
+    seen: list[int] = []
+
+    def step() -> None:
+        for _ in range(12):
+            if world.look(1.0) is None:
+                break
+            seen.append(world.hung)
+
+    world.during.append(step)
+    world.engine.submit([1], max_tokens=3)
+    world.engine.pump()
+    # Eight seconds and the look that finds more.
+    assert world.hung == 1
+    assert 7 <= len(seen) <= 9
+
+
+def test_a_process_that_was_stopped_is_none() -> None:
+    """The clock went on, and nobody looked: the step had no chance to end."""
+    world = World()
+
+    def step() -> None:
+        assert world.look(1.0) is not None
+        for _ in range(3):
+            assert world.look(3600.0) is not None
+
+    world.during.append(step)
+    world.engine.submit([1], max_tokens=3)
+    world.engine.run()
+    assert world.hung == 0
+
+
+def test_many_short_steps_are_none() -> None:
+    world = World()
+
+    def step() -> None:
+        world.during.append(step)
+        assert world.look(1.0) is not None
+
+    world.during.append(step)
+    world.engine.submit([1], max_tokens=40)
+    world.engine.run()
+    assert world.hung == 0
+
+
+def test_it_looks_at_the_next_deadline() -> None:
+    world = World()
+    stream = world.engine.submit([1], max_tokens=1000, deadline=5.5)
+    assert world.watchdog.ready
+    assert world.look(0.0) == 1.0
+    assert world.look(5.0) == pytest.approx(0.5 + GRACE)
+    assert not stream.ended
+    # The decode thread has its chance to do it in order.
+    assert world.look(0.5) == pytest.approx(GRACE)
+    assert not stream.ended
+    world.look(GRACE)
+    assert isinstance(stream.error, DeadlineExceeded)
+    assert world.engine.admission.held == 1
+    world.engine.run()
+    assert world.engine.admission.held == 0
+    assert world.engine.stats().failed == 1
+
+
+def test_the_decode_thread_was_first() -> None:
+    world = World()
+    stream = world.engine.submit([1], max_tokens=1000, deadline=5.5)
+    world.engine.pump(3)
+    world.engine.now = 5.5
+    world.engine.pump()
+    told = stream.error
+    assert isinstance(told, DeadlineExceeded)
+    world.look(1.0)
+    assert stream.error is told
+    assert world.engine.stats().failed == 1
+
+
+def test_a_drain_that_is_over() -> None:
+    world = World()
+    streams = [world.engine.submit([1], max_tokens=1000) for _ in range(3)]
+    world.engine.pump()
+    world.engine.admission.drain(2.0)
+    assert world.look(0.0) == pytest.approx(1.0)
+    assert world.look(1.5) == pytest.approx(0.5 + 0.02, abs=0.021)
+    world.look(0.6)
+    assert all(isinstance(stream.error, EngineClosed) for stream in streams)
+    world.engine.pump()
+    assert world.engine.admission.held == 0
+
+
+def test_it_ends_with_the_decode_thread() -> None:
+    world = World()
+    world.watchdog.stop()
+    assert world.watchdog.ready
+    assert world.look(0.0) is None

@@ -1,0 +1,223 @@
+"""Writes transformers models as GGUF files, as llama.cpp's converter lays their tensors out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from safetensors.numpy import load_file
+from tokenizers import pre_tokenizers
+from transformers import PreTrainedModel
+
+#: transformers' name of a family -> GGUF's.
+ARCHITECTURES = {
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "gpt2": "gpt2",
+    "gpt_neox": "gptneox",
+    "gpt_oss": "gpt-oss",
+    "granite": "granite",
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "olmo2": "olmo2",
+    "phi": "phi2",
+    "phi3": "phi3",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "smollm3": "smollm3",
+    "starcoder2": "starcoder2",
+}
+#: Families whose queries and keys have the rows that are rotated together side by side in a file.
+INTERLEAVED = ("granite", "llama", "mistral", "mixtral", "smollm3")
+TOKENS = 199
+
+Array = np.ndarray[Any, Any]
+Q = gguf.GGMLQuantizationType
+
+
+def write_gguf(model: PreTrainedModel, path: Path, kind: Q = Q.F32, **metadata: Any) -> Path:
+    """Write `model` with its matrices as `kind`, where their rows have whole blocks of it."""
+    folder = path.parent / "published"
+    model.save_pretrained(folder)
+    stored = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        stored |= load_file(file)
+    name = ARCHITECTURES[model.config.model_type]
+    writer = gguf.GGUFWriter(path, name)
+    for key, value in {**_metadata(model.config, name), **metadata}.items():
+        _add(writer, key, value)
+    for tensor, values in _tensors(model.config, name, stored):
+        block = gguf.GGML_QUANT_SIZES[kind][0]
+        matrix = values.ndim > 1 and values.shape[-1] % block == 0
+        packed = gguf.quantize(values.astype(np.float32), kind if matrix else Q.F32)
+        writer.add_tensor(tensor, packed, raw_dtype=kind if matrix else Q.F32)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    match value:
+        case None:
+            pass
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case _:
+            writer.add_array(key, value)
+
+
+def _metadata(config: Any, name: str) -> dict[str, Any]:
+    def get(*keys: str) -> Any:
+        return next((getattr(config, key) for key in keys if hasattr(config, key)), None)
+
+    heads = get("num_attention_heads", "n_head")
+    hidden = get("hidden_size", "n_embd")
+    head_dim = get("head_dim") or hidden // heads
+    rope = get("rope_parameters") or {}
+    parts = rope.get("full_attention", rope)
+    rotated = int(head_dim * (parts.get("partial_rotary_factor") or 1.0))
+    eps = get("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon")
+    experts = get("num_local_experts", "num_experts")
+    values = {
+        "context_length": get("max_position_embeddings", "n_positions"),
+        "embedding_length": hidden,
+        "block_count": get("num_hidden_layers", "n_layer"),
+        "feed_forward_length": get("intermediate_size") or get("n_inner") or 4 * hidden,
+        "attention.head_count": heads,
+        "attention.head_count_kv": get("num_key_value_heads") or heads,
+        "attention.key_length": head_dim,
+        "attention.layer_norm_rms_epsilon": float(eps),
+        "attention.sliding_window": get("sliding_window"),
+        "attn_logit_softcapping": get("attn_logit_softcapping"),
+        "final_logit_softcapping": get("final_logit_softcapping"),
+        "expert_count": experts,
+        "expert_used_count": None if experts is None else get("num_experts_per_tok"),
+        "expert_feed_forward_length": get("moe_intermediate_size"),
+        "rope.freq_base": parts.get("rope_theta"),
+        "rope.dimension_count": None if name == "gpt2" else rotated,
+        "embedding_scale": get("embedding_multiplier"),
+        "attention.scale": get("attention_multiplier"),
+        "residual_scale": get("residual_multiplier"),
+        "logit_scale": get("logits_scaling"),
+        "use_parallel_residual": get("use_parallel_residual"),
+    }
+    if parts.get("rope_type") == "linear":
+        values |= {"rope.scaling.type": "linear", "rope.scaling.factor": parts["factor"]}
+    if parts.get("rope_type") == "yarn":
+        values |= {"rope.scaling.type": "yarn", "rope.scaling.factor": parts["factor"]}
+        original = parts["original_max_position_embeddings"]
+        values["rope.scaling.original_context_length"] = original
+        # The file has no word for it; llama.cpp's gpt-oss does not round either.
+        assert parts.get("truncate") is False
+    if parts.get("rope_type") == "longrope":
+        values["rope.scaling.original_context_length"] = config.original_max_position_embeddings
+    named = {f"{name}.{key}": value for key, value in values.items()}
+    return {**named, **_tokenizer()}
+
+
+def _tokenizer() -> dict[str, Any]:
+    """A byte-level one of most bytes, three marks and one merge."""
+    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
+    letters = ["<s>", "</s>", "<pad>", *bytes_[: TOKENS - 4], "!!"]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": letters,
+        "tokenizer.ggml.token_type": [3, 3, 3] + [1] * (TOKENS - 3),
+        "tokenizer.ggml.merges": ["! !"],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+    }
+
+
+def _tensors(config: Any, name: str, stored: dict[str, Array]) -> Iterator[tuple[str, Array]]:
+    arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
+    layers = getattr(config, "num_hidden_layers", None) or config.n_layer
+    names = gguf.get_tensor_name_map(arch, layers)
+    merged: dict[str, list[tuple[int, Array]]] = {}
+    for theirs, values in stored.items():
+        for part, array in _split(config, theirs, values):
+            expert = part.split(".experts.")
+            if len(expert) == 2 and expert[1][0].isdigit():
+                number, _, rest = expert[1].partition(".")
+                merged.setdefault(f"{expert[0]}.experts.{rest}", []).append((int(number), array))
+                continue
+            yield _named(names, part), _laid_out(config, part, array)
+    for part, arrays in merged.items():
+        stacked = np.stack([array for _, array in sorted(arrays, key=lambda one: one[0])])
+        yield _named(names, part), stacked
+    yield from _factors(config)
+
+
+def _named(names: gguf.TensorNameMap, part: str) -> str:
+    if part.endswith("self_attn.sinks"):
+        part += ".weight"
+    found = names.get_name(part, try_suffixes=(".weight", ".bias"))
+    assert found is not None, part
+    return str(found)
+
+
+def _split(config: Any, name: str, values: Array) -> Iterator[tuple[str, Array]]:
+    """What a file keeps in several tensors, and with the outputs first."""
+    if config.model_type == "gpt_oss" and ".experts." in name:
+        stem, _, kind = name.rpartition(".")[2].partition("_proj")
+        base = name[: name.rindex(".")]
+        suffix = ".bias" if kind == "_bias" else ".weight"
+        turned = values if kind == "_bias" else values.swapaxes(1, 2)
+        if stem == "down":
+            yield f"{base}.down_proj{suffix}", turned
+        else:
+            yield f"{base}.gate_proj{suffix}", turned[:, 0::2]
+            yield f"{base}.up_proj{suffix}", turned[:, 1::2]
+        return
+    yield name, values
+
+
+def _laid_out(config: Any, name: str, values: Array) -> Array:
+    kind, heads = config.model_type, getattr(config, "num_attention_heads", 1)
+    if kind in INTERLEAVED and (".q_proj." in name or ".k_proj." in name):
+        count = heads if ".q_proj." in name else config.num_key_value_heads
+        rows = values.reshape(count, 2, values.shape[0] // count // 2, *values.shape[1:])
+        return rows.swapaxes(1, 2).reshape(values.shape)
+    if kind.startswith("gemma") and "norm" in name:
+        return values + 1
+    if kind == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+        return values.T
+    if kind == "gpt_neox" and ".query_key_value." in name:
+        by_head = values.reshape(heads, 3, values.shape[0] // heads // 3, *values.shape[1:])
+        return by_head.swapaxes(0, 1).reshape(values.shape)
+    return values
+
+
+def _factors(config: Any) -> Iterator[tuple[str, Array]]:
+    """The factors of a rotation that are tensors of a file."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        for length in ("long", "short"):
+            values = np.array(rope[f"{length}_factor"], np.float32)
+            yield f"rope_factors_{length}.weight", values
+    if rope.get("rope_type") == "llama3":
+        size = config.hidden_size // config.num_attention_heads
+        plain = rope["rope_theta"] ** -(np.arange(0, size, 2) / size)
+        waves = 2 * np.pi / plain
+        low = rope["original_max_position_embeddings"] / rope["low_freq_factor"]
+        high = rope["original_max_position_embeddings"] / rope["high_freq_factor"]
+        smooth = (rope["original_max_position_embeddings"] / waves - rope["low_freq_factor"]) / (
+            rope["high_freq_factor"] - rope["low_freq_factor"]
+        )
+        between = 1 / ((1 - smooth) / rope["factor"] + smooth)
+        found = np.where(waves < high, 1.0, np.where(waves > low, rope["factor"], between))
+        yield "rope_freqs.weight", found.astype(np.float32)

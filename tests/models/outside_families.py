@@ -1,0 +1,113 @@
+"""Families as packages outside could bring them: each uses what no shipped one does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from asyncinfer.models import Family, JsonReader, ModelConfig, TensorNames
+
+
+def interleaved(llama: ModelConfig) -> ModelConfig:
+    assert llama.rope is not None
+    return replace(llama, rope=replace(llama.rope, interleaved=True))
+
+
+class Nemotron(Family):
+    """Nemotron: squared ReLU, layer norms by one plus their weight, half of each head rotated."""
+
+    model_type = "nemotron"
+    keys: ClassVar = {"rms_norm_eps": "norm_eps"}
+    defaults: ClassVar = {"norm_eps": 1e-5, "hidden_act": "relu2", "partial_rotary_factor": 0.5}
+    partial_rotary = True
+
+    def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
+        names = TensorNames(up=("mlp.up_proj",))
+        return replace(llama, norm="layer-plus-one", gated_mlp=False, names=names)
+
+
+class Apertus(Family):
+    """Apertus: xIELU, norms of heads."""
+
+    model_type = "apertus"
+    defaults: ClassVar = {
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "xielu",
+        "rope_theta": 12_000_000.0,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "original_max_position_embeddings": 8192,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
+    }
+
+    def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
+        names = TensorNames(
+            attention_norm="attention_layernorm",
+            mlp_norm="feedforward_layernorm",
+            up=("mlp.up_proj",),
+        )
+        return replace(llama, qk_norm="head", gated_mlp=False, names=names)
+
+
+class Cohere(Family):
+    """Command R: attention and feed-forward in parallel after one norm, interleaved rotation."""
+
+    model_type = "cohere"
+    keys: ClassVar = {"rms_norm_eps": "layer_norm_eps"}
+    defaults: ClassVar = {
+        "layer_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "rope_theta": 500_000.0,
+    }
+
+    def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
+        if config.boolean("use_qk_norm", False):
+            raise config.refuse("use_qk_norm", "layer norms of queries and keys are not supported")
+        return replace(
+            interleaved(llama),
+            block="parallel-shared",
+            norm="layer",
+            norm_bias=False,
+            logit_scale=config.number("logit_scale", 1e-6, 1e6, 0.0625),
+        )
+
+
+class GLM(Family):
+    """GLM-4: interleaved rotation of half of each head, gate and up in one tensor."""
+
+    model_type = "glm"
+    defaults: ClassVar = {
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "rms_norm_eps": 1.5625e-07,
+        "attention_bias": True,
+        "partial_rotary_factor": 0.5,
+    }
+    partial_rotary = True
+
+    def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
+        names = TensorNames(up=("mlp.gate_up_proj",))
+        return replace(interleaved(llama), out_bias=False, names=names)
+
+
+class OLMo(Family):
+    """OLMo: layer norms without weights."""
+
+    model_type = "olmo"
+
+    def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
+        if config.has("clip_qkv"):
+            raise config.refuse("clip_qkv", "is not supported")
+        return replace(llama, norm="layer", norm_weight=False, norm_eps=1e-5)
+
+
+OUTSIDE = {
+    "NemotronForCausalLM": Nemotron,
+    "ApertusForCausalLM": Apertus,
+    "CohereForCausalLM": Cohere,
+    "GlmForCausalLM": GLM,
+    "OlmoForCausalLM": OLMo,
+}

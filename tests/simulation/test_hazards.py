@@ -1,0 +1,145 @@
+"""What the simulation is for: with a mend taken out it finds the fault, in so many steps at most.
+
+Each hazard is one that the engine had, brought back where a call can be replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from asyncinfer.engine import intake
+from asyncinfer.engine.admission import Admission
+from asyncinfer.engine.core import Command
+from asyncinfer.engine.deadlines import Deadlines
+from asyncinfer.engine.intake import Intake
+from asyncinfer.engine.job import Job, Phase
+from asyncinfer.engine.lanes import Lanes
+from asyncinfer.engine.mailbox import Mailbox
+from asyncinfer.engine.thread import DecodeThread
+from asyncinfer.engine.watchdog import Watchdog
+from asyncinfer.scheduler.queue import WaitingQueue
+from asyncinfer.scheduler.scheduler import Scheduler
+from asyncinfer.testing import simulate
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Plant:
+    return lambda patch: patch.setattr(owner, name, function)
+
+
+def inbox_forgotten(patch: pytest.MonkeyPatch) -> None:
+    close = Admission.close
+
+    def taken_only(self: Admission, error: Any) -> list[Job]:
+        return [job for job in close(self, error) if job.phase is Phase.TAKEN]
+
+    patch.setattr(Admission, "close", taken_only)
+
+
+def prepared_for_nobody(patch: pytest.MonkeyPatch) -> None:
+    def regardless(self: Intake, job: Job, *args: Any) -> None:
+        try:
+            self.prepare(job, *args)
+        except BaseException:
+            self._admission.refuse(job)
+            raise
+        if self._admission.advance(job, Phase.QUEUED):
+            self._core.post(Command.SUBMIT, job)
+        else:
+            self._drop(job)
+
+    patch.setattr(Lanes, "drop", lambda self, task: False)
+    patch.setattr(Intake, "prepare_here", regardless)
+    patch.setattr(intake, "_go_on", lambda job: None)
+
+
+def stalled_while_reading(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Job, "unread_since", lambda self, now: self.parked_at)
+
+
+def coalesced_lost(patch: pytest.MonkeyPatch) -> None:
+    tell = Mailbox.tell
+
+    def dropping(self: Mailbox, news: Any) -> None:
+        if news.error is not None and len(self.chunks) > 1:
+            self.chunks.popleft()
+        tell(self, news)
+
+    patch.setattr(Mailbox, "tell", dropping)
+
+
+def thread_kept_that_never_ran(patch: pytest.MonkeyPatch) -> None:
+    start = Lanes._start
+
+    def careless(self: Any) -> None:
+        try:
+            start(self)
+        except Exception:
+            self._threads += [None, None]
+
+    patch.setattr(Lanes, "_start", careless)
+
+
+def removed_but_held(patch: pytest.MonkeyPatch) -> None:
+    remove = WaitingQueue.remove
+    held: list[Any] = []
+
+    def keeping(self: WaitingQueue, request: Any) -> None:
+        remove(self, request)
+        held.append(request)
+        del held[:-64]
+
+    patch.setattr(WaitingQueue, "remove", keeping)
+
+
+#: The first life's seed, the steps within which one of them fails, how, and the hazard.
+HAZARDS: dict[str, tuple[int, int, str | tuple[str, ...], Plant]] = {
+    "a death does not tell who is still in the inbox": (0, 4000, "liveness", inbox_forgotten),
+    "a prompt is tokenised though its consumer left": (
+        0,
+        6000,
+        "I13: a prompt",
+        prepared_for_nobody,
+    ),
+    "a deadline keeps its request after the end": (
+        0,
+        1000,
+        ("I9", "I13", "drain: a deadline"),
+        replaced(Deadlines, "discard", lambda self, job: None),
+    ),
+    "a deadline waits for the step": (
+        0,
+        2000,
+        "liveness",
+        replaced(Watchdog, "_end", lambda self, jobs, now: None),
+    ),
+    "a close while opening is dropped": (
+        0,
+        2000,
+        "drain: threads",
+        replaced(DecodeThread, "cancel_open", lambda self: None),
+    ),
+    "a consumer that reads steadily is stalled": (50, 4000, "end: ", stalled_while_reading),
+    "what was coalesced is lost at an error": (0, 4000, "I7", coalesced_lost),
+    "a thread that cannot start is kept": (0, 4000, "liveness", thread_kept_that_never_ran),
+    "what left the queue is held": (0, 1000, "I13", removed_but_held),
+    "a request that ended after a retraction is held": (
+        0,
+        2000,
+        "I13",
+        replaced(Scheduler, "_forget_ended", lambda self: None),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hazard", HAZARDS)
+def test_is_found(hazard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed, steps, how, plant = HAZARDS[hazard]
+    plant(monkeypatch)
+    (trace,) = simulate(seed, steps, shrink=0).failures
+    assert trace.failure.startswith(how), trace.failure

@@ -1,0 +1,174 @@
+"""Tokenizers and chat templates of GGUF files, beside those that transformers makes of the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import GPT2Tokenizer, Qwen2Tokenizer
+from transformers.convert_slow_tokenizer import TikTokenConverter
+
+from asyncinfer.builtin import read_corpus, standard_library
+from asyncinfer.errors import ModelLoadError
+from asyncinfer.text import gguf_template, gguf_tokenizer
+
+#: Scripts, spaces, digits, contractions, controls, emoji of several characters.
+HARD = [
+    "Hello world, it's what I'LL do; we've DON'T",
+    "  leading\n\n\n and   trailing \t\r\n  ",
+    "1234567890 3.14159 1,000,000 ２０２４ ٣٤٥",
+    "def f(x):\n    return x**2  # größe, naïve, façade e\u0301",
+    "你好，世界。こんにちは 안녕하세요 สวัสดี नमस्ते مرحبا שלום Привет",
+    "🙂👩‍👩‍👧‍👦🏳️‍🌈 \u200b\ufeff\u00a0 \x00\x07\x1b",
+    "camelCaseHTTPServer snake_case $x->y::<T>() /* … */ «»“”",
+    "",
+    " ",
+]
+CONTROL, NORMAL, USER = 3, 1, 4
+
+
+def trained(byte_level: bool, size: int = 700) -> tuple[list[str], list[tuple[str, str]]]:
+    """Tokens and merges learnt from a few files of the standard library and `HARD`."""
+    corpus = read_corpus(standard_library(), package="tomllib")
+    texts = [*corpus.training.values(), *HARD]
+    backend = Tokenizer(models.BPE(byte_fallback=not byte_level, unk_token="<unk>"))
+    special = ["<unk>", "<s>", "</s>"]
+    if byte_level:
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+    else:
+        backend.normalizer = normalizers.Replace(" ", "▁")
+        alphabet = ["▁"]
+        special += [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=special,
+        initial_alphabet=alphabet,
+        limit_alphabet=300,
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    vocabulary = backend.get_vocab()
+    tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
+    return tokens, [tuple(pair) for pair in json.loads(backend.to_str())["model"]["merges"]]
+
+
+@pytest.fixture(scope="module")
+def bytewise() -> tuple[list[str], list[tuple[str, str]]]:
+    return trained(byte_level=True)
+
+
+def metadata(tokens: list[str], **more: Any) -> dict[str, Any]:
+    kinds = [CONTROL if token in ("<s>", "</s>", "<unk>") else NORMAL for token in tokens]
+    values = {
+        "tokens": tokens,
+        "token_type": np.array(kinds, np.int32),
+        "bos_token_id": tokens.index("<s>"),
+        "eos_token_id": tokens.index("</s>"),
+        "unknown_token_id": tokens.index("<unk>"),
+        **more,
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+
+
+def byte_level(pair: tuple[list[str], list[tuple[str, str]]], pre: str) -> dict[str, Any]:
+    merges = [f"{left} {right}" for left, right in pair[1]]
+    return metadata(pair[0], model="gpt2", pre=pre, merges=merges)
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "llama-bpe", "smollm"])
+def test_byte_level(pre: str, bytewise: tuple[list[str], list[tuple[str, str]]]) -> None:
+    tokens, merges = bytewise
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    plain = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": None}
+    if pre == "gpt-2":
+        right = GPT2Tokenizer(vocab=vocabulary, merges=merges, **plain)._tokenizer
+    elif pre == "qwen2":
+        right = Qwen2Tokenizer(vocab=vocabulary, merges=merges, **plain)._tokenizer
+    else:
+        right = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre == "llama-bpe"))
+        last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre == "smollm")
+        if pre == "smollm":
+            first: Any = pre_tokenizers.Digits(individual_digits=True)
+        else:
+            pattern = TikTokenConverter(vocab_file="-").pattern
+            first = pre_tokenizers.Split(Regex(pattern), "isolated")
+        right.pre_tokenizer = pre_tokenizers.Sequence([first, last])
+        right.decoder = decoders.ByteLevel()
+    ours = gguf_tokenizer({**byte_level(bytewise, pre)}, "a.gguf")
+    first = [ours.bos_id] if pre == "llama-bpe" else []
+    for text in HARD:
+        ids = ours.encode(text)
+        assert ids == first + right.encode(text, add_special_tokens=False).ids, text
+        normalised = text if right.normalizer is None else right.normalizer.normalize_str(text)
+        assert ours.decode(ids) == normalised
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_sentence_piece(begins: bool) -> None:
+    """Merges are found again from scores alone, however the tokens are ranked."""
+    tokens, merges = trained(byte_level=False)
+    scores = np.array([-float(index) for index in range(len(tokens))], np.float32)
+    given = metadata(tokens, model="llama", scores=scores, add_space_prefix=begins)
+    ours = gguf_tokenizer(given, "a.gguf")
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    right = Tokenizer(
+        models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    for text in HARD:
+        start = "▁" if begins and text else ""
+        expected = right.encode(start + text.replace(" ", "▁"), add_special_tokens=False).ids
+        assert ours.encode(text) == [ours.bos_id, *expected], text
+        assert ours.decode(ours.encode(text)) == text
+
+
+def test_special_tokens_are_marks_and_user_defined_ones_are_text() -> None:
+    tokens, merges = trained(byte_level=True)
+    given = byte_level(([*tokens, "<|im_end|>", "<tool>"], merges), "gpt-2")
+    given["tokenizer.ggml.token_type"][-2:] = [CONTROL, USER]
+    ours = gguf_tokenizer(given, "a.gguf")
+    mark, text = len(tokens), len(tokens) + 1
+    assert ours.encode("a<|im_end|>b<tool>")[1::2] == [mark, text]
+    assert ours.decode([mark, text]) == "<tool>"
+    assert ours.eos_ids == {given["tokenizer.ggml.eos_token_id"], mark}
+
+
+def test_the_template_has_the_special_tokens() -> None:
+    tokens, merges = trained(byte_level=True)
+    given = byte_level((tokens, merges), "gpt-2")
+    source = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    given["tokenizer.chat_template"] = source
+    template = gguf_template(given, "a.gguf")
+    assert template.render([{"role": "user", "content": "hi"}]) == "<s>hi</s>"
+    del given["tokenizer.chat_template"]
+    assert not gguf_template(given, "a.gguf")
+
+
+BAD: dict[str, tuple[Mapping[str, Any], str]] = {
+    "no tokens": ({"tokens": None}, "tokens=None: must be a list of strings"),
+    "tokens of numbers": ({"tokens": [1, 2]}, "tokens=[1, 2]: must be a list of strings"),
+    "a model unheard of": ({"model": "rwkv"}, "model='rwkv': must be gpt2 or llama"),
+    "a cut unheard of": ({"pre": "klingon"}, "pre='klingon': must be one of codeshell, "),
+    "no merges": ({"merges": None}, "merges=None: must be a list of strings"),
+    "half a merge": ({"merges": ["a"]}, "entry 0 is no pair"),
+    "a merge of strangers": ({"merges": ["klingon words"]}, "do not fit the tokens"),
+    "too few kinds": ({"token_type": np.array([1], np.int32)}, "must be a number for each of"),
+    "an end beyond": ({"eos_token_id": 10**6}, "eos_token_id=1000000: must be a token id below"),
+    "an end that is none": ({"eos_token_id": True}, "eos_token_id=True: must be a token id below"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_is_refused_by_its_key(
+    name: str, bytewise: tuple[list[str], list[tuple[str, str]]]
+) -> None:
+    changes, says = BAD[name]
+    named = {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+    with pytest.raises(ModelLoadError) as caught:
+        gguf_tokenizer({**byte_level(bytewise, "gpt-2"), **named}, "a.gguf")
+    assert says in str(caught.value)
+    assert str(caught.value).startswith("file a.gguf: tokenizer.ggml.")

@@ -1,0 +1,268 @@
+"""GGUF files: headers beside the `gguf` package's reader, tensors of every type, broken files."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from fuzzing import fuzz
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncinfer.errors import ModelLoadError
+from asyncinfer.weights.gguf import GgufCheckpoint, find_gguf, read_header, split_names
+
+Q = gguf.GGMLQuantizationType
+FLOATS = (Q.F32, Q.F16)
+#: The types that the package makes floats of.
+TYPES = [*FLOATS, *(kind for kind in gguf.quants._type_traits)]
+KEYS: dict[str, Any] = {
+    "general.name": "näme",
+    "test.uint8": np.uint8(7),
+    "test.float": 1.5,
+    "test.bool": True,
+    "test.negative": np.int64(-(2**40)),
+    "test.strings": ["a", "", "ß" * 300],
+    "test.numbers": [1, 2, 3],
+    "test.floats": [0.5, -1.0],
+    "test.flags": [True, False],
+}
+
+
+def written(path: Path, tensors: dict[str, tuple[Q, np.ndarray[Any, Any]]]) -> Path:
+    """A file of `KEYS` and of tensors, each a type and its bytes by row."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_string("general.name", KEYS["general.name"])
+    writer.add_uint8("test.uint8", 7)
+    writer.add_float32("test.float", 1.5)
+    writer.add_bool("test.bool", True)
+    writer.add_int64("test.negative", -(2**40))
+    for key in ("test.strings", "test.numbers", "test.floats", "test.flags"):
+        writer.add_array(key, KEYS[key])
+    for name, (kind, values) in tensors.items():
+        writer.add_tensor(name, values, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def random_bytes(kind: Q, rows: int, numbers: int) -> np.ndarray[Any, Any]:
+    """Rows of so many numbers: floats of moderate size, and blocks of any bytes whose halves are
+    finite numbers."""
+    draw = np.random.default_rng(5)
+    floats = draw.normal(size=(rows, numbers)).astype(np.float32)
+    try:
+        return gguf.quantize(floats, kind)
+    except NotImplementedError:
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        # With the highest bit but one of every byte off no half has the exponent of infinity.
+        return draw.integers(0, 256, (rows, numbers // block * size), np.uint8) & 0xBF
+
+
+def test_the_header_says_what_the_package_reads(tmp_path: Path) -> None:
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    path = written(tmp_path / "a.gguf", {"x": (Q.F32, values), "y": (Q.F32, values[0])})
+    header = read_header(path)
+    reader = gguf.GGUFReader(path)
+    for key, field in reader.fields.items():
+        if key.startswith("GGUF."):
+            continue
+        found = header.metadata[key]
+        plain = found.tolist() if isinstance(found, np.ndarray) else found
+        assert plain == field.contents()
+    assert header.metadata.keys() == {k for k in reader.fields if not k.startswith("GGUF.")}
+    for tensor in reader.tensors:
+        info = header.tensors[tensor.name]
+        assert info.shape == tuple(int(size) for size in reversed(tensor.shape))
+        assert (info.kind, info.offset) == (tensor.tensor_type, tensor.data_offset)
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
+def test_every_type(kind: Q, tmp_path: Path) -> None:
+    """Each number as the package has it, read whole, and in pieces that begin within a block."""
+    packed = random_bytes(kind, 3, 512)
+    path = written(tmp_path / "a.gguf", {"x": (kind, packed)})
+    right = np.ascontiguousarray(gguf.dequantize(packed, kind))
+    with GgufCheckpoint(path) as checkpoint:
+        stored = checkpoint.tensors["x"]
+        assert stored.shape == (3, 512)
+        if stored.dtype != "F32":
+            right = packed
+        raw = right.reshape(-1).view(np.uint8)
+        whole = np.empty_like(raw)
+        checkpoint.reader.read("a.gguf", "x", 0, whole.data)
+        np.testing.assert_array_equal(whole, raw)
+        pieces = np.empty_like(raw)
+        for start in range(0, len(raw), 844):
+            checkpoint.reader.read("a.gguf", "x", start, pieces[start : start + 844].data)
+        np.testing.assert_array_equal(pieces, raw)
+
+
+def test_experts_are_given_one_by_one(tmp_path: Path) -> None:
+    values = np.random.default_rng(1).normal(size=(3, 4, 32)).astype(np.float32)
+    packed = gguf.quantize(values, Q.Q8_0)
+    path = written(tmp_path / "a.gguf", {"blk.0.ffn_up_exps.weight": (Q.Q8_0, packed)})
+    with GgufCheckpoint(path) as checkpoint:
+        assert sorted(checkpoint.tensors) == [f"blk.0.ffn_up_exps.{i}.weight" for i in range(3)]
+        got = np.empty((4, 32), np.float32)
+        checkpoint.reader.read("a.gguf", "blk.0.ffn_up_exps.2.weight", 0, got.data.cast("B"))
+        np.testing.assert_array_equal(got, gguf.dequantize(packed, Q.Q8_0)[2])
+
+
+def test_a_model_in_several_files(tmp_path: Path) -> None:
+    ones = np.ones(4, np.float32)
+    first = written(tmp_path / "m-00001-of-00002.gguf", {"x": (Q.F32, ones)})
+    with pytest.raises(ModelLoadError, match=r"m-00002-of-00002\.gguf: no such file"):
+        GgufCheckpoint(first)
+    second = written(tmp_path / "m-00002-of-00002.gguf", {"y": (Q.F32, 2 * ones)})
+    with GgufCheckpoint(first) as checkpoint:
+        assert checkpoint.tensors["y"].file == second.name
+    with pytest.raises(ModelLoadError, match="is file 2 of 2: name the first"):
+        GgufCheckpoint(second)
+    written(second, {"x": (Q.F32, ones)})
+    with pytest.raises(ModelLoadError, match="occurs twice"):
+        GgufCheckpoint(first)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("b-Q4_K_M.gguf", "b-Q4_K_M.gguf"),
+        ("q4_k_m", "b-Q4_K_M.gguf"),
+        ("Q8", "b-Q8_0-00001-of-00002.gguf"),
+    ],
+)
+def test_a_file_is_found_by_a_part_of_its_name(wanted: str, found: str) -> None:
+    names = ["b-Q4_K_M.gguf", "b-Q4_K_S.gguf", *split_names("b-Q8_0-00001-of-00002.gguf")]
+    assert find_gguf(names, wanted, "org/name") == found
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        ("Q4_K", r"several files named like 'Q4_K'; name one of: b-Q4_K_M.gguf, b-Q4_K_S.gguf"),
+        ("Q2", r"no file named like 'Q2'; name one of: b-Q4_K_M.gguf, b-Q4_K_S.gguf"),
+        ("", r"several files of GGUF"),
+    ],
+)
+def test_what_there_is_is_named_where_none_or_several_fit(wanted: str, says: str) -> None:
+    with pytest.raises(ModelLoadError, match=says):
+        find_gguf(["b-Q4_K_M.gguf", "b-Q4_K_S.gguf"], wanted, "org/name")
+
+
+def header(tensors: int = 0, pairs: int = 0, rest: bytes = b"", version: int = 3) -> bytes:
+    return struct.pack("<4sIQQ", b"GGUF", version, tensors, pairs) + rest
+
+
+def text(value: bytes, length: int | None = None) -> bytes:
+    return struct.pack("<Q", len(value) if length is None else length) + value
+
+
+def tensor(
+    dims: tuple[int, ...], kind: int = 0, offset: int = 0, count: int | None = None
+) -> bytes:
+    shape = struct.pack(f"<I{len(dims)}Q", len(dims) if count is None else count, *dims)
+    return text(b"x") + shape + struct.pack("<IQ", kind, offset)
+
+
+PAD = b"\0" * 64
+BROKEN = {
+    "empty": (b"", "is empty"),
+    "another format": (b"GGML" + PAD, "does not begin as a GGUF file does"),
+    "version 1": (header(version=1, rest=PAD), "version 1: must be 2 or 3"),
+    "big endian": (header(version=3 << 24, rest=PAD), "big-endian"),
+    "2^60 tensors": (header(tensors=2**60, rest=PAD), "1152921504606846976 tensors"),
+    "2^60 keys": (header(pairs=2**60, rest=PAD), "1152921504606846976 metadata keys"),
+    "a key of 2^60 bytes": (header(pairs=1, rest=text(b"k", 2**60) + PAD), "metadata key 0"),
+    "a key twice": (
+        header(pairs=2, rest=(text(b"key") + struct.pack("<IB", 0, 1)) * 2 + PAD),
+        "key: occurs twice",
+    ),
+    "a string of 2^60 bytes": (
+        header(pairs=1, rest=text(b"key") + struct.pack("<I", 8) + text(b"", 2**60) + PAD),
+        "metadata key: 1152921504606846976 bytes",
+    ),
+    "an unknown type": (
+        header(pairs=1, rest=text(b"key") + struct.pack("<I", 99) + PAD),
+        "metadata key: value type 99",
+    ),
+    "an array of 2^60 numbers": (
+        header(pairs=1, rest=text(b"key") + struct.pack("<IIQ", 9, 4, 2**60) + PAD),
+        "metadata key: 1152921504606846976 numbers",
+    ),
+    "an array of 2^60 strings": (
+        header(pairs=1, rest=text(b"key") + struct.pack("<IIQ", 9, 8, 2**60) + PAD),
+        "metadata key: 1152921504606846976 values",
+    ),
+    "arrays in arrays": (
+        header(pairs=1, rest=text(b"key") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 9),
+        "metadata key: value type 9",
+    ),
+    "no dimensions": (header(1, rest=tensor(()) + PAD), "tensor x: 0 dimensions"),
+    "five dimensions": (header(1, rest=tensor((1,) * 5) + PAD), "tensor x: 5 dimensions"),
+    "a shape of 2^120": (header(1, rest=tensor((2**60, 2**60)) + PAD), "tensor x: shape"),
+    "a type unheard of": (header(1, rest=tensor((4,), kind=4711) + PAD), "x: type 4711"),
+    "half a block": (header(1, rest=tensor((16,), kind=2) + PAD), "x: rows of 16 numbers: Q4_0"),
+    "beyond the end": (header(1, rest=tensor((4096,)) + PAD), "x: ends at byte"),
+    "an offset of 2^63": (header(1, rest=tensor((4,), offset=2**63) + PAD), "x: ends at byte"),
+    "the same name twice": (header(2, rest=tensor((1,)) * 2 + PAD), "x: occurs twice"),
+    "an alignment of 3": (
+        header(pairs=1, rest=text(b"general.alignment") + struct.pack("<II", 4, 3) + PAD),
+        "general.alignment: 3: must be a multiple of 8",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_file_is_refused_with_what_is_wrong(name: str, tmp_path: Path) -> None:
+    content, says = BROKEN[name]
+    path = tmp_path / "a.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ModelLoadError) as caught:
+        GgufCheckpoint(path)
+    assert says in str(caught.value)
+    assert "a.gguf" in str(caught.value)
+
+
+SOUND = np.arange(64, dtype=np.float32).reshape(2, 32)
+
+
+@fuzz(60)
+@given(data=st.data())
+def test_fuzzed_files(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Bytes changed, taken out or put in anywhere: the file is refused, or read within its size."""
+    path = tmp_path_factory.mktemp("gguf") / "a.gguf"
+    content = bytearray(
+        written(
+            path, {"x": (Q.F32, SOUND), "y": (Q.Q8_0, gguf.quantize(SOUND, Q.Q8_0))}
+        ).read_bytes()
+    )
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(content) - 1))
+        match data.draw(st.sampled_from(("change", "cut", "insert", "number"))):
+            case "change":
+                content[at] = data.draw(st.integers(0, 255))
+            case "cut":
+                del content[at : at + data.draw(st.integers(1, 40))]
+            case "insert":
+                content[at:at] = data.draw(st.binary(min_size=1, max_size=16))
+            case "number":
+                value = data.draw(st.sampled_from((0, 2**31, 2**32 - 1, 2**60, 2**64 - 1)))
+                content[at : at + 8] = struct.pack("<Q", value)
+        if not content:
+            break
+    path.write_bytes(content)
+    try:
+        with GgufCheckpoint(path) as checkpoint:
+            for name, stored in checkpoint.tensors.items():
+                got = np.empty(stored.shape, np.float32)
+                checkpoint.reader.read(stored.file, name, 0, got.data.cast("B"))
+                assert got.nbytes <= 32 * len(content)
+    except ModelLoadError:
+        pass
