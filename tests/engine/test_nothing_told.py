@@ -49,7 +49,8 @@ async def test_no_log_event_has_a_prompt_or_an_answer(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.DEBUG, "asyncinfer"):
         async with Engine(FakeModel(), drain_timeout=0.0) as engine:
             answer = (await engine.generate(prompt, max_tokens=40, temperature=0.0)).text
-            async with engine.stream(prompt, max_tokens=40) as stream:
+            # The full buffer holds the request back, so that leaving it is an abort.
+            async with engine.stream(prompt, max_tokens=40, buffer=2) as stream:
                 await anext(stream)
             with pytest.raises(InvalidRequest):
                 await engine.generate("swordfish " * 1000)
