@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from asyncinfer import Engine, SamplingParams
+from asyncinfer.engine.runtime import Handle, Threads, Worker
 from asyncinfer.scheduler import RowLogprobs
 
 OpenEngine = Callable[..., AbstractAsyncContextManager[Engine]]
@@ -21,6 +22,52 @@ def heed_ctrl_c() -> None:
     """For a child process, before its program starts: who began the tests may ignore Ctrl-C, as
     shells do for what they run in the background, and children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+class Unstarted:
+    """The handle of a worker whose turns a test takes."""
+
+    ident = None
+
+    def is_alive(self) -> bool:
+        return False
+
+    def join(self, timeout: float | None = None) -> None:
+        """There is no thread to wait for."""
+
+
+class Time(Threads):
+    """The time of an engine, which passes when a test says so. The watchdog looks at the engine
+    then; every other worker has a real thread."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self._watchdog: Worker | None = None
+
+    def clock(self) -> float:
+        return self.now
+
+    def start(self, worker: Worker) -> Handle:
+        if worker.name != "asyncinfer-watchdog":
+            return super().start(worker)
+        self._watchdog = worker
+        return Unstarted()
+
+    def go_by(self, seconds: float) -> None:
+        """Let time pass, in steps that are short for any `step_timeout` of a second or more."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 0.1)
+            if self._watchdog is not None and self._watchdog.turn() is None:
+                self._watchdog = None
+
+
+class TimedEngine(Engine):
+    """An engine in a time of its own."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.time = self._runtime = Time()
+        super().__init__(*args, **options)
 
 
 def fake_runner(engine: Engine) -> Any:

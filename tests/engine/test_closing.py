@@ -70,11 +70,12 @@ def test_a_native_cancellation_during_the_drain() -> None:
     """The drain ends, what runs is aborted, and the task leaves when the thread has ended."""
 
     async def main() -> None:
-        gate = StepGate()
+        gate = StepGate(closed=True)
         engine = await Engine.open(FakeModel(gate=gate), drain_timeout=1000.0)
         stream = engine.stream("x", max_tokens=4000)
+        gate.let()
         await anext(stream)
-        gate.close()
+        gate.wait_arrived(2)
         closing = asyncio.create_task(engine.aclose())
         while engine.health().state != "draining":
             await asyncio.sleep(0)
@@ -193,8 +194,10 @@ def test_leaving_the_interpreter_while_it_loads() -> None:
     import asyncio, threading, time
     from asyncinfer import Engine, EngineClosed
     from asyncinfer.chunk import LoadProgress
+    from asyncinfer.engine import thread
     from asyncinfer.testing import FakeModel
 
+    thread.EXIT_TIMEOUT = 50.0
     loading = threading.Event()
 
     class Slow(FakeModel):

@@ -88,12 +88,22 @@ async def test_stop_keeps_what_was_generated(open_engine: OpenEngine, gate: Step
         assert done.finish_reason == "stopped"
 
 
-async def test_stop_before_the_start(open_engine: OpenEngine) -> None:
+async def test_stop_before_the_start(open_engine: OpenEngine, gate: StepGate) -> None:
     async with open_engine() as engine:
+        gate.close()
         stream = engine.stream("hello", max_tokens=1000)
         stream.stop()
-        done = await stream
-    assert done.finish_reason == "stopped"
+        ends: list[str | None] = []
+
+        async def complete() -> None:
+            ends.append((await stream).finish_reason)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(complete)
+            # It has asked for the stop when it waits for the end.
+            await anyio.wait_all_tasks_blocked()
+            gate.open()
+    assert ends == ["stopped"]
 
 
 async def test_stop_string_shows_nothing_past_it(open_engine: OpenEngine) -> None:
