@@ -14,6 +14,7 @@ from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.engine.assemble import Checkpoint
 from asyncinfer.runner import ModelRunner
 from asyncinfer.runner.accelerator import CudaAccelerator
+from asyncinfer.runner.graph_executor import GraphExecutor
 from asyncinfer.testing import InlineEngine
 
 pytestmark = [
@@ -61,7 +62,8 @@ def close(its: InlineEngine) -> None:
 def recorded(its: InlineEngine) -> int:
     runner = its.core.runner
     assert isinstance(runner, ModelRunner)
-    return 0 if runner._lane is None else runner._lane.graphs.recorded
+    executor = runner.executor
+    return executor.graphs.recorded if isinstance(executor, GraphExecutor) else 0
 
 
 def test_recorded_equals_eager_equals_transformers() -> None:

@@ -48,7 +48,7 @@ def by_place(hidden: torch.Tensor) -> torch.Tensor:
 def test_one_size_of_tile_for_everything(decoder: Decoder, make_hand: Any, greedy: Any) -> None:
     seen = Rewriting(decoder, lambda hidden: hidden)
     hand = make_hand(deterministic=True, decoder=seen)
-    assert hand.runner._tiles.size == TILE
+    assert hand.runner.executor.tiles.size == TILE
     seen.shapes.clear()
     for slot, prompt in PROMPTS.items():
         hand.join(slot, prompt, prompt_logprobs=1)
@@ -91,7 +91,7 @@ def test_experts_get_single_tokens(decoder: Decoder) -> None:
 
 def test_single_tokens_give_the_same_answers(decoder: Decoder, make_hand: Any, greedy: Any) -> None:
     hand = make_hand(deterministic=True, decoder=Rewriting(decoder, by_place))
-    assert hand.runner._tiles.size == 1
+    assert hand.runner.executor.tiles.size == 1
     for slot, prompt in PROMPTS.items():
         hand.join(slot, prompt)
         hand.row(slot, 0, len(prompt))

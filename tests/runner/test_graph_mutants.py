@@ -1,4 +1,4 @@
-"""The tests of the lane, tested: each of these planted bugs is noticed."""
+"""The tests of the graph executor, tested: each of these planted bugs is noticed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fakes.fake_graph import ReplayError
 from fakes.fake_order import FakeEvent, StreamOrderError
 from runner.churn import churn
 
-from asyncinfer.runner.decode_lane import DecodeLane
-from asyncinfer.runner.downloads import Berth, Berths
+from asyncinfer.runner.graph_executor import GraphExecutor
 from asyncinfer.runner.slot_state import SlotState
+from asyncinfer.runner.step_buffers import BufferPool, PinnedBuffers, StepBuffers
 from asyncinfer.sampling import TokenHistory
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -28,31 +28,31 @@ def the_side_stream_does_not_wait(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_host_does_not_wait(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Berth, "wait", nothing)
+    patch.setattr(PinnedBuffers, "wait", nothing)
 
 
 def results_are_not_kept_until_they_were_copied(patch: pytest.MonkeyPatch) -> None:
-    def start(berth: Berth, *arguments: Any) -> None:
-        whole(berth, *arguments)
-        berth._sources.clear()
+    def start(buffers: PinnedBuffers, *arguments: Any) -> None:
+        whole(buffers, *arguments)
+        buffers._sources.clear()
 
-    whole = Berth._start
-    patch.setattr(Berth, "_start", start)
+    whole = PinnedBuffers._start
+    patch.setattr(PinnedBuffers, "_start", start)
 
 
-def steps_share_a_berth(patch: pytest.MonkeyPatch) -> None:
-    take, only = Berths.take, []
+def steps_share_buffers(patch: pytest.MonkeyPatch) -> None:
+    take, only = BufferPool.take, []
 
-    def shared(berths: Berths) -> Berth:
+    def shared(pool: BufferPool) -> StepBuffers:
         if not only:
-            only.append(take(berths))
+            only.append(take(pool))
         return only[0]
 
-    patch.setattr(Berths, "take", shared)
+    patch.setattr(BufferPool, "take", shared)
 
 
 def grown_tables_are_not_sent(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(DecodeLane, "grow", nothing)
+    patch.setattr(SlotState, "touch_entries", nothing)
 
 
 def options_are_not_sent(patch: pytest.MonkeyPatch) -> None:
@@ -86,12 +86,12 @@ def the_history_moves_under_the_graphs(patch: pytest.MonkeyPatch) -> None:
 
 
 def results_are_read_a_place_off(patch: pytest.MonkeyPatch) -> None:
-    def shifted(lane: DecodeLane, *arguments: Any, **options: Any) -> None:
-        whole(lane, *arguments, **options)
-        lane._turn = 1
+    def shifted(executor: GraphExecutor, *arguments: Any, **options: Any) -> None:
+        whole(executor, *arguments, **options)
+        executor._turn = 1
 
-    whole = DecodeLane.__init__
-    patch.setattr(DecodeLane, "__init__", shifted)
+    whole = GraphExecutor.__init__
+    patch.setattr(GraphExecutor, "__init__", shifted)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def results_are_read_a_place_off(patch: pytest.MonkeyPatch) -> None:
         the_side_stream_does_not_wait,
         the_host_does_not_wait,
         results_are_not_kept_until_they_were_copied,
-        steps_share_a_berth,
+        steps_share_buffers,
         grown_tables_are_not_sent,
         options_are_not_sent,
         positions_are_taken_to_be_right,

@@ -11,7 +11,8 @@ from fakes.fake_device import FakeDevice
 from runner.churn import churn
 from support import columns
 
-from asyncinfer.runner.decode_lane import DecodeLane
+from asyncinfer.runner.eager_executor import EagerExecutor
+from asyncinfer.runner.graph_executor import GraphExecutor
 
 PROMPTS = {
     0: [5, 17, 3, 44, 9, 9, 21, 30, 2, 50, 11],
@@ -35,14 +36,14 @@ def device() -> Iterator[FakeDevice]:
 
 
 @pytest.fixture
-def lane_hand(make_hand: Any, device: FakeDevice) -> Callable[..., Any]:
+def graph_hand(make_hand: Any, device: FakeDevice) -> Callable[..., Any]:
     return lambda **options: make_hand(accelerator=device, **options)
 
 
-def lane(hand: Any) -> DecodeLane:
-    its = hand.runner._lane
-    assert isinstance(its, DecodeLane)
-    return its
+def executor(hand: Any) -> GraphExecutor:
+    found = hand.runner.executor
+    assert isinstance(found, GraphExecutor)
+    return found
 
 
 def begin(hand: Any, slot: int, **options: Any) -> list[int]:
@@ -64,10 +65,10 @@ def decode(hand: Any, lengths: dict[int, int]) -> Any:
 @pytest.mark.parametrize("graphs", ["lazy", "start"])
 @pytest.mark.parametrize("options", [GREEDY, DRAWN, TRUNCATED, PENALISED], ids=str)
 def test_a_batch_that_changes_gets_the_tokens_it_would_get_without(
-    make_hand: Any, lane_hand: Any, options: dict[str, Any], graphs: str
+    make_hand: Any, graph_hand: Any, options: dict[str, Any], graphs: str
 ) -> None:
     answers = []
-    for hand in (make_hand(), lane_hand(graphs=graphs)):
+    for hand in (make_hand(), graph_hand(graphs=graphs)):
         tokens = []
         lengths: dict[int, int] = {}
         for slot in PROMPTS:
@@ -95,28 +96,28 @@ def test_a_batch_that_changes_gets_the_tokens_it_would_get_without(
         answers.append(tokens)
     assert answers[0] == answers[1]
     assert len(set(answers[0])) > 10
-    assert lane(hand).graphs.recorded > 0
+    assert executor(hand).graphs.recorded > 0
 
 
-def test_most_steps_are_replays(lane_hand: Any, device: FakeDevice) -> None:
-    hand = lane_hand()
+def test_most_steps_are_replays(graph_hand: Any, device: FakeDevice) -> None:
+    hand = graph_hand()
     lengths = {}
     for slot in (0, 1, 2):
         begin(hand, slot)
         lengths[slot] = len(PROMPTS[slot])
     for _ in range(20):
         decode(hand, lengths)
-    assert lane(hand).graphs.recorded == 1
+    assert executor(hand).graphs.recorded == 1
     assert device.calls["Graph.replay"] == 19
 
 
 @pytest.mark.parametrize("in_flight", [1, 2, 3, 4])
 @pytest.mark.parametrize("options", [GREEDY, DRAWN, SCORED, PENALISED], ids=str)
 def test_steps_in_flight(
-    make_hand: Any, lane_hand: Any, in_flight: int, options: dict[str, Any]
+    make_hand: Any, graph_hand: Any, in_flight: int, options: dict[str, Any]
 ) -> None:
     collected: list[Any] = []
-    for hand, most in ((make_hand(), 1), (lane_hand(), in_flight)):
+    for hand, most in ((make_hand(), 1), (graph_hand(), in_flight)):
         results = []
         begin(hand, 0, **options)
         begin(hand, 3)
@@ -145,8 +146,8 @@ def test_steps_in_flight(
             assert its.logprobs == pytest.approx(others.logprobs, abs=1e-5)
 
 
-def test_more_steps_in_flight_than_there_is_room_for(lane_hand: Any) -> None:
-    hand = lane_hand(overlap=2)
+def test_more_steps_in_flight_than_there_is_room_for(graph_hand: Any) -> None:
+    hand = graph_hand(overlap=2)
     begin(hand, 0)
     flights = []
     for i in range(2):
@@ -158,16 +159,16 @@ def test_more_steps_in_flight_than_there_is_room_for(lane_hand: Any) -> None:
 
 
 def test_a_step_that_broke_off_for_lack_of_memory_is_done_again(
-    make_hand: Any, lane_hand: Any, monkeypatch: pytest.MonkeyPatch
+    make_hand: Any, graph_hand: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once before anything was computed, once when all but the draw's last lines were."""
     answers = []
-    for hand in (make_hand(), lane_hand()):
+    for hand in (make_hand(), graph_hand()):
         tokens = begin(hand, 0, **DRAWN) + begin(hand, 1)
         lengths = {0: len(PROMPTS[0]), 1: len(PROMPTS[1])}
         tokens += decode(hand, lengths).tokens
-        if hand.runner._lane is not None:
-            step = lane(hand).graphs
+        if isinstance(hand.runner.executor, GraphExecutor):
+            step = executor(hand).graphs
             for whole in (False, True):
                 with monkeypatch.context() as patch:
                     patch.setattr(step, "run", out_of_memory(step.run, whole))
@@ -190,24 +191,26 @@ def out_of_memory(run: Callable[..., None], whole: bool) -> Callable[..., None]:
     return failing
 
 
-def test_changes_do_not_pile_up_while_no_step_is_recorded(lane_hand: Any) -> None:
-    hand = lane_hand()
+def test_changes_do_not_pile_up_while_no_step_is_recorded(graph_hand: Any) -> None:
+    hand = graph_hand()
     begin(hand, 0)
     for i in range(5):
         hand.row(0, 11 + 2 * i, 2, samples=1)
         hand.step()
-        assert not lane(hand).state._changed
+        assert not executor(hand).state._changed
 
 
 @pytest.mark.parametrize("seed", [4, 5])
-def test_slots_come_and_go_under_steps_in_flight(make_hand: Any, lane_hand: Any, seed: int) -> None:
+def test_slots_come_and_go_under_steps_in_flight(
+    make_hand: Any, graph_hand: Any, seed: int
+) -> None:
     expected = churn(make_hand(), 1, seed)
-    assert churn(lane_hand(), 3, seed) == expected
+    assert churn(graph_hand(), 3, seed) == expected
     assert len(expected) > 100
 
 
-def test_rows_of_a_recorded_step_fail_alone(lane_hand: Any, decoder: Any) -> None:
-    hand = lane_hand()
+def test_rows_of_a_recorded_step_fail_alone(graph_hand: Any, decoder: Any) -> None:
+    hand = graph_hand()
     for slot in (0, 1):
         begin(hand, slot)
     lengths = {0: 11, 1: 3}
@@ -219,9 +222,9 @@ def test_rows_of_a_recorded_step_fail_alone(lane_hand: Any, decoder: Any) -> Non
     assert "not finite" in str(result.failed[1])
 
 
-def test_calls_of_a_steady_step(lane_hand: Any, device: FakeDevice) -> None:
+def test_calls_of_a_steady_step(graph_hand: Any, device: FakeDevice) -> None:
     """Steps without a change, and steps in which every row gets a block."""
-    hand = lane_hand()
+    hand = graph_hand()
     lengths = {}
     for slot in (0, 1, 2, 3):
         hand.join(slot, [slot] * 4)
@@ -245,9 +248,9 @@ def test_calls_of_a_steady_step(lane_hand: Any, device: FakeDevice) -> None:
 
 
 def test_a_step_that_samples_otherwise_replays_as_far_as_the_logits(
-    lane_hand: Any, device: FakeDevice
+    graph_hand: Any, device: FakeDevice
 ) -> None:
-    hand = lane_hand()
+    hand = graph_hand()
     lengths = {}
     for slot, options in ((0, SCORED), (1, GREEDY)):
         begin(hand, slot, **options)
@@ -259,10 +262,10 @@ def test_a_step_that_samples_otherwise_replays_as_far_as_the_logits(
 
 
 def test_a_failed_recording_changes_no_token(
-    make_hand: Any, lane_hand: Any, device: FakeDevice
+    make_hand: Any, graph_hand: Any, device: FakeDevice
 ) -> None:
     answers = []
-    for hand in (make_hand(), lane_hand()):
+    for hand in (make_hand(), graph_hand()):
         device.failing = 100
         tokens = begin(hand, 0)
         lengths = {0: len(PROMPTS[0])}
@@ -270,30 +273,30 @@ def test_a_failed_recording_changes_no_token(
             tokens += decode(hand, lengths).tokens
         answers.append(tokens)
     assert answers[0] == answers[1]
-    assert lane(hand).graphs.recorded == 0
+    assert executor(hand).graphs.recorded == 0
 
 
 def test_without_graphs_results_still_take_the_side_stream(
-    make_hand: Any, lane_hand: Any, device: FakeDevice
+    make_hand: Any, graph_hand: Any, device: FakeDevice
 ) -> None:
     answers = []
-    for hand in (make_hand(), lane_hand(graphs="off")):
+    for hand in (make_hand(), graph_hand(graphs="off")):
         tokens = begin(hand, 0, **SCORED)
         lengths = {0: len(PROMPTS[0])}
         for _ in range(4):
             tokens += decode(hand, lengths).tokens
         answers.append(tokens)
     assert answers[0] == answers[1]
-    assert hand.runner._lane is None
+    assert type(hand.runner.executor) is EagerExecutor
     assert device.calls["Event.synchronize"] == 5
 
 
-def test_closing_gives_everything_back(lane_hand: Any, device: FakeDevice) -> None:
-    hand = lane_hand()
+def test_closing_gives_everything_back(graph_hand: Any, device: FakeDevice) -> None:
+    hand = graph_hand()
     begin(hand, 0)
     hand.row(0, 11, 1)
     hand.launch()
-    graphs = lane(hand).graphs
+    graphs = executor(hand).graphs
     hand.runner.close()
     assert device.closed
     assert graphs.recorded == 0

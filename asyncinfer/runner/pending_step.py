@@ -1,8 +1,8 @@
-"""`Flight`: a launched step, and its result once it has arrived."""
+"""`PendingStep`: a launched step, and its result once it has arrived."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,28 +10,32 @@ import numpy.typing as npt
 import torch
 
 from asyncinfer.errors import RequestFailed
-from asyncinfer.runner.decode_lane import Drawn
-from asyncinfer.runner.downloads import Berth
+from asyncinfer.runner.step_buffers import StepBuffers
 from asyncinfer.sampling import PluginCall, PluginSamplers, Sampled, pack_scores, row_logprobs
 from asyncinfer.scheduler.plan import StepResult
 
-__all__ = ["Flight", "recorded_result"]
+__all__ = ["EagerResults", "PendingStep", "drawn_result"]
 
 #: Tensors of `score_tokens`.
 _SCORES = 5
 
 
 @dataclass(slots=True)
-class Flight:
-    """What `collect` needs to know of a step."""
+class PendingStep:
+    """A launched step, until it is collected."""
 
-    #: Drawn tokens and peaks; verdicts on plugins; the draws' scores, if any; peaks of `chunks`,
-    #: if any; the scores of each of `prompts`. On the host, once `berth` was waited for.
-    results: list[torch.Tensor] = field(default_factory=list)
-    #: Instead of them, for a step that was recorded.
-    drawn: Drawn | None = None
-    #: None where the host's memory is the device's.
-    berth: Berth | None = None
+    buffers: StepBuffers
+    #: Gives the step's result, once `buffers.wait` has returned.
+    read: Callable[[], StepResult]
+
+
+@dataclass(slots=True)
+class EagerResults:
+    """The results of a step that was not replayed, and what each of them stands for."""
+
+    #: In this order: drawn tokens; peaks; verdicts on plugins; scores of the draws, if any were
+    #: asked for; peaks of `chunks`, if there are any; scores of each of `prompts`.
+    tensors: list[torch.Tensor] = field(default_factory=list)
     #: Row of the plan of each draw.
     draw_rows: list[int] = field(default_factory=list)
     #: Draws that asked for logprobs, with the number of alternatives.
@@ -40,18 +44,18 @@ class Flight:
     chunks: list[int] = field(default_factory=list)
     #: Rows that asked for prompt logprobs, with the number of alternatives.
     prompts: dict[int, int] = field(default_factory=dict)
-    #: What sampler plugins did; the verdicts on them come before the scores.
+    #: What sampler plugins did.
     calls: list[PluginCall] = field(default_factory=list)
 
     def keep(self, sampled: Sampled) -> list[torch.Tensor]:
-        """Note a draw; what of it the host has to see."""
+        """Note what was drawn. Gives those of its tensors that the host has to see."""
         self.scored, self.calls = sampled.scored_rows, sampled.calls
         verdicts = [call.verdict for call in sampled.calls if call.verdict is not None]
         return [sampled.tokens, sampled.peak, *verdicts, *sampled.scores]
 
-    def result(self) -> StepResult:
-        """Of a step that was not recorded."""
-        tokens, peaks, *scores = self.results
+    def read(self) -> StepResult:
+        """The step's result. Its tensors have arrived."""
+        tokens, peaks, *scores = self.tensors
         failed = {
             self.draw_rows[draw]: _failure(peaks[draw].item())
             for draw in (~peaks.isfinite()).nonzero()[:, 0].tolist()
@@ -61,7 +65,7 @@ class Flight:
             for draw, error in PluginSamplers.failures(call, verdict).items():
                 failed.setdefault(self.draw_rows[draw], error)
         if self.chunks:
-            # They are published as blocks others find, though nothing was drawn from them.
+            # Other requests will find these tokens' blocks, though nothing was drawn from them.
             chunks = scores.pop(_SCORES if self.scored else 0)
             for i in (~chunks.isfinite()).nonzero()[:, 0].tolist():
                 what = f"the model's hidden states are not finite ({chunks[i].item()})"
@@ -72,19 +76,19 @@ class Flight:
         ]
         logprobs = {}
         if self.scored:
-            its = parts.pop(0)
+            drawn = parts.pop(0)
             for row, start, stop, top in self._scored_rows():
                 if row not in failed:
-                    logprobs[row] = row_logprobs(its, start, stop, top)
+                    logprobs[row] = row_logprobs(drawn, start, stop, top)
         prompt_logprobs = {
-            row: row_logprobs(its, 0, len(its), top)
-            for (row, top), its in zip(self.prompts.items(), parts, strict=True)
+            row: row_logprobs(part, 0, len(part), top)
+            for (row, top), part in zip(self.prompts.items(), parts, strict=True)
         }
         return StepResult(tokens.tolist(), logprobs, prompt_logprobs, failed)
 
     def _scored_rows(self) -> Iterator[tuple[int, int, int, int]]:
-        """Each row that asked for logprobs: its first and last scored draw, and how many
-        alternatives."""
+        """Each row that asked for logprobs, the range of its scored draws, and how many
+        alternatives it wants."""
         rows = [(self.draw_rows[draw], top) for draw, top in self.scored.items()]
         start = 0
         for stop in range(1, len(rows) + 1):
@@ -93,12 +97,12 @@ class Flight:
                 start = stop
 
 
-def recorded_result(tokens: list[int], peaks: npt.NDArray[np.float32]) -> StepResult:
-    """Of a recorded step that drew one token per row."""
-    fine = np.isfinite(peaks)
-    if fine.all():
+def drawn_result(tokens: list[int], peaks: npt.NDArray[np.float32]) -> StepResult:
+    """The result of a step whose every row drew one token; peaks are float32 `[rows]`."""
+    finite = np.isfinite(peaks)
+    if finite.all():
         return StepResult(tokens)
-    failed = {row: _failure(float(peaks[row])) for row in np.flatnonzero(~fine).tolist()}
+    failed = {row: _failure(float(peaks[row])) for row in np.flatnonzero(~finite).tolist()}
     return StepResult(tokens, failed=failed)
 
 
