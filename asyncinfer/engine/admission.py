@@ -22,7 +22,7 @@ from threading import RLock
 from asyncinfer.chunk import EngineStats
 from asyncinfer.engine.deadlines import Deadlines
 from asyncinfer.engine.job import End, Job, Phase
-from asyncinfer.engine.mailbox import Outcome
+from asyncinfer.engine.stream_buffer import Outcome
 from asyncinfer.errors import AsyncInferError, EngineClosed, Overloaded
 from asyncinfer.telemetry import emit
 

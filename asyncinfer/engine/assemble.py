@@ -17,20 +17,20 @@ from asyncinfer.config import EngineConfig
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Core
 from asyncinfer.engine.defaults import generation_defaults
+from asyncinfer.engine.engine_events import EngineEvents, open_events
 from asyncinfer.engine.jobs import answer_of
-from asyncinfer.engine.ports import Port
+from asyncinfer.engine.loop_bridge import LoopBridge
 from asyncinfer.engine.source import Loaded, ModelSource, Progress
-from asyncinfer.engine.watch import Watch, open_watch
 from asyncinfer.errors import EngineClosed
 from asyncinfer.plugins.chosen import chosen_name
 from asyncinfer.scheduler import Request, Scheduler
 from asyncinfer.telemetry import emit, plugin_reporter
 from asyncinfer.text import ChatTemplate, Tokenizer
 
-__all__ = ["Checkpoint", "open_core", "source_of"]
+__all__ = ["CheckpointSource", "open_core", "source_of"]
 
 
-class Checkpoint:
+class CheckpointSource:
     """A checkpoint: a local folder or GGUF file, a hub id, or the name of a model we know."""
 
     def __init__(self, model: str | Path) -> None:
@@ -60,9 +60,9 @@ class Checkpoint:
 
 def source_of(model: str | Path | ModelSource | None) -> ModelSource:
     if model is None:
-        return Checkpoint(MODEL_PATH)
+        return CheckpointSource(MODEL_PATH)
     if isinstance(model, str | Path):
-        return Checkpoint(model)
+        return CheckpointSource(model)
     if not callable(getattr(model, "load", None)):
         raise TypeError(f"model={model!r}: must be a folder, a hub id or an object with load()")
     return model
@@ -73,7 +73,7 @@ def open_core(
     config: EngineConfig,
     progress: Progress | None,
     admission: Admission,
-    ports: dict[object, Port],
+    bridges: dict[object, LoopBridge],
     clock: Callable[[], float],
     cancelled: Event,
 ) -> Core:
@@ -87,25 +87,25 @@ def open_core(
 
     _report_ignored()
     # Before a model is loaded, which may take minutes.
-    watch, loaded = open_watch(config), None
+    events, loaded = open_events(config), None
     faults: list[str] = []
     try:
         _check_policies(config)
         loaded = source.load(config, report)
         if cancelled.is_set():
             raise EngineClosed("opening the engine was cancelled")
-        scheduler = open_scheduler(loaded, config, watch, clock, faults)
-        core = Core(loaded, scheduler, config, admission, ports, clock, watch, faults)
+        scheduler = open_scheduler(loaded, config, events, clock, faults)
+        core = Core(loaded, scheduler, config, admission, bridges, clock, events, faults)
         notes = {"notes": loaded.notes} if loaded.notes else {}
         emit("engine_loaded", model=repr(source), blocks=loaded.runner.spec.num_blocks, **notes)
-        if watch is not None:
-            name = source.model if isinstance(source, Checkpoint) else type(source).__name__
-            watch.opened(str(name), _stats_of(core))
+        if events is not None:
+            name = source.model if isinstance(source, CheckpointSource) else type(source).__name__
+            events.opened(str(name), _stats_of(core))
     except BaseException:
         if loaded is not None:
             loaded.runner.close()
-        if watch is not None:
-            watch.discard()
+        if events is not None:
+            events.discard()
         raise
     return core
 
@@ -113,7 +113,7 @@ def open_core(
 def open_scheduler(
     loaded: Loaded,
     config: EngineConfig,
-    watch: Watch | None = None,
+    events: EngineEvents | None = None,
     clock: Callable[[], float] = time.monotonic,
     faults: list[str] | None = None,
 ) -> Scheduler:
@@ -137,7 +137,7 @@ def open_scheduler(
         policy=scheduling,
         cache=cache,
         on_fault=plugin_reporter("asyncinfer.schedulers", told),
-        on_preempt=_tell_preempted(watch),
+        on_preempt=_tell_preempted(events),
         clock=clock,
         label=label,
     )
@@ -163,13 +163,13 @@ def _report_ignored() -> None:
         )
 
 
-def _tell_preempted(watch: Watch | None) -> Callable[[Request], None]:
+def _tell_preempted(events: EngineEvents | None) -> Callable[[Request], None]:
     def tell(request: Request) -> None:
         answer = answer_of(request)
         job = answer.job
         emit("request_preempted", job.context, request_id=job.request_id)
-        if watch is not None:
-            watch.preempted(job, answer.index)
+        if events is not None:
+            events.preempted(job, answer.index)
 
     return tell
 
@@ -179,7 +179,7 @@ def _stats_of(core: Core) -> Callable[[], EngineStats]:
     there = weakref.ref(core)
 
     def stats() -> EngineStats:
-        its = there()
-        return EngineStats() if its is None else its.snapshot()
+        core = there()
+        return EngineStats() if core is None else core.snapshot()
 
     return stats

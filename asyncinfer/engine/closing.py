@@ -24,7 +24,7 @@ async def close(
     frontend: Frontend, thread: DecodeThread, drain: float, clock: Callable[[], float]
 ) -> None:
     """End the thread within `drain` seconds and the grace. Raises `EngineDead` if it hangs."""
-    port = frontend.port()
+    bridge = frontend.bridge()
     began = clock()
     opening = frontend.core is None
     if opening:
@@ -36,7 +36,7 @@ async def close(
     try:
         if drain > 0.0:
             with anyio.move_on_after(drain):
-                await thread.closed.wait(port)
+                await thread.closed.wait(bridge)
     except BaseException:
         # Whoever is cancelled does not wait for answers any more.
         frontend.drain(0.0)
@@ -48,7 +48,7 @@ async def close(
             try:
                 if not thread.closed.is_set:
                     with anyio.move_on_after(CLOSE_GRACE):
-                        await thread.closed.wait(port)
+                        await thread.closed.wait(bridge)
             finally:
                 # Also where asyncio cancels the task a second time, which no shield keeps off.
                 frontend.dismiss()

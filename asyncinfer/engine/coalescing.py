@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from asyncinfer.scheduler import RowLogprobs
 
 if TYPE_CHECKING:
-    from asyncinfer.engine.mailbox import Content
+    from asyncinfer.engine.stream_buffer import Content
 
 __all__ = ["Coalescing"]
 

@@ -1,4 +1,4 @@
-"""The decode loop's body, one call at a time: `Core.pump` is inbox -> schedule -> run -> deliver.
+"""The decode loop's body, one call at a time: `Core.step` is inbox -> schedule -> run -> deliver.
 
 It knows no thread and takes its clock as an argument, so that a whole engine can be stepped
 inline in a simulation. `thread.py` calls it from the decode thread.
@@ -19,12 +19,12 @@ from asyncinfer.chunk import EngineStats
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine import output
 from asyncinfer.engine.admission import Admission
+from asyncinfer.engine.engine_events import EngineEvents
 from asyncinfer.engine.job import Answer, End, Job, Phase
 from asyncinfer.engine.jobs import Jobs, answer_of
+from asyncinfer.engine.loop_bridge import Batch, LoopBridge
 from asyncinfer.engine.pace import Pace
-from asyncinfer.engine.ports import Batch, Port
 from asyncinfer.engine.source import Loaded
-from asyncinfer.engine.watch import Watch
 from asyncinfer.errors import AsyncInferError, EngineClosed, RequestFailed
 from asyncinfer.scheduler import Scheduler, StepPlan
 from asyncinfer.telemetry import emit
@@ -53,9 +53,9 @@ class Core:
         scheduler: Scheduler,
         config: EngineConfig,
         admission: Admission,
-        ports: dict[object, Port],
+        bridges: dict[object, LoopBridge],
         clock: Callable[[], float] = time.monotonic,
-        watch: Watch | None = None,
+        events: EngineEvents | None = None,
         faults: Sequence[str] = (),
     ) -> None:
         self.loaded = loaded
@@ -63,9 +63,9 @@ class Core:
         self.faults = faults
         self.runner = loaded.runner
         self.scheduler = scheduler
-        self.jobs = Jobs(scheduler, config, admission, watch)
+        self.jobs = Jobs(scheduler, config, admission, events)
         #: Tells observers; None without any.
-        self.watch = watch
+        self.events = events
         #: `SimpleQueue.put` is reentrant: finalizers may call it from any thread at any point.
         self.inbox: SimpleQueue[tuple[Command, Any]] = SimpleQueue()
         self.stats: EngineStats
@@ -73,7 +73,7 @@ class Core:
         self.turn_began: float | None = None
         self._admission = admission
         #: One per event loop; other threads add to it.
-        self._ports = ports
+        self._bridges = bridges
         self._clock = clock
         self._pace = Pace(config.overlap, self.runner.spec.overlap)
         self._in_flight: deque[tuple[StepPlan, object]] = deque()
@@ -91,7 +91,7 @@ class Core:
 
     @property
     def busy(self) -> bool:
-        """Whether the next pump has something to compute."""
+        """Whether the next step has something to compute."""
         return bool(self._in_flight) or self.scheduler.has_work
 
     @property
@@ -111,7 +111,7 @@ class Core:
         """Whether something waits to be read. Any thread."""
         return bool(self._woken_by) or not self.inbox.empty()
 
-    def pump(self) -> None:
+    def step(self) -> None:
         """One turn: take in what was posted, run one step, hand out its tokens."""
         now = self.turn_began = self._clock()
         posted = self.posted
@@ -122,7 +122,7 @@ class Core:
             # Whoever is to be told of an end need not wait for the step.
             self._publish()
             self._flush(now)
-        self._step(now, fresh=posted)
+        self._compute(now, fresh=posted)
         self._publish()
         self._flush(now)
         self.turn_began = None
@@ -144,9 +144,11 @@ class Core:
         return self._admission.complete(self.stats)
 
     def probe_loops(self) -> None:
-        """Look whether the event loops still exist: a parked stream posts nothing to its own."""
-        for port in self._ports.copy().values():
-            port.probe()
+        """Look whether the event loops exist: a loop of paused streams alone is posted nothing.
+        Deliveries that an interrupt broke off go on."""
+        for bridge in self._bridges.copy().values():
+            bridge.probe()
+            bridge.redeliver()
 
     def fail_all(self, error: Callable[[], AsyncInferError]) -> None:
         """End every job, wherever it is. What was delivered can be read.
@@ -159,8 +161,8 @@ class Core:
         ]
         self._admission.clear()
         self.stats = dataclasses.replace(self.stats, running=0, waiting=0, paused=0)
-        for port in self._ports.copy().values():
-            port.flush()
+        for bridge in self._bridges.copy().values():
+            bridge.flush()
         # Observers last: one that hangs keeps no consumer waiting.
         for job in dict.fromkeys((*ended, *self.jobs.live)):
             self.jobs.report(job, now)
@@ -172,29 +174,29 @@ class Core:
         ends = [(job, self._admission.end(job, End.CLOSED, error())) for job in jobs]
         self._admission.clear()
         self.stats = dataclasses.replace(self.stats, running=0, waiting=0, paused=0)
-        for port in self._ports.copy().values():
+        for bridge in self._bridges.copy().values():
             # What was said before it began to hang.
-            port.rescue()
+            bridge.rescue()
         for job, outcome in ends:
             if outcome is not None:
-                job.mailbox.port.send(Batch((job.mailbox, outcome)))
-        if self.watch is not None:
+                job.buffer.bridge.send(Batch((job.buffer, outcome)))
+        if self.events is not None:
             told = [(job, outcome) for job, outcome in ends if outcome is not None]
-            self.watch.abandon(told, error(), self._clock())
+            self.events.abandon(told, error(), self._clock())
 
     def discard(self, error: AsyncInferError) -> None:
         """The engine was not opened after all."""
         self.runner.close()
-        if self.watch is not None:
-            self.watch.close(error)
+        if self.events is not None:
+            self.events.close(error)
 
     def _read_inbox(self, now: float) -> None:
         while self._woken_by:
-            self._obey(*self._woken_by.pop(), now)
+            self._handle(*self._woken_by.pop(), now)
         while not self.inbox.empty():
-            self._obey(*self.inbox.get_nowait(), now)
+            self._handle(*self.inbox.get_nowait(), now)
 
-    def _obey(self, command: Command, argument: Any, now: float) -> None:
+    def _handle(self, command: Command, argument: Any, now: float) -> None:
         match command:
             case Command.SUBMIT:
                 self._take(argument, now)
@@ -212,7 +214,7 @@ class Core:
 
     def _take(self, job: Job, now: float) -> None:
         """A job arrives."""
-        if job.mailbox.port.closed:
+        if job.buffer.bridge.closed:
             self.jobs.tell(job, End.CLOSED, EngineClosed("the event loop is closed"))
         elif self._closing:
             self.jobs.tell(job, End.CLOSED, EngineClosed("the engine is closing"))
@@ -224,7 +226,7 @@ class Core:
             self._admission.leave(job)
             self.jobs.report(job, now)
 
-    def _step(self, now: float, *, fresh: bool) -> None:
+    def _compute(self, now: float, *, fresh: bool) -> None:
         while len(self._in_flight) < self._pace.ahead:
             plan = self.scheduler.schedule(now)
             if plan is None:
@@ -259,15 +261,15 @@ class Core:
         if job.started is None:
             job.started = now
             emit("request_admitted", job.context, request_id=job.request_id)
-            if self.watch is not None:
-                self.watch.started(job, now)
+            if self.events is not None:
+                self.events.started(job, now)
 
     def _commit(self, plan: StepPlan, handle: object) -> None:
         result = self.runner.collect(handle)
         now = self._clock()
         advanced = self.scheduler.update(plan, result, now)
-        if self.watch is not None and self.watch.every_step:
-            self.watch.stepped(plan, advanced, now)
+        if self.events is not None and self.events.every_step:
+            self.events.stepped(plan, advanced, now)
         for request, error in advanced.failed:
             job = answer_of(request).job
             self.jobs.fail(job, now, _named(job, error))
@@ -288,8 +290,8 @@ class Core:
                 continue
             if job.first_token is None:
                 job.first_token = now
-                if self.watch is not None:
-                    self.watch.first_token(job, now)
+                if self.events is not None:
+                    self.events.first_token(job, now)
             job.last_token = now
             its = logprobs[row] if logprobs and row in logprobs else ()
             try:
@@ -301,7 +303,7 @@ class Core:
             if ended is not None:
                 self.jobs.finish(answer, ended, now)
             elif job.delivered >= job.room and job.full:
-                self.jobs.park(answer, now)
+                self.jobs.pause(answer, now)
 
     def _publish(self) -> None:
         its, counters, ends = self.scheduler, self.scheduler.counters, self.jobs.ends
@@ -329,15 +331,15 @@ class Core:
             self._took = 0
 
     def _flush(self, now: float) -> None:
-        for loop, port in self._ports.copy().items():
-            port.flush()
-            if port.closed:
+        for loop, bridge in self._bridges.copy().items():
+            bridge.flush()
+            if bridge.closed:
                 # Nobody can read what belongs to an event loop that is gone.
-                for job in [job for job in self.jobs.live if job.mailbox.port is port]:
+                for job in [job for job in self.jobs.live if job.buffer.bridge is bridge]:
                     self.jobs.abort(job, now)
                 self._publish()
-                port.flush()
-                del self._ports[loop]
+                bridge.flush()
+                del self._bridges[loop]
         if self.jobs.unflushed:
             self.jobs.flushed()
 

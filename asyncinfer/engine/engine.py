@@ -180,7 +180,7 @@ class Engine:
     async def _open(self) -> None:
         if self._thread is not None:
             raise EngineClosed("an engine is opened once; make another")
-        port = self._frontend.port()
+        bridge = self._frontend.bridge()
         thread = DecodeThread(
             partial(
                 open_core,
@@ -188,10 +188,10 @@ class Engine:
                 self.config,
                 self._progress,
                 self._admission,
-                self._frontend.ports,
+                self._frontend.bridges,
                 self._runtime.clock,
             ),
-            home=port,
+            home=bridge,
             admission=self._admission,
             runtime=self._runtime,
             step_timeout=self.config.step_timeout,
@@ -199,7 +199,7 @@ class Engine:
         thread.start()
         self._thread = thread
         try:
-            await thread.opened.wait(port)
+            await thread.opened.wait(bridge)
         except BaseException:
             # The thread stops at the next tensor, gives back what it has, and is nobody's.
             thread.cancel_open()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from contextvars import Context
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -15,13 +14,13 @@ from asyncinfer.config import EngineConfig
 from asyncinfer.engine import process
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Command, Core
+from asyncinfer.engine.event_loops import current_bridge
 from asyncinfer.engine.intake import Intake
 from asyncinfer.engine.job import Job
-from asyncinfer.engine.line import Line
-from asyncinfer.engine.loops import current_port
+from asyncinfer.engine.loop_bridge import Batch, LoopBridge, Waiter
 from asyncinfer.engine.options import RequestOptions
-from asyncinfer.engine.ports import Batch, Cell, Port
 from asyncinfer.engine.runtime import Runtime
+from asyncinfer.engine.turn_limit import TurnLimits
 from asyncinfer.errors import EngineClosed
 from asyncinfer.params import SamplingParams
 
@@ -35,7 +34,7 @@ class Frontend:
         self.config = config
         self.admission = admission
         #: One per event loop that the engine was used on; the decode thread takes closed ones out.
-        self.ports: dict[object, Port] = {}
+        self.bridges: dict[object, LoopBridge] = {}
         #: None until the engine is open.
         self.core: Core | None = None
         #: The process that the engine belongs to.
@@ -43,8 +42,7 @@ class Frontend:
         self._runtime = runtime
         self._intake: Intake | None = None
         self._ids = count(1)
-        #: By event loop, where somebody came in this turn of it.
-        self._lines: dict[Port, Line] = {}
+        self._turns = TurnLimits()
 
     def opened(self, core: Core) -> None:
         """Requests are taken from now on."""
@@ -56,9 +54,9 @@ class Frontend:
         """Whether this is the process of the engine, and not a fork of it."""
         return process.pid == self.process
 
-    def port(self) -> Port:
+    def bridge(self) -> LoopBridge:
         """The running event loop. Raises `RuntimeError` outside one."""
-        return current_port(self.ports)
+        return current_bridge(self.bridges)
 
     def check(self) -> Core:
         """The open core. Raises `EngineClosed` or `EngineDead` if there is none."""
@@ -82,16 +80,7 @@ class Frontend:
     async def turn(self) -> None:
         """Wait until the event loop has time for one more request, as it has at once unless a crowd
         comes together."""
-        port = self.port()
-        line = self._lines.get(port)
-        if line is None:
-            line = self._lines[port] = Line(port, partial(self._lines.pop, port, None))
-        cell = Cell(port)
-        if not line.enter(cell):
-            try:
-                await cell.wait_for(lambda: not line.waits(cell))
-            finally:
-                line.leave(cell)
+        await self._turns.wait(Waiter(self.bridge()))
 
     def admit(
         self,
@@ -99,11 +88,11 @@ class Frontend:
         params: SamplingParams,
         options: RequestOptions,
         context: Context,
-        port: Port,
+        bridge: LoopBridge,
     ) -> Job:
         """Give a request its place; `prepare` or `prepare_now` comes next. Raises `Overloaded`,
         and what `check` does, which was called."""
-        job = Job(request_id, port, params, options, self._runtime.clock(), context)
+        job = Job(request_id, bridge, params, options, self._runtime.clock(), context)
         self.admission.enter(job)
         return job
 
@@ -136,7 +125,7 @@ class Frontend:
         if outcome is None:
             self.post(Command.ABORT, job)
         else:
-            job.mailbox.port.send(Batch((job.mailbox, outcome)))
+            job.buffer.bridge.send(Batch((job.buffer, outcome)))
             self.admission.told((job,))
 
     def drain(self, seconds: float) -> None:
@@ -144,7 +133,7 @@ class Frontend:
         for job in self.admission.drain(self._runtime.clock() + seconds):
             outcome = self.admission.withdraw(job, EngineClosed("the engine is closing"))
             if outcome is not None:
-                job.mailbox.port.send(Batch((job.mailbox, outcome)))
+                job.buffer.bridge.send(Batch((job.buffer, outcome)))
                 self.admission.told((job,))
         self.post(Command.CLOSE, seconds)
 

@@ -15,12 +15,11 @@ from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Command, Core
 from asyncinfer.engine.job import Answer, Job, Phase
 from asyncinfer.engine.jobs import log_end
-from asyncinfer.engine.lanes import Lanes
-from asyncinfer.engine.line import Line
 from asyncinfer.engine.options import RequestOptions
-from asyncinfer.engine.ports import Port
+from asyncinfer.engine.prompt_workers import PromptWorkers
 from asyncinfer.engine.runtime import Runtime
 from asyncinfer.engine.samplers import resolve_samplers, samplers_at_hand
+from asyncinfer.engine.turn_limit import TurnLimits
 from asyncinfer.errors import InvalidRequest, Size
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import ChosenSampler, Request
@@ -56,9 +55,8 @@ class Intake:
         self._config = config
         self._admission = admission
         self._ids = count()
-        self._lanes = Lanes(runtime)
-        #: By event loop, where somebody submitted in this turn of it.
-        self._lines: dict[Port, Line] = {}
+        self._workers = PromptWorkers(runtime)
+        self._turns = TurnLimits()
 
     async def take_in(
         self, job: Job, prompt: Any, options: RequestOptions, deadline_hint: float | None
@@ -71,7 +69,7 @@ class Intake:
         else:
             work = partial(self.prepare_here, job, prompt, options, deadline_hint)
             await self._on_worker(job, work, _size(prompt))
-        outcome = job.mailbox.outcome
+        outcome = job.buffer.outcome
         if outcome is not None and outcome.error is not None:
             raise outcome.error
 
@@ -96,33 +94,25 @@ class Intake:
 
     def close(self) -> None:
         """Let the threads end after what they do now. Waits for nothing."""
-        self._lanes.close()
+        self._workers.close()
 
     @property
     def alive(self) -> bool:
         """Whether one of the threads runs."""
-        return self._lanes.alive
+        return self._workers.alive
 
     async def _in_line(self, job: Job) -> None:
         """Wait until the event loop has time for a short prompt."""
-        mailbox = job.mailbox
-        port = mailbox.port
-        line = self._lines.get(port)
-        if line is None:
-            line = self._lines[port] = Line(port, partial(self._lines.pop, port, None))
-        if line.enter(mailbox):
-            return
+        buffer = job.buffer
         try:
-            await mailbox.wait_for(lambda: mailbox.outcome or not line.waits(mailbox))
+            await self._turns.wait(buffer, lambda: buffer.outcome)
         except BaseException:
             self._cancelled(job)
             self._drop(job)
             raise
-        finally:
-            line.leave(mailbox)
 
     async def _on_worker(self, job: Job, work: Callable[[], None], size: int) -> None:
-        mailbox = job.mailbox
+        buffer = job.buffer
         failed: list[BaseException] = []
         done = False
 
@@ -133,22 +123,22 @@ class Intake:
             except BaseException as error:
                 failed.append(error)
             done = True
-            mailbox.port.post(mailbox.port.wake, mailbox)
+            buffer.bridge.post(buffer.bridge.wake, buffer)
 
         try:
-            self._lanes.give(task, size)
+            self._workers.give(task, size)
         except BaseException:
             self._admission.refuse(job)
             raise
         try:
-            await mailbox.wait_for(lambda: done or mailbox.outcome)
+            await buffer.wait_for(lambda: done or buffer.outcome)
         except BaseException:
             self._cancelled(job)
             raise
         finally:
-            if not done and self._lanes.drop(task):
+            if not done and self._workers.drop(task):
                 self._drop(job)
-        if failed and mailbox.outcome is None:
+        if failed and buffer.outcome is None:
             raise failed[0]
 
     def _cancelled(self, job: Job) -> None:

@@ -7,10 +7,9 @@ from contextvars import Context
 from enum import Enum
 
 from asyncinfer.chunk import Timings, Usage
-from asyncinfer.engine.mailbox import Mailbox, Outcome
+from asyncinfer.engine.loop_bridge import LoopBridge
 from asyncinfer.engine.options import RequestOptions
-from asyncinfer.engine.ports import Port
-from asyncinfer.engine.scored_mailbox import ScoredMailbox
+from asyncinfer.engine.stream_buffer import Outcome, ScoredBuffer, StreamBuffer
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import Request, RowLogprobs
 from asyncinfer.text import Detokenizer, StopStrings
@@ -77,6 +76,7 @@ class Job:
     __slots__ = (
         "answers",
         "bound",
+        "buffer",
         "capacity",
         "context",
         "deadline",
@@ -84,13 +84,12 @@ class Job:
         "end",
         "first_token",
         "last_token",
-        "mailbox",
         "on_full",
         "open_answers",
         "outcome",
         "params",
-        "parked",
-        "parked_at",
+        "paused",
+        "paused_at",
         "phase",
         "prompt_len",
         "prompt_logprobs",
@@ -104,7 +103,7 @@ class Job:
     def __init__(
         self,
         request_id: str,
-        port: Port,
+        bridge: LoopBridge,
         params: SamplingParams,
         options: RequestOptions,
         now: float,
@@ -114,7 +113,7 @@ class Job:
         coalesces = options.on_full == "coalesce"
         most = options.buffer if coalesces else None
         scored = params.logprobs is not None
-        self.mailbox = ScoredMailbox(port, params.n, most) if scored else Mailbox(port, most)
+        self.buffer = ScoredBuffer(bridge, params.n, most) if scored else StreamBuffer(bridge, most)
         #: Tokens the stream holds unread. A step draws one for each answer, so as many fit.
         self.capacity = max(options.buffer, params.n)
         #: Unread tokens at which `on_full` applies: a paused stream is full when nothing more
@@ -124,7 +123,7 @@ class Job:
             self.bound = math.inf
         elif options.on_full == "cancel":
             self.bound += 1
-        #: Tokens put into the mailbox, and how many may be by what is known of its reader.
+        #: Tokens put into the buffer, and how many may be by what is known of its reader.
         self.delivered = 0
         self.room = self.bound
         self.params = params
@@ -144,8 +143,8 @@ class Job:
         self.first_token: float | None = None
         self.last_token: float | None = None
         #: Answers that wait for the consumer, since when, and what it had taken then.
-        self.parked: list[Answer] = []
-        self.parked_at = 0.0
+        self.paused: list[Answer] = []
+        self.paused_at = 0.0
         self.taken_before = 0
         #: Of the prompt's tokens from the second one on, as they came; None if not asked for.
         self.prompt_logprobs: list[RowLogprobs] | None = (
@@ -161,20 +160,20 @@ class Job:
         """Whether `on_full` applies."""
         if self.delivered >= self.room:
             # The reader's count is its own core's to write: it is looked at when it matters.
-            self.room = self.mailbox.taken + self.bound
-        return self.delivered >= self.room and not self.mailbox.quiet
+            self.room = self.buffer.taken + self.bound
+        return self.delivered >= self.room and not self.buffer.quiet
 
     @property
     def drained(self) -> bool:
-        """Low enough for a parked stream to go on."""
-        return (self.delivered - self.mailbox.taken) * 2 <= self.capacity or self.mailbox.quiet
+        """Low enough for a paused stream to go on."""
+        return (self.delivered - self.buffer.taken) * 2 <= self.capacity or self.buffer.quiet
 
     def unread_since(self, now: float) -> float:
-        """Since when nothing was taken out of the mailbox of a parked stream, in seconds."""
-        taken = self.mailbox.taken
+        """Since when nothing was taken out of the buffer of a paused stream, in seconds."""
+        taken = self.buffer.taken
         if taken != self.taken_before:
-            self.taken_before, self.parked_at = taken, now
-        return self.parked_at
+            self.taken_before, self.paused_at = taken, now
+        return self.paused_at
 
     def add_prompt_logprobs(self, position: int, entries: RowLogprobs) -> None:
         """Logprobs of the prompt tokens from `position` on. After a preemption some come twice."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine import output
 from asyncinfer.engine.admission import Admission
+from asyncinfer.engine.engine_events import EngineEvents
 from asyncinfer.engine.job import Answer, End, Job
-from asyncinfer.engine.watch import Watch
 from asyncinfer.errors import DeadlineExceeded, EngineClosed, RequestFailed, StreamStalled
 from asyncinfer.scheduler import Request, Scheduler
 from asyncinfer.telemetry import emit
@@ -21,7 +21,7 @@ _EVENTS = {
 }
 
 
-#: Seconds between two looks at parked streams that count as unread. More pass in a long step, and
+#: Seconds between two looks at paused streams that count as unread. More pass in a long step, and
 #: in a process that is stopped.
 LONGEST_LOOK = 1.0
 
@@ -34,7 +34,7 @@ class Jobs:
         scheduler: Scheduler,
         config: EngineConfig,
         admission: Admission,
-        watch: Watch | None = None,
+        events: EngineEvents | None = None,
     ) -> None:
         self.live: dict[Job, None] = {}
         #: Jobs by how they ended here.
@@ -44,15 +44,15 @@ class Jobs:
         self._scheduler = scheduler
         self._config = config
         self._admission = admission
-        self._watch = watch
-        self._parked: dict[Job, None] = {}
+        self._events = events
+        self._paused: dict[Job, None] = {}
         #: When `expire` was called last, in seconds of the clock.
         self._looked = 0.0
 
     def add(self, job: Job) -> None:
         self.live[job] = None
-        if self._watch is not None:
-            self._watch.submitted(job)
+        if self._events is not None:
+            self._events.submitted(job)
         for answer in job.answers:
             self._scheduler.add(answer.request)
 
@@ -94,7 +94,7 @@ class Jobs:
         """The engine is closed, and the job with it."""
         self._end(job, End.CLOSED, error, now)
 
-    def park(self, answer: Answer, now: float) -> None:
+    def pause(self, answer: Answer, now: float) -> None:
         """The consumer's buffer is full: schedule the answer no more until it is read."""
         job = answer.job
         if job.on_full == "cancel":
@@ -102,21 +102,21 @@ class Jobs:
             self.fail(job, now, RequestFailed(f"{job.request_id}: buffer={bound} tokens is full"))
             return
         self._scheduler.pause(answer.request)
-        job.parked.append(answer)
-        if job not in self._parked:
-            job.parked_at, job.taken_before = now, job.mailbox.taken
-            self._parked[job] = None
-        job.mailbox.parked = True
-        # The consumer may have emptied the mailbox before it could see `parked`.
+        job.paused.append(answer)
+        if job not in self._paused:
+            job.paused_at, job.taken_before = now, job.buffer.taken
+            self._paused[job] = None
+        job.buffer.paused = True
+        # The consumer may have emptied the buffer before it could see `paused`.
         if job.drained:
             self.resume(job)
 
     def resume(self, job: Job) -> None:
         """The consumer has read on."""
-        job.mailbox.parked = False
-        self._parked.pop(job, None)
-        parked, job.parked = job.parked, []
-        for answer in parked:
+        job.buffer.paused = False
+        self._paused.pop(job, None)
+        paused, job.paused = job.paused, []
+        for answer in paused:
             if not answer.ended:
                 self._scheduler.resume(answer.request)
 
@@ -125,13 +125,13 @@ class Jobs:
         for job in self._admission.overdue(now):
             self.fail(job, now, too_late(job, now))
         looked, self._looked = self._looked, now
-        if self._parked:
+        if self._paused:
             # In a process that was stopped nobody could read.
             unseen = max(0.0, now - looked - LONGEST_LOOK)
-            for job in self._parked:
-                job.parked_at = min(now, job.parked_at + unseen)
+            for job in self._paused:
+                job.paused_at = min(now, job.paused_at + unseen)
             oldest = now - self._config.stall_timeout
-            for job in [job for job in self._parked if job.unread_since(now) <= oldest]:
+            for job in [job for job in self._paused if job.unread_since(now) <= oldest]:
                 unread = f"{job.request_id}: not read for {self._config.stall_timeout:g} s"
                 self.fail(job, now, StreamStalled(unread))
         if drain_until is not None and now >= drain_until:
@@ -144,7 +144,7 @@ class Jobs:
         if outcome is None:
             return False
         self.ends[how] += 1
-        job.mailbox.close(outcome)
+        job.buffer.close(outcome)
         self.unflushed.append(job)
         return True
 
@@ -162,7 +162,7 @@ class Jobs:
                 answer.ended = True
                 self._scheduler.finish(answer.request, now)
         self._admission.leave(job)
-        batch = job.mailbox.port.batch
+        batch = job.buffer.bridge.batch
         # What was put for a stream that is awaited goes when its end does. Where another thread
         # told that, it goes now: it would hold the job for as long as the loop has no other news.
         batch.urgent = batch.urgent or bool(batch.contents)
@@ -171,10 +171,10 @@ class Jobs:
     def report(self, job: Job, now: float) -> None:
         """Tell log and observers of a job that has ended, and forget it."""
         self.live.pop(job, None)
-        self._parked.pop(job, None)
+        self._paused.pop(job, None)
         log_end(job)
-        if self._watch is not None and job.outcome is not None:
-            self._watch.ended(job, job.outcome, now)
+        if self._events is not None and job.outcome is not None:
+            self._events.ended(job, job.outcome, now)
 
     def _end(self, job: Job, how: End, error: BaseException | None, now: float) -> None:
         if error is not None and not job.ended:

@@ -1,11 +1,11 @@
-"""From drawn tokens to chunks: detokenise, find stop strings, put into the mailbox."""
+"""From drawn tokens to chunks: detokenise, find stop strings, put into the buffer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from asyncinfer.engine.job import Answer
-from asyncinfer.engine.mailbox import Packed
+from asyncinfer.engine.stream_buffer import Packed
 
 __all__ = ["advance", "finish", "show_held"]
 
@@ -72,4 +72,4 @@ def _put(
 ) -> None:
     job = answer.job
     job.delivered += len(tokens)
-    job.mailbox.put((text, tuple(tokens), logprobs, answer.index, reason))
+    job.buffer.put((text, tuple(tokens), logprobs, answer.index, reason))

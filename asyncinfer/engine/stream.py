@@ -16,9 +16,9 @@ from asyncinfer.engine import process
 from asyncinfer.engine.core import Command
 from asyncinfer.engine.frontend import Frontend
 from asyncinfer.engine.job import Job
-from asyncinfer.engine.mailbox import Mailbox, Outcome
+from asyncinfer.engine.loop_bridge import LoopBridge
 from asyncinfer.engine.options import RequestOptions
-from asyncinfer.engine.ports import Port
+from asyncinfer.engine.stream_buffer import Outcome, StreamBuffer
 from asyncinfer.engine.transcript import Transcript
 from asyncinfer.errors import EngineClosed, StreamBusy
 from asyncinfer.params import SamplingParams
@@ -62,7 +62,7 @@ class Stream:
         self._context = contextvars.copy_context()
         self._job: Job | None = None
         #: The job's, which is the decode thread's to write to, token by token.
-        self._mailbox: Mailbox | None = None
+        self._buffer: StreamBuffer | None = None
         self._answers = [Transcript() for _ in range(params.n)]
         self._reading = False
         self._burst = 0
@@ -80,37 +80,37 @@ class Stream:
             raise self._busy()
         self._reading = True
         try:
-            mailbox = self._mailbox or (await self._start()).mailbox
-            chunks = mailbox.chunks
+            buffer = self._buffer or (await self._start()).buffer
+            chunks = buffer.chunks
             if chunks and not self._closed:
-                if not mailbox.port.here():
+                if not buffer.bridge.here():
                     raise self._elsewhere()
                 self._burst += 1
                 if self._burst >= BURST:
                     # Cancellation is looked at before the pop, and nothing is awaited after.
                     self._burst = 0
-                    await mailbox.port.checkpoint()
+                    await buffer.bridge.checkpoint()
                     if self._closed:
                         raise self._end()
             else:
                 self._burst = 0
-                # `mailbox.wait_for(news)`, without the frames of it.
+                # `buffer.wait_for(news)`, without the frames of it.
                 while not chunks or self._closed:
-                    if self._closed or mailbox.outcome is not None:
+                    if self._closed or buffer.outcome is not None:
                         # An end may have left what there is in another queue.
-                        if self._closed or not mailbox.chunks:
+                        if self._closed or not buffer.chunks:
                             raise self._end()
                         break
                     if process.pid != self._frontend.process:
                         self._frontend.check_process()
-                    if not mailbox.port.announce(mailbox):
+                    if not buffer.bridge.prepare_wait(buffer):
                         raise self._elsewhere()
                     try:
-                        await mailbox.port.park(mailbox)
+                        await buffer.bridge.wait(buffer)
                     finally:
-                        mailbox.waiter = None
-            chunk = mailbox.take()
-            if mailbox.parked:
+                        buffer.waiting = None
+            chunk = buffer.take()
+            if buffer.paused:
                 self._go_on()
             self._answers[chunk[3]].add(chunk)
             return chunk
@@ -140,13 +140,13 @@ class Stream:
     @property
     def usage(self) -> Usage | None:
         """Tokens taken, once the stream has ended."""
-        outcome = self._job.mailbox.outcome if self._job else None
+        outcome = self._job.buffer.outcome if self._job else None
         return outcome.usage if outcome else None
 
     @property
     def timings(self) -> Timings | None:
         """Times taken, once the stream has ended."""
-        outcome = self._job.mailbox.outcome if self._job else None
+        outcome = self._job.buffer.outcome if self._job else None
         return outcome.timings if outcome else None
 
     def stop(self) -> None:
@@ -154,21 +154,21 @@ class Stream:
         `finish_reason="stopped"`. Callable from any thread; a second call does nothing."""
         if not self._stopped:
             self._stopped = True
-            if self._mailbox is not None:
+            if self._buffer is not None:
                 self._frontend.post(Command.STOP, self._job)
 
     async def aclose(self) -> None:
         """Abort: the request's pages are free within a step. A second call does nothing."""
         self._closed = True
         job = self._job
-        if job is None or job.mailbox.outcome is not None:
+        if job is None or job.buffer.outcome is not None:
             return
         self._frontend.abort(job)
-        mailbox = job.mailbox
-        # A task that reads is told of the end itself, and only one can wait on a mailbox.
-        if not self._reading and mailbox.port.here() and self._frontend.here:
-            with anyio.move_on_after(_patience(mailbox.port), shield=True):
-                await self._wait_for_end(mailbox)
+        buffer = job.buffer
+        # A task that reads is told of the end itself, and only one can wait on a buffer.
+        if not self._reading and buffer.bridge.here() and self._frontend.here:
+            with anyio.move_on_after(_patience(buffer.bridge), shield=True):
+                await self._wait_for_end(buffer)
 
     async def _start(self, *, quiet: bool = False) -> Job:
         """Validate, tokenise, submit. `quiet`: nothing is read before the end."""
@@ -177,17 +177,17 @@ class Stream:
         frontend = self._frontend
         frontend.check()
         job = self._job = frontend.admit(
-            self.request_id, self._params, self._options, self._context, frontend.port()
+            self.request_id, self._params, self._options, self._context, frontend.bridge()
         )
         # Before the engine has it: the buffer of one that is awaited is never full.
-        job.mailbox.quiet = quiet
+        job.buffer.quiet = quiet
         try:
             await frontend.prepare(job, self._prompt, self._options)
         except BaseException:
             # Gone; the stream may be started again.
             self._job = None
             raise
-        self._mailbox = job.mailbox
+        self._buffer = job.buffer
         self._catch_up(job)
         return job
 
@@ -203,57 +203,57 @@ class Stream:
         """Tell the engine, which waits for it, that there is room again, if there is."""
         assert self._job is not None
         if self._job.drained:
-            self._job.mailbox.parked = False
+            self._job.buffer.paused = False
             self._frontend.post(Command.RESUME, self._job)
 
     async def _complete(self) -> Completion:
         self._claim()
         try:
             job = self._job or await self._start(quiet=True)
-            mailbox = job.mailbox
-            if not mailbox.port.here():
+            buffer = job.buffer
+            if not buffer.bridge.here():
                 raise self._elsewhere()
-            mailbox.quiet = True
-            if mailbox.parked:
+            buffer.quiet = True
+            if buffer.paused:
                 self._go_on()
             self._frontend.check_process()
-            await self._wait_for_end(mailbox)
-            outcome = mailbox.outcome
+            await self._wait_for_end(buffer)
+            outcome = buffer.outcome
             assert outcome is not None
             if outcome.error is not None:
                 raise outcome.error
-            while mailbox.chunks:
-                content = mailbox.take_packed()
+            while buffer.chunks:
+                content = buffer.take_packed()
                 self._answers[content[3]].add(content)
-            return await self._completion(mailbox, outcome)
+            return await self._completion(buffer, outcome)
         finally:
             self._reading = False
-            if self._job is not None and self._job.mailbox.outcome is None:
+            if self._job is not None and self._job.buffer.outcome is None:
                 # Cancelled: nobody else holds an answer that was awaited.
                 self._closed = True
                 self._frontend.abort(self._job)
 
-    async def _wait_for_end(self, mailbox: Mailbox) -> None:
-        """Several tasks may: one of them at the mailbox, the others for that one."""
-        while mailbox.outcome is None:
+    async def _wait_for_end(self, buffer: StreamBuffer) -> None:
+        """Several tasks may: one of them at the buffer, the others for that one."""
+        while buffer.outcome is None:
             if self._waited is not None:
                 await self._waited.wait()
                 continue
             waited = self._waited = anyio.Event()
             try:
-                await mailbox.wait_for(lambda: mailbox.outcome is not None)
+                await buffer.wait_for(lambda: buffer.outcome is not None)
             finally:
                 self._waited = None
                 waited.set()
 
-    async def _completion(self, mailbox: Mailbox, outcome: Outcome) -> Completion:
+    async def _completion(self, buffer: StreamBuffer, outcome: Outcome) -> Completion:
         choices = [
-            answer.choice(index, await _unpacked(mailbox.kept(index), mailbox.port))
+            answer.choice(index, await _unpacked(buffer.kept(index), buffer.bridge))
             for index, answer in enumerate(self._answers)
         ]
         prompt: tuple[TokenLogprob | None, ...] | None = None
         if outcome.prompt_logprobs is not None:
-            prompt = None, *await _unpacked(outcome.prompt_logprobs, mailbox.port)
+            prompt = None, *await _unpacked(outcome.prompt_logprobs, buffer.bridge)
         return Completion(
             request_id=self.request_id,
             choices=tuple(choices),
@@ -264,7 +264,7 @@ class Stream:
 
     def _end(self) -> BaseException:
         """What a reader is told when there is nothing more to read."""
-        outcome = self._job.mailbox.outcome if self._job else None
+        outcome = self._job.buffer.outcome if self._job else None
         error = outcome.error if outcome is not None else None
         return StopAsyncIteration() if error is None else error
 
@@ -282,7 +282,7 @@ class Stream:
     def __del__(self) -> None:
         # Runs on any thread at any point: it may do no more than append to a queue.
         job = getattr(self, "_job", None)
-        if job is None or job.mailbox.outcome is not None or self._closed:
+        if job is None or job.buffer.outcome is not None or self._closed:
             return
         if self._frontend.here:
             self._frontend.post(Command.ABORT, job)
@@ -295,12 +295,12 @@ class Stream:
 
     def __repr__(self) -> str:
         state = "new" if self._job is None else "open"
-        if self._closed or (self._job is not None and self._job.mailbox.outcome is not None):
+        if self._closed or (self._job is not None and self._job.buffer.outcome is not None):
             state = "ended"
         return f"<asyncinfer.Stream {self.request_id} {state} pid={os.getpid()}>"
 
 
-async def _unpacked(parts: Iterable[RowLogprobs], port: Port) -> tuple[TokenLogprob, ...]:
+async def _unpacked(parts: Iterable[RowLogprobs], bridge: LoopBridge) -> tuple[TokenLogprob, ...]:
     """Logprobs as they are handed out. Other tasks have a turn every few milliseconds."""
     found: list[TokenLogprob] = []
     built = 0
@@ -310,11 +310,11 @@ async def _unpacked(parts: Iterable[RowLogprobs], port: Port) -> tuple[TokenLogp
             built += 1 + len(entry.top)
             if built >= UNPACKED:
                 built = 0
-                await port.checkpoint()
+                await bridge.checkpoint()
     return tuple(found)
 
 
-def _patience(port: Port) -> float:
+def _patience(bridge: LoopBridge) -> float:
     """Seconds that the current task may be kept from leaving."""
     left = anyio.current_effective_deadline() - anyio.current_time()
-    return LAST_MOMENT if port.cancelled() else max(LAST_MOMENT, min(ACK_TIMEOUT, left))
+    return LAST_MOMENT if bridge.cancelled() else max(LAST_MOMENT, min(ACK_TIMEOUT, left))

@@ -1,4 +1,4 @@
-"""The decode thread: loads the model, pumps the core, and whatever ends it ends every stream."""
+"""The decode thread: loads the model, steps the core, and whatever ends it ends every stream."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Command, Core
-from asyncinfer.engine.ports import Latch, Port
+from asyncinfer.engine.loop_bridge import Latch, LoopBridge
 from asyncinfer.engine.runtime import Handle, Runtime
 from asyncinfer.engine.watchdog import Watchdog
 from asyncinfer.errors import AsyncInferError, EngineClosed, EngineDead
@@ -37,7 +37,7 @@ class DecodeThread:
     def __init__(
         self,
         open_core: Callable[[threading.Event], Core],
-        home: Port,
+        home: LoopBridge,
         admission: Admission,
         runtime: Runtime,
         step_timeout: float,
@@ -107,7 +107,7 @@ class DecodeThread:
             return self._open()
         try:
             if self.ended is None and not core.done:
-                core.pump()
+                core.step()
                 # Busy or not: the streams of one loop may be left while another's go on.
                 if self._runtime.clock() >= self._look:
                     self._look = self._runtime.clock() + LOOK_EVERY
@@ -163,8 +163,8 @@ class DecodeThread:
             core.runner.close()
         finally:
             try:
-                if core.watch is not None:
-                    core.watch.close(self.ended())
+                if core.events is not None:
+                    core.events.close(self.ended())
             finally:
                 if self._watchdog is not None:
                     self._watchdog.stop()

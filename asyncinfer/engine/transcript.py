@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncinfer.chunk import Choice, Chunk, TokenLogprob
-from asyncinfer.engine.mailbox import Content
+from asyncinfer.engine.stream_buffer import Content
 
 __all__ = ["Transcript"]
 
@@ -11,7 +11,7 @@ __all__ = ["Transcript"]
 class Transcript:
     """Keeps what the chunks hold and not the chunks: an object kept per token would have the
     garbage collector walk the host's whole heap every few ten thousand tokens. Logprobs are the
-    mailbox's to keep."""
+    buffer's to keep."""
 
     __slots__ = ("_finish_reason", "_texts", "_token_ids")
 

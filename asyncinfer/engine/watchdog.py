@@ -11,8 +11,8 @@ from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Command, Core
 from asyncinfer.engine.job import End, Job, Phase
 from asyncinfer.engine.jobs import closed, too_late
-from asyncinfer.engine.mailbox import Outcome
-from asyncinfer.engine.ports import Batch, Port
+from asyncinfer.engine.loop_bridge import Batch, LoopBridge
+from asyncinfer.engine.stream_buffer import Outcome
 
 __all__ = ["Watchdog"]
 
@@ -105,16 +105,16 @@ class Watchdog:
         self._tell((job, End.CLOSED, closed(job)) for job in jobs)
 
     def _tell(self, ends: Iterable[tuple[Job, End, BaseException]]) -> None:
-        batches: dict[Port, Batch] = {}
+        batches: dict[LoopBridge, Batch] = {}
         jobs = []
         for job, how, error in ends:
             # One that has ended, and whose consumer was not told since the decode thread is held
             # up in between, is told all the same.
             outcome = self._admission.end(job, how, error) or _instead(job.outcome, error)
-            batches.setdefault(job.mailbox.port, Batch()).news.append((job.mailbox, outcome))
+            batches.setdefault(job.buffer.bridge, Batch()).news.append((job.buffer, outcome))
             jobs.append(job)
-        for port, batch in batches.items():
-            port.send(batch)
+        for bridge, batch in batches.items():
+            bridge.send(batch)
         self._admission.told(jobs)
         for job in jobs:
             if job.phase is Phase.TAKEN:

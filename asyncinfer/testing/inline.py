@@ -18,8 +18,8 @@ from asyncinfer.engine.assemble import open_scheduler
 from asyncinfer.engine.core import Command, Core
 from asyncinfer.engine.frontend import Frontend
 from asyncinfer.engine.job import Job
+from asyncinfer.engine.loop_bridge import LoopBridge, Waiter
 from asyncinfer.engine.options import RequestOptions
-from asyncinfer.engine.ports import Cell, Port
 from asyncinfer.engine.runtime import Handle, Worker
 from asyncinfer.params import SamplingParams
 
@@ -41,17 +41,17 @@ class InlineEngine:
         self.now = 0.0
         loaded = model.load(self.config, None)
         self.scheduler = open_scheduler(loaded, self.config)
-        self.port = _InlinePort()
+        self.bridge = _InlineBridge()
         clock = _InlineRuntime(self)
         self.admission = Admission(self.config.max_requests, clock.clock)
         self._frontend = Frontend(self.config, self.admission, clock)
-        self._frontend.ports[None] = self.port
+        self._frontend.bridges[None] = self.bridge
         self.core = Core(
             loaded,
             self.scheduler,
             self.config,
             self.admission,
-            self._frontend.ports,
+            self._frontend.bridges,
             clock=clock.clock,
         )
         self._frontend.opened(self.core)
@@ -79,7 +79,7 @@ class InlineEngine:
         frontend = self._frontend
         frontend.check()
         job = frontend.admit(
-            frontend.next_request_id(), params, options, contextvars.copy_context(), self.port
+            frontend.next_request_id(), params, options, contextvars.copy_context(), self.bridge
         )
         frontend.prepare_now(job, prompt, options)
         return InlineStream(frontend, job)
@@ -87,12 +87,12 @@ class InlineEngine:
     def pump(self, turns: int = 1) -> None:
         """So many turns of the decode loop."""
         for _ in range(turns):
-            self.core.pump()
+            self.core.step()
 
     def run(self, *, most: int = 100_000) -> None:
-        """Pump until nothing can be computed. Parked streams stay parked."""
+        """Pump until nothing can be computed. Paused streams stay paused."""
         for _ in range(most):
-            self.core.pump()
+            self.core.step()
             if not self.core.busy and self.core.inbox.empty():
                 return
         raise AssertionError(f"still busy after {most} turns")
@@ -111,12 +111,12 @@ class InlineStream:
 
     def read(self, most: int | None = None) -> list[Chunk]:
         """Take up to `most` chunks (None: all there are), as a consumer would."""
-        mailbox = self.job.mailbox
+        buffer = self.job.buffer
         taken: list[Chunk] = []
-        while mailbox.chunks and (most is None or len(taken) < most):
-            taken.append(mailbox.take())
-        if mailbox.parked and self.job.drained:
-            mailbox.parked = False
+        while buffer.chunks and (most is None or len(taken) < most):
+            taken.append(buffer.take())
+        if buffer.paused and self.job.drained:
+            buffer.paused = False
             self._frontend.post(Command.RESUME, self.job)
         self.chunks += taken
         return taken
@@ -130,11 +130,11 @@ class InlineStream:
     @property
     def ended(self) -> bool:
         """Every chunk was read and the end is known."""
-        return self.job.mailbox.outcome is not None and not self.job.mailbox.chunks
+        return self.job.buffer.outcome is not None and not self.job.buffer.chunks
 
     @property
     def error(self) -> BaseException | None:
-        outcome = self.job.mailbox.outcome
+        outcome = self.job.buffer.outcome
         return None if outcome is None else outcome.error
 
     def text(self, index: int = 0) -> str:
@@ -157,7 +157,7 @@ class _InlineRuntime:
         raise RuntimeError(f"{worker.name}: an inline engine has no threads")
 
 
-class _InlinePort(Port):
+class _InlineBridge(LoopBridge):
     """A loop that runs what is posted on the spot."""
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
@@ -172,13 +172,13 @@ class _InlinePort(Port):
     def here(self) -> bool:
         return True
 
-    def announce(self, cell: Cell) -> bool:
+    def prepare_wait(self, waiter: Waiter) -> bool:
         raise AssertionError("nobody waits inline")
 
-    async def park(self, cell: Cell) -> None:
+    async def wait(self, waiter: Waiter) -> None:
         raise AssertionError("nobody waits inline")
 
-    def wake(self, cell: Cell) -> None:
+    def wake(self, waiter: Waiter) -> None:
         pass
 
     async def checkpoint(self) -> None:

@@ -12,7 +12,7 @@ from fakes.fake_device import FakeDevice
 
 from asyncinfer.builtin import DRAFT_PATH
 from asyncinfer.config import EngineConfig
-from asyncinfer.engine.assemble import Checkpoint
+from asyncinfer.engine.assemble import CheckpointSource
 from asyncinfer.engine.source import Loaded, Progress
 from asyncinfer.runner import ModelRunner
 from asyncinfer.testing import InlineEngine
@@ -35,7 +35,7 @@ class OnFakeDevice:
         self._device = device
 
     def load(self, config: EngineConfig, progress: Progress | None) -> Loaded:
-        loaded = Checkpoint(DRAFT_PATH).load(config, progress)
+        loaded = CheckpointSource(DRAFT_PATH).load(config, progress)
         plain = loaded.runner
         assert isinstance(plain, ModelRunner)
         spec = dataclasses.replace(plain.spec, overlap=config.overlap or 4)
@@ -51,7 +51,7 @@ def device() -> Iterator[FakeDevice]:
 
 def engines(device: FakeDevice, overlap: int | None, **options: Any) -> Iterator[InlineEngine]:
     options = {"device": "cpu", "max_context": 96, "kv_bytes": 1 << 22, **options}
-    yield InlineEngine(Checkpoint(DRAFT_PATH), **options)
+    yield InlineEngine(CheckpointSource(DRAFT_PATH), **options)
     yield InlineEngine(OnFakeDevice(device), overlap=overlap, **options)
 
 

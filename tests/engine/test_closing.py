@@ -15,7 +15,7 @@ from support import OpenEngine, Until
 
 from asyncinfer import Engine, EngineClosed, EngineDead, Overloaded, PluginError
 from asyncinfer.config import EngineConfig
-from asyncinfer.engine import Loaded, lanes
+from asyncinfer.engine import Loaded, prompt_workers
 from asyncinfer.engine.runtime import Handle, Threads, Worker
 from asyncinfer.protocols import Observer
 from asyncinfer.testing import FakeModel, StepGate
@@ -180,10 +180,10 @@ def test_one_worker_is_enough() -> None:
             self.started = 1
             return super().start(worker)
 
-    pool = lanes.Lanes(One())
+    pool = prompt_workers.PromptWorkers(One())
     done = threading.Event()
     pool.give(lambda: None, 1)
-    pool.give(done.set, lanes.HUGE)
+    pool.give(done.set, prompt_workers.HUGE)
     assert done.wait(30)
     pool.close()
 

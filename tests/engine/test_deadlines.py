@@ -12,12 +12,12 @@ from asyncinfer import SamplingParams
 from asyncinfer.engine import deadlines as deadlines_module
 from asyncinfer.engine.deadlines import Deadlines
 from asyncinfer.engine.job import Job
+from asyncinfer.engine.loop_bridge import LoopBridge
 from asyncinfer.engine.options import RequestOptions
-from asyncinfer.engine.ports import Port
 
 MANY = 2000
 #: Nobody is told of these.
-NOWHERE = cast(Port, object())
+NOWHERE = cast(LoopBridge, object())
 
 
 def job(deadline: float) -> Job:

@@ -11,7 +11,7 @@ import torch
 from asyncinfer.attention import KVCache
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.chunk import TokenLogprob
-from asyncinfer.engine.assemble import Checkpoint
+from asyncinfer.engine.assemble import CheckpointSource
 from asyncinfer.models import read_config
 from asyncinfer.testing import InlineEngine
 
@@ -45,7 +45,7 @@ Answer = tuple[tuple[int, ...], tuple[TokenLogprob, ...], Any]
 
 def engine(**options: Any) -> InlineEngine:
     defaults: dict[str, Any] = {"device": "cpu", "kv_bytes": 1 << 24, "deterministic": True}
-    return InlineEngine(Checkpoint(MODEL_PATH), **{**defaults, **options})
+    return InlineEngine(CheckpointSource(MODEL_PATH), **{**defaults, **options})
 
 
 def answers(its: InlineEngine, requests: list[dict[str, Any]]) -> list[Answer]:
@@ -56,7 +56,7 @@ def answers(its: InlineEngine, requests: list[dict[str, Any]]) -> list[Answer]:
     for stream in streams:
         stream.read()
         assert stream.error is None
-        outcome = stream.job.mailbox.outcome
+        outcome = stream.job.buffer.outcome
         assert outcome is not None
         scores = tuple(its for chunk in stream.chunks for its in chunk.logprobs)
         prompt = stream.job.prompt_logprobs

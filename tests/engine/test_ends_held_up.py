@@ -11,8 +11,8 @@ import pytest
 
 from asyncinfer import DeadlineExceeded, SamplingParams
 from asyncinfer.engine.admission import Admission
+from asyncinfer.engine.event_loops import current_bridge
 from asyncinfer.engine.job import End, Job, Phase
-from asyncinfer.engine.loops import current_port
 from asyncinfer.engine.options import RequestOptions
 from asyncinfer.engine.watchdog import Watchdog
 
@@ -28,7 +28,7 @@ async def test_usage_of_a_request_whose_end_was_held_up_beyond_its_deadline() ->
     watchdog = Watchdog(core, admission, 300.0, lambda: now, posted.clear)
     options = RequestOptions(priority=0, deadline=1.0, cache_scope="", buffer=8, on_full="pause")
     context = contextvars.copy_context()
-    job = Job("req-1", current_port({}), SamplingParams(), options, now, context)
+    job = Job("req-1", current_bridge({}), SamplingParams(), options, now, context)
     admission.enter(job)
     admission.advance(job, Phase.TAKEN)
     job.prompt_len = 5
@@ -37,8 +37,8 @@ async def test_usage_of_a_request_whose_end_was_held_up_beyond_its_deadline() ->
     now = 2.0
     watchdog.turn()
     with anyio.fail_after(30):
-        await job.mailbox.wait_for(lambda: job.mailbox.outcome)
-    outcome = job.mailbox.outcome
+        await job.buffer.wait_for(lambda: job.buffer.outcome)
+    outcome = job.buffer.outcome
     assert outcome is not None
     assert isinstance(outcome.error, DeadlineExceeded)
     assert outcome.usage.prompt_tokens == 5

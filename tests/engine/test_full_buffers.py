@@ -23,7 +23,7 @@ def right(engine: InlineEngine, count: int) -> list[int]:
 
 
 def used(stream: InlineStream) -> int:
-    outcome = stream.job.mailbox.outcome
+    outcome = stream.job.buffer.outcome
     assert outcome is not None
     return outcome.usage.completion_tokens
 

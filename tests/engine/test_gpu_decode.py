@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from asyncinfer.builtin import MODEL_PATH
-from asyncinfer.engine.assemble import Checkpoint
+from asyncinfer.engine.assemble import CheckpointSource
 from asyncinfer.runner import ModelRunner
 from asyncinfer.runner.accelerator import CudaAccelerator
 from asyncinfer.runner.graph_executor import GraphExecutor
@@ -42,7 +42,7 @@ def stream() -> Iterator[None]:
 
 def engine(**options: Any) -> InlineEngine:
     defaults: dict[str, Any] = {"device": "cuda", "dtype": "float32", "kv_bytes": 1 << 27}
-    return InlineEngine(Checkpoint(MODEL_PATH), **{**defaults, **options})
+    return InlineEngine(CheckpointSource(MODEL_PATH), **{**defaults, **options})
 
 
 def answers(its: InlineEngine, **options: Any) -> list[list[int]]:

@@ -18,11 +18,11 @@ import pytest
 from support import OpenEngine, Until
 
 from asyncinfer import Engine, EngineConfig, InvalidRequest, Overloaded, SamplingParams
-from asyncinfer.engine import Loaded, lanes
+from asyncinfer.engine import Loaded, prompt_workers
 from asyncinfer.engine.deadlines import Deadlines
 from asyncinfer.engine.intake import Intake
 from asyncinfer.engine.job import Job
-from asyncinfer.engine.line import MOST
+from asyncinfer.engine.turn_limit import MOST
 from asyncinfer.testing import FakeModel, StepGate
 from asyncinfer.text import ChatTemplate, Tokenizer
 
@@ -62,10 +62,12 @@ async def test_prompts_that_nobody_waits_for(
     which is before anything else is done for them."""
     async with open_engine(max_requests=4) as engine:
         ends: Counter[str] = Counter()
+        scopes: list[anyio.CancelScope] = []
 
         async def impatient() -> None:
             try:
-                with anyio.move_on_after(0.01) as scope:
+                with anyio.CancelScope() as scope:
+                    scopes.append(scope)
                     await engine.generate(LONG_PROMPT)
                 ends["left"] += scope.cancelled_caught
             except Overloaded:
@@ -76,11 +78,16 @@ async def test_prompts_that_nobody_waits_for(
                 for _ in range(4):
                     group.start_soon(impatient)
                 await until(lambda: len(held.begun) == 2)
+                for scope in scopes:
+                    scope.cancel()
             # Two are in work.
             assert engine._admission.held == 2
             async with anyio.create_task_group() as group:
                 for _ in range(40):
                     group.start_soon(impatient)
+                await until(lambda: ends["refused"] == 38)
+                for scope in scopes:
+                    scope.cancel()
             assert engine._admission.held == 2
             assert ends == {"left": 6, "refused": 38}
             stats = engine.stats()
@@ -141,7 +148,7 @@ async def test_what_was_dropped_is_let_go_of(
 async def test_huge_prompts_hold_up_no_other(
     open_engine: OpenEngine, held: Held, monkeypatch: pytest.MonkeyPatch, until: Until
 ) -> None:
-    monkeypatch.setattr(lanes, "HUGE", 3000)
+    monkeypatch.setattr(prompt_workers, "HUGE", 3000)
     prepared = Intake._tokenise
 
     def slow(intake: Intake, job: Job, prompt: Any, size: int) -> list[int]:

@@ -161,7 +161,7 @@ async def test_without_observers_nothing_is_there(open_engine: OpenEngine) -> No
     async with open_engine() as engine:
         await engine.generate("hello", max_tokens=3)
         assert engine._frontend.core is not None
-        assert engine._frontend.core.watch is None
+        assert engine._frontend.core.events is None
         assert "asyncinfer-observer" not in {thread.name for thread in threading.enumerate()}
 
 

@@ -55,7 +55,7 @@ def test_a_prompts_logprobs_are_held_packed(unpacked: list[int]) -> None:
     stream = engine.submit(PROMPT, prompt_logprobs=128, max_tokens=3, temperature=0.0)
     engine.run()
     stream.read()
-    outcome = stream.job.mailbox.outcome
+    outcome = stream.job.buffer.outcome
     assert outcome is not None
     assert outcome.prompt_logprobs is not None
     assert sum(len(rows.data) for rows in outcome.prompt_logprobs) == 499 * 4 * (3 + 2 * 128)
@@ -109,15 +109,15 @@ async def test_iterating_and_then_awaiting_gives_all_of_them(unpacked: list[int]
 async def test_others_have_a_turn_while_they_are_unpacked() -> None:
     turns = 0
 
-    class Port:
+    class LoopBridge:
         async def checkpoint(self) -> None:
             nonlocal turns
             turns += 1
 
     entry = TokenLogprob(1, -1.0, 1, ((1, -1.0),) * 128)
     rows = RowLogprobs.of([entry] * 1000)
-    port: Any = Port()
-    assert await _unpacked([rows, rows], port) == (entry,) * 2000
+    bridge: Any = LoopBridge()
+    assert await _unpacked([rows, rows], bridge) == (entry,) * 2000
     assert turns == 2000 // (UNPACKED // 129 + 1)
 
 

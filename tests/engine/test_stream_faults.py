@@ -102,7 +102,7 @@ async def test_collected_on_another_thread(open_engine: OpenEngine, until: Until
     async with open_engine(buffer=4) as engine:
         streams = [engine.stream("hello", **LONG)]
         await anext(streams[0])
-        # Parked: the engine is idle, and the finalizer's post is all that can wake it.
+        # Paused: the engine is idle, and the finalizer's post is all that can wake it.
         await until(lambda: engine.stats().paused == 1)
         with pytest.warns(ResourceWarning, match="dropped"):
             thread = threading.Thread(target=streams.clear)
@@ -167,7 +167,7 @@ async def test_coalescing_bounds_chunks_and_keeps_tokens(
         chunks = [await anext(stream)]
         await until(lambda: engine.stats().finished == 1)
         assert stream._job is not None
-        assert len(stream._job.mailbox.chunks) <= 10
+        assert len(stream._job.buffer.chunks) <= 10
         chunks += [chunk async for chunk in stream]
         assert [t for chunk in chunks for t in chunk.token_ids] == oracle(engine, "slow", 400)
         whole = await engine.generate("slow", **LONG)

@@ -17,8 +17,8 @@ from support import TimedEngine, Until
 from asyncinfer import DeadlineExceeded, Engine, EngineClosed, EngineDead
 from asyncinfer.engine import closing
 from asyncinfer.engine.intake import Intake
-from asyncinfer.engine.mailbox import Mailbox, Outcome
-from asyncinfer.engine.ports import Batch
+from asyncinfer.engine.loop_bridge import Batch
+from asyncinfer.engine.stream_buffer import Outcome, StreamBuffer
 from asyncinfer.protocols import Observer, ObserverEvent, RequestSubmitted
 from asyncinfer.testing import FakeModel, InlineEngine, StepGate
 
@@ -255,7 +255,7 @@ async def test_what_a_step_delivers_after_the_end_is_dropped() -> None:
     engine.pump(2)
     # The watchdog, while a step runs.
     outcome = Outcome(DeadlineExceeded("late"))
-    stream.job.mailbox.port.send(Batch((stream.job.mailbox, outcome)))
+    stream.job.buffer.bridge.send(Batch((stream.job.buffer, outcome)))
     read = len(stream.read())
     engine.run()
     assert stream.read() == []
@@ -265,12 +265,12 @@ async def test_what_a_step_delivers_after_the_end_is_dropped() -> None:
 
 async def test_a_chunk_that_was_half_put_when_the_engine_died() -> None:
     engine = InlineEngine(FakeModel())
-    box = Mailbox(engine.port)
+    box = StreamBuffer(engine.bridge)
     box.put(("whole", (1,), None, 0, None))
     # What `put` has done when the watchdog looks.
-    engine.port.batch.mailboxes.append(box)
-    engine.port.rescue()
-    engine.port.send(Batch((box, Outcome(EngineDead("hung")))))
+    engine.bridge.batch.buffers.append(box)
+    engine.bridge.rescue()
+    engine.bridge.send(Batch((box, Outcome(EngineDead("hung")))))
     box.put(("late", (2,), None, 0, None))
-    engine.port.flush()
+    engine.bridge.flush()
     assert [chunk[0] for chunk in box.chunks] == ["whole"]

@@ -16,8 +16,8 @@ from asyncinfer.engine.core import Command
 from asyncinfer.engine.deadlines import Deadlines
 from asyncinfer.engine.intake import Intake
 from asyncinfer.engine.job import Job, Phase
-from asyncinfer.engine.lanes import Lanes
-from asyncinfer.engine.mailbox import Mailbox
+from asyncinfer.engine.prompt_workers import PromptWorkers
+from asyncinfer.engine.stream_buffer import StreamBuffer
 from asyncinfer.engine.thread import DecodeThread
 from asyncinfer.engine.watchdog import Watchdog
 from asyncinfer.scheduler.queue import WaitingQueue
@@ -52,28 +52,28 @@ def prepared_for_nobody(patch: pytest.MonkeyPatch) -> None:
         else:
             self._drop(job)
 
-    patch.setattr(Lanes, "drop", lambda self, task: False)
+    patch.setattr(PromptWorkers, "drop", lambda self, task: False)
     patch.setattr(Intake, "prepare_here", regardless)
     patch.setattr(intake, "_go_on", lambda job: None)
 
 
 def stalled_while_reading(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Job, "unread_since", lambda self, now: self.parked_at)
+    patch.setattr(Job, "unread_since", lambda self, now: self.paused_at)
 
 
 def coalesced_lost(patch: pytest.MonkeyPatch) -> None:
-    tell = Mailbox.tell
+    tell = StreamBuffer.tell
 
-    def dropping(self: Mailbox, news: Any) -> None:
+    def dropping(self: StreamBuffer, news: Any) -> None:
         if news.error is not None and len(self.chunks) > 1:
             self.chunks.popleft()
         tell(self, news)
 
-    patch.setattr(Mailbox, "tell", dropping)
+    patch.setattr(StreamBuffer, "tell", dropping)
 
 
 def thread_kept_that_never_ran(patch: pytest.MonkeyPatch) -> None:
-    start = Lanes._start
+    start = PromptWorkers._start
 
     def careless(self: Any) -> None:
         try:
@@ -81,7 +81,7 @@ def thread_kept_that_never_ran(patch: pytest.MonkeyPatch) -> None:
         except Exception:
             self._threads += [None, None]
 
-    patch.setattr(Lanes, "_start", careless)
+    patch.setattr(PromptWorkers, "_start", careless)
 
 
 def removed_but_held(patch: pytest.MonkeyPatch) -> None:

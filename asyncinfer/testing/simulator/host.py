@@ -16,7 +16,7 @@ __all__ = ["Actor", "VirtualHost"]
 #: calls of the scheduler and with no lock taken, which is what the simulation may look at.
 _POINTS: Final = frozenset(("asyncinfer.engine.core", "asyncinfer.engine.watchdog"))
 #: Where it is none: what has not begun, or is over, cannot hang.
-_NO_POINTS: Final = frozenset(("idle_seconds", "pump"))
+_NO_POINTS: Final = frozenset(("idle_seconds", "step"))
 #: Seconds that an event loop may be kept from running.
 MOST_BLOCKED: Final = 0.02
 

@@ -1,4 +1,4 @@
-"""The kinds of event loop there are a `Port` for."""
+"""A `LoopBridge` for each kind of event loop."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import types
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
-from asyncinfer.engine.ports import Cell, Port
+from asyncinfer.engine.loop_bridge import LoopBridge, Waiter
 
-__all__ = ["current_port"]
+__all__ = ["current_bridge"]
 
 
-class AsyncioPort(Port):
+class AsyncioBridge(LoopBridge):
     """asyncio and everything that keeps to its interface, such as uvloop."""
 
     __slots__ = ("_loop",)
@@ -26,9 +26,9 @@ class AsyncioPort(Port):
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except Exception:
-            # A closed loop raises `RuntimeError`; it may close between any check and this call.
-            # Whatever else a loop of the host's raises, nothing reaches its tasks any more either,
-            # and the streams of others must hear of their ends all the same.
+            # A closed loop raises `RuntimeError`, and a loop may close between any check and this
+            # call. After any other exception nothing reaches the loop's tasks either, and the
+            # streams of other loops must still hear of their ends.
             self.closed = True
 
     def soon(self, function: Callable[..., object], *args: Any) -> None:
@@ -45,28 +45,28 @@ class AsyncioPort(Port):
         task = asyncio.current_task(self._loop)
         return task is not None and task.cancelling() > 0
 
-    def announce(self, cell: Cell) -> bool:
+    def prepare_wait(self, waiter: Waiter) -> bool:
         if asyncio._get_running_loop() is not self._loop:
             return False
-        cell.waiter = self._loop.create_future()
+        waiter.waiting = self._loop.create_future()
         return True
 
-    def park(self, cell: Cell) -> Awaitable[object]:
-        waiter: asyncio.Future[None] = cell.waiter
-        return waiter
+    def wait(self, waiter: Waiter) -> Awaitable[object]:
+        future: asyncio.Future[None] = waiter.waiting
+        return future
 
-    def wake(self, cell: Cell) -> None:
-        waiter = cell.waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+    def wake(self, waiter: Waiter) -> None:
+        future = waiter.waiting
+        if future is not None and not future.done():
+            future.set_result(None)
 
     async def checkpoint(self) -> None:
         await asyncio.sleep(0)
 
 
 class _News:
-    """Handed to a task that trio wakes. An `outcome.Value`, of which trio would make one per
-    wake-up, is for one use only; this one is not."""
+    """What a woken task takes from trio. trio would make an `outcome.Value` per wake-up, since that
+    is for one use only; this one is for every wake-up."""
 
     def unwrap(self) -> None: ...
 
@@ -74,7 +74,7 @@ class _News:
 _NEWS = _News()
 
 
-class TrioPort(Port):
+class TrioBridge(LoopBridge):
     """A trio run."""
 
     __slots__ = (
@@ -97,8 +97,8 @@ class TrioPort(Port):
         self._run_finished = trio.RunFinishedError
         succeeded = trio.lowlevel.Abort.SUCCEEDED
         waiting = trio.lowlevel.wait_task_rescheduled(lambda _: succeeded)
-        #: What a task that waits hands to trio, which only reads it. Made once: a wait would take
-        #: two coroutines and an object more, a microsecond.
+        #: A waiting task hands this to trio, which only reads it. Made once: making it for each
+        #: wait takes a microsecond.
         self._sleep = waiting.send(None)
         waiting.close()
 
@@ -121,49 +121,49 @@ class TrioPort(Port):
         except RuntimeError:
             return False
 
-    def announce(self, cell: Cell) -> bool:
+    def prepare_wait(self, waiter: Waiter) -> bool:
         try:
             task = self._current_task()
         except RuntimeError:
             return False
-        if task is not cell.reader:
+        if task is not waiter.last_task:
             if self._current_token() is not self._token:
                 return False
-            cell.reader = task
-        cell.waiter = task
+            waiter.last_task = task
+        waiter.waiting = task
         return True
 
     @types.coroutine
-    def park(self, cell: Cell) -> Generator[object, Any, None]:
-        # trio clears this when it reschedules the task, whether we or a cancellation wake it.
-        cell.waiter.custom_sleep_data = cell
+    def wait(self, waiter: Waiter) -> Generator[object, Any, None]:
+        # trio clears this field whenever it reschedules the task, also for a cancellation.
+        waiter.waiting.custom_sleep_data = waiter
         news = yield self._sleep
         news.unwrap()
 
-    def wake(self, cell: Cell) -> None:
-        task = cell.waiter
-        if task is not None and task.custom_sleep_data is cell:
+    def wake(self, waiter: Waiter) -> None:
+        task = waiter.waiting
+        if task is not None and task.custom_sleep_data is waiter:
             self._reschedule(task, _NEWS)
 
     async def checkpoint(self) -> None:
         await self._lowlevel.checkpoint()
 
 
-def current_port(known: dict[object, Port]) -> Port:
-    """The port of the running event loop, from `known` or new in it. Raises `RuntimeError` outside
-    an event loop."""
+def current_bridge(known: dict[object, LoopBridge]) -> LoopBridge:
+    """The bridge of the running event loop: that in `known`, or a new one, added there. Raises
+    `RuntimeError` outside an event loop."""
     trio = sys.modules.get("trio")
-    # Without it, another thread is in the middle of importing trio.
+    # Missing while another thread is in the middle of importing trio.
     lowlevel = getattr(trio, "lowlevel", None)
     if lowlevel is not None and lowlevel.in_trio_task():
         key: object = lowlevel.current_trio_token()
     else:
         key = asyncio.get_running_loop()
-    port = known.get(key)
-    if port is None:
-        fresh = AsyncioPort(key) if isinstance(key, asyncio.AbstractEventLoop) else None
-        port = known.setdefault(key, fresh or TrioPort(trio, key))
-    return port
+    bridge = known.get(key)
+    if bridge is None:
+        fresh = AsyncioBridge(key) if isinstance(key, asyncio.AbstractEventLoop) else None
+        bridge = known.setdefault(key, fresh or TrioBridge(trio, key))
+    return bridge
 
 
 def _nothing() -> None: ...

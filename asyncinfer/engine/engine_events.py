@@ -1,4 +1,4 @@
-"""`Watch`: turns what happens to jobs into events, for observers."""
+"""`EngineEvents`: turns what happens to jobs into events, for observers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asyncinfer import plugins
 from asyncinfer.chunk import EngineStats
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.job import Answer, Job
-from asyncinfer.engine.mailbox import Outcome
+from asyncinfer.engine.stream_buffer import Outcome
 from asyncinfer.errors import AsyncInferError, EngineClosed, EngineDead
 from asyncinfer.protocols import (
     EngineEnded,
@@ -26,10 +26,10 @@ from asyncinfer.protocols import (
 from asyncinfer.scheduler import StepOutput, StepPlan
 from asyncinfer.telemetry import GuardedObserver, Observers
 
-__all__ = ["Watch", "open_watch"]
+__all__ = ["EngineEvents", "open_events"]
 
 
-class Watch:
+class EngineEvents:
     """Decode thread only, but for `abandon`. An engine without observers has none, and asks for
     it only where something begins or ends, and once per step."""
 
@@ -107,7 +107,7 @@ class Watch:
         return True
 
 
-def open_watch(config: EngineConfig) -> Watch | None:
+def open_events(config: EngineConfig) -> EngineEvents | None:
     """The observers of a configuration, none of them told anything yet; None without any.
     Raises `PluginError`."""
     if not config.observers:
@@ -117,7 +117,7 @@ def open_watch(config: EngineConfig) -> Watch | None:
         for entry in config.observers:
             # One by one: those that were made are closed if the next cannot be.
             chosen.append(plugins.observers.choose(entry))  # noqa: PERF401
-        return Watch(Observers(chosen))
+        return EngineEvents(Observers(chosen))
     except BaseException:
         for observer, label in chosen:
             GuardedObserver(observer, label).close()

@@ -8,10 +8,10 @@ from typing import TypeAlias
 
 from asyncinfer.chunk import Chunk, Timings, Usage
 from asyncinfer.engine.coalescing import Coalescing
-from asyncinfer.engine.ports import Cell, Port
+from asyncinfer.engine.loop_bridge import LoopBridge, Waiter
 from asyncinfer.scheduler import RowLogprobs
 
-__all__ = ["Content", "Mailbox", "Outcome", "Packed"]
+__all__ = ["Content", "Outcome", "Packed", "ScoredBuffer", "StreamBuffer"]
 
 #: The fields of a `Chunk`.
 Content = tuple[str, tuple[int, ...], "Packed", int, str | None]
@@ -42,19 +42,19 @@ class Outcome:
     prompt_logprobs: tuple[RowLogprobs, ...] | None = None
 
 
-class Mailbox(Cell):
+class StreamBuffer(Waiter):
     """One stream's chunks. The decode thread posts them, and everything else happens on the event
     loop of the stream.
 
-    The stream owns the mailbox and the engine's job refers to it, never to the stream: so a
+    The stream owns the buffer and the engine's job refers to it, never to the stream: so a
     forgotten stream can be collected.
     """
 
-    __slots__ = ("chunks", "outcome", "parked", "quiet", "taken")
+    __slots__ = ("chunks", "outcome", "paused", "quiet", "taken")
 
-    def __init__(self, port: Port, coalesce: int | None = None) -> None:
+    def __init__(self, bridge: LoopBridge, coalesce: int | None = None) -> None:
         """`coalesce`: chunks beyond so many are merged; None keeps each."""
-        super().__init__(port)
+        super().__init__(bridge)
         #: Plain tuples, which become chunks when they are taken: Python keeps used tuples for
         #: reuse, so that a step of many streams does not set the garbage collector off.
         self.chunks: deque[Content] | Coalescing = (
@@ -63,7 +63,7 @@ class Mailbox(Cell):
         #: Tokens taken out.
         self.taken = 0
         #: The engine waits for the consumer: below half full, it must be told.
-        self.parked = False
+        self.paused = False
         #: The consumer wants everything at the end: no wake-ups, no bound but `max_tokens`.
         self.quiet = False
         #: Set once, after the last chunk.
@@ -71,15 +71,15 @@ class Mailbox(Cell):
 
     def put(self, content: Content) -> None:
         """Have a chunk delivered with the next flush (decode thread)."""
-        batch = self.port.batch
-        batch.mailboxes.append(self)
+        batch = self.bridge.batch
+        batch.buffers.append(self)
         batch.contents.append(content)
         if not self.quiet:
             batch.urgent = True
 
     def close(self, outcome: Outcome) -> None:
         """Have the end delivered with the next flush, after all that was put (decode thread)."""
-        batch = self.port.batch
+        batch = self.bridge.batch
         batch.news.append((self, outcome))
         batch.urgent = True
 
@@ -110,3 +110,31 @@ class Mailbox(Cell):
         chunk: Chunk = _new(Chunk, self.chunks.popleft())
         self.taken += len(chunk[1])
         return chunk
+
+
+class ScoredBuffer(StreamBuffer):
+    """The buffer of a stream that asked for logprobs.
+
+    Logprobs stay packed until a chunk is taken. The buffer keeps those of taken chunks packed, for
+    a consumer that awaits the whole answer.
+    """
+
+    __slots__ = ("_kept",)
+
+    def __init__(self, bridge: LoopBridge, answers: int, coalesce: int | None = None) -> None:
+        super().__init__(bridge, coalesce)
+        self._kept: list[list[RowLogprobs]] = [[] for _ in range(answers)]
+
+    def take(self) -> Chunk:
+        text, token_ids, packed, index, reason = self.take_packed()
+        return Chunk(text, token_ids, tuple(packed), index, reason)
+
+    def take_packed(self) -> Content:
+        content = super().take_packed()
+        packed = content[2]
+        if isinstance(packed, RowLogprobs):
+            self._kept[content[3]].append(packed)
+        return content
+
+    def kept(self, index: int) -> list[RowLogprobs]:
+        return self._kept[index]

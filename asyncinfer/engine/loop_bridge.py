@@ -1,0 +1,235 @@
+"""How an engine's threads reach event loops: one `LoopBridge` per loop, one `Waiter` per wait.
+
+At most one task waits on a waiter, on the waiter's own loop. Other threads never look at a waiter:
+they post what they have for it to its loop. A task looks for news and begins to wait without a
+pause in between, so no wake-up is lost.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from itertools import islice
+from operator import length_hint
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from asyncinfer.engine.stream_buffer import Content, StreamBuffer
+
+__all__ = ["BURST", "Batch", "Latch", "LoopBridge", "Waiter"]
+
+#: Chunks and ends delivered in one turn of a loop. Thousands would keep the loop busy for tens of
+#: milliseconds, and the objects between a wake-up and its task would set off the garbage collector.
+BURST = 128
+
+
+class Batch:
+    """What one flush delivers to one event loop: chunks, then news such as ends."""
+
+    __slots__ = ("buffers", "contents", "items", "news", "pending", "urgent")
+
+    def __init__(self, *news: tuple[Waiter, Any]) -> None:
+        #: `contents[i]` is for `buffers[i]`.
+        self.buffers: list[StreamBuffer] = []
+        self.contents: list[Content] = []
+        #: Arguments of `Waiter.tell`.
+        self.news = deque(news)
+        #: Somebody may wait for something in the batch.
+        self.urgent = False
+        #: Iterators keep the place of a delivery that an interrupt such as Ctrl-C breaks off.
+        self.pending = iter(self.buffers)
+        self.items = zip(self.pending, self.contents, strict=True)
+
+
+class LoopBridge(ABC):
+    """One event loop as an engine's threads see it.
+
+    Each object that two threads write to costs a transfer between their cores' caches, and a
+    reference counts as a write. So the decode thread only appends a token to a list; the loop does
+    the rest.
+    """
+
+    __slots__ = ("_arrived", "_delivering", "_lock", "batch", "closed")
+
+    def __init__(self) -> None:
+        #: The loop is gone: nothing can be woken there any more.
+        self.closed = False
+        #: The next `flush` sends this. Only the decode thread adds to it.
+        self.batch = Batch()
+        self._arrived: deque[Batch] = deque()
+        #: A call of `_deliver` is due on the loop.
+        self._delivering = False
+        #: Held while `batch` is replaced.
+        self._lock = Lock()
+
+    def flush(self) -> None:
+        """At most one thread-safe call into the loop, however many buffers have news."""
+        if self.batch.urgent:
+            with self._lock:
+                batch, self.batch = self.batch, Batch()
+                self.send(batch)
+
+    def rescue(self) -> None:
+        """Send what a hanging decode thread has put and will not flush. Any thread.
+
+        What the thread puts from now on is lost, so the caller ends every stream of the loop next.
+        """
+        with self._lock:
+            stuck, self.batch = self.batch, Batch()
+            # The thread may hang between its two appends.
+            whole = len(stuck.contents)
+            batch = Batch(*stuck.news)
+            batch.buffers += stuck.buffers[:whole]
+            batch.contents += stuck.contents[:whole]
+            self.send(batch)
+
+    def send(self, batch: Batch) -> None:
+        """Have a batch delivered on the loop, after all that were sent before. Any thread."""
+        self._arrived.append(batch)
+        if self._delivering:
+            # The call that is due delivers this batch too, unless its loop is gone.
+            self.probe()
+        else:
+            self._delivering = True
+            self.post(self._deliver)
+        if self.closed:
+            self._tell_ends()
+
+    def redeliver(self) -> None:
+        """Go on where an interrupt such as Ctrl-C broke a delivery off. Any thread."""
+        if self._arrived:
+            self.post(self._deliver)
+            if self.closed:
+                self._tell_ends()
+
+    def _tell_ends(self) -> None:
+        """Nobody waits on a loop that is gone, but anybody may ask how a stream ended."""
+        with suppress(IndexError):
+            while True:
+                for waiter, news in self._arrived.popleft().news:
+                    waiter.waiting = None
+                    waiter.tell(news)
+
+    def _deliver(self) -> None:
+        """Deliver `BURST` chunks and ends; other callbacks have a turn before the rest."""
+        left = BURST
+        try:
+            while left > 0 and self._arrived:
+                left = self._deliver_some(self._arrived[0], left)
+        finally:
+            # In this order: a thread that sends meanwhile finds the flag down, or is found here.
+            self._delivering = False
+            if self._arrived:
+                self._delivering = True
+                self.soon(self._deliver)
+
+    def _deliver_some(self, batch: Batch, most: int) -> int:
+        """Deliver at most `most` of the oldest batch; how many others may follow in this turn."""
+        before = length_hint(batch.pending)
+        wake = self.wake
+        for buffer, content in islice(batch.items, most):
+            buffer.chunks.append(content)
+            if buffer.waiting is not None and not buffer.quiet:
+                wake(buffer)
+        waiting = length_hint(batch.pending)
+        most -= before - waiting
+        if not waiting:
+            while batch.news and most > 0:
+                waiter, news = batch.news[0]
+                waiter.tell(news)
+                batch.news.popleft()
+                most -= 1
+            if not batch.news:
+                self._arrived.popleft()
+        return most
+
+    @abstractmethod
+    def post(self, function: Callable[..., object], *args: Any) -> None:
+        """Run `function` on the loop, from any thread. A loop that is gone sets `closed`."""
+
+    @abstractmethod
+    def soon(self, function: Callable[..., object], *args: Any) -> None:
+        """Run `function` on the loop in its next turn. Called on the loop."""
+
+    @abstractmethod
+    def probe(self) -> bool:
+        """Whether the loop still exists; sets `closed` if not. Any thread."""
+
+    @abstractmethod
+    def here(self) -> bool:
+        """Whether the caller runs on this loop."""
+
+    def cancelled(self) -> bool:
+        """Whether the current task is being cancelled otherwise than by a scope around it."""
+        return False
+
+    @abstractmethod
+    def prepare_wait(self, waiter: Waiter) -> bool:
+        """Make the current task the one that waits on `waiter`; it calls `wait` next.
+        False, and nothing is done, where the caller does not run on this loop."""
+
+    @abstractmethod
+    def wait(self, waiter: Waiter) -> Awaitable[object]:
+        """Wait until `waiter` is woken, or for no reason; after `prepare_wait`. Cancellable."""
+
+    @abstractmethod
+    def wake(self, waiter: Waiter) -> None:
+        """Wake the task that waits on `waiter`, if any. Runs on the loop."""
+
+    @abstractmethod
+    async def checkpoint(self) -> None:
+        """Let other tasks run, and be cancelled here if a cancellation is due."""
+
+
+class Waiter:
+    """Where one task waits for news from other threads."""
+
+    __slots__ = ("bridge", "last_task", "waiting")
+
+    def __init__(self, bridge: LoopBridge) -> None:
+        self.bridge = bridge
+        #: The future or task that waits now; None while none does.
+        self.waiting: Any = None
+        #: The trio task that waited last: a task never moves to another loop.
+        self.last_task: object = None
+
+    def tell(self, news: Any) -> None:
+        """Take the news that were sent to this waiter, and wake its task. Runs on the loop."""
+        if self.waiting is not None:
+            self.bridge.wake(self)
+
+    async def wait_for(self, condition: Callable[[], object]) -> None:
+        """Wait until `condition()` is true. Whoever makes it true has the waiter woken after."""
+        while not condition():
+            here = self.bridge.prepare_wait(self)
+            assert here, "waited for on another event loop"
+            try:
+                await self.bridge.wait(self)
+            finally:
+                self.waiting = None
+
+
+class Latch:
+    """A one-way flag that tasks on any loop can await and any thread can set."""
+
+    __slots__ = ("_waiters", "is_set")
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._waiters: list[Waiter] = []
+
+    def set(self) -> None:
+        self.is_set = True
+        for waiter in self._waiters.copy():
+            waiter.bridge.send(Batch((waiter, None)))
+
+    async def wait(self, bridge: LoopBridge) -> None:
+        waiter = Waiter(bridge)
+        self._waiters.append(waiter)
+        try:
+            await waiter.wait_for(lambda: self.is_set)
+        finally:
+            self._waiters.remove(waiter)
