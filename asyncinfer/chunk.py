@@ -149,6 +149,8 @@ class EngineStats:
     aborted: int = 0
     failed: int = 0
     refused: int = 0
+    #: Bytes of host memory charged to the requests that are held: see `max_held_bytes`.
+    held_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

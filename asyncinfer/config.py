@@ -73,6 +73,9 @@ class EngineConfig:
     max_running: int = 256
     #: Requests held at most, running ones included; the next one is `Overloaded`.
     max_requests: int = 4096
+    #: Bytes of host memory that the requests hold at most: prompts, and what their streams may
+    #: hold unread. A request for which there is no room is `Overloaded`.
+    max_held_bytes: int = 1 << 30
     #: Query tokens per step: the longest a decode step waits for a prompt's chunk.
     max_step_tokens: int = 2048
     prefix_cache: bool = True
@@ -154,6 +157,7 @@ _COUNTS: Final[dict[str, int | None]] = {
     "block_size": None,
     "max_running": MOST_RUNNING,
     "max_requests": None,
+    "max_held_bytes": None,
     "max_step_tokens": None,
     "buffer": MAX_BUFFER,
     "max_prompt_chars": None,

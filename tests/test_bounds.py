@@ -231,6 +231,7 @@ ROWS: dict[str, list[float]] = {
     ],
     "a chat template's source": [compiled.MAX_SOURCE],
     "requests held": [EngineConfig().max_requests],
+    "bytes that requests hold": [EngineConfig().max_held_bytes],
     "requests computed together": [EngineConfig().max_running],
     "query tokens of a step": [EngineConfig().max_step_tokens],
     "seconds of a step": [EngineConfig().step_timeout],

@@ -23,7 +23,7 @@ from asyncinfer.chunk import EngineStats
 from asyncinfer.engine.deadlines import Deadlines
 from asyncinfer.engine.job import End, Job, Phase
 from asyncinfer.engine.stream_buffer import Outcome
-from asyncinfer.errors import AsyncInferError, EngineClosed, Overloaded
+from asyncinfer.errors import AsyncInferError, EngineClosed, InvalidRequest, Overloaded, Size
 from asyncinfer.telemetry import emit
 
 __all__ = ["Admission"]
@@ -38,8 +38,13 @@ class Admission:
     for it any more, whether its consumer still waited or not.
     """
 
-    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limit: int, max_bytes: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.limit = limit
+        self.max_bytes = max_bytes
+        #: Charged to the requests that have a place.
+        self.held_bytes = 0
         #: Answers asked for by the requests that have a place.
         self.held = 0
         #: Those of them that the decode thread has not taken over.
@@ -74,12 +79,14 @@ class Admission:
             raise EngineClosed("the engine is closing")
 
     def enter(self, job: Job) -> None:
-        """Give a request its place. Raises `Overloaded`, and as `check` does."""
+        """Give a request its place, and charge it what it holds already. Raises `Overloaded`,
+        `InvalidRequest` where it holds more than all may, and as `check` does."""
         answers = job.params.n
         with self._lock:
             self.check()
             held = self.held
             if held + answers <= self.limit:
+                self._charge(job.held_bytes)
                 self.held += answers
                 self.pending += answers
                 self._places[job] = None
@@ -95,6 +102,30 @@ class Admission:
             f"max_requests={self.limit}: {held} requests are held, {answers} more were asked "
             "for; try again later"
         )
+        emit("request_refused", reason=reason)
+        raise Overloaded(reason)
+
+    def charge(self, job: Job, count: int) -> None:
+        """Charge so many bytes more to a request, if it has a place. Raises as `enter` does."""
+        with self._lock:
+            if job in self._places:
+                self._charge(count, job.held_bytes)
+                job.held_bytes += count
+
+    def _charge(self, count: int, before: int = 0) -> None:
+        if self.held_bytes + count <= self.max_bytes:
+            self.held_bytes += count
+            return
+        bound = f"max_held_bytes={self.max_bytes}"
+        if before + count > self.max_bytes:
+            raise InvalidRequest(
+                "prompt", Size(f"{before + count} bytes held"), f"must be <= {bound}"
+            )
+        reason = (
+            f"{bound}: requests hold {self.held_bytes} bytes, {count} more were asked for; "
+            "try again later"
+        )
+        self.refused += 1
         emit("request_refused", reason=reason)
         raise Overloaded(reason)
 
@@ -115,6 +146,7 @@ class Admission:
                 aborted=stats.aborted + self.ends[End.ABORTED],
                 failed=stats.failed + self.ends[End.FAILED],
                 refused=self.refused,
+                held_bytes=self.held_bytes,
             )
 
     def took(self, answers: int) -> None:
@@ -156,6 +188,7 @@ class Admission:
                 return
             del self._places[job]
             self.held -= job.params.n
+            self.held_bytes -= job.held_bytes
             if job.phase is not Phase.TAKEN:
                 self.pending -= job.params.n
 
@@ -200,7 +233,7 @@ class Admission:
             self._places.clear()
             self._untold.clear()
             self._deadlines = Deadlines()
-            self.held = self.pending = 0
+            self.held = self.pending = self.held_bytes = 0
 
 
 def _nothing() -> None: ...

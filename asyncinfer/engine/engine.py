@@ -59,7 +59,9 @@ class Engine:
         self.config = base.replace(**overrides) if overrides else base
         self._source = source_of(model)
         self._progress = progress
-        self._admission = Admission(self.config.max_requests, self._runtime.clock)
+        self._admission = Admission(
+            self.config.max_requests, self.config.max_held_bytes, self._runtime.clock
+        )
         self._frontend = Frontend(self.config, self._admission, self._runtime)
         self._thread: DecodeThread | None = None
 

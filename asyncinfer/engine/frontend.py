@@ -15,6 +15,7 @@ from asyncinfer.engine import process
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Command, Core
 from asyncinfer.engine.event_loops import current_bridge
+from asyncinfer.engine.footprint import submitted_bytes
 from asyncinfer.engine.intake import Intake
 from asyncinfer.engine.job import Job
 from asyncinfer.engine.loop_bridge import Batch, LoopBridge, Waiter
@@ -85,14 +86,28 @@ class Frontend:
     def admit(
         self,
         request_id: str,
+        prompt: Any,
         params: SamplingParams,
         options: RequestOptions,
         context: Context,
         bridge: LoopBridge,
     ) -> Job:
         """Give a request its place; `prepare` or `prepare_now` comes next. Raises `Overloaded`,
-        and what `check` does, which was called."""
-        job = Job(request_id, bridge, params, options, self._runtime.clock(), context)
+        `InvalidRequest` where it could never have a place, and what `check` does, which was
+        called."""
+        # A buffer larger than the answers can be is never filled.
+        most = options.buffer
+        if params.max_tokens is not None:
+            most = min(most, params.max_tokens * params.n)
+        job = Job(
+            request_id,
+            bridge,
+            params,
+            options,
+            self._runtime.clock(),
+            context,
+            submitted_bytes(prompt, most),
+        )
         self.admission.enter(job)
         return job
 

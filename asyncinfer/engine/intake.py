@@ -13,6 +13,7 @@ from typing import Any
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Command, Core
+from asyncinfer.engine.footprint import prepared_bytes, texts_of
 from asyncinfer.engine.job import Answer, Job, Phase
 from asyncinfer.engine.jobs import log_end
 from asyncinfer.engine.options import RequestOptions
@@ -172,6 +173,8 @@ class Intake:
         seed = randbits(64) if params.seed is None else params.seed & _SEED_MASK
         cache = scheduler.cache
         keys = None
+        blocks = 0 if cache is None else len(token_ids) // scheduler.spec.block_size
+        self._admission.charge(job, prepared_bytes(len(token_ids), blocks, params))
         _go_on(job)
         if cache is not None:
             pause = partial(_breathe, job) if len(token_ids) > INLINE_TOKENS else None
@@ -286,19 +289,12 @@ def _size(prompt: Any) -> int:
 def message_chars(messages: Sequence[Any], roles: Collection[str] | None = None) -> int:
     """Characters of the contents of chat messages, which nobody has checked yet; those of some
     `roles` only, unless None."""
-    chars = 0
-    for message in messages:
-        if not isinstance(message, Mapping):
-            continue
-        if roles is not None and message.get("role") not in roles:
-            continue
-        content = message.get("content")
-        if isinstance(content, str):
-            chars += len(content)
-        elif isinstance(content, list | tuple):
-            texts = [part.get("text") for part in content if isinstance(part, Mapping)]
-            chars += sum(len(text) for text in texts if isinstance(text, str))
-    return chars
+    return sum(
+        len(text)
+        for message in messages
+        if roles is None or (isinstance(message, Mapping) and message.get("role") in roles)
+        for text in texts_of(message)
+    )
 
 
 def _has_calls(message: Any) -> bool:

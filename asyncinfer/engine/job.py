@@ -83,6 +83,7 @@ class Job:
         "delivered",
         "end",
         "first_token",
+        "held_bytes",
         "last_token",
         "on_full",
         "open_answers",
@@ -108,6 +109,7 @@ class Job:
         options: RequestOptions,
         now: float,
         context: Context,
+        held_bytes: int = 0,
     ) -> None:
         self.request_id = request_id
         coalesces = options.on_full == "coalesce"
@@ -136,6 +138,8 @@ class Job:
         #: How it ended, and what its consumer is told: once, by `Admission.end`.
         self.end: End | None = None
         self.outcome: Outcome | None = None
+        #: Charged to it, by `Admission`.
+        self.held_bytes = held_bytes
         #: Monotonic seconds; `deadline` ends the job, None never.
         self.submitted = now
         self.deadline = None if options.deadline is None else now + options.deadline

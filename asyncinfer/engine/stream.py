@@ -177,7 +177,12 @@ class Stream:
         frontend = self._frontend
         frontend.check()
         job = self._job = frontend.admit(
-            self.request_id, self._params, self._options, self._context, frontend.bridge()
+            self.request_id,
+            self._prompt,
+            self._params,
+            self._options,
+            self._context,
+            frontend.bridge(),
         )
         # Before the engine has it: the buffer of one that is awaited is never full.
         job.buffer.quiet = quiet

@@ -12,11 +12,12 @@ from asyncinfer.scheduler.plan import (
 )
 from asyncinfer.scheduler.policy import FCFS, POLICIES, Deadline, Priority
 from asyncinfer.scheduler.request import Request, RequestState
-from asyncinfer.scheduler.row_logprobs import RowLogprobs
+from asyncinfer.scheduler.row_logprobs import FIXED_WORDS, RowLogprobs
 from asyncinfer.scheduler.scheduler import Scheduler
 
 __all__ = [
     "FCFS",
+    "FIXED_WORDS",
     "POLICIES",
     "ChosenSampler",
     "Deadline",

@@ -43,7 +43,9 @@ class InlineEngine:
         self.scheduler = open_scheduler(loaded, self.config)
         self.bridge = _InlineBridge()
         clock = _InlineRuntime(self)
-        self.admission = Admission(self.config.max_requests, clock.clock)
+        self.admission = Admission(
+            self.config.max_requests, self.config.max_held_bytes, clock.clock
+        )
         self._frontend = Frontend(self.config, self.admission, clock)
         self._frontend.bridges[None] = self.bridge
         self.core = Core(
@@ -79,7 +81,12 @@ class InlineEngine:
         frontend = self._frontend
         frontend.check()
         job = frontend.admit(
-            frontend.next_request_id(), params, options, contextvars.copy_context(), self.bridge
+            frontend.next_request_id(),
+            prompt,
+            params,
+            options,
+            contextvars.copy_context(),
+            self.bridge,
         )
         frontend.prepare_now(job, prompt, options)
         return InlineStream(frontend, job)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 async def test_usage_of_a_request_whose_end_was_held_up_beyond_its_deadline() -> None:
     """The decode thread ended it, and is in a log handler before it could tell anybody."""
     now = 0.0
-    admission = Admission(4, lambda: now)
+    admission = Admission(4, 1 << 20, lambda: now)
     posted: list[Any] = []
     core: Any = SimpleNamespace(turn_began=0.0, post=lambda *what: posted.append(what))
     watchdog = Watchdog(core, admission, 300.0, lambda: now, posted.clear)

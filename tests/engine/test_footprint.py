@@ -1,0 +1,107 @@
+"""What requests hold in bytes is bounded, and given back however a request ends."""
+
+from __future__ import annotations
+
+from sys import getsizeof
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from asyncinfer import Engine, InvalidRequest, Overloaded, SamplingParams
+from asyncinfer.engine.footprint import prepared_bytes, submitted_bytes
+from asyncinfer.testing import FakeModel
+
+CHUNK = submitted_bytes("", 1) - submitted_bytes("", 0)
+
+
+def test_a_text_counts_as_it_lies_in_memory() -> None:
+    for text in ("", "plain " * 1000, "é" * 1000, "日本" * 1000, "🙂" * 1000):
+        assert submitted_bytes(text, 0) == getsizeof(text)
+
+
+def test_token_ids_count_as_objects() -> None:
+    ids = list(range(1000, 2000))
+    held = getsizeof(ids) + sum(map(getsizeof, ids))
+    assert held <= submitted_bytes(ids, 0) <= 1.2 * held
+
+
+def test_messages_count_by_their_texts() -> None:
+    text = "x" * 5000
+    parts = [{"type": "text", "text": text}, {"type": "image"}]
+    messages = [{"role": "user", "content": text}, {"role": "user", "content": parts}, 7]
+    assert submitted_bytes(messages, 0) == 2 * getsizeof(text)
+
+
+@pytest.mark.parametrize("prompt", [None, 7, [], (), [{}], [{"content": 3}], {"a": 1}])
+def test_what_is_no_prompt_counts_as_nothing(prompt: object) -> None:
+    assert submitted_bytes(prompt, 0) == 0
+
+
+def test_a_prepared_prompt_counts_for_each_answer() -> None:
+    one, four = (prepared_bytes(1000, 62, SamplingParams(n=n)) for n in (1, 4))
+    assert four - one == 3 * 8 * 1062
+    scored = prepared_bytes(1000, 62, SamplingParams(prompt_logprobs=5))
+    assert scored - one == 1000 * 4 * (3 + 2 * 5)
+
+
+@pytest.mark.anyio
+async def test_a_prompt_at_the_bound_is_taken_and_one_past_it_never() -> None:
+    ids = [200] * 40
+    exact = submitted_bytes(ids, 4) + prepared_bytes(40, 2, SamplingParams())
+    for most, field in ((exact, None), (exact - 1, "prompt"), (CHUNK, "prompt")):
+        async with Engine(FakeModel(), max_held_bytes=most) as engine:
+            if field is None:
+                await engine.generate(ids, max_tokens=4)
+            else:
+                with pytest.raises(InvalidRequest, match=f"max_held_bytes={most}") as caught:
+                    await engine.generate(ids, max_tokens=4)
+                assert caught.value.field == field
+            stats = engine.stats()
+            assert (stats.held_bytes, stats.refused) == (0, 0)
+
+
+@pytest.mark.anyio
+async def test_what_finds_no_room_is_overloaded_until_somebody_leaves() -> None:
+    async with Engine(FakeModel(), max_held_bytes=10 * CHUNK) as engine:
+        # A full buffer keeps it from ending.
+        async with engine.stream("hello", max_tokens=500, buffer=8) as stream:
+            await anext(stream)
+            held = engine.stats().held_bytes
+            assert 8 * CHUNK < held <= 10 * CHUNK
+            with pytest.raises(Overloaded, match="max_held_bytes=2560: requests hold"):
+                await engine.generate("more", max_tokens=4)
+            stats = engine.stats()
+            assert (stats.held_bytes, stats.refused) == (held, 1)
+        await engine.generate("more", max_tokens=4)
+        assert engine.stats().held_bytes == 0
+
+
+@pytest.mark.anyio
+async def test_a_prompt_for_whose_token_ids_there_is_no_room_is_refused() -> None:
+    """As token ids a text takes many times its bytes."""
+    text = "abcd" * 200
+    given = submitted_bytes(text, 4)
+    async with Engine(FakeModel(), max_held_bytes=given + 12 * CHUNK) as engine:
+        async with engine.stream("hello", max_tokens=500, buffer=8) as stream:
+            await anext(stream)
+            with pytest.raises((Overloaded, InvalidRequest), match="max_held_bytes"):
+                await engine.generate(text, max_tokens=4)
+            held = engine.stats().held_bytes
+        assert 8 * CHUNK < held <= 10 * CHUNK
+
+
+@pytest.mark.anyio
+async def test_whatever_ends_a_request_gives_its_bytes_back() -> None:
+    async with Engine(FakeModel()) as engine:
+        await engine.generate("to its end", max_tokens=4)
+        with pytest.raises(InvalidRequest):
+            await engine.generate([1] * 1_000_000, max_tokens=4)
+        async with engine.stream("left", max_tokens=500, buffer=2) as stream:
+            await anext(stream)
+        with anyio.move_on_after(0):
+            # Long enough for a worker thread.
+            await engine.generate("x" * 3000, max_tokens=4)
+        with anyio.fail_after(60):
+            while engine.stats().held_bytes:
+                await anyio.lowlevel.checkpoint()
