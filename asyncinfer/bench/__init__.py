@@ -9,17 +9,10 @@ from asyncinfer.bench.accuracy import (
 from asyncinfer.bench.cache import BLOCKS, CacheOptions, CacheResult, measure_cache
 from asyncinfer.bench.cache_table import cache_tables
 from asyncinfer.bench.cache_trace import read_trace
+from asyncinfer.bench.checkout import from_checkout
 from asyncinfer.bench.compare import Change, changes, differences
-from asyncinfer.bench.decode import (
-    StepOptions,
-    StepResults,
-    measure_decode,
-    measure_prefill,
-)
 from asyncinfer.bench.environment import Environment
-from asyncinfer.bench.h200 import PARTS, GpuOptions, GpuResult, measure_gpu
 from asyncinfer.bench.host import HostOptions, HostResult, measure_host
-from asyncinfer.bench.kernels import KernelOptions, KernelResults, measure_kernels
 from asyncinfer.bench.lag import FAKE_MODELS, LagOptions, LagResult, measure_lag
 from asyncinfer.bench.load import LoadOptions, LoadResult, measure_load
 from asyncinfer.bench.loops import LOOPS, available_loops
@@ -27,7 +20,6 @@ from asyncinfer.bench.plots import check_plot, save_plot
 from asyncinfer.bench.plugins import PluginOptions, PluginResult, measure_plugins
 from asyncinfer.bench.record import BenchError, Figure, Record
 from asyncinfer.bench.serve import ServeOptions, ServeResult, measure_serve
-from asyncinfer.bench.shapes import FULL_SHAPES, SHAPES, TINY
 from asyncinfer.bench.soak import SoakOptions, SoakResult, measure_soak
 from asyncinfer.bench.tables import (
     change_table,
@@ -40,13 +32,9 @@ from asyncinfer.bench.workloads import RANDOM, SHIPPED, WORKLOADS, Workload
 __all__ = [
     "BLOCKS",
     "FAKE_MODELS",
-    "FULL_SHAPES",
     "LOOPS",
-    "PARTS",
     "RANDOM",
-    "SHAPES",
     "SHIPPED",
-    "TINY",
     "WORKLOADS",
     "AccuracyOptions",
     "AccuracyResult",
@@ -56,12 +44,8 @@ __all__ = [
     "Change",
     "Environment",
     "Figure",
-    "GpuOptions",
-    "GpuResult",
     "HostOptions",
     "HostResult",
-    "KernelOptions",
-    "KernelResults",
     "LagOptions",
     "LagResult",
     "LoadOptions",
@@ -74,8 +58,6 @@ __all__ = [
     "ServeResult",
     "SoakOptions",
     "SoakResult",
-    "StepOptions",
-    "StepResults",
     "Workload",
     "available_loops",
     "cache_tables",
@@ -85,16 +67,13 @@ __all__ = [
     "difference_table",
     "differences",
     "environment_line",
+    "from_checkout",
     "measure_accuracy",
     "measure_cache",
-    "measure_decode",
-    "measure_gpu",
     "measure_host",
-    "measure_kernels",
     "measure_lag",
     "measure_load",
     "measure_plugins",
-    "measure_prefill",
     "measure_serve",
     "measure_soak",
     "read_trace",

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from asyncinfer.bench.host_runner import RunnerCost, measure_runner
-from asyncinfer.bench.host_scheduler import SchedulerCost, measure_scheduler
+from asyncinfer.bench.checkout import from_checkout
 from asyncinfer.bench.host_streams import StreamLoad, measure_streams
 from asyncinfer.bench.host_tokens import TokenCost, measure_tokens
 from asyncinfer.bench.loops import run_on
 from asyncinfer.bench.median import median
-from asyncinfer.bench.record import Figure
+from asyncinfer.bench.quantiles import Quantiles
+from asyncinfer.bench.record import BenchError, Figure
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.testing import Tokenizer
 
-__all__ = ["HostOptions", "HostResult", "LoopResult", "measure_host"]
+__all__ = ["HostOptions", "HostResult", "LoopResult", "StepCost", "measure_host"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostOptions:
-    """The work. `scaled` is a smoke run of the same."""
+    """The work."""
 
     loops: Sequence[str]
     #: Requests that decode together.
@@ -38,6 +38,20 @@ class HostOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class StepCost:
+    """Microseconds of CPU (the thread's own time) per decode step: of the scheduler's two calls,
+    `schedule` and `update`, or of the runner's, `launch` and `collect`."""
+
+    running: int
+    steps: int
+    tokens: int
+    first: Quantiles
+    second: Quantiles
+    #: The sum of the two calls, step by step.
+    both: Quantiles
+
+
+@dataclass(frozen=True, slots=True)
 class LoopResult:
     """On one kind of event loop."""
 
@@ -50,22 +64,22 @@ class LoopResult:
 class HostResult:
     """The median repetition of each measurement, by its main figure."""
 
-    scheduler: SchedulerCost
-    runner: RunnerCost
     loops: tuple[LoopResult, ...]
+    #: None outside a checkout: they are steps of the engine's internals.
+    scheduler: StepCost | None = None
+    runner: StepCost | None = None
+    #: What has no figures -> why.
+    not_measured: Mapping[str, str] = field(default_factory=dict)
 
     def figures(self) -> tuple[Figure, ...]:
-        both, running = self.scheduler.both, self.scheduler.running
-        found = [
-            Figure(f"schedule + update, {running} running", both.mean / 1e3, "ms", "lower", 1.0),
-            Figure(f"schedule + update, {running} running, p99", both.p99 / 1e3, "ms", "lower"),
-            Figure(
-                f"launch + collect, {running} rows, no device",
-                self.runner.both.mean / 1e3,
-                "ms",
-                "lower",
-            ),
-        ]
+        found = []
+        if self.scheduler is not None:
+            both, name = self.scheduler.both, f"schedule + update, {self.scheduler.running} running"
+            found.append(Figure(name, both.mean / 1e3, "ms", "lower", 1.0))
+            found.append(Figure(f"{name}, p99", both.p99 / 1e3, "ms", "lower"))
+        if self.runner is not None:
+            name = f"launch + collect, {self.runner.running} rows, no device"
+            found.append(Figure(name, self.runner.both.mean / 1e3, "ms", "lower"))
         for result in self.loops:
             found += _figures(result)
         return tuple(found)
@@ -90,10 +104,17 @@ def measure_host(
 ) -> HostResult:
     """Run everything; `report` is told what is going on."""
     tokenizer = Tokenizer.from_folder(MODEL_PATH) if options.tokenizer == "shipped" else None
-    report(f"schedule + update at {options.running} running")
-    scheduler = [measure_scheduler(options.running, options.steps) for _ in range(options.repeat)]
-    report(f"launch + collect of {options.running} rows on a device that takes no time")
-    runner = [measure_runner(options.running, options.steps) for _ in range(options.repeat)]
+    scheduler = runner = None
+    not_measured = {}
+    try:
+        steps = from_checkout("host_steps")
+    except BenchError as error:
+        not_measured["schedule + update, launch + collect"] = str(error)
+    else:
+        report(f"schedule + update at {options.running} running")
+        scheduler = _median_cost(steps.measure_scheduler, options)
+        report(f"launch + collect of {options.running} rows on a device that takes no time")
+        runner = _median_cost(steps.measure_runner, options)
     loops = []
     for loop in options.loops:
         report(f"CPU per token on {loop}")
@@ -109,12 +130,13 @@ def measure_host(
         loops.append(
             LoopResult(
                 loop,
-                median(tokens, lambda its: its.host),
-                median(streams, lambda its: its.rate),
+                median(tokens, lambda cost: cost.host),
+                median(streams, lambda load: load.rate),
             )
         )
-    return HostResult(
-        median(scheduler, lambda its: its.both.mean),
-        median(runner, lambda its: its.both.mean),
-        tuple(loops),
-    )
+    return HostResult(tuple(loops), scheduler, runner, not_measured)
+
+
+def _median_cost(measure: Callable[[int, int], StepCost], options: HostOptions) -> StepCost:
+    runs = [measure(options.running, options.steps) for _ in range(options.repeat)]
+    return median(runs, lambda cost: cost.both.mean)

@@ -11,13 +11,12 @@ import anyio
 
 from asyncinfer import Engine, EngineConfig, SamplingParams
 from asyncinfer.bench.gates import PATIENCE, Phase, StartingLine
-from asyncinfer.bench.host_steps import staggered_prompt
 from asyncinfer.bench.record import BenchError
 from asyncinfer.plugins import Chosen
 from asyncinfer.protocols import Observer
 from asyncinfer.testing import ClockedModel, FakeModel, StepPlan, Tokenizer
 
-__all__ = ["TokenCost", "measure_tokens"]
+__all__ = ["TokenCost", "measure_tokens", "staggered_prompt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,3 +147,9 @@ class _LockStep:
             loop=(process - thread) * per_token,
             runner=runner * per_token,
         )
+
+
+def staggered_prompt(index: int) -> list[int]:
+    """32 to 47 bytes that no other index below 2**16 has."""
+    head = [1 + index % 251, 1 + index // 251 % 251, 1 + index // 63_001]
+    return head + [7] * (29 + index % 16)

@@ -9,8 +9,7 @@ from statistics import median
 from typing import Any, ClassVar
 
 from asyncinfer import plugins
-from asyncinfer.bench.host_steps import staggered_prompt
-from asyncinfer.bench.host_tokens import TokenCost, measure_tokens
+from asyncinfer.bench.host_tokens import TokenCost, measure_tokens, staggered_prompt
 from asyncinfer.bench.loops import run_on
 from asyncinfer.bench.plugin_title import plugin_title
 from asyncinfer.bench.record import Figure

@@ -30,8 +30,8 @@ def record_tables(record: Record) -> list[Table]:
 
 
 def _failures(detail: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Parts of `asyncinfer bench h200` without figures, peers among them, and why."""
-    found = []
+    """What has no figures, parts and peers of `asyncinfer bench h200` among it, and why."""
+    found = [*detail.get("not_measured", {}).items()]
     for part in detail.get("parts", ()):
         if part["error"] is not None:
             found.append((part["name"], part["error"]))

@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 from rich.console import Console
 
-from asyncinfer import bench as its
+from asyncinfer.bench import (
+    FAKE_MODELS,
+    LOOPS,
+    RANDOM,
+    SHIPPED,
+    WORKLOADS,
+    BenchError,
+    HostOptions,
+    LagOptions,
+    PluginOptions,
+    Record,
+    ServeOptions,
+    available_loops,
+    change_table,
+    changes,
+    difference_table,
+    differences,
+    from_checkout,
+    measure_host,
+    measure_lag,
+    measure_plugins,
+    measure_serve,
+    save_plot,
+)
 from asyncinfer.cli.bench_accuracy import accuracy
 from asyncinfer.cli.bench_cache import cache
-from asyncinfer.cli.bench_gpu import decode, h200, kernels, prefill
 from asyncinfer.cli.bench_load import load
 from asyncinfer.cli.bench_options import FILE, count, loop, number, quick, recorded, repeat, several
 from asyncinfer.cli.bench_run import print_record, run_bench
@@ -20,14 +42,53 @@ from asyncinfer.cli.options import sampler_option
 
 __all__ = ["bench"]
 
+#: Commands that measure the engine's internals -> help. A checkout has them, a wheel does not.
+INTERNALS: Final = {
+    "decode": "How long are decode steps, beside their floor?",
+    "h200": "All of a GPU in ten minutes, with targets and peers.",
+    "kernels": "Is every kernel right, and how near to its floor?",
+    "prefill": "How long do prompts take, beside their floor?",
+}
 
-@click.group()
+
+class BenchGroup(click.Group):
+    """Its own commands, and those of a checkout."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *INTERNALS])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in INTERNALS:
+            return super().get_command(ctx, cmd_name)
+        try:
+            command = getattr(from_checkout("commands"), cmd_name)
+        except BenchError as error:
+            return _missing(cmd_name, error)
+        assert isinstance(command, click.Command)
+        return command
+
+
+def _missing(name: str, error: BenchError) -> click.Command:
+    """A command that takes anything and says why it is not there."""
+
+    def refuse() -> None:
+        raise error
+
+    return click.Command(
+        name,
+        callback=refuse,
+        short_help=INTERNALS[name],
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
+
+
+@click.group(cls=BenchGroup)
 def bench() -> None:
     """Measure the engine on this machine: one command per question."""
 
 
 @bench.command(short_help="What does the engine itself cost per token?")
-@several("--backend", "loops", what="Event loop", kind=its.LOOPS, without="all that are installed")
+@several("--backend", "loops", what="Event loop", kind=LOOPS, without="all that are installed")
 @count("--running", 256, "Requests per step.")
 @count("--steps", 200, "Steps measured.")
 @count("--streams", 2000, "Held at once.")
@@ -52,13 +113,13 @@ def host(
 ) -> None:
     """What the engine costs, on a model that costs next to nothing.
 
-    Scheduling per step, CPU per token on all threads until each consumer holds its chunk, and
-    thousands of streams held at once at a fixed rate.
+    CPU per token on all threads until each consumer holds its chunk, and thousands of streams held
+    at once at a fixed rate; in a checkout also scheduler and runner per step.
     """
     if quick:
         options |= {"running": 16, "steps": 20, "streams": 50, "rate": 1000, "seconds": 0.5}
-    chosen = its.HostOptions(loops=loops or its.available_loops(), **options)
-    run_bench("host", chosen, its.measure_host, json_path, plot)
+    chosen = HostOptions(loops=loops or available_loops(), **options)
+    run_bench("host", chosen, measure_host, json_path, plot)
 
 
 @bench.command(short_help="How late does an event loop run its tasks beside it?")
@@ -66,8 +127,8 @@ def host(
     "-m",
     "--model",
     "models",
-    what=f"{its.SHIPPED!r}, a checkpoint's folder or hub id",
-    without=", ".join(its.FAKE_MODELS),
+    what=f"{SHIPPED!r}, a checkpoint's folder or hub id",
+    without=", ".join(FAKE_MODELS),
 )
 @loop
 @count("--streams", 64, "Decoding at once.")
@@ -96,8 +157,8 @@ def lag(
     if quick:
         options |= {"streams": 4, "prompt_bytes": 20_000, "senders": 1, "seconds": 0.5}
         options |= {"step_ms": 1.0}
-    chosen = its.LagOptions(models=models or its.FAKE_MODELS, **options)
-    run_bench("lag", chosen, its.measure_lag, json_path, plot)
+    chosen = LagOptions(models=models or FAKE_MODELS, **options)
+    run_bench("lag", chosen, measure_lag, json_path, plot)
 
 
 @bench.command(short_help="How many tokens a second do real models give?")
@@ -105,10 +166,10 @@ def lag(
     "-m",
     "--model",
     "models",
-    what=f"{its.SHIPPED!r}, {its.RANDOM!r} (random weights, made on the fly) or a folder",
+    what=f"{SHIPPED!r}, {RANDOM!r} (random weights, made on the fly) or a folder",
     without="the first two",
 )
-@several("--column", "columns", what="Some of the workloads only", kind=tuple(its.WORKLOADS))
+@several("--column", "columns", what="Some of the workloads only", kind=tuple(WORKLOADS))
 @click.option("--peer/--no-peer", default=True, help="Run transformers' generate too.")
 @count("--peer-repeat", 3, "Repetitions of it, at most: it takes most of the time.")
 @loop
@@ -127,12 +188,10 @@ def serve(
     One request, 16 at once, 64 mixed ones, a prefill, requests that share a prefix, and the
     event loop's lag meanwhile. Thread counts are torch's own; the table's last line says which.
     """
-    chosen = its.ServeOptions(
-        models=models or (its.SHIPPED, its.RANDOM),
-        columns=columns or tuple(its.WORKLOADS),
-        **options,
+    chosen = ServeOptions(
+        models=models or (SHIPPED, RANDOM), columns=columns or tuple(WORKLOADS), **options
     )
-    run_bench("serve", chosen, its.measure_serve, json_path, plot)
+    run_bench("serve", chosen, measure_serve, json_path, plot)
 
 
 @bench.command(short_help="What do plugins cost, used and unused?")
@@ -154,7 +213,7 @@ def plugins(json_path: Path | None, plot: Path | None, quick: bool, **options: A
     """
     if quick:
         options |= {"running": 8, "steps": 10, "rows": 4, "vocab_size": 256}
-    run_bench("plugins", its.PluginOptions(**options), its.measure_plugins, json_path, plot)
+    run_bench("plugins", PluginOptions(**options), measure_plugins, json_path, plot)
 
 
 @bench.command(short_help="The tables of a record.")
@@ -162,9 +221,9 @@ def plugins(json_path: Path | None, plot: Path | None, quick: bool, **options: A
 @click.option("--plot", type=FILE, help="Draw a plot, such as out.png (bench extra).")
 def show(record: Path, plot: Path | None) -> None:
     """Print RECORD as tables."""
-    loaded = its.Record.load(record)
+    loaded = Record.load(record)
     if plot is not None:
-        its.save_plot(loaded, plot)
+        save_plot(loaded, plot)
     print_record(loaded)
 
 
@@ -173,14 +232,14 @@ def show(record: Path, plot: Path | None) -> None:
 @click.argument("after", type=FILE)
 def compare(before: Path, after: Path) -> None:
     """What changed from the record BEFORE to the record AFTER."""
-    one, other = its.Record.load(before), its.Record.load(after)
-    found = its.changes(one, other)
+    one, other = Record.load(before), Record.load(after)
+    found = changes(one, other)
     console = Console()
-    console.print(its.change_table(found))
-    different = its.differences(one, other)
+    console.print(change_table(found))
+    different = differences(one, other)
     if different:
-        console.print(its.difference_table(different))
+        console.print(difference_table(different))
 
 
-for command in (accuracy, cache, decode, h200, kernels, load, prefill, soak):
+for command in (accuracy, cache, load, soak):
     bench.add_command(command)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from asyncinfer import bench as its
+from asyncinfer.bench import AccuracyOptions, measure_accuracy
 from asyncinfer.cli.bench_options import count, device, quick, recorded, several
 from asyncinfer.cli.bench_run import run_bench
 
@@ -24,4 +24,4 @@ __all__ = ["accuracy"]
 @recorded
 def accuracy(json_path: Path | None, plot: Path | None, **options: Any) -> None:
     """What smaller formats of weights and KV cost a model: its perplexity on text, per token."""
-    run_bench("accuracy", its.AccuracyOptions(**options), its.measure_accuracy, json_path, plot)
+    run_bench("accuracy", AccuracyOptions(**options), measure_accuracy, json_path, plot)

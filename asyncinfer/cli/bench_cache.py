@@ -10,7 +10,17 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from asyncinfer import bench as its
+from asyncinfer.bench import (
+    BLOCKS,
+    CacheOptions,
+    Environment,
+    Record,
+    cache_tables,
+    check_plot,
+    environment_line,
+    measure_cache,
+    read_trace,
+)
 from asyncinfer.cli.bench_options import FILE, recorded, several
 from asyncinfer.cli.bench_run import write_record
 from asyncinfer.cli.plugin_choice import plugin_choice
@@ -32,7 +42,7 @@ __all__ = ["cache"]
     "--blocks",
     what="Blocks of the cache",
     kind=click.IntRange(1),
-    without=", ".join(f"{blocks:,}" for blocks in its.BLOCKS),
+    without=", ".join(f"{blocks:,}" for blocks in BLOCKS),
 )
 @click.option(
     "--growth", is_flag=True, help="Also what a policy costs by its blocks, to a million of them."
@@ -54,12 +64,10 @@ def cache(
     is.
     """
     if plot is not None:
-        its.check_plot(plot)
-    environment = its.Environment.now()
-    rows = its.read_trace(trace)
-    options = its.CacheOptions(
-        policies=policies, blocks=sorted(set(blocks)) or its.BLOCKS, growth=growth
-    )
+        check_plot(plot)
+    environment = Environment.now()
+    rows = read_trace(trace)
+    options = CacheOptions(policies=policies, blocks=sorted(set(blocks)) or BLOCKS, growth=growth)
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -73,13 +81,13 @@ def cache(
         def report(what: str, part: float) -> None:
             progress.update(task, description=what, completed=part)
 
-        result = its.measure_cache(rows, options, report)
+        result = measure_cache(rows, options, report)
     console = Console()
     console.print(f"{trace.name}: {result.requests:,} requests, {result.total:,} blocks")
-    for table in its.cache_tables(result):
+    for table in cache_tables(result):
         console.print(table)
-    console.print(its.environment_line(environment), highlight=False, markup=False, style="dim")
-    record = its.Record(
+    console.print(environment_line(environment), highlight=False, markup=False, style="dim")
+    record = Record(
         benchmark="cache",
         options={"trace": trace.name, **dataclasses.asdict(options)},
         figures=result.figures(),

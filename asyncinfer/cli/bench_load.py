@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from asyncinfer import bench as its
+from asyncinfer.bench import LoadOptions, measure_load
 from asyncinfer.cli.bench_options import count, device, quick, recorded, repeat
 from asyncinfer.cli.bench_run import run_bench
 
@@ -38,4 +38,4 @@ def load(json_path: Path | None, plot: Path | None, **options: Any) -> None:
     Each in a process of its own, in turns, with the files in the page cache; and the most host
     memory that each of them held meanwhile.
     """
-    run_bench("load", its.LoadOptions(**options), its.measure_load, json_path, plot)
+    run_bench("load", LoadOptions(**options), measure_load, json_path, plot)

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from asyncinfer import bench as its
+from asyncinfer.bench import LOOPS
 
 __all__ = ["FILE", "count", "device", "loop", "number", "quick", "recorded", "repeat", "several"]
 
@@ -50,7 +50,7 @@ def repeat(default: int = 3) -> Callable[[Function], Function]:
 
 
 def loop(function: Function) -> Function:
-    kind = click.Choice(its.LOOPS)
+    kind = click.Choice(LOOPS)
     return click.option(
         "--backend", "loop", type=kind, default="asyncio", show_default=True, help="Event loop."
     )(function)

@@ -9,7 +9,14 @@ from typing import Any
 
 from rich.console import Console
 
-from asyncinfer import bench as its
+from asyncinfer.bench import (
+    Environment,
+    Record,
+    check_plot,
+    environment_line,
+    record_tables,
+    save_plot,
+)
 
 __all__ = ["print_record", "run_bench", "write_record"]
 
@@ -23,13 +30,13 @@ def run_bench(
 ) -> None:
     """Measure, print, and write what was asked for."""
     if plot is not None:
-        its.check_plot(plot)
-    load = its.Environment.now().load
+        check_plot(plot)
+    load = Environment.now().load
     with Console(stderr=True).status(f"asyncinfer bench {name}") as status:
         result = measure(options, status.update)
     # What was imported meanwhile is known now; how quiet it was, was known before.
-    environment = dataclasses.replace(its.Environment.now(), load=load)
-    record = its.Record(
+    environment = dataclasses.replace(Environment.now(), load=load)
+    record = Record(
         benchmark=name,
         options=dataclasses.asdict(options),
         figures=result.figures(),
@@ -40,17 +47,17 @@ def run_bench(
     write_record(record, json_path, plot)
 
 
-def write_record(record: its.Record, json_path: Path | None, plot: Path | None) -> None:
+def write_record(record: Record, json_path: Path | None, plot: Path | None) -> None:
     """What was asked for of the two."""
     if json_path is not None:
         record.save(json_path)
     if plot is not None:
-        its.save_plot(record, plot)
+        save_plot(record, plot)
 
 
-def print_record(record: its.Record) -> None:
+def print_record(record: Record) -> None:
     console = Console()
-    for table in its.record_tables(record):
+    for table in record_tables(record):
         console.print(table)
-    line = its.environment_line(record.environment)
+    line = environment_line(record.environment)
     console.print(line, highlight=False, markup=False, style="dim")

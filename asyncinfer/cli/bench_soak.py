@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from asyncinfer import bench as its
+from asyncinfer.bench import SoakOptions, measure_soak
 from asyncinfer.cli.bench_options import count, loop, number, quick, recorded
 from asyncinfer.cli.bench_run import run_bench
 
@@ -44,4 +44,4 @@ def soak(
     if quick:
         options |= {"streams": 100, "rate": 5000.0, "seconds": 6.0, "overload_seconds": 1.0}
         options |= {"aborts": 200, "cycles": 20, "live": 50}
-    run_bench("soak", its.SoakOptions(**options), its.measure_soak, json_path, plot)
+    run_bench("soak", SoakOptions(**options), measure_soak, json_path, plot)

@@ -10,11 +10,8 @@ from asyncinfer.testing.fake_engine import FakeModel
 from asyncinfer.testing.fake_model import FakeRunner
 from asyncinfer.testing.family_checks import FamilyReport, check_family
 from asyncinfer.testing.gate import StepGate
-from asyncinfer.testing.idle_device import IdleModel
 from asyncinfer.testing.inline import InlineEngine, InlineStream
 from asyncinfer.testing.invariants import InvariantError, check_invariants
-from asyncinfer.testing.kernel_case import KernelCase
-from asyncinfer.testing.kernel_cases import kernel_cases
 from asyncinfer.testing.observer_checks import check_observer
 from asyncinfer.testing.policy_checks import check_cache_policy
 from asyncinfer.testing.policy_cost import policy_cost
@@ -35,12 +32,10 @@ __all__ = [
     "FakeModel",
     "FakeRunner",
     "FamilyReport",
-    "IdleModel",
     "InlineEngine",
     "InlineStream",
     "InvariantError",
     "Join",
-    "KernelCase",
     "RandomModel",
     "Request",
     "RuleError",
@@ -60,7 +55,6 @@ __all__ = [
     "check_observer",
     "check_sampler",
     "check_scheduler",
-    "kernel_cases",
     "policy_cost",
     "sampler_costs",
     "simulate",

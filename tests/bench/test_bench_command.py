@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from asyncinfer.bench import Record
@@ -109,7 +110,7 @@ def test_plugins_are_measured_saved_and_drawn(tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("name", bench.commands)
+@pytest.mark.parametrize("name", bench.list_commands(click.Context(bench)))
 def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["bench", name, "--help"])

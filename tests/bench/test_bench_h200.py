@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 from bench.test_bench_command import command
+from benchmarks import h200
+from benchmarks.gpu_peers import GPU_PEERS, PeerWork, run_peer
+from benchmarks.h200 import PARTS, GpuOptions, GpuResult, measure_gpu
+from benchmarks.shapes import TINY, shape_json
 
-from asyncinfer.bench import PARTS, BenchError, GpuOptions, GpuResult, Record, h200, measure_gpu
+from asyncinfer.bench import BenchError, Record
 from asyncinfer.bench.checkpoint import write_checkpoint
-from asyncinfer.bench.gpu_peers import GPU_PEERS, PeerWork, run_peer
-from asyncinfer.bench.shapes import TINY, shape_json
 
 
 @pytest.mark.slow
@@ -45,7 +47,7 @@ def test_a_part_that_raises_is_recorded_and_the_rest_goes_on(
     def broken(run: object) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(h200, "_MEASURES", {**h200._MEASURES, "kernels": broken})
+    monkeypatch.setattr(h200, "MEASURES", {**h200.MEASURES, "kernels": broken})
     saved: list[GpuResult] = []
     options = GpuOptions(parts=("ceilings", "kernels", "decode"), quick=True, device="cpu")
     result = measure_gpu(options, save=saved.append)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 
 import pytest
+from benchmarks.host_steps import measure_runner, measure_scheduler
 
 from asyncinfer import EngineConfig
 from asyncinfer.bench import BenchError, HostOptions, available_loops, measure_host
-from asyncinfer.bench.host_runner import measure_runner
-from asyncinfer.bench.host_scheduler import measure_scheduler
-from asyncinfer.bench.host_steps import staggered_prompt
 from asyncinfer.bench.host_streams import measure_streams
-from asyncinfer.bench.host_tokens import measure_tokens
+from asyncinfer.bench.host_tokens import measure_tokens, staggered_prompt
 from asyncinfer.bench.loops import run_on
 from asyncinfer.testing import ClockedModel, FakeModel, InlineEngine, StepPlan
 
@@ -20,16 +18,16 @@ from asyncinfer.testing import ClockedModel, FakeModel, InlineEngine, StepPlan
 def test_scheduler_steps_are_counted() -> None:
     cost = measure_scheduler(running=8, steps=20, warmup=3)
     assert (cost.running, cost.steps, cost.tokens) == (8, 20, 160)
-    assert cost.schedule.count == cost.update.count == cost.both.count == 20
-    assert cost.both.mean == pytest.approx(cost.schedule.mean + cost.update.mean)
+    assert cost.first.count == cost.second.count == cost.both.count == 20
+    assert cost.both.mean == pytest.approx(cost.first.mean + cost.second.mean)
     assert cost.both.mean > 0
 
 
 def test_steps_of_the_runner_are_counted() -> None:
     cost = measure_runner(running=8, steps=20, warmup=3)
     assert (cost.running, cost.steps, cost.tokens) == (8, 20, 160)
-    assert cost.launch.count == cost.collect.count == cost.both.count == 20
-    assert cost.both.mean == pytest.approx(cost.launch.mean + cost.collect.mean)
+    assert cost.first.count == cost.second.count == cost.both.count == 20
+    assert cost.both.mean == pytest.approx(cost.first.mean + cost.second.mean)
 
 
 def test_prompts_differ_from_the_first_block_on() -> None:

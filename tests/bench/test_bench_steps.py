@@ -9,27 +9,28 @@ from typing import Any
 
 import pytest
 import torch
-
-from asyncinfer.bench import (
-    SHAPES,
-    TINY,
-    BenchError,
-    KernelOptions,
+from benchmarks.ceilings import Ceilings
+from benchmarks.decode import (
+    DECODE_TARGETS,
+    PREFILL_TARGETS,
     StepOptions,
+    _fits,
     measure_decode,
-    measure_kernels,
     measure_prefill,
+    opened_driver,
 )
-from asyncinfer.bench.ceilings import Ceilings
-from asyncinfer.bench.decode import DECODE_TARGETS, PREFILL_TARGETS, _fits, opened_driver
-from asyncinfer.bench.device_clock import DeviceClock
-from asyncinfer.bench.shapes import EXPERTS, FULL_SHAPES, TINY_EXPERTS, shape_json
-from asyncinfer.bench.step_costs import idle_gaps, measure_step_costs
-from asyncinfer.bench.step_driver import StepDriver
+from benchmarks.decode_kernels import kernel_cases
+from benchmarks.device_clock import DeviceClock
+from benchmarks.kernels import KernelOptions, measure_kernels
+from benchmarks.shapes import EXPERTS, FULL_SHAPES, SHAPES, TINY, TINY_EXPERTS, shape_json
+from benchmarks.step_costs import idle_gaps, measure_step_costs
+from benchmarks.step_driver import StepDriver
+
+from asyncinfer.bench import BenchError
 from asyncinfer.models import parse_config
 from asyncinfer.planner import ModelSize, Storage, decode_floor, prefill_floor
 from asyncinfer.quantization.int8 import Int8Linear
-from asyncinfer.testing import FakeRunner, RandomModel, RunnerSpec, StepPlan, kernel_cases
+from asyncinfer.testing import FakeRunner, RandomModel, RunnerSpec, StepPlan
 
 OPTIONS = StepOptions(
     quick=True, device="cpu", steps=6, repeat=2, max_step_tokens=32, bandwidth=2e9, flops=3e9

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncinfer.bench.decode import StepOptions, opened_driver
+from benchmarks.decode import StepOptions, opened_driver
+
 from asyncinfer.bench.record import BenchError, Figure
 
 __all__ = ["StepCosts", "idle_gaps", "measure_step_costs"]
@@ -96,7 +97,7 @@ def _idle_us(driver: Any, batch: int, context: int, options: StepOptions) -> flo
     """From a profile of the device's own activity."""
     from statistics import median
 
-    from asyncinfer.bench.ceilings import bench_device
+    from benchmarks.ceilings import bench_device
 
     if bench_device(options.device).type != "cuda":
         return None

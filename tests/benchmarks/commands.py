@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import click
+from benchmarks.decode import StepOptions, measure_decode, measure_prefill
+from benchmarks.h200 import PARTS, GpuOptions, GpuResult, measure_gpu
+from benchmarks.kernels import KernelOptions, measure_kernels
+from benchmarks.shapes import FULL_SHAPES
 from rich.console import Console
 
-from asyncinfer import bench as its
+from asyncinfer.bench import BenchError, Environment, Record, check_plot, save_plot
 from asyncinfer.cli.bench_options import count, device, number, quick, recorded, repeat, several
 from asyncinfer.cli.bench_run import print_record, run_bench
 from asyncinfer.config import KV, Weights
@@ -25,7 +29,7 @@ def shapes(function: Function) -> Function:
         "--shape",
         "shapes",
         what="Shape of the model",
-        kind=its.FULL_SHAPES,
+        kind=FULL_SHAPES,
         without="all; a smoke run on a CPU",
     )(function)
 
@@ -79,8 +83,8 @@ def decode(
     The floor is what reading the weights and the KV cache takes, or the arithmetic. Steps are the
     engine's own, sampling included, one launched while another runs.
     """
-    chosen = its.StepOptions(shapes=shapes, batches=batch, contexts=context, **options)
-    run_bench("decode", chosen, its.measure_decode, json_path, plot)
+    chosen = StepOptions(shapes=shapes, batches=batch, contexts=context, **options)
+    run_bench("decode", chosen, measure_decode, json_path, plot)
 
 
 @click.command(short_help="How long do prompts take, beside their floor?")
@@ -101,8 +105,8 @@ def prefill(
     **options: Any,
 ) -> None:
     """Milliseconds until a prompt's first token on random weights, beside the floor."""
-    chosen = its.StepOptions(shapes=shapes, batches=(1,), contexts=tokens, **options)
-    run_bench("prefill", chosen, its.measure_prefill, json_path, plot)
+    chosen = StepOptions(shapes=shapes, batches=(1,), contexts=tokens, **options)
+    run_bench("prefill", chosen, measure_prefill, json_path, plot)
 
 
 @click.command(short_help="Is every kernel right, and how near to its floor?")
@@ -121,12 +125,12 @@ def kernels(
     **options: Any,
 ) -> None:
     """Every kernel against float64, and its time beside its own floor."""
-    chosen = its.KernelOptions(shapes=shapes, batches=batch, **options)
-    run_bench("kernels", chosen, its.measure_kernels, json_path, plot)
+    chosen = KernelOptions(shapes=shapes, batches=batch, **options)
+    run_bench("kernels", chosen, measure_kernels, json_path, plot)
 
 
 @click.command(short_help="All of a GPU in ten minutes, with targets and peers.")
-@several("--part", "parts", what="Some of the parts only", kind=tuple(its.PARTS))
+@several("--part", "parts", what="Some of the parts only", kind=tuple(PARTS))
 @number("--seconds", 600.0, "Of the whole run, at most.", least=1)
 @device
 @quick
@@ -139,29 +143,29 @@ def h200(parts: tuple[str, ...], json_path: Path | None, plot: Path | None, **op
     after every part: a run that is cut short keeps what it has. A CPU gets a smoke run.
     """
     if plot is not None:
-        its.check_plot(plot)
-    chosen = its.GpuOptions(parts=parts or tuple(its.PARTS), **options)
-    load = its.Environment.now().load
+        check_plot(plot)
+    chosen = GpuOptions(parts=parts or tuple(PARTS), **options)
+    load = Environment.now().load
 
-    def record(result: its.GpuResult) -> its.Record:
-        return its.Record(
+    def record(result: GpuResult) -> Record:
+        return Record(
             benchmark="h200",
             options=dataclasses.asdict(chosen),
             figures=result.figures(),
             detail=result.detail(),
-            environment=dataclasses.replace(its.Environment.now(), load=load),
+            environment=dataclasses.replace(Environment.now(), load=load),
         )
 
-    def save(result: its.GpuResult) -> None:
+    def save(result: GpuResult) -> None:
         if json_path is not None:
             record(result).save(json_path)
 
     with Console(stderr=True).status("asyncinfer bench h200") as status:
-        result = its.measure_gpu(chosen, status.update, save)
+        result = measure_gpu(chosen, status.update, save)
     done = record(result)
     print_record(done)
     if plot is not None:
-        its.save_plot(done, plot)
+        save_plot(done, plot)
     failed = [part.name for part in result.parts if part.error is not None]
     if failed:
-        raise its.BenchError(f"parts without figures: {', '.join(failed)}; the record says why")
+        raise BenchError(f"parts without figures: {', '.join(failed)}; the record says why")

@@ -7,18 +7,18 @@ from functools import partial
 from typing import Any
 
 import torch
+from benchmarks.attention_kernels import attention_cases
+from benchmarks.kernel_case import KernelCase
+from benchmarks.linear_kernels import expert_cases, linear_cases
 
 from asyncinfer.kernels import ops
 from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
 from asyncinfer.models import ModelConfig
-from asyncinfer.testing.attention_kernels import attention_cases
-from asyncinfer.testing.kernel_case import KernelCase
-from asyncinfer.testing.linear_kernels import expert_cases, linear_cases
 
-__all__ = ["decode_kernels"]
+__all__ = ["kernel_cases"]
 
 
-def decode_kernels(
+def kernel_cases(
     config: ModelConfig,
     *,
     batch: int,
@@ -27,7 +27,8 @@ def decode_kernels(
     dtype: torch.dtype,
     seed: int = 0,
 ) -> Iterator[KernelCase]:
-    """See `kernel_cases`."""
+    """The kernels of one decode step, made one after the other: normal inputs, weights of std
+    0.02, `batch` rows that have `context` tokens each, in pages that lie apart."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def normal(*shape: int, std: float = 1.0) -> torch.Tensor:

@@ -9,22 +9,22 @@ from dataclasses import dataclass
 from statistics import median
 
 import anyio
+from benchmarks.shapes import shape_json
 
 from asyncinfer import Engine, EngineConfig, SamplingParams
 from asyncinfer.bench.quantiles import Quantiles
 from asyncinfer.bench.record import BenchError, Figure
-from asyncinfer.bench.shapes import shape_json
 from asyncinfer.bench.ticker import ticking
 from asyncinfer.testing import RandomModel
 
-__all__ = ["Company", "CompanyOptions", "measure_company"]
+__all__ = ["Interference", "InterferenceOptions", "measure_interference"]
 
 #: Token ids, so many of them, that share no block with any others.
 Prompts = Callable[[int], list[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompanyOptions:
+class InterferenceOptions:
     """The work."""
 
     shape: str
@@ -41,7 +41,7 @@ class CompanyOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Company:
+class Interference:
     """Milliseconds."""
 
     #: Per token of one stream, from its first to its last, beside a host that does nothing, and one
@@ -66,7 +66,7 @@ class Company:
         )
 
 
-async def measure_company(options: CompanyOptions) -> Company:
+async def measure_interference(options: InterferenceOptions) -> Interference:
     from asyncinfer.models import parse_config
 
     model = RandomModel(parse_config(shape_json(options.shape)))
@@ -94,10 +94,10 @@ async def measure_company(options: CompanyOptions) -> Company:
         async with ticking() as alone:
             await anyio.sleep(0.2)
         lag = await _lag(engine, options, prompt)
-    return Company(idle, busy, Quantiles.of(alone.late), lag, cold, hit)
+    return Interference(idle, busy, Quantiles.of(alone.late), lag, cold, hit)
 
 
-async def _median_of(engine: Engine, options: CompanyOptions, prompt: Prompts) -> float:
+async def _median_of(engine: Engine, options: InterferenceOptions, prompt: Prompts) -> float:
     return median(
         [await _per_token(engine, prompt(64), options.tokens) for _ in range(options.repeat)]
     )
@@ -130,7 +130,7 @@ async def _half_busy() -> None:
 
 
 async def _first_tokens(
-    engine: Engine, options: CompanyOptions, prompt: Prompts
+    engine: Engine, options: InterferenceOptions, prompt: Prompts
 ) -> tuple[float, float]:
     cold: list[float] = []
     hit: list[float] = []
@@ -147,7 +147,7 @@ async def _first_tokens(
     return median(cold), median(hit)
 
 
-async def _lag(engine: Engine, options: CompanyOptions, prompt: Prompts) -> Quantiles:
+async def _lag(engine: Engine, options: InterferenceOptions, prompt: Prompts) -> Quantiles:
     began = [anyio.Event() for _ in range(options.streams)]
 
     async def decode(index: int) -> None:

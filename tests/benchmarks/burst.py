@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
+from benchmarks.gpu_peers import PeerWork, importable_peers, run_peer
 
 from asyncinfer import Engine, EngineConfig, SamplingParams
-from asyncinfer.bench.gpu_peers import PeerWork, importable_peers, run_peer
 from asyncinfer.bench.loops import run_on
 from asyncinfer.bench.record import BenchError, Figure
 

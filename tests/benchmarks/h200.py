@@ -15,20 +15,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from asyncinfer.bench.burst import burst_work, measure_burst
-from asyncinfer.bench.ceilings import Ceilings, bench_device, is_h200, measure_ceilings
 from asyncinfer.bench.checkpoint import write_checkpoint
-from asyncinfer.bench.company import CompanyOptions, measure_company
-from asyncinfer.bench.decode import StepOptions, measure_decode, measure_prefill
-from asyncinfer.bench.host_scheduler import measure_scheduler
 from asyncinfer.bench.host_tokens import measure_tokens
-from asyncinfer.bench.kernels import KernelOptions, measure_kernels
 from asyncinfer.bench.loops import run_on
 from asyncinfer.bench.record import BenchError, Figure
-from asyncinfer.bench.shapes import EXPERTS, TINY, shape_json
-from asyncinfer.bench.step_costs import measure_step_costs
+from benchmarks.burst import burst_work, measure_burst
+from benchmarks.ceilings import Ceilings, bench_device, is_h200, measure_ceilings
+from benchmarks.decode import StepOptions, measure_decode, measure_prefill
+from benchmarks.host_steps import measure_scheduler
+from benchmarks.interference import InterferenceOptions, measure_interference
+from benchmarks.kernels import KernelOptions, measure_kernels
+from benchmarks.shapes import EXPERTS, TINY, shape_json
+from benchmarks.step_costs import measure_step_costs
 
-__all__ = ["PARTS", "GpuOptions", "GpuResult", "Part", "measure_gpu"]
+__all__ = ["MEASURES", "PARTS", "GpuOptions", "GpuResult", "Part", "measure_gpu"]
 
 #: Parts in the order they run, with the seconds that each may take at most.
 PARTS: Final[Mapping[str, float]] = {
@@ -37,7 +37,7 @@ PARTS: Final[Mapping[str, float]] = {
     "decode": 150,
     "prefill": 40,
     "step": 40,
-    "company": 60,
+    "interference": 60,
     "host": 40,
     "burst": 200,
 }
@@ -134,8 +134,8 @@ def measure_gpu(
     run = _Run(options, report)
     result = GpuResult()
     for name in options.parts:
-        if name not in _MEASURES:
-            raise BenchError(f"part {name!r}: must be one of {', '.join(_MEASURES)}")
+        if name not in MEASURES:
+            raise BenchError(f"part {name!r}: must be one of {', '.join(MEASURES)}")
     for name in options.parts:
         began = time.monotonic()
         if began >= run.ends:
@@ -143,7 +143,7 @@ def measure_gpu(
         else:
             run.begin(PARTS[name])
             try:
-                figures, detail = _MEASURES[name](run)
+                figures, detail = MEASURES[name](run)
                 part = Part(name, time.monotonic() - began, detail, figures)
             except Exception as error:  # whatever it is, the other parts are still worth having
                 text = f"{type(error).__name__}: {error}"
@@ -200,10 +200,10 @@ def _step(run: _Run) -> Measured:
     return found.figures(targets=run.targets), dataclasses.asdict(found)
 
 
-def _company(run: _Run) -> Measured:
-    options = CompanyOptions(shape="llama-3.2-1b", device=str(run.device))
+def _interference(run: _Run) -> Measured:
+    options = InterferenceOptions(shape="llama-3.2-1b", device=str(run.device))
     if run.quick:
-        options = CompanyOptions(
+        options = InterferenceOptions(
             shape=TINY,
             device=str(run.device),
             streams=4,
@@ -214,7 +214,7 @@ def _company(run: _Run) -> Measured:
             repeat=1,
         )
     run.report(f"{options.shape}: the engine beside a host that does something too")
-    found = run_on("asyncio", measure_company, options)
+    found = run_on("asyncio", measure_interference, options)
     return found.figures(targets=run.targets), dataclasses.asdict(found)
 
 
@@ -259,13 +259,13 @@ def _give_back(run: _Run) -> None:
         torch.cuda.empty_cache()
 
 
-_MEASURES: Final[Mapping[str, Callable[[_Run], Measured]]] = {
+MEASURES: Final[Mapping[str, Callable[[_Run], Measured]]] = {
     "ceilings": _ceilings,
     "kernels": _kernels,
     "decode": _decode,
     "prefill": _prefill,
     "step": _step,
-    "company": _company,
+    "interference": _interference,
     "host": _host,
     "burst": _burst,
 }

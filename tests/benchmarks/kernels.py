@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from asyncinfer.bench.ceilings import Ceilings, bench_device, bench_dtype, measure_ceilings
+from benchmarks.ceilings import Ceilings, bench_device, bench_dtype, measure_ceilings
+from benchmarks.shapes import EXPERTS, FULL_SHAPES, TINY, TINY_EXPERTS, shape_json
+
 from asyncinfer.bench.record import Figure
-from asyncinfer.bench.shapes import EXPERTS, FULL_SHAPES, TINY, TINY_EXPERTS, shape_json
-from asyncinfer.testing import kernel_cases
 
 __all__ = ["KernelOptions", "KernelPoint", "KernelResults", "measure_kernels"]
 
@@ -79,7 +79,10 @@ def measure_kernels(
     going_on: Callable[[], bool] = lambda: True,
 ) -> KernelResults:
     """Errors, and medians with no input in a cache. Stops early once `going_on` is false."""
-    from asyncinfer.bench.device_clock import DeviceClock
+    # They import torch, which a help text does without.
+    from benchmarks.decode_kernels import kernel_cases
+    from benchmarks.device_clock import DeviceClock
+
     from asyncinfer.models import parse_config
 
     device = bench_device(options.device)

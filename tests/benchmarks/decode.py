@@ -10,17 +10,18 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from asyncinfer import EngineConfig
-from asyncinfer.bench.ceilings import (
+from benchmarks.ceilings import (
     Ceilings,
     bench_device,
     bench_dtype,
     is_h200,
     measure_ceilings,
 )
+from benchmarks.shapes import FULL_SHAPES, TINY, shape_json
+from benchmarks.step_driver import StepDriver
+
+from asyncinfer import EngineConfig
 from asyncinfer.bench.record import Figure
-from asyncinfer.bench.shapes import FULL_SHAPES, TINY, shape_json
-from asyncinfer.bench.step_driver import StepDriver
 from asyncinfer.config import KV, Weights
 from asyncinfer.testing import RandomModel
 

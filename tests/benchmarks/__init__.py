@@ -1,0 +1,1 @@
+"""Measurements of the engine's internals: what `asyncinfer bench` finds in a checkout only."""
