@@ -9,11 +9,11 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from benchmarks.kernel_case import KernelCase
 
 from asyncinfer.kernels import ops
 from asyncinfer.kernels.reference.kv_write import quantise
 from asyncinfer.kernels.workspace import AttentionWorkspace, decode_splits
+from benchmarks.kernel_case import KernelCase
 
 __all__ = ["attention_cases"]
 

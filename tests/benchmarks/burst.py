@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
-from benchmarks.gpu_peers import PeerWork, importable_peers, run_peer
 
 from asyncinfer import Engine, EngineConfig, SamplingParams
 from asyncinfer.bench.loops import run_on
 from asyncinfer.bench.record import BenchError, Figure
+from benchmarks.gpu_peers import PeerWork, importable_peers, run_peer
 
 __all__ = ["BurstResult", "burst_work", "measure_burst"]
 

@@ -9,9 +9,9 @@ from asyncinfer.bench.record import Figure
 
 if TYPE_CHECKING:
     import torch
-    from benchmarks.device_clock import DeviceClock
 
     from asyncinfer.planner import Speed
+    from benchmarks.device_clock import DeviceClock
 
 __all__ = ["Ceilings", "bench_device", "bench_dtype", "is_h200", "measure_ceilings"]
 

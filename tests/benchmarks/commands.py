@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import click
-from benchmarks.decode import StepOptions, measure_decode, measure_prefill
-from benchmarks.h200 import PARTS, GpuOptions, GpuResult, measure_gpu
-from benchmarks.kernels import KernelOptions, measure_kernels
-from benchmarks.shapes import FULL_SHAPES
 from rich.console import Console
 
 from asyncinfer.bench import BenchError, Environment, Record, check_plot, save_plot
 from asyncinfer.cli.bench_options import count, device, number, quick, recorded, repeat, several
 from asyncinfer.cli.bench_run import print_record, run_bench
 from asyncinfer.config import KV, Weights
+from benchmarks.decode import StepOptions, measure_decode, measure_prefill
+from benchmarks.h200 import PARTS, GpuOptions, GpuResult, measure_gpu
+from benchmarks.kernels import KernelOptions, measure_kernels
+from benchmarks.shapes import FULL_SHAPES
 
 __all__ = ["decode", "h200", "kernels", "prefill"]
 

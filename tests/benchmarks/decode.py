@@ -10,6 +10,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+from asyncinfer import EngineConfig
+from asyncinfer.bench.record import Figure
+from asyncinfer.config import KV, Weights
+from asyncinfer.testing import RandomModel
 from benchmarks.ceilings import (
     Ceilings,
     bench_device,
@@ -19,11 +23,6 @@ from benchmarks.ceilings import (
 )
 from benchmarks.shapes import FULL_SHAPES, TINY, shape_json
 from benchmarks.step_driver import StepDriver
-
-from asyncinfer import EngineConfig
-from asyncinfer.bench.record import Figure
-from asyncinfer.config import KV, Weights
-from asyncinfer.testing import RandomModel
 
 if TYPE_CHECKING:
     import torch

@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from benchmarks.attention_kernels import attention_cases
-from benchmarks.kernel_case import KernelCase
-from benchmarks.linear_kernels import expert_cases, linear_cases
 
 from asyncinfer.kernels import ops
 from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
 from asyncinfer.models import ModelConfig
+from benchmarks.attention_kernels import attention_cases
+from benchmarks.kernel_case import KernelCase
+from benchmarks.linear_kernels import expert_cases, linear_cases
 
 __all__ = ["kernel_cases"]
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from statistics import median
 
 import anyio
-from benchmarks.shapes import shape_json
 
 from asyncinfer import Engine, EngineConfig, SamplingParams
 from asyncinfer.bench.quantiles import Quantiles
 from asyncinfer.bench.record import BenchError, Figure
 from asyncinfer.bench.ticker import ticking
 from asyncinfer.testing import RandomModel
+from benchmarks.shapes import shape_json
 
 __all__ = ["Interference", "InterferenceOptions", "measure_interference"]
 

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from asyncinfer.bench.record import Figure
 from benchmarks.ceilings import Ceilings, bench_device, bench_dtype, measure_ceilings
 from benchmarks.shapes import EXPERTS, FULL_SHAPES, TINY, TINY_EXPERTS, shape_json
-
-from asyncinfer.bench.record import Figure
 
 __all__ = ["KernelOptions", "KernelPoint", "KernelResults", "measure_kernels"]
 
@@ -80,10 +79,9 @@ def measure_kernels(
 ) -> KernelResults:
     """Errors, and medians with no input in a cache. Stops early once `going_on` is false."""
     # They import torch, which a help text does without.
+    from asyncinfer.models import parse_config
     from benchmarks.decode_kernels import kernel_cases
     from benchmarks.device_clock import DeviceClock
-
-    from asyncinfer.models import parse_config
 
     device = bench_device(options.device)
     quick = options.quick or (device.type == "cpu" and not options.shapes)

@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from benchmarks.kernel_case import KernelCase
 
 from asyncinfer.kernels import ops
 from asyncinfer.models.parts import ExpertsConfig
 from asyncinfer.quantization.int8 import quantised
+from benchmarks.kernel_case import KernelCase
 
 __all__ = ["expert_cases", "linear_cases"]
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.decode import StepOptions, opened_driver
-
 from asyncinfer.bench.record import BenchError, Figure
+from benchmarks.decode import StepOptions, opened_driver
 
 __all__ = ["StepCosts", "idle_gaps", "measure_step_costs"]
 
