@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from typing import Any
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -37,3 +38,20 @@ def seed() -> int:
     np.random.seed(value)
     print(f"seed={value}")
     return value
+
+
+@pytest.fixture
+def report(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Adds a line to what a run prints at its end."""
+    return lambda line: record_property("report", line)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = (
+        done for outcome in ("passed", "failed") for done in terminalreporter.getreports(outcome)
+    )
+    lines = [line for done in reports for name, line in done.user_properties if name == "report"]
+    if lines:
+        terminalreporter.section("report")
+        for line in lines:
+            terminalreporter.write_line(str(line))
