@@ -97,12 +97,11 @@ class Admission:
                     if first:
                         self.on_deadline()
                 return
-            self.refused += 1
         reason = (
             f"max_requests={self.limit}: {held} requests are held, {answers} more were asked "
             "for; try again later"
         )
-        emit("request_refused", reason=reason)
+        self._count_refused(reason)
         raise Overloaded(reason)
 
     def charge(self, job: Job, count: int) -> None:
@@ -125,8 +124,7 @@ class Admission:
             f"{bound}: requests hold {self.held_bytes} bytes, {count} more were asked for; "
             "try again later"
         )
-        self.refused += 1
-        emit("request_refused", reason=reason)
+        self._count_refused(reason)
         raise Overloaded(reason)
 
     def advance(self, job: Job, phase: Phase) -> bool:
@@ -192,13 +190,26 @@ class Admission:
             if job.phase is not Phase.TAKEN:
                 self.pending -= job.params.n
 
-    def refuse(self, job: Job) -> None:
-        """A request that turned out to be none, or was never waited for: forget it."""
+    def refuse(self, job: Job) -> bool:
+        """Forget a request that turned out to be none; False, and nothing is done, if it ended."""
         with self._lock:
-            if job.end is None:
-                job.end = End.REFUSED
+            if job.end is not None:
+                return False
+            job.end = End.REFUSED
             self.told((job,))
             self.leave(job)
+            return True
+
+    def overloaded(self, job: Job, error: Overloaded) -> None:
+        """Forget a request that there was no thread for."""
+        if self.refuse(job):
+            self._count_refused(str(error))
+
+    def claim_report(self, job: Job) -> bool:
+        """Whether the caller reports the end to log and observers: true for the first one."""
+        with self._lock:
+            first, job.reported = not job.reported, True
+            return first
 
     def overdue(self, now: float) -> list[Job]:
         """Requests whose deadline has passed and whose consumer may not have been told."""
@@ -227,13 +238,21 @@ class Admission:
             self._over = self._over or error
             return list(self._untold)
 
-    def clear(self) -> None:
-        """The engine has ended, and all were told: no place is taken any more."""
+    def clear(self) -> list[Job]:
+        """The engine has ended, and all were told: no place is taken any more. Returns the
+        requests that had one."""
         with self._lock:
+            held = list(self._places)
             self._places.clear()
             self._untold.clear()
             self._deadlines = Deadlines()
             self.held = self.pending = self.held_bytes = 0
+            return held
+
+    def _count_refused(self, reason: str) -> None:
+        with self._lock:
+            self.refused += 1
+        emit("request_refused", reason=reason)
 
 
 def _nothing() -> None: ...

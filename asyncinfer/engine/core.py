@@ -25,9 +25,10 @@ from asyncinfer.engine.jobs import Jobs, answer_of
 from asyncinfer.engine.loop_bridge import Batch, LoopBridge
 from asyncinfer.engine.pace import Pace
 from asyncinfer.engine.source import Loaded
-from asyncinfer.errors import AsyncInferError, EngineClosed, RequestFailed
+from asyncinfer.errors import AsyncInferError, EngineClosed
 from asyncinfer.scheduler import Scheduler, StepPlan
 from asyncinfer.telemetry import emit
+from asyncinfer.text import panicked
 
 __all__ = ["Command", "Core"]
 
@@ -81,6 +82,8 @@ class Core:
         self._woken_by: list[tuple[Command, Any]] = []
         #: What is posted from now on comes too late.
         self._closing = False
+        #: The inbox is not read any more.
+        self._ended = False
         #: Answers taken over since the last snapshot.
         self._took = 0
         self._publish()
@@ -88,6 +91,9 @@ class Core:
     def post(self, command: Command, argument: Any = None) -> None:
         """Ask for something, from any thread. Never blocks, never raises."""
         self.inbox.put((command, argument))
+        if self._ended:
+            # Nobody reads the inbox any more, and a command holds a request with its prompt.
+            self._drop_posted()
 
     @property
     def busy(self) -> bool:
@@ -159,20 +165,26 @@ class Core:
         ended = [
             job for job in self._admission.close(error) if self.jobs.tell(job, End.CLOSED, error())
         ]
-        self._admission.clear()
+        held = self._admission.clear()
         self.stats = dataclasses.replace(self.stats, running=0, waiting=0, paused=0)
         for bridge in self._bridges.copy().values():
             bridge.flush()
-        # Observers last: one that hangs keeps no consumer waiting.
-        for job in dict.fromkeys((*ended, *self.jobs.live)):
+        posted = self._drop_posted()
+        self._ended = True
+        self._drop_posted()
+        # Observers last: one that hangs keeps no consumer waiting. A job that ended while it was
+        # prepared has its place, or has given it back and is in the inbox.
+        for job in dict.fromkeys((*ended, *held, *self.jobs.live, *posted)):
             self.jobs.report(job, now)
 
     def abandon(self, error: Callable[[], AsyncInferError]) -> None:
-        """End every job while the decode thread hangs. Touches nothing of its but what goes to the
-        loops. Any other thread."""
+        """End every job while the decode thread hangs. Of what that thread has, touches only what
+        goes to the loops. Any other thread."""
         jobs = self._admission.close(error)
         ends = [(job, self._admission.end(job, End.CLOSED, error())) for job in jobs]
-        self._admission.clear()
+        held = self._admission.clear()
+        self._ended = True
+        self._drop_posted()
         self.stats = dataclasses.replace(self.stats, running=0, waiting=0, paused=0)
         for bridge in self._bridges.copy().values():
             # What was said before it began to hang.
@@ -181,7 +193,7 @@ class Core:
             if outcome is not None:
                 job.buffer.bridge.send(Batch((job.buffer, outcome)))
         if self.events is not None:
-            told = [(job, outcome) for job, outcome in ends if outcome is not None]
+            told = [job for job in held if self._admission.claim_report(job)]
             self.events.abandon(told, error(), self._clock())
 
     def discard(self, error: AsyncInferError) -> None:
@@ -189,6 +201,16 @@ class Core:
         self.runner.close()
         if self.events is not None:
             self.events.close(error)
+
+    def _drop_posted(self) -> list[Job]:
+        """Empty the inbox. Returns the jobs whose release it asked for."""
+        released = []
+        with suppress(Empty):
+            while True:
+                command, argument = self.inbox.get_nowait()
+                if command is Command.RELEASE:
+                    released.append(argument)
+        return released
 
     def _read_inbox(self, now: float) -> None:
         while self._woken_by:
@@ -251,8 +273,7 @@ class Core:
         """The device had no room for a step: go on in smaller ones."""
         emit("step_retracted", tokens=plan.tokens, rows=len(plan.slots), error=str(error))
         for request in self.scheduler.retract(plan, now):
-            job = answer_of(request).job
-            self.jobs.fail(job, now, _named(job, error))
+            self.jobs.fail(answer_of(request).job, now, error)
 
     def _started(self, slot: int, now: float) -> None:
         request = self.scheduler.tenant(slot)
@@ -271,8 +292,7 @@ class Core:
         if self.events is not None and self.events.every_step:
             self.events.stepped(plan, advanced, now)
         for request, error in advanced.failed:
-            job = answer_of(request).job
-            self.jobs.fail(job, now, _named(job, error))
+            self.jobs.fail(answer_of(request).job, now, error)
         logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
         # Runs for every token: what would be a call each is written out here.
         for request, tokens, reason, row in zip(
@@ -296,9 +316,11 @@ class Core:
             its = logprobs[row] if logprobs and row in logprobs else ()
             try:
                 ended = output.advance(answer, tokens, reason, its)
-            except Exception as error:
-                # A tokenizer that cannot decode one answer takes no other with it.
-                self.jobs.fail(job, now, _named(job, error))
+            except BaseException as error:
+                if not panicked(error):
+                    raise
+                # A tokenizer that cannot decode one answer harms no other.
+                self.jobs.fail(job, now, error)
                 continue
             if ended is not None:
                 self.jobs.finish(answer, ended, now)
@@ -342,12 +364,3 @@ class Core:
                 del self._bridges[loop]
         if self.jobs.unflushed:
             self.jobs.flushed()
-
-
-def _named(job: Job, error: Exception) -> RequestFailed:
-    """`error` as this request's own; what the runner raised is its cause."""
-    if isinstance(error, RequestFailed):
-        return error
-    failed = RequestFailed(f"{job.request_id}: {error or repr(error)}")
-    failed.__cause__ = error
-    return failed

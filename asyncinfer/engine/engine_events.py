@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Final, Literal
 
 from asyncinfer import plugins
 from asyncinfer.chunk import EngineStats
 from asyncinfer.config import EngineConfig
-from asyncinfer.engine.job import Answer, Job
+from asyncinfer.engine.job import Answer, End, Job
 from asyncinfer.engine.stream_buffer import Outcome
-from asyncinfer.errors import AsyncInferError, EngineClosed, EngineDead
+from asyncinfer.errors import AsyncInferError, EngineClosed
 from asyncinfer.protocols import (
     EngineEnded,
     EngineOpened,
@@ -28,6 +28,13 @@ from asyncinfer.telemetry import GuardedObserver, Observers
 
 __all__ = ["EngineEvents", "open_events"]
 
+_OUTCOMES: Final[dict[End | None, Literal["finished", "aborted", "failed", "closed"]]] = {
+    End.FINISHED: "finished",
+    End.ABORTED: "aborted",
+    End.FAILED: "failed",
+    End.CLOSED: "closed",
+}
+
 
 class EngineEvents:
     """Decode thread only, but for `abandon`. An engine without observers has none, and asks for
@@ -36,26 +43,14 @@ class EngineEvents:
     def __init__(self, observers: Observers) -> None:
         self.every_step = observers.every_step
         self._observers = observers
-        #: Submitted and not ended. Whoever takes a request out tells of its end.
-        self._open: set[str] = set()
 
     def opened(self, model: str, stats: Callable[[], EngineStats]) -> None:
         self._observers.start()
         self._observers.tell(EngineOpened(time.monotonic(), model, stats))
 
     def submitted(self, job: Job) -> None:
-        self._open.add(job.request_id)
-        request = job.answers[0].request
-        event = RequestSubmitted(
-            job.submitted,
-            job.request_id,
-            job.prompt_len,
-            job.params,
-            request.priority,
-            request.scope,
-            job.context.copy(),
-        )
-        self._observers.tell(event)
+        job.announced = True
+        self._observers.tell(_beginning(job))
 
     def started(self, job: Job, now: float) -> None:
         self._observers.tell(RequestStarted(now, job.request_id))
@@ -80,14 +75,19 @@ class EngineEvents:
         self._observers.tell_step(StepTaken(now, len(plan.slots), plan.tokens, drawn, tuple(gaps)))
 
     def ended(self, job: Job, outcome: Outcome, now: float) -> None:
-        if self._take(job):
-            self._observers.tell(_end(job, outcome, now))
+        """Called once for each job. One that ended before the decode thread had it begins here."""
+        if not job.announced:
+            self.submitted(job)
+        self._observers.tell(_end(job, outcome, now))
 
-    def abandon(self, ends: list[tuple[Job, Outcome]], error: AsyncInferError, now: float) -> None:
-        """The decode thread hangs, and may for ever: tell the other threads. Watchdog only."""
-        for job, outcome in ends:
-            if self._take(job):
-                self._observers.tell_threads(_end(job, outcome, now))
+    def abandon(self, jobs: list[Job], error: AsyncInferError, now: float) -> None:
+        """The decode thread hangs, and may for ever: tell the observers that have a thread of
+        their own. Watchdog only."""
+        for job in jobs:
+            if job.outcome is not None:
+                if not job.announced:
+                    self._observers.tell_threads(_beginning(job))
+                self._observers.tell_threads(_end(job, job.outcome, now))
         self._observers.close_threads(_last(error))
 
     def close(self, error: AsyncInferError) -> None:
@@ -97,14 +97,6 @@ class EngineEvents:
     def discard(self) -> None:
         """The engine could not be opened."""
         self._observers.discard()
-
-    def _take(self, job: Job) -> bool:
-        """Whether the job's end is to be told, and by the caller."""
-        try:
-            self._open.remove(job.request_id)
-        except KeyError:
-            return False
-        return True
 
 
 def open_events(config: EngineConfig) -> EngineEvents | None:
@@ -129,26 +121,28 @@ def _last(error: AsyncInferError) -> EngineEnded:
     return EngineEnded(time.monotonic(), None if closed else str(error))
 
 
+def _beginning(job: Job) -> RequestSubmitted:
+    return RequestSubmitted(
+        job.submitted,
+        job.request_id,
+        job.prompt_len,
+        job.params,
+        job.options.priority,
+        job.options.cache_scope,
+        job.context.copy(),
+    )
+
+
 def _end(job: Job, outcome: Outcome, now: float) -> RequestEnded:
     error = outcome.error
     return RequestEnded(
         now,
         job.request_id,
-        _kind(job, error),
-        tuple(answer.reason for answer in job.answers),
+        _OUTCOMES[job.end],
+        # A job that ended while it was prepared has no answers.
+        tuple(answer.reason for answer in job.answers) or (None,) * job.params.n,
         outcome.usage,
         outcome.timings,
         None if error is None else type(error).__name__,
         "" if error is None else str(error),
     )
-
-
-def _kind(
-    job: Job, error: BaseException | None
-) -> Literal["finished", "aborted", "failed", "closed"]:
-    if isinstance(error, EngineClosed | EngineDead):
-        return "closed"
-    if error is not None:
-        return "failed"
-    whole = all(answer.reason is not None for answer in job.answers)
-    return "finished" if whole else "aborted"

@@ -15,16 +15,16 @@ from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Command, Core
 from asyncinfer.engine.footprint import prepared_bytes, texts_of
 from asyncinfer.engine.job import Answer, Job, Phase
-from asyncinfer.engine.jobs import log_end
+from asyncinfer.engine.jobs import named_failure
 from asyncinfer.engine.options import RequestOptions
 from asyncinfer.engine.prompt_workers import PromptWorkers
 from asyncinfer.engine.runtime import Runtime
 from asyncinfer.engine.samplers import resolve_samplers, samplers_at_hand
 from asyncinfer.engine.turn_limit import TurnLimits
-from asyncinfer.errors import InvalidRequest, Size
+from asyncinfer.errors import InvalidRequest, Overloaded, Size
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import ChosenSampler, Request
-from asyncinfer.text import Detokenizer, StopStrings
+from asyncinfer.text import Detokenizer, StopStrings, panicked
 
 __all__ = ["Intake"]
 
@@ -83,10 +83,11 @@ class Intake:
                 self.prepare(job, prompt, options, deadline_hint)
         except _Ended:
             pass
-        except BaseException:
-            self._admission.refuse(job)
-            # It may have ended otherwise before.
-            log_end(job)
+        except BaseException as error:
+            if not self._admission.refuse(job):
+                self._drop(job)
+            if panicked(error) and not isinstance(error, Exception):
+                raise named_failure(job, error) from error
             raise
         if self._admission.advance(job, Phase.QUEUED):
             self._core.post(Command.SUBMIT, job)
@@ -128,6 +129,9 @@ class Intake:
 
         try:
             self._workers.give(task, size)
+        except Overloaded as error:
+            self._admission.overloaded(job, error)
+            raise
         except BaseException:
             self._admission.refuse(job)
             raise
@@ -151,8 +155,9 @@ class Intake:
 
     def _drop(self, job: Job) -> None:
         """Give back the place of a job that has ended before the decode thread took it over."""
+        # In this order: whatever ends the engine meanwhile finds the job in its place or the inbox.
+        self._core.post(Command.RELEASE, job)
         self._admission.leave(job)
-        log_end(job)
 
     def prepare(
         self, job: Job, prompt: Any, options: RequestOptions, deadline_hint: float | None

@@ -74,6 +74,7 @@ class Job:
     """A stream from its submission to its one end."""
 
     __slots__ = (
+        "announced",
         "answers",
         "bound",
         "buffer",
@@ -85,8 +86,8 @@ class Job:
         "first_token",
         "held_bytes",
         "last_token",
-        "on_full",
         "open_answers",
+        "options",
         "outcome",
         "params",
         "paused",
@@ -94,6 +95,7 @@ class Job:
         "phase",
         "prompt_len",
         "prompt_logprobs",
+        "reported",
         "request_id",
         "room",
         "started",
@@ -130,7 +132,7 @@ class Job:
         self.room = self.bound
         self.params = params
         self.prompt_len = 0
-        self.on_full = options.on_full
+        self.options = options
         self.context = context
         self.answers: list[Answer] = []
         self.open_answers = params.n
@@ -140,6 +142,10 @@ class Job:
         self.outcome: Outcome | None = None
         #: Charged to it, by `Admission`.
         self.held_bytes = held_bytes
+        #: Whether log and observers were told of the end: once, by `Admission.claim_report`.
+        self.reported = False
+        #: Whether observers were told of the beginning. Decode thread only.
+        self.announced = False
         #: Monotonic seconds; `deadline` ends the job, None never.
         self.submitted = now
         self.deadline = None if options.deadline is None else now + options.deadline

@@ -10,8 +10,9 @@ from asyncinfer.engine.job import Answer, End, Job
 from asyncinfer.errors import DeadlineExceeded, EngineClosed, RequestFailed, StreamStalled
 from asyncinfer.scheduler import Request, Scheduler
 from asyncinfer.telemetry import emit
+from asyncinfer.text import panicked
 
-__all__ = ["Jobs", "answer_of", "closed", "log_end", "too_late"]
+__all__ = ["Jobs", "answer_of", "closed", "named_failure", "too_late"]
 
 #: The log event of each end that has one.
 _EVENTS = {
@@ -69,10 +70,10 @@ class Jobs:
                 continue
             try:
                 output.finish(answer, "stopped")
-            except Exception as error:
-                failed = RequestFailed(f"{job.request_id}: {error!r}")
-                failed.__cause__ = error
-                self.fail(job, now, failed)
+            except BaseException as error:
+                if not panicked(error):
+                    raise
+                self.fail(job, now, error)
                 return
             self.finish(answer, "stopped", now)
 
@@ -86,9 +87,9 @@ class Jobs:
         if job.open_answers == 0:
             self._end(job, End.FINISHED, None, now)
 
-    def fail(self, job: Job, now: float, error: Exception) -> None:
+    def fail(self, job: Job, now: float, error: BaseException) -> None:
         """This job cannot go on; the others do."""
-        self._end(job, End.FAILED, error, now)
+        self._end(job, End.FAILED, named_failure(job, error), now)
 
     def close(self, job: Job, now: float, error: BaseException) -> None:
         """The engine is closed, and the job with it."""
@@ -97,7 +98,7 @@ class Jobs:
     def pause(self, answer: Answer, now: float) -> None:
         """The consumer's buffer is full: schedule the answer no more until it is read."""
         job = answer.job
-        if job.on_full == "cancel":
+        if job.options.on_full == "cancel":
             bound = job.capacity
             self.fail(job, now, RequestFailed(f"{job.request_id}: buffer={bound} tokens is full"))
             return
@@ -154,8 +155,9 @@ class Jobs:
         self.unflushed.clear()
 
     def release(self, job: Job, now: float) -> None:
-        """Give back what a job that has ended holds, if it is here."""
+        """Give back what a job that has ended holds, if it is here, and report it."""
         if job not in self.live:
+            self.report(job, now)
             return
         for answer in job.answers:
             if not answer.ended:
@@ -169,10 +171,12 @@ class Jobs:
         self.report(job, now)
 
     def report(self, job: Job, now: float) -> None:
-        """Tell log and observers of a job that has ended, and forget it."""
+        """Tell log and observers, once, of a job that has ended, and forget it."""
         self.live.pop(job, None)
         self._paused.pop(job, None)
-        log_end(job)
+        if not self._admission.claim_report(job):
+            return
+        _log_end(job)
         if self._events is not None and job.outcome is not None:
             self._events.ended(job, job.outcome, now)
 
@@ -194,7 +198,16 @@ def closed(job: Job) -> EngineClosed:
     return EngineClosed(f"{job.request_id}: the engine was closed")
 
 
-def log_end(job: Job) -> None:
+def named_failure(job: Job, error: BaseException) -> BaseException:
+    """What a job's consumer is told when `error` ends the job: an error of its own, by that one."""
+    if isinstance(error, RequestFailed):
+        return error
+    failed = RequestFailed(f"{job.request_id}: {str(error) or repr(error)}")
+    failed.__cause__ = error
+    return failed
+
+
+def _log_end(job: Job) -> None:
     """The log event of a job's end."""
     event = _EVENTS.get(job.end) if job.end is not None else None
     if event is None:

@@ -11,7 +11,7 @@ from asyncinfer.engine.core import Command, Core
 from asyncinfer.engine.loop_bridge import Latch, LoopBridge
 from asyncinfer.engine.runtime import Handle, Runtime
 from asyncinfer.engine.watchdog import Watchdog
-from asyncinfer.errors import AsyncInferError, EngineClosed, EngineDead
+from asyncinfer.errors import AsyncInferError, EngineClosed, EngineDead, ModelLoadError
 from asyncinfer.plugins.supervision import call_in_progress, stack_of
 from asyncinfer.telemetry import emit
 
@@ -141,7 +141,7 @@ class DecodeThread:
                 raise dead from error
         except BaseException as error:
             if self.load_error is None:
-                self.load_error = error
+                self.load_error = _load_error(error)
             self._finish()
             return None
         self.core, self._watchdog = core, watchdog
@@ -215,6 +215,15 @@ def _orphaned() -> AsyncInferError:
 
 def _no_thread(error: RuntimeError) -> EngineDead:
     return EngineDead(f"the engine's threads could not be started: {error}")
+
+
+def _load_error(error: BaseException) -> Exception:
+    """What opening the engine raises: no library's panic, and no exit, ends the opener's task."""
+    if isinstance(error, Exception):
+        return error
+    failed = ModelLoadError(f"{type(error).__name__}: {error}")
+    failed.__cause__ = error
+    return failed
 
 
 def _dead(cause: BaseException) -> Callable[[], AsyncInferError]:

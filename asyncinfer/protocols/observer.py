@@ -81,6 +81,7 @@ class RequestSubmitted:
     time: float
     #: `Stream.request_id`; unique in one engine.
     request_id: str
+    #: 0 if the request ended while its prompt was prepared.
     prompt_tokens: int
     params: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0

@@ -3,6 +3,7 @@
 from asyncinfer.text.chat import ChatTemplate
 from asyncinfer.text.detokenizer import Detokenizer
 from asyncinfer.text.gguf import gguf_template, gguf_tokenizer
+from asyncinfer.text.panic import panicked
 from asyncinfer.text.stop import StopStrings
 from asyncinfer.text.tokenizer import Tokenizer
 
@@ -13,4 +14,5 @@ __all__ = [
     "Tokenizer",
     "gguf_template",
     "gguf_tokenizer",
+    "panicked",
 ]

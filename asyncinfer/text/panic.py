@@ -1,4 +1,4 @@
-"""The `tokenizers` library panics on some files and tokens, and that is no `Exception`."""
+"""A library in Rust panics by an exception that is no `Exception`, as `tokenizers` does."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ __all__ = ["panicked"]
 
 
 def panicked(error: BaseException) -> bool:
-    """Whether `error` is the library's own; any other `BaseException`, such as KeyboardInterrupt,
-    is not ours to catch."""
+    """Whether a library raised `error`: an `Exception` or the panic of one in Rust. Any other
+    `BaseException`, such as KeyboardInterrupt, is not to be caught."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"

@@ -11,10 +11,15 @@ from asyncinfer.testing import FakeModel, InlineEngine
 from asyncinfer.text import Detokenizer
 
 
+class PanicException(BaseException):
+    """What a library in Rust raises when it panics."""
+
+
+@pytest.mark.parametrize("error", [KeyError("no such piece"), PanicException("index out of range")])
 @pytest.mark.parametrize("method", ["push", "flush"])
 @pytest.mark.parametrize("stops", [(), ("\u2603",)])
 def test_only_the_answer_that_cannot_be_decoded_fails(
-    method: str, stops: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    method: str, stops: tuple[str, ...], error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = InlineEngine(FakeModel())
     streams = [
@@ -27,7 +32,7 @@ def test_only_the_answer_that_cannot_be_decoded_fails(
 
     def decode(self: Detokenizer, *arguments: Any) -> str:
         if self is broken:
-            raise KeyError("no such piece")
+            raise error
         text: str = real(self, *arguments)
         return text
 
@@ -38,7 +43,7 @@ def test_only_the_answer_that_cannot_be_decoded_fails(
     for stream in streams:
         stream.read()
     assert isinstance(streams[1].error, RequestFailed)
-    assert isinstance(streams[1].error.__cause__, KeyError)
+    assert streams[1].error.__cause__ is error
     assert [stream.error for stream in streams[::2]] == [None, None]
     assert [len(stream.token_ids(i)) for stream in streams[::2] for i in (0, 1)] == [20] * 4
     stats = engine.stats()

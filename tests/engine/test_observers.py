@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import logging
 import threading
@@ -13,7 +14,9 @@ import pytest
 from support import OpenEngine, Until, oracle
 
 from asyncinfer import (
+    DeadlineExceeded,
     Engine,
+    EngineClosed,
     EngineConfig,
     EngineDead,
     EngineStats,
@@ -21,6 +24,7 @@ from asyncinfer import (
     PluginError,
     RequestFailed,
 )
+from asyncinfer.engine.intake import Intake
 from asyncinfer.plugins import observers
 from asyncinfer.plugins.supervision import Limits
 from asyncinfer.protocols import (
@@ -204,6 +208,55 @@ async def test_how_requests_end(open_engine: OpenEngine, gate: StepGate, until: 
     assert "deadline passed" in failed.message
     closed = ends[open_still.request_id]
     assert (closed.outcome, closed.error) == ("closed", "EngineClosed")
+
+
+@pytest.mark.parametrize("ends", ["deadline", "close", "leaves"])
+async def test_one_that_ends_while_it_is_prepared(
+    ends: str, open_engine: OpenEngine, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine took it in, and nobody knows yet how long its prompt is."""
+    prepare, go_on, recorder = Intake.prepare, threading.Event(), Recorder()
+
+    def late(*arguments: Any) -> None:
+        assert go_on.wait(60)
+        prepare(*arguments)
+
+    monkeypatch.setattr(Intake, "prepare", late)
+    async with open_engine(observers=[recorder]) as engine:
+        deadline = 1e-3 if ends == "deadline" else None
+        stream = engine.stream("x" * 2000, n=2, cache_scope="a", deadline=deadline)
+
+        async def consume() -> None:
+            with contextlib.suppress(DeadlineExceeded, EngineClosed):
+                await stream
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(consume)
+            if ends != "deadline":
+                await until(lambda: engine._admission.held == 2)
+                await (engine if ends == "close" else stream).aclose()
+        go_on.set()
+    assert recorder.about(stream.request_id) == ["RequestSubmitted", "RequestEnded"]
+    (submitted,) = recorder.of(RequestSubmitted)
+    assert (submitted.prompt_tokens, submitted.cache_scope) == (0, "a")
+    (ended,) = recorder.of(RequestEnded)
+    assert ended.outcome == {"deadline": "failed", "close": "closed", "leaves": "aborted"}[ends]
+    assert ended.finish_reasons == (None, None)
+
+
+async def test_one_that_ends_before_the_decode_thread_has_it(
+    open_engine: OpenEngine, gate: StepGate, until: Until
+) -> None:
+    recorder = Recorder()
+    async with open_engine(observers=[recorder]) as engine:
+        gate.close()
+        async with engine.stream("x", max_tokens=2000):
+            await until(lambda: gate.arrived)
+            late = engine.stream("late", deadline=0.01)
+            with pytest.raises(DeadlineExceeded):
+                await late
+            gate.open()
+    assert recorder.about(late.request_id) == ["RequestSubmitted", "RequestEnded"]
 
 
 async def test_preemption_is_told() -> None:

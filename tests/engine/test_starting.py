@@ -11,10 +11,20 @@ import anyio
 import pytest
 from support import OpenEngine, Until
 
-from asyncinfer import DeadlineExceeded, Engine, EngineClosed, EngineDead, InvalidRequest
+from asyncinfer import (
+    DeadlineExceeded,
+    Engine,
+    EngineClosed,
+    EngineDead,
+    InvalidRequest,
+    ModelLoadError,
+    Overloaded,
+    RequestFailed,
+)
 from asyncinfer.engine.core import Command, Core
 from asyncinfer.engine.intake import Intake
-from asyncinfer.testing import FakeModel
+from asyncinfer.engine.runtime import Handle, Threads, Worker
+from asyncinfer.testing import FakeModel, StepGate
 
 pytestmark = pytest.mark.anyio
 
@@ -179,3 +189,77 @@ async def test_a_prompt_that_is_bad_after_its_deadline_has_a_line_in_the_log(
             told.set()
         assert engine.stats().failed == 1
     assert [record.getMessage().split()[0] for record in caplog.records] == ["request_failed"]
+
+
+class PanicException(BaseException):
+    """What a library in Rust raises when it panics."""
+
+
+@pytest.mark.parametrize("prompt", ["x", LONG_PROMPT])
+async def test_a_panic_while_a_prompt_is_prepared_fails_its_request(
+    open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch, prompt: str
+) -> None:
+    async with open_engine() as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(Intake, "prepare", _raiser(PanicException("index out of range")))
+            with pytest.raises(RequestFailed, match="index out of range") as caught:
+                await engine.generate(prompt, max_tokens=1)
+        assert isinstance(caught.value.__cause__, PanicException)
+        assert len((await engine.generate(prompt, max_tokens=1)).token_ids) == 1
+
+
+async def test_a_panic_while_the_model_is_loaded_is_an_error_of_loading() -> None:
+    model = FakeModel()
+    model.load = _raiser(PanicException("bad header"))  # type: ignore[method-assign]
+    with pytest.raises(ModelLoadError, match="PanicException: bad header"):
+        await Engine.open(model)
+
+
+async def test_a_prompt_that_there_is_no_thread_for_counts_as_refused(
+    open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = Threads.start
+
+    def refused(self: Threads, worker: Worker) -> Handle:
+        if worker.name == "asyncinfer-intake":
+            raise RuntimeError("can't start new thread")
+        return start(self, worker)
+
+    monkeypatch.setattr(Threads, "start", refused)
+    async with open_engine() as engine:
+        with pytest.raises(Overloaded, match="can't start new thread"):
+            await engine.generate(LONG_PROMPT, max_tokens=1)
+        assert engine.stats().refused == 1
+        assert engine.stats().waiting == 0
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_an_engine_that_has_ended_keeps_no_command(until: Until, hangs: bool) -> None:
+    """A command holds a request, with its prompt."""
+    gate = StepGate()
+    engine = await Engine.open(FakeModel(gate=gate), step_timeout=0.2 if hangs else 60.0)
+    stream = engine.stream("hello", max_tokens=2000, buffer=1)
+    await anext(stream)
+    core, thread = engine._frontend.core, engine._thread
+    assert core is not None
+    assert thread is not None
+    if hangs:
+        gate.close()
+        with pytest.raises(EngineDead):
+            async for _ in stream:
+                pass
+    else:
+        await engine.aclose(drain_timeout=0.0)
+    stream.stop()
+    engine._frontend.post(Command.ABORT, stream)
+    assert core.inbox.empty()
+    gate.open()
+    await until(lambda: not thread.alive)
+    await engine.aclose()
+
+
+def _raiser(error: BaseException) -> Callable[..., Any]:
+    def raiser(*_: Any) -> Any:
+        raise error
+
+    return raiser

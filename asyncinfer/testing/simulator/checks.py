@@ -112,7 +112,7 @@ class Checks:
         """A consumer's end is one that it may have, and it was given what was drawn."""
         self._ended.append((self._life.fair, consumer))
         self._check_end(consumer)
-        if consumer.outcome == "Overloaded" and "max_requests" in consumer.message:
+        if consumer.outcome == "Overloaded":
             self._refused += 1
         usage, ask = consumer.usage, consumer.ask
         got = sum(map(len, consumer.tokens))
