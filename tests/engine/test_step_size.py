@@ -1,0 +1,23 @@
+"""A decode step with its delivery does not grow: it is to be read in one sitting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from benchmarks.decode_step_size import measure
+
+#: May be lowered, never raised. Which kernels and layouts run depends on the processor a little.
+MOST_FILES = 60
+MOST_LINES = 720
+
+
+@pytest.mark.slow
+def test_a_decode_step_does_not_grow(report: Callable[[str], None]) -> None:
+    size = measure()
+    report(str(size))
+    # A step that was counted whole: from the model's layers to the stream that has its chunk.
+    for part in ("models/decoder.py", "scheduler/scheduler.py", "engine/stream.py"):
+        assert size.files[part] > 5, f"{part}: {size.files}"
+    assert len(size.files) <= MOST_FILES
+    assert size.lines <= MOST_LINES
