@@ -1,35 +1,23 @@
-"""Formats of the KV cache: what is kept of a number, what a page takes, and that every attention
-reads what was written."""
+"""Formats of the KV cache: what is kept of a number, and what a page takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
-from attention.batches import batch_of, scattered_tables
 from attention.rounding import poison, rounded
-from kernels.interpreted import interpreted
 
 from asyncinfer.attention import (
-    AttentionVariant,
-    DeviceBatch,
-    GatheredAttention,
     KVCache,
-    PagedAttention,
     kv_format,
     vector_bytes,
 )
 from asyncinfer.attention import formats as formats_module
 from asyncinfer.attention.gather import Gather
-from asyncinfer.attention.invariant import InvariantAttention
-from asyncinfer.attention.masked import MaskedAttention
 from asyncinfer.attention.scaled import _halves
 from asyncinfer.config import KV
-from asyncinfer.kernels import triton as triton_twins
-from asyncinfer.kernels import twins
 
 SMALL = ("fp8", "int8")
 #: Half a step of the largest number, and half a step of three bits of fraction; a little for the
@@ -121,141 +109,6 @@ def test_copied_and_cleared_blocks_are_whole(kv: str) -> None:
         old[:, :, [1, 2, 5]] = old[:, :, [0, 1, 4]]
         old[:, :, 3] = 0
         assert torch.equal(tensor, old)
-
-
-Make = Callable[[KVCache, Any, float], Any]
-
-
-def _invariant(kv: KVCache, batch: Any, scale: float) -> InvariantAttention:
-    batch.invariant = True
-    return InvariantAttention(kv, batch, scale)
-
-
-def _masked(kv: KVCache, batch: Any, scale: float) -> MaskedAttention | GatheredAttention:
-    """Decode rows; the others, which it does not do, gathered."""
-    if batch.decode_rows < batch.rows:
-        return GatheredAttention(kv, batch, scale)
-    alone = DeviceBatch(
-        block_tables=batch.block_tables,
-        seq_lens=batch.seq_lens,
-        query_starts=batch.query_starts,
-        slot_mapping=batch.slot_mapping,
-        block_size=batch.block_size,
-        decode_rows=batch.rows,
-    )
-    return MaskedAttention(kv, alone, scale)
-
-
-BACKENDS: dict[str, Make] = {
-    "gathered": GatheredAttention,
-    "masked": _masked,
-    "invariant": _invariant,
-    "paged": PagedAttention,
-    "triton": PagedAttention,
-}
-VARIANTS = {
-    "plain": None,
-    "window": AttentionVariant(window=7),
-    "everything": AttentionVariant(window=11, softcap=2.0, sinks=torch.linspace(-2, 3, 6)),
-}
-#: (sequence, start, count): chunks, a page's border, decode.
-STEPS = [
-    [(0, 0, 21), (1, 0, 3)],
-    [(1, 3, 1), (0, 21, 9)],
-    [(0, 30, 1), (1, 4, 1)],
-    [(0, 31, 1), (1, 5, 1)],
-]
-
-
-@pytest.fixture(params=BACKENDS)
-def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    if request.param != "triton":
-        yield BACKENDS[request.param]
-        return
-    twin = twins.twin
-
-    def chosen(name: str, tensor: torch.Tensor, reference: bool) -> Any:
-        there = name in triton_twins.__all__
-        return getattr(triton_twins, name) if there else twin(name, tensor, reference)
-
-    monkeypatch.setattr(twins, "twin", chosen)
-    with interpreted():
-        yield BACKENDS[request.param]
-
-
-def right_answer(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, variant: AttentionVariant
-) -> torch.Tensor:
-    """float64 `[tokens, heads, head_dim]` of all tokens of one sequence, one after the other."""
-    tokens, heads, _ = q.shape
-    k, v = (its.repeat_interleave(heads // its.shape[1], 1) for its in (k, v))
-    out = []
-    for at in range(tokens):
-        first = 0 if variant.window is None else max(0, at - variant.window + 1)
-        scores = torch.einsum("hd,khd->hk", q[at].double(), k[first : at + 1]) * scale
-        if variant.softcap is not None:
-            scores = variant.softcap * (scores / variant.softcap).tanh()
-        weights = scores.exp()
-        total = weights.sum(-1, keepdim=True)
-        if variant.sinks is not None:
-            total = total + variant.sinks.double().exp()[:, None]
-        out.append(torch.einsum("hk,khd->hd", weights / total, v[first : at + 1]))
-    return torch.stack(out)
-
-
-@pytest.mark.parametrize("parts", [2, 1])
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("kv", SMALL)
-def test_every_attention_reads_what_was_written(make: Make, kv: str, name: str, parts: int) -> None:
-    variant, lengths = VARIANTS[name], (32, 6)
-    numbers = torch.Generator().manual_seed(3)
-    heads = 3 - parts
-    shape = Shape(num_kv_heads=heads, kv_parts=parts)
-    q = [torch.randn(n, 6, 16, generator=numbers) for n in lengths]
-    k = [torch.randn(n, heads, 16, generator=numbers) * 3 for n in lengths]
-    v = k if parts == 1 else [torch.randn(n, heads, 16, generator=numbers) for n in lengths]
-    cache = KVCache.allocate(shape, 14, 4, torch.float32, "cpu", format=kv_format(kv))
-    poison(cache)
-    tables = scattered_tables(lengths, 14, 4)
-    got = [torch.full((n, 6 * 16), torch.nan) for n in lengths]
-    for step in STEPS:
-        step.sort(key=lambda row: row[2] > 1)
-        _, batch = batch_of([row[1:] for row in step], [tables[row[0]] for row in step], 4)
-        picked = [[its[s][a : a + n] for s, a, n in step] for its in (q, k, v)]
-        attend = make(cache, batch, 0.25)
-        out = attend(1, *(torch.cat(its) for its in picked), variant)
-        for (sequence, start, count), part in zip(
-            step, out.split([row[2] for row in step]), strict=True
-        ):
-            got[sequence][start : start + count] = part
-    for ours, *exact in zip(got, q, k, v, strict=True):
-        held = [rounded(its, kv) for its in exact[1:]]
-        right = right_answer(exact[0], *held, 0.25, variant or AttentionVariant()).flatten(1)
-        torch.testing.assert_close(ours.double(), right, rtol=1e-5, atol=1e-5)
-        whole = [its.double() for its in exact[1:]]
-        plain = right_answer(exact[0], *whole, 0.25, variant or AttentionVariant()).flatten(1)
-        assert (plain - right).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("kv", SMALL)
-@pytest.mark.parametrize("attention", [GatheredAttention, _invariant, _masked])
-def test_nan_of_an_earlier_tenant_poisons_nobody(attention: Make, kv: str) -> None:  # fault 26
-    """Numbers and scales behind a row's last token are read, with a weight of zero: the shorter
-    row's block is not full. A step that was masked may be followed by one that gathers."""
-    cache = KVCache.allocate(Shape(), 6, 4, torch.float32, "cpu", format=kv_format(kv))
-    poison(cache)
-    for longer, shorter in (
-        ((0, 9), (0, 3)),
-        ((9, 1), (3, 1)),
-        ((10, 1), (4, 1)),
-        ((11, 1), (5, 1)),
-    ):
-        _, batch = batch_of([longer, shorter], [[2, 0, 4], [5, 1]], 4)
-        count = longer[1] + shorter[1]
-        gathered = attention is _masked and longer[0] == 11
-        make = GatheredAttention if gathered else attention
-        q, k = torch.ones(count, 6, 16), torch.ones(count, 2, 16)
-        torch.testing.assert_close(make(cache, batch, 0.25)(0, q, k, k), torch.ones(count, 96))
 
 
 def test_a_plain_cache_is_read_as_it_is() -> None:

@@ -1,4 +1,4 @@
-"""Attention from tensors alone, against the kernels' reference twin on the same decode rows."""
+"""Attention from tensors alone: rows that fill up a batch."""
 
 from __future__ import annotations
 
@@ -22,17 +22,13 @@ LENGTHS = [1, 9, 4, 5, 23]
 SINKS = torch.linspace(-1.0, 2.0, HEADS)
 VARIANTS = {
     "plain": None,
-    "window": AttentionVariant(window=6),
-    "softcap": AttentionVariant(softcap=1.5),
-    "sinks": AttentionVariant(sinks=SINKS),
     "all": AttentionVariant(window=3, softcap=2.0, sinks=SINKS),
 }
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("padding", [0, 3])
-def test_equals_the_reference_twin_and_padding_touches_nothing(name: str, padding: int) -> None:
-    numbers = torch.Generator().manual_seed(7)
+def test_padding_touches_nothing(name: str) -> None:
+    padding, numbers = 3, torch.Generator().manual_seed(7)
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=numbers)

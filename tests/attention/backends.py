@@ -1,0 +1,96 @@
+"""Every attention there is, made in one way. The suite of `test_conformance.py` runs on each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from kernels.interpreted import interpreted
+
+from asyncinfer.attention import (
+    Attend,
+    AttentionBatch,
+    DeviceBatch,
+    GatheredAttention,
+    KVCache,
+    PagedAttention,
+    prefill,
+    varied,
+)
+from asyncinfer.attention.invariant import InvariantAttention
+from asyncinfer.attention.masked import MaskedAttention
+from asyncinfer.kernels import triton as triton_twins
+from asyncinfer.kernels import twins
+
+__all__ = ["BACKENDS", "Backend"]
+
+Make = Callable[[KVCache, AttentionBatch, float], Attend]
+
+
+@dataclass(frozen=True)
+class Backend:
+    #: Begins a pass over a batch that numbers the sequences of its rows.
+    make: Make
+    #: What holds while it runs.
+    setting: Callable[[], AbstractContextManager[None]] = nullcontext
+    #: Whether it computes in bfloat16.
+    bfloat16: bool = True
+
+
+def _gathered(kv: KVCache, batch: AttentionBatch, scale: float) -> Attend:
+    return GatheredAttention(kv, replace(batch, sequences=None), scale)
+
+
+def _masked(kv: KVCache, batch: AttentionBatch, scale: float) -> Attend:
+    """It takes decode rows alone; other passes gather."""
+    if batch.decode_rows < batch.rows:
+        return _gathered(kv, batch, scale)
+    return MaskedAttention(kv, on_device(batch), scale)
+
+
+def _invariant(kv: KVCache, batch: AttentionBatch, scale: float) -> Attend:
+    return InvariantAttention(kv, replace(batch, invariant=True), scale)
+
+
+def on_device(batch: AttentionBatch) -> DeviceBatch:
+    """The batch without what only the host knows."""
+    known = DeviceBatch.__dataclass_fields__
+    return DeviceBatch(**{name: getattr(batch, name) for name in known})
+
+
+@contextmanager
+def _small_tiles() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(varied, "_TILE_TOKENS", 3)
+        patch.setattr(prefill, "_TILE_SCORES", 8)
+        patch.setattr(prefill, "_has_faster_product", lambda dtype: False)
+        yield
+
+
+@contextmanager
+def _interpreted() -> Iterator[None]:
+    """Triton's kernels, without a GPU."""
+    twin = twins.twin
+
+    def chosen(name: str, tensor: torch.Tensor, reference: bool) -> Any:
+        there = name in triton_twins.__all__
+        return getattr(triton_twins, name) if there else twin(name, tensor, reference)
+
+    with pytest.MonkeyPatch.context() as patch, interpreted():
+        patch.setattr(twins, "twin", chosen)
+        yield
+
+
+BACKENDS = {
+    "gathered": Backend(_gathered),
+    "gathered in small tiles": Backend(_gathered, _small_tiles),
+    "mirrored": Backend(GatheredAttention),
+    "masked": Backend(_masked),
+    "invariant": Backend(_invariant),
+    "paged": Backend(PagedAttention),
+    "triton": Backend(PagedAttention, _interpreted, bfloat16=False),
+}
