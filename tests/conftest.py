@@ -1,4 +1,4 @@
-"""What every test shares: the event loops, and a seed that is printed."""
+"""What every test shares: the event loops, waiting without sleeping, a seed that is printed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # What commands take without --model: tests need no network. Programs that tests start inherit it.
 os.environ["ASYNCINFER_MODEL"] = "embedded"
 
+import anyio
 import numpy as np
 import pytest
+from support import Until
 
 BACKENDS = [
     pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),
@@ -55,3 +57,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("report")
         for line in lines:
             terminalreporter.write_line(str(line))
+
+
+@pytest.fixture
+def until() -> Until:
+    """Yield to other tasks and threads until a condition holds; the test's limit is 30 s."""
+
+    async def wait(condition: Callable[[], object]) -> None:
+        with anyio.fail_after(30):
+            while not condition():
+                # A turn of the loop; the engine's thread runs meanwhile.
+                await anyio.sleep(0.001)
+
+    return wait

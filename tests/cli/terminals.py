@@ -48,9 +48,10 @@ class Terminal:
     def insist(self, key: str, text: str) -> None:
         """Press `key` until the program writes `text`. A signal that comes between readline's look
         for one and its wait for input goes unnoticed until the next key, in any Python program."""
-        for _ in range(15):
+        for _ in range(4):
             self.type(key)
-            while select.select([self._master], [], [], 2)[0]:
+            # A program that is only slow must not see the key twice.
+            while select.select([self._master], [], [], 10)[0]:
                 self._more()
                 if text in self.screen[self._read :]:
                     self.until(text)

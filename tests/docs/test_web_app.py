@@ -19,11 +19,17 @@ from asyncinfer.testing import FakeModel, StepGate
 ROOT = Path(__file__).resolve().parents[2]
 
 
+#: Steps that bring some text, and no end of an answer.
+FEW = 20
+
+
 async def held(gate: StepGate, before: int) -> None:
     """Until a step more than `before` waits at the gate, and every task for something."""
     with anyio.fail_after(30):
-        while gate.arrived == before:
+        while gate.arrived <= before:
             await anyio.sleep(0.001)
+    # What the steps before it brought is on its way.
+    await anyio.sleep(0)
     await anyio.wait_all_tasks_blocked()
 
 
@@ -216,18 +222,18 @@ def test_a_client_that_leaves_ends_its_request(app: Any, gate: StepGate, when: s
     async def main() -> None:
         async with serving(app) as server:
             before = gate.arrived
-            if when == "before the first token":
-                gate.close()
+            gate.close()
             response = Response()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(server.post, b"hello", response)
                 if when == "in the middle":
+                    gate.let(FEW)
                     await response.begun.wait()
-                    gate.close()
-                else:
-                    await held(gate, before)
+                    before += FEW
+                await held(gate, before)
                 response.left.set()
-                await anyio.sleep(0.01)
+                # Its handler has asked for the end when it waits for it.
+                await anyio.wait_all_tasks_blocked()
                 gate.open()
             await server.until(aborted=1, running=0)
             assert not response.whole
@@ -248,11 +254,19 @@ def test_a_client_whose_leaving_shows_when_something_is_sent(app: Any, gate: Ste
                     await server.post(b"hello", response, "2.4")
                 left.append(True)
 
+            gate.close()
+            gate.let(FEW)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(answer)
-                await response.begun.wait()
-                gate.close()
+                await held(gate, FEW)
                 response.left.set()
+                gate.let(FEW)
+                # Its handler has met the error when it waits for the end of the request.
+                with anyio.fail_after(30):
+                    while gate.arrived <= 2 * FEW and not left:
+                        await anyio.sleep(0.001)
+                await anyio.sleep(0)
+                await anyio.wait_all_tasks_blocked()
                 gate.open()
             assert left
             await server.until(aborted=1, running=0)

@@ -1,14 +1,13 @@
-"""Engines on the fake model, and waiting without sleeping."""
+"""Engines on the fake model."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import anyio
 import pytest
-from support import OpenEngine, Until
+from support import OpenEngine
 
 from asyncinfer import Engine
 from asyncinfer.testing import FakeModel, StepGate
@@ -40,16 +39,3 @@ def open_engine(gate: StepGate) -> OpenEngine:
         assert not engine._frontend.core.jobs.live  # type: ignore[union-attr]
 
     return opened
-
-
-@pytest.fixture
-def until() -> Until:
-    """Yield to other tasks and threads until a condition holds; the test's limit is 30 s."""
-
-    async def wait(condition: Callable[[], object]) -> None:
-        with anyio.fail_after(30):
-            while not condition():
-                # A turn of the loop; the engine's thread runs meanwhile.
-                await anyio.sleep(0.001)
-
-    return wait

@@ -32,7 +32,10 @@ async def test_a_deadline_in_an_hour_holds_no_ended_request(end: str) -> None:
             thing = Carried()
             carried.append(weakref.ref(thing))
             token = CARRIED.set(thing)
-            stream = engine.stream("hello" * 50, max_tokens=40, deadline=3600.0, logprobs=3)
+            # The full buffer holds it back, so that leaving it is an abort.
+            buffer = 2 if end == "aborted" else 256
+            options = {"deadline": 3600.0, "logprobs": 3, "buffer": buffer}
+            stream = engine.stream("hello" * 50, max_tokens=40, **options)
             CARRIED.reset(token)
             del thing
             if end == "failed":

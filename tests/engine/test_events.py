@@ -8,22 +8,31 @@ import logging
 import anyio
 import pytest
 from structlog.contextvars import bound_contextvars
+from support import Until
 
-from asyncinfer import Engine, EngineDead, Overloaded
-from asyncinfer.testing import FakeModel
+from asyncinfer import Engine, EngineDead, Overloaded, Stream
+from asyncinfer.testing import FakeModel, StepGate
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_events(caplog: pytest.LogCaptureFixture) -> None:
+async def test_events(caplog: pytest.LogCaptureFixture, gate: StepGate, until: Until) -> None:
     caplog.set_level(logging.DEBUG, "asyncinfer")
-    async with Engine(FakeModel(blocks=12), max_requests=2) as engine:
+    async with Engine(FakeModel(blocks=12, gate=gate), max_requests=2) as engine:
+        gate.close()
         with bound_contextvars(user="u1"):
             first = engine.stream("a" * 20, max_tokens=120, temperature=0.0)
             second = engine.stream("b" * 20, max_tokens=120, temperature=0.0)
+
+            async def complete(stream: Stream) -> None:
+                await stream
+
             async with anyio.create_task_group() as group:
-                group.start_soon(first._complete)
-                group.start_soon(second._complete)
+                group.start_soon(complete, first)
+                group.start_soon(complete, second)
+                # Both are there before the first is done: one has to give way.
+                await until(lambda: engine._admission.held == 2)
+                gate.open()
         async with engine.stream("c", max_tokens=100, temperature=0.0, buffer=4) as left:
             await anext(left)
             with pytest.raises(Overloaded):

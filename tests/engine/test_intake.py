@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -62,32 +62,30 @@ async def test_prompts_that_nobody_waits_for(
     which is before anything else is done for them."""
     async with open_engine(max_requests=4) as engine:
         ends: Counter[str] = Counter()
-        scopes: list[anyio.CancelScope] = []
 
-        async def impatient() -> None:
+        async def impatient(enough: anyio.CancelScope) -> None:
             try:
-                with anyio.CancelScope() as scope:
-                    scopes.append(scope)
+                with enough:
                     await engine.generate(LONG_PROMPT)
-                ends["left"] += scope.cancelled_caught
+                ends["left"] += enough.cancelled_caught
             except Overloaded:
                 ends["refused"] += 1
 
-        with anyio.fail_after(30):
+        async def crowd(size: int, condition: Callable[[], object]) -> None:
+            """So many ask, and have enough when the condition holds."""
+            scopes = [anyio.CancelScope() for _ in range(size)]
             async with anyio.create_task_group() as group:
-                for _ in range(4):
-                    group.start_soon(impatient)
-                await until(lambda: len(held.begun) == 2)
+                for scope in scopes:
+                    group.start_soon(impatient, scope)
+                await until(condition)
                 for scope in scopes:
                     scope.cancel()
+
+        with anyio.fail_after(60):
+            await crowd(4, lambda: engine._admission.held == 4 and len(held.begun) == 2)
             # Two are in work.
             assert engine._admission.held == 2
-            async with anyio.create_task_group() as group:
-                for _ in range(40):
-                    group.start_soon(impatient)
-                await until(lambda: ends["refused"] == 38)
-                for scope in scopes:
-                    scope.cancel()
+            await crowd(40, lambda: ends["refused"] == 38)
             assert engine._admission.held == 2
             assert ends == {"left": 6, "refused": 38}
             stats = engine.stats()

@@ -110,6 +110,16 @@ class Stuck(Recorder):
         assert self.let_go.wait(60)
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing waits for observers as long as they take, unless a test says otherwise."""
+    monkeypatch.setattr("asyncinfer.telemetry.observers.PATIENCE", 60.0)
+
+
+def observer_threads() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if each.name == "asyncinfer-observer"}
+
+
 @pytest.fixture
 def faults(caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
     """What was reported of plugins."""
@@ -162,11 +172,12 @@ async def test_it_is_told_on_a_thread_of_its_own(open_engine: OpenEngine) -> Non
 
 
 async def test_without_observers_nothing_is_there(open_engine: OpenEngine) -> None:
+    before = observer_threads()
     async with open_engine() as engine:
         await engine.generate("hello", max_tokens=3)
         assert engine._frontend.core is not None
         assert engine._frontend.core.events is None
-        assert "asyncinfer-observer" not in {thread.name for thread in threading.enumerate()}
+        assert observer_threads() <= before
 
 
 async def test_counters_can_be_asked_for_anywhere(open_engine: OpenEngine) -> None:
@@ -185,7 +196,7 @@ async def test_how_requests_end(open_engine: OpenEngine, gate: StepGate, until: 
     async with open_engine(observers=[recorder], max_running=2) as engine:
         gate.close()
         left = engine.stream("left", max_tokens=1000, buffer=2)
-        stopped = engine.stream("stopped", max_tokens=100)
+        stopped = engine.stream("stopped", max_tokens=100, buffer=2)
         late = engine.stream("late", max_tokens=100, deadline=1e-4)
         both = engine.stream("both", max_tokens=2, n=2)
         open_still = engine.stream("open", max_tokens=1000, buffer=2)
@@ -259,15 +270,19 @@ async def test_one_that_ends_before_the_decode_thread_has_it(
     assert recorder.about(late.request_id) == ["RequestSubmitted", "RequestEnded"]
 
 
-async def test_preemption_is_told() -> None:
+async def test_preemption_is_told(gate: StepGate, until: Until) -> None:
     recorder = Recorder()
-    async with Engine(FakeModel(blocks=12), observers=[recorder]) as engine:
+    async with Engine(FakeModel(blocks=12, gate=gate), observers=[recorder]) as engine:
+        gate.close()
         async with anyio.create_task_group() as group:
             for letter in "ab":
                 group.start_soon(
                     lambda letter: engine.generate(letter * 20, max_tokens=120, temperature=0.0),
                     letter,
                 )
+            # Both are there before the first is done.
+            await until(lambda: engine._admission.held == 2)
+            gate.open()
         preemptions = engine.stats().preemptions
     assert len(recorder.of(RequestPreempted)) == preemptions > 0
     for request_id in ("req-1", "req-2"):
@@ -311,7 +326,7 @@ async def test_the_callers_context_is_there(open_engine: OpenEngine) -> None:
 
 
 async def test_what_is_queued_is_told_before_the_end(open_engine: OpenEngine) -> None:
-    recorder = Recorder()
+    recorder, before = Recorder(), observer_threads()
     async with open_engine(observers=[recorder]) as engine:
         async with anyio.create_task_group() as group:
             for index in range(100):
@@ -322,7 +337,7 @@ async def test_what_is_queued_is_told_before_the_end(open_engine: OpenEngine) ->
     assert len(recorder.of(RequestEnded)) == 100
     assert isinstance(recorder.events[-1], EngineEnded)
     assert recorder.closed == 1
-    assert "asyncinfer-observer" not in {thread.name for thread in threading.enumerate()}
+    assert observer_threads() <= before
 
 
 async def test_one_that_raises_is_reported_once_and_goes_on(
@@ -378,6 +393,7 @@ async def test_one_that_hangs_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(observer_thread, "MOST_EVENTS", 10)
+    monkeypatch.setattr("asyncinfer.telemetry.observers.PATIENCE", 0.2)
     stuck, recorder = Stuck(), Recorder()
     async with open_engine(observers=[stuck, recorder]) as engine:
         await until(stuck.hangs.is_set)
@@ -405,7 +421,7 @@ async def test_one_that_is_too_slow_for_the_decode_thread(
     open_engine: OpenEngine, faults: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "asyncinfer.telemetry.observers.DECODE_THREAD", Limits(seconds=-0.6, debt=1.0)
+        "asyncinfer.telemetry.observers.DECODE_THREAD", Limits(seconds=-60.0, debt=100.0)
     )
     slow = DecodeRecorder()
     async with open_engine(observers=[slow]) as engine:
@@ -512,13 +528,13 @@ class Elsewhere(Recorder):
     ],
 )
 async def test_a_wrong_one_is_named_and_the_others_are_closed(wrong: Any, says: str) -> None:
-    recorder = Recorder()
+    recorder, before = Recorder(), observer_threads()
     with pytest.raises(PluginError, match=says):
         await Engine.open(FakeModel(), observers=[recorder, "named", wrong])
     assert recorder.events == []
     assert recorder.closed == 1
     assert [its.closed for its in Named.made] == [1]
-    assert "asyncinfer-observer" not in {thread.name for thread in threading.enumerate()}
+    assert observer_threads() <= before
 
 
 async def test_they_are_closed_where_the_model_cannot_be_loaded() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
+from support import TimedEngine, Until
 
 from asyncinfer import Engine, EngineDead, RequestFailed
 from asyncinfer.cache import LRU
@@ -314,14 +314,17 @@ class Stuck:
 
 
 @pytest.mark.parametrize("kind", SLOW)
-async def test_it_hangs(kind: str) -> None:
+async def test_it_hangs(kind: str, until: Until) -> None:
     # fault 17: what no thread can end ends the engine in time, and says whose fault it is.
     its, stuck = KINDS[kind], Stuck()
-    engine = await Engine.open(
+    engine = await TimedEngine.open(
         small_model(kind), device="cpu", kv_bytes=1 << 20, step_timeout=2.0, **its.engine(stuck)
     )
     try:
-        for result in await serve(engine, its.request(stuck)):
+        serving = asyncio.create_task(serve(engine, its.request(stuck)))
+        await until(stuck.begun.is_set)
+        engine.time.go_by(3.0)
+        for result in await serving:
             assert isinstance(result, EngineDead)
             first, _, stack = str(result).partition("\n")
             assert "ran longer than 2 s" in first
@@ -333,12 +336,10 @@ async def test_it_hangs(kind: str) -> None:
         stuck.let_go.set()
 
 
-@pytest.mark.parametrize("step_timeout", [2.0, math.inf])
+@pytest.mark.parametrize("found_by", ["the watchdog", "the close"])
 async def test_an_observer_that_hangs_as_the_engine_closes(
-    step_timeout: float, monkeypatch: pytest.MonkeyPatch
+    found_by: str, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if step_timeout == math.inf:
-        monkeypatch.setattr("asyncinfer.engine.closing.CLOSE_GRACE", 0.5)
     stuck = Stuck()
 
     class HangsAtTheEnd(FaultyDecodeObserver):
@@ -348,17 +349,22 @@ async def test_an_observer_that_hangs_as_the_engine_closes(
         def observe(self, event: ObserverEvent) -> None:
             """It hears."""
 
-    engine = await Engine.open(
-        FakeModel(), observers=[HangsAtTheEnd(stuck)], step_timeout=step_timeout
-    )
+    engine = await TimedEngine.open(FakeModel(), observers=[HangsAtTheEnd(stuck)], step_timeout=2.0)
     assert not any(isinstance(each, Exception) for each in await serve(engine, {}))
+    # One that has time waits while a second one, which has none, is told.
+    first = asyncio.create_task(engine.aclose(drain_timeout=1000.0))
     try:
+        await until(stuck.begun.is_set)
+        if found_by == "the watchdog":
+            engine.time.go_by(3.0)
+        else:
+            monkeypatch.setattr("asyncinfer.engine.closing.CLOSE_GRACE", 0.1)
         with pytest.raises(EngineDead, match=r"in close\(\) of plugin 'HangsAtTheEnd'"):
-            await engine.aclose()
+            await engine.aclose(drain_timeout=0.0)
     finally:
         stuck.let_go.set()
         with suppress(EngineDead):
-            await engine.aclose()
+            await first
 
 
 async def test_an_observer_that_hangs_on_its_own_thread_is_survived(reports: Any) -> None:

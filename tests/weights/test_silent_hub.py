@@ -7,7 +7,9 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
@@ -47,8 +49,12 @@ def shorten(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Makes every patience a short one, once what is to be fetched was fetched."""
 
     def act() -> None:
+        ticks = count()
+        # Time goes on by a tenth of a second whenever it is asked for.
+        clock = SimpleNamespace(monotonic=lambda: next(ticks) / 10)
+        monkeypatch.setattr(hub_module, "time", clock)
         monkeypatch.setattr(hub_module, "ANSWER_SECONDS", 0.4)
-        monkeypatch.setattr(hub_module, "FRESHNESS_SECONDS", 0.2)
+        monkeypatch.setattr(hub_module, "FRESHNESS_SECONDS", 0.3)
         monkeypatch.setattr(hub_module, "SILENT_SECONDS", 0.4)
         monkeypatch.setattr(hub_module, "TELL_SECONDS", 0.1)
         for name in ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"):
@@ -143,42 +149,58 @@ def test_a_newer_commit_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 class Stuck:
-    """The client in the middle of a download: it gives a sign `signs` times, then no more."""
+    """The client in the middle of a download: it gives a sign `signs` times, each as late as may
+    be, then no more. It has the clock."""
 
     def __init__(self, signs: int) -> None:
         self.signs = signs
         self.go_on = threading.Event()
-        self.asked = 0
+        self.given = 0
+        self.now = 0.0
+        self.looked = threading.Semaphore(0)
+
+    def monotonic(self) -> float:
+        self.looked.release()
+        return self.now
 
     def __call__(self, model: str, *, tqdm_class: Any, **options: Any) -> str:
         bar = tqdm_class(total=100)
         for _ in range(self.signs):
-            self.go_on.wait(0.1)
             bar.update(1)
-            self.asked += 1
+            self.given += 1
+            self.be_seen()
+            self.now += 0.015
         bar.close()
+        self.be_seen()
+        self.now += 1000.0
         self.go_on.wait(60)
         return ""
 
+    def be_seen(self) -> None:
+        """Wait for two looks that began after this. Each takes one time or two."""
+        while self.looked.acquire(blocking=False):
+            pass
+        for _ in range(5):
+            self.looked.acquire()
 
-def test_a_download_that_stops(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shorten: Callable[[], None]
-) -> None:
+
+def test_a_download_that_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes slowly is waited for; silence is not."""
-    shorten()
-    monkeypatch.setattr(hub_module, "SILENT_SECONDS", 2.0)
     stuck = Stuck(signs=22)
+    monkeypatch.setattr(hub_module, "time", stuck)
+    monkeypatch.setattr(hub_module, "SILENT_SECONDS", 0.02)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", stuck)
     try:
         with Hub("org/name", FILES).serve() as hub:
-            with pytest.raises(ModelLoadError, match="has not answered for 2 s") as caught:
+            with pytest.raises(ModelLoadError, match=r"has not answered for 0\.02 s") as caught:
                 resolve("org/name", cache_dir=tmp_path, endpoint=hub.url)
     finally:
         stuck.go_on.set()
         for thread in threading.enumerate():
             if thread.name == "asyncinfer-call":
                 thread.join(10)
-    assert stuck.asked == 22
+    assert stuck.given == 22
     assert "model 'org/name'" in str(caught.value)
 
 
