@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import pytest
 from docs.test_docs import blocks
 from starlette.requests import ClientDisconnect
@@ -29,7 +30,7 @@ async def held(gate: StepGate, before: int) -> None:
         while gate.arrived <= before:
             await anyio.sleep(0.001)
     # What the steps before it brought is on its way.
-    await anyio.sleep(0)
+    await anyio.lowlevel.checkpoint()
     await anyio.wait_all_tasks_blocked()
 
 
@@ -265,7 +266,7 @@ def test_a_client_whose_leaving_shows_when_something_is_sent(app: Any, gate: Ste
                 with anyio.fail_after(30):
                     while gate.arrived <= 2 * FEW and not left:
                         await anyio.sleep(0.001)
-                await anyio.sleep(0)
+                await anyio.lowlevel.checkpoint()
                 await anyio.wait_all_tasks_blocked()
                 gate.open()
             assert left
