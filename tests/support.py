@@ -14,7 +14,7 @@ from asyncinfer import Engine, SamplingParams
 from asyncinfer.engine.runtime import Handle, Threads, Worker
 from asyncinfer.scheduler import RowLogprobs
 
-OpenEngine = Callable[..., AbstractAsyncContextManager[Engine]]
+OpenEngine = Callable[..., AbstractAsyncContextManager[Any]]
 Until = Callable[[Callable[[], object]], Awaitable[None]]
 
 

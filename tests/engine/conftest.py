@@ -20,14 +20,16 @@ def gate() -> StepGate:
 
 @pytest.fixture
 def open_engine(gate: StepGate) -> OpenEngine:
-    """`async with open_engine(**config)`: an engine whose steps pass `gate`. Closing checks that
-    nothing was lost."""
+    """`async with open_engine(**config)`: an engine whose steps pass `gate`, of the class `kind`.
+    Closing checks that nothing was lost."""
 
     @asynccontextmanager
-    async def opened(model: FakeModel | None = None, **config: Any) -> AsyncIterator[Engine]:
+    async def opened(
+        model: FakeModel | None = None, kind: type[Engine] = Engine, **config: Any
+    ) -> AsyncIterator[Engine]:
         source = model or FakeModel(gate=gate)
         config.setdefault("drain_timeout", 0.0)
-        async with Engine(source, **config) as engine:
+        async with kind(source, **config) as engine:
             try:
                 yield engine
             finally:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import anyio
 import pytest
-from support import OpenEngine, Until, oracle
+from support import OpenEngine, TimedEngine, Until, oracle
 
 from asyncinfer import (
     DeadlineExceeded,
@@ -193,15 +193,20 @@ async def test_counters_can_be_asked_for_anywhere(open_engine: OpenEngine) -> No
 
 async def test_how_requests_end(open_engine: OpenEngine, gate: StepGate, until: Until) -> None:
     recorder = Recorder()
-    async with open_engine(observers=[recorder], max_running=2) as engine:
+    async with open_engine(kind=TimedEngine, observers=[recorder], max_running=2) as engine:
         gate.close()
         left = engine.stream("left", max_tokens=1000, buffer=2)
         stopped = engine.stream("stopped", max_tokens=100, buffer=2)
-        late = engine.stream("late", max_tokens=100, deadline=1e-4)
+        late = engine.stream("late", max_tokens=100, deadline=1.0)
         both = engine.stream("both", max_tokens=2, n=2)
         open_still = engine.stream("open", max_tokens=1000, buffer=2)
         for stream in (left, stopped, late, both, open_still):
             await stream.__aenter__()
+        # The decode thread knows of all by its second step: of those that end before that, nobody
+        # is told.
+        gate.let()
+        await until(lambda: gate.arrived == 2)
+        engine.time.go_by(2.0)
         gate.open()
         await left.aclose()
         await anext(stopped)
@@ -567,14 +572,25 @@ def test_a_list_is_kept_as_it_was() -> None:
     assert config.observers == ("request-log",)
 
 
-async def test_the_request_log(open_engine: OpenEngine, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_request_log(
+    open_engine: OpenEngine, caplog: pytest.LogCaptureFixture, gate: StepGate, until: Until
+) -> None:
     caplog.set_level(logging.INFO, "asyncinfer.requests")
     async with open_engine(
-        observers=["request-log", ("request-log", {"slower_than": 1e6})]
+        kind=TimedEngine, observers=["request-log", ("request-log", {"slower_than": 1e6})]
     ) as engine:
         await engine.generate("hello", max_tokens=2)
-        with pytest.raises(RequestFailed):
-            await engine.generate("x", max_tokens=2000, deadline=1e-4)
+        gate.close()
+        before = gate.arrived
+
+        async def late() -> None:
+            with pytest.raises(RequestFailed):
+                await engine.generate("x", max_tokens=2000, deadline=1.0)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(late)
+            await until(lambda: gate.arrived > before)
+            engine.time.go_by(2.0)
     lines = [record for record in caplog.records if record.name == "asyncinfer.requests"]
     # Each on its thread: one tells of both requests, the other of the one that failed.
     lines.sort(key=lambda record: record.levelno)

@@ -12,7 +12,7 @@ from asyncinfer_prometheus import Prometheus
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from asyncinfer import Engine, PluginError, RequestFailed, Timings, Usage
+from asyncinfer import Engine, PluginError, RequestFailed, Stream, Timings, Usage
 from asyncinfer.plugins import observers
 from asyncinfer.protocols import EventsDropped, RequestEnded, StepTaken
 from asyncinfer.testing import FakeModel, check_observer
@@ -55,6 +55,11 @@ def test_events_are_counted() -> None:
     assert value(registry, "request_seconds_sum") == pytest.approx(4.0)
 
 
+async def read_slowly(stream: Stream) -> None:
+    async for _ in stream:
+        await asyncio.sleep(0.01)
+
+
 def test_it_is_valid_and_complete_for_an_engine() -> None:
     registry = CollectorRegistry()
 
@@ -64,10 +69,9 @@ def test_it_is_valid_and_complete_for_an_engine() -> None:
             for _ in range(2):
                 await engine.generate(prompt, max_tokens=4, ignore_eos=True)
             with pytest.raises(RequestFailed):
-                await engine.generate("late", max_tokens=500, deadline=1e-4)
-            stats = engine.stats()
+                await read_slowly(engine.stream("late", max_tokens=1000, deadline=1.0, buffer=2))
             during = generate_latest(registry).decode()
-        return stats, during
+        return engine.stats(), during
 
     stats, during = asyncio.run(serve())
     families = {family.name: family for family in text_string_to_metric_families(during)}
@@ -97,7 +101,7 @@ def test_it_is_valid_and_complete_for_an_engine() -> None:
     assert value(registry, "requests_total", outcome="finished") == 2
     assert value(registry, "answers_total", finish_reason="length") == 2
     assert value(registry, "request_errors_total", error="DeadlineExceeded") == 1
-    assert value(registry, "inter_token_seconds_count") == stats.generated_tokens - 2
+    assert value(registry, "inter_token_seconds_count") == stats.generated_tokens - 3
 
 
 def test_several_engines_of_one_registry() -> None:
