@@ -202,8 +202,7 @@ async def test_how_requests_end(open_engine: OpenEngine, gate: StepGate, until: 
         open_still = engine.stream("open", max_tokens=1000, buffer=2)
         for stream in (left, stopped, late, both, open_still):
             await stream.__aenter__()
-        # The decode thread knows of all by its second step: of those that end before that, nobody
-        # is told.
+        # The decode thread has taken in all of them by its second step.
         gate.let()
         await until(lambda: gate.arrived == 2)
         engine.time.go_by(2.0)
