@@ -120,15 +120,18 @@ def test_every_public_name_is_there() -> None:
     assert set(errors.__all__) <= set(asyncinfer.__all__)
 
 
-def test_importing_brings_no_torch_and_changes_nothing() -> None:
+@pytest.mark.parametrize(
+    "module", ["asyncinfer", "asyncinfer.testing", "asyncinfer.bench", "asyncinfer.cli.bench"]
+)
+def test_importing_brings_no_torch_and_changes_nothing(module: str) -> None:
     """torch is imported by the first engine, on its own thread."""
-    program = """
+    program = f"""
 import logging, os, signal, sys
 def state():
     handlers = [signal.getsignal(n) for n in signal.valid_signals()]
     return dict(os.environ), handlers, logging.root.level, logging.root.handlers[:]
 before = state()
-import asyncinfer
+import {module}
 assert "torch" not in sys.modules, "importing takes a second longer"
 assert state() == before, "importing changed the host"
 """

@@ -69,9 +69,7 @@ def nearby(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     rope = values.get("rope_parameters")
     if isinstance(rope, Mapping) and not any(isinstance(part, Mapping) for part in rope.values()):
         for scaling in _ROPES:
-            kept = {
-                key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope
-            }
+            kept = {key: rope[key] for key in _KEPT if key in rope}
             yield (
                 f"rope_parameters={scaling['rope_type']}",
                 {"rope_parameters": {**kept, **scaling}},
@@ -95,9 +93,7 @@ def _others(key: str, values: Mapping[str, Any]) -> tuple[Any, ...]:
     if "window" in key and (value is None or isinstance(value, int)):
         return (20, None)
     if key == "hidden_act" or key.endswith(("activation", "activation_function")):
-        return tuple(
-            name for name in ("silu", "gelu", "gelu_pytorch_tanh", "relu") if name != value
-        )
+        return tuple(name for name in _ACTIVATIONS if name != value)
     if isinstance(value, float):
         # One that small is a norm's epsilon.
         return (1.5 * value, 0.5 * value) if value > 1e-3 else (1e-2,)

@@ -25,6 +25,16 @@ def command(*args: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def printed(capsys: pytest.CaptureFixture[str], *args: str | Path) -> str:
+    """What a command prints, in this process."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main(["bench", *map(str, args)])
+    said = capsys.readouterr()
+    assert end.value.code == 0, said.err
+    return said.out
+
+
 def refusal(capsys: pytest.CaptureFixture[str], *args: str | Path) -> str:
     """What a command that ends with an error says, in this process."""
     with pytest.raises(SystemExit) as end:
@@ -35,7 +45,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *args: str | Path) -> str:
     return said
 
 
-def test_a_run_prints_saves_and_draws(tmp_path: Path) -> None:
+def test_a_run_prints_saves_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, plot = tmp_path / "host.json", tmp_path / "host.png"
     done = command(
         "host", "--quick", "--backend", "asyncio", "--repeat", 1, "--json", path, "--plot", plot
@@ -65,13 +75,10 @@ def test_a_run_prints_saves_and_draws(tmp_path: Path) -> None:
     (host,) = [f for f in data["figures"] if f["name"].startswith("host CPU per token")]
     assert host["value"] == detail["host"] == pytest.approx(detail["engine"] + detail["loop"])
     assert plot.read_bytes().startswith(b"\x89PNG")
-    shown = command("show", path)
-    assert shown.returncode == 0
-    assert shown.stdout == done.stdout
-    same = command("compare", path, path)
-    assert same.returncode == 0
-    assert "1.00" in same.stdout
-    assert "better" not in same.stdout
+    assert printed(capsys, "show", path) == done.stdout
+    same = printed(capsys, "compare", path, path)
+    assert "1.00" in same
+    assert "better" not in same
 
 
 def test_a_plot_that_cannot_be_drawn_is_refused_before_the_run(

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from bench.test_bench_command import command
-from benchmarks import h200
+from bench.test_bench_command import printed, refusal
+from benchmarks import burst, h200
+from benchmarks.burst import STATIC
 from benchmarks.gpu_peers import GPU_PEERS, PeerWork, run_peer
 from benchmarks.h200 import PARTS, GpuOptions, GpuResult, measure_gpu
 from benchmarks.shapes import TINY, shape_json
@@ -17,10 +18,14 @@ from asyncinfer.bench.checkpoint import write_checkpoint
 
 
 @pytest.mark.slow
-def test_the_smoke_run_has_every_part(tmp_path: Path) -> None:
+def test_the_smoke_run_has_every_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The other one in this process, below: each process of its own imports transformers once more.
+    monkeypatch.setattr(burst, "importable_peers", lambda: [STATIC])
     path, plot = tmp_path / "h200.json", tmp_path / "h200.png"
-    done = command("h200", "--quick", "--device", "cpu", "--json", path, "--plot", plot)
-    assert done.returncode == 0, done.stderr
+    words = ("h200", "--quick", "--device", "cpu", "--json", path, "--plot", plot)
+    said = printed(capsys, *words)
     record = Record.load(path)
     parts = {part["name"]: part for part in record.detail["parts"]}
     assert list(parts) == list(PARTS)
@@ -30,15 +35,11 @@ def test_the_smoke_run_has_every_part(tmp_path: Path) -> None:
     assert {figure.name.split(",")[1] for figure in record.figures if figure.target} == {
         " largest error"
     }
-    burst = parts["burst"]["detail"]
-    assert burst["failed"] == {}
-    assert set(burst["peers"]) == {
-        "transformers continuous batching",
-        "transformers static cache",
-    }
+    requests = parts["burst"]["detail"]
+    assert requests["failed"] == {}
+    assert set(requests["peers"]) == {STATIC}
     assert plot.read_bytes().startswith(b"\x89PNG")
-    shown = command("show", path)
-    assert shown.stdout == done.stdout
+    assert printed(capsys, "show", path) == said
 
 
 def test_a_part_that_raises_is_recorded_and_the_rest_goes_on(
@@ -68,16 +69,22 @@ def test_an_unknown_part_is_refused_before_the_run() -> None:
         measure_gpu(GpuOptions(parts=("ceilings", "speed"), quick=True))
 
 
-def test_a_command_that_lost_a_part_says_so(tmp_path: Path) -> None:
+def test_a_command_that_lost_a_part_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(run: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(h200, "MEASURES", {**h200.MEASURES, "decode": broken})
     path = tmp_path / "a.json"
-    done = command(
-        "h200", "--quick", "--device", "cpu", "--part", "ceilings", "--part", "decode",
-        "--seconds", 1, "--json", path,
-    )  # fmt: skip
+    words = ("h200", "--quick", "--device", "cpu", "--part", "ceilings", "--part", "decode")
+    said = refusal(capsys, *words, "--json", path)
+    assert "parts without figures: decode; the record says why" in said
     errors = {part["name"]: part["error"] for part in Record.load(path).detail["parts"]}
-    assert errors["ceilings"] is None
-    assert (done.returncode == 1) == (errors["decode"] is not None)
-    assert ("not measured" in done.stdout) == (errors["decode"] is not None)
+    assert errors == {"ceilings": None, "decode": "MemoryError: no room"}
+    shown = printed(capsys, "show", path)
+    assert "not measured" in shown
+    assert "no room" in shown
 
 
 def work(tmp_path: Path) -> PeerWork:
@@ -85,9 +92,16 @@ def work(tmp_path: Path) -> PeerWork:
 
 
 def test_a_peer_that_raises_is_told(tmp_path: Path) -> None:
-    # Nothing lies in the folder.
-    with pytest.raises(BenchError, match=r"transformers static cache: \w*Error"):
-        run_peer("transformers static cache", work(tmp_path), 60.0)
+    # It is not installed; and where it is, nothing lies in the folder.
+    with pytest.raises(BenchError, match=r"mini-sglang: \w*Error"):
+        run_peer("mini-sglang", work(tmp_path), 60.0)
+
+
+@pytest.mark.filterwarnings("default")
+def test_continuous_batching_does_the_same_work(tmp_path: Path) -> None:
+    write_checkpoint(shape_json(TINY), tmp_path)
+    _, run = GPU_PEERS["transformers continuous batching"]
+    assert run(PeerWork(tmp_path, [[1, 2, 3], [4, 5], [6]], [2, 5, 3], "cpu")) > 0
 
 
 def test_a_peer_that_takes_too_long_is_ended(tmp_path: Path) -> None:
