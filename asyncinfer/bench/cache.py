@@ -63,10 +63,10 @@ class CacheResult:
 
     def figures(self) -> tuple[Figure, ...]:
         found = []
-        for its in self.replays:
-            where = f"{its.policy}, {its.blocks:,} blocks"
-            found.append(Figure(f"hit rate, {where}", self.rate(its.hits), "", "higher"))
-            found.append(Figure(f"CPU per block, {where}", its.microseconds, "us", "lower"))
+        for replay in self.replays:
+            where = f"{replay.policy}, {replay.blocks:,} blocks"
+            found.append(Figure(f"hit rate, {where}", self.rate(replay.hits), "", "higher"))
+            found.append(Figure(f"CPU per block, {where}", replay.microseconds, "us", "lower"))
         for blocks, hits in self.optimum.items():
             name = f"hit rate, optimum, {blocks:,} blocks"
             found.append(Figure(name, self.rate(hits), "", "higher"))

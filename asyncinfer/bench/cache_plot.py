@@ -17,12 +17,12 @@ def plot_cache(figure: Any, detail: Mapping[str, Any]) -> None:
     names = list(dict.fromkeys(replay["policy"] for replay in detail["replays"]))
     markers = "os^vD<>pPX*"
     for index, name in enumerate(names):
-        its = sorted(
+        points = sorted(
             (replay["blocks"], replay["hits"] / total, replay["microseconds"])
             for replay in detail["replays"]
             if replay["policy"] == name
         )
-        blocks, hit_rate, cost = zip(*its, strict=True)
+        blocks, hit_rate, cost = zip(*points, strict=True)
         style = {"marker": markers[index % len(markers)], "markersize": 4, "color": f"C{index}"}
         rates.plot(blocks, hit_rate, label=name, **style)
         costs.plot(blocks, cost, **style)

@@ -12,8 +12,8 @@ __all__ = ["cache_tables"]
 def cache_tables(result: CacheResult) -> list[Table]:
     """Hit rates, costs, and growth if it was measured; a column for each capacity."""
     capacities = list(result.optimum)
-    cells = {(its.policy, its.blocks): its for its in result.replays}
-    names = list(dict.fromkeys(its.policy for its in result.replays))
+    cells = {(replay.policy, replay.blocks): replay for replay in result.replays}
+    names = list(dict.fromkeys(replay.policy for replay in result.replays))
     rates = _table("hit rate", capacities)
     for name in names:
         hits = [cells[name, blocks].hits for blocks in capacities]

@@ -16,10 +16,12 @@ __all__ = ["write_checkpoint"]
 STD: Final = 0.02
 
 
-def write_checkpoint(config: Mapping[str, Any], folder: Path, *, seed: int = 0) -> None:
-    """Write config.json, model.safetensors (matrices normal with std 0.02, norms 1, of the
-    config's dtype) and a tokenizer whose tokens are whole strings, as transformers reads them. The
-    tensors are those that the engine's own table asks for."""
+def write_checkpoint(
+    config: Mapping[str, Any], folder: Path, *, shards: int = 1, seed: int = 0
+) -> None:
+    """Write config.json, safetensors (matrices normal with std 0.02, norms 1, of the config's
+    dtype) and a tokenizer whose tokens are whole strings, as transformers reads them. The tensors
+    are those that the engine's own table asks for, in as many files as `shards`."""
     import torch
     from safetensors.torch import save_file
 
@@ -30,16 +32,25 @@ def write_checkpoint(config: Mapping[str, Any], folder: Path, *, seed: int = 0) 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(seed)
     dtype = getattr(torch, config["dtype"])
-    tensors = {}
-    for packed in tensor_table(parse_config(dict(config))).values():
-        for piece in packed.pieces:
+    table = tensor_table(parse_config(dict(config)))
+    pieces = [piece for packed in table.values() for piece in packed.pieces]
+    weight_map: dict[str, str] = {}
+    for shard in range(shards):
+        file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
+        file = file if shards > 1 else "model.safetensors"
+        tensors = {}
+        for piece in pieces[shard * len(pieces) // shards : (shard + 1) * len(pieces) // shards]:
             tensor = torch.empty(piece.shape, dtype=dtype, device=device)
             if len(piece.shape) == 1:
                 tensor.fill_(1.0)
             else:
                 tensor.normal_(0.0, STD, generator=generator)
             tensors[piece.name] = tensor.cpu()
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, file)
+    if shards > 1:
+        index = {"metadata": {}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
     _tokenizer(config["vocab_size"]).save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 1 << 20}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")

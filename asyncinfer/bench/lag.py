@@ -116,7 +116,7 @@ def measure_lag(options: LagOptions, report: Callable[[str], None] = lambda _: N
 
 
 async def _measure(model: str, options: LagOptions) -> Lag:
-    load = _Load(options)
+    work = _Work(options)
     source, config = _source(model, options)
     async with Engine(source, **config) as engine:
         # A thread of an earlier repetition may still be in the middle of a long prompt.
@@ -129,19 +129,19 @@ async def _measure(model: str, options: LagOptions) -> Lag:
             await anyio.sleep(options.seconds)
         async with anyio.create_task_group() as tasks:
             for index in range(options.streams):
-                tasks.start_soon(load.decode, engine, index)
+                tasks.start_soon(work.decode, engine, index)
             with anyio.fail_after(60):
-                await load.all_began.wait()
-            before = load.tokens
+                await work.all_began.wait()
+            before = work.tokens
             for index in range(options.senders):
-                tasks.start_soon(load.send, engine, index)
+                tasks.start_soon(work.send, engine, index)
             async with ticking() as busy:
                 await anyio.sleep(options.seconds)
-            tokens = load.tokens - before
+            tokens = work.tokens - before
             tasks.cancel_scope.cancel()
-    if not tokens or not load.prompts + load.refused:
+    if not tokens or not work.prompts + work.refused:
         raise BenchError(
-            f"{model}: {tokens} tokens and {load.prompts + load.refused} long prompts in "
+            f"{model}: {tokens} tokens and {work.prompts + work.refused} long prompts in "
             f"{options.seconds:g} s: nothing was going on"
         )
     if options.freeze:
@@ -152,12 +152,12 @@ async def _measure(model: str, options: LagOptions) -> Lag:
         busy=Quantiles.of(busy.late),
         objects=objects,
         tokens=tokens,
-        prompts=load.prompts,
-        refused=load.refused,
+        prompts=work.prompts,
+        refused=work.refused,
     )
 
 
-class _Load:
+class _Work:
     """What the engine does while its host's lag is measured."""
 
     def __init__(self, options: LagOptions) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,10 +10,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+from asyncinfer.bench.checkpoint import write_checkpoint
 from asyncinfer.bench.record import BenchError, Figure
 
 if TYPE_CHECKING:
-    from asyncinfer.bench.load_once import LoadRun
+    from asyncinfer.bench.load_once import TimedLoad
 
 __all__ = ["LoadOptions", "LoadResult", "measure_load", "write_layers"]
 
@@ -68,7 +68,7 @@ class LoadResult:
     device: str
     dtype: str
     bytes: int
-    runs: dict[str, tuple[LoadRun, ...]]
+    runs: dict[str, tuple[TimedLoad, ...]]
 
     def figures(self) -> tuple[Figure, ...]:
         found = []
@@ -91,7 +91,7 @@ class LoadResult:
         """How many times as fast as theirs ours is: the median of the repetitions, as a machine is
         not equally fast in all of them."""
         pairs = zip(self.runs[ours], self.runs[theirs], strict=True)
-        return median(its.seconds / our.seconds for our, its in pairs)
+        return median(their.seconds / our.seconds for our, their in pairs)
 
     def seconds(self, loader: str) -> float:
         """The median."""
@@ -120,7 +120,7 @@ def measure_load(
     if device != "cpu":
         # Nothing is mapped onto a GPU.
         loaders.remove("load_file, mapped")
-    runs: dict[str, list[LoadRun]] = {name: [] for name in loaders}
+    runs: dict[str, list[TimedLoad]] = {name: [] for name in loaders}
     with tempfile.TemporaryDirectory(prefix="asyncinfer-bench-") as scratch:
         warm_up, folder = Path(scratch, "tiny"), Path(options.model or Path(scratch, "model"))
         write_layers(_TINY, 2, warm_up, dtype)
@@ -135,39 +135,13 @@ def measure_load(
             for name in loaders:
                 report(f"{name} ({repetition + 1} of {options.repeat})")
                 runs[name].append(load_once(name, folder, warm_up, device, dtype))
-    found = {name: tuple(its) for name, its in runs.items()}
+    found = {name: tuple(loads) for name, loads in runs.items()}
     return LoadResult(device, dtype, size, found)
 
 
 def write_layers(shape: dict[str, Any], layers: int, folder: Path, dtype: str) -> None:
-    """Write a random checkpoint of `shape` with so many layers, a shard for each quarter of its
-    tensors and an index."""
-    import torch
-    from safetensors.torch import save_file
-
-    from asyncinfer.models import parse_config, tensor_table
-
-    folder.mkdir(parents=True)
-    config = {**shape, "num_hidden_layers": layers, "dtype": dtype}
-    (folder / "config.json").write_text(json.dumps(config), "utf-8")
-    table = tensor_table(parse_config(config))
-    pieces = [piece for packed in table.values() for piece in packed.pieces]
-    weight_map: dict[str, str] = {}
-    generator = torch.Generator().manual_seed(0)
-    shards = 4
-    for shard in range(shards):
-        file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
-        part = pieces[shard * len(pieces) // shards : (shard + 1) * len(pieces) // shards]
-        tensors = {
-            piece.name: torch.empty(piece.shape, dtype=getattr(torch, dtype)).normal_(
-                0.0, 0.02, generator=generator
-            )
-            for piece in part
-        }
-        save_file(tensors, folder / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(tensors, file)
-    index = {"metadata": {}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
+    """Write a random checkpoint of `shape` with so many layers, in four shards."""
+    write_checkpoint({**shape, "num_hidden_layers": layers, "dtype": dtype}, folder, shards=4)
 
 
 def _layers(shape: dict[str, Any], megabytes: int) -> int:

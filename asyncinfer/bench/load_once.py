@@ -21,14 +21,14 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["LOADERS", "LoadRun", "load_once"]
+__all__ = ["LOADERS", "TimedLoad", "load_once"]
 
 _STATUS: Final = Path("/proc/self/status")
 _CLEAR: Final = Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True, slots=True)
-class LoadRun:
+class TimedLoad:
     """One load."""
 
     #: Of the clock, and of all threads of the process.
@@ -39,7 +39,7 @@ class LoadRun:
     peak_bytes: int
 
 
-def load_once(loader: str, folder: Path, warm_up: Path, device: str, dtype: str) -> LoadRun:
+def load_once(loader: str, folder: Path, warm_up: Path, device: str, dtype: str) -> TimedLoad:
     """Load `folder` by one of `LOADERS`, in a new process that has loaded `warm_up` before: so that
     neither imports nor a GPU's context are in it. `_touch` says what else is not."""
     context = multiprocessing.get_context("spawn")
@@ -47,7 +47,7 @@ def load_once(loader: str, folder: Path, warm_up: Path, device: str, dtype: str)
         return pool.submit(_load, loader, folder, warm_up, device, dtype).result()
 
 
-def _load(loader: str, folder: Path, warm_up: Path, device: str, dtype: str) -> LoadRun:
+def _load(loader: str, folder: Path, warm_up: Path, device: str, dtype: str) -> TimedLoad:
     load = partial(LOADERS[loader], device=torch.device(device), dtype=getattr(torch, dtype))
     load(warm_up)
     if device == "cpu":
@@ -58,7 +58,7 @@ def _load(loader: str, folder: Path, warm_up: Path, device: str, dtype: str) -> 
     loaded = load(folder)
     if device != "cpu":
         torch.cuda.synchronize()
-    run = LoadRun(
+    run = TimedLoad(
         seconds=time.perf_counter() - began,
         cpu_seconds=time.process_time() - cpu,
         peak_bytes=max(0, _memory() - before),

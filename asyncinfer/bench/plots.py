@@ -104,21 +104,21 @@ def _curve(axes: Any, curve: Sequence[float], label: str, **style: Any) -> None:
 
 def _plugins(figure: Any, detail: Mapping[str, Any]) -> None:
     rows, tokens = figure.subplots(1, 2, width_ratios=(2, 1))
-    costs = sorted(detail["samplers"].items(), key=lambda its: its[1])
+    costs = sorted(detail["samplers"].items(), key=lambda cost: cost[1])
     rows.barh([name for name, _ in costs], [1e3 * seconds for _, seconds in costs])
     rows.set_xlabel(f"ms of CPU to sample {detail['rows']} rows")
     observed = detail["observers"]
     names = [name.removeprefix("an ").replace(" of ", "\nof ") for name in observed]
-    tokens.bar(names, [its["host"] for its in observed.values()])
+    tokens.bar(names, [token_cost["host"] for token_cost in observed.values()])
     tokens.set_ylabel("us of CPU per token")
 
 
 def _accuracy(figure: Any, detail: Mapping[str, Any]) -> None:
     axes = figure.subplots()
     rows = detail["rows"]
-    names = [f"{its['dtype']}\nweights {its['weights']}\nKV {its['kv']}" for its in rows]
-    axes.bar(names, [its["perplexity"] for its in rows])
-    low = min(its["perplexity"] for its in rows)
+    names = [f"{row['dtype']}\nweights {row['weights']}\nKV {row['kv']}" for row in rows]
+    axes.bar(names, [row["perplexity"] for row in rows])
+    low = min(row["perplexity"] for row in rows)
     axes.set_ylim(0.95 * low)
     axes.set_ylabel("perplexity per token")
 

@@ -86,7 +86,9 @@ class PluginResult:
             found.append(_ratio(name, rows[case] / rows[TRUNCATED], target))
         none = self.observers["none"].host
         found.append(Figure("host CPU per token without observers", none, "us", "lower"))
-        watched = {case: its.host / none for case, its in self.observers.items() if case != "none"}
+        watched = {
+            case: cost.host / none for case, cost in self.observers.items() if case != "none"
+        }
         found += [_ratio(f"  with {case} / without", value) for case, value in watched.items()]
         return tuple(found)
 
@@ -201,7 +203,7 @@ def measure_observers(options: PluginOptions) -> dict[str, TokenCost]:
                     observers,
                 )
             )
-    return {name: min(its, key=lambda cost: cost.host) for name, its in runs.items()}
+    return {name: min(costs, key=lambda cost: cost.host) for name, costs in runs.items()}
 
 
 def sampler_cases(

@@ -33,15 +33,15 @@ def plot_gpu(figure: Any, detail: Mapping[str, Any]) -> None:
 
 def _kernels(axes: Any, points: Sequence[Mapping[str, Any]]) -> None:
     for kernel in dict.fromkeys(point["kernel"] for point in points):
-        its = [point for point in points if point["kernel"] == kernel]
-        axes.plot([p["floor_us"] for p in its], [p["us"] for p in its], ".", label=kernel)
+        shown = [point for point in points if point["kernel"] == kernel]
+        axes.plot([p["floor_us"] for p in shown], [p["us"] for p in shown], ".", label=kernel)
     _diagonal(axes, "us", [(p["floor_us"], p["us"]) for p in points])
 
 
 def _floors(axes: Any, points: Sequence[Mapping[str, Any]], kind: str) -> None:
     for shape in dict.fromkeys(point["shape"] for point in points):
-        its = [point for point in points if point["shape"] == shape]
-        axes.plot([p["floor_ms"] for p in its], [p["ms"] for p in its], "o", label=shape)
+        shown = [point for point in points if point["shape"] == shape]
+        axes.plot([p["floor_ms"] for p in shown], [p["ms"] for p in shown], "o", label=shape)
     _diagonal(axes, f"ms of a {kind}", [(p["floor_ms"], p["ms"]) for p in points])
 
 

@@ -21,10 +21,10 @@ from asyncinfer.bench.shapes import LLAMA_125M, LLAMA_TINY
 from asyncinfer.bench.ticker import ticking
 from asyncinfer.bench.workloads import (
     MAX_RUNNING,
-    PEERS,
     QUICK,
     RANDOM,
     SHIPPED,
+    VLLM_CPU,
     WORKLOADS,
     Workload,
 )
@@ -37,9 +37,6 @@ __all__ = [
     "ServeResult",
     "measure_serve",
 ]
-
-#: The engine to be ahead of.
-RIVAL = "vLLM CPU, AsyncLLM"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +74,7 @@ class Column:
     itl: Quantiles | None
     #: Prompt tokens taken from the prefix cache, per repetition.
     cached_tokens: int
-    #: The rival's rate, where it is known for this model and this work.
+    #: The rate of `VLLM_CPU`, where it is known for this model and this work.
     goal: float | None
     #: Tokens a second if nothing but the model's matrix products took time, on this machine.
     ceiling: float
@@ -117,17 +114,19 @@ class ServeResult:
     def _of(self, result: ModelResult) -> list[Figure]:
         model = result.model
         found = []
-        for its in result.columns:
-            title = f"{model}: {its.title}"
-            found.append(Figure(title, its.rate, "tokens/s", "higher", its.goal))
-            if its.peer_ratio is not None:
-                found.append(Figure(f"{title}, over the peer", its.peer_ratio, "x", "higher", 1.0))
-            share = 100 * its.rate / its.ceiling
+        for column in result.columns:
+            title = f"{model}: {column.title}"
+            found.append(Figure(title, column.rate, "tokens/s", "higher", column.goal))
+            if column.peer_ratio is not None:
+                found.append(
+                    Figure(f"{title}, over the peer", column.peer_ratio, "x", "higher", 1.0)
+                )
+            share = 100 * column.rate / column.ceiling
             found.append(Figure(f"{title}, share of the products alone", share, "%", "higher"))
-            found.append(Figure(f"{title}, TTFT p50", its.ttft.p50, "ms", "lower"))
-            if its.itl is not None:
-                found.append(Figure(f"{title}, ITL p50", its.itl.p50, "ms", "lower"))
-                found.append(Figure(f"{title}, ITL p99", its.itl.p99, "ms", "lower"))
+            found.append(Figure(f"{title}, TTFT p50", column.ttft.p50, "ms", "lower"))
+            if column.itl is not None:
+                found.append(Figure(f"{title}, ITL p50", column.itl.p50, "ms", "lower"))
+                found.append(Figure(f"{title}, ITL p99", column.itl.p99, "ms", "lower"))
         one, sixteen = result.column("one"), result.column("sixteen")
         if one and sixteen:
             ratio = sixteen.rate / one.rate
@@ -159,9 +158,9 @@ def measure_serve(
 async def _measure_model(
     model: str, folder: Path, options: ServeOptions, report: Callable[[str], None]
 ) -> ModelResult:
-    from asyncinfer.bench.apart import Apart
     from asyncinfer.bench.peer import require_transformers
     from asyncinfer.bench.products import BULK_ROWS, floor_seconds, product_rows
+    from asyncinfer.bench.worker_process import WorkerProcess
 
     vocab = _vocab_size(folder)
     if options.peer:
@@ -171,15 +170,15 @@ async def _measure_model(
     config = EngineConfig(device="cpu", dtype="float32", max_running=MAX_RUNNING)
     rows = {BULK_ROWS, *map(product_rows, options.workloads)}
     async with Engine(folder, config=config) as engine:
-        with Apart.open() as apart:
+        with WorkerProcess.open() as worker:
             report(f"{model}: matrix products")
-            products = await apart.product_seconds(folder, sorted(rows))
+            products = await worker.product_seconds(folder, sorted(rows))
             report(f"{model}: warm-up")
             for work in (QUICK["sixteen"], QUICK["prefill"]):
                 prompts = work.prompts(vocab, -1)
                 await run_workload(engine, work, prompts)
                 if options.peer:
-                    await apart.peer_seconds(folder, work, prompts)
+                    await worker.peer_seconds(folder, work, prompts)
             for repetition in range(options.repeat):
                 # The peer's turn comes right after ours, so that a noisy minute hits both.
                 for work in options.workloads:
@@ -187,11 +186,11 @@ async def _measure_model(
                     prompts = work.prompts(vocab, repetition)
                     runs[work.name].append(await run_workload(engine, work, prompts))
                     if options.peer and repetition < options.peer_repeat:
-                        seconds = await apart.peer_seconds(folder, work, prompts)
+                        seconds = await worker.peer_seconds(folder, work, prompts)
                         peer_rates[work.name].append(work.counted / seconds)
         report(f"{model}: event-loop lag")
         lag, idle_lag = await _lag(engine, vocab, options)
-    goals = PEERS[RIVAL] if model == RANDOM else {}
+    goals = VLLM_CPU if model == RANDOM else {}
     columns = tuple(
         _column(
             work,

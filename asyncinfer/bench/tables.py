@@ -24,8 +24,10 @@ def record_tables(record: Record) -> list[Table]:
         failed = _failures(record.detail)
         return [*tables, failure_table(failed)] if failed else tables
     models = record.detail["models"]
-    titles = {f"{model['model']}: {its['title']}" for model in models for its in model["columns"]}
-    rest = [its for its in record.figures if not its.name.startswith(tuple(titles))]
+    titles = {
+        f"{model['model']}: {column['title']}" for model in models for column in model["columns"]
+    }
+    rest = [figure for figure in record.figures if not figure.name.startswith(tuple(titles))]
     return [*map(serve_table, models), figure_table("all of it", rest)]
 
 
@@ -55,17 +57,17 @@ def serve_table(model: Mapping[str, Any]) -> Table:
     table.add_column("work")
     for title in ("tokens/s", "ceiling", "goal", "peer", "ratio", "TTFT p50", "ITL p50", "p99"):
         table.add_column(title, justify="right")
-    for its in model["columns"]:
-        rate, itl = median(its["rates"]), its["itl"]
-        peer = median(its["peer_rates"]) if its["peer_rates"] else None
+    for column in model["columns"]:
+        rate, itl = median(column["rates"]), column["itl"]
+        peer = median(column["peer_rates"]) if column["peer_rates"] else None
         table.add_row(
-            its["title"],
+            column["title"],
             number(rate),
-            number(its["ceiling"]) if "ceiling" in its else "",
-            number(its["goal"]) if its["goal"] else "",
+            number(column["ceiling"]) if "ceiling" in column else "",
+            number(column["goal"]) if column["goal"] else "",
             number(peer) if peer else "",
             f"{rate / peer:.2f}x" if peer else "",
-            number(its["ttft"]["p50"]),
+            number(column["ttft"]["p50"]),
             number(itl["p50"]) if itl else "",
             number(itl["p99"]) if itl else "",
         )

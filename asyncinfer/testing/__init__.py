@@ -8,7 +8,8 @@ from asyncinfer.testing.cache_harness import CacheHarness, CacheRequest
 from asyncinfer.testing.clocked import ClockedModel
 from asyncinfer.testing.fake_engine import FakeModel
 from asyncinfer.testing.fake_model import FakeRunner
-from asyncinfer.testing.family_checks import FamilyReport, check_family
+from asyncinfer.testing.family_cases import FamilyReport
+from asyncinfer.testing.family_checks import check_family
 from asyncinfer.testing.gate import StepGate
 from asyncinfer.testing.inline import InlineEngine, InlineStream
 from asyncinfer.testing.invariants import InvariantError, check_invariants

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["LIES", "UNLIKELY", "left_out", "nearby", "numeric_keys"]
+__all__ = [
+    "ANSWER",
+    "LENGTHS",
+    "LIES",
+    "SHARED",
+    "UNLIKELY",
+    "FamilyReport",
+    "left_out",
+    "nearby",
+    "numeric_keys",
+]
 
+#: Tokens of the sequences; the last two begin with the same `SHARED`.
+LENGTHS: Final = (70, 37, 50, 45)
+SHARED: Final = 32
+ANSWER: Final = 12
 #: Keys of every config that say nothing about a decoder's numbers.
 _ANYBODYS: Final = frozenset(
     (
@@ -49,6 +64,18 @@ _ROPES: Final[tuple[Mapping[str, Any], ...]] = (
         "original_max_position_embeddings": 64,
     },
 )
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyReport:
+    """What `check_family` did with the configs near the one it was given."""
+
+    #: Those whose logits were those of transformers.
+    compared: list[str] = field(default_factory=list)
+    #: Those that the family refused, as it may, each with its reason.
+    refused: list[str] = field(default_factory=list)
+    #: Those that transformers itself does not take.
+    not_taken: list[str] = field(default_factory=list)
 
 
 def own_keys(config: Any) -> list[str]:

@@ -4,32 +4,16 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from asyncinfer.plugins.within import NotInTime, within
+from asyncinfer.testing.family_cases import ANSWER, LENGTHS, FamilyReport
 from asyncinfer.testing.rule_error import RuleError
 
-__all__ = ["ANSWER", "LENGTHS", "SHARED", "FamilyReport", "check_family"]
+__all__ = ["check_family"]
 
-#: Tokens of the sequences; the last two begin with the same `SHARED`.
-LENGTHS: Final = (70, 37, 50, 45)
-SHARED: Final = 32
-ANSWER: Final = 12
 MOST_PARAMETERS: Final = 30_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class FamilyReport:
-    """What `check_family` did with the configs near the one it was given."""
-
-    #: Those whose logits were those of transformers.
-    compared: list[str] = field(default_factory=list)
-    #: Those that the family refused, as it may, each with its reason.
-    refused: list[str] = field(default_factory=list)
-    #: Those that transformers itself does not take.
-    not_taken: list[str] = field(default_factory=list)
 
 
 def check_family(

@@ -16,8 +16,17 @@ from asyncinfer.models import Decoder, ModelConfig
 from asyncinfer.models.family_calls import FamilyCalls
 from asyncinfer.models.tensors import ignored_tensor
 from asyncinfer.runner import runner_of
-from asyncinfer.testing.family_cases import LIES, UNLIKELY, left_out, nearby, numeric_keys
-from asyncinfer.testing.family_checks import ANSWER, LENGTHS, SHARED, FamilyReport
+from asyncinfer.testing.family_cases import (
+    ANSWER,
+    LENGTHS,
+    LIES,
+    SHARED,
+    UNLIKELY,
+    FamilyReport,
+    left_out,
+    nearby,
+    numeric_keys,
+)
 from asyncinfer.testing.family_trial import FamilyTrial, pieces, runs
 from asyncinfer.testing.inline import InlineEngine
 from asyncinfer.testing.random_model import filler_tokenizer

@@ -19,7 +19,7 @@ from asyncinfer.errors import PluginError
 from asyncinfer.plugins import observers
 from asyncinfer.plugins.supervision import interrupted
 from asyncinfer.protocols import Observer, RequestEnded, RequestSubmitted
-from asyncinfer.testing.observer_lives import observer_life
+from asyncinfer.testing.observer_fuzz import random_events
 from asyncinfer.testing.rule_error import RuleError
 
 __all__ = ["check_observer"]
@@ -84,7 +84,7 @@ def _made(factory: Factory) -> Observer:
 
 
 def _life(seed: int, steps: bool) -> list[Any]:
-    return [*observer_life(seed, FEW, steps=steps, drops=seed % 2 > 0)]
+    return [*random_events(seed, FEW, steps=steps, drops=seed % 2 > 0)]
 
 
 def _broken(observer: Observer, events: Sequence[Any], patience: float) -> RuleError | None:
@@ -193,7 +193,7 @@ def _check_memory(observer: Observer, steps: bool) -> None:
     logged = logging.root.manager.disable
     logging.disable()
     try:
-        for event in observer_life(1, 2 * MANY, steps=steps, drops=False):
+        for event in random_events(1, 2 * MANY, steps=steps, drops=False):
             told: Any = event
             observer.observe(told)
             ended += isinstance(event, RequestEnded)

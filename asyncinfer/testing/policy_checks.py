@@ -13,7 +13,7 @@ from asyncinfer.plugins import cache_policies
 from asyncinfer.protocols import EvictionPolicy
 from asyncinfer.testing.patience import with_patience
 from asyncinfer.testing.policy_cost import policy_cost
-from asyncinfer.testing.policy_lives import Move, live, random_life
+from asyncinfer.testing.policy_fuzz import Move, random_moves, run_moves
 from asyncinfer.testing.rule_error import RuleError
 from asyncinfer.testing.watched_policy import WatchedPolicy
 
@@ -94,7 +94,7 @@ def _check(factory: Factory, examples: int, growth: bool) -> None:
         return broken is not None
 
     # One that is slow is told so before it has lived many lives.
-    slow = _broken(factory, random_life(seed=2, count=100, longest=6), SMALL)
+    slow = _broken(factory, random_moves(seed=2, count=100, longest=6), SMALL)
     if slow is not None and slow.rule == "time":
         raise slow
     with suppress(NoSuchExample, Flaky):
@@ -114,7 +114,7 @@ def _check(factory: Factory, examples: int, growth: bool) -> None:
     if seen:
         case, broken = min(seen, key=lambda found: len(found[0]))
         _fail(broken, case, SMALL)
-    case = random_life(seed=1, count=600, longest=60)
+    case = random_moves(seed=1, count=600, longest=60)
     large = _broken(factory, case, LARGE)
     if large is not None:
         _fail(large, _shorter(factory, case, large.rule), LARGE)
@@ -127,8 +127,8 @@ def _broken(factory: Factory, moves: Sequence[Move], blocks: int) -> RuleError |
     """The rule that is broken in this life."""
     first, second = WatchedPolicy(factory()), WatchedPolicy(factory())
     try:
-        live(first, moves, blocks)
-        live(second, moves, blocks, other=WatchedPolicy(factory()))
+        run_moves(first, moves, blocks)
+        run_moves(second, moves, blocks, other=WatchedPolicy(factory()))
     except RuleError as broken:
         return broken
     for one, two in zip_longest(first.answers, second.answers):

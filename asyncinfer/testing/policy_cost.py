@@ -27,16 +27,16 @@ def policy_cost(policy: EvictionPolicy, blocks: int, churn: int = 20_000) -> flo
     """
     if isinstance(policy, CapacityAware):
         policy.opened(blocks)
-    world = _World(policy, blocks)
+    cache = _FullCache(policy, blocks)
     for _ in range(blocks // PROMPT):
-        world.admit(PROMPT)
-    world.turn_over(churn // 10)
+        cache.admit(PROMPT)
+    cache.turn_over(churn // 10)
     before = thread_time()
-    done = world.turn_over(churn)
+    done = cache.turn_over(churn)
     return (thread_time() - before) / done
 
 
-class _World:
+class _FullCache:
     def __init__(self, policy: EvictionPolicy, blocks: int) -> None:
         self._policy = policy
         self._free = list(range(blocks))

@@ -54,7 +54,8 @@ def sampler_costs(
     generator = torch.Generator().manual_seed(20_261_120)
     logits = 3 * torch.randn(rows, vocab_size, generator=generator)
     benches = {
-        name: _filled(SamplerBench(vocab_size, rows + 1), its, rows) for name, its in cases.items()
+        name: _filled(SamplerBench(vocab_size, rows + 1), case, rows)
+        for name, case in cases.items()
     }
     slots, positions = np.arange(rows), np.full(rows, KNOWN)
     spent: dict[str, list[float]] = {name: [] for name in cases}
@@ -64,7 +65,7 @@ def sampler_costs(
             began = process_time()
             bench.step(changed, slots, positions)
             spent[name].append(process_time() - began)
-    return {name: min(its[WARMUP:]) for name, its in spent.items()}
+    return {name: min(seconds[WARMUP:]) for name, seconds in spent.items()}
 
 
 def _filled(bench: SamplerBench, case: SamplerCase, rows: int) -> SamplerBench:

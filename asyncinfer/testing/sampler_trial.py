@@ -59,15 +59,15 @@ class Trial:
     ) -> list[list[int]]:
         """The answers of several requests (0, 1, ... by default) in one batch, each in its slot, a
         plain one among them."""
-        its = range(len(slots)) if requests is None else requests
+        taken = range(len(slots)) if requests is None else requests
         bench = self.bench(SLOTS + 2)
-        for request, slot in zip(its, slots, strict=True):
+        for request, slot in zip(taken, slots, strict=True):
             self.join(bench, slot, request)
         plain = SLOTS + 1
         bench.join(plain, None)
         answers: list[list[int]] = [[] for _ in slots]
         for step in range(STEPS):
-            logits = [model_says(request, step) for request in its]
+            logits = [model_says(request, step) for request in taken]
             drawn = bench.draw([*logits, model_says(99, step)], [*slots, plain])
             for answer, token in zip(answers, drawn, strict=False):
                 answer.append(token)

@@ -14,7 +14,7 @@ from asyncinfer.plugins import schedulers
 from asyncinfer.protocols import RequestView, SchedulingPolicy
 from asyncinfer.testing.patience import with_patience
 from asyncinfer.testing.rule_error import RuleError
-from asyncinfer.testing.scheduler_life import serve_all
+from asyncinfer.testing.scheduler_fuzz import serve_all
 from asyncinfer.testing.watched_scheduler import WatchedScheduler, show
 
 __all__ = ["check_scheduler"]

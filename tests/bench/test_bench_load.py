@@ -10,7 +10,7 @@ import torch
 
 from asyncinfer.bench import BenchError, LoadOptions, Record, measure_load, save_plot
 from asyncinfer.bench.load import _SHAPE, _TINY, _layers, write_layers
-from asyncinfer.bench.load_once import LOADERS, LoadRun, _memory, load_once
+from asyncinfer.bench.load_once import LOADERS, TimedLoad, _memory, load_once
 from asyncinfer.models import parse_config
 from asyncinfer.planner import ModelSize
 
@@ -97,9 +97,9 @@ def test_figures_are_of_the_medians(tmp_path: Path) -> None:
     from asyncinfer.bench.load import LoadResult
 
     runs = {
-        "asyncinfer": tuple(LoadRun(seconds, 0.1, 5) for seconds in (9.0, 2.0, 1.0)),
-        "asyncinfer, weights alone": (LoadRun(1.0, 0.1, 5),) * 3,
-        "load_file": tuple(LoadRun(seconds, 0.1, 7) for seconds in (18.0, 1.0, 0.25)),
+        "asyncinfer": tuple(TimedLoad(seconds, 0.1, 5) for seconds in (9.0, 2.0, 1.0)),
+        "asyncinfer, weights alone": (TimedLoad(1.0, 0.1, 5),) * 3,
+        "load_file": tuple(TimedLoad(seconds, 0.1, 7) for seconds in (18.0, 1.0, 0.25)),
     }
     result = LoadResult("cpu", "float16", 4_000_000_000, runs)
     figures = {figure.name: figure.value for figure in result.figures()}

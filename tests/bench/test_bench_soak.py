@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {
     "cycles": 10,
     "live": 30,
 }
-LONGER = {**SMALL, "streams": 150, "seconds": 8.0, "aborts": 100, "cycles": 40, "live": 100}
+LONGER = {**SMALL, "streams": 80, "seconds": 4.0, "aborts": 100, "cycles": 20, "live": 100}
 FAULTS = ("lost", "doubled", "wrong", "late")
 
 

@@ -159,14 +159,14 @@ def _exact_attention(
     first, out = 0, torch.empty(q.shape, dtype=torch.float64, device=q.device)
     for (start, count), blocks in zip(rows, tables.long(), strict=True):
         held = []
-        for cache, its in zip(caches, scales, strict=True):
+        for cache, scale_of in zip(caches, scales, strict=True):
             # As bytes where torch cannot index a dtype.
             plain = cache if cache.dtype.itemsize > 1 else cache.view(torch.int8)
             numbers = plain[blocks].view(cache.dtype).double()
-            if its is not None:
-                numbers = numbers * its[blocks].double()[..., None]
+            if scale_of is not None:
+                numbers = numbers * scale_of[blocks].double()[..., None]
             held.append(numbers.transpose(0, 1).flatten(1, 2)[:, : start + count])
-        k, v = (its.repeat_interleave(q.shape[1] // its.shape[0], dim=0) for its in held)
+        k, v = (tensor.repeat_interleave(q.shape[1] // tensor.shape[0], dim=0) for tensor in held)
         scores = torch.einsum("qhd,hkd->hqk", q[first : first + count].double(), k) * scale
         at = torch.arange(start + count, device=q.device)
         scores.masked_fill_(at > at[start:, None], -torch.inf)

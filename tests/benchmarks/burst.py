@@ -76,9 +76,9 @@ def measure_burst(
             result.failed[peer] = "no time left"
             continue
         report(f"{peer}: {len(work.prompts)} requests")
-        its = _first(work) if peer == STATIC else work
+        given = _first(work) if peer == STATIC else work
         try:
-            result.peers[peer] = sum(its.outputs) / run_peer(peer, its, timeout)
+            result.peers[peer] = sum(given.outputs) / run_peer(peer, given, timeout)
         except BenchError as error:
             result.failed[peer] = str(error)
     return result

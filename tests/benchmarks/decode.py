@@ -281,8 +281,8 @@ def _size(shape: str) -> ModelSize:
 def _storage(shape: str, options: StepOptions, device: torch.device) -> Storage:
     from asyncinfer.planner import Format
 
-    its = Format(name="", linear=1.0 if options.weights == "int8" else None, kv=options.kv)
-    return its.storage(str(bench_dtype(device)).removeprefix("torch."), _size(shape).head_dim)
+    held = Format(name="", linear=1.0 if options.weights == "int8" else None, kv=options.kv)
+    return held.storage(str(bench_dtype(device)).removeprefix("torch."), _size(shape).head_dim)
 
 
 def _point(

@@ -46,11 +46,15 @@ def linear_cases(
                 weight, scales = quantised(weight)
             arrivals = torch.zeros(-(-outputs // 64), dtype=torch.int32, device=x.device)
             results = batch * (outputs // 2 if part == "gate" else outputs) * x.element_size()
-            moved = [x, weight, *(its for its in (*options.values(), scales) if _tensor(its))]
+            moved = [
+                x,
+                weight,
+                *(tensor for tensor in (*options.values(), scales) if _tensor(tensor)),
+            ]
             yield KernelCase(
                 "linear_small",
                 f"linear_small {kind}{name} {batch} x {inputs} -> {outputs}",
-                sum(its.nbytes for its in moved) + results,
+                sum(tensor.nbytes for tensor in moved) + results,
                 2 * batch * inputs * outputs,
                 partial(_linear, x, weight, scales=scales, arrivals=arrivals, **options),
                 partial(_exact_linear, x, weight, scales, **options),
@@ -76,11 +80,11 @@ def expert_cases(
             scales = None
             if kind:
                 weight, scales = quantised(weight)
-            its = weight[0].nbytes + (0 if scales is None else scales[0].nbytes)
+            expert_bytes = weight[0].nbytes + (0 if scales is None else scales[0].nbytes)
             yield KernelCase(
                 "grouped_linear",
                 f"grouped_linear {kind}{name} {batch} x {active} of {count}, {inputs} -> {outputs}",
-                used * its + x.nbytes + rows * outputs * x.element_size(),
+                used * expert_bytes + x.nbytes + rows * outputs * x.element_size(),
                 2 * rows * inputs * outputs,
                 partial(_grouped, x, weight, ends, scales),
                 partial(_exact_grouped, x, weight, chosen, scales),

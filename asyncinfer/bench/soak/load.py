@@ -181,7 +181,7 @@ class _Load:
             counts=self.counts,
             errors=dict(self.errors),
             samples=tuple(samples),
-            **{name: _quantiles(its) for name, its in lateness.items()},
+            **{name: _quantiles(lags) for name, lags in lateness.items()},
             pages_total=self.engine.stats().blocks_total,
             pages_lost=lost,
             places_lost=await places_lost(self.engine, self.streams),

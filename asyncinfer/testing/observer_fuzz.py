@@ -1,4 +1,4 @@
-"""`observer_life`: what an observer may be told of an engine, drawn from a seed."""
+"""`random_events`: what an observer may be told of an engine, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from asyncinfer.protocols import (
     StepTaken,
 )
 
-__all__ = ["SomethingNew", "observer_life"]
+__all__ = ["SomethingNew", "random_events"]
 
 OUTCOMES: Final[tuple[Literal["finished", "aborted", "failed", "closed"], ...]] = (
     "finished",
@@ -40,7 +40,7 @@ class SomethingNew:
     time: float
 
 
-def observer_life(
+def random_events(
     seed: int, requests: int, *, steps: bool, drops: bool
 ) -> Iterator[ObserverEvent | SomethingNew]:
     """From `EngineOpened` to `EngineEnded`, with so many requests, a few at a time.

@@ -12,7 +12,7 @@ from asyncinfer.testing.cache_harness import CacheHarness, CacheRequest
 from asyncinfer.testing.rule_error import RuleError
 from asyncinfer.testing.watched_policy import WatchedPolicy
 
-__all__ = ["Move", "live", "random_life"]
+__all__ = ["Move", "random_moves", "run_moves"]
 
 Kind = Literal["serve", "open", "compute", "close", "ask", "wait"]
 
@@ -41,7 +41,7 @@ class Move:
                 return f"{self.number} seconds pass"
 
 
-def live(
+def run_moves(
     policy: WatchedPolicy, moves: Sequence[Move], blocks: int, other: WatchedPolicy | None = None
 ) -> None:
     """Make the moves in a pool of so many blocks of one token, then end every request and empty
@@ -51,16 +51,16 @@ def live(
     Raises:
         RuleError: the policy broke a rule.
     """
-    world = _World(policy, blocks)
-    beside = None if other is None else _World(other, blocks)
-    for move, its in zip(moves, reversed(moves), strict=True):
+    world = _TrackedCache(policy, blocks)
+    beside = None if other is None else _TrackedCache(other, blocks)
+    for move, backwards in zip(moves, reversed(moves), strict=True):
         world.make(move)
         if beside is not None:
-            beside.make(its)
+            beside.make(backwards)
     world.end()
 
 
-def random_life(seed: int, count: int, longest: int) -> list[Move]:
+def random_moves(seed: int, count: int, longest: int) -> list[Move]:
     """So many moves; prompts of up to `longest` tokens that share beginnings."""
     rng = Random(seed)
     prompts = [_prompt(rng, longest)]
@@ -83,7 +83,7 @@ def _prompt(rng: Random, longest: int) -> tuple[int, ...]:
     return tuple(rng.randrange(1000) for _ in range(rng.randint(1, longest)))
 
 
-class _World:
+class _TrackedCache:
     def __init__(self, policy: WatchedPolicy, blocks: int) -> None:
         self._policy = policy
         try:

@@ -20,14 +20,14 @@ from asyncinfer.bench.peer import TransformersPeer
 from asyncinfer.bench.products import product_seconds
 from asyncinfer.bench.workloads import Workload
 
-__all__ = ["Apart"]
+__all__ = ["WorkerProcess"]
 
 T = TypeVar("T")
 
 _peers: dict[Path, TransformersPeer] = {}
 
 
-class Apart:
+class WorkerProcess:
     """Calls into one other process, in order. Errors come back as they were raised there."""
 
     def __init__(self, pool: ProcessPoolExecutor) -> None:
@@ -35,7 +35,7 @@ class Apart:
 
     @classmethod
     @contextmanager
-    def open(cls) -> Iterator[Apart]:
+    def open(cls) -> Iterator[WorkerProcess]:
         """The process starts with the first call."""
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, mp_context=context) as pool:
