@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-import io
-import tokenize
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -33,32 +32,32 @@ class Lines:
 
 
 def count(source: str) -> Lines:
-    """Lines of one module. Blank lines of a docstring are prose."""
-    lines = source.splitlines()
-    prose = _docstrings(source)
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT and token.line.lstrip().startswith("#"):
-            prose.add(token.start[0])
-    blank = sum(not line.strip() and at not in prose for at, line in enumerate(lines, 1))
-    return Lines(len(lines) - len(prose) - blank, len(prose), blank)
-
-
-def _docstrings(source: str) -> set[int]:
-    found: set[int] = set()
+    """Lines of one module. Blank lines of a docstring are prose, those of other strings code."""
+    docstrings: set[int] = set()
+    strings: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         match node:
-            case (
-                ast.Module(body=[first, *_])
-                | ast.ClassDef(body=[first, *_])
-                | ast.FunctionDef(body=[first, *_])
-                | ast.AsyncFunctionDef(body=[first, *_])
-            ):
-                match first:
-                    case ast.Expr(value=ast.Constant(value=str()), end_lineno=int(last)):
-                        found.update(range(first.lineno, last + 1))
-    return found
+            case ast.Module() | ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                match node.body[:1]:
+                    case [ast.Expr(value=ast.Constant(value=str())) as first]:
+                        docstrings |= _lines_of(first)
+            case ast.Constant(value=str()) | ast.JoinedStr():
+                strings |= _lines_of(node)
+    prose = blank = 0
+    for at, line in enumerate(source.splitlines(), 1):
+        text = line.strip()
+        if at in docstrings or (text.startswith("#") and at not in strings):
+            prose += 1
+        elif not text and at not in strings:
+            blank += 1
+    return Lines(len(source.splitlines()) - prose - blank, prose, blank)
 
 
+def _lines_of(node: ast.Expr | ast.expr) -> set[int]:
+    return {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+
+
+@cache
 def rooms(package: Path = PACKAGE) -> dict[str, Lines]:
     """Folder or module at the top of the package -> its lines, in the order of names."""
     found: dict[str, Lines] = {}
