@@ -18,7 +18,7 @@ from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Core
 from asyncinfer.engine.defaults import generation_defaults
 from asyncinfer.engine.engine_events import EngineEvents, open_events
-from asyncinfer.engine.jobs import answer_of
+from asyncinfer.engine.jobs import output_of
 from asyncinfer.engine.loop_bridge import LoopBridge
 from asyncinfer.engine.source import Loaded, ModelSource, Progress
 from asyncinfer.errors import EngineClosed
@@ -165,11 +165,11 @@ def _report_ignored() -> None:
 
 def _tell_preempted(events: EngineEvents | None) -> Callable[[Request], None]:
     def tell(request: Request) -> None:
-        answer = answer_of(request)
-        job = answer.job
+        output = output_of(request)
+        job = output.job
         emit("request_preempted", job.context, request_id=job.request_id)
         if events is not None:
-            events.preempted(job, answer.index)
+            events.preempted(job, output.index)
 
     return tell
 

@@ -17,12 +17,12 @@ from typing import Any
 
 from asyncinfer.chunk import EngineStats
 from asyncinfer.config import EngineConfig
-from asyncinfer.engine import output
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.engine_events import EngineEvents
-from asyncinfer.engine.job import Answer, End, Job, Phase
-from asyncinfer.engine.jobs import Jobs, answer_of
+from asyncinfer.engine.job import End, Job, Phase
+from asyncinfer.engine.jobs import Jobs, output_of
 from asyncinfer.engine.loop_bridge import Batch, LoopBridge
+from asyncinfer.engine.output_stream import OutputStream
 from asyncinfer.engine.pace import Pace
 from asyncinfer.engine.source import Loaded
 from asyncinfer.errors import AsyncInferError, EngineClosed
@@ -273,12 +273,12 @@ class Core:
         """The device had no room for a step: go on in smaller ones."""
         emit("step_retracted", tokens=plan.tokens, rows=len(plan.slots), error=str(error))
         for request in self.scheduler.retract(plan, now):
-            self.jobs.fail(answer_of(request).job, now, error)
+            self.jobs.fail(output_of(request).job, now, error)
 
     def _started(self, slot: int, now: float) -> None:
         request = self.scheduler.tenant(slot)
         assert request is not None
-        job = answer_of(request).job
+        job = output_of(request).job
         if job.started is None:
             job.started = now
             emit("request_admitted", job.context, request_id=job.request_id)
@@ -292,16 +292,16 @@ class Core:
         if self.events is not None and self.events.every_step:
             self.events.stepped(plan, advanced, now)
         for request, error in advanced.failed:
-            self.jobs.fail(answer_of(request).job, now, error)
+            self.jobs.fail(output_of(request).job, now, error)
         logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
         # Runs for every token: what would be a call each is written out here.
         for request, tokens, reason, row in zip(
             advanced.requests, advanced.tokens, advanced.reasons, advanced.rows, strict=True
         ):
-            answer = request.owner
-            assert isinstance(answer, Answer)
-            job = answer.job
-            if answer.ended:
+            output = request.owner
+            assert isinstance(output, OutputStream)
+            job = output.job
+            if output.ended:
                 continue
             if prompt_logprobs and row in prompt_logprobs:
                 position = plan.starts[row] + 1
@@ -313,9 +313,9 @@ class Core:
                 if self.events is not None:
                     self.events.first_token(job, now)
             job.last_token = now
-            its = logprobs[row] if logprobs and row in logprobs else ()
+            scored = logprobs[row] if logprobs and row in logprobs else ()
             try:
-                ended = output.advance(answer, tokens, reason, its)
+                ended = output.advance(tokens, reason, scored)
             except BaseException as error:
                 if not panicked(error):
                     raise
@@ -323,9 +323,9 @@ class Core:
                 self.jobs.fail(job, now, error)
                 continue
             if ended is not None:
-                self.jobs.finish(answer, ended, now)
+                self.jobs.finish(output, ended, now)
             elif job.delivered >= job.room and job.full:
-                self.jobs.pause(answer, now)
+                self.jobs.pause(output, now)
 
     def _publish(self) -> None:
         its, counters, ends = self.scheduler, self.scheduler.counters, self.jobs.ends

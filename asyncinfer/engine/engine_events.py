@@ -9,7 +9,8 @@ from typing import Final, Literal
 from asyncinfer import plugins
 from asyncinfer.chunk import EngineStats
 from asyncinfer.config import EngineConfig
-from asyncinfer.engine.job import Answer, End, Job
+from asyncinfer.engine.job import End, Job
+from asyncinfer.engine.output_stream import OutputStream
 from asyncinfer.engine.stream_buffer import Outcome
 from asyncinfer.errors import AsyncInferError, EngineClosed
 from asyncinfer.protocols import (
@@ -65,13 +66,13 @@ class EngineEvents:
         """Before the step's tokens are handed on: what a job knows of is its last token."""
         drawn, gaps = 0, []
         for request, tokens in zip(step.requests, step.tokens, strict=True):
-            answer = request.owner
-            assert isinstance(answer, Answer)
-            if answer.ended:
+            output = request.owner
+            assert isinstance(output, OutputStream)
+            if output.ended:
                 continue
             drawn += len(tokens)
-            if tokens and answer.job.last_token is not None:
-                gaps.append(now - answer.job.last_token)
+            if tokens and output.job.last_token is not None:
+                gaps.append(now - output.job.last_token)
         self._observers.tell_step(StepTaken(now, len(plan.slots), plan.tokens, drawn, tuple(gaps)))
 
     def ended(self, job: Job, outcome: Outcome, now: float) -> None:
@@ -140,7 +141,7 @@ def _end(job: Job, outcome: Outcome, now: float) -> RequestEnded:
         job.request_id,
         _OUTCOMES[job.end],
         # A job that ended while it was prepared has no answers.
-        tuple(answer.reason for answer in job.answers) or (None,) * job.params.n,
+        tuple(output.reason for output in job.outputs) or (None,) * job.params.n,
         outcome.usage,
         outcome.timings,
         None if error is None else type(error).__name__,

@@ -1,10 +1,9 @@
-"""From a prompt to scheduler requests: template, tokenise, check, hash. Off the event loop when
-it may take long."""
+"""`Intake`: from a prompt to scheduler requests, off the event loop where that may take long."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from secrets import randbits
@@ -13,15 +12,17 @@ from typing import Any
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Command, Core
-from asyncinfer.engine.footprint import prepared_bytes, texts_of
-from asyncinfer.engine.job import Answer, Job, Phase
+from asyncinfer.engine.footprint import prepared_bytes
+from asyncinfer.engine.job import Job, Phase
 from asyncinfer.engine.jobs import named_failure
 from asyncinfer.engine.options import RequestOptions
+from asyncinfer.engine.output_stream import OutputStream
+from asyncinfer.engine.prompt_reader import PromptReader, message_chars
 from asyncinfer.engine.prompt_workers import PromptWorkers
 from asyncinfer.engine.runtime import Runtime
 from asyncinfer.engine.samplers import resolve_samplers, samplers_at_hand
 from asyncinfer.engine.turn_limit import TurnLimits
-from asyncinfer.errors import InvalidRequest, Overloaded, Size
+from asyncinfer.errors import InvalidRequest, Overloaded
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import ChosenSampler, Request
 from asyncinfer.text import Detokenizer, StopStrings, panicked
@@ -34,17 +35,15 @@ INLINE_CHARS = 1024
 INLINE_TOKENS = 4096
 INLINE_WORDS = 4
 
-#: Messages of these roles a template writes as they are.
-_SHOWN = ("system", "user")
 _SEED_MASK = 2**64 - 1
 
 
 class Intake:
-    """Prepares jobs and hands them to the decode thread. Long prompts go to daemon threads of its
-    own, so that neither an event loop nor the exit of the interpreter waits for them.
+    """Prepares jobs and hands them to the decode thread. Long prompts go to daemon threads, so that
+    neither an event loop nor the exit of the interpreter waits for them.
 
-    A job that ends meanwhile, for whatever reason, is dropped where it is: at once while it waits,
-    else between two phases of its preparation. Its place is taken until then.
+    A job that ends meanwhile is dropped: at once while it waits, else between two phases of its
+    preparation. Its place is taken until then.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Intake:
         self._core = core
         self._loaded = core.loaded
         self._scheduler = core.scheduler
-        self._config = config
+        self._reader = PromptReader(core.loaded, config)
         self._admission = admission
         self._ids = count()
         self._workers = PromptWorkers(runtime)
@@ -162,14 +161,13 @@ class Intake:
     def prepare(
         self, job: Job, prompt: Any, options: RequestOptions, deadline_hint: float | None
     ) -> None:
-        """The synchronous core of `fill`."""
+        """Make the scheduler's requests, on the calling thread. Raises `InvalidRequest`."""
         params, tokenizer, scheduler = job.params, self._loaded.tokenizer, self._scheduler
         chosen = resolve_samplers(params)
         if chosen and not scheduler.spec.samplers:
             raise InvalidRequest("sampler", params.sampler, "this model runs no samplers")
-        vocab_size = scheduler.spec.vocab_size
-        params.check_vocabulary(vocab_size)
-        token_ids = self._tokenise(job, prompt, vocab_size)
+        params.check_vocabulary(scheduler.spec.vocab_size)
+        token_ids = self._reader.token_ids(prompt, params, partial(_go_on, job))
         total = scheduler.check_fits(len(token_ids), params.max_tokens, params.prompt_logprobs)
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
@@ -208,65 +206,9 @@ class Intake:
             )
             first = first or request
             stops = StopStrings(params.stop) if params.stop else None
-            answer = Answer(job, index, request, Detokenizer(tokenizer, token_ids), stops)
-            request.owner = answer
-            job.answers.append(answer)
-
-    def _tokenise(self, job: Job, prompt: Any, vocab_size: int) -> list[int]:
-        tokenizer, scheduler = self._loaded.tokenizer, self._scheduler
-        if isinstance(prompt, str):
-            self._check_chars(len(prompt))
-            token_ids = tokenizer.encode(prompt)
-        elif isinstance(prompt, list | tuple) and not prompt:
-            raise InvalidRequest("prompt", prompt, "is empty: must hold a token id or a message")
-        elif isinstance(prompt, list | tuple) and isinstance(prompt[0], Mapping):
-            if self._loaded.template is None:
-                raise InvalidRequest("prompt", "chat messages", "this model has no chat template")
-            self._check_messages(prompt)
-            text = self._loaded.template.render(prompt)
-            _go_on(job)
-            self._check_chars(len(text))
-            token_ids = tokenizer.encode_chat(text)
-        elif isinstance(prompt, list | tuple) and isinstance(prompt[0], int):
-            # Before each of them is looked at.
-            scheduler.check_fits(len(prompt), job.params.max_tokens, job.params.prompt_logprobs)
-            token_ids = [_token_id(i, token, vocab_size) for i, token in enumerate(prompt)]
-        else:
-            raise InvalidRequest(
-                "prompt", prompt, "must be a string, a list of token ids or a list of chat messages"
-            )
-        if not token_ids:
-            if tokenizer.bos_id is None:
-                raise InvalidRequest("prompt", prompt, "is empty, and the model has no BOS token")
-            token_ids = [tokenizer.bos_id]
-        return token_ids
-
-    def _check_messages(self, messages: Sequence[Any]) -> None:
-        """Before a template sees them: it may take long, and writes what they hold at least."""
-        chars = message_chars(messages)
-        self._check_limit(chars, "of messages")
-        # What the assistant thought, a template may leave out.
-        self._check_context(message_chars(messages, _SHOWN), "of messages")
-        if not chars and not any(map(_has_calls, messages)):
-            raise InvalidRequest("prompt", messages, "is empty: no message has any content")
-
-    def _check_chars(self, chars: int) -> None:
-        """Refuse a text that is too long before anybody tokenises it."""
-        self._check_limit(chars)
-        self._check_context(chars)
-
-    def _check_limit(self, chars: int, what: str = "") -> None:
-        most = self._config.max_prompt_chars
-        if chars > most:
-            value = Size(f"{chars} characters {what}".rstrip())
-            raise InvalidRequest("prompt", value, f"must have <= max_prompt_chars={most}")
-
-    def _check_context(self, chars: int, what: str = "") -> None:
-        context, longest = self._scheduler.spec.max_context, self._loaded.tokenizer.longest_token
-        if longest is not None and chars > context * longest:
-            value = Size(f"{chars} characters {what}".rstrip())
-            bound = f"at most {context * longest} can fit a context of {context} tokens"
-            raise InvalidRequest("prompt", value, bound)
+            output = OutputStream(job, index, request, Detokenizer(tokenizer, token_ids), stops)
+            request.owner = output
+            job.outputs.append(output)
 
 
 def _is_short(prompt: Any, params: SamplingParams) -> bool:
@@ -283,35 +225,12 @@ def _is_short(prompt: Any, params: SamplingParams) -> bool:
 
 
 def _size(prompt: Any) -> int:
-    """Characters or tokens, roughly: what decides on the lane. Looks at no more than it must."""
+    """Characters or tokens, roughly, by which the prompt's worker is chosen."""
     if not isinstance(prompt, str | list | tuple):
         return 0
     if len(prompt) < INLINE_TOKENS and not isinstance(prompt, str):
         return max(len(prompt), message_chars(prompt))
     return len(prompt)
-
-
-def message_chars(messages: Sequence[Any], roles: Collection[str] | None = None) -> int:
-    """Characters of the contents of chat messages, which nobody has checked yet; those of some
-    `roles` only, unless None."""
-    return sum(
-        len(text)
-        for message in messages
-        if roles is None or (isinstance(message, Mapping) and message.get("role") in roles)
-        for text in texts_of(message)
-    )
-
-
-def _has_calls(message: Any) -> bool:
-    return isinstance(message, Mapping) and bool(message.get("tool_calls"))
-
-
-def _token_id(index: int, token: Any, vocab_size: int) -> int:
-    if isinstance(token, bool) or not isinstance(token, int):
-        raise InvalidRequest(f"prompt[{index}]", token, "must be an integer token id")
-    if not 0 <= token < vocab_size:
-        raise InvalidRequest(f"prompt[{index}]", token, f"must be in [0, {vocab_size})")
-    return token
 
 
 class _Ended(Exception):
@@ -326,6 +245,6 @@ def _go_on(job: Job) -> None:
 
 def _breathe(job: Job) -> None:
     _go_on(job)
-    # A thread that only runs Python gives the GIL away after 5 ms; an event loop shall not wait
-    # as long. Sleeping gives it away now, and for long enough that somebody takes it.
+    # A thread that only runs Python gives the GIL away after 5 ms, too late for an event loop. A
+    # sleep gives it away now, and is long enough for another thread to take it.
     time.sleep(50e-6)

@@ -1,4 +1,4 @@
-"""One submitted stream inside the engine: a `Job` with `n` `Answer`s."""
+"""One submitted stream inside the engine: a `Job` with `n` `OutputStream`s."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from enum import Enum
 from asyncinfer.chunk import Timings, Usage
 from asyncinfer.engine.loop_bridge import LoopBridge
 from asyncinfer.engine.options import RequestOptions
+from asyncinfer.engine.output_stream import OutputStream
 from asyncinfer.engine.stream_buffer import Outcome, ScoredBuffer, StreamBuffer
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler import Request, RowLogprobs
-from asyncinfer.text import Detokenizer, StopStrings
+from asyncinfer.scheduler import RowLogprobs
 
-__all__ = ["Answer", "End", "Job", "Phase"]
+__all__ = ["End", "Job", "Phase"]
 
 
 class Phase(Enum):
@@ -41,41 +41,11 @@ class End(Enum):
     REFUSED = "refused"
 
 
-class Answer:
-    """One of the `n` answers: what turns its tokens into chunks. `request.owner` is this."""
-
-    __slots__ = (
-        "count",
-        "detokenizer",
-        "ended",
-        "index",
-        "job",
-        "reason",
-        "request",
-        "stops",
-    )
-
-    def __init__(
-        self, job: Job, index: int, request: Request, detok: Detokenizer, stops: StopStrings | None
-    ) -> None:
-        self.job = job
-        self.index = index
-        self.request = request
-        self.detokenizer = detok
-        self.stops = stops
-        self.ended = False
-        #: Why it is complete; None before, and where it never becomes so.
-        self.reason: str | None = None
-        #: Tokens drawn.
-        self.count = 0
-
-
 class Job:
     """A stream from its submission to its one end."""
 
     __slots__ = (
         "announced",
-        "answers",
         "bound",
         "buffer",
         "capacity",
@@ -86,9 +56,10 @@ class Job:
         "first_token",
         "held_bytes",
         "last_token",
-        "open_answers",
+        "open_outputs",
         "options",
         "outcome",
+        "outputs",
         "params",
         "paused",
         "paused_at",
@@ -134,8 +105,8 @@ class Job:
         self.prompt_len = 0
         self.options = options
         self.context = context
-        self.answers: list[Answer] = []
-        self.open_answers = params.n
+        self.outputs: list[OutputStream] = []
+        self.open_outputs = params.n
         self.phase = Phase.PREPARING
         #: How it ended, and what its consumer is told: once, by `Admission.end`.
         self.end: End | None = None
@@ -153,7 +124,7 @@ class Job:
         self.first_token: float | None = None
         self.last_token: float | None = None
         #: Answers that wait for the consumer, since when, and what it had taken then.
-        self.paused: list[Answer] = []
+        self.paused: list[OutputStream] = []
         self.paused_at = 0.0
         self.taken_before = 0
         #: Of the prompt's tokens from the second one on, as they came; None if not asked for.
@@ -193,16 +164,16 @@ class Job:
 
     def summary(self, now: float, error: BaseException | None) -> Outcome:
         """What there is to say at an end. Any thread."""
-        tokens = sum(answer.count for answer in self.answers)
+        tokens = sum(output.count for output in self.outputs)
         usage = Usage(
             prompt_tokens=self.prompt_len,
-            cached_tokens=self.answers[0].request.cached_tokens if self.answers else 0,
+            cached_tokens=self.outputs[0].request.cached_tokens if self.outputs else 0,
             completion_tokens=tokens,
         )
         started = now if self.started is None else self.started
         first = now if self.first_token is None else self.first_token
         last = first if self.last_token is None else self.last_token
-        longest = max((answer.count for answer in self.answers), default=0)
+        longest = max((output.count for output in self.outputs), default=0)
         timings = Timings(
             queued=started - self.submitted,
             prefill=first - started,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from asyncinfer.config import EngineConfig
-from asyncinfer.engine import output
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.engine_events import EngineEvents
-from asyncinfer.engine.job import Answer, End, Job
+from asyncinfer.engine.job import End, Job
+from asyncinfer.engine.output_stream import OutputStream
 from asyncinfer.errors import DeadlineExceeded, EngineClosed, RequestFailed, StreamStalled
 from asyncinfer.scheduler import Request, Scheduler
 from asyncinfer.telemetry import emit
 from asyncinfer.text import panicked
 
-__all__ = ["Jobs", "answer_of", "closed", "named_failure", "too_late"]
+__all__ = ["Jobs", "closed", "named_failure", "output_of", "too_late"]
 
 #: The log event of each end that has one.
 _EVENTS = {
@@ -54,8 +54,8 @@ class Jobs:
         self.live[job] = None
         if self._events is not None:
             self._events.submitted(job)
-        for answer in job.answers:
-            self._scheduler.add(answer.request)
+        for output in job.outputs:
+            self._scheduler.add(output.request)
 
     def abort(self, job: Job, now: float) -> None:
         """The consumer left."""
@@ -65,26 +65,26 @@ class Jobs:
         """The consumer has enough, and keeps what there is."""
         if job not in self.live:
             return
-        for answer in job.answers:
-            if answer.ended:
+        for output in job.outputs:
+            if output.ended:
                 continue
             try:
-                output.finish(answer, "stopped")
+                output.finish("stopped")
             except BaseException as error:
                 if not panicked(error):
                     raise
                 self.fail(job, now, error)
                 return
-            self.finish(answer, "stopped", now)
+            self.finish(output, "stopped", now)
 
-    def finish(self, answer: Answer, reason: str, now: float) -> None:
+    def finish(self, output: OutputStream, reason: str, now: float) -> None:
         """One answer is complete; its last chunk has been put."""
-        answer.ended = True
-        answer.reason = reason
-        self._scheduler.finish(answer.request, now)
-        job = answer.job
-        job.open_answers -= 1
-        if job.open_answers == 0:
+        output.ended = True
+        output.reason = reason
+        self._scheduler.finish(output.request, now)
+        job = output.job
+        job.open_outputs -= 1
+        if job.open_outputs == 0:
             self._end(job, End.FINISHED, None, now)
 
     def fail(self, job: Job, now: float, error: BaseException) -> None:
@@ -95,15 +95,15 @@ class Jobs:
         """The engine is closed, and the job with it."""
         self._end(job, End.CLOSED, error, now)
 
-    def pause(self, answer: Answer, now: float) -> None:
+    def pause(self, output: OutputStream, now: float) -> None:
         """The consumer's buffer is full: schedule the answer no more until it is read."""
-        job = answer.job
+        job = output.job
         if job.options.on_full == "cancel":
             bound = job.capacity
             self.fail(job, now, RequestFailed(f"{job.request_id}: buffer={bound} tokens is full"))
             return
-        self._scheduler.pause(answer.request)
-        job.paused.append(answer)
+        self._scheduler.pause(output.request)
+        job.paused.append(output)
         if job not in self._paused:
             job.paused_at, job.taken_before = now, job.buffer.taken
             self._paused[job] = None
@@ -117,9 +117,9 @@ class Jobs:
         job.buffer.paused = False
         self._paused.pop(job, None)
         paused, job.paused = job.paused, []
-        for answer in paused:
-            if not answer.ended:
-                self._scheduler.resume(answer.request)
+        for output in paused:
+            if not output.ended:
+                self._scheduler.resume(output.request)
 
     def expire(self, now: float, drain_until: float | None) -> None:
         """End what has run out of time, wherever it is."""
@@ -159,10 +159,10 @@ class Jobs:
         if job not in self.live:
             self.report(job, now)
             return
-        for answer in job.answers:
-            if not answer.ended:
-                answer.ended = True
-                self._scheduler.finish(answer.request, now)
+        for output in job.outputs:
+            if not output.ended:
+                output.ended = True
+                self._scheduler.finish(output.request, now)
         self._admission.leave(job)
         batch = job.buffer.bridge.batch
         # What was put for a stream that is awaited goes when its end does. Where another thread
@@ -218,13 +218,13 @@ def _log_end(job: Job) -> None:
 
 
 def _show_held(job: Job) -> None:
-    for answer in job.answers:
-        if not answer.ended:
-            output.show_held(answer)
+    for output in job.outputs:
+        if not output.ended:
+            output.show_held()
 
 
-def answer_of(request: Request) -> Answer:
+def output_of(request: Request) -> OutputStream:
     """The engine's record of a scheduler's request."""
-    answer = request.owner
-    assert isinstance(answer, Answer)
-    return answer
+    output = request.owner
+    assert isinstance(output, OutputStream)
+    return output

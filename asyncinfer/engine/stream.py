@@ -5,24 +5,23 @@ from __future__ import annotations
 import contextvars
 import os
 import warnings
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from types import TracebackType
 from typing import Any
 
 import anyio
 
-from asyncinfer.chunk import Chunk, Completion, Timings, TokenLogprob, Usage
+from asyncinfer.chunk import Chunk, Completion, Timings, Usage
 from asyncinfer.engine import process
 from asyncinfer.engine.core import Command
 from asyncinfer.engine.frontend import Frontend
 from asyncinfer.engine.job import Job
 from asyncinfer.engine.loop_bridge import LoopBridge
 from asyncinfer.engine.options import RequestOptions
-from asyncinfer.engine.stream_buffer import Outcome, StreamBuffer
+from asyncinfer.engine.stream_buffer import StreamBuffer
 from asyncinfer.engine.transcript import Transcript
 from asyncinfer.errors import EngineClosed, StreamBusy
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler import RowLogprobs
 
 __all__ = ["Stream"]
 
@@ -30,8 +29,6 @@ __all__ = ["Stream"]
 #: second is for a task that is cancelled, or whose time has run out.
 ACK_TIMEOUT = 5.0
 LAST_MOMENT = 0.02
-#: Logprobs, alternatives included, that are unpacked without a pause.
-UNPACKED = 4096
 #: Chunks read without a pause before other tasks get a turn.
 BURST = 32
 
@@ -63,7 +60,7 @@ class Stream:
         self._job: Job | None = None
         #: The job's, which is the decode thread's to write to, token by token.
         self._buffer: StreamBuffer | None = None
-        self._answers = [Transcript() for _ in range(params.n)]
+        self._transcript = Transcript(params.n)
         self._reading = False
         self._burst = 0
         self._stopped = False
@@ -112,7 +109,7 @@ class Stream:
             chunk = buffer.take()
             if buffer.paused:
                 self._go_on()
-            self._answers[chunk[3]].add(chunk)
+            self._transcript.add(chunk)
             return chunk
         finally:
             self._reading = False
@@ -228,9 +225,8 @@ class Stream:
             if outcome.error is not None:
                 raise outcome.error
             while buffer.chunks:
-                content = buffer.take_packed()
-                self._answers[content[3]].add(content)
-            return await self._completion(buffer, outcome)
+                self._transcript.add(buffer.take_packed())
+            return await self._transcript.completion(self.request_id, buffer, outcome)
         finally:
             self._reading = False
             if self._job is not None and self._job.buffer.outcome is None:
@@ -250,22 +246,6 @@ class Stream:
             finally:
                 self._waited = None
                 waited.set()
-
-    async def _completion(self, buffer: StreamBuffer, outcome: Outcome) -> Completion:
-        choices = [
-            answer.choice(index, await _unpacked(buffer.kept(index), buffer.bridge))
-            for index, answer in enumerate(self._answers)
-        ]
-        prompt: tuple[TokenLogprob | None, ...] | None = None
-        if outcome.prompt_logprobs is not None:
-            prompt = None, *await _unpacked(outcome.prompt_logprobs, buffer.bridge)
-        return Completion(
-            request_id=self.request_id,
-            choices=tuple(choices),
-            usage=outcome.usage,
-            timings=outcome.timings,
-            prompt_logprobs=prompt,
-        )
 
     def _end(self) -> BaseException:
         """What a reader is told when there is nothing more to read."""
@@ -303,20 +283,6 @@ class Stream:
         if self._closed or (self._job is not None and self._job.buffer.outcome is not None):
             state = "ended"
         return f"<asyncinfer.Stream {self.request_id} {state} pid={os.getpid()}>"
-
-
-async def _unpacked(parts: Iterable[RowLogprobs], bridge: LoopBridge) -> tuple[TokenLogprob, ...]:
-    """Logprobs as they are handed out. Other tasks have a turn every few milliseconds."""
-    found: list[TokenLogprob] = []
-    built = 0
-    for part in parts:
-        for entry in part:
-            found.append(entry)
-            built += 1 + len(entry.top)
-            if built >= UNPACKED:
-                built = 0
-                await bridge.checkpoint()
-    return tuple(found)
 
 
 def _patience(bridge: LoopBridge) -> float:

@@ -1,37 +1,85 @@
-"""`Transcript`: what a consumer has taken of one answer."""
+"""`Transcript`: what a consumer has taken of a stream, and the `Completion` made of it."""
 
 from __future__ import annotations
 
-from asyncinfer.chunk import Choice, Chunk, TokenLogprob
-from asyncinfer.engine.stream_buffer import Content
+from collections.abc import Iterable
 
-__all__ = ["Transcript"]
+from asyncinfer.chunk import Choice, Chunk, Completion, TokenLogprob
+from asyncinfer.engine.loop_bridge import LoopBridge
+from asyncinfer.engine.stream_buffer import Content, Outcome, StreamBuffer
+from asyncinfer.scheduler import RowLogprobs
+
+__all__ = ["Transcript", "unpack"]
+
+#: Logprobs, alternatives included, that are unpacked without a pause.
+UNPACKED = 4096
 
 
 class Transcript:
-    """Keeps what the chunks hold and not the chunks: an object kept per token would have the
-    garbage collector walk the host's whole heap every few ten thousand tokens. Logprobs are the
-    buffer's to keep."""
+    """Keeps the contents of chunks and not the chunks: with an object kept per token, the garbage
+    collector would walk the host's whole heap every few ten thousand tokens. The buffer keeps the
+    logprobs."""
 
-    __slots__ = ("_finish_reason", "_texts", "_token_ids")
+    __slots__ = ("_answers",)
 
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
-        self._finish_reason: str | None = None
+    def __init__(self, answers: int) -> None:
+        self._answers = [_Answer() for _ in range(answers)]
 
     def add(self, chunk: Chunk | Content) -> None:
-        text, token_ids, _, _, reason = chunk
-        self._texts.append(text)
-        self._token_ids.extend(token_ids)
+        text, token_ids, _, index, reason = chunk
+        answer = self._answers[index]
+        answer.texts.append(text)
+        answer.token_ids.extend(token_ids)
         if reason is not None:
-            self._finish_reason = reason
+            answer.finish_reason = reason
 
-    def choice(self, index: int, logprobs: tuple[TokenLogprob, ...]) -> Choice:
-        return Choice(
-            index=index,
-            text="".join(self._texts),
-            token_ids=tuple(self._token_ids),
-            logprobs=logprobs,
-            finish_reason=self._finish_reason or "aborted",
+    async def completion(
+        self, request_id: str, buffer: StreamBuffer, outcome: Outcome
+    ) -> Completion:
+        """The whole answer, once all was taken. Other tasks have a turn every few milliseconds."""
+        bridge = buffer.bridge
+        choices = [
+            Choice(
+                index=index,
+                text="".join(answer.texts),
+                token_ids=tuple(answer.token_ids),
+                logprobs=await unpack(buffer.kept(index), bridge),
+                finish_reason=answer.finish_reason or "aborted",
+            )
+            for index, answer in enumerate(self._answers)
+        ]
+        prompt: tuple[TokenLogprob | None, ...] | None = None
+        if outcome.prompt_logprobs is not None:
+            prompt = None, *await unpack(outcome.prompt_logprobs, bridge)
+        return Completion(
+            request_id=request_id,
+            choices=tuple(choices),
+            usage=outcome.usage,
+            timings=outcome.timings,
+            prompt_logprobs=prompt,
         )
+
+
+async def unpack(parts: Iterable[RowLogprobs], bridge: LoopBridge) -> tuple[TokenLogprob, ...]:
+    """Logprobs as consumers get them."""
+    found: list[TokenLogprob] = []
+    built = 0
+    for part in parts:
+        for entry in part:
+            found.append(entry)
+            built += 1 + len(entry.top)
+            if built >= UNPACKED:
+                built = 0
+                await bridge.checkpoint()
+    return tuple(found)
+
+
+class _Answer:
+    """What was taken of one of the `n` answers."""
+
+    __slots__ = ("finish_reason", "texts", "token_ids")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.token_ids: list[int] = []
+        self.finish_reason: str | None = None

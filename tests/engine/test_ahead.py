@@ -57,11 +57,11 @@ def engines(device: FakeDevice, overlap: int | None, **options: Any) -> Iterator
 
 def run(engine: InlineEngine, streams: list[Any]) -> list[Any]:
     """To the end, with every invariant checked after every turn; what each stream got."""
-    requests = [answer.request for stream in streams for answer in stream.job.answers]
+    requests = [answer.request for stream in streams for answer in stream.job.outputs]
     for _ in range(500):
         engine.pump()
         requests = requests or [
-            answer.request for stream in streams for answer in stream.job.answers
+            answer.request for stream in streams for answer in stream.job.outputs
         ]
         check_invariants(engine.scheduler, requests)
         for stream in streams:

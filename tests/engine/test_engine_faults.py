@@ -373,7 +373,7 @@ async def test_a_row_fails_alone() -> None:
         ill = engine.stream("ill" * 20, max_tokens=50, temperature=0.0, buffer=4)
         got = list((await anext(ill)).token_ids)
         assert ill._job is not None
-        bad["slot"] = ill._job.answers[0].request.slot
+        bad["slot"] = ill._job.outputs[0].request.slot
         with pytest.raises(RequestFailed, match="NaN"):
             async for chunk in ill:
                 got += chunk.token_ids

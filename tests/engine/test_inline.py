@@ -129,7 +129,7 @@ class World:
         if stream.error is not None:
             assert isinstance(stream.error, RequestFailed), stream.error
             self.seen[type(stream.error).__name__] += 1
-        for answer in stream.job.answers:
+        for answer in stream.job.outputs:
             index = answer.index
             chunks = [chunk for chunk in stream.chunks if chunk.index == index]
             tokens = [token for chunk in chunks for token in chunk.token_ids]

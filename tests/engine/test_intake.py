@@ -22,6 +22,7 @@ from asyncinfer.engine import Loaded, prompt_workers
 from asyncinfer.engine.deadlines import Deadlines
 from asyncinfer.engine.intake import Intake
 from asyncinfer.engine.job import Job
+from asyncinfer.engine.prompt_reader import PromptReader
 from asyncinfer.engine.turn_limit import MOST
 from asyncinfer.testing import FakeModel, StepGate
 from asyncinfer.text import ChatTemplate, Tokenizer
@@ -41,15 +42,15 @@ class Held:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
-    held, tokenise = Held(), Intake._tokenise
+    held, tokenise = Held(), PromptReader.token_ids
 
-    def slow(intake: Intake, job: Job, prompt: Any, size: int) -> list[int]:
+    def slow(reader: PromptReader, prompt: Any, *options: Any) -> list[int]:
         if len(prompt) > 1024:
             held.begun.append(prompt)
             assert held.let_go.wait(60)
-        return tokenise(intake, job, prompt, size)
+        return tokenise(reader, prompt, *options)
 
-    monkeypatch.setattr(Intake, "_tokenise", slow)
+    monkeypatch.setattr(PromptReader, "token_ids", slow)
     yield held
     held.let_go.set()
 
@@ -147,14 +148,14 @@ async def test_huge_prompts_hold_up_no_other(
     open_engine: OpenEngine, held: Held, monkeypatch: pytest.MonkeyPatch, until: Until
 ) -> None:
     monkeypatch.setattr(prompt_workers, "HUGE", 3000)
-    prepared = Intake._tokenise
+    prepared = PromptReader.token_ids
 
-    def slow(intake: Intake, job: Job, prompt: Any, size: int) -> list[int]:
+    def slow(reader: PromptReader, prompt: Any, *options: Any) -> list[int]:
         if len(prompt) >= 3000:
-            return prepared(intake, job, prompt, size)
+            return prepared(reader, prompt, *options)
         return [1, 2, 3]
 
-    monkeypatch.setattr(Intake, "_tokenise", slow)
+    monkeypatch.setattr(PromptReader, "token_ids", slow)
     async with open_engine() as engine:
         async with anyio.create_task_group() as group:
             for _ in range(3):
@@ -228,11 +229,7 @@ async def test_a_prompt_at_the_bound_is_tokenised(open_engine: OpenEngine) -> No
 
 def test_what_calls_a_tool_needs_no_content() -> None:
     message = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {}}]}
-    source = Chatty().load(EngineConfig())
-    intake = Intake.__new__(Intake)
-    intake._loaded, intake._config = source, EngineConfig()
-    intake._scheduler = type("S", (), {"spec": source.runner.spec})()  # type: ignore[assignment]
-    intake._check_messages([message])
+    PromptReader(Chatty().load(EngineConfig()), EngineConfig()).check_messages([message])
 
 
 def test_a_crowd_leaves_the_loop_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from asyncinfer import Engine, InvalidRequest, TokenLogprob
 from asyncinfer.engine.job import Job
-from asyncinfer.engine.stream import UNPACKED, _unpacked
+from asyncinfer.engine.transcript import UNPACKED, unpack
 from asyncinfer.scheduler import RowLogprobs
 from asyncinfer.testing import FakeModel, InlineEngine
 
@@ -106,7 +106,7 @@ async def test_iterating_and_then_awaiting_gives_all_of_them(unpacked: list[int]
 
 
 @pytest.mark.anyio
-async def test_others_have_a_turn_while_they_are_unpacked() -> None:
+async def test_others_have_a_turn_while_they_areunpack() -> None:
     turns = 0
 
     class LoopBridge:
@@ -117,7 +117,7 @@ async def test_others_have_a_turn_while_they_are_unpacked() -> None:
     entry = TokenLogprob(1, -1.0, 1, ((1, -1.0),) * 128)
     rows = RowLogprobs.of([entry] * 1000)
     bridge: Any = LoopBridge()
-    assert await _unpacked([rows, rows], bridge) == (entry,) * 2000
+    assert await unpack([rows, rows], bridge) == (entry,) * 2000
     assert turns == 2000 // (UNPACKED // 129 + 1)
 
 

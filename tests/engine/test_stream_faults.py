@@ -215,13 +215,13 @@ async def test_the_deadline_of_the_scope_reaches_the_scheduler(open_engine: Open
         with anyio.fail_after(100):
             async with engine.stream("hello", **LONG) as stream:
                 assert stream._job is not None
-                request = stream._job.answers[0].request
+                request = stream._job.outputs[0].request
                 assert request.deadline is not None
                 # Sums of times on different clocks are rounded.
                 assert 90 < request.deadline - stream._job.submitted <= 100 + 1e-6
         async with engine.stream("hello", **LONG) as stream:
             assert stream._job is not None
-            assert stream._job.answers[0].request.deadline is None
+            assert stream._job.outputs[0].request.deadline is None
 
 
 # fault 7

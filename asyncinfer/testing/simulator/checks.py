@@ -73,7 +73,7 @@ class Checks:
             self._pages.poison()
             return
         requests = {
-            answer.request.id: answer.request for job in life.engine.jobs for answer in job.answers
+            answer.request.id: answer.request for job in life.engine.jobs for answer in job.outputs
         }
         requests.update(core.scheduler.roster.leaving)
         check_invariants(core.scheduler, requests.values())

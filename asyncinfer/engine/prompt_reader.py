@@ -1,0 +1,110 @@
+"""`PromptReader`: from a prompt of any kind to token ids, refused as early as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from asyncinfer.config import EngineConfig
+from asyncinfer.engine.footprint import texts_of
+from asyncinfer.engine.source import Loaded
+from asyncinfer.errors import InvalidRequest, Size
+from asyncinfer.params import SamplingParams
+from asyncinfer.scheduler import check_fits
+
+__all__ = ["PromptReader", "message_chars"]
+
+#: A template writes the messages of these roles as they are.
+_SHOWN = ("system", "user")
+
+
+class PromptReader:
+    """Applies the chat template, tokenises, and checks against context and vocabulary."""
+
+    def __init__(self, loaded: Loaded, config: EngineConfig) -> None:
+        self._loaded = loaded
+        self._spec = loaded.runner.spec
+        self._config = config
+
+    def token_ids(
+        self, prompt: Any, params: SamplingParams, go_on: Callable[[], object]
+    ) -> list[int]:
+        """The prompt's token ids, at least one. Raises `InvalidRequest`, and what `go_on` raises,
+        which is called between two phases."""
+        tokenizer, spec = self._loaded.tokenizer, self._spec
+        if isinstance(prompt, str):
+            self._check_chars(len(prompt))
+            token_ids = tokenizer.encode(prompt)
+        elif isinstance(prompt, list | tuple) and not prompt:
+            raise InvalidRequest("prompt", prompt, "is empty: must hold a token id or a message")
+        elif isinstance(prompt, list | tuple) and isinstance(prompt[0], Mapping):
+            if self._loaded.template is None:
+                raise InvalidRequest("prompt", "chat messages", "this model has no chat template")
+            self.check_messages(prompt)
+            text = self._loaded.template.render(prompt)
+            go_on()
+            self._check_chars(len(text))
+            token_ids = tokenizer.encode_chat(text)
+        elif isinstance(prompt, list | tuple) and isinstance(prompt[0], int):
+            # Before each token is looked at.
+            check_fits(spec, len(prompt), params.max_tokens, params.prompt_logprobs)
+            token_ids = [_token_id(i, token, spec.vocab_size) for i, token in enumerate(prompt)]
+        else:
+            raise InvalidRequest(
+                "prompt", prompt, "must be a string, a list of token ids or a list of chat messages"
+            )
+        if not token_ids:
+            if tokenizer.bos_id is None:
+                raise InvalidRequest("prompt", prompt, "is empty, and the model has no BOS token")
+            token_ids = [tokenizer.bos_id]
+        return token_ids
+
+    def check_messages(self, messages: Sequence[Any]) -> None:
+        """Refuse messages before a template sees them: it may take long, and writes at least the
+        messages' contents."""
+        chars = message_chars(messages)
+        self._check_limit(chars, "of messages")
+        # A template may leave out the assistant's thoughts.
+        self._check_context(message_chars(messages, _SHOWN), "of messages")
+        if not chars and not any(map(_has_calls, messages)):
+            raise InvalidRequest("prompt", messages, "is empty: no message has any content")
+
+    def _check_chars(self, chars: int) -> None:
+        """Refuse a text that is too long before anybody tokenises it."""
+        self._check_limit(chars)
+        self._check_context(chars)
+
+    def _check_limit(self, chars: int, what: str = "") -> None:
+        most = self._config.max_prompt_chars
+        if chars > most:
+            value = Size(f"{chars} characters {what}".rstrip())
+            raise InvalidRequest("prompt", value, f"must have <= max_prompt_chars={most}")
+
+    def _check_context(self, chars: int, what: str = "") -> None:
+        context, longest = self._spec.max_context, self._loaded.tokenizer.longest_token
+        if longest is not None and chars > context * longest:
+            value = Size(f"{chars} characters {what}".rstrip())
+            bound = f"at most {context * longest} can fit a context of {context} tokens"
+            raise InvalidRequest("prompt", value, bound)
+
+
+def message_chars(messages: Sequence[Any], roles: Collection[str] | None = None) -> int:
+    """Characters in the contents of unchecked chat messages; `roles` limits them to these roles."""
+    return sum(
+        len(text)
+        for message in messages
+        if roles is None or (isinstance(message, Mapping) and message.get("role") in roles)
+        for text in texts_of(message)
+    )
+
+
+def _has_calls(message: Any) -> bool:
+    return isinstance(message, Mapping) and bool(message.get("tool_calls"))
+
+
+def _token_id(index: int, token: Any, vocab_size: int) -> int:
+    if isinstance(token, bool) or not isinstance(token, int):
+        raise InvalidRequest(f"prompt[{index}]", token, "must be an integer token id")
+    if not 0 <= token < vocab_size:
+        raise InvalidRequest(f"prompt[{index}]", token, f"must be in [0, {vocab_size})")
+    return token
