@@ -122,8 +122,8 @@ async def _nats(options: AccuracyOptions, pieces: Iterable[Sequence[int]], **for
 
 
 def _pieces(options: AccuracyOptions) -> list[list[int]]:
-    """Tokens of the text, each piece but a file's first beginning with the last token of the one
-    before, so that all but the files' first tokens are predicted. One token has to fit behind."""
+    """Tokens of the text. A piece begins with the last token of the piece before it, so that every
+    token but a file's first is predicted. A piece leaves room for one token more."""
     tokenizer = Tokenizer.from_folder(Path(options.model or MODEL_PATH))
     step = options.context - 2
     pieces = []

@@ -24,8 +24,8 @@ class Environment:
     cores: int
     usable_cores: int
     torch: str | None
-    #: Threads torch computes with on the CPU; nothing here sets them. None where it was not
-    #: imported: a fake model needs none, and its objects are not in the garbage collector's way.
+    #: Threads torch computes with on the CPU; nothing here sets them. None where torch was not
+    #: imported, which a fake model does without.
     torch_threads: int | None
     #: None where it is not installed.
     triton: str | None
@@ -35,7 +35,7 @@ class Environment:
     #: Commit of the git checkout the package runs from, with "+" when files were changed; None
     #: outside one.
     commit: str | None
-    #: Processes that wanted a core over the last minute, when the run began: how quiet it was.
+    #: Processes that wanted a core, on average over the minute before the run began.
     load: float | None
     #: Seconds a thread may hold the GIL while another waits for it.
     switch_interval: float

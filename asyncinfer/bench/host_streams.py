@@ -37,7 +37,7 @@ class StreamLoad:
 
     @property
     def goal(self) -> float:
-        """The rate asked for, less what the ends of so short a window can hide."""
+        """99 % of the rate asked for: the window's first and last step count in part."""
         return 0.99 * self.asked
 
 
@@ -77,7 +77,7 @@ async def measure_streams(
 
 
 class _Meter:
-    """A gate that lets tokens go at a rate and notes when it did, stream by stream."""
+    """A gate that holds tokens to a rate, and notes when each stream's tokens were let go."""
 
     def __init__(self, streams: int, rate: float, each: int) -> None:
         self.line = StartingLine(streams)

@@ -42,11 +42,11 @@ async def measure_tokens(
     tokenizer: Tokenizer | None = None,
     observers: Sequence[Chosen[Observer]] = (),
 ) -> TokenCost:
-    """Decode `running` streams in lock-step: as behind a real device, whose step outlasts the
-    host's work, each consumer holds its chunk before the next one is made. So every token pays
-    for its own wake-up; a consumer that lags would share one among many.
+    """Decode `running` streams in lock-step: each consumer holds its chunk before the next one is
+    made, as behind a real device, whose step outlasts the host's work. So every token pays for a
+    wake-up of its own.
     """
-    # Those that were submitted first are a step or two ahead.
+    # The streams that were submitted first are a step or two ahead.
     answer = warmup + steps + 4
     gate = _LockStep(running, warmup, steps)
     blocks = running * ((48 + answer) // 16 + 2)
@@ -119,8 +119,8 @@ class _LockStep:
         self._made += sum(plan.samples)
 
     def _wait(self) -> None:
-        # The consumer counts before it compares, this thread clears before it does: whichever is
-        # second sees the other.
+        # The consumer counts before it compares, and this thread clears before it compares. So
+        # whichever compares second sees the other's change.
         self._caught_up.clear()
         if self._held < self._made and not self._caught_up.wait(PATIENCE):
             raise BenchError(f"consumers hold {self._held} of {self._made} tokens")

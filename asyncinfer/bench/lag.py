@@ -49,8 +49,8 @@ class LagOptions:
     #: Of a step of the fake model, at least.
     step_ms: float = 5.0
     repeat: int = 3
-    #: What a host may do: take everything that exists once the engine is open (torch alone is
-    #: 150,000 objects) out of the garbage collector's sight.
+    #: Call `gc.freeze` once the engine is open, as a host may: the garbage collector then skips
+    #: what exists by then (torch alone is 150,000 objects).
     freeze: bool = False
 
 
@@ -119,7 +119,7 @@ async def _measure(model: str, options: LagOptions) -> Lag:
     work = _Work(options)
     source, config = _source(model, options)
     async with Engine(source, **config) as engine:
-        # A thread of an earlier repetition may still be in the middle of a long prompt.
+        # A worker thread of an earlier repetition may still tokenise a long prompt.
         await anyio.sleep(min(1.0, options.seconds))
         gc.collect()
         if options.freeze:
@@ -189,15 +189,15 @@ class _Work:
     async def send(self, engine: Engine, index: int) -> None:
         """One long prompt after the other."""
         for number in count():
-            # Differs in its first block, so that nothing of it is cached; made of one long text,
-            # so that making it is not what is measured.
+            # The first block differs, so that nothing is cached. The rest is one long text, so that
+            # making a prompt takes no time.
             prompt = f"{index} {number} {self._text}"[: self._options.prompt_bytes]
             try:
                 async with engine.stream(prompt, max_tokens=1, temperature=0.0) as stream:
                     async for _ in stream:
                         self.prompts += 1
             except InvalidRequest:
-                # Longer than a real model's context, which is known once it is tokenised.
+                # The prompt is longer than a real model's context: known once it is tokenised.
                 self.refused += 1
 
     def _word(self) -> str:
@@ -220,7 +220,7 @@ def _source(model: str, options: LagOptions) -> tuple[Any, dict[str, Any]]:
     step = options.step_ms / 1e3
 
     def gate(phase: Phase, plan: StepPlan) -> None:
-        # A device's step: the decode thread waits, and others have the GIL.
+        # The decode thread waits without the GIL, as it does for a device.
         if phase == "collect":
             time.sleep(step)
 

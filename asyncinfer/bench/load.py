@@ -52,8 +52,8 @@ class LoadOptions:
     megabytes: int = 1500
     #: "auto" is CUDA where there is one.
     device: str = "auto"
-    #: "auto" is bfloat16 on a GPU, and float16 on a CPU: weights of the others are laid out anew
-    #: for a CPU's matrix products, which no loader else does.
+    #: "auto" is bfloat16 on a GPU, and float16 on a CPU. A CPU's matrix products need other dtypes
+    #: laid out anew, which no other loader does.
     dtype: str = "auto"
     peer: bool = True
     repeat: int = 3
@@ -88,8 +88,8 @@ class LoadResult:
         return tuple(found)
 
     def _ratio(self, ours: str, theirs: str) -> float:
-        """How many times as fast as theirs ours is: the median of the repetitions, as a machine is
-        not equally fast in all of them."""
+        """How many times as fast as theirs ours is: the median over the repetitions, because a
+        machine's speed changes between them."""
         pairs = zip(self.runs[ours], self.runs[theirs], strict=True)
         return median(their.seconds / our.seconds for our, their in pairs)
 

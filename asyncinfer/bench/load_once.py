@@ -1,8 +1,8 @@
 """One load of a checkpoint, in a process of its own: how long it takes, and what the host holds.
 
 Every loader ends in the same state: each parameter in memory of its own, in the dtype asked for.
-That takes nothing from us, who do so anyway, and a copy from the others on a CPU: their tensors are
-files mapped into memory, of which nothing was read yet.
+This engine's loader does so by itself. The other loaders only map files on a CPU, so their tensors
+are copied.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class TimedLoad:
     #: Of the clock, and of all threads of the process.
     seconds: float
     cpu_seconds: float
-    #: Most bytes of host memory meanwhile, beyond those before. Pages of a mapped file count as
-    #: they do everywhere: once they were read through it.
+    #: The most bytes of host memory during the load, less those before it. A page of a mapped file
+    #: counts once it was read.
     peak_bytes: int
 
 
 def load_once(loader: str, folder: Path, warm_up: Path, device: str, dtype: str) -> TimedLoad:
-    """Load `folder` by one of `LOADERS`, in a new process that has loaded `warm_up` before: so that
-    neither imports nor a GPU's context are in it. `_touch` says what else is not."""
+    """Load `folder` by one of `LOADERS`, in a new process that has loaded `warm_up` before. So the
+    time includes neither imports nor a GPU's context, nor what `_touch` takes."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(_load, loader, folder, warm_up, device, dtype).result()
@@ -54,7 +54,7 @@ def _load(loader: str, folder: Path, warm_up: Path, device: str, dtype: str) -> 
         _touch(sum(path.stat().st_size for path in folder.glob("*.safetensors")) * 5 // 4)
     before = _memory(reset=True)
     began, cpu = time.perf_counter(), time.process_time()
-    # What was loaded is let go after the clock was read.
+    # The clock is read before the model is let go.
     loaded = load(folder)
     if device != "cpu":
         torch.cuda.synchronize()
@@ -68,9 +68,9 @@ def _load(loader: str, folder: Path, warm_up: Path, device: str, dtype: str) -> 
 
 
 def _touch(size: int) -> None:
-    """Take so many bytes and let them go. The host of a virtual machine takes back what lies free,
-    and gives it again when it is touched, a page at a time: that may take several times as long as
-    a load, of any loader, and would fall on who comes first."""
+    """Take so many bytes and let them go. The host of a virtual machine takes free memory back, and
+    returns it a page at a time when it is touched. That may take several times as long as a load,
+    and would fall on the first loader."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -122,7 +122,8 @@ def _load_file(folder: Path, device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def _transformers(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
-    """On a CPU each tensor is copied that may be mapped. On a GPU by its quickest way there is."""
+    """On a CPU each tensor is copied, since it may be mapped. A GPU gets its tensors straight away
+    where accelerate is installed."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
     from transformers.utils.import_utils import is_accelerate_available
@@ -148,8 +149,8 @@ LOADERS: Final[dict[str, Callable[..., Any]]] = {
 
 
 def _memory(*, reset: bool = False) -> int:
-    """Most bytes that the process has held in memory; since the last reset, where Linux allows it:
-    a reset makes it what is held now."""
+    """The most bytes that the process has held in memory. On Linux a reset makes it what is held
+    now."""
     if not _STATUS.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if reset:

@@ -24,11 +24,11 @@ TWINS = {
     "min-p by a plugin": "min-p",
     "drawn by a plugin": "temperature",
 }
-#: What shipped plugins are compared with, where the chain has nothing of the kind.
+#: The chain's case that shipped plugins are compared with.
 TRUNCATED = "temperature, top-k, top-p"
-#: Begins the case of samplers that the user names: there is no target for them.
+#: The case of samplers that the user names begins so. It has no target.
 YOURS = "your "
-#: Plugins are used by nobody in the step, and one is.
+#: Cases of rows without a plugin: no request has one, and one request without a row has one.
 ALONE, BESIDE = "no plugin", "beside a plugin"
 
 

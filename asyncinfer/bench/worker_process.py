@@ -1,6 +1,6 @@
-"""A process of its own for what would slow the engine down, or be slowed down by it.
+"""`WorkerProcess`: another process for work that must not share the engine's threads.
 
-Two threads that each have OpenMP workers are more threads than cores: the workers of both then
+Two threads that each have OpenMP workers are more threads than cores. The workers of both then
 sleep between two operators instead of spinning, which costs a small model half of its speed.
 """
 

@@ -23,7 +23,7 @@ __all__ = [
 LENGTHS: Final = (70, 37, 50, 45)
 SHARED: Final = 32
 ANSWER: Final = 12
-#: Keys of every config that say nothing about a decoder's numbers.
+#: Keys that every config has and that change no number of a decoder.
 _ANYBODYS: Final = frozenset(
     (
         "architectures",
@@ -90,7 +90,7 @@ def nearby(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     values = config.to_dict()
     for key in own_keys(config):
         for value in _others(key, values):
-            # A list of the layers is for so many of them.
+            # A list of layer types has one entry per layer.
             listed = key == "num_hidden_layers" and "layer_types" in values
             yield f"{key}={value!r}", {key: value, **({"layer_types": None} if listed else {})}
     rope = values.get("rope_parameters")
@@ -138,7 +138,7 @@ def left_out(config: Any) -> Iterator[str]:
         try:
             without = type(config)(**{name: v for name, v in values.items() if name != key})
         except Exception:
-            # It cannot do without, and so no checkpoint does.
+            # transformers needs the key, so every checkpoint has it.
             continue
         if without.to_dict().get(key) == values[key]:
             yield key

@@ -62,7 +62,7 @@ def _check(family: Callable[[], Any], model: Any, tolerance: float, seed: int) -
     from asyncinfer.runner.device import use_cpu_threads
     from asyncinfer.testing.family_rules import FamilyRules
 
-    # Of this thread, which is the check's own: so small tensors are slower on more.
+    # Tensors this small are slower on several threads. The setting is this thread's alone.
     use_cpu_threads(1)
     config, model_class = _target(model)
     try:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-import logging
 import os
 import threading
-import tracemalloc
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from functools import partial
@@ -21,6 +18,7 @@ from asyncinfer.plugins.supervision import interrupted
 from asyncinfer.protocols import Observer, RequestEnded, RequestSubmitted
 from asyncinfer.testing.observer_fuzz import random_events
 from asyncinfer.testing.rule_error import RuleError
+from asyncinfer.testing.traced_memory import traced_memory
 
 __all__ = ["check_observer"]
 
@@ -186,30 +184,18 @@ def _open_files() -> int:
 
 
 def _check_memory(observer: Observer, steps: bool) -> None:
-    tracing, ended, early = tracemalloc.is_tracing(), 0, 0
-    if not tracing:
-        tracemalloc.start()
-    # Handlers such as pytest's remember all that is logged.
-    logged = logging.root.manager.disable
-    logging.disable()
+    ended = early = 0
     try:
-        for event in random_events(1, 2 * MANY, steps=steps, drops=False):
-            told: Any = event
-            observer.observe(told)
-            ended += isinstance(event, RequestEnded)
-            # By then, what is bounded is full.
-            if ended == MANY and not early:
-                early = _memory()
-        kept = _memory() - early
+        with traced_memory() as held:
+            for event in random_events(1, 2 * MANY, steps=steps, drops=False):
+                told: Any = event
+                observer.observe(told)
+                ended += isinstance(event, RequestEnded)
+                # By then, what is bounded is full.
+                if ended == MANY and not early:
+                    early = held()
+            kept = held() - early
     finally:
-        if not tracing:
-            tracemalloc.stop()
-        logging.disable(logged)
         observer.close()
     if kept > KEEPS * MANY:
         raise RuleError("memory", f"{kept:,} bytes more after {MANY:,} more requests ended")
-
-
-def _memory() -> int:
-    gc.collect()
-    return tracemalloc.get_traced_memory()[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import chain, zip_longest
@@ -15,6 +14,7 @@ from asyncinfer.testing.patience import with_patience
 from asyncinfer.testing.policy_cost import policy_cost
 from asyncinfer.testing.policy_fuzz import Move, random_moves, run_moves
 from asyncinfer.testing.rule_error import RuleError
+from asyncinfer.testing.traced_memory import traced_memory
 from asyncinfer.testing.watched_policy import WatchedPolicy
 
 __all__ = ["check_cache_policy"]
@@ -93,7 +93,7 @@ def _check(factory: Factory, examples: int, growth: bool) -> None:
             seen.append((moves, broken))
         return broken is not None
 
-    # One that is slow is told so before it has lived many lives.
+    # A slow policy is told so before it is tried many times.
     slow = _broken(factory, random_moves(seed=2, count=100, longest=6), SMALL)
     if slow is not None and slow.rule == "time":
         raise slow
@@ -151,22 +151,16 @@ def _shorter(factory: Factory, moves: Sequence[Move], rule: str) -> Sequence[Mov
 
 
 def _check_memory(factory: Factory) -> None:
-    policy, tracing = factory(), tracemalloc.is_tracing()
-    if not tracing:
-        tracemalloc.start()
-    try:
-        # Twice, so that what is bounded by the number of blocks is full.
-        kept = []
-        for churn in (4_000, 16_000):
-            before = tracemalloc.get_traced_memory()[0]
-            policy_cost(policy, 256, churn)
-            kept.append(tracemalloc.get_traced_memory()[0] - before)
-    finally:
-        if not tracing:
-            tracemalloc.stop()
-    if kept[1] > KEEPS * 16_000:
+    policy = factory()
+    with traced_memory() as held:
+        # Before the count, so that what is bounded by the number of blocks is full.
+        policy_cost(policy, 256, 4_000)
+        before = held()
+        policy_cost(policy, 256, 16_000)
+        kept = held() - before
+    if kept > KEEPS * 16_000:
         raise RuleError(
-            "memory", f"{kept[1]:,} bytes more after 16,000 blocks passed through a cache of 256"
+            "memory", f"{kept:,} bytes more after 16,000 blocks passed through a cache of 256"
         )
 
 

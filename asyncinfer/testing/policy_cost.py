@@ -16,9 +16,9 @@ PROMPT = 16
 
 
 def policy_cost(policy: EvictionPolicy, blocks: int, churn: int = 20_000) -> float:
-    """CPU seconds per block that passes through a full cache: the policy names a victim, forgets
-    it, and hears of a new block, published and released; every fourth prompt is used again and
-    released meanwhile. The policy alone is called and paid for.
+    """CPU seconds of the policy per block that passes through a full cache. For each block the
+    policy names a victim, forgets it, and is told of a new block, published and released. Every
+    fourth prompt is used again and released.
 
     Args:
         policy: a new one.

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import logging
-import tracemalloc
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Final
@@ -15,6 +12,7 @@ from asyncinfer.protocols import RequestView, SchedulingPolicy
 from asyncinfer.testing.patience import with_patience
 from asyncinfer.testing.rule_error import RuleError
 from asyncinfer.testing.scheduler_fuzz import serve_all
+from asyncinfer.testing.traced_memory import traced_memory
 from asyncinfer.testing.watched_scheduler import WatchedScheduler, show
 
 __all__ = ["check_scheduler"]
@@ -128,25 +126,14 @@ def _check_constant(factory: Factory) -> None:
 
 
 def _check_memory(factory: Factory) -> None:
-    policy, tracing = WatchedScheduler(_made(factory)), tracemalloc.is_tracing()
-    if not tracing:
-        tracemalloc.start()
-    # Handlers such as pytest's remember all that is logged.
-    logged = logging.root.manager.disable
-    logging.disable()
-    try:
+    policy = WatchedScheduler(_made(factory))
+    with traced_memory() as held:
         for view in views(4, MANY // 10):
             policy.rank(view, 1_000.0)
-        gc.collect()
-        before = tracemalloc.get_traced_memory()[0]
+        before = held()
         for view in views(5, MANY):
             policy.rank(view, 1_000.0)
-        gc.collect()
-        kept = tracemalloc.get_traced_memory()[0] - before
-    finally:
-        if not tracing:
-            tracemalloc.stop()
-        logging.disable(logged)
+        kept = held() - before
     if kept > KEEPS * MANY:
         raise RuleError("memory", f"{kept:,} bytes more after {MANY:,} more requests were ranked")
 

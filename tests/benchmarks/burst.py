@@ -19,14 +19,15 @@ __all__ = ["BurstResult", "burst_work", "measure_burst"]
 
 #: The least that this engine's rate has to be over a peer's.
 TARGETS = {"mini-sglang": 1.0, "transformers continuous batching": 5.0}
-#: Pads all requests into one batch: gets the first few only, as this engine does beside it.
+#: It pads all requests into one batch, so it gets the first few only, and so does this engine for
+#: the comparison.
 STATIC = "transformers static cache"
 STATIC_REQUESTS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class BurstResult:
-    """Rates in output tokens a second, each over the same requests as the rival's."""
+    """Rates in output tokens a second, each over the same requests as the peer's."""
 
     requests: int
     #: What this engine did with all of them, and with the first few.

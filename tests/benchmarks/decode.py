@@ -59,7 +59,7 @@ class StepOptions:
     #: None given: all of them on a GPU; a CPU gets a smoke run.
     shapes: Sequence[str] = ()
     batches: Sequence[int] = (1, 64)
-    #: Of decode steps; of prefills the lengths of their prompts.
+    #: Tokens behind each row of a decode step, or tokens of a prompt.
     contexts: Sequence[int] = (512, 2048, 8192)
     steps: int = 40
     #: Prefills of each length.
@@ -108,7 +108,7 @@ class StepPoint:
     batch: int
     context: int
     ms: float
-    #: The slowest tenth begins here; of prefills the slowest.
+    #: The 90th percentile, which of few prefills is the slowest.
     p90: float
     floor_ms: float
     target: float | None

@@ -18,7 +18,7 @@ from asyncinfer.text import Tokenizer
 
 __all__ = ["IdleModel"]
 
-#: As little as there can be: prompts are computed, and the first step of each kind.
+#: As small as can be, because prompts and the first step of each kind are computed.
 _MODEL = ModelConfig(
     architecture="LlamaForCausalLM",
     vocab_size=256,

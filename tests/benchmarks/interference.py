@@ -1,4 +1,4 @@
-"""What an engine on a real model and its host feel of one another."""
+"""What an engine on a real model and its host cost one another."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ async def _median_of(engine: Engine, options: InterferenceOptions, prompt: Promp
 
 
 async def _per_token(engine: Engine, prompt: list[int], tokens: int) -> float:
-    """Milliseconds. Chunks that come together because the loop was busy count as they should: a
-    mean over the stream, not a median of gaps."""
+    """Milliseconds per token: the mean over the stream, because chunks come together while the loop
+    is busy."""
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     began = ended = 0.0
     first = held = 0

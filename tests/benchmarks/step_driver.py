@@ -58,8 +58,8 @@ class StepDriver:
             self._checked(self.runner.collect(self.runner.launch(plan)))
         filled = -(-(context - 1) // self._spec.block_size)
         for slot in range(1, batch):
-            # One row at a time, all but its last token copied: what a step copies is held twice for
-            # a moment.
+            # One row at a time, because a step holds twice what it copies. All of a row but its
+            # last token is copied.
             plan = StepPlan(next(self._steps), [slot], [context - 1], [1], [0])
             plan.joins.append(self._join(slot, known, held[slot]))
             plan.copies += zip(held[0][:filled], held[slot][:filled], strict=True)
