@@ -10,15 +10,13 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from enum import Enum
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from asyncinfer.chunk import EngineStats
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.engine_events import EngineEvents
+from asyncinfer.engine.inbox import Command, Inbox
 from asyncinfer.engine.job import End, Job, Phase
 from asyncinfer.engine.jobs import Jobs, output_of
 from asyncinfer.engine.loop_bridge import Batch, LoopBridge
@@ -30,19 +28,7 @@ from asyncinfer.scheduler import Scheduler, StepPlan
 from asyncinfer.telemetry import emit
 from asyncinfer.text import panicked
 
-__all__ = ["Command", "Core"]
-
-
-class Command(Enum):
-    """What other threads ask of the decode thread, by `Core.post`."""
-
-    SUBMIT = "submit"
-    ABORT = "abort"
-    STOP = "stop"
-    RESUME = "resume"
-    #: Give back what a job holds that ended while a step ran.
-    RELEASE = "release"
-    CLOSE = "close"
+__all__ = ["Core"]
 
 
 class Core:
@@ -67,8 +53,7 @@ class Core:
         self.jobs = Jobs(scheduler, config, admission, events)
         #: Tells observers; None without any.
         self.events = events
-        #: `SimpleQueue.put` is reentrant: finalizers may call it from any thread at any point.
-        self.inbox: SimpleQueue[tuple[Command, Any]] = SimpleQueue()
+        self.inbox = Inbox()
         self.stats: EngineStats
         #: When the turn that runs now began; None between turns. The supervisor reads it.
         self.turn_began: float | None = None
@@ -78,22 +63,15 @@ class Core:
         self._clock = clock
         self._pace = Pace(config.overlap, self.runner.spec.overlap)
         self._in_flight: deque[tuple[StepPlan, object]] = deque()
-        #: What `wait_for_post` was woken by.
-        self._woken_by: list[tuple[Command, Any]] = []
         #: What is posted from now on comes too late.
         self._closing = False
-        #: The inbox is not read any more.
-        self._ended = False
         #: Answers taken over since the last snapshot.
         self._took = 0
         self._publish()
 
     def post(self, command: Command, argument: Any = None) -> None:
         """Ask for something, from any thread. Never blocks, never raises."""
-        self.inbox.put((command, argument))
-        if self._ended:
-            # Nobody reads the inbox any more, and a command holds a request with its prompt.
-            self._drop_posted()
+        self.inbox.post(command, argument)
 
     @property
     def busy(self) -> bool:
@@ -101,29 +79,19 @@ class Core:
         return bool(self._in_flight) or self.scheduler.has_work
 
     @property
-    def drain_until(self) -> float | None:
-        """When a close stops waiting for what still runs; None while open."""
-        return self._admission.drain_until
-
-    @property
     def done(self) -> bool:
         """Closed, and nothing is left to wait for."""
-        if self.drain_until is None or self.jobs.live or self._in_flight:
+        if self._admission.drain_until is None or self.jobs.live or self._in_flight:
             return False
-        return not self.posted
-
-    @property
-    def posted(self) -> bool:
-        """Whether something waits to be read. Any thread."""
-        return bool(self._woken_by) or not self.inbox.empty()
+        return self.inbox.empty()
 
     def step(self) -> None:
         """One turn: take in what was posted, run one step, hand out its tokens."""
         now = self.turn_began = self._clock()
-        posted = self.posted
+        posted = not self.inbox.empty()
         if posted:
             self._read_inbox(now)
-        self.jobs.expire(now, self.drain_until)
+        self.jobs.expire(now, self._admission.drain_until)
         if self.jobs.unflushed:
             # Whoever is to be told of an end need not wait for the step.
             self._publish()
@@ -136,14 +104,9 @@ class Core:
     def idle_seconds(self, most: float) -> float:
         """Until something runs out of time, `most` at most."""
         due = self._admission.next_deadline
-        if self.drain_until is not None:
-            due = min(due, self.drain_until)
+        if self._admission.drain_until is not None:
+            due = min(due, self._admission.drain_until)
         return max(0.0, min(most, due - self._clock()))
-
-    def wait_for_post(self, timeout: float) -> None:
-        """Sleep until something is posted, at most `timeout` seconds."""
-        with suppress(Empty):
-            self._woken_by.append(self.inbox.get(timeout=timeout))
 
     def snapshot(self) -> EngineStats:
         """The counters as they are now, also while a step runs. Any thread."""
@@ -169,12 +132,10 @@ class Core:
         self.stats = dataclasses.replace(self.stats, running=0, waiting=0, paused=0)
         for bridge in self._bridges.copy().values():
             bridge.flush()
-        posted = self._drop_posted()
-        self._ended = True
-        self._drop_posted()
+        released = self.inbox.close()
         # Observers last: one that hangs keeps no consumer waiting. A job that ended while it was
         # prepared has its place, or has given it back and is in the inbox.
-        for job in dict.fromkeys((*ended, *held, *self.jobs.live, *posted)):
+        for job in dict.fromkeys((*ended, *held, *self.jobs.live, *released)):
             self.jobs.report(job, now)
 
     def abandon(self, error: Callable[[], AsyncInferError]) -> None:
@@ -183,8 +144,7 @@ class Core:
         jobs = self._admission.close(error)
         ends = [(job, self._admission.end(job, End.CLOSED, error())) for job in jobs]
         held = self._admission.clear()
-        self._ended = True
-        self._drop_posted()
+        self.inbox.close()
         self.stats = dataclasses.replace(self.stats, running=0, waiting=0, paused=0)
         for bridge in self._bridges.copy().values():
             # What was said before it began to hang.
@@ -202,21 +162,9 @@ class Core:
         if self.events is not None:
             self.events.close(error)
 
-    def _drop_posted(self) -> list[Job]:
-        """Empty the inbox. Returns the jobs whose release it asked for."""
-        released = []
-        with suppress(Empty):
-            while True:
-                command, argument = self.inbox.get_nowait()
-                if command is Command.RELEASE:
-                    released.append(argument)
-        return released
-
     def _read_inbox(self, now: float) -> None:
-        while self._woken_by:
-            self._handle(*self._woken_by.pop(), now)
-        while not self.inbox.empty():
-            self._handle(*self.inbox.get_nowait(), now)
+        for command, argument in self.inbox.read():
+            self._handle(command, argument, now)
 
     def _handle(self, command: Command, argument: Any, now: float) -> None:
         match command:

@@ -15,9 +15,9 @@ from asyncinfer.config import EngineConfig, OnFull
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.assemble import open_core, source_of
 from asyncinfer.engine.closing import close
-from asyncinfer.engine.core import Command
 from asyncinfer.engine.frontend import Frontend
 from asyncinfer.engine.health import failed, health_of
+from asyncinfer.engine.inbox import Command
 from asyncinfer.engine.options import RequestOptions
 from asyncinfer.engine.runtime import Runtime, Threads
 from asyncinfer.engine.source import ModelSource, Progress

@@ -13,9 +13,10 @@ import anyio
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine import process
 from asyncinfer.engine.admission import Admission
-from asyncinfer.engine.core import Command, Core
+from asyncinfer.engine.core import Core
 from asyncinfer.engine.event_loops import current_bridge
 from asyncinfer.engine.footprint import submitted_bytes
+from asyncinfer.engine.inbox import Command
 from asyncinfer.engine.intake import Intake
 from asyncinfer.engine.job import Job
 from asyncinfer.engine.loop_bridge import Batch, LoopBridge, Waiter

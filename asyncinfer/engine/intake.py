@@ -11,8 +11,9 @@ from typing import Any
 
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.admission import Admission
-from asyncinfer.engine.core import Command, Core
+from asyncinfer.engine.core import Core
 from asyncinfer.engine.footprint import prepared_bytes
+from asyncinfer.engine.inbox import Command
 from asyncinfer.engine.job import Job, Phase
 from asyncinfer.engine.jobs import named_failure
 from asyncinfer.engine.options import RequestOptions

@@ -13,8 +13,8 @@ import anyio
 
 from asyncinfer.chunk import Chunk, Completion, Timings, Usage
 from asyncinfer.engine import process
-from asyncinfer.engine.core import Command
 from asyncinfer.engine.frontend import Frontend
+from asyncinfer.engine.inbox import Command
 from asyncinfer.engine.job import Job
 from asyncinfer.engine.loop_bridge import LoopBridge
 from asyncinfer.engine.options import RequestOptions

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable
 
 from asyncinfer.engine.admission import Admission
-from asyncinfer.engine.core import Command, Core
+from asyncinfer.engine.core import Core
+from asyncinfer.engine.inbox import Command
 from asyncinfer.engine.loop_bridge import Latch, LoopBridge
 from asyncinfer.engine.runtime import Handle, Runtime
 from asyncinfer.engine.watchdog import Watchdog
@@ -99,7 +100,7 @@ class DecodeThread:
 
     @property
     def ready(self) -> bool:
-        return self.core is not None and self.core.posted
+        return self.core is not None and not self.core.inbox.empty()
 
     def turn(self) -> float | None:
         core = self.core
@@ -125,7 +126,7 @@ class DecodeThread:
 
     def wait(self, seconds: float) -> None:
         if self.core is not None:
-            self.core.wait_for_post(seconds)
+            self.core.inbox.wait(seconds)
 
     def _open(self) -> float | None:
         try:

@@ -8,7 +8,8 @@ from threading import Event
 from typing import Final
 
 from asyncinfer.engine.admission import Admission
-from asyncinfer.engine.core import Command, Core
+from asyncinfer.engine.core import Core
+from asyncinfer.engine.inbox import Command
 from asyncinfer.engine.job import End, Job, Phase
 from asyncinfer.engine.jobs import closed, too_late
 from asyncinfer.engine.loop_bridge import Batch, LoopBridge

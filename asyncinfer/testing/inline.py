@@ -15,8 +15,9 @@ from asyncinfer.config import EngineConfig
 from asyncinfer.engine import ModelSource
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.assemble import open_scheduler
-from asyncinfer.engine.core import Command, Core
+from asyncinfer.engine.core import Core
 from asyncinfer.engine.frontend import Frontend
+from asyncinfer.engine.inbox import Command
 from asyncinfer.engine.job import Job
 from asyncinfer.engine.loop_bridge import LoopBridge, Waiter
 from asyncinfer.engine.options import RequestOptions

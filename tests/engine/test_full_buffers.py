@@ -8,7 +8,7 @@ import pytest
 
 from asyncinfer import DeadlineExceeded, EngineClosed, RequestFailed, StreamStalled
 from asyncinfer.engine.coalescing import Coalescing
-from asyncinfer.engine.core import Command
+from asyncinfer.engine.inbox import Command
 from asyncinfer.testing import FakeModel, InlineEngine, InlineStream
 
 LONG: dict[str, Any] = {"max_tokens": 400, "temperature": 0.0}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from asyncinfer import EngineClosed, InvalidRequest, Overloaded, RequestFailed, SamplingParams
-from asyncinfer.engine.core import Command
+from asyncinfer.engine.inbox import Command
 from asyncinfer.testing import FakeModel, InlineEngine, InlineStream
 from asyncinfer.text import Detokenizer
 

@@ -21,7 +21,8 @@ from asyncinfer import (
     Overloaded,
     RequestFailed,
 )
-from asyncinfer.engine.core import Command, Core
+from asyncinfer.engine.core import Core
+from asyncinfer.engine.inbox import Command
 from asyncinfer.engine.intake import Intake
 from asyncinfer.engine.runtime import Handle, Threads, Worker
 from asyncinfer.testing import FakeModel, StepGate

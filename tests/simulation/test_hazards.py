@@ -12,8 +12,8 @@ import pytest
 
 from asyncinfer.engine import intake
 from asyncinfer.engine.admission import Admission
-from asyncinfer.engine.core import Command
 from asyncinfer.engine.deadlines import Deadlines
+from asyncinfer.engine.inbox import Command
 from asyncinfer.engine.intake import Intake
 from asyncinfer.engine.job import Job, Phase
 from asyncinfer.engine.prompt_workers import PromptWorkers

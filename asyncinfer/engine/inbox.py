@@ -1,0 +1,73 @@
+"""`Inbox`: what other threads ask of the decode thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from enum import Enum
+from queue import Empty, SimpleQueue
+from typing import Any
+
+__all__ = ["Command", "Inbox"]
+
+
+class Command(Enum):
+    """What can be asked, each with an argument: seconds for CLOSE, a job for the others."""
+
+    SUBMIT = "submit"
+    ABORT = "abort"
+    STOP = "stop"
+    RESUME = "resume"
+    #: Give back what a job holds that another thread has ended, and report its end.
+    RELEASE = "release"
+    CLOSE = "close"
+
+
+class Inbox:
+    """Any thread posts, and the decode thread alone reads."""
+
+    def __init__(self) -> None:
+        # `SimpleQueue.put` is reentrant: a finalizer may call it on any thread at any point.
+        self._queue: SimpleQueue[tuple[Command, Any]] = SimpleQueue()
+        #: What `wait` was woken by.
+        self._woken_by: list[tuple[Command, Any]] = []
+        self._closed = False
+
+    def post(self, command: Command, argument: Any) -> None:
+        """Never blocks, never raises."""
+        self._queue.put((command, argument))
+        if self._closed:
+            # Nobody reads any more, and a command holds a request with its prompt.
+            self._drop()
+
+    def empty(self) -> bool:
+        """Whether nothing waits to be read. Any thread."""
+        return not self._woken_by and self._queue.empty()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until something is posted, at most `seconds`."""
+        with suppress(Empty):
+            self._woken_by.append(self._queue.get(timeout=seconds))
+
+    def read(self) -> Iterator[tuple[Command, Any]]:
+        """Take out what was posted, in its order."""
+        while self._woken_by:
+            yield self._woken_by.pop()
+        # Another thread may close the inbox meanwhile, if this one was held up.
+        with suppress(Empty):
+            while True:
+                yield self._queue.get_nowait()
+
+    def close(self) -> list[Any]:
+        """Drop what was posted, and from now on what is. Returns the jobs to be released."""
+        dropped = self._drop()
+        self._closed = True
+        dropped += self._drop()
+        return [argument for command, argument in dropped if command is Command.RELEASE]
+
+    def _drop(self) -> list[tuple[Command, Any]]:
+        dropped = []
+        with suppress(Empty):
+            while True:
+                dropped.append(self._queue.get_nowait())
+        return dropped
