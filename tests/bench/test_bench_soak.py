@@ -43,7 +43,9 @@ def check(result: SoakResult, options: dict[str, Any]) -> None:
     assert result.cycles.while_opening == options["cycles"] // 10
     assert result.close.told == options["live"]
     assert result.overload.refused.count > result.overload.admitted.count >= 32
-    assert result.impatient.refused == 36
+    # Of the first sixteen callers, who come in one turn of the event loop, four have a place. On a
+    # busy machine these give up before the last callers come.
+    assert 12 <= result.impatient.refused <= 36
 
 
 @pytest.mark.slow
