@@ -12,6 +12,7 @@ import pytest
 from support import lines_run
 
 from asyncinfer import Engine, EngineConfig, InvalidRequest, SamplingParams, bounds
+from asyncinfer.cache import KVGroupSpec
 from asyncinfer.checks import check_arguments, check_token_ids
 from asyncinfer.engine.options import RequestOptions
 from asyncinfer.scheduler import RunnerSpec, check_fits
@@ -40,7 +41,7 @@ def request_option(name: str) -> Attempt:
 
 
 def prompt_scores(prompt_len: int) -> Attempt:
-    spec = RunnerSpec(10**6, 16, 1, max_context=10**7, vocab_size=9, max_step_tokens=9)
+    spec = RunnerSpec((KVGroupSpec(10**6),), 16, 1, 10**7, vocab_size=9, max_step_tokens=9)
     return lambda value: check_fits(spec, prompt_len, 1, value)
 
 
@@ -135,7 +136,7 @@ def test_a_count_is_no_value_in_quotes() -> None:
     with pytest.raises(InvalidRequest, match=r"^stop=<65 entries>: at most 64$"):
         SamplingParams(stop=["x"] * 65)
     with pytest.raises(InvalidRequest, match=r"^prompt=<40 tokens>: at most 31 fit the context"):
-        check_fits(RunnerSpec(9, 16, 1, 32, vocab_size=9, max_step_tokens=9), 40, None)
+        check_fits(RunnerSpec((KVGroupSpec(9),), 16, 1, 32, 9, max_step_tokens=9), 40, None)
 
 
 @pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids", "stop", "bad_words"])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass, field
 
 import torch
 
@@ -12,13 +11,14 @@ __all__ = ["AttentionBatch", "DeviceBatch"]
 
 @dataclass(slots=True)
 class DeviceBatch:
-    """The rows of one forward pass, as the device knows them: enough for attention that asks the
-    host nothing, such as a recorded step's. Query tokens lie row after row in one flat dimension.
+    """The rows of one forward pass in one KV group, as the device knows them: enough for attention
+    that asks the host nothing, such as a recorded step's. Query tokens lie row after row in one
+    flat dimension.
 
     Rows of one token (decode) come first; `decode_rows` says how many.
     """
 
-    #: int32 `[rows, max_blocks]`; entries past a row's last used block are never read.
+    #: int32 `[rows, max_blocks]`; only the blocks are read that a row's query tokens see.
     block_tables: torch.Tensor
     #: int32 `[rows]`: tokens of the sequence after this step. 0 for a row that only fills up the
     #: batch: nothing is read or written for it.
@@ -31,25 +31,9 @@ class DeviceBatch:
     block_size: int
     #: How many rows, from the first on, have one query token.
     decode_rows: int
-    #: `block_tables` and `slot_mapping` of the layers whose KV is in window pages, if there are
-    #: any; of a row's table only the blocks are read that its query tokens see.
-    window_tables: torch.Tensor | None = field(default=None, kw_only=True)
-    window_mapping: torch.Tensor | None = field(default=None, kw_only=True)
     #: int32, all zero, one for each decode row and query head: see `AttentionWorkspace`. None:
     #: attention makes its own.
     arrivals: torch.Tensor | None = field(default=None, kw_only=True)
-
-    def windowed(self) -> Self:
-        """The batch as these layers have it."""
-        assert self.window_tables is not None
-        assert self.window_mapping is not None
-        return replace(
-            self,
-            block_tables=self.window_tables,
-            slot_mapping=self.window_mapping,
-            window_tables=None,
-            window_mapping=None,
-        )
 
 
 @dataclass(slots=True)

@@ -31,20 +31,17 @@ class KVShape(Protocol):
 
 
 class KVCache:
-    """Keys and values by layer, `k[layer]` and `v[layer]` each `[num_blocks, kv_heads,
-    block_size, head_dim]`: views into one allocation, so that a block is copied in one call.
+    """The pages of one KV group. Keys and values by layer, `k[layer]` and `v[layer]` each
+    `[num_blocks, kv_heads, block_size, head_dim]`: views into one allocation, so that a page is
+    copied in one call.
 
     What they are held as, and in how many tensors, is the `format`'s affair. Where it has scales,
-    `k_scales[layer]` and `v_scales[layer]` are float32 `[num_blocks, kv_heads, block_size]`.
-
-    Layers that see a window only may have a cache of their own, `window`, whose blocks are other
-    pages and may be fewer."""
+    `k_scales[layer]` and `v_scales[layer]` are float32 `[num_blocks, kv_heads, block_size]`."""
 
     def __init__(
         self,
         tensors: Sequence[torch.Tensor],
         layers: Sequence[int] | None = None,
-        window: KVCache | None = None,
         *,
         format: KVFormat = PLAIN,
         dtype: torch.dtype | None = None,
@@ -57,7 +54,6 @@ class KVCache:
         self.storage = tensors[0]
         self.format = format
         self.dtype = dtype or self.storage.dtype
-        self.window = window
         #: All there is of a page, in dtypes that torch can index.
         self.tensors = [_indexable(tensor) for tensor in tensors]
         # A GPU's memory is shared out to the last byte, and its kernels read pages.
@@ -96,24 +92,18 @@ class KVCache:
         device: torch.device | str,
         *,
         format: KVFormat = PLAIN,
-        window_layers: Sequence[int] = (),
-        window_pages: int = 0,
+        layers: Sequence[int] | None = None,
     ) -> KVCache:
-        """A cache of `num_blocks` blocks, zeroed (a host then commits pages as they are used), with
-        one of `window_pages` for `window_layers`, for a model of `dtype`."""
-        heads, parts = model_config.num_kv_heads, model_config.kv_parts
-
-        def made(layers: Sequence[int], blocks: int, window: KVCache | None = None) -> KVCache:
-            shape = len(layers), parts, blocks, heads, block_size
-            tensors = [
-                torch.zeros((*shape, width), dtype=kind, device=device)
-                for width, kind in format.tensors(model_config.head_dim, dtype)
-            ]
-            return cls(tensors, layers, window, format=format, dtype=dtype)
-
-        near = [layer for layer in range(model_config.num_layers) if layer in window_layers]
-        far = [layer for layer in range(model_config.num_layers) if layer not in window_layers]
-        return made(far, num_blocks, made(near, window_pages) if near else None)
+        """A cache of `num_blocks` blocks for a model of `dtype`, zeroed: a host then commits pages
+        as they are used. `layers` are the model's that it is for; None: all."""
+        if layers is None:
+            layers = range(model_config.num_layers)
+        shape = len(layers), model_config.kv_parts, num_blocks, model_config.num_kv_heads
+        tensors = [
+            torch.zeros((*shape, block_size, width), dtype=kind, device=device)
+            for width, kind in format.tensors(model_config.head_dim, dtype)
+        ]
+        return cls(tensors, layers, format=format, dtype=dtype)
 
     @staticmethod
     def bytes_per_block(

@@ -1,24 +1,31 @@
-"""The paged KV cache's bookkeeping: blocks, references, prefixes, eviction."""
+"""The paged KV cache's bookkeeping: blocks, KV groups and their pages, prefixes, eviction."""
 
 from asyncinfer.cache.block_manager import BlockManager, Tabled
-from asyncinfer.cache.block_pool import BlockPool
 from asyncinfer.cache.chain import BlockHasher, chain_keys
+from asyncinfer.cache.full_pages import FullPages
 from asyncinfer.cache.guard import GuardedPolicy
+from asyncinfer.cache.page_group import BlockTable, DependentGroup, KVGroupSpec, PageGroup
+from asyncinfer.cache.page_pool import PagePool
 from asyncinfer.cache.policies.lru import LRU
 from asyncinfer.cache.prefix_cache import CacheEntry, PrefixCache, Tenant
-from asyncinfer.cache.window_pool import WindowPool, reach_of, steady_pages
+from asyncinfer.cache.window_pages import WindowPages, reach_of, steady_pages
 
 __all__ = [
     "LRU",
     "BlockHasher",
     "BlockManager",
-    "BlockPool",
+    "BlockTable",
     "CacheEntry",
+    "DependentGroup",
+    "FullPages",
     "GuardedPolicy",
+    "KVGroupSpec",
+    "PageGroup",
+    "PagePool",
     "PrefixCache",
     "Tabled",
     "Tenant",
-    "WindowPool",
+    "WindowPages",
     "chain_keys",
     "reach_of",
     "steady_pages",

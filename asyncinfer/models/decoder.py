@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from asyncinfer.attention import Attend, DeviceBatch, KVCache, begin_attention
@@ -65,29 +67,30 @@ class Decoder:
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
-        kv: KVCache,
-        batch: DeviceBatch,
+        kv: Sequence[KVCache],
+        batches: Sequence[DeviceBatch],
     ) -> torch.Tensor:
         """Hidden states `[tokens, hidden]` in the model's dtype, before the final norm.
 
-        `token_ids` and `positions` are int64 `[tokens]`, row after row as in `batch`. Writes the
-        KV of every token at `batch.slot_mapping`, or `window_mapping`, before it is attended to.
+        `token_ids` and `positions` are int64 `[tokens]`, row after row as in each of `batches`: one
+        for each KV group in `kv`, with the same rows. Writes the KV of every token at the group's
+        `slot_mapping` before it is attended to.
         """
         x = self._embed(token_ids, positions)
         angles = [rope(positions) for rope in self._ropes]
-        for layer, attend in zip(self._layers, self._attends(kv, batch), strict=True):
+        for layer, attend in zip(self._layers, self._attends(kv, batches), strict=True):
             x = layer(x, angles, attend)
         return x
 
-    def _attends(self, kv: KVCache, batch: DeviceBatch) -> list[Attend]:
+    def _attends(self, kv: Sequence[KVCache], batches: Sequence[DeviceBatch]) -> list[Attend]:
         """Each layer's attention."""
-        if kv.window is None:
-            return [begin_attention(kv, batch, self._scale)] * len(self._layers)
-        near = far = begin_attention(kv.window, batch.windowed(), self._scale)
-        if kv.num_layers:
-            far = begin_attention(kv, batch, self._scale)
-        windowed = kv.window.layers
-        return [near if layer in windowed else far for layer in range(len(self._layers))]
+        attends: dict[int, Attend] = {}
+        for group, batch in zip(kv, batches, strict=True):
+            if group.layers:
+                attends.update(
+                    dict.fromkeys(group.layers, begin_attention(group, batch, self._scale))
+                )
+        return [attends[layer] for layer in range(len(self._layers))]
 
     def logits(self, hidden: torch.Tensor, *, as_stored: bool = False) -> torch.Tensor:
         """float32 `[n, vocab_size]` of the hidden states `[n, hidden]` to be sampled; `as_stored`

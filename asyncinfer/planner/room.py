@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from asyncinfer.cache import steady_pages
+from asyncinfer.cache import KVGroupSpec, steady_pages
 from asyncinfer.config import MOST_RUNNING, EngineConfig
 from asyncinfer.models import ModelConfig
 from asyncinfer.runner.memory import pages_in_flight, share_out
@@ -47,24 +47,24 @@ def kv_room(
     steady = 0 if config.window is None else steady_pages(config.window, size)
     in_flight = pages_in_flight(engine, overlap)
 
-    def shares(slots: int) -> tuple[int, int] | None:
+    def shares(slots: int) -> tuple[KVGroupSpec, ...]:
         if config.window is None:
-            return None
+            return ()
         return share_out(free(slots), context, config, layer_bytes, size, slots, in_flight)
 
     def run(count: int) -> bool:
         """Whether so many do."""
         divided = shares(count)
-        if divided is None:
+        if not divided:
             return free(count) >= count * width * config.num_layers * layer_bytes
-        blocks, pages = divided
+        blocks, pages = (group.num_pages for group in divided)
         # Alone a sequence takes smaller chunks where it must.
         chunks = min(in_flight, count * (width - steady)) if count > 1 else 0
         return blocks >= count * width and pages >= count * steady + chunks
 
     sequences = _most(run, MOST_RUNNING)
     chunks = min(in_flight, max(sequences, 1) * (width - steady))
-    near = 0 if shares(max(sequences, 1)) is None else len(config.windowed_layers)
+    near = len(config.windowed_layers) if shares(max(sequences, 1)) else 0
     far = config.num_layers - near
     return KVRoom(
         sequences=sequences,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -30,7 +32,7 @@ class DeterministicExecutor(EagerExecutor):
     def __init__(
         self,
         decoder: Decoder,
-        kv: KVCache,
+        kv: Sequence[KVCache],
         inputs: InputBatch,
         history: TokenHistory,
         sampling: SamplingState,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +31,7 @@ class EagerExecutor:
     The methods `forward`, `logits`, `sample` and `score` are there to be overridden.
 
     Args:
+        kv: the pages of each KV group.
         inputs: the slots' block tables, which this executor writes from now on.
         history: query tokens are read from it, and drawn tokens written to it.
     """
@@ -39,7 +39,7 @@ class EagerExecutor:
     def __init__(
         self,
         decoder: Decoder,
-        kv: KVCache,
+        kv: Sequence[KVCache],
         inputs: InputBatch,
         history: TokenHistory,
         sampling: SamplingState,
@@ -55,8 +55,7 @@ class EagerExecutor:
         `joins`, which are those of the plan or none. Takes no memory of the device."""
         for join in joins:
             self.inputs.join(join)
-        self.inputs.grow(plan.grown)
-        self.inputs.grow_pages(plan.grown_pages)
+        self.inputs.grow(plan.groups)
 
     def run(self, plan: StepPlan, buffers: StepBuffers) -> PendingStep:
         """Start the rows of a plan. Raises torch's error where the device has no memory."""
@@ -89,10 +88,7 @@ class EagerExecutor:
     def forward(self, arrays: StepArrays) -> torch.Tensor:
         """Hidden states of the step's query tokens, `[tokens, hidden]`."""
         places = self.history.places(arrays.token_slots, arrays.positions)
-        window_arrays: list[npt.NDArray[Any]] = []
-        if arrays.window_tables is not None and arrays.window_mapping is not None:
-            window_arrays = [arrays.window_tables, arrays.window_mapping]
-        places_there, positions, slot_mapping, block_tables, seq_lens, query_starts, *near = upload(
+        places_there, positions, slot_mapping, block_tables, seq_lens, query_starts = upload(
             self.decoder.device,
             places,
             arrays.positions,
@@ -100,24 +96,23 @@ class EagerExecutor:
             arrays.block_tables,
             arrays.seq_lens,
             arrays.query_starts,
-            *window_arrays,
         )
-        window_tables, window_mapping = near or (None, None)
-        batch = AttentionBatch(
-            block_tables=block_tables,
-            seq_lens=seq_lens,
-            query_starts=query_starts,
-            slot_mapping=slot_mapping,
-            starts=arrays.starts,
-            counts=arrays.counts,
-            block_size=self.kv.block_size,
-            decode_rows=arrays.decode_rows,
-            sequences=arrays.sequences,
-            window_tables=window_tables,
-            window_mapping=window_mapping,
-        )
+        batches = [
+            AttentionBatch(
+                block_tables=block_tables[group],
+                seq_lens=seq_lens,
+                query_starts=query_starts,
+                slot_mapping=slot_mapping[group],
+                starts=arrays.starts,
+                counts=arrays.counts,
+                block_size=kv.block_size,
+                decode_rows=arrays.decode_rows,
+                sequences=arrays.sequences,
+            )
+            for group, kv in enumerate(self.kv)
+        ]
         tokens = self.history.at(places_there)
-        return self.decoder.forward(tokens, positions, self.kv, batch)
+        return self.decoder.forward(tokens, positions, self.kv, batches)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 `[n, vocab]` of `hidden` `[n, hidden]`, with the padding of the vocabulary."""

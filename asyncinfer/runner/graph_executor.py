@@ -14,7 +14,7 @@ from asyncinfer.models import Decoder
 from asyncinfer.runner.accelerator import Accelerator
 from asyncinfer.runner.decode_graphs import DecodeGraphs, batch_sizes
 from asyncinfer.runner.eager_executor import EagerExecutor
-from asyncinfer.runner.input_batch import InputBatch, table_width
+from asyncinfer.runner.input_batch import InputBatch
 from asyncinfer.runner.pending_step import EagerResults, PendingStep, drawn_result
 from asyncinfer.runner.recorded_step import RecordedStep
 from asyncinfer.runner.slot_state import SlotState
@@ -46,7 +46,7 @@ class GraphExecutor(EagerExecutor):
         self,
         accelerator: Accelerator,
         decoder: Decoder,
-        kv: KVCache,
+        kv: Sequence[KVCache],
         spec: RunnerSpec,
         history: TokenHistory,
         sampling: SamplingState,
@@ -54,17 +54,14 @@ class GraphExecutor(EagerExecutor):
         hold: int = 0,
     ) -> None:
         sizes = batch_sizes(spec.max_slots)
-        self.state = SlotState(
-            accelerator, spec.max_slots, table_width(spec), sizes[-1], OPTION_WORDS
-        )
+        groups, width = len(spec.groups), spec.table_width
+        self.state = SlotState(accelerator, spec.max_slots, groups, width, sizes[-1], OPTION_WORDS)
         super().__init__(decoder, kv, InputBatch(spec, self.state.host_tables), history, sampling)
         self._step = RecordedStep(
             decoder, kv, spec, self.state, history, sizes[-1], max(2, spec.overlap)
         )
         self.graphs = DecodeGraphs(accelerator, self._step, sizes, hold=hold)
         self._accelerator = accelerator
-        #: Where tables of window pages begin.
-        self._pages_at = -(-spec.max_context // spec.block_size)
         #: Where replayed steps leave their results, in turns.
         self._places = list(self._step.results)
         self._turn = 0
@@ -84,15 +81,13 @@ class GraphExecutor(EagerExecutor):
     def change(self, plan: StepPlan, joins: Sequence[Join]) -> None:
         super().change(plan, joins)
         for join in joins:
-            self.state.touch_table(join.slot, len(join.blocks))
-            if join.pages:
-                pages = self._pages_at + np.arange(len(join.pages))
-                self.state.touch_entries(np.array([join.slot]), pages)
+            for group, pages in enumerate(join.tables):
+                self.state.touch_tables(group, join.slot, np.arange(len(pages)))
             self.state.set_options(join.slot, option_words(join.params, join.seed))
-        for first, grown in ((0, plan.grown), (self._pages_at, plan.grown_pages)):
-            if grown:
-                slots, indices, _ = np.array(grown).T
-                self.state.touch_entries(slots, first + indices)
+        for group, changes in enumerate(plan.groups):
+            if changes.grown:
+                slots, indices, _ = np.array(changes.grown).T
+                self.state.touch_tables(group, slots, indices)
 
     def run(self, plan: StepPlan, buffers: StepBuffers) -> PendingStep:
         if plan.slots and self._replays(plan):

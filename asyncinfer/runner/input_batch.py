@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from asyncinfer.scheduler.plan import Join, RunnerSpec, StepPlan
+from asyncinfer.scheduler.plan import Join, PageChanges, RunnerSpec, StepPlan
 
-__all__ = ["InputBatch", "StepArrays", "table_width"]
+__all__ = ["InputBatch", "StepArrays"]
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -19,11 +20,11 @@ I64 = npt.NDArray[np.int64]
 class StepArrays:
     """One step, on the host. Rows of one query token come first; draws are in the plan's order."""
 
-    #: Slot and position of each query token, and where its KV goes, `[tokens]`.
+    #: Slot and position of each query token, `[tokens]`.
     token_slots: I64
     positions: I64
+    #: `[groups, tokens]`, `[groups, rows, blocks]`, `[rows]`, `[rows + 1]`: see `AttentionBatch`.
     slot_mapping: I64
-    #: `[rows, blocks]`, `[rows]`, `[rows + 1]`: see `AttentionBatch`.
     block_tables: I32
     seq_lens: I32
     query_starts: I32
@@ -42,20 +43,18 @@ class StepArrays:
     draw_last: npt.NDArray[np.bool_]
     #: A number for each row's sequence, see `AttentionBatch`.
     sequences: list[int] | None = None
-    #: As `slot_mapping` and `block_tables`, of window pages; None without windows.
-    window_mapping: I64 | None = None
-    window_tables: I32 | None = None
 
     @classmethod
     def of_single_rows(cls, positions: I64, slot_mapping: I64, block_tables: I32) -> StepArrays:
-        """Rows of one query token each, in slots of their own, that draw nothing."""
+        """Rows of one query token each, in slots of their own, that draw nothing. Of one group:
+        `slot_mapping` `[tokens]`, `block_tables` `[rows, blocks]`."""
         rows = np.arange(len(positions))
         none = rows[:0]
         return cls(
             token_slots=rows,
             positions=positions,
-            slot_mapping=slot_mapping,
-            block_tables=block_tables,
+            slot_mapping=slot_mapping[None],
+            block_tables=block_tables[None],
             seq_lens=(positions + 1).astype(np.int32),
             query_starts=np.arange(len(positions) + 1, dtype=np.int32),
             starts=positions.tolist(),
@@ -74,43 +73,33 @@ class InputBatch:
     """Block tables of the slots, and the arithmetic of a step. No Python per row or token."""
 
     def __init__(self, spec: RunnerSpec, tables: I32 | None = None) -> None:
-        """`tables` int32 `[slots, blocks]` is where the block tables are kept, if somebody else
-        wants to see them too. Where there are windows, each is followed by the table of window
-        pages, as long again."""
+        """`tables` int32 `[slots, groups, blocks]` is where the block tables are kept, if somebody
+        else wants to see them too."""
         self._block_size = spec.block_size
-        width = -(-spec.max_context // spec.block_size)
         if tables is None:
-            tables = np.zeros((spec.max_slots, table_width(spec)), np.int32)
-        self._tables: I32 = tables[:, :width]
-        self._pages: I32 | None = None if spec.window is None else tables[:, width:]
+            shape = spec.max_slots, len(spec.groups), spec.table_width
+            tables = np.zeros(shape, np.int32)
+        #: The same by group.
+        self._tables: I32 = tables.transpose(1, 0, 2)
         self.prompt_lens: I64 = np.zeros(spec.max_slots, np.int64)
         self._sequences: I64 = np.zeros(spec.max_slots, np.int64)
         self._joined = 0
 
     def join(self, join: Join) -> None:
-        """The slot's table is now `join.blocks`."""
-        table = self._tables[join.slot]
-        table[: len(join.blocks)] = join.blocks
-        table[len(join.blocks) :] = 0
-        if self._pages is not None:
-            pages = self._pages[join.slot]
-            pages[: len(join.pages)] = np.maximum(join.pages, 0)
-            pages[len(join.pages) :] = 0
+        """The slot's tables are now `join.tables`."""
+        for table, pages in zip(self._tables[:, join.slot], join.tables, strict=True):
+            table[: len(pages)] = np.maximum(pages, 0)
+            table[len(pages) :] = 0
         self.prompt_lens[join.slot] = join.prompt_len
         self._joined += 1
         self._sequences[join.slot] = self._joined
 
-    def grow(self, grown: list[tuple[int, int, int]]) -> None:
-        """Blocks added to tables, `(slot, index, block)` each."""
-        if grown:
-            slots, indices, blocks = np.array(grown).T
-            self._tables[slots, indices] = blocks
-
-    def grow_pages(self, grown: list[tuple[int, int, int]]) -> None:
-        """The same of window pages."""
-        if grown and self._pages is not None:
-            slots, indices, pages = np.array(grown).T
-            self._pages[slots, indices] = pages
+    def grow(self, groups: Sequence[PageChanges]) -> None:
+        """What tables of each group have grown by."""
+        for tables, changes in zip(self._tables, groups, strict=False):
+            if changes.grown:
+                slots, indices, pages = np.array(changes.grown).T
+                tables[slots, indices] = pages
 
     def build(self, plan: StepPlan) -> StepArrays:
         """The arrays of a plan whose joins and growth were applied. It has at least one row."""
@@ -131,23 +120,18 @@ class InputBatch:
             token_slots = np.repeat(its_slots, its_counts)
             positions = _spread(its_starts, its_counts)
         size = self._block_size
-        blocks = self._tables[token_slots, positions // size].astype(np.int64)
+        pages = self._tables[:, token_slots, positions // size].astype(np.int64, order="C")
         width = -(-int(ends.max()) // size)
 
         first_tokens = np.empty_like(slots)
         first_tokens[order] = query_starts[:-1]
         draw_rows = np.repeat(np.arange(len(slots)), samples)
         back = _spread(-samples, samples)  # -1 for a row's last draw, -2 for the one before
-        window_mapping = window_tables = None
-        if self._pages is not None:
-            pages = self._pages[token_slots, positions // size].astype(np.int64)
-            window_mapping = pages * size + positions % size
-            window_tables = self._pages[its_slots, :width]
         return StepArrays(
             token_slots=token_slots,
             positions=positions,
-            slot_mapping=blocks * size + positions % size,
-            block_tables=self._tables[its_slots, :width],
+            slot_mapping=pages * size + positions % size,
+            block_tables=np.ascontiguousarray(self._tables[:, its_slots, :width]),
             seq_lens=ends.astype(np.int32),
             query_starts=query_starts.astype(np.int32),
             starts=its_starts.tolist(),
@@ -160,15 +144,7 @@ class InputBatch:
             draw_positions=(starts + counts)[draw_rows] + back + 1,
             draw_last=back == -1,
             sequences=self._sequences[its_slots].tolist(),
-            window_mapping=window_mapping,
-            window_tables=window_tables,
         )
-
-
-def table_width(spec: RunnerSpec) -> int:
-    """Entries of a slot's tables: blocks, and window pages where there are any."""
-    width = -(-spec.max_context // spec.block_size)
-    return width if spec.window is None else 2 * width
 
 
 def _spread(firsts: I64, counts: I64) -> I64:

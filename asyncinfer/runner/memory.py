@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from asyncinfer.attention import KVCache, kv_format
-from asyncinfer.cache import reach_of, steady_pages
+from asyncinfer.cache import KVGroupSpec, reach_of, steady_pages
 from asyncinfer.config import LEAST_CONTEXT, EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
@@ -48,7 +48,7 @@ def plan_memory(
     The KV cache takes `config.kv_bytes`; else `kv_fraction` of what is free beside the
     activations of the largest step and what recorded steps need (1 GiB on a CPU), but no more than
     fills every slot's context. A context that was not asked for shrinks to what fits. Layers with
-    a window have pages of their own: see `share_out`.
+    a window may be a KV group of their own: see `share_out`.
 
     Raises `ModelLoadError`: the device has no room beside the weights, or the options cannot be
     met: `max_context` is beyond the model's or does not fit the cache, `kv_bytes` hold no block.
@@ -69,12 +69,12 @@ def plan_memory(
             room = f"kv_bytes={free}, what a CPU takes unless it is told"
         blocks = min(free // block_bytes, most)
     overlap = config.overlap or (GPU_OVERLAP if device.type == "cuda" else 1)
-    window, pages = None, 0
+    groups: tuple[KVGroupSpec, ...] = (KVGroupSpec(blocks, layers=tuple(range(model.num_layers))),)
     if model.window is not None:
         layer_bytes, in_flight = block_bytes // model.num_layers, pages_in_flight(config, overlap)
-        shares = share_out(free, context, model, layer_bytes, size, config.max_running, in_flight)
-        if shares is not None:
-            window, (blocks, pages) = model.window, shares
+        divided = share_out(free, context, model, layer_bytes, size, config.max_running, in_flight)
+        groups = divided or groups
+    blocks = groups[0].num_pages
     if blocks < 1:
         raise ModelLoadError(f"{room}: one KV block of {size} tokens takes {block_bytes} bytes")
     held = blocks * size
@@ -93,7 +93,7 @@ def plan_memory(
             f"take {LEAST_CONTEXT}"
         )
     return RunnerSpec(
-        num_blocks=blocks,
+        groups=groups,
         block_size=size,
         max_slots=config.max_running,
         max_context=context,
@@ -101,8 +101,6 @@ def plan_memory(
         max_step_tokens=config.max_step_tokens,
         samplers=True,
         overlap=overlap,
-        window=window,
-        window_pages=pages,
         context_bound=bound,
     )
 
@@ -120,9 +118,10 @@ def share_out(
     size: int,
     slots: int,
     in_flight: int,
-) -> tuple[int, int] | None:
-    """Blocks and window pages for `free` bytes; None if pages of their own do not pay: the context,
-    or what of it fits, is hardly longer than the window.
+) -> tuple[KVGroupSpec, ...]:
+    """`free` bytes for two groups, the layers that see everything and those with a window. None at
+    all if pages of their own do not pay: the context, or what of it fits, is hardly longer than the
+    window.
 
     A request never holds more pages than its window spans and its tokens in flight, so pages for
     that in every slot are the most there need be; what a prefix's hits need is in what slots leave
@@ -157,7 +156,11 @@ def share_out(
         pages = min(pages, max((free - width * block_bytes) // page_bytes, steady + 1))
         blocks = min((free - pages * page_bytes) // block_bytes, most)
     pays = steady + 1 < min(width, blocks) and pages > steady
-    return (blocks, pages) if pays else None
+    if not pays:
+        return ()
+    near = model.windowed_layers
+    far = tuple(layer for layer in range(model.num_layers) if layer not in near)
+    return KVGroupSpec(blocks, layers=far), KVGroupSpec(pages, model.window, near)
 
 
 def _free_bytes(
@@ -209,16 +212,19 @@ def graph_hold(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> 
 
 
 def _attention_bytes(rows: int, model: ModelConfig) -> int:
-    """Of the workspaces of one pass: layers with a window have their own."""
-    kinds = 1 if model.window is None else 2
+    """Of the workspaces of one pass: each KV group has its own."""
     heads = model.num_heads, model.num_kv_heads, model.head_dim
-    return kinds * AttentionWorkspace.most_bytes(rows, *heads)
+    return _most_groups(model) * AttentionWorkspace.most_bytes(rows, *heads)
 
 
 def _table_words(config: EngineConfig, model: ModelConfig) -> int:
-    """Entries of a slot's block table, and of its table of window pages."""
+    """Entries of a slot's block tables."""
     context = config.max_context or model.max_context
-    return -(-context // config.block_size) * (1 if model.window is None else 2)
+    return -(-context // config.block_size) * _most_groups(model)
+
+
+def _most_groups(model: ModelConfig) -> int:
+    return 1 if model.window is None else 2
 
 
 def _step_bytes(tokens: int, rows: int, model: ModelConfig, dtype: torch.dtype) -> int:

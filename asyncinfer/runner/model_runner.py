@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
@@ -35,7 +36,7 @@ class ModelRunner:
     def __init__(
         self,
         decoder: Decoder,
-        kv: KVCache,
+        kv: Sequence[KVCache],
         spec: RunnerSpec,
         *,
         sampler_timeout: float = 0.25,
@@ -46,6 +47,7 @@ class ModelRunner:
     ) -> None:
         """
         Args:
+            kv: the pages of each KV group of `spec`.
             accelerator: None on a CPU.
             graphs: when decode steps are recorded on an accelerator.
             graph_memory: bytes set aside for what a recorded step makes on its way.
@@ -152,9 +154,8 @@ class ModelRunner:
         self.executor.change(plan, joins)
 
     def _compute(self, plan: StepPlan, buffers: StepBuffers) -> PendingStep:
-        self._kv.copy_blocks(plan.copies)
-        if self._kv.window is not None:
-            self._kv.window.copy_blocks(plan.copied_pages)
+        for kv, changes in zip(self._kv, plan.groups, strict=False):
+            kv.copy_blocks(changes.copies)
         return self.executor.run(plan, buffers)
 
 

@@ -84,16 +84,18 @@ def _runner(
         # Fewer fit than were asked for, and which rotation is right may depend on it.
         decoder.keep_within(spec.max_context)
     try:
-        kv = KVCache.allocate(
-            decoder.config,
-            spec.num_blocks,
-            spec.block_size,
-            decoder.dtype,
-            decoder.device,
-            format=kv_format,
-            window_layers=() if spec.window is None else decoder.config.windowed_layers,
-            window_pages=spec.window_pages,
-        )
+        kv = [
+            KVCache.allocate(
+                decoder.config,
+                group.num_pages,
+                spec.block_size,
+                decoder.dtype,
+                decoder.device,
+                format=kv_format,
+                layers=group.layers,
+            )
+            for group in spec.groups
+        ]
     except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU's has no name
         raise ModelLoadError(
             f"{decoder.device} has no room for {spec.num_blocks} KV blocks: {error}"
@@ -106,7 +108,7 @@ def _runner(
             sampler_timeout=config.sampler_timeout,
             accelerator=accelerator,
             # Torch's own attention reads the whole width of every table when it is recorded.
-            graphs=config.cuda_graphs if reads_pages(kv) else "off",
+            graphs=config.cuda_graphs if all(map(reads_pages, kv)) else "off",
             graph_memory=graph_hold(config, decoder.config, decoder.dtype),
             deterministic=config.deterministic,
         )

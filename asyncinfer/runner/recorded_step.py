@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from asyncinfer.attention import DeviceBatch, KVCache
@@ -29,7 +31,7 @@ class RecordedStep:
     def __init__(
         self,
         decoder: Decoder,
-        kv: KVCache,
+        kv: Sequence[KVCache],
         spec: RunnerSpec,
         state: SlotState,
         history: TokenHistory,
@@ -40,8 +42,6 @@ class RecordedStep:
         self._decoder = decoder
         self._kv = kv
         self._block_size = spec.block_size
-        #: Of a slot's table: blocks, and window pages where there are some.
-        self._parts = 1 if spec.window is None else 2
         self._vocab_size = spec.vocab_size
         self._state = state
         self._history = history
@@ -69,21 +69,20 @@ class RecordedStep:
             state.options,
             self._history.table,
             self._block_size,
-            self._parts,
         )
-        windowed = self._parts > 1
-        batch = DeviceBatch(
-            block_tables=inputs.block_tables[0],
-            seq_lens=inputs.seq_lens,
-            query_starts=self._query_starts[: size + 1],
-            slot_mapping=inputs.slot_mapping[0],
-            block_size=self._block_size,
-            decode_rows=size,
-            arrivals=self._arrivals,
-            window_tables=inputs.block_tables[1] if windowed else None,
-            window_mapping=inputs.slot_mapping[1] if windowed else None,
-        )
-        hidden = self._decoder.forward(inputs.tokens, inputs.positions, self._kv, batch)
+        batches = [
+            DeviceBatch(
+                block_tables=tables,
+                seq_lens=inputs.seq_lens,
+                query_starts=self._query_starts[: size + 1],
+                slot_mapping=mapping,
+                block_size=self._block_size,
+                decode_rows=size,
+                arrivals=self._arrivals,
+            )
+            for tables, mapping in zip(inputs.block_tables, inputs.slot_mapping, strict=True)
+        ]
+        hidden = self._decoder.forward(inputs.tokens, inputs.positions, self._kv, batches)
         as_stored = draws is Draws.LOGITS or self._sampler.fused
         logits = self._decoder.logits(hidden, as_stored=as_stored)[:, : self._vocab_size]
         if draws is Draws.LOGITS:

@@ -29,7 +29,8 @@ class Staging:
 
 
 class SlotState:
-    """Positions, block tables, the batch's rows and sampling options, on the device.
+    """Positions, block tables of each KV group, the batch's rows and sampling options, on the
+    device.
 
     All of it is one flat array of 32-bit words with a twin on the host. What the host changes is
     noted by address, and `send` brings all of it over in one copy and one scatter, in the order of
@@ -40,18 +41,25 @@ class SlotState:
     Its position is -1.
 
     Args:
-        slots, width: how many, and the length of their block tables.
+        slots, groups, width: how many, and the length of a slot's block table in each group.
         rows: most rows of a batch.
         options: words per slot for the sampler.
     """
 
     def __init__(
-        self, accelerator: Accelerator, slots: int, width: int, rows: int, options: int
+        self,
+        accelerator: Accelerator,
+        slots: int,
+        groups: int,
+        width: int,
+        rows: int,
+        options: int,
     ) -> None:
         self._accelerator = accelerator
         self.padding = slots
         all_slots = slots + 1
-        sizes = (_NOWHERE, rows, all_slots, all_slots * options, all_slots * width)
+        table_words = all_slots * groups * width
+        sizes = (_NOWHERE, rows, all_slots, all_slots * options, table_words)
         # Each part begins at an even word, so that it can hold 64-bit numbers.
         starts = np.concatenate(([0], np.cumsum([size + size % 2 for size in sizes])))
         self._rows_at, self._positions_at, self._options_at, self._tables_at, total = (
@@ -66,18 +74,19 @@ class SlotState:
         rows_part = part(self._rows_at, rows)
         positions_part = part(self._positions_at, all_slots)
         options_part = part(self._options_at, all_slots * options)
-        tables_part = part(self._tables_at, all_slots * width)
-        #: On the host: int32 `[rows]`, `[slots + 1]`, `[slots + 1, options]`, `[slots + 1, width]`.
+        tables_part = part(self._tables_at, table_words)
+        #: On the host: int32 `[rows]`, `[slots + 1]`, `[slots + 1, options]`,
+        #: `[slots + 1, groups, width]`.
         self.host_rows = self._host[rows_part]
         self.host_positions = self._host[positions_part]
         self.host_options = self._host[options_part].reshape(all_slots, options)
-        self.host_tables = self._host[tables_part].reshape(all_slots, width)
+        self.host_tables = self._host[tables_part].reshape(all_slots, groups, width)
         #: The same on the device. A row's slot; a slot's next query position; its options; its
-        #: block table.
+        #: block tables.
         self.rows = self._device[rows_part]
         self.positions = self._device[positions_part]
         self.options = self._device[options_part].view(all_slots, options)
-        self.tables = self._device[tables_part].view(all_slots, width)
+        self.tables = self._device[tables_part].view(all_slots, groups, width)
         #: What arrives from the host, by capacity: all of it, addresses, values.
         self._inboxes: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         self._changed: list[I64] = []
@@ -87,14 +96,10 @@ class SlotState:
         self._note(self._rows_at + np.arange(rows))
         self._note(np.array([self._positions_at + slots]))
 
-    def touch_table(self, slot: int, blocks: int) -> None:
-        """The first `blocks` entries of the slot's table on the host are new."""
-        start = self._tables_at + slot * self.host_tables.shape[1]
-        self._note(np.arange(start, start + blocks))
-
-    def touch_entries(self, slots: I64, indices: I64) -> None:
-        """Single entries of tables on the host are new."""
-        self._note(self._tables_at + slots * self.host_tables.shape[1] + indices)
+    def touch_tables(self, group: int, slots: I64 | int, indices: I64) -> None:
+        """These entries of the group's tables on the host are new."""
+        _, groups, width = self.host_tables.shape
+        self._note(self._tables_at + (slots * groups + group) * width + indices)
 
     def set_options(self, slot: int, words: I32) -> None:
         """The slot's options are now these, int32 `[options]`."""

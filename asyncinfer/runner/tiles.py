@@ -9,6 +9,7 @@ shape that the tile's other tokens leave it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -32,13 +33,13 @@ TILE: Final = 16
 class TiledDecoder:
     """A decoder over `kv`, in tiles."""
 
-    def __init__(self, decoder: Decoder, kv: KVCache, max_context: int) -> None:
+    def __init__(self, decoder: Decoder, kv: Sequence[KVCache], max_context: int) -> None:
         """No row is longer than `max_context`."""
         self._decoder = decoder
-        self._kv = kv
+        self._kv = list(kv)
         self._chunk = invariant_chunk(max_context)
         # The paged kernels compute a row of one token by its length alone, longer ones otherwise.
-        self._single_rows = reads_pages(kv)
+        self._single_rows = all(map(reads_pages, kv))
         self.size = TILE
         if decoder.config.experts is not None or not self._same_in_every_place():
             self.size = 1
@@ -74,41 +75,28 @@ class TiledDecoder:
         positions_there, slots, tables, lengths, query_starts = upload(
             tokens.device,
             np.pad(positions, (0, lacking)),
-            np.pad(arrays.slot_mapping[its], (0, lacking), constant_values=-1),
-            arrays.block_tables[its_rows[firsts]],
+            np.pad(arrays.slot_mapping[:, its], ((0, 0), (0, lacking)), constant_values=-1),
+            np.ascontiguousarray(arrays.block_tables[:, its_rows[firsts]]),
             ends.astype(np.int32),
             starts,
         )
-        window_tables, window_mapping = self._windows(arrays, its, its_rows[firsts], lacking)
-        batch = AttentionBatch(
-            block_tables=tables,
-            seq_lens=lengths,
-            query_starts=query_starts,
-            slot_mapping=slots,
-            block_size=self._kv.block_size,
-            decode_rows=len(firsts) if self._single_rows else 0,
-            starts=positions[firsts].tolist(),
-            counts=counts.tolist(),
-            invariant=True,
-            chunk=self._chunk,
-            window_tables=window_tables,
-            window_mapping=window_mapping,
-        )
+        batches = [
+            AttentionBatch(
+                block_tables=tables[group],
+                seq_lens=lengths,
+                query_starts=query_starts,
+                slot_mapping=slots[group],
+                block_size=kv.block_size,
+                decode_rows=len(firsts) if self._single_rows else 0,
+                starts=positions[firsts].tolist(),
+                counts=counts.tolist(),
+                invariant=True,
+                chunk=self._chunk,
+            )
+            for group, kv in enumerate(self._kv)
+        ]
         filled = self._filled(tokens)
-        return self._decoder.forward(filled, positions_there, self._kv, batch)[:count]
-
-    def _windows(
-        self, arrays: StepArrays, its: slice, rows: I64, lacking: int
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Tables and places of layers whose KV is in window pages, if there are any."""
-        if arrays.window_tables is None or arrays.window_mapping is None:
-            return None, None
-        mapping, tables = upload(
-            self._decoder.device,
-            np.pad(arrays.window_mapping[its], (0, lacking), constant_values=-1),
-            arrays.window_tables[rows],
-        )
-        return tables, mapping
+        return self._decoder.forward(filled, positions_there, self._kv, batches)[:count]
 
     def _filled(self, part: torch.Tensor) -> torch.Tensor:
         """`[size, ...]`, in memory of its own: where a vector lies in memory may count too."""
@@ -120,16 +108,17 @@ class TiledDecoder:
     def _same_in_every_place(self) -> bool:
         """Whether sixteen tokens in one order, in another, and a token in every place give each the
         same bits."""
-        real, size = self._kv, self._kv.block_size
+        real, size = self._kv, self._kv[0].block_size
         width = -(-6 * TILE // size)
-        self._kv = KVCache.allocate(
+        kv = KVCache.allocate(
             self._decoder.config,
             TILE + 1,
             size,
             self._decoder.dtype,
             self._decoder.device,
-            format=real.format,
+            format=real[0].format,
         )
+        self._kv = [kv]
         try:
             numbers = np.random.default_rng(0)
             ids = numbers.integers(0, self._decoder.config.vocab_size, TILE)
@@ -145,10 +134,10 @@ class TiledDecoder:
 
     def _try(self, ids: I64, positions: I64, width: int) -> torch.Tensor:
         """Logits `[TILE, vocab]` of tokens with nothing but zeros before them."""
-        for tensor in self._kv.tensors:
+        for tensor in self._kv[0].tensors:
             tensor.zero_()
         own = np.arange(1, TILE + 1)
-        size = self._kv.block_size
+        size = self._kv[0].block_size
         tables = np.zeros((TILE, width), np.int32)
         tables[np.arange(TILE), positions // size] = own
         arrays = StepArrays.of_single_rows(positions, own * size + positions % size, tables)

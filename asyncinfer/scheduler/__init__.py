@@ -5,6 +5,7 @@ from asyncinfer.scheduler.output import StepOutput
 from asyncinfer.scheduler.plan import (
     ChosenSampler,
     Join,
+    PageChanges,
     RunnerSpec,
     StepPlan,
     StepResult,
@@ -22,6 +23,7 @@ __all__ = [
     "ChosenSampler",
     "Deadline",
     "Join",
+    "PageChanges",
     "Priority",
     "Request",
     "RequestState",

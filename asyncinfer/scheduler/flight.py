@@ -18,9 +18,6 @@ class Flight:
     #: Row -> request; rows below `decodes` are decode rows.
     requests: list[Request] = field(default_factory=list)
     decodes: int = 0
-    #: Sources of the step's copies, which perhaps only the step itself still needs.
-    pins: list[int] = field(default_factory=list)
-    page_pins: list[int] = field(default_factory=list)
 
     def prefill(self, request: Request, chunk: int) -> bool:
         """Add a row of prompt tokens, or of answer tokens to be computed again; whether it draws,

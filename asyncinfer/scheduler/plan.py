@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from asyncinfer.cache.page_group import KVGroupSpec
 from asyncinfer.params import SamplingParams
 from asyncinfer.protocols.sampler import SamplerPlugin
 from asyncinfer.scheduler.row_logprobs import RowLogprobs
@@ -19,6 +20,7 @@ from asyncinfer.scheduler.row_logprobs import RowLogprobs
 __all__ = [
     "ChosenSampler",
     "Join",
+    "PageChanges",
     "RunnerSpec",
     "StepPlan",
     "StepResult",
@@ -46,8 +48,8 @@ class Join:
     token_ids: Sequence[int]
     #: How many of them are the prompt; the rest is the answer.
     prompt_len: int
-    #: The block table so far, in order.
-    blocks: Sequence[int]
+    #: The block table of each KV group so far, in order; -1 where no token to come needs a page.
+    tables: Sequence[Sequence[int]]
     params: SamplingParams
     #: Key of the request's random numbers, 64 bits.
     seed: int
@@ -57,14 +59,23 @@ class Join:
     bad_ids: tuple[tuple[int, ...], ...] = ()
     #: In the order in which they are called; only the last may draw.
     samplers: tuple[ChosenSampler, ...] = ()
-    #: The window page of each block where layers have windows; -1 where no token to come sees it.
-    pages: Sequence[int] = ()
+
+
+@dataclass(slots=True)
+class PageChanges:
+    """What changes in the pages of one KV group before a step is computed. Nobody tells when a page
+    is given back: its place in the table is not read any more."""
+
+    #: `(slot, index, page)`: block table entries added since the last step.
+    grown: list[tuple[int, int, int]] = field(default_factory=list)
+    #: `(source, target)` pages to copy whole before any row is computed (copy-on-write).
+    copies: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step. The runner applies, in this order: `leaves`, `joins`, `grown`, `copies` (and what
-    there is of window pages), and then computes the rows."""
+    """One step. The runner applies, in this order: `leaves`, `joins`, what each group's tables grow
+    by, its copies, and then computes the rows."""
 
     step: int
     slots: list[int] = field(default_factory=list)
@@ -76,14 +87,8 @@ class StepPlan:
     samples: list[int] = field(default_factory=list)
     leaves: list[int] = field(default_factory=list)
     joins: list[Join] = field(default_factory=list)
-    #: `(slot, index, block)`: block table entries added since the last step.
-    grown: list[tuple[int, int, int]] = field(default_factory=list)
-    #: `(source, target)` blocks to copy whole before any row is computed (copy-on-write).
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    #: As `grown` and `copies`, of window pages. Nobody tells when a page is given back: its place
-    #: in the table is not read any more.
-    grown_pages: list[tuple[int, int, int]] = field(default_factory=list)
-    copied_pages: list[tuple[int, int]] = field(default_factory=list)
+    #: Of each KV group; none at all where no table grows and nothing is copied.
+    groups: list[PageChanges] = field(default_factory=list)
     #: Rows whose prompt logprobs were asked for: row -> how many alternatives.
     prompt_logprobs: dict[int, int] = field(default_factory=dict)
 
@@ -110,7 +115,9 @@ class StepResult:
 class RunnerSpec:
     """What a runner can hold; fixed while it lives."""
 
-    num_blocks: int
+    #: The KV groups. The first one sees every token: its pages are the blocks.
+    groups: tuple[KVGroupSpec, ...]
+    #: Tokens of a page, in every group.
     block_size: int
     max_slots: int
     #: Longest sequence, prompt and answer together.
@@ -122,13 +129,17 @@ class RunnerSpec:
     samplers: bool = False
     #: Most steps in flight at once that serve it.
     overlap: int = 1
-    #: The widest window of those layers whose KV is in window pages: a token sees so many, itself
-    #: among them. None: there are no such layers.
-    window: int | None = None
-    #: Pages of `block_size` tokens for these layers.
-    window_pages: int = 0
     #: What `max_context` comes from, for messages.
     context_bound: str = "max_context"
+
+    @property
+    def num_blocks(self) -> int:
+        return self.groups[0].num_pages
+
+    @property
+    def table_width(self) -> int:
+        """Entries of a slot's block table in one group."""
+        return -(-self.max_context // self.block_size)
 
 
 class StepRunner(Protocol):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
+from asyncinfer.cache.page_group import BlockTable
 from asyncinfer.cache.prefix_cache import CacheEntry, Tenant
 from asyncinfer.params import SamplingParams
 from asyncinfer.protocols.scheduling import RequestView
@@ -39,7 +40,6 @@ class Request:
         "after",
         "arrival",
         "bad_ids",
-        "blocks",
         "cached_tokens",
         "committed",
         "computed",
@@ -56,9 +56,7 @@ class Request:
         "max_total",
         "node",
         "owner",
-        "pages",
         "params",
-        "passed",
         "preemptions",
         "priority",
         "prompt_len",
@@ -71,6 +69,7 @@ class Request:
         "slot",
         "state",
         "stop_ids",
+        "tables",
         "tenant",
         "tokens",
         "view",
@@ -133,8 +132,8 @@ class Request:
         self.state = RequestState.NEW
         #: Stable row of the runner, -1 without one.
         self.slot = -1
-        #: Block table, in order.
-        self.blocks: list[int] = []
+        #: The block table of each KV group; none at all without blocks.
+        self.tables: list[BlockTable] = []
         #: Times it lost its blocks and had to be computed again.
         self.preemptions = 0
         #: Prompt tokens taken from the prefix cache when it was first admitted.
@@ -143,14 +142,11 @@ class Request:
         self.fork_of = fork_of
         #: Chain keys of the full blocks of `tokens`, as far as needed.
         self.keys: list[bytes] = [] if keys is None else keys
-        #: Tokens the block table has room for.
+        #: Tokens that the block tables have room for.
         self.room = 0
         #: How far its blocks are in the prefix cache; see `asyncinfer.cache.Tabled`.
         self.published = 0
         self.node: CacheEntry | Tenant | None = self.tenant
-        #: Window pages by block, and how many leading blocks have none any more.
-        self.pages: list[int] = []
-        self.passed = 0
         #: Tokens whose KV is written, and those whose KV is or will be by a step in flight.
         self.committed = 0
         self.computed = 0

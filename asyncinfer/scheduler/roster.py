@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 
+from asyncinfer.cache.page_group import PageGroup
 from asyncinfer.cache.prefix_cache import PrefixCache
 from asyncinfer.scheduler.counters import Counters
 from asyncinfer.scheduler.following import Following
@@ -84,41 +85,39 @@ class Roster:
         """How many requests are on their way off the batch to WAITING or PAUSED."""
         return sum(r.state is LEAVING and r.after is state for r in self.leaving.values())
 
-    def incoming(self) -> int:
-        """Blocks that come free when the steps in flight are committed."""
-        refs = self.seats.blocks.pool.refs
-        return sum(refs[block] == 1 for r in self.leaving.values() for block in r.blocks)
+    def incoming(self) -> list[int]:
+        """Pages of each KV group that come free when the steps in flight are committed: of those
+        who leave, and behind those who go on."""
+        moving = [request for request in self.running() if request.in_flight]
+        return [
+            self._incoming(index, group, moving if index else [])
+            for index, group in enumerate(self.seats.blocks.groups)
+        ]
 
-    def incoming_pages(self) -> int:
-        """Window pages that come free then: of those who leave, and behind those who go on."""
-        windows = self.seats.blocks.windows
-        if windows is None:
-            return 0
-        refs = windows.pool.refs
-        gone = (page for r in self.leaving.values() for page in r.pages[r.passed :])
-        left = (
+    def _incoming(self, index: int, group: PageGroup, moving: Sequence[Request]) -> int:
+        refs = group.pool.refs
+        gone = (page for r in self.leaving.values() for page in r.tables[index].live)
+        behind = (
             page
-            for r in self.running()
-            if r.in_flight
-            for page in r.pages[r.passed : windows.first(r.computed)]
+            for r in moving
+            for page in r.tables[index].pages[
+                r.tables[index].first_live_page : group.first(r.computed)
+            ]
         )
-        return sum(refs[page] == 1 for page in chain(gone, left))
+        return sum(refs[page] == 1 for page in chain(gone, behind))
 
     def expected(self) -> int:
-        """Blocks that can be allocated, with their window pages, once the steps in flight are
+        """Blocks that can be allocated, with a page in every KV group, once the steps in flight are
         committed."""
-        blocks = self.seats.blocks
-        most = blocks.allocatable + self.incoming()
-        if blocks.windows is not None:
-            most = min(most, blocks.windows.available + self.incoming_pages())
-        return most
+        groups = self.seats.blocks.groups
+        pages = zip(groups, self.incoming(), strict=True)
+        return min(group.available + incoming for group, incoming in pages)
 
     def trim(self) -> None:
-        """Give back every window page that nobody sees any more; most are given back when a block
-        is full."""
-        if self.seats.blocks.windows is not None:
-            for request in chain(self.running(), self.sleeping()):
-                self.seats.blocks.trim(request, request.committed)
+        """Give back every page that nobody needs any more; most are given back when a block is
+        full."""
+        for request in chain(self.running(), self.sleeping()):
+            self.seats.blocks.trim(request, request.committed)
 
     # -- what others ask for -------------------------------------------------------------------
 

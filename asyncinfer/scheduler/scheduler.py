@@ -128,7 +128,7 @@ class Scheduler:
                 self._retracted.append(request)
             if not decodes:
                 self.roster.preempt(request)
-        self._unpin(flight)
+        self.roster.seats.unpin(plan)
         return lost
 
     def update(self, plan: StepPlan, result: StepResult, now: float) -> StepOutput:
@@ -146,7 +146,7 @@ class Scheduler:
         for row in range(flight.decodes, len(flight.requests)):
             token = next(drawn) if plan.samples[row] else None
             self._commit(flight, row, token, result, out)
-        self._unpin(flight)
+        self.roster.seats.unpin(plan)
         self._forget_ended()
         return out
 
@@ -166,12 +166,6 @@ class Scheduler:
         """There may be no later step that would: an idle engine holds no prompt."""
         if self._retracted:
             self._retracted = [r for r in self._retracted if r.state is not FINISHED]
-
-    def _unpin(self, flight: Flight) -> None:
-        for block in flight.pins:
-            self.roster.seats.blocks.unpin(block)
-        for page in flight.page_pins:
-            self.roster.seats.blocks.unpin_page(page)
 
     def _commit_decodes(self, flight: Flight, result: StepResult, out: StepOutput) -> None:
         """`_commit` of the rows below `decodes`, which draw one token each. Runs for every token
@@ -240,8 +234,7 @@ class Scheduler:
         roster = self.roster
         blocks = roster.seats.blocks
         blocks.commit(request, request.committed)
-        if blocks.windows is not None:
-            blocks.trim(request, request.committed)
+        blocks.trim(request, request.committed)
         if request.state is RUNNING:
             roster.advance(request)
 
@@ -300,25 +293,23 @@ class Scheduler:
     @property
     def blocks_free(self) -> int:
         """Blocks that hold nothing."""
-        return len(self.roster.seats.blocks.pool.free)
+        return len(self.roster.seats.blocks.groups[0].pool.free)
 
     @property
     def blocks_cached(self) -> int:
         """Blocks that hold a reusable prefix and that no request uses."""
-        return 0 if self.cache is None else self.cache.evictable
+        return self.roster.seats.blocks.groups[0].cached
 
     @property
     def window_pages_total(self) -> int:
-        return self.spec.window_pages
+        return sum(group.num_pages for group in self.spec.groups[1:])
 
     @property
     def window_pages_free(self) -> int:
         """Window pages that hold nothing."""
-        windows = self.roster.seats.blocks.windows
-        return 0 if windows is None else len(windows.pool.free)
+        return sum(len(group.pool.free) for group in self.roster.seats.blocks.groups[1:])
 
     @property
     def window_pages_cached(self) -> int:
         """Window pages that no request uses, kept for blocks that hold a reusable prefix."""
-        windows = self.roster.seats.blocks.windows
-        return 0 if windows is None else windows.cached
+        return sum(group.cached for group in self.roster.seats.blocks.groups[1:])

@@ -3,7 +3,16 @@
 With the nouns that a fake is made of and handed: the plan of a step, its result, a tokenizer.
 """
 
-from asyncinfer.scheduler import Join, Request, RunnerSpec, StepPlan, StepResult, StepRunner
+from asyncinfer.cache import KVGroupSpec
+from asyncinfer.scheduler import (
+    Join,
+    PageChanges,
+    Request,
+    RunnerSpec,
+    StepPlan,
+    StepResult,
+    StepRunner,
+)
 from asyncinfer.testing.cache_harness import CacheHarness, CacheRequest
 from asyncinfer.testing.clocked import ClockedModel
 from asyncinfer.testing.fake_engine import FakeModel
@@ -37,6 +46,8 @@ __all__ = [
     "InlineStream",
     "InvariantError",
     "Join",
+    "KVGroupSpec",
+    "PageChanges",
     "RandomModel",
     "Request",
     "RuleError",

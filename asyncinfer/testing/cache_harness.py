@@ -6,7 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from asyncinfer.cache import BlockManager, CacheEntry, PrefixCache, Tenant
+from asyncinfer.cache import (
+    BlockManager,
+    BlockTable,
+    CacheEntry,
+    KVGroupSpec,
+    PrefixCache,
+    Tenant,
+)
 from asyncinfer.protocols import EvictionPolicy
 
 __all__ = ["CacheHarness", "CacheRequest"]
@@ -22,12 +29,10 @@ class CacheRequest:
     tokens: list[int]
     tenant: Tenant
     keys: list[bytes]
-    blocks: list[int] = field(default_factory=list)
+    tables: list[BlockTable] = field(default_factory=list)
     room: int = 0
     published: int = 0
     node: CacheEntry | Tenant | None = None
-    pages: list[int] = field(default_factory=list)
-    passed: int = 0
     #: Leading blocks that were found in the cache.
     hits: int = 0
 
@@ -56,7 +61,7 @@ class CacheHarness:
         self.cache = PrefixCache(
             block_size, policy, secret=SECRET, on_fault=_raise if on_fault is None else on_fault
         )
-        self.manager = BlockManager(blocks, block_size, self.cache)
+        self.manager = BlockManager.of([KVGroupSpec(blocks)], block_size, self.cache)
 
     def request(self, tokens: Sequence[int], scope: str = "") -> CacheRequest:
         """A request that holds nothing yet; its keys are computed here."""
@@ -66,14 +71,14 @@ class CacheHarness:
     def open(self, request: CacheRequest, now: float = 0.0) -> bool:
         """Take the cached prefix and blocks for the rest. False, and nothing changes, if there
         are not enough blocks. `now` is in seconds."""
-        manager, total = self.manager, -(-len(request.tokens) // self.block_size)
+        manager, tokens = self.manager, len(request.tokens)
         self.cache.now = now
-        found = manager.match(request, len(request.tokens))
-        if total - len(found) > manager.available - manager.unused(found):
+        found = manager.match(request, tokens)
+        if manager.wanted(tokens, found)[0] > manager.available:
             return False
         manager.open(request, found)
         request.hits = len(found)
-        manager.grow(request, total - len(found))
+        manager.grow(request, manager.missing(request, tokens))
         return True
 
     def commit(self, request: CacheRequest, now: float = 0.0) -> None:

@@ -58,7 +58,7 @@ class DecoderRun:
         positions = torch.cat([torch.arange(start, end) for _, start, end in spans])
         with torch.inference_mode():
             batch = self._batch(spans)
-            hidden = self._decoder.forward(ids, positions, self._kv, batch)
+            hidden = self._decoder.forward(ids, positions, [self._kv], [batch])
             logits = self._decoder.logits(hidden).float()
         parts = torch.split(logits, [end - start for _, start, end in spans])
         for (row, start, end), part in zip(spans, parts, strict=True):

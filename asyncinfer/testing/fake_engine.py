@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from asyncinfer.cache import KVGroupSpec
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine import Loaded
 from asyncinfer.scheduler import RunnerSpec, StepPlan
@@ -57,7 +58,7 @@ class FakeModel:
         # The runner draws every token by chance, but `EOS_ID` only when it is told to.
         tokenizer = self.tokenizer or Tokenizer.byte_level(add_bos=False, eos_id=EOS_ID)
         spec = RunnerSpec(
-            num_blocks=self.blocks,
+            groups=(KVGroupSpec(self.blocks),),
             block_size=config.block_size,
             max_slots=config.max_running,
             max_context=min(self.max_context, config.max_context or self.max_context),

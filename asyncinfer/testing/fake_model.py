@@ -1,8 +1,8 @@
 """`FakeRunner`: a step runner without tensors whose answer depends on every KV entry it reads.
 
 See `asyncinfer.testing.oracle` for what it computes. Like a real runner it knows only what plans
-tell it (leaves, joins, grown, copies), keeps its own slots, and feeds the tokens it drew to the
-next step whether or not they were collected.
+tell it (leaves, joins, grown tables, copies), keeps its own slots, and feeds the tokens it drew to
+the next step whether or not they were collected.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from asyncinfer.chunk import TokenLogprob
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import RowLogprobs
 from asyncinfer.scheduler.plan import RunnerSpec, StepPlan, StepResult
-from asyncinfer.testing.fake_pages import FakePages, mix_each
+from asyncinfer.testing.fake_layers import FullLayer, WindowLayer, mix_each
+from asyncinfer.testing.fake_pages import FakePages
 from asyncinfer.testing.fake_slots import FakeSlots
-from asyncinfer.testing.fake_windows import FakeWindows
-from asyncinfer.testing.oracle import A, fake_logprob, next_token, oracle
+from asyncinfer.testing.oracle import A, fake_kv, fake_logprob, next_token, oracle
 
 __all__ = ["FakeRunner", "Gate"]
 
@@ -65,9 +65,14 @@ class FakeRunner:
         self.launched = 0
         self.collected = 0
         self._slots = FakeSlots(spec)
-        self.pages = FakePages(spec, self._slots)
-        #: The windowed layer, if `spec` has a window.
-        self.windows = None if spec.window is None else FakeWindows(spec, self._slots)
+        self._full = FullLayer(spec, self._slots)
+        self._near = [
+            WindowLayer(spec, self._slots, number, group.window)
+            for number, group in enumerate(spec.groups)
+            if group.window is not None
+        ]
+        #: What each KV group stores.
+        self.pages: list[FakePages] = [self._full, *self._near]
         self._pending: deque[tuple[StepPlan, StepResult]] = deque()
 
     @property
@@ -92,7 +97,7 @@ class FakeRunner:
             vocab_size=self._spec.vocab_size,
             eos_every=self.eos_every,
             stop_ids=frozenset(stop_ids),
-            window=self._spec.window,
+            windows=[group.window for group in self._spec.groups if group.window is not None],
         )
 
     def logprob(self, token: int, position: int, alternatives: int) -> TokenLogprob:
@@ -108,9 +113,8 @@ class FakeRunner:
         self._slots.apply(plan)
         if self.no_room is not None and self.no_room(plan):
             raise MemoryError(f"no room for a step of {plan.tokens} tokens")
-        self.pages.copy(plan.copies)
-        if self.windows is not None:
-            self.windows.copy(plan.copied_pages)
+        for pages, changes in zip(self.pages, plan.groups, strict=False):
+            pages.copy(changes.copies)
         self._slots.check(plan)
         if self.strict:
             self._slots.check_writes(plan)
@@ -140,21 +144,17 @@ class FakeRunner:
         counts = np.array(plan.counts)
         ends = starts + counts
         # Every read comes before every write: a page another row writes in this step is stale.
-        kv, digest = self.pages.read(slots, starts, strict=self.strict)
+        kv, digest = self._full.read(slots, starts, strict=self.strict)
         single = counts == 1
-        if self.windows is not None:
-            for row, seen in enumerate(self.windows.read(plan)):
-                slot, start, count = plan.slots[row], plan.starts[row], plan.counts[row]
-                tokens = self._slots.history[slot, start : start + count].tolist()
-                chunk = self.windows.compute(slot, start, tokens, int(kv[row]), seen)
-                digest[row] = self.pages.write(slot, start, np.array(chunk, np.uint64), digest[row])
+        if self._near:
+            self._compute_windows(plan, kv, digest)
         elif single.all():
-            digest = self.pages.decode(slots, starts, kv, digest)
+            digest = self._full.decode(slots, starts, kv, digest)
         else:
             index = np.nonzero(single)[0]
-            digest[index] = self.pages.decode(slots[index], starts[index], kv[index], digest[index])
+            digest[index] = self._full.decode(slots[index], starts[index], kv[index], digest[index])
             for row in np.nonzero(~single)[0].tolist():
-                digest[row] = self.pages.prefill(
+                digest[row] = self._full.prefill(
                     plan.slots[row], plan.starts[row], plan.counts[row], kv[row], digest[row]
                 )
         self._slots.computed[slots] = ends
@@ -164,11 +164,23 @@ class FakeRunner:
         if self.failing is not None:
             result.failed = dict(self.failing(plan))
             for row in result.failed:
-                where = plan.slots[row], plan.starts[row], plan.counts[row]
-                self.pages.spoil(*where)
-                if self.windows is not None:
-                    self.windows.spoil(*where)
+                for pages in self.pages:
+                    pages.spoil(plan.slots[row], plan.starts[row], plan.counts[row])
         return result
+
+    def _compute_windows(self, plan: StepPlan, kv: U64, digest: U64) -> None:
+        """Rows token by token; updates the digests."""
+        windows = [
+            [layer.read(slot, start) for layer in self._near]
+            for slot, start in zip(plan.slots, plan.starts, strict=True)
+        ]
+        for row, seen in enumerate(windows):
+            slot, start = plan.slots[row], plan.starts[row]
+            tokens = self._slots.history[slot, start : start + plan.counts[row]].tolist()
+            kvs, *nears = zip(*fake_kv(tokens, seen, int(kv[row])), strict=True)
+            digest[row] = self._full.write(slot, start, np.array(kvs, np.uint64), digest[row])
+            for layer, near in zip(self._near, nears, strict=True):
+                layer.write(slot, start, near)
 
     def _draw(self, plan: StepPlan, slots: I64, ends: I64, digest: U64) -> StepResult:
         rows = np.nonzero(np.array(plan.samples))[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import numpy.typing as npt
 
@@ -16,12 +18,11 @@ class FakeSlots:
 
     def __init__(self, spec: RunnerSpec) -> None:
         self._spec = spec
-        slots, width = spec.max_slots, -(-spec.max_context // spec.block_size)
+        slots = spec.max_slots
         self.tenants: list[Join | None] = [None] * slots
-        #: Block tables `[slots, blocks]`, -1 where there is none.
-        self.tables = np.full((slots, width), -1, np.int64)
-        #: Window pages, likewise; entries behind the window stay as they were.
-        self.pages = np.full((slots, width), -1, np.int64)
+        #: Block tables `[groups, slots, blocks]`, -1 where there is no page; entries behind a
+        #: window stay as they were.
+        self.tables = np.full((len(spec.groups), slots, spec.table_width), -1, np.int64)
         #: Tokens `[slots, positions]`, those just drawn included.
         self.history = np.zeros((slots, spec.max_context + 1), np.int64)
         #: Tokens in the KV cache (-1: not told yet) and tokens known.
@@ -37,26 +38,27 @@ class FakeSlots:
         for slot in plan.leaves:
             assert self.tenants[slot] is not None, f"slot {slot} leaves twice"
             self.tenants[slot] = None
-            self.tables[slot] = self.pages[slot] = -1
+            self.tables[:, slot] = -1
             self.special.discard(slot)
         for join in plan.joins:
             self._join(join)
-        for slot, index, block in plan.grown:
-            assert self.tenants[slot] is not None, f"table of empty slot {slot} grows"
-            assert self.tables[slot, index] == -1, f"slot {slot}: entry {index} set twice"
-            assert index == 0 or self.tables[slot, index - 1] >= 0, f"slot {slot}: gap at {index}"
-            self.tables[slot, index] = block
-        for slot, index, page in plan.grown_pages:
-            assert self.pages[slot, index] == -1, f"slot {slot}: page {index} set twice"
-            self.pages[slot, index] = page
+        for group, tables, changes in zip(
+            self._spec.groups, self.tables, plan.groups, strict=False
+        ):
+            for slot, index, page in changes.grown:
+                assert self.tenants[slot] is not None, f"table of empty slot {slot} grows"
+                assert tables[slot, index] == -1, f"slot {slot}: entry {index} set twice"
+                gap = group.window is None and index > 0 and tables[slot, index - 1] < 0
+                assert not gap, f"slot {slot}: gap at {index}"
+                tables[slot, index] = page
 
     def _join(self, join: Join) -> None:
         slot, known = join.slot, len(join.token_ids)
         assert self.tenants[slot] is None, f"slot {slot} is taken"
         assert 1 <= join.prompt_len <= known <= self._spec.max_context
         self.tenants[slot] = join
-        self.tables[slot, : len(join.blocks)] = join.blocks
-        self.pages[slot, : len(join.pages)] = join.pages
+        for table, pages in zip(self.tables, join.tables, strict=True):
+            table[slot, : len(pages)] = pages
         self.history[slot, :known] = join.token_ids
         self.known[slot] = known
         self.computed[slot] = -1
@@ -87,39 +89,28 @@ class FakeSlots:
         draws = np.array(plan.samples)
         assert (((draws == 1) & (ends == self.known[slots])) | (draws == 0)).all()
         assert (self.known[slots] + draws <= spec.max_context).all(), "beyond the context"
-        last = self.tables[slots, (ends - 1) // spec.block_size]
-        assert ((last >= 0) & (last < spec.num_blocks)).all(), "a block table too short"
+        last = self.tables[:, slots, (ends - 1) // spec.block_size]
+        most = np.array([[group.num_pages] for group in spec.groups])
+        assert ((last >= 0) & (last < most)).all(), "a block table too short"
 
     def check_writes(self, plan: StepPlan) -> None:
-        """No page that a row writes is in any other table. Linear in all tables."""
-        if self._spec.window is not None:
-            self._check_window_writes(plan, self._spec.window)
-        size = self._spec.block_size
-        users: dict[int, int] = {}
-        for table in self.tables:
-            for block in table[table >= 0].tolist():
-                users[block] = users.get(block, 0) + 1
-        for slot, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True):
-            for index in range(start // size, (start + count - 1) // size + 1):
-                block = int(self.tables[slot, index])
-                assert users[block] == 1, f"slot {slot} writes shared block {block}"
-
-    def _check_window_writes(self, plan: StepPlan, window: int) -> None:
-        """The same of window pages, as far as windows show them."""
+        """No page that a row writes is in any other table, as far as windows show it. Linear in
+        all tables."""
         size = self._spec.block_size
         reached = {slot: int(self.computed[slot]) for slot in range(len(self.tenants))}
         reached.update(zip(plan.slots, plan.starts, strict=True))
-        users: dict[int, int] = {}
-        for slot, position in reached.items():
-            if self.tenants[slot] is not None:
-                seen = self.pages[slot, max(0, position - window + 1) // size :]
-                for page in seen[seen >= 0].tolist():
-                    users[page] = users.get(page, 0) + 1
-        for slot, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True):
-            for index in range(start // size, (start + count - 1) // size + 1):
-                page = int(self.pages[slot, index])
-                assert 0 <= page < self._spec.window_pages, f"slot {slot} lacks window page {index}"
-                assert users[page] == 1, f"slot {slot} writes shared window page {page}"
+        for number, (group, tables) in enumerate(zip(self._spec.groups, self.tables, strict=True)):
+            users = Counter[int]()
+            for slot, position in reached.items():
+                if self.tenants[slot] is not None:
+                    first = 0 if group.window is None else max(0, position - group.window + 1)
+                    seen = tables[slot, first // size :]
+                    users.update(seen[seen >= 0].tolist())
+            for slot, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True):
+                for page in tables[slot, start // size : -(-(start + count) // size)].tolist():
+                    what = f"slot {slot} writes page {page} of group {number}"
+                    assert 0 <= page < group.num_pages, f"{what}, which there is not"
+                    assert users[page] == 1, f"{what}, which is shared"
 
     def tenant(self, slot: int) -> Join:
         join = self.tenants[slot]

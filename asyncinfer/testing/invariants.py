@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from itertools import chain
 
+from asyncinfer.cache import BlockTable, PageGroup, WindowPages
 from asyncinfer.cache.chain import TOKEN_BYTES, pack
 from asyncinfer.cache.prefix_cache import CacheEntry
 from asyncinfer.scheduler.request import Request, RequestState
@@ -33,23 +33,17 @@ def check_invariants(scheduler: Scheduler, requests: Iterable[Request]) -> None:
     _check_references(scheduler, seated)
     _check_tables(scheduler, seated)
     _check_flights(scheduler)
-    _check_windows(scheduler, seated)
     if scheduler.cache is not None:
         _check_cache(scheduler, seated)
     _check_bounds(scheduler)
 
 
 def check_drained(scheduler: Scheduler) -> None:
-    """Nothing is left: no request anywhere, no block in use."""
+    """Nothing is left: no request anywhere, no page in use."""
     hold("drain", not scheduler.has_work and not scheduler.paused, "work is left")
-    pool = scheduler.roster.seats.blocks.pool
-    hold("drain", not any(pool.refs), "blocks are in use")
-    held = scheduler.blocks_free + scheduler.blocks_cached
-    hold("drain", held == scheduler.blocks_total, "blocks are lost")
-    windows = scheduler.roster.seats.blocks.windows
-    if windows is not None:
-        hold("drain", not any(windows.pool.refs), "window pages are in use")
-        hold("drain", windows.available == scheduler.spec.window_pages, "window pages are lost")
+    for number, group in enumerate(scheduler.roster.seats.blocks.groups):
+        hold("drain", not any(group.pool.refs), "pages of group {} are in use", number)
+        hold("drain", group.available == group.pool.size, "pages of group {} are lost", number)
 
 
 def _check_places(scheduler: Scheduler, requests: list[Request]) -> None:
@@ -72,9 +66,7 @@ def _check_places(scheduler: Scheduler, requests: list[Request]) -> None:
         if r.state is not state.FINISHED:
             hold("I8", r.id in seen, "{} is lost", r)
         if r.state is state.WAITING or (r.state is state.FINISHED and r.id not in seen):
-            hold(
-                "I6", r.slot < 0 and not r.blocks, "{} owns slot {}, blocks {}", r, r.slot, r.blocks
-            )
+            hold("I6", r.slot < 0 and not r.tables, "{} owns slot {}, {}", r, r.slot, r.tables)
     hold("I8", len(seen) <= len(requests), "a stranger is on the roster")
     for r in roster.leaving.values():
         hold("I6", r.in_flight > 0, "{} is leaving, but nothing holds it", r)
@@ -95,21 +87,35 @@ def _check_slots(scheduler: Scheduler, seated: list[Request]) -> None:
 
 
 def _check_references(scheduler: Scheduler, seated: list[Request]) -> None:
-    pool = scheduler.roster.seats.blocks.pool
-    uses = [0] * len(pool.refs)
-    for block in chain(
-        *(request.blocks for request in seated), *(flight.pins for flight in scheduler.flights)
-    ):
-        uses[block] += 1
-    wrong = [block for block, refs in enumerate(pool.refs) if refs != uses[block]]
-    hold("I1", not wrong, "blocks {}: references are not their uses", wrong)
-    cache = scheduler.cache
-    evictable = {} if cache is None else cache.guard.evictable
-    free = set(pool.free)
-    hold("I2", len(free) == len(pool.free), "a block is on the free list twice")
-    unused = {block for block, refs in enumerate(pool.refs) if not refs}
-    hold("I2", not free & evictable.keys(), "a block is free and cached")
-    hold("I2", free | evictable.keys() == unused, "unused blocks are not those free or cached")
+    """I1 and I2 of every KV group."""
+    for number, group in enumerate(scheduler.roster.seats.blocks.groups):
+        uses = Counter(page for r in seated for page in r.tables[number].live)
+        for flight in scheduler.flights:
+            uses.update(
+                source for g in flight.plan.groups[number : number + 1] for source, _ in g.copies
+            )
+        refs, name = group.pool.refs, f"group {number}"
+        wrong = [page for page, count in enumerate(refs) if count != uses[page]]
+        hold("I1", not wrong, "{}, pages {}: references are not their uses", name, wrong)
+        free, cached = set(group.pool.free), _cached(scheduler, group)
+        hold("I2", len(free) == len(group.pool.free), "{}: a page is on the free list twice", name)
+        hold("I2", group.cached == len(cached), "{}: a page is cached twice", name)
+        unused = {page for page, count in enumerate(refs) if not count}
+        hold("I2", not free & cached, "{}: a page is free and cached", name)
+        hold("I2", free | cached == unused, "{}: unused pages are not those free or cached", name)
+
+
+def _cached(scheduler: Scheduler, group: PageGroup) -> set[int]:
+    """Pages without references that are kept for published blocks."""
+    published = {} if scheduler.cache is None else scheduler.cache.by_block
+    if not isinstance(group, WindowPages):
+        return set() if scheduler.cache is None else set(scheduler.cache.guard.evictable)
+    cached = group.unused.keys() | group.passed.keys()
+    hold("I5", cached <= group.keeper.keys(), "an unused page is nobody's")
+    pairs = {(page, block) for block, page in group.kept.items()}
+    hold("I5", pairs == set(group.keeper.items()), "pages and their blocks differ")
+    hold("I5", group.kept.keys() <= published.keys(), "a page is kept for a block that is gone")
+    return cached
 
 
 def _check_tables(scheduler: Scheduler, seated: list[Request]) -> None:
@@ -119,18 +125,34 @@ def _check_tables(scheduler: Scheduler, seated: list[Request]) -> None:
         for request, count in zip(flight.requests, flight.plan.counts, strict=True):
             chunks[request.id] += count
     for r in seated:
-        hold("I3", len(set(r.blocks)) == len(r.blocks), "{} has a block twice", r)
-        hold("I4", r.room == len(r.blocks) * size, "{}: room {}", r, r.room)
-        hold("I4", len(r.blocks) <= -(-r.known // size), "{} has {} blocks", r, len(r.blocks))
+        blocks = r.room // size
+        hold("I4", r.room == blocks * size, "{}: room {}", r, r.room)
+        hold("I4", blocks <= -(-r.known // size), "{} has {} blocks", r, blocks)
         hold("I4", r.committed <= r.computed <= min(r.known, r.room), "{}: {}", r, r.computed)
         if r.state is not RequestState.FINISHED:
             hold("I4", r.computed - r.committed == chunks[r.id], "{} lost a chunk", r)
             hold("I4", r.left >= 0, "{} draws too many tokens", r)
             hold("I4", len(r.tokens) <= r.known, "{} has tokens nobody drew", r)
+        for group, table in zip(scheduler.roster.seats.blocks.groups, r.tables, strict=True):
+            _check_table(r, group, table, blocks, blocks - r.committed // size)
+
+
+def _check_table(r: Request, group: PageGroup, table: BlockTable, blocks: int, new: int) -> None:
+    """I3: a page for every block that tokens to come need, and for none before. `new`: blocks that
+    are not full of committed tokens."""
+    held = table.live
+    hold("I3", len(table.pages) == blocks, "{}: {} of {} pages", r, len(table.pages), blocks)
+    hold("I3", len(set(held)) == len(held), "{} has a page twice", r)
+    hold("I3", all(page >= 0 for page in held), "{} lacks a page", r)
+    passed = table.pages[: table.first_live_page]
+    hold("I3", all(page < 0 for page in passed), "{} has a page it passed", r)
+    hold("I3", table.first_live_page <= group.first(r.committed), "{} lost what it sees", r)
+    # Given back block by block: the window, and the chunks in flight.
+    hold("I3", len(held) <= group.steady - 2 + new, "{} has {} pages", r, len(held))
 
 
 def _check_flights(scheduler: Scheduler) -> None:
-    pool = scheduler.roster.seats.blocks.pool
+    groups, size = scheduler.roster.seats.blocks.groups, scheduler.spec.block_size
     in_flight = Counter(r.id for flight in scheduler.flights for r in flight.requests)
     for flight in scheduler.flights:
         plan = flight.plan
@@ -138,55 +160,16 @@ def _check_flights(scheduler: Scheduler) -> None:
             hold("I11", request.slot == plan.slots[row], "{} lost its slot in flight", request)
             known = request.in_flight == in_flight[request.id]
             hold("I11", known, "{} miscounts its flights", request)
-            end = plan.starts[row] + plan.counts[row]
-            used = request.blocks[: -(-end // scheduler.spec.block_size)]
+            start, end = plan.starts[row], plan.starts[row] + plan.counts[row]
             hold("I11", request.room >= end, "{} lost blocks in flight", request)
-            for block in used:
-                hold("I11", pool.refs[block] > 0, "block {} is free, but in flight", block)
-        for source, target in plan.copies:
-            used_twice = pool.refs[source] > 0 and pool.refs[target] > 0
-            hold("I11", used_twice, "copy {} -> {} is free", source, target)
-
-
-def _check_windows(scheduler: Scheduler, seated: list[Request]) -> None:
-    """I1, I2, I3, I5 and I11 of window pages, and that nobody has more than it can see."""
-    windows, cache = scheduler.roster.seats.blocks.windows, scheduler.cache
-    if windows is None:
-        return
-    size, refs = windows.block_size, windows.pool.refs
-    uses = Counter(page for r in seated for page in r.pages[r.passed :])
-    uses.update(page for flight in scheduler.flights for page in flight.page_pins)
-    for page, count in enumerate(refs):
-        hold("I1", count == uses[page], "page {}: {} references, {} uses", page, count, uses[page])
-    free = set(windows.pool.free)
-    hold("I2", len(free) == len(windows.pool.free), "a window page is on the free list twice")
-    unused = {page for page, count in enumerate(refs) if not count}
-    kept = windows.unused.keys() | windows.passed.keys()
-    hold("I2", windows.cached == len(kept), "a window page is kept twice")
-    hold("I2", not free & kept, "a window page is free and kept")
-    hold("I2", free | kept == unused, "unused pages are not those free or kept")
-    hold("I5", kept <= windows.keeper.keys(), "an unused page is nobody's")
-    pairs = {(page, block) for block, page in windows.kept.items()}
-    hold("I5", pairs == set(windows.keeper.items()), "pages and their blocks differ")
-    published = set() if cache is None else cache.by_block.keys()
-    hold("I5", windows.kept.keys() <= published, "a page is kept for a block that is gone")
-    for r in seated:
-        held = r.pages[r.passed :]
-        hold("I3", len(r.pages) == len(r.blocks), "{}: {} pages", r, len(r.pages))
-        hold("I3", len(set(held)) == len(held), "{} has a window page twice", r)
-        hold("I3", all(page >= 0 for page in held), "{} lacks a window page", r)
-        hold("I3", all(page < 0 for page in r.pages[: r.passed]), "{} has a page it passed", r)
-        hold("I3", r.passed <= windows.first(r.committed), "{} lost what it sees", r)
-        # Given back block by block: the window, and the chunks in flight.
-        chunks = len(r.blocks) - r.committed // size
-        hold("I3", len(held) <= windows.reach + chunks, "{} has {} window pages", r, len(held))
-    for flight in scheduler.flights:
-        for row, r in enumerate(flight.requests):
-            seen = windows.first(flight.plan.starts[row])
-            hold("I11", r.passed <= seen, "{} lost window pages in flight", r)
-        for source, target in flight.plan.copied_pages:
-            used_twice = refs[source] > 0 and refs[target] > 0
-            hold("I11", used_twice, "window page copy {} -> {} is free", source, target)
+            for group, table in zip(groups, request.tables, strict=True):
+                for page in table.pages[group.first(start) : -(-end // size)]:
+                    used = page >= 0 and group.pool.refs[page] > 0
+                    hold("I11", used, "page {} is free, but in flight", page)
+        for group, changes in zip(groups, plan.groups, strict=False):
+            for source, target in changes.copies:
+                used_twice = group.pool.refs[source] > 0 and group.pool.refs[target] > 0
+                hold("I11", used_twice, "copy {} -> {} is free", source, target)
 
 
 def _check_cache(scheduler: Scheduler, seated: list[Request]) -> None:
@@ -206,7 +189,7 @@ def _check_cache(scheduler: Scheduler, seated: list[Request]) -> None:
     for r in seated:
         above: object = None
         data = pack(r.tokens)
-        for j, block in enumerate(r.blocks):
+        for j, block in enumerate(r.tables[0].pages):
             found = by_block.get(block)
             if found is not None:
                 hold("I5", (j + 1) * size <= r.committed, "{}: block {} is not written", r, block)

@@ -4,15 +4,15 @@
     digest[p] = digest[p - 1] + kv[p] * (mix(p) | 1)          (digest[-1] = 0)
     token[p + 1] = a hash of digest[p], and of (seed, p) when the request is sampled
 
-With a window, where one layer more is asked what it sees through it:
+With windows, each of a layer more, that is asked what it sees through it:
 
-    near[p]   = mix(kv[p - 1] ^ mix(token[p] + 1))
-    seen[p]   = sum of near[j] * (mix(j) | 1) over p - window < j <= p
-    kv[p]     = kv[p - 1] * A + mix(token[p] + 1) + seen[p]
+    near[i, p] = mix(kv[p - 1] ^ mix(token[p] + 1) ^ i)
+    seen[i, p] = sum of near[i, j] * (mix(j) | 1) over p - window[i] < j <= p
+    kv[p]      = kv[p - 1] * A + mix(token[p] + 1) + sum of seen[i, p] over i
 
-All modulo 2**64. `near` lies in window pages. `kv` is what the fake model stores in its pages; the
+All modulo 2**64. `kv` and each `near` lie in the pages of a KV group of their own; the
 digest covers every entry read through the block table, so one stale, shared or unwritten entry
-changes every later token. Without a window both recurrences are linear in the previous value, so
+changes every later token. Without windows both recurrences are linear in the previous value, so
 that a whole chunk is a few numpy calls.
 """
 
@@ -46,7 +46,7 @@ class WindowSum:
 
     Args:
         position: the next one.
-        past: `near` of the positions before it that it sees.
+        past: entries of the positions before it that it sees.
     """
 
     def __init__(self, window: int, position: int, past: Iterable[int] = ()) -> None:
@@ -55,11 +55,6 @@ class WindowSum:
         self._window = window
         self._position = position
         self._terms = deque(entry * (mix(first + i) | 1) for i, entry in enumerate(entries))
-
-    @staticmethod
-    def entry(kv: int, token: int) -> int:
-        """`near` of the next position, with the KV of the one before it."""
-        return mix(kv ^ mix(token + 1))
 
     def add(self, entry: int) -> int:
         """Move on to the next position, which has this entry; gives what it sees."""
@@ -70,16 +65,19 @@ class WindowSum:
         return sum(self._terms) & MASK
 
 
-def fake_kv(tokens: Sequence[int], window: int | None) -> tuple[list[int], list[int]]:
-    """`kv` and `near` of every position of a sequence."""
-    kv, kvs, nears = 0, [], []
-    seen = None if window is None else WindowSum(window, 0)
+def fake_kv(
+    tokens: Sequence[int], windows: Sequence[WindowSum], kv: int = 0
+) -> list[tuple[int, ...]]:
+    """`kv` and what each window's layer stores, of tokens one after another; `kv` before them.
+    Moves the windows on."""
+    stored = []
     for token in tokens:
-        near = WindowSum.entry(kv, token)
-        kv = (kv * A + mix(token + 1) + (0 if seen is None else seen.add(near))) & MASK
-        kvs.append(kv)
-        nears.append(near)
-    return kvs, nears
+        mixed = mix(token + 1)
+        nears = [mix(kv ^ mixed ^ i) for i in range(len(windows))]
+        seen = sum(window.add(near) for window, near in zip(windows, nears, strict=True))
+        kv = (kv * A + mixed + seen) & MASK
+        stored.append((kv, *nears))
+    return stored
 
 
 def next_token(
@@ -113,17 +111,19 @@ def oracle(
     vocab_size: int,
     eos_every: int | None = None,
     stop_ids: Collection[int] = (),
-    window: int | None = None,
+    windows: Sequence[int] = (),
 ) -> list[int]:
     """The first `count` tokens of the answer, past any stop token it holds."""
     kv = digest = 0
     known = list(prompt_ids)
     last = len(known) - 1
     key = None if params.greedy else seed
-    seen = None if window is None else WindowSum(window, 0)
+    seen = [WindowSum(window, 0) for window in windows]
     for p in range(last + count):
-        near = 0 if seen is None else seen.add(seen.entry(kv, known[p]))
-        kv = (kv * A + mix(known[p] + 1) + near) & MASK
+        if seen:
+            ((kv, *_),) = fake_kv(known[p : p + 1], seen, kv)
+        else:
+            kv = (kv * A + mix(known[p] + 1)) & MASK
         digest = (digest + kv * (mix(p) | 1)) & MASK
         if p >= last:
             barred = stop_ids if p - last < params.min_tokens else ()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from random import Random
 
-from asyncinfer.cache import PrefixCache
+from asyncinfer.cache import KVGroupSpec, PrefixCache, steady_pages
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.params import SamplingParams
 from asyncinfer.protocols.eviction import EvictionPolicy
@@ -56,7 +56,7 @@ def simulate_scheduler(
     sim.drain()
     scheduler, counters = sim.scheduler, sim.scheduler.counters
     seen.update(asdict(counters))
-    if scheduler.spec.window is not None:
+    if len(scheduler.spec.groups) > 1:
         seen.update(
             windowed_tokens=counters.generated_tokens,
             windowed_hits=counters.cached_tokens,
@@ -66,29 +66,30 @@ def simulate_scheduler(
     return seen
 
 
-def _window(rng: Random, block_size: int) -> tuple[int | None, int]:
-    """A window, and window pages for one request to a few; or none."""
-    if rng.random() < 0.5:
-        return None, 0
-    window = rng.choice((1, 2, 3, 5, 8, 9, 16))
-    least = -(-(window - 1) // block_size) + 2
-    return window, least + rng.choice((0, 1, 4, 12)) * least // 2
+def _windows(rng: Random, block_size: int) -> list[KVGroupSpec]:
+    """Groups with a window, each with pages for one request to a few; or none."""
+    groups: list[KVGroupSpec] = []
+    while len(groups) < 3 and rng.random() > 0.5:
+        window = rng.choice((1, 2, 3, 5, 8, 9, 16))
+        least = steady_pages(window, block_size)
+        groups.append(KVGroupSpec(least + rng.choice((0, 1, 4, 12)) * least // 2, window))
+    return groups
 
 
 def _world(
     rng: Random, windows: Random, seen: Counter[str], eviction: EvictionPolicy | None
 ) -> Simulation:
     block_size = rng.choice((1, 2, 4, 4, 8))
-    window, pages = _window(windows, block_size)
     spec = RunnerSpec(
-        num_blocks=rng.randint(24, 160) // block_size,
+        groups=(
+            KVGroupSpec(rng.randint(24, 160) // block_size),
+            *_windows(windows, block_size),
+        ),
         block_size=block_size,
         max_slots=rng.randint(1, 6),
         max_context=rng.choice((24, 40, 64)),
         vocab_size=VOCAB,
         max_step_tokens=rng.choice((1, 3, 8, 16, 32)),
-        window=window,
-        window_pages=pages,
     )
     policy = rng.choice((FCFS(), Priority(ageing=1.0), Deadline(patience=2.0)))
     cached = rng.random() < 0.9

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-from asyncinfer.cache import PrefixCache
+from asyncinfer.cache import KVGroupSpec, PrefixCache
 from asyncinfer.params import SamplingParams
 from asyncinfer.protocols import SchedulingPolicy
 from asyncinfer.scheduler import RunnerSpec
@@ -28,7 +28,7 @@ def serve_all(policy: SchedulingPolicy, seed: int) -> None:
     """
     rng = Random(seed)
     spec = RunnerSpec(
-        num_blocks=rng.choice((12, 20, 40)),
+        groups=(KVGroupSpec(rng.choice((12, 20, 40))),),
         block_size=BLOCK_SIZE,
         max_slots=rng.choice((1, 3, 6)),
         max_context=40,

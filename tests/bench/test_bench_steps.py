@@ -30,7 +30,7 @@ from asyncinfer.bench import BenchError
 from asyncinfer.models import parse_config
 from asyncinfer.planner import ModelSize, Storage, decode_floor, prefill_floor
 from asyncinfer.quantization.int8 import Int8Linear
-from asyncinfer.testing import FakeRunner, RandomModel, RunnerSpec, StepPlan
+from asyncinfer.testing import FakeRunner, KVGroupSpec, RandomModel, RunnerSpec, StepPlan
 
 OPTIONS = StepOptions(
     quick=True, device="cpu", steps=6, repeat=2, max_step_tokens=32, bandwidth=2e9, flops=3e9
@@ -84,7 +84,7 @@ def test_formats_of_8_bits_have_floors_of_their_own() -> None:
     # A float32 scale beside every 16 numbers of KV.
     storage = Storage(weights=4, linear=1, kv=20 / 16)
     with opened_driver(TINY, [(1, 40)], small) as its:
-        kv = its.runner._kv  # type: ignore[attr-defined]
+        (kv,) = its.runner._kv  # type: ignore[attr-defined]
         held = sum(tensor.nbytes for tensor in kv.tensors)
         assert held == kv.num_blocks * 16 * storage.kv_bytes_per_token(size)
         assert isinstance(its.runner._decoder._layers[0].attention.out, Int8Linear)  # type: ignore[attr-defined]
@@ -118,7 +118,12 @@ def test_it_stops_when_the_time_is_over() -> None:
 
 
 def driver(**changes: Any) -> tuple[StepDriver, list[StepPlan]]:
-    spec = {"num_blocks": 64, "max_slots": 4, "max_context": 256, "max_step_tokens": 32}
+    spec: dict[str, Any] = {
+        "groups": (KVGroupSpec(64),),
+        "max_slots": 4,
+        "max_context": 256,
+        "max_step_tokens": 32,
+    }
     plans: list[StepPlan] = []
     runner = FakeRunner(
         RunnerSpec(block_size=16, vocab_size=256, **{**spec, **changes}),
@@ -140,7 +145,8 @@ def test_the_driver_plans_what_a_scheduler_would() -> None:
     steps = [plan for plan in plans if plan.samples == [1, 1, 1]]
     assert [plan.starts for plan in steps] == [[70 + n] * 3 for n in range(7)]
     # Row by row: a step's copies are held twice for a moment.
-    assert [len(plan.copies) for plan in plans] == [0, 0, 0, 5, 5, *[0] * 7]
+    copies = [sum(len(group.copies) for group in plan.groups) for plan in plans]
+    assert copies == [0, 0, 0, 5, 5, *[0] * 7]
     plans.clear()
     assert its.prefill(70) > 0
     assert sum(plan.tokens for plan in plans) == 70
@@ -150,7 +156,7 @@ def test_the_driver_plans_what_a_scheduler_would() -> None:
 
 def test_the_driver_refuses_what_does_not_fit() -> None:
     with pytest.raises(BenchError, match="num_blocks is 8, not 20"):
-        driver(num_blocks=8)[0].decode(4, 70, steps=2)
+        driver(groups=(KVGroupSpec(8),))[0].decode(4, 70, steps=2)
     with pytest.raises(BenchError, match="max_slots is 1, not 2"):
         driver(max_slots=1)[0].decode(2, 20, steps=2)
     with pytest.raises(BenchError, match="max_context is 32"):

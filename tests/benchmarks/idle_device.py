@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from asyncinfer.attention import KVCache
+from asyncinfer.cache import KVGroupSpec
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine import Loaded
 from asyncinfer.models import Decoder, ModelConfig, tensor_table
@@ -49,7 +50,7 @@ class IdleModel:
     def load(self, config: EngineConfig, progress: Any = None) -> Loaded:
         tokenizer = Tokenizer.byte_level(add_bos=False)
         spec = RunnerSpec(
-            num_blocks=self.blocks,
+            groups=(KVGroupSpec(self.blocks),),
             block_size=config.block_size,
             max_slots=config.max_running,
             max_context=min(self.max_context, config.max_context or self.max_context),
@@ -61,7 +62,7 @@ class IdleModel:
         table = tensor_table(_MODEL)
         decoder = Decoder(_MODEL, lambda name: torch.zeros(table[name].shape))
         kv = KVCache.allocate(_MODEL, spec.num_blocks, spec.block_size, torch.float32, "cpu")
-        self.runner = ModelRunner(decoder, kv, spec, accelerator=_IdleDevice())
+        self.runner = ModelRunner(decoder, [kv], spec, accelerator=_IdleDevice())
         return Loaded(self.runner, tokenizer)
 
 

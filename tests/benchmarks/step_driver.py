@@ -9,7 +9,7 @@ from collections import deque
 
 from asyncinfer import SamplingParams
 from asyncinfer.bench.record import BenchError
-from asyncinfer.testing import Join, StepPlan, StepResult, StepRunner
+from asyncinfer.testing import Join, PageChanges, StepPlan, StepResult, StepRunner
 
 __all__ = ["StepDriver"]
 
@@ -62,7 +62,8 @@ class StepDriver:
             # last token is copied.
             plan = StepPlan(next(self._steps), [slot], [context - 1], [1], [0])
             plan.joins.append(self._join(slot, known, held[slot]))
-            plan.copies += zip(held[0][:filled], held[slot][:filled], strict=True)
+            copies = list(zip(held[0][:filled], held[slot][:filled], strict=True))
+            plan.groups.append(PageChanges(copies=copies))
             self._checked(self.runner.collect(self.runner.launch(plan)))
         plans = self._decodes(batch, context, warmup + steps)
         flights: deque[object] = deque()
@@ -114,7 +115,8 @@ class StepDriver:
         return self._random.choices(range(self._spec.vocab_size), k=count)
 
     def _join(self, slot: int, tokens: list[int], blocks: list[int]) -> Join:
-        return Join(slot, tokens, len(tokens), blocks, _GREEDY, seed=slot)
+        tables = [blocks, *([] for _ in self._spec.groups[1:])]
+        return Join(slot, tokens, len(tokens), tables, _GREEDY, seed=slot)
 
     def _checked(self, result: StepResult) -> None:
         for row, error in result.failed.items():

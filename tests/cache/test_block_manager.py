@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncinfer.cache import BlockManager, BlockPool, PrefixCache
+from asyncinfer.cache import BlockManager, KVGroupSpec, PagePool, PrefixCache
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import Request
 
@@ -15,7 +15,7 @@ def request(id: int, tokens: list[int], cache: PrefixCache | None = None) -> Req
 
 
 def test_the_pool_counts_references() -> None:
-    pool = BlockPool(4)
+    pool = PagePool(4)
     taken = pool.take(3)
     assert taken == [0, 1, 2]
     assert pool.refs == [1, 1, 1, 0]
@@ -26,31 +26,31 @@ def test_the_pool_counts_references() -> None:
 
 
 def test_a_table_grows_and_is_given_back_tail_first() -> None:
-    blocks = BlockManager(4, 2, None)
+    blocks = BlockManager.of([KVGroupSpec(4)], 2, None)
     r = request(1, [1, 2, 3])
     blocks.open(r, [])
     blocks.grow(r, 2)
-    assert (r.blocks, r.room, blocks.available) == ([0, 1], 4, 2)
+    assert (r.tables[0].pages, r.room, blocks.available) == ([0, 1], 4, 2)
     blocks.close(r)
-    assert (r.blocks, r.room, blocks.available) == ([], 0, 4)
-    assert blocks.pool.free[-2:] == [1, 0]
+    assert (r.tables, r.room, blocks.available) == ([], 0, 4)
+    assert blocks.groups[0].pool.free[-2:] == [1, 0]
 
 
 def test_committed_blocks_are_found_and_shared() -> None:
     cache = PrefixCache(2)
-    blocks = BlockManager(6, 2, cache)
+    blocks = BlockManager.of([KVGroupSpec(6)], 2, cache)
     a = request(1, [1, 2, 3, 4, 5], cache)
     blocks.open(a, [])
     blocks.grow(a, 3)
     blocks.commit(a, 3)
     b = request(2, [1, 2, 3, 4, 9], cache)
-    assert [e.block for e in blocks.match(b, 4)] == [a.blocks[0]], "only what is committed"
+    assert [e.block for e in blocks.match(b, 4)] == [a.tables[0].pages[0]], "only what is committed"
     blocks.commit(a, 5)
     entries = blocks.match(b, 4)
     blocks.open(b, entries)
-    assert b.blocks == a.blocks[:2]
+    assert b.tables[0].pages == a.tables[0].pages[:2]
     assert b.room == 4
-    assert [blocks.pool.refs[block] for block in a.blocks] == [2, 2, 1]
+    assert [blocks.groups[0].pool.refs[block] for block in a.tables[0].pages] == [2, 2, 1]
     blocks.close(a)
     assert cache.evictable == 0
     blocks.close(b)
@@ -59,7 +59,7 @@ def test_committed_blocks_are_found_and_shared() -> None:
 
 def test_cached_blocks_are_evicted_when_the_free_list_is_empty() -> None:
     cache = PrefixCache(2)
-    blocks = BlockManager(3, 2, cache)
+    blocks = BlockManager.of([KVGroupSpec(3)], 2, cache)
     a = request(1, [1, 2, 3, 4], cache)
     blocks.open(a, [])
     blocks.grow(a, 2)
@@ -76,7 +76,7 @@ def test_cached_blocks_are_evicted_when_the_free_list_is_empty() -> None:
 
 def test_an_answer_extends_the_chain() -> None:
     cache = PrefixCache(2)
-    blocks = BlockManager(4, 2, cache)
+    blocks = BlockManager.of([KVGroupSpec(4)], 2, cache)
     a = request(1, [1], cache)
     blocks.open(a, [])
     blocks.grow(a, 2)
@@ -87,17 +87,17 @@ def test_an_answer_extends_the_chain() -> None:
 
 
 def test_a_fork_shares_full_blocks_and_copies_the_tail() -> None:
-    blocks = BlockManager(6, 2, None)
+    blocks = BlockManager.of([KVGroupSpec(6)], 2, None)
     a = request(1, [1, 2, 3, 4])
     blocks.open(a, [])
     blocks.grow(a, 2)
     b = request(2, [1, 2, 3, 4])
-    copy = blocks.fork(b, a, 3)
-    assert b.blocks == [0, 2]
-    assert copy == (1, 2)
-    assert blocks.pool.refs[:3] == [2, 2, 1], "the source of the copy is pinned"
-    blocks.unpin(1)
-    assert blocks.pool.refs[:3] == [2, 1, 1]
+    copies = blocks.fork(b, a, 3)
+    assert b.tables[0].pages == [0, 2]
+    assert copies == [(1, 2)]
+    assert blocks.groups[0].pool.refs[:3] == [2, 2, 1], "the source of the copy is pinned"
+    blocks.groups[0].release(1)
+    assert blocks.groups[0].pool.refs[:3] == [2, 1, 1]
     c = request(3, [1, 2, 3])
-    assert blocks.fork(c, a, 2) is None, "no partly filled block, no copy"
-    assert c.blocks == [0]
+    assert blocks.fork(c, a, 2) == [], "no partly filled block, no copy"
+    assert c.tables[0].pages == [0]

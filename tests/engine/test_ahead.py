@@ -96,7 +96,7 @@ def test_what_is_drawn_past_a_stop_is_thrown_away(device: FakeDevice, overlap: i
 def test_preempted_and_seated_again_under_steps_in_flight(device: FakeDevice) -> None:
     found = []
     for engine in engines(device, 3, prefix_cache=False, block_size=4, max_context=64):
-        block = engine.core.runner._kv.storage[:, :, 0].nbytes  # type: ignore[attr-defined]
+        block = engine.core.runner._kv[0].storage[:, :, 0].nbytes  # type: ignore[attr-defined]
         kv_bytes = 24 * block
         break
     for engine in engines(

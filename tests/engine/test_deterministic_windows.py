@@ -54,9 +54,8 @@ def engine(kind: str, **options: Any) -> InlineEngine:
 
 def answers(its: InlineEngine, numbers: list[int], **options: Any) -> list[Answer]:
     """Of these prompts at once; what is free is NaN."""
-    windows = its.scheduler.roster.seats.blocks.windows
-    kv = its.core.runner._kv  # type: ignore[attr-defined]
-    assert windows is not None
+    _, windows = its.scheduler.roster.seats.blocks.groups
+    _, kv = its.core.runner._kv  # type: ignore[attr-defined]
     streams = [
         its.submit(
             PROMPTS[n],
@@ -72,7 +71,7 @@ def answers(its: InlineEngine, numbers: list[int], **options: Any) -> list[Answe
     least = windows.available
     while its.core.busy or not its.core.inbox.empty():
         its.pump()
-        kv.window.storage[:, :, windows.pool.free] = torch.nan
+        kv.storage[:, :, windows.pool.free] = torch.nan
         least = min(least, windows.available)
     held = windows.pool.size - least
     assert 0 < held * 8 < sum(len(PROMPTS[n]) + 40 for n in numbers) / 1.2

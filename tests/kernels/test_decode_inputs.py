@@ -14,16 +14,16 @@ SLOTS, CAPACITY, SIZE, WORDS = 6, 50, 8, 6
 
 
 @pytest.mark.parametrize("width", [7, 1500])
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("groups", [1, 2, 3])
 @pytest.mark.parametrize("rows", [[3], [5, 0, 3], [1, 4, SLOTS, SLOTS, SLOTS], [SLOTS]])
-def test_decode_inputs(target: Target, rows: list[int], parts: int, width: int) -> None:
+def test_decode_inputs(target: Target, rows: list[int], groups: int, width: int) -> None:
     generator = torch.Generator().manual_seed(1)
     starts = [0, 7, 8, 31, 48, 40, -1]
     positions = torch.tensor(starts, dtype=torch.int32, device=target.device)
     tables, history, options = (
         torch.randint(low, 99, shape, generator=generator, dtype=torch.int32)
         for low, shape in (
-            (0, (SLOTS + 1, parts * width)),
+            (0, (SLOTS + 1, groups, width)),
             (0, (SLOTS + 1, CAPACITY)),
             (-99, (SLOTS + 1, WORDS)),
         )
@@ -32,7 +32,7 @@ def test_decode_inputs(target: Target, rows: list[int], parts: int, width: int) 
     there = [its.to(target.device) for its in (tables, options, history)]
     for kernel in (decode_inputs, triton.decode_inputs, ops.decode_inputs):
         positions.copy_(torch.tensor(starts))
-        got = kernel(*arguments, *there, SIZE, parts)
+        got = kernel(*arguments, *there, SIZE)
         at = [max(starts[row], 0) for row in rows]
         assert got.positions.tolist() == at
         assert got.tokens.tolist() == [int(history[r, p]) for r, p in zip(rows, at, strict=True)]
@@ -45,10 +45,10 @@ def test_decode_inputs(target: Target, rows: list[int], parts: int, width: int) 
             == options[rows, -2:].contiguous().view(torch.int64).flatten().tolist()
         )
         assert got.seq_lens.tolist() == [starts[row] + 1 for row in rows]
-        for part in range(parts):
-            its = tables[:, part * width : (part + 1) * width]
-            assert torch.equal(got.block_tables[part].cpu(), its[rows])
-            assert got.slot_mapping[part].tolist() == [
+        for group in range(groups):
+            its = tables[:, group]
+            assert torch.equal(got.block_tables[group].cpu(), its[rows])
+            assert got.slot_mapping[group].tolist() == [
                 int(its[row, p // SIZE]) * SIZE + p % SIZE if starts[row] >= 0 else -1
                 for row, p in zip(rows, at, strict=True)
             ]
@@ -65,7 +65,7 @@ def test_compiled(capability: int) -> None:
 
     with recorded() as launches:
         triton.decode_inputs(
-            meta(64), meta(65), meta(65, 8192), meta(65, WORDS), meta(65, 131_073), 16
+            meta(64), meta(65), meta(65, 1, 8192), meta(65, WORDS), meta(65, 131_073), 16
         )
     (launch,) = launches
     assert launch.grid == (64, 1, 8)

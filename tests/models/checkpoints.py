@@ -140,7 +140,7 @@ class Sequences:
         ids = torch.cat([self.token_ids[row][start:end] for row, start, end in spans])
         batch.sequences = [row for row, _ in rows]
         with torch.inference_mode():
-            hidden = self.decoder.forward(ids, positions, self.kv, batch)
+            hidden = self.decoder.forward(ids, positions, [self.kv], [batch])
             logits = self.decoder.logits(hidden)
         assert logits.dtype is torch.float32
         for (row, start, end), part in zip(

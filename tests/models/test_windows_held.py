@@ -65,23 +65,23 @@ class Held:
             kv=kv,
         )
         self.spec = plan_memory(config, decoder.config, torch.float32, decoder.device, 199)
-        assert self.spec.window is not None
-        self.kv = KVCache.allocate(
-            decoder.config,
-            self.spec.num_blocks,
-            BLOCK,
-            torch.float32,
-            "cpu",
-            format=kv_format(kv),
-            window_layers=decoder.config.windowed_layers,
-            window_pages=self.spec.window_pages,
+        far, near = (
+            KVCache.allocate(
+                decoder.config,
+                group.num_pages,
+                BLOCK,
+                torch.float32,
+                "cpu",
+                format=kv_format(kv),
+                layers=group.layers,
+            )
+            for group in self.spec.groups
         )
-        assert self.kv.window is not None
-        self.near = self.kv.window
-        poison(self.near)
-        poison(self.kv)
+        self.far, self.near = far, near
+        poison(near)
+        poison(far)
         options: dict[str, Any] = {} if device is None else {"accelerator": device}
-        self.runner = ModelRunner(decoder, self.kv, self.spec, **options)
+        self.runner = ModelRunner(decoder, [far, near], self.spec, **options)
         self.scheduler = Scheduler(
             self.spec, policy=FCFS(), cache=PrefixCache(BLOCK, secret=b"windows")
         )
@@ -112,13 +112,12 @@ class Held:
 
     def run(self) -> None:
         flights: deque[Any] = deque()
-        windows = self.scheduler.roster.seats.blocks.windows
-        assert windows is not None
+        _, windows = self.scheduler.roster.seats.blocks.groups
         while True:
             while len(flights) < self.depth and (plan := self.scheduler.schedule(0.0)):
                 flights.append((plan, self.runner.launch(plan)))
             for request in self.requests:
-                self.most = max(self.most, len(request.pages) - request.passed)
+                self.most = max([self.most, *(table.held for table in request.tables[1:])])
             if not flights:
                 break
             plan, handle = flights.popleft()
@@ -147,10 +146,10 @@ def test_window_and_chunk_are_all_that_is_held(
 ) -> None:
     model = random_model(family, FAMILIES[family])
     held = Held(model, tmp_path, depth, device)
-    window = held.spec.window
+    window = held.spec.groups[1].window
     assert window is not None
-    assert held.kv.num_layers + held.near.num_layers == model.config.num_hidden_layers
-    assert (held.kv.num_layers == 0) == (family == "mistral")
+    assert held.far.num_layers + held.near.num_layers == model.config.num_hidden_layers
+    assert (held.far.num_layers == 0) == (family == "mistral")
 
     numbers = torch.Generator().manual_seed(5)
     shared = torch.randint(3, 199, (100,), generator=numbers).tolist()

@@ -56,7 +56,7 @@ def together(config: ModelConfig, context: int, budget: int, count: int) -> bool
         config=options(context, kv_bytes=budget, max_running=count, prefix_cache=False),
     )
     kv = engine.core.runner._kv  # type: ignore[attr-defined]
-    held = kv.storage.nbytes + (0 if kv.window is None else kv.window.storage.nbytes)
+    held = sum(group.storage.nbytes for group in kv)
     assert held <= budget
     streams = [
         engine.submit([3 + number] * 24, max_tokens=context - 24, ignore_eos=True, seed=1)
@@ -136,10 +136,12 @@ def test_what_an_engine_sets_aside_on_a_gpu(
         spec = plan_memory(engine, config, torch.bfloat16, torch.device("cuda"), 1000)
         if spec.num_blocks < count * -(-context // 16):
             return False
-        if spec.window is None:
-            return True
-        pages = count * steady_pages(spec.window, 16) + pages_in_flight(engine, spec.overlap)
-        return spec.window_pages >= pages
+        return all(
+            group.num_pages
+            >= count * steady_pages(window, 16) + pages_in_flight(engine, spec.overlap)
+            for group in spec.groups
+            if (window := group.window) is not None
+        )
 
     assert found.sequences > 2
     # Less is left over than one more takes, the largest step's own memory aside.

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from asyncinfer.attention import AttentionBatch, KVCache
+from asyncinfer.cache import KVGroupSpec
 from asyncinfer.models import Decoder, ModelConfig, tensor_table
 from asyncinfer.params import SamplingParams
 from asyncinfer.runner import ModelRunner
-from asyncinfer.scheduler.plan import Join, RunnerSpec, StepPlan, StepResult
+from asyncinfer.scheduler.plan import Join, PageChanges, RunnerSpec, StepPlan, StepResult
 
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -62,7 +63,7 @@ def whole(decoder: Decoder) -> Callable[[Sequence[int]], torch.Tensor]:
             block_size=n,
             decode_rows=int(n == 1),
         )
-        hidden = decoder.forward(torch.tensor(tokens), positions, kv, batch)
+        hidden = decoder.forward(torch.tensor(tokens), positions, [kv], [batch])
         return decoder.logits(hidden)[:, :VOCAB]
 
     return logits
@@ -81,7 +82,7 @@ class Hand:
         **runner: Any,
     ) -> None:
         self.spec = RunnerSpec(
-            num_blocks=blocks,
+            groups=(KVGroupSpec(blocks),),
             block_size=BLOCK,
             max_slots=slots,
             max_context=CONFIG.max_context,
@@ -91,10 +92,10 @@ class Hand:
         )
         self.kv = KVCache.allocate(CONFIG, blocks, BLOCK, torch.float32, "cpu")
         self.kv.storage.fill_(torch.nan)
-        self.runner = ModelRunner(decoder, self.kv, self.spec, **runner)
+        self.runner = ModelRunner(decoder, [self.kv], self.spec, **runner)
         self.free = [(7 * i + 3) % blocks for i in range(blocks)]
         self.tables: dict[int, list[int]] = {}
-        self.plan = StepPlan(0)
+        self.plan = StepPlan(0, groups=[PageChanges()])
 
     def join(
         self,
@@ -110,13 +111,13 @@ class Hand:
         self.tables[slot] = list(blocks)
         params = SamplingParams(**{"temperature": 0.0, **options})
         n = len(tokens) if prompt_len is None else prompt_len
-        self.plan.joins.append(Join(slot, list(tokens), n, list(blocks), params, seed))
+        self.plan.joins.append(Join(slot, list(tokens), n, [list(blocks)], params, seed))
 
     def row(self, slot: int, start: int, count: int, samples: int = 1) -> None:
         """A row of the next step; its blocks grow as it needs them."""
         table = self.tables[slot]
         while len(table) * BLOCK < start + count:
-            self.plan.grown.append((slot, len(table), self.free[0]))
+            self.plan.groups[0].grown.append((slot, len(table), self.free[0]))
             table.append(self.free.pop(0))
         self.plan.slots.append(slot)
         self.plan.starts.append(start)
@@ -128,7 +129,7 @@ class Hand:
         self.free += self.tables.pop(slot)
 
     def launch(self) -> object:
-        plan, self.plan = self.plan, StepPlan(self.plan.step + 1)
+        plan, self.plan = self.plan, StepPlan(self.plan.step + 1, groups=[PageChanges()])
         return self.runner.launch(plan)
 
     def step(self) -> StepResult:

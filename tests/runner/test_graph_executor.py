@@ -238,7 +238,7 @@ def test_calls_of_a_steady_step(graph_hand: Any, device: FakeDevice) -> None:
         for slot, position in lengths.items():
             hand.row(slot, position, 1)
             lengths[slot] = position + 1
-        grown = len(hand.plan.grown)
+        grown = len(hand.plan.groups[0].grown)
         device.calls.clear()
         with device.without_syncs():
             hand.runner.collect(hand.launch())

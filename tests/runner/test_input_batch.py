@@ -9,13 +9,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncinfer.cache import KVGroupSpec
 from asyncinfer.params import SamplingParams
 from asyncinfer.runner import InputBatch
-from asyncinfer.scheduler.plan import Join, RunnerSpec, StepPlan
+from asyncinfer.scheduler.plan import Join, PageChanges, RunnerSpec, StepPlan
 
 SLOTS, BLOCK, CONTEXT = 9, 3, 40
 SPEC = RunnerSpec(
-    num_blocks=200,
+    groups=(KVGroupSpec(200),),
     block_size=BLOCK,
     max_slots=SLOTS,
     max_context=CONTEXT,
@@ -27,15 +28,15 @@ SPEC = RunnerSpec(
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[StepPlan, dict[int, list[int]]]:
     """A plan and the block table of every slot in it, part of which grows in the plan."""
-    plan, tables = StepPlan(0), {}
+    plan, tables = StepPlan(0, groups=[PageChanges()]), {}
     blocks = iter(draw(st.permutations(range(200))))
     for slot in draw(st.lists(st.integers(0, SLOTS - 1), min_size=1, unique=True)):
         start = draw(st.integers(0, CONTEXT - 1))
         count = draw(st.one_of(st.just(1), st.integers(1, CONTEXT - start)))
         table = [next(blocks) for _ in range(-(-(start + count) // BLOCK))]
         old = draw(st.integers(0, len(table)))
-        plan.joins.append(Join(slot, [1], 1, table[:old], SamplingParams(), 0))
-        plan.grown += [(slot, i, table[i]) for i in range(old, len(table))]
+        plan.joins.append(Join(slot, [1], 1, [table[:old]], SamplingParams(), 0))
+        plan.groups[0].grown += [(slot, i, table[i]) for i in range(old, len(table))]
         plan.slots.append(slot)
         plan.starts.append(start)
         plan.counts.append(count)
@@ -47,10 +48,10 @@ def plans(draw: st.DrawFn) -> tuple[StepPlan, dict[int, list[int]]]:
 def built(plan: StepPlan) -> Any:
     batch = InputBatch(SPEC)
     for slot in range(SLOTS):  # earlier tenants with long tables
-        batch.join(Join(slot, [1], 1, [199] * 13, SamplingParams(), 0))
+        batch.join(Join(slot, [1], 1, [[199] * 13], SamplingParams(), 0))
     for join in plan.joins:
         batch.join(join)
-    batch.grow(plan.grown)
+    batch.grow(plan.groups)
     return batch.build(plan)
 
 
@@ -68,8 +69,8 @@ def test_arrays_equal_those_made_row_by_row(made: tuple[StepPlan, dict[int, list
     where, token_slots, positions, mapping = {}, [], [], []
     for i, row in enumerate(rows):
         slot, table = plan.slots[row], tables[plan.slots[row]]
-        assert its.block_tables[i, : len(table)].tolist() == table
-        assert not its.block_tables[i, len(table) :].any()
+        assert its.block_tables[0, i, : len(table)].tolist() == table
+        assert not its.block_tables[0, i, len(table) :].any()
         for position in range(plan.starts[row], plan.starts[row] + plan.counts[row]):
             where[row, position] = len(positions)
             token_slots.append(slot)
@@ -77,8 +78,8 @@ def test_arrays_equal_those_made_row_by_row(made: tuple[StepPlan, dict[int, list
             mapping.append(table[position // BLOCK] * BLOCK + position % BLOCK)
     assert its.token_slots.tolist() == token_slots
     assert its.positions.tolist() == positions
-    assert its.slot_mapping.tolist() == mapping
-    assert its.block_tables.shape[1] == max(len(table) for table in tables.values())
+    assert its.slot_mapping.tolist() == [mapping]
+    assert its.block_tables.shape[2] == max(len(table) for table in tables.values())
 
     draws = []
     for row, slot in enumerate(plan.slots):
@@ -105,12 +106,12 @@ def test_types_are_those_of_an_attention_batch(
 def test_arrays_of_one_step_survive_the_next() -> None:
     # On the host tensors share memory with them, and two steps may be in flight.
     batch, plan = InputBatch(SPEC), StepPlan(0, slots=[0], starts=[4], counts=[1], samples=[1])
-    batch.join(Join(0, [1], 1, [5, 6], SamplingParams(), 0))
+    batch.join(Join(0, [1], 1, [[5, 6]], SamplingParams(), 0))
     first = batch.build(plan)
-    batch.join(Join(0, [1], 1, [8, 9], SamplingParams(), 0))
+    batch.join(Join(0, [1], 1, [[8, 9]], SamplingParams(), 0))
     batch.build(plan)
-    assert first.block_tables.tolist() == [[5, 6]]
-    assert first.slot_mapping.tolist() == [6 * BLOCK + 1]
+    assert first.block_tables.tolist() == [[[5, 6]]]
+    assert first.slot_mapping.tolist() == [[6 * BLOCK + 1]]
 
 
 def test_a_sequence_keeps_its_number_and_never_gets_anothers() -> None:
@@ -118,29 +119,28 @@ def test_a_sequence_keeps_its_number_and_never_gets_anothers() -> None:
     plan = StepPlan(0, slots=[2, 0], starts=[4, 3], counts=[1, 1], samples=[1, 1])
     for joins in ([0, 2], [], [0], [], [2, 0]):
         for slot in joins:
-            batch.join(Join(slot, [1], 1, [5, 6], SamplingParams(), 0))
+            batch.join(Join(slot, [1], 1, [[5, 6]], SamplingParams(), 0))
         numbers.append(batch.build(plan).sequences)
     assert numbers == [[2, 1], [2, 1], [2, 3], [2, 3], [4, 5]]
 
 
-def test_window_pages_have_tables_and_places_of_their_own() -> None:
-    batch = InputBatch(replace(SPEC, window=4, window_pages=20))
-    batch.join(Join(2, [1], 1, [5, 6, 7], SamplingParams(), 0, pages=[-1, 3, 4]))
-    batch.join(Join(1, [1], 1, [9], SamplingParams(), 0, pages=[12]))
-    batch.grow([(2, 3, 8)])
-    batch.grow_pages([(2, 3, 11)])
+def test_every_group_has_tables_and_places_of_its_own() -> None:
+    batch = InputBatch(replace(SPEC, groups=(KVGroupSpec(200), KVGroupSpec(20, window=4))))
+    batch.join(Join(2, [1], 1, [[5, 6, 7], [-1, 3, 4]], SamplingParams(), 0))
+    batch.join(Join(1, [1], 1, [[9], [12]], SamplingParams(), 0))
+    batch.grow([PageChanges([(2, 3, 8)]), PageChanges([(2, 3, 11)])])
     plan = StepPlan(0, slots=[2, 1], starts=[7, 2], counts=[4, 1], samples=[1, 1])
     its = batch.build(plan)
-    assert its.block_tables.tolist() == [[9, 0, 0, 0], [5, 6, 7, 8]]
-    assert its.window_tables is not None
-    assert its.window_tables.tolist() == [[12, 0, 0, 0], [0, 3, 4, 11]]
-    assert its.window_tables.dtype == np.int32
-    assert its.window_mapping is not None
-    assert its.window_mapping.tolist() == [12 * BLOCK + 2] + [
+    full, near = its.block_tables.tolist()
+    assert full == [[9, 0, 0, 0], [5, 6, 7, 8]]
+    assert near == [[12, 0, 0, 0], [0, 3, 4, 11]]
+    full, near = its.slot_mapping.tolist()
+    assert near == [12 * BLOCK + 2] + [
         page * BLOCK + offset for page, offset in ((4, 1), (4, 2), (11, 0), (11, 1))
     ]
-    assert its.slot_mapping.tolist()[1:3] == [7 * BLOCK + 1, 7 * BLOCK + 2]
-    batch.join(Join(2, [1], 1, [1], SamplingParams(), 0, pages=[2]))
+    assert full[1:3] == [7 * BLOCK + 1, 7 * BLOCK + 2]
+    assert its.block_tables.flags.c_contiguous
+    assert its.slot_mapping.flags.c_contiguous
+    batch.join(Join(2, [1], 1, [[1], [2]], SamplingParams(), 0))
     again = batch.build(StepPlan(1, slots=[2], starts=[3], counts=[1], samples=[0]))
-    assert again.window_tables is not None
-    assert again.window_tables.tolist() == [[2, 0]]
+    assert again.block_tables.tolist() == [[[1, 0]], [[2, 0]]]

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from asyncinfer.attention import KVCache, PagedAttention
+from asyncinfer.cache import KVGroupSpec
 from asyncinfer.kernels import triton, twins
 from asyncinfer.models import Decoder, ModelConfig, decoder, tensor_table
 from asyncinfer.quantization import CudaLinear, linear
@@ -67,7 +68,7 @@ def step(monkeypatch: pytest.MonkeyPatch) -> Any:
     with FakeTensorMode(), torch.inference_mode():
         made = Decoder(CONFIG, lambda name: torch.empty(table[name].shape, dtype=torch.bfloat16))
         spec = RunnerSpec(
-            num_blocks=64,
+            groups=(KVGroupSpec(64),),
             block_size=16,
             max_slots=ROWS,
             max_context=CONFIG.max_context,
@@ -75,9 +76,9 @@ def step(monkeypatch: pytest.MonkeyPatch) -> Any:
             max_step_tokens=512,
         )
         kv = KVCache.allocate(CONFIG, 64, 16, torch.bfloat16, "cpu")
-        state = SlotState(FakeDevice(), ROWS, 256, ROWS, OPTION_WORDS)
+        state = SlotState(FakeDevice(), ROWS, 1, 256, ROWS, OPTION_WORDS)
         history = TokenHistory(ROWS + 1, torch.device("cpu"), capacity=CONFIG.max_context + 1)
-        yield RecordedStep(made, kv, spec, state, history, ROWS, 4)
+        yield RecordedStep(made, [kv], spec, state, history, ROWS, 4)
 
 
 @pytest.mark.parametrize(

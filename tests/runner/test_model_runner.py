@@ -135,7 +135,7 @@ def test_a_shared_prefix_and_a_copied_block(hand: Any, greedy: Any) -> None:
     target = hand.free.pop(0)
     fork = [*PROMPT[:10], 7, 8]
     hand.join(1, fork, blocks=[*shared[:2], target])
-    hand.plan.copies.append((shared[2], target))
+    hand.plan.groups[0].copies.append((shared[2], target))
     hand.row(1, 10, 2)
     hand.row(0, len(PROMPT), 1)
     forked, first = hand.step().tokens

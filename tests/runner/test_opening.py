@@ -12,6 +12,7 @@ import torch
 
 from asyncinfer.attention import KVCache, kv_format
 from asyncinfer.builtin import MODEL_PATH
+from asyncinfer.cache import KVGroupSpec
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import InvalidRequest, ModelLoadError
 from asyncinfer.models import Decoder, LayerConfig, ModelConfig
@@ -23,7 +24,7 @@ from asyncinfer.runner.device import (
     use_cpu_threads,
 )
 from asyncinfer.runner.memory import activation_bytes, graph_bytes, graph_hold
-from asyncinfer.scheduler import check_fits
+from asyncinfer.scheduler import RunnerSpec, check_fits
 from asyncinfer.weights import is_out_of_memory
 
 CPU = torch.device("cpu")
@@ -57,14 +58,15 @@ def test_small_kv_is_more_blocks_by_the_bytes_it_saves(decoder: Decoder, kv: Any
     )
     assert bf16.num_blocks == spec.num_blocks
     runner = runner_of(decoder, EngineConfig(kv_bytes=30 * one, kv=kv), 55)
-    held = sum(tensor.nbytes for tensor in runner._kv.tensors)
+    held = sum(tensor.nbytes for kv in runner._kv for tensor in kv.tensors)
     assert 29.6 * one < held <= 30 * one
     # Beside windows too, whose pages are as much smaller.
     model = windowed(None, 128)
     plain, small = (planned_windows(model, kv_bytes=1 << 18, kv=its) for its in ("plain", kv))
-    assert small.window_pages >= plain.window_pages > 0
-    assert small.num_blocks + small.window_pages > 2.6 * (plain.num_blocks + plain.window_pages) - 2
-    taken = (small.num_blocks + small.window_pages) * 2048 * 12 // 32
+    (blocks, pages), (more_blocks, more_pages) = sizes(plain), sizes(small)
+    assert more_pages >= pages > 0
+    assert more_blocks + more_pages > 2.6 * (blocks + pages) - 2
+    taken = (more_blocks + more_pages) * 2048 * 12 // 32
     assert taken <= 1 << 18
 
 
@@ -331,16 +333,24 @@ def planned_windows(model: ModelConfig, **options: Any) -> Any:
     return plan_memory(EngineConfig(**options), model, torch.float32, CPU, 55)
 
 
+def sizes(spec: RunnerSpec) -> tuple[int, int]:
+    """Blocks, and pages of the layers with a window."""
+    blocks, pages = (group.num_pages for group in spec.groups)
+    return blocks, pages
+
+
 def test_pages_for_the_window_of_every_slot_and_the_tokens_in_flight() -> None:
     model = windowed(None, 128, 100)
     spec = planned_windows(model, kv_bytes=1 << 24)
     # Seven blocks before a block's first token and two more, in four slots; 64 tokens in flight.
-    assert (spec.window, spec.window_pages) == (128, 4 * (8 + 2) + 4)
-    assert spec.num_blocks == 4 * 256
-    assert planned_windows(model, kv_bytes=1 << 24, overlap=2).window_pages == 4 * 10 + 8
-    tight = planned_windows(model, kv_bytes=1 << 20)
-    assert tight.num_blocks == ((1 << 20) - tight.window_pages * 2 * 2048) // 2048
-    assert tight.window_pages == 4 * 10 + 4
+    assert spec.groups == (
+        KVGroupSpec(4 * 256, layers=(0,)),
+        KVGroupSpec(4 * (8 + 2) + 4, window=128, layers=(1, 2)),
+    )
+    assert sizes(planned_windows(model, kv_bytes=1 << 24, overlap=2))[1] == 4 * 10 + 8
+    blocks, pages = sizes(planned_windows(model, kv_bytes=1 << 20))
+    assert blocks == ((1 << 20) - pages * 2 * 2048) // 2048
+    assert pages == 4 * 10 + 4
 
 
 def test_where_bytes_are_few_there_are_as_many_blocks_as_in_one_pool() -> None:
@@ -352,23 +362,25 @@ def test_where_bytes_are_few_there_are_as_many_blocks_as_in_one_pool() -> None:
         spec = planned_windows(model, kv_bytes=kv_bytes, max_running=64)
         assert spec.num_blocks >= min(one, 64 * 256)
         assert spec.max_context >= min(one * 16, 4096)
-        if spec.window is not None:
-            assert 11 <= spec.window_pages <= one
-            assert (spec.num_blocks + 5 * spec.window_pages) * 2048 <= kv_bytes
+        if len(spec.groups) > 1:
+            blocks, pages = sizes(spec)
+            assert 11 <= pages <= one
+            assert (blocks + 5 * pages) * 2048 <= kv_bytes
 
 
 def test_a_context_that_was_asked_for_comes_before_windows_of_more_slots() -> None:
     model = windowed(None, 128)
     kv_bytes = (256 + 20) * 2048
     spec = planned_windows(model, kv_bytes=kv_bytes, max_context=4096, max_running=64)
-    assert (spec.max_context, spec.num_blocks, spec.window_pages) == (4096, 256, 20)
+    assert (spec.max_context, *sizes(spec)) == (4096, 256, 20)
 
 
 def test_where_all_layers_have_a_window_blocks_cost_nothing() -> None:
     spec = planned_windows(windowed(128, 128), kv_bytes=100 * 2 * 2048)
-    assert (spec.num_blocks, spec.window_pages, spec.max_context) == (4 * 256, 100, 4096)
+    assert (*sizes(spec), spec.max_context) == (4 * 256, 100, 4096)
+    assert [group.layers for group in spec.groups] == [(), (0, 1)]
 
 
 def test_windows_that_do_not_pay_have_no_pages() -> None:
     spec = planned_windows(windowed(None, 128), max_context=160)
-    assert (spec.window, spec.window_pages) == (None, 0)
+    assert [(group.window, group.layers) for group in spec.groups] == [(None, (0, 1))]

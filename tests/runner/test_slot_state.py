@@ -12,7 +12,7 @@ from fakes.fake_order import StreamOrderError
 
 from asyncinfer.runner.slot_state import SlotState, Staging
 
-SLOTS, WIDTH, ROWS, OPTIONS = 5, 7, 4, 6
+SLOTS, GROUPS, WIDTH, ROWS, OPTIONS = 5, 2, 7, 4, 6
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def device() -> Iterator[FakeDevice]:
 
 @pytest.fixture
 def state(device: FakeDevice) -> SlotState:
-    return SlotState(device, SLOTS, WIDTH, ROWS, OPTIONS)
+    return SlotState(device, SLOTS, GROUPS, WIDTH, ROWS, OPTIONS)
 
 
 def same(state: SlotState) -> bool:
@@ -55,10 +55,10 @@ def test_the_parts_are_apart_and_hold_64_bits(state: SlotState) -> None:
 
 def test_one_copy_and_one_scatter_bring_everything(state: SlotState, device: FakeDevice) -> None:
     state.send(Staging())
-    state.host_tables[3, :4] = [9, 8, 7, 6]
-    state.touch_table(3, 4)
-    state.host_tables[1, 2] = 5
-    state.touch_entries(np.array([1]), np.array([2]))
+    state.host_tables[3, 0, :4] = [9, 8, 7, 6]
+    state.touch_tables(0, 3, np.arange(4))
+    state.host_tables[1, 1, 2] = 5
+    state.touch_tables(1, np.array([1]), np.array([2]))
     state.set_options(3, np.arange(1, 7, dtype=np.int32))
     state.place([3, 1], [11, 20], 4)
     assert not same(state)
@@ -91,20 +91,20 @@ def test_what_the_device_counts_itself_is_not_sent(state: SlotState, device: Fak
 
 def test_the_last_change_of_an_entry_counts(state: SlotState) -> None:
     for block in (4, 5):
-        state.host_tables[0, 0] = block
-        state.touch_entries(np.array([0]), np.array([0]))
+        state.host_tables[0, 0, 0] = block
+        state.touch_tables(0, np.array([0]), np.array([0]))
     state.send(Staging())
-    assert state.tables[0, 0] == 5
+    assert state.tables[0, 0, 0] == 5
 
 
 def test_more_than_fits_a_small_copy(device: FakeDevice) -> None:
-    state = SlotState(device, 40, 50, 8, OPTIONS)
+    state = SlotState(device, 40, 1, 50, 8, OPTIONS)
     staging = Staging()
     event = device.event()
     for turn in range(3):
-        state.host_tables[:40] = np.random.default_rng(turn).integers(0, 1000, (40, 50))
+        state.host_tables[:40] = np.random.default_rng(turn).integers(0, 1000, (40, 1, 50))
         for slot in range(40):
-            state.touch_table(slot, 50)
+            state.touch_tables(0, slot, np.arange(50))
         state.send(staging)
         event.record(device.main)
         event.synchronize()

@@ -29,7 +29,7 @@ class Rewriting:
 
     def forward(self, tokens: torch.Tensor, *arguments: Any) -> torch.Tensor:
         self.shapes.add(tuple(tokens.shape))
-        self.chunks.add(arguments[-1].chunk)
+        self.chunks.update(batch.chunk for batch in arguments[-1])
         return self._change(self._decoder.forward(tokens, *arguments))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -38,7 +38,8 @@ class Rewriting:
 
 
 def tiled(decoder: Any) -> TiledDecoder:
-    return TiledDecoder(decoder, KVCache.allocate(decoder.config, 3, 4, decoder.dtype, "cpu"), 640)
+    kv = KVCache.allocate(decoder.config, 3, 4, decoder.dtype, "cpu")
+    return TiledDecoder(decoder, [kv], 640)
 
 
 def by_place(hidden: torch.Tensor) -> torch.Tensor:
@@ -65,7 +66,7 @@ def test_keys_are_parted_by_the_longest_context_alone(decoder: Decoder) -> None:
     for longest, chunk in ((640, 256), (131_072, 2048)):
         seen = Rewriting(decoder, lambda hidden: hidden)
         its: Any = seen
-        TiledDecoder(its, KVCache.allocate(decoder.config, 3, 4, torch.float32, "cpu"), longest)
+        TiledDecoder(its, [KVCache.allocate(decoder.config, 3, 4, torch.float32, "cpu")], longest)
         assert seen.chunks == {chunk}
 
 
@@ -102,5 +103,5 @@ def test_single_tokens_give_the_same_answers(decoder: Decoder, make_hand: Any, g
 def test_the_cache_of_the_trial_is_not_the_engines(decoder: Decoder) -> None:
     kv = KVCache.allocate(decoder.config, 3, 4, decoder.dtype, "cpu")
     kv.storage.fill_(7.0)
-    TiledDecoder(decoder, kv, 640)
+    TiledDecoder(decoder, [kv], 640)
     assert kv.storage.eq(7.0).all()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from asyncinfer.cache import PrefixCache
+from asyncinfer.cache import KVGroupSpec, PrefixCache
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import FCFS, RunnerSpec
 from asyncinfer.testing.simulation import Simulation
@@ -24,19 +24,16 @@ def make() -> Callable[..., Simulation]:
         budget: int = 32,
         policy: Any = None,
         cached: bool = True,
-        window: int | None = None,
-        window_pages: int = 0,
+        windows: Sequence[KVGroupSpec] = (),
         **options: Any,
     ) -> Simulation:
         spec = RunnerSpec(
-            num_blocks=blocks,
+            groups=(KVGroupSpec(blocks), *windows),
             block_size=block_size,
             max_slots=slots,
             max_context=context,
             vocab_size=100,
             max_step_tokens=budget,
-            window=window,
-            window_pages=window_pages,
         )
         cache = PrefixCache(block_size) if cached else None
         return Simulation(spec, policy=policy or FCFS(), cache=cache, **options)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from asyncinfer.cache import KVGroupSpec
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import RunnerSpec, check_fits
@@ -16,7 +17,9 @@ Greedy = Callable[..., SamplingParams]
 
 
 def spec(blocks: int, context: int) -> RunnerSpec:
-    return RunnerSpec(blocks, 4, max_slots=2, max_context=context, vocab_size=9, max_step_tokens=8)
+    return RunnerSpec(
+        (KVGroupSpec(blocks),), 4, 2, max_context=context, vocab_size=9, max_step_tokens=8
+    )
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_one_in_flight_leaves_when_its_step_is_committed(make: Make, greedy: Gre
         sim.update()
     assert b.request.state is RequestState.LEAVING
     assert sim.scheduler.waiting == 1
-    drawn, blocks = len(b.tokens), b.request.blocks
+    drawn, blocks = len(b.tokens), list(b.request.tables[0].pages)
     assert blocks, "the step in flight uses them"
     sim.update()
     assert b.request.state is RequestState.WAITING

@@ -149,7 +149,7 @@ def test_answers_share_their_prompt(
     copies: set[tuple[int, int]] = set()
     while sim.step():
         assert sim.plan is not None
-        copies.update(sim.plan.copies)
+        copies.update(copy for group in sim.plan.groups for copy in group.copies)
     assert sim.scheduler.counters.forks == 3
     # The prompt once, the last prompt token once more for every other answer.
     assert sim.computed_tokens == prompt_len + 3 + 4 * 5

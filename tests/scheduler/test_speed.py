@@ -8,12 +8,12 @@ import pytest
 from support import lines_run
 
 from asyncinfer import scheduler as room
-from asyncinfer.cache import PrefixCache
+from asyncinfer.cache import KVGroupSpec, PrefixCache
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import FCFS, Request, RunnerSpec, Scheduler, StepResult
 
 SPEC = RunnerSpec(
-    num_blocks=8192,
+    groups=(KVGroupSpec(8192),),
     block_size=16,
     max_slots=256,
     max_context=4096,

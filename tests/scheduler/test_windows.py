@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from asyncinfer.cache import KVGroupSpec
 from asyncinfer.params import SamplingParams
 from asyncinfer.testing.simulation import Simulation
 
@@ -13,18 +14,19 @@ PROMPT = [1 + (7 * i) % 98 for i in range(100)]
 
 
 def held(sim: Simulation, tracks: list[Any]) -> list[int]:
-    return [len(track.request.pages) - track.request.passed for track in tracks]
+    tables = [track.request.tables for track in tracks]
+    return [table[1].held for table in tables if table]
 
 
 def test_a_sequence_holds_its_window_and_one_chunk(
     make: Callable[..., Simulation], greedy: Greedy
 ) -> None:
-    sim = make(blocks=64, context=200, budget=16, window=12, window_pages=64)
+    sim = make(blocks=64, context=200, budget=16, windows=[KVGroupSpec(64, window=12)])
     tracks = sim.submit(PROMPT, greedy(60))
     most = 0
     while sim.live():
         sim.step()
-        most = max(most, *held(sim, tracks))
+        most = max([most, *held(sim, tracks)])
     # Three blocks of window, four of a chunk of 16 tokens.
     assert most <= 3 + 4
     assert len(tracks[0].tokens) == 60
@@ -35,7 +37,7 @@ def test_many_sequences_in_the_pages_of_their_windows(
     make: Callable[..., Simulation], greedy: Greedy
 ) -> None:
     # Eight sequences of 160 tokens in pages for 8 * (12 + 8) tokens and a chunk.
-    sim = make(blocks=400, context=200, budget=16, window=12, window_pages=8 * 5 + 4)
+    sim = make(blocks=400, context=200, budget=16, windows=[KVGroupSpec(8 * 5 + 4, window=12)])
     for i in range(8):
         sim.submit([*PROMPT[i:], *PROMPT[:i]], greedy(60))
     together = 0
@@ -49,7 +51,7 @@ def test_many_sequences_in_the_pages_of_their_windows(
 def test_a_shared_prefix_longer_than_the_window_still_hits(
     make: Callable[..., Simulation], greedy: Greedy
 ) -> None:
-    sim = make(blocks=128, context=200, window=12, window_pages=64)
+    sim = make(blocks=128, context=200, windows=[KVGroupSpec(64, window=12)])
     sim.submit([*PROMPT, 5, 6], greedy(8))
     sim.run_until(lambda: not sim.live())
     (track,) = sim.submit([*PROMPT, 9], greedy(8))
@@ -62,7 +64,7 @@ def test_a_shared_prefix_longer_than_the_window_still_hits(
 def test_a_prefix_whose_pages_went_is_computed_again_and_then_hits(
     make: Callable[..., Simulation], greedy: Greedy
 ) -> None:
-    sim = make(blocks=256, context=200, window=12, window_pages=12)
+    sim = make(blocks=256, context=200, windows=[KVGroupSpec(12, window=12)])
     sim.submit(PROMPT, greedy(1))
     sim.run_until(lambda: not sim.live())
     for i in range(1, 4):
@@ -80,7 +82,7 @@ def test_a_prefix_whose_pages_went_is_computed_again_and_then_hits(
 def test_pages_that_are_passed_by_do_not_drive_out_those_that_are_asked_for(
     make: Callable[..., Simulation], greedy: Greedy
 ) -> None:
-    sim = make(blocks=256, context=200, window=12, window_pages=20)
+    sim = make(blocks=256, context=200, windows=[KVGroupSpec(20, window=12)])
     hits = []
     for first in (0, 0, 70, 90, 0):
         # Prompts of one beginning, and others.
@@ -95,7 +97,7 @@ def test_pages_that_are_passed_by_do_not_drive_out_those_that_are_asked_for(
 def test_the_least_pages_serve_one_after_the_other(
     make: Callable[..., Simulation], greedy: Greedy
 ) -> None:
-    sim = make(blocks=256, context=200, window=12, window_pages=5)
+    sim = make(blocks=256, context=200, windows=[KVGroupSpec(5, window=12)])
     for i in range(3):
         sim.submit([*PROMPT[i:], *PROMPT[:i]], greedy(30, n=2))
     sim.run_until(lambda: not sim.live(), limit=3000)
@@ -105,9 +107,42 @@ def test_the_least_pages_serve_one_after_the_other(
 def test_answers_of_one_prompt_take_over_its_window(
     make: Callable[..., Simulation], greedy: Greedy
 ) -> None:
-    sim = make(blocks=128, context=200, window=12, window_pages=64)
+    sim = make(blocks=128, context=200, windows=[KVGroupSpec(64, window=12)])
     sim.submit(PROMPT[:98], greedy(30, n=4))
     sim.run_until(lambda: not sim.live())
     assert sim.scheduler.counters.forks == 3
     assert sim.computed_tokens < 98 + 4 * 32
+    sim.drain()
+
+
+def test_two_windows_in_one_model(make: Callable[..., Simulation], greedy: Greedy) -> None:
+    windows = [KVGroupSpec(64, window=12), KVGroupSpec(40, window=30)]
+    sim = make(blocks=256, context=200, budget=16, windows=windows)
+    first = sim.submit(PROMPT[:98], greedy(40, n=2))
+    most = [0, 0]
+    while sim.live():
+        sim.step()
+        for track in first:
+            held = [table.held for table in track.request.tables[1:]] or [0, 0]
+            most = [max(pair) for pair in zip(most, held, strict=True)]
+    # The blocks of a window, and four of a chunk of 16 tokens.
+    assert most[0] <= 3 + 4
+    assert most[0] < most[1] <= 8 + 4
+    assert sim.scheduler.counters.forks == 1
+    (again,) = sim.submit([*PROMPT[:96], 9], greedy(40))
+    sim.run_until(lambda: not sim.live())
+    assert again.request.cached_tokens == 96
+    sim.drain()
+
+
+def test_a_group_that_is_full_holds_up_all(make: Callable[..., Simulation], greedy: Greedy) -> None:
+    windows = [KVGroupSpec(64, window=12), KVGroupSpec(10, window=30)]
+    sim = make(blocks=256, context=200, windows=windows)
+    for i in range(3):
+        sim.submit([*PROMPT[i:], *PROMPT[:i]], greedy(30))
+    together = 0
+    while sim.live():
+        sim.step()
+        together = max(together, sim.scheduler.running)
+    assert together == 1
     sim.drain()

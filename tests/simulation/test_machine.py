@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from asyncinfer.cache import PrefixCache
+from asyncinfer.cache import KVGroupSpec, PrefixCache, steady_pages
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import FCFS, Deadline, Priority, RunnerSpec
@@ -32,7 +32,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         depth=st.integers(1, 3),
         policy=st.sampled_from(POLICIES),
         cached=st.booleans(),
-        window=st.sampled_from((None, 1, 3, 6)),
+        windows=st.lists(st.sampled_from((1, 3, 6)), max_size=2),
         more_pages=st.integers(0, 8),
     )
     def open(
@@ -44,19 +44,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         depth: int,
         policy: Any,
         cached: bool,
-        window: int | None,
+        windows: list[int],
         more_pages: int,
     ) -> None:
-        least = 0 if window is None else -(-(window - 1) // block_size) + 2
+        groups = [KVGroupSpec(tokens // block_size)]
+        groups += [
+            KVGroupSpec(steady_pages(window, block_size) + more_pages, window) for window in windows
+        ]
         spec = RunnerSpec(
-            num_blocks=tokens // block_size,
+            groups=tuple(groups),
             block_size=block_size,
             max_slots=slots,
             max_context=24,
             vocab_size=12,
             max_step_tokens=budget,
-            window=window,
-            window_pages=least + more_pages,
         )
         cache = PrefixCache(block_size, secret=b"machine") if cached else None
         self.sim = Simulation(spec, policy=policy, cache=cache, depth=depth, eos_every=11)

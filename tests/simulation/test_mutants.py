@@ -13,10 +13,11 @@ import pytest
 from asyncinfer.cache import (
     BlockHasher,
     BlockManager,
-    BlockPool,
+    FullPages,
     GuardedPolicy,
+    PagePool,
     PrefixCache,
-    WindowPool,
+    WindowPages,
 )
 from asyncinfer.cache import prefix_cache as prefix_cache_module
 from asyncinfer.scheduler import Scheduler
@@ -89,17 +90,17 @@ MUTANTS = {
         BlockManager, "commit", "length // size\n", "-(-length // size) if length > 9 else 0\n"
     ),
     "a reference is not given back": edit(
-        BlockManager, "close", "reversed(request.blocks)", "request.blocks[1:]"
+        BlockManager, "close", "reversed(table.live)", "table.live[1:]"
     ),
-    "a hit takes no reference": edit(BlockManager, "open", "refs[entry.block] += 1", "pass"),
+    "a hit takes no reference": edit(FullPages, "hold", "refs[page] += 1", "pass"),
     "a block is freed twice": edit(
-        BlockPool, "put", "self.free.append(block)", "self.free += [block] * (1 + (block == 3))"
+        PagePool, "put", "self.free.append(page)", "self.free += [page] * (1 + (page == 3))"
     ),
     "a cached block is freed as well": edit(
-        BlockManager,
-        "_release",
-        "self.cache is None or not self.cache.release(block)",
-        "self.cache is None or not self.cache.release(block) or block == 1",
+        FullPages,
+        "release",
+        "self._cache is None or not self._cache.release(page)",
+        "self._cache is None or not self._cache.release(page) or page == 1",
     ),
     "evicted, but still found": edit(PrefixCache, "evict", "del self.by_key[entry.key]", "pass"),
     "a reused block stays evictable": edit(
@@ -109,24 +110,22 @@ MUTANTS = {
     "the tokens before are not compared": no_chain_compare,
     "scopes share": scope_ignored,
     # Answers that share a prompt.
-    "a shared tail is not copied": edit(Boarding, "_seat", "plan.copies.append(copy)", "pass"),
+    "a shared tail is not copied": edit(Seats, "seat_fork", "changes.copies.append(copy)", "pass"),
     "a shared tail is copied backwards": edit(
-        Boarding, "_seat", "plan.copies.append(copy)", "plan.copies.append(copy[::-1])"
+        Seats, "seat_fork", "changes.copies.append(copy)", "changes.copies.append(copy[::-1])"
     ),
     "a tail is shared, not copied": edit(
         BlockManager,
         "fork",
-        "if not partial:\n        return None",
-        "if partial:\n        request.blocks.append(parent.blocks[full])\n"
-        "        refs[parent.blocks[full]] += 1; request.room += self.block_size\n"
-        "    return None",
+        "if not partial:\n        return []",
+        "for table, page in zip(request.tables, sources):\n        table.pages.append(page)\n"
+        "    request.room += bool(partial) * self.block_size\n"
+        "    return []",
     ),
     "the source of a copy is not pinned": edit(
-        Boarding, "_seat", "flight.pins.append(copy[0])", "self._blocks.unpin(copy[0])"
+        BlockManager, "fork", "group.hold(sources[-1:])", "pass"
     ),
-    "a pin is never released": edit(
-        Scheduler, "_unpin", "self.roster.seats.blocks.unpin(block)", "pass"
-    ),
+    "a pin is never released": edit(Seats, "unpin", "group.release(source)", "pass"),
     "shared before it is computed": edit(
         Boarding, "_fork_wait", "leader.committed >= shared", "leader.computed >= 1"
     ),
@@ -175,13 +174,13 @@ MUTANTS = {
     "a removed request is admitted": edit(WaitingQueue, "remove", "place.request = None", "pass"),
     # Window pages.
     "a page that is seen is given back": edit(
-        WindowPool, "first", "max(0, position - self.window + 1)", "position"
+        WindowPages, "first", "max(0, position - self.window + 1)", "position"
     ),
     "a page is given back one token early": edit(
-        WindowPool, "first", "position - self.window + 1", "position - self.window + 2"
+        WindowPages, "first", "position - self.window + 1", "position - self.window + 2"
     ),
     "pages are never given back": edit(
-        Scheduler, "_publish", "blocks.windows is not None", "False"
+        Scheduler, "_publish", "blocks.trim(request, request.committed)", "pass"
     ),
     "pages are given back for what is in flight": edit(
         Scheduler,
@@ -189,56 +188,76 @@ MUTANTS = {
         "blocks.trim(request, request.committed)",
         "blocks.trim(request, request.computed)",
     ),
-    "a hit takes no reference to its pages": edit(
-        BlockManager, "open", "self.windows.hold(pages)", "pass"
+    "a hit takes no reference to its pages": edit(WindowPages, "hold", "refs[page] += 1", "pass"),
+    "a hit that one of two windows cannot serve": edit(
+        BlockManager, "match", "before != len(entries)", "before < 0"
     ),
     "a hit without the pages it sees": edit(
-        WindowPool, "usable", "run >= min(self.reach, count)", "True"
+        WindowPages, "usable", "run >= min(self.reach, count)", "True"
     ),
     "a hit sees one page too few": edit(
-        WindowPool, "usable", "run >= min(self.reach, count)", "run >= min(self.reach - 1, count)"
+        WindowPages, "usable", "run >= min(self.reach, count)", "run >= min(self.reach - 1, count)"
     ),
     "a page outlives its block": edit(
         BlockManager,
         "grow",
-        "if self.windows is not None:\n                self.windows.drop(block)",
+        "other.drop(block)",
         "pass",
     ),
-    "a page in use is taken again": edit(WindowPool, "hold", "self.unused.pop(page, None)", "pass"),
+    "a page in use is taken again": edit(
+        WindowPages, "hold", "self.unused.pop(page, None)", "pass"
+    ),
     "a kept page is free as well": edit(
-        WindowPool,
+        WindowPages,
         "release",
         "if page not in self.keeper:",
         "if page not in self.keeper or page == 1:",
     ),
     "a page of another block is kept": edit(
-        BlockManager, "commit", "request.pages[j], again", "request.pages[-1], again"
+        BlockManager, "commit", "table.pages[j], again", "table.pages[-1], again"
     ),
     "a copied tail lacks its window page": edit(
-        Boarding, "_seat", "plan.copied_pages.append(pages)", "pass"
+        Seats, "seat_fork", "zip(self._changes, copies", "zip(self._changes[:1], copies"
     ),
     "the source of a copied page is not pinned": edit(
-        Boarding, "_seat", "flight.page_pins.append(pages[0])", "self._blocks.unpin_page(pages[0])"
+        BlockManager,
+        "fork",
+        "group.hold(sources[-1:])",
+        "group is not self.groups[0] or group.hold(sources)",
     ),
     "a pinned page is never released": edit(
-        Scheduler, "_unpin", "self.roster.seats.blocks.unpin_page(page)", "pass"
+        Seats,
+        "unpin",
+        "group.release(source)",
+        "group is not self.blocks.groups[0] or group.release(source)",
     ),
     "shared with one that sees the prompt no more": edit(
-        BlockManager, "can_fork", "parent.passed <= self.windows.first(length)", "True"
+        BlockManager,
+        "can_fork",
+        "parent.tables[index].first_live_page <= group.first(length)",
+        "True",
     ),
     "the runner is not told of a page": edit(
-        Seats, "grow", "self._grown_pages.append", "index % 3 == 2 or self._grown_pages.append"
+        Seats,
+        "grow",
+        "changes.grown.append",
+        "changes is not self._changes[0] and index % 3 == 2 or changes.grown.append",
     ),
     "pages of an ended request are lost": edit(
         BlockManager,
         "close",
-        "self.windows.release(page)",
-        "page == 2 or self.windows.release(page)",
+        "group.release(page)",
+        "group is not self.groups[0] and page == 2 or group.release(page)",
     ),
     "more blocks than there are pages for": edit(
-        BlockManager, "available", "min(blocks, self.windows.available)", "blocks"
+        BlockManager,
+        "available",
+        "min([group.available for group in self.groups])",
+        "self.groups[0].available",
     ),
-    "admitted without room for its pages": edit(Boarding, "_fit", "lacking_pages <= 0 and", ""),
+    "admitted without room for its pages": edit(
+        Boarding, "_fit", "max(lacking) <= 0", "lacking[0] <= 0"
+    ),
     "a needy request is starved": edit(Planner, "_relieve", "return served", "return served[1:]"),
 }
 

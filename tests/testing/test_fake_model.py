@@ -8,13 +8,19 @@ from typing import Any
 import pytest
 from support import columns
 
+from asyncinfer.cache import KVGroupSpec
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler import Join, RunnerSpec, StepPlan
+from asyncinfer.scheduler import Join, PageChanges, RunnerSpec, StepPlan
 from asyncinfer.testing import FakeRunner
 from asyncinfer.testing.oracle import EOS_ID
 
 SPEC = RunnerSpec(
-    num_blocks=16, block_size=4, max_slots=4, max_context=32, vocab_size=100, max_step_tokens=32
+    (KVGroupSpec(16),),
+    block_size=4,
+    max_slots=4,
+    max_context=32,
+    vocab_size=100,
+    max_step_tokens=32,
 )
 PROMPT = [11, 12, 13, 14, 15, 16]
 GREEDY = SamplingParams(temperature=0.0)
@@ -22,7 +28,7 @@ SAMPLED = SamplingParams(temperature=1.0)
 
 
 def join(slot: int, blocks: Sequence[int], params: SamplingParams = GREEDY, **more: Any) -> Join:
-    return Join(slot, PROMPT, len(PROMPT), blocks, params, seed=7, **more)
+    return Join(slot, PROMPT, len(PROMPT), [blocks], params, seed=7, **more)
 
 
 def prefill(runner: FakeRunner, slot: int, blocks: Sequence[int], **more: Any) -> list[int]:
@@ -80,7 +86,9 @@ def test_drawn_tokens_feed_the_next_step_before_they_are_collected() -> None:
 def test_a_copied_block_holds_what_its_source_held(strict: bool) -> None:
     runner = FakeRunner(SPEC, strict=strict)
     prefill(runner, 0, [0, 1])
-    plan = StepPlan(1, [1], [5], [1], [1], joins=[join(1, [0, 2])], copies=[(1, 2)])
+    plan = StepPlan(
+        1, [1], [5], [1], [1], joins=[join(1, [0, 2])], groups=[PageChanges(copies=[(1, 2)])]
+    )
     assert runner.collect(runner.launch(plan)).tokens == runner.oracle(PROMPT, GREEDY, 7, 1)
 
 
@@ -88,7 +96,7 @@ def test_a_copied_block_holds_what_its_source_held(strict: bool) -> None:
 def test_a_poisoned_page_shows(bad: int) -> None:
     runner = FakeRunner(SPEC, strict=True)
     prefill(runner, 0, [4, 5])
-    runner.pages.poison([4 + bad])
+    runner.pages[0].poison([4 + bad])
     assert decode(runner, 0, 6) != runner.oracle(PROMPT, GREEDY, 7, 2)[1:]
 
 
@@ -173,8 +181,8 @@ BAD_PLANS = {
     "a draw in the middle": StepPlan(1, [0], [6], [1], [2]),
     "no tenant": StepPlan(1, [1], [0], [1], [1]),
     "a slot twice": StepPlan(1, [0, 0], [6, 6], [1, 1], [1, 1]),
-    "a gap in the table": StepPlan(1, [0], [6], [1], [1], grown=[(0, 3, 5)]),
-    "an entry twice": StepPlan(1, [0], [6], [1], [1], grown=[(0, 1, 5)]),
+    "a gap in the table": StepPlan(1, [0], [6], [1], [1], groups=[PageChanges(grown=[(0, 3, 5)])]),
+    "an entry twice": StepPlan(1, [0], [6], [1], [1], groups=[PageChanges(grown=[(0, 1, 5)])]),
     "leaving twice": StepPlan(1, [0], [6], [1], [1], leaves=[1]),
     "a taken slot": StepPlan(1, [0], [6], [1], [1], joins=[join(0, [5, 6])]),
     "an idle join": StepPlan(1, [0], [6], [1], [1], joins=[join(1, [5, 6])]),

@@ -18,7 +18,6 @@ def decode_inputs(
     options: torch.Tensor,
     history: torch.Tensor,
     block_size: int,
-    parts: int = 1,
     *,
     reference: bool = False,
 ) -> DecodeInputs:
@@ -29,12 +28,12 @@ def decode_inputs(
     check(all(t.dtype is torch.int32 and t.is_contiguous() for t in given), name, *given)
     slots = positions.shape[0]
     right = rows.ndim == positions.ndim == 1
-    for its in (tables, options, history):
-        right = right and its.ndim == 2 and its.shape[0] == slots
-    right = right and tables.shape[1] % parts == 0 and options.shape[1] > 2
+    for its, dimensions in ((tables, 3), (options, 2), (history, 2)):
+        right = right and its.ndim == dimensions and its.shape[0] == slots
+    right = right and options.shape[1] > 2
     check(right, name, *given)
     result: DecodeInputs = twins.twin(name, rows, reference)(
-        rows, positions, tables, options, history, block_size, parts
+        rows, positions, tables, options, history, block_size
     )
     return result
 

@@ -18,11 +18,11 @@ class DecodeInputs(NamedTuple):
     #: int64 `[n]`: position of the token that is drawn, and its place in the history.
     draw_positions: torch.Tensor
     draw_places: torch.Tensor
-    #: int64 `[parts, n]`: where its KV goes by each part of the table, -1 in a row of padding.
+    #: int64 `[groups, n]`: where its KV goes in each KV group, -1 in a row of padding.
     slot_mapping: torch.Tensor
     #: int32 `[n]`: tokens of the sequence, the query token among them; 0 in a row of padding.
     seq_lens: torch.Tensor
-    #: int32 `[parts, n, width]`.
+    #: int32 `[groups, n, width]`.
     block_tables: torch.Tensor
     #: int32 `[words, n]`: each of the slots' options but its last two words.
     options: torch.Tensor
@@ -37,14 +37,12 @@ def decode_inputs(
     options: torch.Tensor,
     history: torch.Tensor,
     block_size: int,
-    parts: int = 1,
 ) -> DecodeInputs:
     """The next step of the slots `rows` int32 `[n]`, n >= 1; their positions are put on by one.
 
     `positions` int32 `[slots]`: of each slot's next query token; always -1 for the slot that rows
-    of padding share. `tables` int32 `[slots, parts * width]`: block tables, of several kinds of
-    blocks side by side. `options` int32 `[slots, words + 2]`. `history` int32 `[slots, capacity]`:
-    tokens.
+    of padding share. `tables` int32 `[slots, groups, width]`: block tables of each KV group.
+    `options` int32 `[slots, words + 2]`. `history` int32 `[slots, capacity]`: tokens.
     """
     slots = rows.long()
     now = positions.index_select(0, slots)
@@ -53,9 +51,9 @@ def decode_inputs(
     places = slots * history.shape[1] + at
     # Rows of padding all write the same.
     positions.index_copy_(0, slots, now + (~padding).int())
-    its_tables = tables.index_select(0, slots).view(len(rows), parts, -1).transpose(0, 1)
+    its_tables = tables.index_select(0, slots).transpose(0, 1)
     index = torch.div(at, block_size, rounding_mode="floor")[None, :, None]
-    blocks = its_tables.gather(2, index.expand(parts, -1, -1))[:, :, 0].long()
+    blocks = its_tables.gather(2, index.expand(len(its_tables), -1, -1))[:, :, 0].long()
     its_options = options.index_select(0, slots)
     return DecodeInputs(
         tokens=history.view(-1).index_select(0, places).long(),

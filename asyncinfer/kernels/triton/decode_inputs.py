@@ -21,16 +21,16 @@ def decode_inputs(
     options: torch.Tensor,
     history: torch.Tensor,
     block_size: int,
-    parts: int = 1,
 ) -> DecodeInputs:
     """As the reference twin."""
-    count, width, device = rows.shape[0], tables.shape[1] // parts, rows.device
+    count, device = rows.shape[0], rows.device
+    groups, width = tables.shape[1:]
     words = options.shape[1] - 2
-    numbers = torch.empty((5 + parts, count), dtype=torch.int64, device=device)
+    numbers = torch.empty((5 + groups, count), dtype=torch.int64, device=device)
     # Sequence lengths, and the options word by word.
     figures = torch.empty((1 + words, count), dtype=torch.int32, device=device)
-    block_tables = torch.empty((parts, count, width), dtype=torch.int32, device=device)
-    _decode_inputs[(count, parts, triton.cdiv(width, _ENTRIES))](
+    block_tables = torch.empty((groups, count, width), dtype=torch.int32, device=device)
+    _decode_inputs[(count, groups, triton.cdiv(width, _ENTRIES))](
         rows,
         positions,
         tables,
@@ -43,7 +43,7 @@ def decode_inputs(
         CAPACITY=history.shape[1],
         WORDS=words,
         WORDS_BLOCK=triton.next_power_of_2(words),
-        PARTS=parts,
+        GROUPS=groups,
         WIDTH=width,
         BLOCK_SIZE=block_size,
         ENTRIES=_ENTRIES,
@@ -77,24 +77,24 @@ def _decode_inputs(
     CAPACITY: tl.constexpr,
     WORDS: tl.constexpr,
     WORDS_BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
+    GROUPS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ENTRIES: tl.constexpr,
 ):
-    """Program `(row, part, stretch)` copies a stretch of one part of the row's table; the first of
+    """Program `(row, group, stretch)` copies a stretch of the row's table in a group; the first of
     a row does all the rest, so that nobody else reads the position that it changes."""
     row = tl.program_id(0)
-    part = tl.program_id(1)
+    group = tl.program_id(1)
     stretch = tl.program_id(2)
     slot = tl.load(rows + row).to(tl.int64)
-    table = tables + slot * (PARTS * WIDTH)
+    table = tables + slot * (GROUPS * WIDTH)
     entries = stretch * ENTRIES + tl.arange(0, ENTRIES)
     inside = entries < WIDTH
-    copied = tl.load(table + part * WIDTH + entries, mask=inside, other=0)
-    target = block_tables + (part.to(tl.int64) * count + row) * WIDTH
+    copied = tl.load(table + group * WIDTH + entries, mask=inside, other=0)
+    target = block_tables + (group.to(tl.int64) * count + row) * WIDTH
     tl.store(target + entries, copied, mask=inside)
-    if part + stretch == 0:
+    if group + stretch == 0:
         now = tl.load(positions + slot)
         at = tl.maximum(now, 0).to(tl.int64)
         place = slot * CAPACITY + at
@@ -109,9 +109,9 @@ def _decode_inputs(
         word = tl.arange(0, WORDS_BLOCK)
         its_words = tl.load(its + word, mask=word < WORDS, other=0)
         tl.store(figures + (1 + word) * count + row, its_words, mask=word < WORDS)
-        for kind in tl.static_range(PARTS):
-            block = tl.load(table + kind * WIDTH + at // BLOCK_SIZE).to(tl.int64)
+        for each in tl.static_range(GROUPS):
+            block = tl.load(table + each * WIDTH + at // BLOCK_SIZE).to(tl.int64)
             written = tl.where(now >= 0, block * BLOCK_SIZE + at % BLOCK_SIZE, -1)
-            tl.store(numbers + (5 + kind) * count + row, written)
+            tl.store(numbers + (5 + each) * count + row, written)
         if now >= 0:
             tl.store(positions + slot, now + 1)

@@ -87,7 +87,7 @@ class Expected:
             vocab_size=VOCAB,
             eos_every=self._scenario.eos_every,
             stop_ids=stop_ids,
-            window=self._scenario.window,
+            windows=() if self._scenario.window is None else (self._scenario.window,),
         )
         reason = "length"
         for i, token in enumerate(tokens):

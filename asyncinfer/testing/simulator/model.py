@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from asyncinfer.cache import KVGroupSpec
 from asyncinfer.chunk import LoadProgress
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine import Loaded
@@ -56,15 +57,16 @@ class SimulatedModel:
         #: What goes wrong next, and with which row.
         self.faults: dict[Fault, int] = {}
         self.runner: FakeRunner | None = None
+        groups = [KVGroupSpec(scenario.blocks)]
+        if scenario.window is not None:
+            groups.append(KVGroupSpec(scenario.window_pages, scenario.window))
         self.spec = RunnerSpec(
-            num_blocks=scenario.blocks,
+            groups=tuple(groups),
             block_size=scenario.block_size,
             max_slots=scenario.max_running,
             max_context=scenario.max_context,
             vocab_size=VOCAB,
             max_step_tokens=scenario.max_step_tokens,
-            window=scenario.window,
-            window_pages=scenario.window_pages,
         )
 
     def load(self, config: EngineConfig, progress: Progress | None) -> Loaded:

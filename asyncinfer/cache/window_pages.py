@@ -1,13 +1,13 @@
-"""`WindowPool`: pages for the layers that see a window only."""
+"""`WindowPages`: pages of the layers that see a window only."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from asyncinfer.cache.block_pool import BlockPool
+from asyncinfer.cache.page_pool import PagePool
 from asyncinfer.cache.prefix_cache import CacheEntry
 
-__all__ = ["WindowPool", "reach_of", "steady_pages"]
+__all__ = ["WindowPages", "reach_of", "steady_pages"]
 
 
 def reach_of(window: int, block_size: int) -> int:
@@ -21,9 +21,9 @@ def steady_pages(window: int, block_size: int) -> int:
     return reach_of(window, block_size) + 2
 
 
-class WindowPool:
-    """The windowed layers' KV of a block's tokens is a page of this pool. A request has pages for
-    the blocks that its next token sees, and gives the others back as it goes on.
+class WindowPages:
+    """A `DependentGroup`. A request has pages for the blocks that its next token sees, and gives
+    the others back as it goes on.
 
     The page of a published block is kept for it until its room is needed or the block goes. Those
     that a request passed by go first, for a hit ends rarely there; then the least recently used of
@@ -31,18 +31,17 @@ class WindowPool:
     or kept.
 
     Args:
-        size: pages.
         window: tokens that a token sees, itself among them.
         block_size: tokens of a page.
     """
 
-    def __init__(self, size: int, window: int, block_size: int) -> None:
+    def __init__(self, num_pages: int, window: int, block_size: int) -> None:
         self.window = window
         self.block_size = block_size
         self.reach = reach_of(window, block_size)
         self.steady = steady_pages(window, block_size)
-        assert size >= self.steady, "no request could be sure to go on"
-        self.pool = BlockPool(size)
+        assert num_pages >= self.steady, "no request could be sure to go on"
+        self.pool = PagePool(num_pages)
         #: Published block -> its page, and back.
         self.kept: dict[int, int] = {}
         self.keeper: dict[int, int] = {}
@@ -54,20 +53,16 @@ class WindowPool:
 
     @property
     def available(self) -> int:
-        """Pages that can be taken: free, or kept and unused."""
         return len(self.pool.free) + self.cached
 
     @property
     def cached(self) -> int:
-        """Pages that are kept and unused."""
         return len(self.passed) + len(self.unused)
 
     def first(self, position: int) -> int:
-        """The first block that a token at `position` sees some token of."""
         return max(0, position - self.window + 1) // self.block_size
 
     def usable(self, entries: Sequence[CacheEntry]) -> int:
-        """The most of these leading blocks after which a token finds all it sees."""
         most = run = 0
         for count, entry in enumerate(entries, start=1):
             run = run + 1 if entry.block in self.kept else 0
@@ -76,12 +71,10 @@ class WindowPool:
         return most
 
     def pages(self, entries: Sequence[CacheEntry]) -> list[int]:
-        """The pages that a token after `usable` entries sees, for as many of the last entries."""
         seen = entries[max(0, len(entries) - self.reach) :]
         return [self.kept[entry.block] for entry in seen]
 
     def take(self, count: int) -> list[int]:
-        """Take `count` pages, one reference each; `available` must cover them."""
         missing = count - len(self.pool.free)
         while missing > 0:
             page = next(iter(self.passed or self.unused))
@@ -90,7 +83,6 @@ class WindowPool:
         return self.pool.take(count)
 
     def hold(self, pages: Iterable[int]) -> None:
-        """One more reference to each page."""
         refs = self.pool.refs
         for page in pages:
             refs[page] += 1
@@ -99,7 +91,6 @@ class WindowPool:
             self.unused.pop(page, None)
 
     def release(self, page: int, *, passing: bool = False) -> None:
-        """One reference less; `passing`: of a request that goes on."""
         refs = self.pool.refs
         assert refs[page] > 0, "released more often than taken"
         refs[page] -= 1
@@ -114,8 +105,6 @@ class WindowPool:
             self.unused[page] = None
 
     def keep(self, block: int, page: int, *, again: bool) -> None:
-        """A referenced page is written, and the block is published: keep it for the block, unless
-        either has another. `again`: the block had been published before."""
         if block not in self.kept and page not in self.keeper:
             self.kept[block] = page
             self.keeper[page] = block
@@ -123,7 +112,6 @@ class WindowPool:
                 self._wanted.add(page)
 
     def drop(self, block: int) -> None:
-        """The block keeps its page no longer, if it has one."""
         page = self.kept.pop(block, None)
         if page is not None:
             del self.keeper[page]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncinfer.cache import BlockManager, PrefixCache, WindowPool
+from asyncinfer.cache import BlockManager, FullPages, PrefixCache, WindowPages
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import Request
 
@@ -12,9 +12,9 @@ GREEDY = SamplingParams(temperature=0.0)
 TOKENS = list(range(1, 13))
 
 
-def manager(pages: int = 8, window: int = 5, blocks: int = 32) -> tuple[BlockManager, WindowPool]:
-    windows = WindowPool(pages, window, 2)
-    return BlockManager(blocks, 2, PrefixCache(2), windows), windows
+def manager(pages: int = 8, window: int = 5, blocks: int = 32) -> tuple[BlockManager, WindowPages]:
+    cache, windows = PrefixCache(2), WindowPages(pages, window, 2)
+    return BlockManager(FullPages(blocks, cache), [windows], 2, cache), windows
 
 
 def request(id: int, blocks: BlockManager, tokens: list[int] = TOKENS) -> Request:
@@ -30,7 +30,7 @@ def compute(blocks: BlockManager, r: Request) -> int:
     most = 0
     for done in range(r.room, len(r.tokens), 2):
         blocks.grow(r, 1)
-        most = max(most, len(r.pages) - r.passed)
+        most = max(most, r.tables[1].held)
         blocks.commit(r, done + 2)
         blocks.trim(r, done + 2)
     return most
@@ -46,7 +46,7 @@ def compute(blocks: BlockManager, r: Request) -> int:
     ],
 )
 def test_what_a_token_sees(window: int, reach: int, firsts: list[int]) -> None:
-    pool = WindowPool(8, window, 2)
+    pool = WindowPages(8, window, 2)
     assert pool.reach == reach
     assert [pool.first(position) for position in range(6)] == firsts
 
@@ -55,8 +55,8 @@ def test_a_request_holds_its_window_and_a_chunk() -> None:
     blocks, windows = manager(pages=4)
     r = request(1, blocks)
     assert compute(blocks, r) == 3
-    assert (len(r.blocks), r.passed, windows.available) == (6, 4, 2)
-    assert r.pages[:4] == [-1] * 4
+    assert (r.room, r.tables[1].first_live_page, windows.available) == (12, 4, 2)
+    assert r.tables[1].pages[:4] == [-1] * 4
     blocks.close(r)
     assert windows.available == 4
     assert not any(windows.pool.refs)
@@ -66,19 +66,23 @@ def test_pages_that_nobody_sees_stay_for_hits_until_their_room_is_needed() -> No
     blocks, windows = manager(pages=8)
     a = request(1, blocks)
     compute(blocks, a)
-    assert sorted(windows.kept) == sorted(a.blocks)
+    assert sorted(windows.kept) == sorted(a.tables[0].pages)
     assert (len(windows.passed), len(windows.unused)) == (4, 0)
     b = request(2, blocks, [*TOKENS[:6], 90, 91])
     entries = blocks.match(b, 7)
-    assert [entry.block for entry in entries] == a.blocks[:3]
+    assert [entry.block for entry in entries] == a.tables[0].pages[:3]
     blocks.open(b, entries)
-    assert (b.passed, b.room) == (1, 6)
-    assert b.pages == [-1, windows.kept[a.blocks[1]], windows.kept[a.blocks[2]]]
-    assert [windows.pool.refs[page] for page in b.pages[1:]] == [1, 1]
+    assert (b.tables[1].first_live_page, b.room) == (1, 6)
+    assert b.tables[1].pages == [
+        -1,
+        windows.kept[a.tables[0].pages[1]],
+        windows.kept[a.tables[0].pages[2]],
+    ]
+    assert [windows.pool.refs[page] for page in b.tables[1].pages[1:]] == [1, 1]
     # Four pages more: two are free, and the two that were given back first go.
     blocks.grow(b, 4)
-    assert a.blocks[0] not in windows.kept
-    assert a.blocks[3] not in windows.kept
+    assert a.tables[0].pages[0] not in windows.kept
+    assert a.tables[0].pages[3] not in windows.kept
     assert windows.available == 0
 
 
@@ -104,13 +108,13 @@ def test_a_page_computed_again_is_kept_for_the_block_that_lost_its_own() -> None
     blocks, windows = manager(pages=8)
     a = request(1, blocks)
     compute(blocks, a)
-    table = list(a.blocks)
+    table = list(a.tables[0].pages)
     blocks.close(a)
     for block in table:
         windows.drop(block)
     b = request(2, blocks)
     compute(blocks, b)
-    assert not set(b.blocks) & set(table), "it had to compute everything again"
+    assert not set(b.tables[0].pages) & set(table), "it had to compute everything again"
     assert sorted(windows.kept) == sorted(table)
     blocks.close(b)
     assert len(blocks.match(request(3, blocks), 12)) == 6
@@ -134,15 +138,16 @@ def test_answers_of_one_prompt_share_what_both_see() -> None:
     compute(blocks, a)
     b = request(2, blocks, TOKENS[:10])
     assert blocks.can_fork(a, 9)
-    copy = blocks.fork(b, a, 9)
-    assert copy == (a.blocks[4], b.blocks[4])
-    source, target = blocks.copied_pages(b, a, 9)
-    assert (source, target) == (a.pages[4], b.pages[4])
-    assert b.pages[:4] == [-1, -1, a.pages[2], a.pages[3]]
+    copies = blocks.fork(b, a, 9)
+    assert copies == [
+        (mine.pages[4], own.pages[4]) for mine, own in zip(a.tables, b.tables, strict=True)
+    ]
+    source, _ = copies[1]
+    assert b.tables[1].pages[:4] == [-1, -1, a.tables[1].pages[2], a.tables[1].pages[3]]
     assert windows.pool.refs[source] == 2
     blocks.close(a)
     assert windows.pool.refs[source] == 1
-    blocks.unpin_page(source)
+    windows.release(source)
     assert windows.pool.refs[source] == 0
     far = request(3, blocks, TOKENS[:10])
     blocks.close(b)
