@@ -10,8 +10,12 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from asyncinfer import Engine, SamplingParams
+from asyncinfer import Engine, SamplingParams, Stream
+from asyncinfer.engine.admission import Admission
+from asyncinfer.engine.core import Core
+from asyncinfer.engine.job import Job
 from asyncinfer.engine.runtime import Handle, Threads, Worker
+from asyncinfer.engine.thread import DecodeThread
 from asyncinfer.scheduler import RowLogprobs
 
 OpenEngine = Callable[..., AbstractAsyncContextManager[Any]]
@@ -70,10 +74,40 @@ class TimedEngine(Engine):
         super().__init__(*args, **options)
 
 
+def places(engine: Engine) -> int:
+    """Answers that have a place in an engine, whether anybody waits for them or not."""
+    return admission_of(engine).held
+
+
+def admission_of(engine: Engine) -> Admission:
+    """Where an engine registers its requests."""
+    return engine._admission
+
+
+def core_of(engine: Engine) -> Core:
+    """What an open engine has on its decode thread."""
+    core = engine._frontend.core
+    assert core is not None
+    return core
+
+
+def thread_of(engine: Engine) -> DecodeThread:
+    """The decode thread of an engine that was opened."""
+    thread = engine._thread
+    assert thread is not None
+    return thread
+
+
+def job_of(stream: Stream) -> Job:
+    """What an engine knows of a stream that was begun."""
+    job = stream._job
+    assert job is not None
+    return job
+
+
 def fake_runner(engine: Engine) -> Any:
     """The runner of an engine on a `FakeModel`."""
-    assert engine._frontend.core is not None
-    return engine._frontend.core.runner
+    return core_of(engine).runner
 
 
 def oracle(engine: Engine, prompt: str, count: int, **sampling: Any) -> list[int]:

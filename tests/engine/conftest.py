@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from support import OpenEngine
+from support import OpenEngine, core_of, places
 
 from asyncinfer import Engine
 from asyncinfer.testing import FakeModel, StepGate
@@ -37,7 +37,7 @@ def open_engine(gate: StepGate) -> OpenEngine:
         stats = engine.stats()
         assert stats.running == stats.waiting == stats.paused == 0
         assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
-        assert engine._admission.held == 0
-        assert not engine._frontend.core.jobs.live  # type: ignore[union-attr]
+        assert places(engine) == 0
+        assert not core_of(engine).jobs.live
 
     return opened

@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support import OpenEngine, Until, oracle
+from support import OpenEngine, Until, oracle, places
 
 from asyncinfer import Engine, EngineStats
 
@@ -80,7 +80,7 @@ async def test_cancelled_at_every_suspension(open_engine: OpenEngine, until: Unt
                 await CancelAtKth(one_consumer(engine, got), k, scope)
             for name, tokens in got.items():
                 assert tokens == want[name][: len(tokens)], f"k={k}"
-            await until(lambda: engine._admission.held == 0)
+            await until(lambda: places(engine) == 0)
             # The counters are written when the turn is over that gave the place back.
             await until(lambda: nothing_is_held(engine.stats()))
             if not scope.cancelled_caught:

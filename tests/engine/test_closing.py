@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support import OpenEngine, Until
+from support import OpenEngine, Until, places, thread_of
 
 from asyncinfer import Engine, EngineClosed, EngineDead, Overloaded, PluginError
 from asyncinfer.config import EngineConfig
@@ -61,7 +61,7 @@ async def test_closed_while_it_opens(until: Until) -> None:
             await engine.aclose()
     assert "while it was being opened" in str(told[0])
     assert engine.health().state == "closed"
-    assert not engine._thread.alive  # type: ignore[union-attr]
+    assert not thread_of(engine).alive
     with pytest.raises(EngineClosed):
         engine.stream("x")
 
@@ -87,8 +87,8 @@ def test_a_native_cancellation_during_the_drain() -> None:
         gate.open()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(closing, 30)
-        assert engine._admission.held == 0
-        assert not engine._thread.alive  # type: ignore[union-attr]
+        assert places(engine) == 0
+        assert not thread_of(engine).alive
         with pytest.raises(EngineClosed):
             async for _ in stream:
                 pass
@@ -104,7 +104,7 @@ async def test_a_scope_that_ends_during_the_drain(gate: StepGate) -> None:
         with anyio.move_on_after(0.05):
             await engine.aclose()
     assert engine.health().state == "closed"
-    assert engine._admission.held == 0
+    assert places(engine) == 0
 
 
 async def test_nobody_joins_a_thread_on_the_event_loop(
@@ -164,7 +164,7 @@ async def test_a_worker_that_cannot_be_started() -> None:
         for _ in range(2):
             with anyio.fail_after(30), pytest.raises(Overloaded, match="can't start new thread"):
                 await engine.generate("x" * 1500, max_tokens=1)
-        assert engine._admission.held == 0
+        assert places(engine) == 0
         assert len((await engine.generate("x", max_tokens=2)).token_ids) == 2
         engine._runtime.refused.clear()  # type: ignore[attr-defined]
         assert len((await engine.generate("x" * 1500, max_tokens=2)).token_ids) == 2
@@ -250,11 +250,11 @@ async def test_a_thousand_streams(open_engine: OpenEngine) -> None:
         async with anyio.create_task_group() as group:
             for stream in streams:
                 group.start_soon(read, stream)
-            while engine._admission.held < 1000:
+            while places(engine) < 1000:
                 await anyio.sleep(0.001)
             await engine.aclose(drain_timeout=0.0)
     assert len(ends) == 1000
-    assert engine._admission.held == 0
+    assert places(engine) == 0
 
 
 async def test_an_observer_whose_thread_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,17 @@ from typing import Any
 
 import anyio
 import pytest
-from support import OpenEngine, TimedEngine, Until, heed_ctrl_c, oracle
+from support import (
+    OpenEngine,
+    TimedEngine,
+    Until,
+    core_of,
+    heed_ctrl_c,
+    job_of,
+    oracle,
+    places,
+    thread_of,
+)
 
 from asyncinfer import (
     Engine,
@@ -304,7 +314,7 @@ async def test_what_is_in_the_inbox_when_the_loop_dies(gate: StepGate) -> None:
         await anyio.wait_all_tasks_blocked()
         gate.open()
     assert len(ends) == 2
-    assert engine._admission.held == 0
+    assert places(engine) == 0
     await engine.aclose()
 
 
@@ -320,7 +330,7 @@ async def test_a_step_hangs(gate: StepGate, until: Until) -> None:
     with pytest.raises(EngineDead, match=r"longer than 0\.1 s"):
         await engine.aclose()
     gate.open()
-    await until(lambda: not engine._thread.alive)  # type: ignore[union-attr]
+    await until(lambda: not thread_of(engine).alive)
     await engine.aclose()
 
 
@@ -355,7 +365,7 @@ async def test_what_ended_just_before_a_step_that_hangs_is_told(until: Until) ->
         chunks = [chunk async for chunk in stopped]
     assert chunks[-1].finish_reason == "stopped"
     go_on.set()
-    await until(lambda: not engine._thread.alive)  # type: ignore[union-attr]
+    await until(lambda: not thread_of(engine).alive)
     await engine.aclose()
 
 
@@ -372,8 +382,7 @@ async def test_a_row_fails_alone() -> None:
         await good.__aenter__()
         ill = engine.stream("ill" * 20, max_tokens=50, temperature=0.0, buffer=4)
         got = list((await anext(ill)).token_ids)
-        assert ill._job is not None
-        bad["slot"] = ill._job.outputs[0].request.slot
+        bad["slot"] = job_of(ill).outputs[0].request.slot
         with pytest.raises(RequestFailed, match="NaN"):
             async for chunk in ill:
                 got += chunk.token_ids
@@ -428,7 +437,7 @@ async def test_bad_prompts(open_engine: OpenEngine, prompt: Any, field: str, bou
             async with engine.stream(prompt):
                 raise AssertionError("entered")
         assert engine.stats().steps == 0
-        assert engine._admission.held == 0
+        assert places(engine) == 0
         assert (await engine.generate("fine", max_tokens=2)).usage.completion_tokens == 2
 
 
@@ -449,7 +458,7 @@ async def test_empty_prompt(open_engine: OpenEngine) -> None:
     async with open_engine() as engine:
         done = await engine.generate("", max_tokens=3)
         assert done.usage.prompt_tokens == 1  # the BOS token
-        engine._frontend.core.loaded.tokenizer.bos_id = None  # type: ignore[union-attr]
+        core_of(engine).loaded.tokenizer.bos_id = None
         with pytest.raises(InvalidRequest, match="no BOS"):
             await engine.generate("", max_tokens=3)
 
@@ -476,7 +485,7 @@ async def test_bad_options_name_the_field(open_engine: OpenEngine, options: dict
     async with open_engine() as engine:
         with pytest.raises(InvalidRequest, match=f"^{next(iter(options))}="):
             await engine.generate("x", **options)
-        assert engine._admission.held == 0
+        assert places(engine) == 0
 
 
 async def test_the_bounds_of_a_deadline_are_named(open_engine: OpenEngine) -> None:
@@ -494,15 +503,15 @@ async def test_overload_is_refused_at_once(
         async with anyio.create_task_group() as group:
             for i in range(4):
                 group.start_soon(engine.generate, f"request {i}")
-            await until(lambda: engine._admission.held == 4)
+            await until(lambda: places(engine) == 4)
             with pytest.raises(Overloaded, match="max_requests=4"):
                 await engine.generate("one too many")
             with pytest.raises(Overloaded):
                 await engine.generate("n counts", n=2)
-            assert engine._admission.refused == 2
+            assert engine.stats().refused == 2
             gate.open()
             group.cancel_scope.cancel()
-        await until(lambda: engine._admission.held == 0)
+        await until(lambda: places(engine) == 0)
         assert (await engine.generate("x", max_tokens=1)).finish_reason == "length"
 
 
@@ -540,8 +549,7 @@ async def test_not_open_and_opened_twice() -> None:
 
 async def test_an_engine_that_is_dropped_ends_its_thread() -> None:
     engine = await Engine.open(FakeModel())
-    thread = engine._thread
-    assert thread is not None
+    thread = thread_of(engine)
     with pytest.warns(ResourceWarning, match="without aclose"):
         del engine
         gc.collect()

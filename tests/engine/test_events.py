@@ -8,7 +8,7 @@ import logging
 import anyio
 import pytest
 from structlog.contextvars import bound_contextvars
-from support import Until
+from support import Until, places
 
 from asyncinfer import Engine, EngineDead, Overloaded, Stream
 from asyncinfer.testing import FakeModel, StepGate
@@ -31,7 +31,7 @@ async def test_events(caplog: pytest.LogCaptureFixture, gate: StepGate, until: U
                 group.start_soon(complete, first)
                 group.start_soon(complete, second)
                 # Both are there before the first is done: one has to give way.
-                await until(lambda: engine._admission.held == 2)
+                await until(lambda: places(engine) == 2)
                 gate.open()
         async with engine.stream("c", max_tokens=100, temperature=0.0, buffer=4) as left:
             await anext(left)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import OpenEngine, Until, fake_runner, oracle
+from support import OpenEngine, Until, core_of, fake_runner, oracle, places
 
 from asyncinfer import Engine, InvalidRequest, ModelLoadError
 from asyncinfer.builtin import MODEL_PATH
@@ -100,7 +100,7 @@ async def test_chunks_never_hold_half_a_character(open_engine: OpenEngine) -> No
                 # What is shown never changes later; the end alone may still be a half.
                 assert whole.startswith(shown)
                 assert len(whole) - len(shown) <= 3
-            tokenizer = engine._frontend.core.loaded.tokenizer  # type: ignore[union-attr]
+            tokenizer = core_of(engine).loaded.tokenizer
             assert shown == Detokenizer(tokenizer).decode(ids)
 
 
@@ -185,7 +185,7 @@ async def test_refused_before_any_state_exists(
         with pytest.raises(InvalidRequest) as caught:
             engine.stream("x", **{field: value})
         assert caught.value.field == field
-        assert engine._admission.held == engine.stats().steps == 0
+        assert places(engine) == engine.stats().steps == 0
 
 
 # fault 43
@@ -200,7 +200,7 @@ async def test_a_chat_template_reaches_for_the_interpreter(until: Until) -> None
     async with Engine(Chatty()) as engine:
         with pytest.raises(InvalidRequest, match="unsafe"):
             await engine.generate([{"role": "user", "content": "x"}], max_tokens=1)
-        assert engine._admission.held == 0
+        assert places(engine) == 0
         assert (await engine.generate("x", max_tokens=1)).token_ids
         assert not fake_runner(engine).closed
 

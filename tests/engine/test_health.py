@@ -6,7 +6,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support import OpenEngine, TimedEngine, Until
+from support import OpenEngine, TimedEngine, Until, places
 
 from asyncinfer import Engine, EngineDead, EngineHealth, ModelLoadError, Overloaded
 from asyncinfer.testing import FakeModel, StepGate
@@ -26,7 +26,7 @@ async def test_what_is_held_while_a_step_hangs(
             assert (stats.running, stats.waiting, stats.steps) == (1, 0, 0)
             for index in range(5):
                 group.start_soon(engine.generate, f"request {index}" + "x" * 1500 * (index % 2))
-            await until(lambda: engine._admission.held == 6)
+            await until(lambda: places(engine) == 6)
             for _ in range(3):
                 with pytest.raises(Overloaded):
                     await engine.generate("one too many")

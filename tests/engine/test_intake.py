@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from support import OpenEngine, Until
+from support import OpenEngine, Until, admission_of, places
 
 from asyncinfer import Engine, EngineConfig, InvalidRequest, Overloaded, SamplingParams
 from asyncinfer.engine import Loaded, prompt_workers
@@ -83,16 +83,16 @@ async def test_prompts_that_nobody_waits_for(
                     scope.cancel()
 
         with anyio.fail_after(60):
-            await crowd(4, lambda: engine._admission.held == 4 and len(held.begun) == 2)
+            await crowd(4, lambda: places(engine) == 4 and len(held.begun) == 2)
             # Two are in work.
-            assert engine._admission.held == 2
+            assert places(engine) == 2
             await crowd(40, lambda: ends["refused"] == 38)
-            assert engine._admission.held == 2
+            assert places(engine) == 2
             assert ends == {"left": 6, "refused": 38}
             stats = engine.stats()
             assert (stats.aborted, stats.refused, stats.waiting) == (6, 38, 2)
             held.let_go.set()
-            await until(lambda: engine._admission.held == 0)
+            await until(lambda: places(engine) == 0)
             done = await engine.generate(LONG_PROMPT, max_tokens=2)
         assert done.usage.completion_tokens == 2
         assert len(held.begun) == 3
@@ -215,7 +215,7 @@ async def test_refused_before_it_is_looked_at(
     async with open_engine(Chatty(), max_prompt_chars=20_000) as engine:
         with pytest.raises(InvalidRequest, match=f"^prompt=.*{told}"):
             await engine.generate(prompt)
-        assert engine._admission.held == engine._admission.pending == 0
+        assert places(engine) == admission_of(engine).pending == 0
 
 
 async def test_a_prompt_at_the_bound_is_tokenised(open_engine: OpenEngine) -> None:
@@ -272,17 +272,17 @@ async def test_a_crowd_that_leaves(open_engine: OpenEngine, gate: StepGate, unti
         async with anyio.create_task_group() as group:
             for _ in range(200):
                 group.start_soon(partial(engine.generate, "x", deadline=1000.0))
-            await until(lambda: engine._admission.held == 200)
+            await until(lambda: places(engine) == 200)
             group.cancel_scope.cancel()
         gate.open()
-        await until(lambda: engine._admission.held == 0)
+        await until(lambda: places(engine) == 0)
         assert engine.stats().aborted == 200
         async with anyio.create_task_group() as group:
             for _ in range(200):
                 group.start_soon(engine.generate, "x")
             await anyio.lowlevel.checkpoint()
             group.cancel_scope.cancel()
-        await until(lambda: engine._admission.held == 0)
+        await until(lambda: places(engine) == 0)
 
 
 def job(deadline: float) -> Job:

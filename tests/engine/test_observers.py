@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import anyio
 import pytest
-from support import OpenEngine, TimedEngine, Until, oracle
+from support import OpenEngine, TimedEngine, Until, core_of, oracle, places, thread_of
 
 from asyncinfer import (
     DeadlineExceeded,
@@ -175,8 +175,7 @@ async def test_without_observers_nothing_is_there(open_engine: OpenEngine) -> No
     before = observer_threads()
     async with open_engine() as engine:
         await engine.generate("hello", max_tokens=3)
-        assert engine._frontend.core is not None
-        assert engine._frontend.core.events is None
+        assert core_of(engine).events is None
         assert observer_threads() <= before
 
 
@@ -248,7 +247,7 @@ async def test_one_that_ends_while_it_is_prepared(
         async with anyio.create_task_group() as group:
             group.start_soon(consume)
             if ends != "deadline":
-                await until(lambda: engine._admission.held == 2)
+                await until(lambda: places(engine) == 2)
                 await (engine if ends == "close" else stream).aclose()
         go_on.set()
     assert recorder.about(stream.request_id) == ["RequestSubmitted", "RequestEnded"]
@@ -285,7 +284,7 @@ async def test_preemption_is_told(gate: StepGate, until: Until) -> None:
                     letter,
                 )
             # Both are there before the first is done.
-            await until(lambda: engine._admission.held == 2)
+            await until(lambda: places(engine) == 2)
             gate.open()
         preemptions = engine.stats().preemptions
     assert len(recorder.of(RequestPreempted)) == preemptions > 0
@@ -459,7 +458,7 @@ async def test_a_hang_is_told(until: Until) -> None:
         await engine.generate("x")
     await until(lambda: recorder.closed)
     gate.open()
-    await until(lambda: not engine._thread.alive)  # type: ignore[union-attr]
+    await until(lambda: not thread_of(engine).alive)
     await engine.aclose()
     (ended,) = recorder.of(RequestEnded)
     assert ended.outcome == "closed"

@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import pytest
 import torch
+from support import core_of
 from transformers import AutoModelForCausalLM
 
 from asyncinfer import Engine
@@ -66,8 +67,7 @@ async def engine() -> AsyncIterator[Engine]:
 
 
 def encode(engine: Engine, text: str) -> list[int]:
-    assert engine._frontend.core is not None
-    return engine._frontend.core.loaded.tokenizer.encode(text)
+    return core_of(engine).loaded.tokenizer.encode(text)
 
 
 async def answers(engine: Engine, prompts: list[list[int]], **options: Any) -> list[list[int]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support import OpenEngine, Until
+from support import OpenEngine, TimedEngine, Until, core_of, places, thread_of
 
 from asyncinfer import (
     DeadlineExceeded,
@@ -69,7 +69,7 @@ async def test_closed_while_its_prompt_is_prepared(
 
         async with anyio.create_task_group() as group:
             group.start_soon(read)
-            await until(lambda: engine._admission.held == 1)
+            await until(lambda: places(engine) == 1)
             await stream.aclose()
             go_on.set()
         assert got == (["aborted"] if awaited else [])
@@ -107,9 +107,8 @@ async def test_workers_of_an_engine_that_died_and_was_dropped(until: Until) -> N
     with pytest.raises(EngineDead):
         await engine.generate(LONG_PROMPT, max_tokens=1)
     assert _workers() - before
-    assert engine._thread is not None
     # Not the thread: it knows the core, and by way of the error the engine.
-    closed = engine._thread.closed
+    closed = thread_of(engine).closed
     await until(lambda: closed.is_set)
     del engine
 
@@ -238,17 +237,23 @@ async def test_a_prompt_that_there_is_no_thread_for_counts_as_refused(
 async def test_an_engine_that_has_ended_keeps_no_command(until: Until, hangs: bool) -> None:
     """A command holds a request, with its prompt."""
     gate = StepGate()
-    engine = await Engine.open(FakeModel(gate=gate), step_timeout=0.2 if hangs else 60.0)
+    engine = await TimedEngine.open(FakeModel(gate=gate), step_timeout=1.0)
     stream = engine.stream("hello", max_tokens=2000, buffer=1)
     await anext(stream)
-    core, thread = engine._frontend.core, engine._thread
-    assert core is not None
-    assert thread is not None
-    if hangs:
-        gate.close()
+    core, thread = core_of(engine), thread_of(engine)
+
+    async def read() -> None:
         with pytest.raises(EngineDead):
             async for _ in stream:
                 pass
+
+    if hangs:
+        gate.close()
+        before = gate.arrived
+        async with anyio.create_task_group() as group:
+            group.start_soon(read)
+            await until(lambda: gate.arrived > before)
+            engine.time.go_by(2.0)
     else:
         await engine.aclose(drain_timeout=0.0)
     stream.stop()

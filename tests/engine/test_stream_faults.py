@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support import OpenEngine, TimedEngine, Until, oracle
+from support import OpenEngine, TimedEngine, Until, job_of, oracle
 
 from asyncinfer import (
     DeadlineExceeded,
@@ -151,8 +151,7 @@ async def test_slow_consumer_parks_alone(open_engine: OpenEngine, until: Until) 
         peer = await engine.generate("peer", **LONG)
         assert list(peer.token_ids) == oracle(engine, "peer", 400)
         await until(lambda: engine.stats().paused == 1)
-        job = slow._job
-        assert job is not None
+        job = job_of(slow)
         assert 8 <= job.delivered <= 9
         rest = [token async for chunk in slow for token in chunk.token_ids]
         assert [*first.token_ids, *rest] == oracle(engine, "slow", 400)
@@ -166,8 +165,7 @@ async def test_coalescing_bounds_chunks_and_keeps_tokens(
         stream = engine.stream("slow", **LONG, buffer=8, on_full="coalesce")
         chunks = [await anext(stream)]
         await until(lambda: engine.stats().finished == 1)
-        assert stream._job is not None
-        assert len(stream._job.buffer.chunks) <= 10
+        assert len(job_of(stream).buffer.chunks) <= 10
         chunks += [chunk async for chunk in stream]
         assert [t for chunk in chunks for t in chunk.token_ids] == oracle(engine, "slow", 400)
         whole = await engine.generate("slow", **LONG)
@@ -214,14 +212,12 @@ async def test_the_deadline_of_the_scope_reaches_the_scheduler(open_engine: Open
     async with open_engine() as engine:
         with anyio.fail_after(100):
             async with engine.stream("hello", **LONG) as stream:
-                assert stream._job is not None
-                request = stream._job.outputs[0].request
+                request = job_of(stream).outputs[0].request
                 assert request.deadline is not None
                 # Sums of times on different clocks are rounded.
-                assert 90 < request.deadline - stream._job.submitted <= 100 + 1e-6
+                assert 90 < request.deadline - job_of(stream).submitted <= 100 + 1e-6
         async with engine.stream("hello", **LONG) as stream:
-            assert stream._job is not None
-            assert stream._job.outputs[0].request.deadline is None
+            assert job_of(stream).outputs[0].request.deadline is None
 
 
 # fault 7

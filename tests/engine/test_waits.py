@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import anyio
 import pytest
-from support import TimedEngine, Until
+from support import TimedEngine, Until, admission_of, core_of, places, thread_of
 
 from asyncinfer import DeadlineExceeded, Engine, EngineClosed, EngineDead
 from asyncinfer.engine import closing
@@ -110,12 +110,10 @@ def stuck(
 async def finish(engine: Engine, hang: Hang, until: Until) -> None:
     """Let go, and see that nothing is left."""
     hang.let_go.set()
-    await until(lambda: engine._admission.held == 0)
+    await until(lambda: places(engine) == 0)
     await engine.aclose(drain_timeout=0.0)
-    core = engine._frontend.core
-    assert core is not None
-    assert not core.jobs.live
-    assert not engine._admission.untold()
+    assert not core_of(engine).jobs.live
+    assert not admission_of(engine).untold()
 
 
 # fault 17
@@ -132,7 +130,7 @@ async def test_a_deadline_passes(stuck: Callable[..., Any], hang: Hang, until: U
             await until(hang.reached.is_set)
             for prompt in prompts[1:]:
                 group.start_soon(late, prompt)
-            await until(lambda: engine._admission.held == 3)
+            await until(lambda: places(engine) == 3)
             engine.time.go_by(1.0)
         assert engine.stats().failed == 3
     await finish(engine, hang, until)
@@ -174,7 +172,7 @@ async def test_a_close(
             await until(hang.reached.is_set)
             for prompt in prompts[1:]:
                 group.start_soon(closed, prompt)
-            await until(lambda: engine._admission.held == 3)
+            await until(lambda: places(engine) == 3)
             if prompts[0] == LONG_PROMPT:
                 # A worker that prepares a prompt: nobody waits for that.
                 await engine.aclose(drain_timeout=0.0)
@@ -200,14 +198,14 @@ async def test_a_death(stuck: Callable[..., Any], hang: Hang, until: Until) -> N
             await until(hang.reached.is_set)
             for prompt in prompts[1:]:
                 group.start_soon(dead, prompt)
-            await until(lambda: engine._admission.held == 3)
+            await until(lambda: places(engine) == 3)
             engine.time.go_by(2.0)
         stats = engine.stats()
-        assert stats.running == stats.waiting == engine._admission.held == 0
+        assert stats.running == stats.waiting == places(engine) == 0
         with pytest.raises(EngineDead, match=r"longer than 1 s"):
             await engine.aclose()
     hang.let_go.set()
-    await until(lambda: not engine._thread.alive)  # type: ignore[union-attr]
+    await until(lambda: not thread_of(engine).alive)
     await finish(engine, hang, until)
 
 
@@ -233,7 +231,7 @@ async def test_the_death_names_the_call(kind: str, hang: Hang, until: Until) -> 
             await until(hang.reached.is_set)
             engine.time.go_by(2.0)
     hang.let_go.set()
-    await until(lambda: not engine._thread.alive)  # type: ignore[union-attr]
+    await until(lambda: not thread_of(engine).alive)
 
 
 async def test_leaving_a_stream_that_is_cancelled_waits_for_no_step(gate: StepGate) -> None:

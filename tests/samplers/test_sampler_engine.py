@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import anyio
 import pytest
 import torch
+from support import core_of
 
 from asyncinfer import Engine, InvalidRequest, PluginError, RequestFailed, plugins
 from asyncinfer.protocols import Sampler, SamplerPlugin, SamplerStep
@@ -521,8 +522,7 @@ async def test_a_sampler_that_blocks_is_quarantined(  # fault 20
 
 async def test_a_model_that_is_broken_is_not_the_plugins_fault(open_tiny: Any) -> None:
     async with open_tiny() as engine:
-        assert engine._frontend.core is not None
-        decoder: Any = engine._frontend.core.runner._decoder  # type: ignore[attr-defined]
+        decoder: Any = core_of(engine).runner._decoder  # type: ignore[attr-defined]
         head = decoder.logits
 
         def broken(hidden: torch.Tensor) -> torch.Tensor:
