@@ -50,14 +50,14 @@ class Admission:
         #: Those of them that the decode thread has not taken over.
         self.pending = 0
         self.refused = 0
-        #: Requests by how they ended, but for those that the decode thread ended and counts.
+        #: Requests by how they ended. The decode thread counts those that it ends.
         self.ends: dict[End, int] = dict.fromkeys(End, 0)
         #: When a close ends what still runs, in seconds of the clock; None while open.
         self.drain_until: float | None = None
         #: Called when a deadline becomes the next one.
         self.on_deadline: Callable[[], None] = _nothing
         self._clock = clock
-        # Reentrant: the garbage collector may close a coroutine, which gives a place back, within.
+        # Reentrant: the garbage collector may close a coroutine within, which gives a place back.
         self._lock = RLock()
         #: Requests that have a place.
         self._places: dict[Job, None] = {}
@@ -136,7 +136,7 @@ class Admission:
             return True
 
     def complete(self, stats: EngineStats) -> EngineStats:
-        """What the decode thread knew when it last wrote its counters, and what is known since."""
+        """The decode thread's last snapshot, and what other threads have counted since."""
         with self._lock:
             return replace(
                 stats,
@@ -148,15 +148,15 @@ class Admission:
             )
 
     def took(self, answers: int) -> None:
-        """So many answers wait in the scheduler from now on."""
+        """The scheduler counts so many more answers as waiting."""
         with self._lock:
             self.pending -= answers
 
     def end(
         self, job: Job, how: End, error: BaseException | None, *, counted: bool = False
     ) -> Outcome | None:
-        """End a request. What its consumer is to be told; None if it has ended before. `counted`:
-        the caller does it."""
+        """End a request. Returns its consumer's outcome; None if it has ended before.
+        `counted`: the caller counts the end."""
         with self._lock:
             if job.end is not None:
                 return None
@@ -166,14 +166,14 @@ class Admission:
             return job.outcome
 
     def withdraw(self, job: Job, error: AsyncInferError | None = None) -> Outcome | None:
-        """End a request that is being prepared: aborted, or closed with `error`. None if it is not
-        any more, or has ended."""
+        """End a request that is being prepared: aborted, or closed with `error`. Returns its
+        outcome; None if its preparation or the request itself has ended."""
         how = End.ABORTED if error is None else End.CLOSED
         with self._lock:
             return self.end(job, how, error) if job.phase is Phase.PREPARING else None
 
     def told(self, jobs: Iterable[Job]) -> None:
-        """The ends of these are on the way to their consumers."""
+        """The ends of these jobs are on the way to their consumers."""
         with self._lock:
             for job in jobs:
                 self._untold.pop(job, None)

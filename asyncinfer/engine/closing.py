@@ -14,7 +14,7 @@ __all__ = ["close"]
 
 #: Seconds that a close waits for the step that runs, beyond the time it leaves to requests.
 CLOSE_GRACE = 10.0
-#: Seconds that it waits for threads that have nothing left to do, and between two looks at them.
+#: Seconds that a close waits for threads with nothing left to do, and between two looks at them.
 LAST_STEPS = 1.0
 WORKERS_END = 0.02
 GLANCE = 1e-3
@@ -38,22 +38,22 @@ async def close(
             with anyio.move_on_after(drain):
                 await thread.closed.wait(bridge)
     except BaseException:
-        # Whoever is cancelled does not wait for answers any more.
+        # A cancelled task does not wait for answers any more.
         frontend.drain(0.0)
         thread.notice_close()
         raise
     finally:
-        # Where the thread is done already, a task that was cancelled need not wait at all.
+        # A cancelled task does not wait at all where the thread is done already.
         with anyio.CancelScope(shield=True):
             try:
                 if not thread.closed.is_set:
                     with anyio.move_on_after(CLOSE_GRACE):
                         await thread.closed.wait(bridge)
             finally:
-                # Also where asyncio cancels the task a second time, which no shield keeps off.
+                # Also where asyncio cancels the task a second time, in spite of the shield.
                 frontend.dismiss()
-            # One that hangs has been waited for long enough; those that prepare a prompt end by
-            # themselves, when it is done.
+            # A thread that hangs was waited for long enough. Prompt workers end by themselves, each
+            # after its prompt.
             rest = LAST_STEPS if thread.closed.is_set and thread.hung is None else 0.0
             stopped = await _end_of(lambda: thread.alive, rest, clock)
             await _end_of(lambda: frontend.preparing, WORKERS_END, clock)
@@ -68,7 +68,7 @@ async def close(
 
 
 async def _end_of(working: Callable[[], bool], seconds: float, clock: Callable[[], float]) -> bool:
-    """Wait for it, `seconds` at most; whether it came."""
+    """Wait until `working` is false, `seconds` at most; whether it became so."""
     until = clock() + seconds
     while working():
         if clock() >= until:

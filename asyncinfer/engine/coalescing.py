@@ -15,10 +15,10 @@ __all__ = ["Coalescing"]
 
 
 class Coalescing:
-    """A queue of chunks that holds at most `most` of them one by one. What finds no room becomes
-    one chunk for each answer. Adding a chunk costs the same however many tokens wait.
+    """A queue that holds at most `most` chunks one by one, and merges the others into one chunk
+    for each answer. Adding a chunk costs the same however many tokens wait.
 
-    It lies with the reader: whatever ends the stream, and on whichever thread, no token is lost.
+    The reader has the queue, so no token is lost whichever thread ends the stream.
     """
 
     __slots__ = ("_late", "_most", "_single")
@@ -26,7 +26,7 @@ class Coalescing:
     def __init__(self, most: int) -> None:
         self._most = most
         self._single: deque[Content] = deque()
-        #: By answer, what came after the single chunks.
+        #: By answer, the chunk that those after the single ones are merged into.
         self._late: dict[int, _Late] = {}
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""The decode loop's body, one call at a time: `Core.step` is inbox -> schedule -> run -> deliver.
+"""`Core.step`, the body of the decode loop: inbox -> schedule -> run -> deliver.
 
 It knows no thread and takes its clock as an argument, so that a whole engine can be stepped
 inline in a simulation. `thread.py` calls it from the decode thread.
@@ -46,7 +46,7 @@ class Core:
         faults: Sequence[str] = (),
     ) -> None:
         self.loaded = loaded
-        #: What went wrong with plugins, and the engine goes on without.
+        #: Faults of plugins that the engine goes on without.
         self.faults = faults
         self.runner = loaded.runner
         self.scheduler = scheduler
@@ -147,7 +147,7 @@ class Core:
         self.inbox.close()
         self.stats = dataclasses.replace(self.stats, running=0, waiting=0, paused=0)
         for bridge in self._bridges.copy().values():
-            # What was said before it began to hang.
+            # The chunks from before it began to hang.
             bridge.rescue()
         for job, outcome in ends:
             if outcome is not None:

@@ -48,9 +48,10 @@ class Deadlines:
             self._look()
 
     def due(self, now: float) -> list[Job]:
-        """Those whose time has come, which stay here until they are discarded."""
+        """Jobs whose time has come. They stay here until they are discarded."""
         due: list[Job] = []
-        # A copy: a coroutine may be closed meanwhile. Below an entry are later ones only.
+        # A copy, since a coroutine that is closed meanwhile discards its job. In a heap only later
+        # entries lie below an entry.
         heap, look = self._heap.copy(), [0]
         while look:
             place = look.pop()

@@ -21,7 +21,7 @@ _ALWAYS: Final = ("repetition_penalty",)
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Options of a model's `generation_config.json`."""
+    """What a model's `generation_config.json` says."""
 
     #: Whether a request that names no sampling option takes the most likely tokens.
     greedy: bool = False
@@ -61,7 +61,7 @@ def generation_defaults(folder: Path) -> GenerationDefaults:
         except InvalidRequest as error:
             if samples or name in _ALWAYS:
                 raise ModelLoadError(str(error), file=str(path)) from error
-            # Of a greedy model the hub does not look at these.
+            # The hub ignores these options of a greedy model.
             continue
         if samples or not greedy:
             values[name] = value

@@ -13,7 +13,7 @@ from asyncinfer.errors import EngineClosed
 
 __all__ = ["failed", "health_of"]
 
-#: Seconds from which on a step is worth telling, where `step_timeout` leaves more.
+#: Seconds after which a running step is told of, unless a quarter of `step_timeout` is less.
 SLOW: Final = 10.0
 
 

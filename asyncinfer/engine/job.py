@@ -98,7 +98,8 @@ class Job:
             self.bound = math.inf
         elif options.on_full == "cancel":
             self.bound += 1
-        #: Tokens put into the buffer, and how many may be by what is known of its reader.
+        #: Tokens put into the buffer, and how many may be as far as the decode thread knows: the
+        #: reader may have taken more since `room` was worked out.
         self.delivered = 0
         self.room = self.bound
         self.params = params
@@ -123,11 +124,11 @@ class Job:
         self.started: float | None = None
         self.first_token: float | None = None
         self.last_token: float | None = None
-        #: Answers that wait for the consumer, since when, and what it had taken then.
+        #: Answers that wait for the consumer, since when, and how many tokens it had taken then.
         self.paused: list[OutputStream] = []
         self.paused_at = 0.0
         self.taken_before = 0
-        #: Of the prompt's tokens from the second one on, as they came; None if not asked for.
+        #: Of the prompt's tokens from the second on, step by step; None if not asked for.
         self.prompt_logprobs: list[RowLogprobs] | None = (
             None if params.prompt_logprobs is None else []
         )
@@ -140,7 +141,7 @@ class Job:
     def full(self) -> bool:
         """Whether `on_full` applies."""
         if self.delivered >= self.room:
-            # The reader's count is its own core's to write: it is looked at when it matters.
+            # Reading the consumer's counter costs a transfer between cores: only here it matters.
             self.room = self.buffer.taken + self.bound
         return self.delivered >= self.room and not self.buffer.quiet
 
@@ -150,7 +151,7 @@ class Job:
         return (self.delivered - self.buffer.taken) * 2 <= self.capacity or self.buffer.quiet
 
     def unread_since(self, now: float) -> float:
-        """Since when nothing was taken out of the buffer of a paused stream, in seconds."""
+        """When the consumer of a paused stream was last seen to read, in seconds of the clock."""
         taken = self.buffer.taken
         if taken != self.taken_before:
             self.taken_before, self.paused_at = taken, now
@@ -163,7 +164,7 @@ class Job:
             self.prompt_logprobs.append(entries[known:] if known else entries)
 
     def summary(self, now: float, error: BaseException | None) -> Outcome:
-        """What there is to say at an end. Any thread."""
+        """What the consumer is told at an end. Any thread."""
         tokens = sum(output.count for output in self.outputs)
         usage = Usage(
             prompt_tokens=self.prompt_len,

@@ -22,8 +22,8 @@ _EVENTS = {
 }
 
 
-#: Seconds between two looks at paused streams that count as unread. More pass in a long step, and
-#: in a process that is stopped.
+#: Seconds between two looks at paused streams that count as unread, at most. A long step, or a
+#: process that is stopped, is no fault of the consumer.
 LONGEST_LOOK = 1.0
 
 
@@ -127,7 +127,7 @@ class Jobs:
             self.fail(job, now, too_late(job, now))
         looked, self._looked = self._looked, now
         if self._paused:
-            # In a process that was stopped nobody could read.
+            # While the process was stopped, nobody could read.
             unseen = max(0.0, now - looked - LONGEST_LOOK)
             for job in self._paused:
                 job.paused_at = min(now, job.paused_at + unseen)
@@ -150,7 +150,7 @@ class Jobs:
         return True
 
     def flushed(self) -> None:
-        """What was told is on its way."""
+        """The ends that were told are on their way."""
         self._admission.told(self.unflushed)
         self.unflushed.clear()
 
@@ -165,8 +165,8 @@ class Jobs:
                 self._scheduler.finish(output.request, now)
         self._admission.leave(job)
         batch = job.buffer.bridge.batch
-        # What was put for a stream that is awaited goes when its end does. Where another thread
-        # told that, it goes now: it would hold the job for as long as the loop has no other news.
+        # The chunks of an awaited stream are sent with its end. Where another thread sent the end,
+        # they are sent now, for they hold the job.
         batch.urgent = batch.urgent or bool(batch.contents)
         self.report(job, now)
 
@@ -184,7 +184,7 @@ class Jobs:
         if error is not None and not job.ended:
             _show_held(job)
         if self.tell(job, how, error):
-            # One that is not here yet is given back where it is: by the intake, or as it arrives.
+            # The intake gives back a job that is not here yet, or its arrival does.
             self.release(job, now)
 
 

@@ -6,20 +6,20 @@ from typing import Final
 
 __all__ = ["Pace"]
 
-#: Seconds of work to have on the device: about what a decode thread may be kept from running by
-#: the Python around it without the device falling idle. More would only be thrown away past a stop
-#: and keep newcomers waiting.
+#: Seconds of work to have on the device. Other Python threads keep the decode thread from running
+#: for about so long, and the device shall not fall idle meanwhile. More work would be thrown away
+#: past a stop, and would keep new requests waiting.
 AHEAD: Final = 2e-3
 #: Weight of the last step in the average.
 _LAST: Final = 0.1
 
 
 class Pace:
-    """The next step is launched while one runs; where steps are short, a few more are.
+    """Launches the next step while one runs, and a few more where steps are short.
 
     Args:
-        fixed: what was asked for; None leaves it to the pace.
-        most: what serves the runner; 1 is a runner that computes within `launch`.
+        fixed: steps in flight that were asked for; None leaves them to the pace.
+        most: steps in flight that serve the runner; 1 where it computes within `launch`.
     """
 
     def __init__(self, fixed: int | None, most: int) -> None:

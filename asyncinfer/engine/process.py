@@ -1,5 +1,5 @@
-"""Which process this is. Looked at in every wait, and a system call takes longer than the rest of
-one: so it is asked for once per process."""
+"""Which process this is, asked for once per process: every wait looks at it, and a system call
+takes longer than the rest of a wait."""
 
 from __future__ import annotations
 

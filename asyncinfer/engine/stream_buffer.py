@@ -22,8 +22,8 @@ _new = tuple.__new__
 
 
 class _Sealed(deque[Content]):
-    """What is left to read of a stream that has ended. Nothing comes after an end: a step that ran
-    on beyond it, such as one that hung, may still deliver, and no token pays for looking."""
+    """What is left to read of a stream that has ended. It drops what a step still delivers after
+    the end, such as one that hung, so that no token has to be checked."""
 
     __slots__ = ()
 
@@ -43,11 +43,10 @@ class Outcome:
 
 
 class StreamBuffer(Waiter):
-    """One stream's chunks. The decode thread posts them, and everything else happens on the event
-    loop of the stream.
+    """One stream's chunks. The decode thread posts them; the stream's event loop does the rest.
 
-    The stream owns the buffer and the engine's job refers to it, never to the stream: so a
-    forgotten stream can be collected.
+    The engine's job refers to the buffer and never to the stream, so that a forgotten stream can be
+    collected.
     """
 
     __slots__ = ("chunks", "outcome", "paused", "quiet", "taken")
@@ -55,8 +54,8 @@ class StreamBuffer(Waiter):
     def __init__(self, bridge: LoopBridge, coalesce: int | None = None) -> None:
         """`coalesce`: chunks beyond so many are merged; None keeps each."""
         super().__init__(bridge)
-        #: Plain tuples, which become chunks when they are taken: Python keeps used tuples for
-        #: reuse, so that a step of many streams does not set the garbage collector off.
+        #: Plain tuples, which become chunks when they are taken: Python reuses freed tuples, so a
+        #: step of many streams does not set off the garbage collector.
         self.chunks: deque[Content] | Coalescing = (
             deque() if coalesce is None else Coalescing(coalesce)
         )
@@ -95,7 +94,7 @@ class StreamBuffer(Waiter):
             super().tell(news)
 
     def take_packed(self) -> Content:
-        """The next chunk, for whoever wants no `Chunk` (there must be one)."""
+        """The next chunk as a plain tuple (there must be one)."""
         content = self.chunks.popleft()
         self.taken += len(content[1])
         return content

@@ -27,10 +27,10 @@ EXIT_TIMEOUT = 2.0
 class DecodeThread:
     """The worker around a `Core`, supervised. It holds no reference to the engine.
 
-    `open_core` runs on the thread: loading a model neither blocks an event loop nor needs a second
-    thread that touches the device. It stops when the event it is
-    given is set. `home` is the event loop that opened the engine: once that is closed and nothing
-    runs, nobody can close the engine any more, and the thread ends.
+    `open_core` runs on the thread, so that loading a model blocks no event loop and only one thread
+    touches the device. It stops when the event it is given is set. `home` is the event loop that
+    opened the engine. Once that is closed and nothing runs, nobody can close the engine, and the
+    thread ends.
     """
 
     name = "asyncinfer-decode"
@@ -47,7 +47,7 @@ class DecodeThread:
         self.closed = Latch()
         #: Why no request can be served any more; None while open.
         self.ended: Callable[[], AsyncInferError] | None = None
-        #: The same, where a turn hung; it may have come back since.
+        #: The same, where a turn hung. The turn may have come back since.
         self.hung: Callable[[], AsyncInferError] | None = None
         self.load_error: BaseException | None = None
         self.core: Core | None = None
@@ -118,7 +118,7 @@ class DecodeThread:
                 idle = not core.busy and not core.done and self.ended is None
                 return core.idle_seconds(LOOK_EVERY) if idle else 0.0
         except BaseException as error:
-            # Whatever it is, the streams must hear of it; there is nobody above to raise it to.
+            # The streams must hear of it, whatever it is: no caller is above to raise it to.
             self._end(core, error)
         else:
             self._end(core, None)

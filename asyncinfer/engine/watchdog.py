@@ -49,7 +49,7 @@ class Watchdog:
         self._news = Event()
         self._over = False
         self._looked = clock()
-        #: The turn that ran at the last look, by its beginning, and for how long it was seen to.
+        #: When the turn began that ran at the last look, and for how long it was seen to run.
         self._turn: float | None = None
         self._seen = 0.0
         admission.on_deadline = self._news.set
@@ -109,8 +109,7 @@ class Watchdog:
         batches: dict[LoopBridge, Batch] = {}
         jobs = []
         for job, how, error in ends:
-            # One that has ended, and whose consumer was not told since the decode thread is held
-            # up in between, is told all the same.
+            # The decode thread may be held up between ending a job and telling its consumer.
             outcome = self._admission.end(job, how, error) or _instead(job.outcome, error)
             batches.setdefault(job.buffer.bridge, Batch()).news.append((job.buffer, outcome))
             jobs.append(job)
@@ -123,5 +122,5 @@ class Watchdog:
 
 
 def _instead(outcome: Outcome | None, error: BaseException) -> Outcome:
-    """The error in the place of how a job had ended."""
+    """A job's outcome, with the error in place of its own."""
     return Outcome(error) if outcome is None else replace(outcome, error=error)

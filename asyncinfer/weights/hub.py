@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.plugins.within import Call
 from asyncinfer.telemetry import emit
+from asyncinfer.weights.gguf import is_gguf
 
 __all__ = ["HubModel", "Unreachable"]
 
@@ -132,8 +133,9 @@ class HubModel:
         if self.offline:
             where = f"the hub's cache ({self._cache}), and offline nothing else is asked"
         at = f" at revision {self.revision}" if self.revision else ""
+        what = "file" if is_gguf(Path(self.model)) else "folder"
         return ModelLoadError(
-            f"model {self.model!r}: there is no such folder in {os.getcwd()}, and it cannot be had "
+            f"model {self.model!r}: there is no such {what} in {os.getcwd()}, and it cannot be had "
             f"from {where}{at}: {why}. Give the path of a checkpoint's folder, or the id of a "
             "model on the hub, such as 'org/name'"
         )

@@ -156,7 +156,8 @@ def _is_small(name: str) -> bool:
 
 def _hub_id(model: str | Path) -> str:
     if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
-        raise ModelLoadError("no such folder, and no hub id either", file=str(model))
+        what = "file" if is_gguf(Path(model)) else "folder"
+        raise ModelLoadError(f"no such {what}, and no hub id either", file=str(model))
     return model
 
 

@@ -72,6 +72,15 @@ def test_a_missing_path_is_never_a_hub_id(tmp_path: Path) -> None:
         resolve(tmp_path / "file")
 
 
+@pytest.mark.parametrize("name", ["./missing.gguf", "/missing/model.gguf", "missing.GGUF"])
+def test_a_missing_gguf_file_is_a_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelLoadError, match="no such file"):
+        resolve(name, offline=True, cache_dir=tmp_path)
+
+
 def test_downloads_what_it_needs_and_no_more(
     single: Hub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
