@@ -1,10 +1,10 @@
-"""The host's share of a step, in lines of Python: a busy machine does not matter."""
+"""How the host's share of a step grows, in lines that run: a busy machine does not matter."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from support import lines_run
 
 from asyncinfer import scheduler as room
@@ -22,11 +22,12 @@ SPEC = RunnerSpec(
 )
 
 
-@pytest.mark.parametrize("waiting", [0, 2000])
-def test_a_step_of_256_decodes_costs_some_lines_each(waiting: int) -> None:
-    scheduler = Scheduler(SPEC, policy=FCFS(), cache=PrefixCache(16))
+def lines_of_steps(running: int, waiting: int) -> int:
+    """What sixteen steps of so many decode rows take."""
+    spec = replace(SPEC, max_slots=running)
+    scheduler = Scheduler(spec, policy=FCFS(), cache=PrefixCache(16))
     params = SamplingParams(temperature=0.0, max_tokens=1000)
-    for id in range(256 + waiting):
+    for id in range(running + waiting):
         prompt = [id] * (32 + id % 16)
         scheduler.add(Request(id, prompt, params, max_total=1100, seed=0, arrival=float(id)))
 
@@ -36,9 +37,14 @@ def test_a_step_of_256_decodes_costs_some_lines_each(waiting: int) -> None:
         scheduler.update(plan, StepResult([7] * sum(plan.samples)), 0.0)
         return plan.tokens
 
-    while step() != 256:
+    while step() != running:
         pass
-    folder = str(Path(room.__file__).parent)
-    count = lines_run(lambda: [step() for _ in range(16)], folder)
-    # 26 lines, whatever waits; a sixteenth of the requests get a block in each step.
-    assert 0 < count < 16 * 256 * 30
+    # A sixteenth of the requests get a block in each step.
+    return lines_run(lambda: [step() for _ in range(16)], str(Path(room.__file__).parent))
+
+
+def test_a_step_costs_the_same_for_each_row_whatever_waits() -> None:
+    alone = lines_of_steps(256, 0)
+    assert 0 < alone <= 4 * lines_of_steps(64, 0)
+    # A few lines a step, which look at who is next.
+    assert lines_of_steps(256, 2000) <= alone + 16 * 60
