@@ -15,7 +15,7 @@ __all__ = ["close"]
 #: Seconds that a close waits for the step that runs, beyond the time it leaves to requests.
 CLOSE_GRACE = 10.0
 #: Seconds that a close waits for threads with nothing left to do, and between two looks at them.
-LAST_STEPS = 1.0
+LAST_STEPS = 10.0
 WORKERS_END = 0.02
 GLANCE = 1e-3
 

@@ -137,6 +137,8 @@ def test_python_block(script: list[Block], monkeypatch: pytest.MonkeyPatch) -> N
     if any('"smollm2"' in block.code for block in script) and pulled(SMOLLM2) is None:
         pytest.skip("needs the model: asyncinfer pull smollm2")
     monkeypatch.chdir(ROOT)
+    # A busy machine may keep observers waiting.
+    monkeypatch.setattr("asyncinfer.telemetry.observers.PATIENCE", 60.0)
     before = set(threading.enumerate())
     run(script)
     with warnings.catch_warnings():

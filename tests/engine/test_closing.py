@@ -148,6 +148,52 @@ class FewThreadsEngine(Engine):
         super().__init__(*args, **kwargs)
 
 
+class Lingering(Threads):
+    """Threads that are still there a while after their last turn. Time passes when somebody looks
+    whether they are."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def start(self, worker: Worker) -> Handle:
+        return LingeringHandle(self, super().start(worker))
+
+
+class LingeringHandle:
+    def __init__(self, runtime: Lingering, thread: Handle) -> None:
+        self.runtime, self.thread = runtime, thread
+
+    @property
+    def ident(self) -> int | None:
+        return self.thread.ident
+
+    def is_alive(self) -> bool:
+        if self.thread.is_alive():
+            return True
+        self.runtime.now += 0.5
+        return self.runtime.now < 3.0
+
+    def join(self, timeout: float | None = None) -> None:
+        self.thread.join(timeout)
+
+
+class LingeringEngine(Engine):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._runtime = Lingering()
+        super().__init__(*args, **kwargs)
+
+
+async def test_threads_that_are_slow_to_go_do_not_hang() -> None:
+    """On a busy machine it may take seconds until a thread that has ended is gone."""
+    engine = await LingeringEngine.open(FakeModel())
+    await engine.generate("x", max_tokens=2)
+    await engine.aclose()
+    assert engine.health().state == "closed"
+
+
 @pytest.mark.parametrize("refused", ["asyncinfer-decode", "asyncinfer-watchdog"])
 async def test_a_thread_that_cannot_be_started(refused: str) -> None:
     model = FakeModel()
