@@ -13,7 +13,7 @@ from asyncinfer import Engine, EngineConfig, SamplingParams
 from asyncinfer.bench.gates import Phase, StartingLine
 from asyncinfer.bench.quantiles import Quantiles
 from asyncinfer.bench.record import BenchError
-from asyncinfer.testing import FakeModel, StepPlan, Tokenizer
+from asyncinfer.testing import FakeModel, Step, Tokenizer
 
 __all__ = ["StreamLoad", "measure_streams"]
 
@@ -94,7 +94,7 @@ class _Meter:
         self._began: tuple[float, float] | None = None
         self._ended: tuple[float, float] | None = None
 
-    def __call__(self, phase: Phase, plan: StepPlan) -> None:
+    def __call__(self, phase: Phase, plan: Step) -> None:
         if phase == "launch":
             self.line.wait()
             for join in plan.joins:

@@ -14,7 +14,7 @@ from asyncinfer.bench.gates import PATIENCE, Phase, StartingLine
 from asyncinfer.bench.record import BenchError
 from asyncinfer.plugins import Chosen
 from asyncinfer.protocols import Observer
-from asyncinfer.testing import ClockedModel, FakeModel, StepPlan, Tokenizer
+from asyncinfer.testing import ClockedModel, FakeModel, Step, Tokenizer
 
 __all__ = ["TokenCost", "measure_tokens", "staggered_prompt"]
 
@@ -105,7 +105,7 @@ class _LockStep:
         if self._held >= self._made:
             self._caught_up.set()
 
-    def __call__(self, phase: Phase, plan: StepPlan) -> None:
+    def __call__(self, phase: Phase, plan: Step) -> None:
         if phase == "launch":
             self.line.wait()
             return

@@ -23,7 +23,7 @@ from asyncinfer.bench.record import BenchError, Figure
 from asyncinfer.bench.ticker import ticking
 from asyncinfer.bench.workloads import SHIPPED
 from asyncinfer.builtin import MODEL_PATH
-from asyncinfer.testing import FakeModel, StepPlan, Tokenizer
+from asyncinfer.testing import FakeModel, Step, Tokenizer
 
 __all__ = ["FAKE_MODELS", "Lag", "LagOptions", "LagResult", "measure_lag"]
 
@@ -219,7 +219,7 @@ def _source(model: str, options: LagOptions) -> tuple[Any, dict[str, Any]]:
     blocks = (options.senders + 1) * (context // 16 + 1) + options.streams * 1024
     step = options.step_ms / 1e3
 
-    def gate(phase: Phase, plan: StepPlan) -> None:
+    def gate(phase: Phase, plan: Step) -> None:
         # The decode thread waits without the GIL, as it does for a device.
         if phase == "collect":
             time.sleep(step)

@@ -24,7 +24,7 @@ class Tabled(Protocol):
     #: A table for each KV group; none at all without blocks.
     tables: list[BlockTable]
     #: Tokens that the tables have room for.
-    room: int
+    capacity: int
     #: Leading blocks whose prefix is in the cache, and the entry of the last of them (the tenant
     #: before the first). None: its key belongs to other tokens, so nothing more is published.
     published: int
@@ -69,7 +69,7 @@ class BlockManager:
 
     def missing(self, request: Tabled, tokens: int) -> int:
         """Blocks the tables lack for so many tokens."""
-        return max(0, -(-(tokens - request.room) // self.block_size))
+        return max(0, -(-(tokens - request.capacity) // self.block_size))
 
     def match(self, request: Tabled, limit: int) -> list[CacheEntry]:
         """Cached entries of the request's first `limit` tokens (whole blocks only), as far as every
@@ -110,7 +110,7 @@ class BlockManager:
         for entry in entries:
             assert self.cache is not None
             self.cache.reuse(entry)
-        request.room = len(entries) * self.block_size
+        request.capacity = len(entries) * self.block_size
         request.published = len(entries)
         request.node = entries[-1] if entries else request.tenant
 
@@ -129,7 +129,7 @@ class BlockManager:
         filled. A source has a reference more: `release` it once the step that copies is committed.
         """
         assert not request.tables
-        assert parent.room >= length
+        assert parent.capacity >= length
         assert self.can_fork(parent, length)
         full, partial = divmod(length, self.block_size)
         sources = []
@@ -141,7 +141,7 @@ class BlockManager:
             if partial:
                 sources.append(table.pages[full])
                 group.hold(sources[-1:])
-        request.room = full * self.block_size
+        request.capacity = full * self.block_size
         request.published, request.node = 0, request.tenant
         if not partial:
             return []
@@ -160,7 +160,7 @@ class BlockManager:
                     other.drop(block)
         for group, table in zip(self.groups, request.tables, strict=True):
             table.pages += group.take(count)
-        request.room += count * self.block_size
+        request.capacity += count * self.block_size
 
     def commit(self, request: Tabled, length: int) -> None:
         """The KV of the first `length` tokens is written: publish the blocks it fills."""
@@ -203,5 +203,5 @@ class BlockManager:
             for page in reversed(table.live):
                 group.release(page)
         request.tables = []
-        request.room = request.published = 0
+        request.capacity = request.published = 0
         request.node = request.tenant

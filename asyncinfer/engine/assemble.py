@@ -23,7 +23,7 @@ from asyncinfer.engine.loop_bridge import LoopBridge
 from asyncinfer.engine.source import Loaded, ModelSource, Progress
 from asyncinfer.errors import EngineClosed
 from asyncinfer.plugins.chosen import chosen_name
-from asyncinfer.scheduler import Request, Scheduler
+from asyncinfer.scheduler import Scheduler, Sequence
 from asyncinfer.telemetry import emit, plugin_reporter
 from asyncinfer.text import ChatTemplate, Tokenizer
 
@@ -163,8 +163,8 @@ def _report_ignored() -> None:
         )
 
 
-def _tell_preempted(events: EngineEvents | None) -> Callable[[Request], None]:
-    def tell(request: Request) -> None:
+def _tell_preempted(events: EngineEvents | None) -> Callable[[Sequence], None]:
+    def tell(request: Sequence) -> None:
         output = output_of(request)
         job = output.job
         emit("request_preempted", job.context, request_id=job.request_id)

@@ -24,7 +24,7 @@ from asyncinfer.engine.output_stream import OutputStream
 from asyncinfer.engine.pace import Pace
 from asyncinfer.engine.source import Loaded
 from asyncinfer.errors import AsyncInferError, EngineClosed
-from asyncinfer.scheduler import Scheduler, StepPlan
+from asyncinfer.scheduler import Scheduler, Step
 from asyncinfer.telemetry import emit
 from asyncinfer.text import panicked
 
@@ -62,7 +62,7 @@ class Core:
         self._bridges = bridges
         self._clock = clock
         self._pace = Pace(config.overlap, self.runner.spec.overlap)
-        self._in_flight: deque[tuple[StepPlan, object]] = deque()
+        self._in_flight: deque[Step] = deque()
         #: What is posted from now on comes too late.
         self._closing = False
         #: Answers taken over since the last snapshot.
@@ -198,29 +198,29 @@ class Core:
 
     def _compute(self, now: float, *, fresh: bool) -> None:
         while len(self._in_flight) < self._pace.ahead:
-            plan = self.scheduler.schedule(now)
-            if plan is None:
+            step = self.scheduler.schedule(now)
+            if step is None:
                 break
-            for join in plan.joins:
+            for join in step.joins:
                 self._started(join.slot, now)
-            if fresh or plan.joins:
+            if fresh or step.joins:
                 # The step may take long, and somebody may ask meanwhile.
                 fresh = False
                 self._publish()
             try:
-                handle = self.runner.launch(plan)
+                step.handle = self.runner.launch(step)
             except MemoryError as error:
-                self._retract(plan, error, now)
+                self._retract(step, error, now)
                 continue
-            self._in_flight.append((plan, handle))
+            self._in_flight.append(step)
         if self._in_flight:
-            self._commit(*self._in_flight.popleft())
+            self._commit(self._in_flight.popleft())
         self._pace.stepped(self._clock() if self._in_flight else None)
 
-    def _retract(self, plan: StepPlan, error: MemoryError, now: float) -> None:
+    def _retract(self, step: Step, error: MemoryError, now: float) -> None:
         """The device had no room for a step: go on in smaller ones."""
-        emit("step_retracted", tokens=plan.tokens, rows=len(plan.slots), error=str(error))
-        for request in self.scheduler.retract(plan, now):
+        emit("step_retracted", tokens=step.tokens, rows=len(step.slots), error=str(error))
+        for request in self.scheduler.retract(step, now):
             self.jobs.fail(output_of(request).job, now, error)
 
     def _started(self, slot: int, now: float) -> None:
@@ -233,26 +233,24 @@ class Core:
             if self.events is not None:
                 self.events.started(job, now)
 
-    def _commit(self, plan: StepPlan, handle: object) -> None:
-        result = self.runner.collect(handle)
+    def _commit(self, step: Step) -> None:
+        result = self.runner.collect(step.handle)
         now = self._clock()
-        advanced = self.scheduler.update(plan, result, now)
+        self.scheduler.update(step, result, now)
         if self.events is not None and self.events.every_step:
-            self.events.stepped(plan, advanced, now)
-        for request, error in advanced.failed:
+            self.events.stepped(step, now)
+        for request, error in step.failed:
             self.jobs.fail(output_of(request).job, now, error)
         logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
         # Runs for every token: what would be a call each is written out here.
-        for request, tokens, reason, row in zip(
-            advanced.requests, advanced.tokens, advanced.reasons, advanced.rows, strict=True
-        ):
-            output = request.owner
+        for row, tokens, reason in zip(step.advanced, step.drawn, step.reasons, strict=True):
+            output = step.sequences[row].owner
             assert isinstance(output, OutputStream)
             job = output.job
             if output.ended:
                 continue
             if prompt_logprobs and row in prompt_logprobs:
-                position = plan.starts[row] + 1
+                position = step.starts[row] + 1
                 job.add_prompt_logprobs(position, prompt_logprobs[row])
             if not tokens:
                 continue
@@ -276,22 +274,9 @@ class Core:
                 self.jobs.pause(output, now)
 
     def _publish(self) -> None:
-        its, counters, ends = self.scheduler, self.scheduler.counters, self.jobs.ends
+        ends = self.jobs.ends
         self.stats = EngineStats(
-            running=its.running,
-            waiting=its.waiting,
-            paused=its.paused,
-            blocks_total=its.blocks_total,
-            blocks_free=its.blocks_free,
-            blocks_cached=its.blocks_cached,
-            window_pages_total=its.window_pages_total,
-            window_pages_free=its.window_pages_free,
-            window_pages_cached=its.window_pages_cached,
-            prompt_tokens=counters.prompt_tokens,
-            cached_tokens=counters.cached_tokens,
-            generated_tokens=counters.generated_tokens,
-            preemptions=counters.preemptions,
-            steps=counters.steps,
+            **self.scheduler.stats()._asdict(),
             finished=ends[End.FINISHED],
             aborted=ends[End.ABORTED],
             failed=ends[End.FAILED],

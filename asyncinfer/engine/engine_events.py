@@ -24,7 +24,7 @@ from asyncinfer.protocols import (
     RequestSubmitted,
     StepTaken,
 )
-from asyncinfer.scheduler import StepOutput, StepPlan
+from asyncinfer.scheduler import Step
 from asyncinfer.telemetry import GuardedObserver, Observers
 
 __all__ = ["EngineEvents", "open_events"]
@@ -62,18 +62,18 @@ class EngineEvents:
     def preempted(self, job: Job, index: int) -> None:
         self._observers.tell(RequestPreempted(time.monotonic(), job.request_id, index))
 
-    def stepped(self, plan: StepPlan, step: StepOutput, now: float) -> None:
+    def stepped(self, step: Step, now: float) -> None:
         """Before the step's tokens are handed on: what a job knows of is its last token."""
         drawn, gaps = 0, []
-        for request, tokens in zip(step.requests, step.tokens, strict=True):
-            output = request.owner
+        for row, tokens in zip(step.advanced, step.drawn, strict=True):
+            output = step.sequences[row].owner
             assert isinstance(output, OutputStream)
             if output.ended:
                 continue
             drawn += len(tokens)
             if tokens and output.job.last_token is not None:
                 gaps.append(now - output.job.last_token)
-        self._observers.tell_step(StepTaken(now, len(plan.slots), plan.tokens, drawn, tuple(gaps)))
+        self._observers.tell_step(StepTaken(now, len(step.slots), step.tokens, drawn, tuple(gaps)))
 
     def ended(self, job: Job, outcome: Outcome, now: float) -> None:
         """Called once for each job. One that ended before the decode thread had it begins here."""

@@ -25,7 +25,7 @@ from asyncinfer.engine.samplers import resolve_samplers, samplers_at_hand
 from asyncinfer.engine.turn_limit import TurnLimits
 from asyncinfer.errors import InvalidRequest, Overloaded
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler import ChosenSampler, Request
+from asyncinfer.scheduler import ChosenSampler, Sequence
 from asyncinfer.text import Detokenizer, StopStrings, panicked
 
 __all__ = ["Intake"]
@@ -184,9 +184,9 @@ class Intake:
             pause = partial(_breathe, job) if len(token_ids) > INLINE_TOKENS else None
             keys = cache.keys(token_ids, options.cache_scope, pause=pause)
         job.prompt_len = len(token_ids)
-        first: Request | None = None
+        first: Sequence | None = None
         for index in range(params.n):
-            request = Request(
+            request = Sequence(
                 next(self._ids),
                 token_ids,
                 params,

@@ -8,7 +8,7 @@ from asyncinfer.engine.engine_events import EngineEvents
 from asyncinfer.engine.job import End, Job
 from asyncinfer.engine.output_stream import OutputStream
 from asyncinfer.errors import DeadlineExceeded, EngineClosed, RequestFailed, StreamStalled
-from asyncinfer.scheduler import Request, Scheduler
+from asyncinfer.scheduler import Scheduler, Sequence
 from asyncinfer.telemetry import emit
 from asyncinfer.text import panicked
 
@@ -223,7 +223,7 @@ def _show_held(job: Job) -> None:
             output.show_held()
 
 
-def output_of(request: Request) -> OutputStream:
+def output_of(request: Sequence) -> OutputStream:
     """The engine's record of a scheduler's request."""
     output = request.owner
     assert isinstance(output, OutputStream)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from typing import TYPE_CHECKING
 
 from asyncinfer.engine.stream_buffer import Packed
-from asyncinfer.scheduler import Request
+from asyncinfer.scheduler import Sequence
 from asyncinfer.text import Detokenizer, StopStrings
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class OutputStream:
     )
 
     def __init__(
-        self, job: Job, index: int, request: Request, detok: Detokenizer, stops: StopStrings | None
+        self, job: Job, index: int, request: Sequence, detok: Detokenizer, stops: StopStrings | None
     ) -> None:
         self.job = job
         self.index = index
@@ -45,7 +45,7 @@ class OutputStream:
         self.count = 0
 
     def advance(
-        self, tokens: Sequence[int], reason: str | None, logprobs: Packed = ()
+        self, tokens: abc.Sequence[int], reason: str | None, logprobs: Packed = ()
     ) -> str | None:
         """Hand `tokens` on to the consumer; `reason` says why the answer ends with them, if it
         does.
@@ -77,7 +77,7 @@ class OutputStream:
         if self.stops is not None and (text := self.stops.flush()):
             self._put(text, (), (), None)
 
-    def _read(self, tokens: Sequence[int], reason: str | None) -> tuple[str, str | None]:
+    def _read(self, tokens: abc.Sequence[int], reason: str | None) -> tuple[str, str | None]:
         """The text that `tokens` settle, and why the answer ends, if it does."""
         shown = tokens[:-1] if reason == "stop" else tokens
         text = "".join(map(self.detokenizer.push, shown))
@@ -91,7 +91,9 @@ class OutputStream:
                 text += self.stops.flush()
         return text, reason
 
-    def _put(self, text: str, tokens: Sequence[int], logprobs: Packed, reason: str | None) -> None:
+    def _put(
+        self, text: str, tokens: abc.Sequence[int], logprobs: Packed, reason: str | None
+    ) -> None:
         job = self.job
         job.delivered += len(tokens)
         job.buffer.put((text, tuple(tokens), logprobs, self.index, reason))

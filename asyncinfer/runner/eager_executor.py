@@ -14,7 +14,7 @@ from asyncinfer.runner.input_batch import InputBatch, StepArrays
 from asyncinfer.runner.pending_step import EagerResults, PendingStep
 from asyncinfer.runner.step_buffers import StepBuffers
 from asyncinfer.sampling import Sampled, SamplingState, TokenHistory, score_tokens, upload
-from asyncinfer.scheduler.plan import Join, StepPlan
+from asyncinfer.scheduler import Join, Step
 
 __all__ = ["EagerExecutor"]
 
@@ -50,14 +50,14 @@ class EagerExecutor:
         self.history = history
         self.sampling = sampling
 
-    def change(self, plan: StepPlan, joins: Sequence[Join]) -> None:
+    def change(self, plan: Step, joins: Sequence[Join]) -> None:
         """Take over what changes before the rows are computed: the growth of block tables, and
         `joins`, which are those of the plan or none. Takes no memory of the device."""
         for join in joins:
             self.inputs.join(join)
         self.inputs.grow(plan.groups)
 
-    def run(self, plan: StepPlan, buffers: StepBuffers) -> PendingStep:
+    def run(self, plan: Step, buffers: StepBuffers) -> PendingStep:
         """Start the rows of a plan. Raises torch's error where the device has no memory."""
         tensors = [torch.empty(0), torch.empty(0)]
         if not plan.slots:
@@ -77,7 +77,7 @@ class EagerExecutor:
         results.tensors = buffers.fetch_all(tensors)
         return PendingStep(buffers, results.read)
 
-    def lost(self, plan: StepPlan) -> None:
+    def lost(self, plan: Step) -> None:
         """The plan was taken back: nobody knows how far its rows were computed."""
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class EagerExecutor:
         return sampled
 
     def _chunk_peaks(
-        self, results: EagerResults, plan: StepPlan, arrays: StepArrays, hidden: torch.Tensor
+        self, results: EagerResults, plan: Step, arrays: StepArrays, hidden: torch.Tensor
     ) -> torch.Tensor:
         """float32 `[chunks]`: the largest number in the last hidden state of each row that draws
         nothing. Attention carries to it whatever is not finite in the chunk."""
@@ -158,7 +158,7 @@ class EagerExecutor:
         return states.abs().amax(dim=-1).float()
 
     def _score_prompt(
-        self, plan: StepPlan, row: int, first: int, hidden: torch.Tensor, top: int
+        self, plan: Step, row: int, first: int, hidden: torch.Tensor, top: int
     ) -> list[torch.Tensor]:
         """`score_tokens` of the prompt tokens that follow each of the row's query tokens."""
         slot, start = plan.slots[row], plan.starts[row]

@@ -20,7 +20,7 @@ from asyncinfer.runner.recorded_step import RecordedStep
 from asyncinfer.runner.slot_state import SlotState
 from asyncinfer.runner.step_buffers import PinnedBuffers, StepBuffers
 from asyncinfer.sampling import OPTION_WORDS, Draws, SamplingState, TokenHistory, option_words
-from asyncinfer.scheduler.plan import Join, RunnerSpec, StepPlan, StepResult
+from asyncinfer.scheduler import Join, RunnerSpec, Step, StepResult
 
 __all__ = ["GraphExecutor"]
 
@@ -78,7 +78,7 @@ class GraphExecutor(EagerExecutor):
         buffers.fetch_all([])
         buffers.wait()
 
-    def change(self, plan: StepPlan, joins: Sequence[Join]) -> None:
+    def change(self, plan: Step, joins: Sequence[Join]) -> None:
         super().change(plan, joins)
         for join in joins:
             for group, pages in enumerate(join.tables):
@@ -89,7 +89,7 @@ class GraphExecutor(EagerExecutor):
                 slots, indices, _ = np.array(changes.grown).T
                 self.state.touch_tables(group, slots, indices)
 
-    def run(self, plan: StepPlan, buffers: StepBuffers) -> PendingStep:
+    def run(self, plan: Step, buffers: StepBuffers) -> PendingStep:
         if plan.slots and self._replays(plan):
             return self._decode(plan, buffers)
         if plan.slots:
@@ -97,20 +97,20 @@ class GraphExecutor(EagerExecutor):
             self.state.send(buffers.staging)
         return super().run(plan, buffers)
 
-    def lost(self, plan: StepPlan) -> None:
+    def lost(self, plan: Step) -> None:
         self.state.host_positions[plan.slots] = _UNKNOWN
         self._step.turn_to(self._turn)
 
     def close(self) -> None:
         self.graphs.close()
 
-    def _replays(self, plan: StepPlan) -> bool:
+    def _replays(self, plan: Step) -> bool:
         """Whether the plan has nothing but rows of one token that draw one."""
         rows = len(plan.slots)
         decodes = plan.counts.count(1) == rows == plan.samples.count(1)
         return decodes and rows <= self.graphs.most_rows and not plan.prompt_logprobs
 
-    def _decode(self, plan: StepPlan, buffers: StepBuffers) -> PendingStep:
+    def _decode(self, plan: Step, buffers: StepBuffers) -> PendingStep:
         if self._unread == len(self._places):
             raise RuntimeError(f"more than {len(self._places)} steps in flight")
         rows = len(plan.slots)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from asyncinfer.scheduler.plan import Join, PageChanges, RunnerSpec, StepPlan
+from asyncinfer.scheduler import Join, PageChanges, RunnerSpec, Step
 
 __all__ = ["InputBatch", "StepArrays"]
 
@@ -101,7 +101,7 @@ class InputBatch:
                 slots, indices, pages = np.array(changes.grown).T
                 tables[slots, indices] = pages
 
-    def build(self, plan: StepPlan) -> StepArrays:
+    def build(self, plan: Step) -> StepArrays:
         """The arrays of a plan whose joins and growth were applied. It has at least one row."""
         slots, starts = np.array(plan.slots), np.array(plan.starts)
         counts, samples = np.array(plan.counts), np.array(plan.samples)

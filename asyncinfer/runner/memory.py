@@ -14,7 +14,7 @@ from asyncinfer.models import ModelConfig
 from asyncinfer.runner.decode_graphs import batch_sizes
 from asyncinfer.runner.tiles import TILE
 from asyncinfer.sampling import OPTION_WORDS, Draws, draw_bytes
-from asyncinfer.scheduler.plan import RunnerSpec
+from asyncinfer.scheduler import RunnerSpec
 
 __all__ = [
     "GPU_OVERLAP",

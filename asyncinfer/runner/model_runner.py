@@ -18,7 +18,7 @@ from asyncinfer.runner.input_batch import InputBatch
 from asyncinfer.runner.pending_step import PendingStep
 from asyncinfer.runner.step_buffers import BufferPool, StepBuffers
 from asyncinfer.sampling import SamplingState, TokenHistory
-from asyncinfer.scheduler.plan import RunnerSpec, StepPlan, StepResult
+from asyncinfer.scheduler import RunnerSpec, Step, StepResult
 from asyncinfer.weights import is_out_of_memory
 
 __all__ = ["ModelRunner"]
@@ -86,7 +86,7 @@ class ModelRunner:
         return self._decoder.notes
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> object:
+    def launch(self, plan: Step) -> object:
         """Start a step; the handle is for `collect`.
 
         Where the device has no memory for the step this raises `MemoryError`, either before
@@ -134,14 +134,14 @@ class ModelRunner:
             with suppress(RuntimeError):
                 self._accelerator.close()
 
-    def _reserve(self, plan: StepPlan) -> tuple[list[torch.Tensor], StepBuffers]:
+    def _reserve(self, plan: Step) -> tuple[list[torch.Tensor], StepBuffers]:
         """All memory that the plan's changes take: the tokens of each join, on the device, and
         buffers for the results."""
         self._history.reserve(max((len(join.token_ids) for join in plan.joins), default=0))
         staged = [self._history.stage(join.token_ids) for join in plan.joins]
         return staged, self._buffers.take()
 
-    def _apply(self, plan: StepPlan, staged: list[torch.Tensor]) -> None:
+    def _apply(self, plan: Step, staged: list[torch.Tensor]) -> None:
         """Make the plan's changes. `staged` holds the tokens of its joins; it is empty where there
         was no memory for them, and then nobody joins. Whoever joins a step that is taken back
         leaves with the next one, so nobody is missed."""
@@ -153,7 +153,7 @@ class ModelRunner:
             self._sampling.join(join.slot, join)
         self.executor.change(plan, joins)
 
-    def _compute(self, plan: StepPlan, buffers: StepBuffers) -> PendingStep:
+    def _compute(self, plan: Step, buffers: StepBuffers) -> PendingStep:
         for kv, changes in zip(self._kv, plan.groups, strict=False):
             kv.copy_blocks(changes.copies)
         return self.executor.run(plan, buffers)

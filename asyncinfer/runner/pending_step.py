@@ -12,7 +12,7 @@ import torch
 from asyncinfer.errors import RequestFailed
 from asyncinfer.runner.step_buffers import StepBuffers
 from asyncinfer.sampling import PluginCall, PluginSamplers, Sampled, pack_scores, row_logprobs
-from asyncinfer.scheduler.plan import StepResult
+from asyncinfer.scheduler import StepResult
 
 __all__ = ["EagerResults", "PendingStep", "drawn_result"]
 

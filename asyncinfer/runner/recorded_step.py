@@ -11,7 +11,7 @@ from asyncinfer.kernels import ops
 from asyncinfer.models import Decoder
 from asyncinfer.runner.slot_state import SlotState
 from asyncinfer.sampling import Draws, RecordedSampler, TokenHistory
-from asyncinfer.scheduler.plan import RunnerSpec
+from asyncinfer.scheduler import RunnerSpec
 
 __all__ = ["RecordedStep"]
 

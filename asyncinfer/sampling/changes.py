@@ -14,7 +14,7 @@ from asyncinfer.sampling.penalties import Occurrences, penalise_repetition
 from asyncinfer.sampling.table import Uses
 from asyncinfer.sampling.token_lists import TokenLists
 from asyncinfer.sampling.transfer import upload
-from asyncinfer.scheduler.plan import Join
+from asyncinfer.scheduler import Join
 
 __all__ = ["LogitChanges"]
 

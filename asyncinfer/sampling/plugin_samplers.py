@@ -20,7 +20,7 @@ from asyncinfer.sampling.history import TokenHistory
 from asyncinfer.sampling.plugin_step import Chain, Drawn, PluginStep
 from asyncinfer.sampling.table import Uses
 from asyncinfer.sampling.transfer import upload
-from asyncinfer.scheduler.plan import ChosenSampler
+from asyncinfer.scheduler import ChosenSampler
 
 __all__ = ["PluginCall", "PluginSamplers"]
 

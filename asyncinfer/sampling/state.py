@@ -21,7 +21,7 @@ from asyncinfer.sampling.plugin_step import Chain
 from asyncinfer.sampling.recorded import MOST_ENTRIES, NEVER
 from asyncinfer.sampling.table import Uses, options_table
 from asyncinfer.sampling.transfer import upload
-from asyncinfer.scheduler.plan import Join
+from asyncinfer.scheduler import Join
 
 __all__ = ["Sampled", "SamplingState", "draw_bytes"]
 

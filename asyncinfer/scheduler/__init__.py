@@ -1,20 +1,13 @@
-"""Which tokens of which requests are computed in each step."""
+"""Which tokens of which sequences are computed in each step."""
 
+from asyncinfer.scheduler.counters import SchedulerStats
 from asyncinfer.scheduler.limits import check_fits
-from asyncinfer.scheduler.output import StepOutput
-from asyncinfer.scheduler.plan import (
-    ChosenSampler,
-    Join,
-    PageChanges,
-    RunnerSpec,
-    StepPlan,
-    StepResult,
-    StepRunner,
-)
 from asyncinfer.scheduler.policy import FCFS, POLICIES, Deadline, Priority
-from asyncinfer.scheduler.request import Request, RequestState
 from asyncinfer.scheduler.row_logprobs import FIXED_WORDS, RowLogprobs
 from asyncinfer.scheduler.scheduler import Scheduler
+from asyncinfer.scheduler.sequence import ChosenSampler, Sequence, SequenceState
+from asyncinfer.scheduler.step import Join, PageChanges, Step
+from asyncinfer.scheduler.step_runner import RunnerSpec, StepResult, StepRunner
 
 __all__ = [
     "FCFS",
@@ -25,13 +18,13 @@ __all__ = [
     "Join",
     "PageChanges",
     "Priority",
-    "Request",
-    "RequestState",
     "RowLogprobs",
     "RunnerSpec",
     "Scheduler",
-    "StepOutput",
-    "StepPlan",
+    "SchedulerStats",
+    "Sequence",
+    "SequenceState",
+    "Step",
     "StepResult",
     "StepRunner",
     "check_fits",

@@ -1,10 +1,11 @@
-"""`Counters`: what the scheduler counts since its start."""
+"""What the scheduler counts since its start, and what it holds at one moment."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["Counters"]
+__all__ = ["Counters", "SchedulerStats"]
 
 
 @dataclass(slots=True)
@@ -24,3 +25,26 @@ class Counters:
     forks: int = 0
     #: Times a request waited for a prefix that another one was computing.
     shared: int = 0
+
+
+class SchedulerStats(NamedTuple):
+    """See `EngineStats`, whose fields of the same names come from here."""
+
+    running: int
+    waiting: int
+    paused: int
+    blocks_total: int
+    #: Blocks that hold nothing.
+    blocks_free: int
+    #: Blocks that hold a reusable prefix and that no sequence uses.
+    blocks_cached: int
+    window_pages_total: int
+    #: Window pages that hold nothing.
+    window_pages_free: int
+    #: Window pages that no sequence uses, kept for blocks that hold a reusable prefix.
+    window_pages_cached: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    preemptions: int
+    steps: int

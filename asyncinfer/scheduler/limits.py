@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncinfer.bounds import MAX_PROMPT_SCORES
 from asyncinfer.errors import InvalidRequest, Size
-from asyncinfer.scheduler.plan import RunnerSpec
+from asyncinfer.scheduler.step_runner import RunnerSpec
 
 __all__ = ["check_fits"]
 

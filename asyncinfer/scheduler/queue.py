@@ -1,4 +1,4 @@
-"""Order among requests: a guarded policy, and the waiting queue it orders."""
+"""Order among sequences: a guarded policy, and the waiting queue it orders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 from asyncinfer.plugins.supervision import Limits, PluginFault, Supervisor, read_attribute
 from asyncinfer.protocols.scheduling import MOST_NUMBERS, RequestView, SchedulingPolicy
 from asyncinfer.scheduler.policy import FCFS, POLICIES
-from asyncinfer.scheduler.request import Request
+from asyncinfer.scheduler.sequence import Sequence
 
 __all__ = ["Ranking", "WaitingQueue"]
 
@@ -23,8 +23,8 @@ LIMITS: Final = Limits(seconds=0.0001, debt=1.0, raised=1)
 
 
 class Ranking:
-    """A policy's order, total by the request's id. A policy that raises, takes too long (`LIMITS`),
-    or whose rank is not a tuple of numbers, is replaced by first-come-first-served for good;
+    """A policy's order, made total by the sequence's id. A policy that raises, takes too long
+    (`LIMITS`) or gives no tuple of numbers is replaced by first-come-first-served for good, and
     `on_fault` is told once.
 
     Args:
@@ -60,17 +60,17 @@ class Ranking:
                 clock=clock,
             )
 
-    def rank(self, request: Request, now: float) -> Rank:
+    def rank(self, sequence: Sequence, now: float) -> Rank:
         """Sort key: the smallest goes first."""
-        view = request.view
-        if view is None:
-            view = request.view = RequestView(
-                request.id,
-                request.priority,
-                request.arrival,
-                request.deadline,
-                request.prompt_len,
-                request.preemptions,
+        view = sequence.view
+        if view is None or view.preemptions != sequence.preemptions:
+            view = sequence.view = RequestView(
+                sequence.id,
+                sequence.priority,
+                sequence.arrival,
+                sequence.deadline,
+                sequence.prompt_len,
+                sequence.preemptions,
             )
         supervisor, key = self._supervisor, None
         if supervisor is not None:
@@ -84,7 +84,7 @@ class Ranking:
                 if self._on_fault is not None:
                     self._on_fault(self._faults.pop(0))
                 self._faults.clear()
-        return self.policy.rank(view, now) if key is None else key, request.id
+        return self.policy.rank(view, now) if key is None else key, sequence.id
 
 
 def _checked(key: object) -> tuple[float, ...]:
@@ -98,23 +98,23 @@ def _checked(key: object) -> tuple[float, ...]:
 
 
 class _Place:
-    """Where a request stands in the queue, emptied when it is removed: what is left of it in the
-    heap keeps no prompt."""
+    """Where a sequence stands in the queue. It is emptied when the sequence is removed, so that the
+    heap keeps no prompt alive."""
 
-    __slots__ = ("request",)
+    __slots__ = ("sequence",)
 
-    def __init__(self, request: Request) -> None:
-        self.request: Request | None = request
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence: Sequence | None = sequence
 
     def __lt__(self, other: object) -> bool:
-        # Of two places of one request, which alone have the same rank, one is empty.
+        # Only two places of one sequence have the same rank, and one of them is empty.
         return False
 
 
 class WaitingQueue:
-    """Waiting requests, best rank first: a heap whose removals are lazy.
+    """Waiting sequences, best rank first: a heap whose removals are lazy.
 
-    A rank is taken when a request enters. Unless the policy's ranks are constant, all of them are
+    A rank is taken when a sequence enters. Unless the policy's ranks are constant, all of them are
     taken again when the queue is consulted `REFRESH` seconds later; O(log n) in between.
     """
 
@@ -132,47 +132,47 @@ class WaitingQueue:
 
     @property
     def entries(self) -> int:
-        """Heap entries, those of removed requests included: bounded by twice the length."""
+        """Heap entries, those of removed sequences included: bounded by twice the length."""
         return len(self._heap)
 
-    def __iter__(self) -> Iterator[Request]:
-        return (place.request for _, place in self._heap if place.request is not None)
+    def __iter__(self) -> Iterator[Sequence]:
+        return (place.sequence for _, place in self._heap if place.sequence is not None)
 
-    def push(self, request: Request, now: float) -> None:
-        assert request.entry is None, "queued twice"
-        place = request.entry = _Place(request)
-        heappush(self._heap, (self._ranking.rank(request, now), place))
+    def push(self, sequence: Sequence, now: float) -> None:
+        assert sequence.place is None, "queued twice"
+        place = sequence.place = _Place(sequence)
+        heappush(self._heap, (self._ranking.rank(sequence, now), place))
         self._size += 1
 
-    def remove(self, request: Request) -> None:
-        place, request.entry = request.entry, None
+    def remove(self, sequence: Sequence) -> None:
+        place, sequence.place = sequence.place, None
         assert isinstance(place, _Place), "not queued"
-        place.request = None
+        place.sequence = None
         self._size -= 1
         if len(self._heap) > 2 * self._size + 64:
-            self._heap = [entry for entry in self._heap if entry[1].request is not None]
+            self._heap = [entry for entry in self._heap if entry[1].sequence is not None]
             heapify(self._heap)
 
-    def peek(self, now: float) -> Request | None:
-        """The request to admit next; it stays queued."""
+    def peek(self, now: float) -> Sequence | None:
+        """The sequence to admit next; it stays queued."""
         due = not self._ranking.constant and now >= self._ranked_at + self.REFRESH
         if due or self._broken is not self._ranking.broken:
             self._rerank(now)
         heap = self._heap
-        while heap and heap[0][1].request is None:
+        while heap and heap[0][1].sequence is None:
             heappop(heap)
-        return heap[0][1].request if heap else None
+        return heap[0][1].sequence if heap else None
 
     def _rerank(self, now: float) -> None:
-        requests, rank = list(self), self._ranking.rank
-        ranks = [rank(request, now) for request in requests]
+        sequences, rank = list(self), self._ranking.rank
+        ranks = [rank(sequence, now) for sequence in sequences]
         if self._broken is not self._ranking.broken:
             # The policy broke, perhaps on the way: its ranks do not compare with FCFS's.
             self._broken = self._ranking.broken
-            ranks = [rank(request, now) for request in requests]
-        places = [_Place(request) for request in requests]
-        for request, place in zip(requests, places, strict=True):
-            request.entry = place
+            ranks = [rank(sequence, now) for sequence in sequences]
+        places = [_Place(sequence) for sequence in sequences]
+        for sequence, place in zip(sequences, places, strict=True):
+            sequence.place = place
         self._heap = list(zip(ranks, places, strict=True))
         heapify(self._heap)
         self._ranked_at = now

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import abc
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final
@@ -26,7 +27,7 @@ class RowLogprobs:
     alternatives: int
 
     @classmethod
-    def of(cls, entries: Sequence[TokenLogprob]) -> RowLogprobs:
+    def of(cls, entries: abc.Sequence[TokenLogprob]) -> RowLogprobs:
         """Of positions that have equally many alternatives."""
         alternatives = len(entries[0].top) if entries else 0
         record = _record(alternatives)

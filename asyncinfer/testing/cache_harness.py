@@ -30,7 +30,7 @@ class CacheRequest:
     tenant: Tenant
     keys: list[bytes]
     tables: list[BlockTable] = field(default_factory=list)
-    room: int = 0
+    capacity: int = 0
     published: int = 0
     node: CacheEntry | Tenant | None = None
     #: Leading blocks that were found in the cache.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine import Loaded, ModelSource
 from asyncinfer.engine.source import Progress
-from asyncinfer.scheduler import RunnerSpec, StepPlan, StepResult, StepRunner
+from asyncinfer.scheduler import RunnerSpec, Step, StepResult, StepRunner
 
 __all__ = ["ClockedModel"]
 
@@ -39,7 +39,7 @@ class _ClockedRunner:
     def spec(self) -> RunnerSpec:
         return self._runner.spec
 
-    def launch(self, plan: StepPlan) -> object:
+    def launch(self, plan: Step) -> object:
         began = time.thread_time()
         handle = self._runner.launch(plan)
         self._model.seconds += time.thread_time() - began

@@ -8,7 +8,7 @@ from typing import Any
 from asyncinfer.cache import KVGroupSpec
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine import Loaded
-from asyncinfer.scheduler import RunnerSpec, StepPlan
+from asyncinfer.scheduler import RunnerSpec, Step
 from asyncinfer.testing.fake_model import FakeRunner, Gate
 from asyncinfer.testing.oracle import EOS_ID
 from asyncinfer.text import Tokenizer
@@ -36,8 +36,8 @@ class FakeModel:
         strict: bool = True,
         eos_every: int | None = None,
         gate: Gate | None = None,
-        failing: Callable[[StepPlan], Mapping[int, Exception]] | None = None,
-        no_room: Callable[[StepPlan], bool] | None = None,
+        failing: Callable[[Step], Mapping[int, Exception]] | None = None,
+        no_room: Callable[[Step], bool] | None = None,
         load_error: BaseException | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> None:

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from asyncinfer.chunk import TokenLogprob
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler import RowLogprobs
-from asyncinfer.scheduler.plan import RunnerSpec, StepPlan, StepResult
+from asyncinfer.scheduler import RowLogprobs, RunnerSpec, Step, StepResult
 from asyncinfer.testing.fake_layers import FullLayer, WindowLayer, mix_each
 from asyncinfer.testing.fake_pages import FakePages
 from asyncinfer.testing.fake_slots import FakeSlots
@@ -29,7 +28,7 @@ U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
 #: Called with "launch" or "collect" before either; may block, may raise.
-Gate = Callable[[Literal["launch", "collect"], StepPlan], None]
+Gate = Callable[[Literal["launch", "collect"], Step], None]
 
 
 class FakeRunner:
@@ -52,8 +51,8 @@ class FakeRunner:
         strict: bool = False,
         eos_every: int | None = None,
         gate: Gate | None = None,
-        failing: Callable[[StepPlan], Mapping[int, Exception]] | None = None,
-        no_room: Callable[[StepPlan], bool] | None = None,
+        failing: Callable[[Step], Mapping[int, Exception]] | None = None,
+        no_room: Callable[[Step], bool] | None = None,
     ) -> None:
         self._spec = spec
         self.strict = strict
@@ -73,7 +72,7 @@ class FakeRunner:
         ]
         #: What each KV group stores.
         self.pages: list[FakePages] = [self._full, *self._near]
-        self._pending: deque[tuple[StepPlan, StepResult]] = deque()
+        self._pending: deque[tuple[Step, StepResult]] = deque()
 
     @property
     def spec(self) -> RunnerSpec:
@@ -106,7 +105,7 @@ class FakeRunner:
 
     # -- StepRunner ----------------------------------------------------------------------------
 
-    def launch(self, plan: StepPlan) -> object:
+    def launch(self, plan: Step) -> object:
         if self.gate is not None:
             self.gate("launch", plan)
         assert not self.closed, "launch after close"
@@ -124,12 +123,12 @@ class FakeRunner:
         return plan
 
     def collect(self, handle: object) -> StepResult:
-        assert isinstance(handle, StepPlan)
+        assert isinstance(handle, Step)
         if self.gate is not None:
             self.gate("collect", handle)
         assert self._pending, "collect without a launch"
         plan, result = self._pending.popleft()
-        assert plan is handle, f"step {handle.step} collected before step {plan.step}"
+        assert plan is handle, f"step {handle.number} collected before step {plan.number}"
         self.collected += 1
         return result
 
@@ -139,7 +138,7 @@ class FakeRunner:
 
     # -- the forward pass ----------------------------------------------------------------------
 
-    def _compute(self, plan: StepPlan) -> StepResult:
+    def _compute(self, plan: Step) -> StepResult:
         slots, starts = np.array(plan.slots), np.array(plan.starts)
         counts = np.array(plan.counts)
         ends = starts + counts
@@ -168,7 +167,7 @@ class FakeRunner:
                     pages.spoil(plan.slots[row], plan.starts[row], plan.counts[row])
         return result
 
-    def _compute_windows(self, plan: StepPlan, kv: U64, digest: U64) -> None:
+    def _compute_windows(self, plan: Step, kv: U64, digest: U64) -> None:
         """Rows token by token; updates the digests."""
         windows = [
             [layer.read(slot, start) for layer in self._near]
@@ -182,7 +181,7 @@ class FakeRunner:
             for layer, near in zip(self._near, nears, strict=True):
                 layer.write(slot, start, near)
 
-    def _draw(self, plan: StepPlan, slots: I64, ends: I64, digest: U64) -> StepResult:
+    def _draw(self, plan: Step, slots: I64, ends: I64, digest: U64) -> StepResult:
         rows = np.nonzero(np.array(plan.samples))[0]
         slots, last, digest = slots[rows], ends[rows] - 1, digest[rows]
         seeds = mix_each(self._slots.seeds[slots] + last.astype(np.uint64) * np.uint64(A))
@@ -216,7 +215,7 @@ class FakeRunner:
             barred=join.stop_ids if early else (),
         )
 
-    def _prompt_logprobs(self, plan: StepPlan, row: int, alternatives: int) -> RowLogprobs:
+    def _prompt_logprobs(self, plan: Step, row: int, alternatives: int) -> RowLogprobs:
         slot, start = plan.slots[row], plan.starts[row]
         end = min(start + plan.counts[row] + 1, self._slots.tenant(slot).prompt_len)
         return RowLogprobs.of(

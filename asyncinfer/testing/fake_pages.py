@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from asyncinfer.scheduler.plan import RunnerSpec
+from asyncinfer.scheduler import RunnerSpec
 from asyncinfer.testing.fake_slots import FakeSlots
 from asyncinfer.testing.oracle import MASK, mix
 

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from asyncinfer.scheduler.plan import Join, RunnerSpec, StepPlan
+from asyncinfer.scheduler import Join, RunnerSpec, Step
 from asyncinfer.testing.oracle import MASK
 
 __all__ = ["FakeSlots"]
@@ -33,7 +33,7 @@ class FakeSlots:
         #: Slots that want logprobs, or whose draws step over stop tokens at first.
         self.special: set[int] = set()
 
-    def apply(self, plan: StepPlan) -> None:
+    def apply(self, plan: Step) -> None:
         """Leaves, joins and grown tables of a plan."""
         for slot in plan.leaves:
             assert self.tenants[slot] is not None, f"slot {slot} leaves twice"
@@ -68,7 +68,7 @@ class FakeSlots:
         if params.logprobs is not None or (params.min_tokens and join.stop_ids):
             self.special.add(slot)
 
-    def check(self, plan: StepPlan) -> None:
+    def check(self, plan: Step) -> None:
         """The rows fit what the slots hold."""
         spec, rows = self._spec, len(plan.slots)
         assert rows, "an empty plan"
@@ -93,7 +93,7 @@ class FakeSlots:
         most = np.array([[group.num_pages] for group in spec.groups])
         assert ((last >= 0) & (last < most)).all(), "a block table too short"
 
-    def check_writes(self, plan: StepPlan) -> None:
+    def check_writes(self, plan: Step) -> None:
         """No page that a row writes is in any other table, as far as windows show it. Linear in
         all tables."""
         size = self._spec.block_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Literal
 
-from asyncinfer.scheduler import StepPlan
+from asyncinfer.scheduler import Step
 
 __all__ = ["StepGate"]
 
@@ -24,7 +24,7 @@ class StepGate:
         #: Steps that reached the gate.
         self.arrived = 0
 
-    def __call__(self, phase: Literal["launch", "collect"], plan: StepPlan) -> None:
+    def __call__(self, phase: Literal["launch", "collect"], plan: Step) -> None:
         if phase != "launch":
             return
         with self._condition:

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from asyncinfer.cache import BlockTable, PageGroup, WindowPages
 from asyncinfer.cache.chain import TOKEN_BYTES, pack
 from asyncinfer.cache.prefix_cache import CacheEntry
-from asyncinfer.scheduler.request import Request, RequestState
 from asyncinfer.scheduler.scheduler import Scheduler
+from asyncinfer.scheduler.sequence import Sequence, SequenceState
 
 __all__ = ["InvariantError", "check_drained", "check_invariants", "hold"]
 
@@ -19,7 +19,7 @@ class InvariantError(AssertionError):
     number."""
 
 
-def check_invariants(scheduler: Scheduler, requests: Iterable[Request]) -> None:
+def check_invariants(scheduler: Scheduler, requests: Iterable[Sequence]) -> None:
     """Check everything. `requests` are all that were added and not yet forgotten, ended ones
     included. Cost: linear in blocks and tables.
 
@@ -40,60 +40,58 @@ def check_invariants(scheduler: Scheduler, requests: Iterable[Request]) -> None:
 
 def check_drained(scheduler: Scheduler) -> None:
     """Nothing is left: no request anywhere, no page in use."""
-    hold("drain", not scheduler.has_work and not scheduler.paused, "work is left")
-    for number, group in enumerate(scheduler.roster.seats.blocks.groups):
+    hold("drain", not scheduler.has_work and not scheduler.stats().paused, "work is left")
+    for number, group in enumerate(scheduler.states.slots.blocks.groups):
         hold("drain", not any(group.pool.refs), "pages of group {} are in use", number)
         hold("drain", group.available == group.pool.size, "pages of group {} are lost", number)
 
 
-def _check_places(scheduler: Scheduler, requests: list[Request]) -> None:
-    roster, state = scheduler.roster, RequestState
+def _check_places(scheduler: Scheduler, requests: list[Sequence]) -> None:
+    states, state = scheduler.states, SequenceState
     seen: set[int] = set()
     for name, members, allowed in (
-        ("queue", [*roster.queue], (state.WAITING,)),
-        ("following", [*roster.following.requests.values()], (state.WAITING,)),
-        ("prefilling", [*roster.prefilling.values()], (state.RUNNING,)),
-        ("decoding", [*roster.decoding.values()], (state.RUNNING,)),
-        ("paused", [*roster.paused.values()], (state.PAUSED,)),
-        ("leaving", [*roster.leaving.values()], (state.LEAVING, state.FINISHED)),
+        ("queue", [*states.queue], (state.WAITING,)),
+        ("following", [*states.prefixes.followers.values()], (state.WAITING,)),
+        ("prefilling", [*states.prefilling.values()], (state.RUNNING,)),
+        ("decoding", [*states.decoding.values()], (state.RUNNING,)),
+        ("paused", [*states.paused.values()], (state.PAUSED,)),
+        ("leaving", [*states.leaving.values()], (state.LEAVING, state.FINISHED)),
     ):
         for r in members:
             hold("I8", r.id not in seen, "{} is in {} and elsewhere", r, name)
             hold("I8", r.state in allowed, "{} is in {}", r, name)
             seen.add(r.id)
-    hold("I8", len(roster.queue) == len([*roster.queue]), "the queue miscounts")
+    hold("I8", len(states.queue) == len([*states.queue]), "the queue miscounts")
     for r in requests:
         if r.state is not state.FINISHED:
             hold("I8", r.id in seen, "{} is lost", r)
         if r.state is state.WAITING or (r.state is state.FINISHED and r.id not in seen):
             hold("I6", r.slot < 0 and not r.tables, "{} owns slot {}, {}", r, r.slot, r.tables)
-    hold("I8", len(seen) <= len(requests), "a stranger is on the roster")
-    for r in roster.leaving.values():
+    hold("I8", len(seen) <= len(requests), "a sequence is nobody's")
+    for r in states.leaving.values():
         hold("I6", r.in_flight > 0, "{} is leaving, but nothing holds it", r)
-    for r in roster.following.requests.values():
+    for r in states.prefixes.followers.values():
         leader = r.following
         alive = (state.WAITING, state.RUNNING, state.LEAVING)
         hold("I9", leader is not None and leader.state in alive, "{} follows {}", r, leader)
 
 
-def _check_slots(scheduler: Scheduler, seated: list[Request]) -> None:
-    seats = scheduler.roster.seats
+def _check_slots(scheduler: Scheduler, seated: list[Sequence]) -> None:
+    slots = scheduler.states.slots
     for request in seated:
-        hold("I8", seats.tenants[request.slot] is request, "{} is not in its slot", request)
-    taken = sum(tenant is not None for tenant in seats.tenants)
+        hold("I8", slots.tenants[request.slot] is request, "{} is not in its slot", request)
+    taken = sum(tenant is not None for tenant in slots.tenants)
     hold("I8", taken == len(seated), "a slot has a tenant that does not know it")
-    free = {slot for slot, tenant in enumerate(seats.tenants) if tenant is None}
-    hold("I8", sorted(seats.free) == sorted(free), "free slots are not those without a tenant")
+    free = {slot for slot, tenant in enumerate(slots.tenants) if tenant is None}
+    hold("I8", sorted(slots.free) == sorted(free), "free slots are not those without a tenant")
 
 
-def _check_references(scheduler: Scheduler, seated: list[Request]) -> None:
+def _check_references(scheduler: Scheduler, seated: list[Sequence]) -> None:
     """I1 and I2 of every KV group."""
-    for number, group in enumerate(scheduler.roster.seats.blocks.groups):
+    for number, group in enumerate(scheduler.states.slots.blocks.groups):
         uses = Counter(page for r in seated for page in r.tables[number].live)
-        for flight in scheduler.flights:
-            uses.update(
-                source for g in flight.plan.groups[number : number + 1] for source, _ in g.copies
-            )
+        for step in scheduler.in_flight:
+            uses.update(source for g in step.groups[number : number + 1] for source, _ in g.copies)
         refs, name = group.pool.refs, f"group {number}"
         wrong = [page for page, count in enumerate(refs) if count != uses[page]]
         hold("I1", not wrong, "{}, pages {}: references are not their uses", name, wrong)
@@ -118,26 +116,32 @@ def _cached(scheduler: Scheduler, group: PageGroup) -> set[int]:
     return cached
 
 
-def _check_tables(scheduler: Scheduler, seated: list[Request]) -> None:
+def _check_tables(scheduler: Scheduler, seated: list[Sequence]) -> None:
     size = scheduler.spec.block_size
     chunks = Counter[int]()
-    for flight in scheduler.flights:
-        for request, count in zip(flight.requests, flight.plan.counts, strict=True):
+    for step in scheduler.in_flight:
+        for request, count in zip(step.sequences, step.counts, strict=True):
             chunks[request.id] += count
     for r in seated:
-        blocks = r.room // size
-        hold("I4", r.room == blocks * size, "{}: room {}", r, r.room)
-        hold("I4", blocks <= -(-r.known // size), "{} has {} blocks", r, blocks)
-        hold("I4", r.committed <= r.computed <= min(r.known, r.room), "{}: {}", r, r.computed)
-        if r.state is not RequestState.FINISHED:
+        blocks = r.capacity // size
+        hold("I4", r.capacity == blocks * size, "{}: capacity {}", r, r.capacity)
+        hold("I4", blocks <= -(-r.total_known // size), "{} has {} blocks", r, blocks)
+        hold(
+            "I4",
+            r.committed <= r.computed <= min(r.total_known, r.capacity),
+            "{}: {}",
+            r,
+            r.computed,
+        )
+        if r.state is not SequenceState.FINISHED:
             hold("I4", r.computed - r.committed == chunks[r.id], "{} lost a chunk", r)
-            hold("I4", r.left >= 0, "{} draws too many tokens", r)
-            hold("I4", len(r.tokens) <= r.known, "{} has tokens nobody drew", r)
-        for group, table in zip(scheduler.roster.seats.blocks.groups, r.tables, strict=True):
+            hold("I4", r.draws_left >= 0, "{} draws too many tokens", r)
+            hold("I4", len(r.tokens) <= r.total_known, "{} has tokens nobody drew", r)
+        for group, table in zip(scheduler.states.slots.blocks.groups, r.tables, strict=True):
             _check_table(r, group, table, blocks, blocks - r.committed // size)
 
 
-def _check_table(r: Request, group: PageGroup, table: BlockTable, blocks: int, new: int) -> None:
+def _check_table(r: Sequence, group: PageGroup, table: BlockTable, blocks: int, new: int) -> None:
     """I3: a page for every block that tokens to come need, and for none before. `new`: blocks that
     are not full of committed tokens."""
     held = table.live
@@ -152,27 +156,26 @@ def _check_table(r: Request, group: PageGroup, table: BlockTable, blocks: int, n
 
 
 def _check_flights(scheduler: Scheduler) -> None:
-    groups, size = scheduler.roster.seats.blocks.groups, scheduler.spec.block_size
-    in_flight = Counter(r.id for flight in scheduler.flights for r in flight.requests)
-    for flight in scheduler.flights:
-        plan = flight.plan
-        for row, request in enumerate(flight.requests):
-            hold("I11", request.slot == plan.slots[row], "{} lost its slot in flight", request)
+    groups, size = scheduler.states.slots.blocks.groups, scheduler.spec.block_size
+    in_flight = Counter(r.id for step in scheduler.in_flight for r in step.sequences)
+    for step in scheduler.in_flight:
+        for row, request in enumerate(step.sequences):
+            hold("I11", request.slot == step.slots[row], "{} lost its slot in flight", request)
             known = request.in_flight == in_flight[request.id]
-            hold("I11", known, "{} miscounts its flights", request)
-            start, end = plan.starts[row], plan.starts[row] + plan.counts[row]
-            hold("I11", request.room >= end, "{} lost blocks in flight", request)
+            hold("I11", known, "{} miscounts its steps", request)
+            start, end = step.starts[row], step.starts[row] + step.counts[row]
+            hold("I11", request.capacity >= end, "{} lost blocks in flight", request)
             for group, table in zip(groups, request.tables, strict=True):
                 for page in table.pages[group.first(start) : -(-end // size)]:
                     used = page >= 0 and group.pool.refs[page] > 0
                     hold("I11", used, "page {} is free, but in flight", page)
-        for group, changes in zip(groups, plan.groups, strict=False):
+        for group, changes in zip(groups, step.groups, strict=False):
             for source, target in changes.copies:
                 used_twice = group.pool.refs[source] > 0 and group.pool.refs[target] > 0
                 hold("I11", used_twice, "copy {} -> {} is free", source, target)
 
 
-def _check_cache(scheduler: Scheduler, seated: list[Request]) -> None:
+def _check_cache(scheduler: Scheduler, seated: list[Sequence]) -> None:
     cache, size = scheduler.cache, scheduler.spec.block_size
     assert cache is not None
     by_block = cache.by_block
@@ -198,7 +201,7 @@ def _check_cache(scheduler: Scheduler, seated: list[Request]) -> None:
 
 
 def _check_chain(
-    r: Request, block: int, data: bytes, entry: CacheEntry, j: int, above: object
+    r: Sequence, block: int, data: bytes, entry: CacheEntry, j: int, above: object
 ) -> None:
     """The entry's whole prefix is the request's, whose packed tokens are `data`; `above` is the
     entry before it, checked."""
@@ -216,10 +219,10 @@ def _check_chain(
 
 
 def _check_bounds(scheduler: Scheduler) -> None:
-    roster = scheduler.roster
-    hold("I12", roster.queue.entries <= 2 * len(roster.queue) + 65, "the queue grows")
-    led = roster.following.leaders
-    hold("I12", led <= roster.running_count, "prefixes are led by requests that do not run")
+    states = scheduler.states
+    hold("I12", states.queue.entries <= 2 * len(states.queue) + 65, "the queue grows")
+    led = states.prefixes.leaders
+    hold("I12", led <= states.running_count, "prefixes are led by requests that do not run")
 
 
 def hold(name: str, condition: bool, what: str, *values: object) -> None:

@@ -13,7 +13,7 @@ import torch
 from asyncinfer.params import SamplingParams
 from asyncinfer.protocols import SamplerPlugin
 from asyncinfer.sampling import PluginSamplers, Sampled, SamplingState, TokenHistory
-from asyncinfer.scheduler.plan import ChosenSampler, Join
+from asyncinfer.scheduler import ChosenSampler, Join
 
 __all__ = ["SamplerBench"]
 

@@ -12,7 +12,7 @@ from asyncinfer.cache import KVGroupSpec, PrefixCache, steady_pages
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.params import SamplingParams
 from asyncinfer.protocols.eviction import EvictionPolicy
-from asyncinfer.scheduler import FCFS, Deadline, Priority, RunnerSpec, StepPlan
+from asyncinfer.scheduler import FCFS, Deadline, Priority, RunnerSpec, Step
 from asyncinfer.testing.oracle import EOS_ID
 from asyncinfer.testing.simulation import Simulation
 
@@ -95,7 +95,7 @@ def _world(
     cached = rng.random() < 0.9
     flaky = rng.random() < 0.2
 
-    def failing(plan: StepPlan) -> Mapping[int, Exception]:
+    def failing(plan: Step) -> Mapping[int, Exception]:
         if not flaky or rng.random() > 0.03:
             return {}
         seen["failures"] += 1
@@ -103,7 +103,7 @@ def _world(
 
     cramped = rng.random() < 0.2
 
-    def no_room(plan: StepPlan) -> bool:
+    def no_room(plan: Step) -> bool:
         if not cramped or rng.random() > 0.05:
             return False
         seen["retractions"] += 1

@@ -7,14 +7,14 @@ must hold.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import abc, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from asyncinfer.cache.prefix_cache import PrefixCache
 from asyncinfer.params import SamplingParams
 from asyncinfer.protocols.scheduling import SchedulingPolicy
-from asyncinfer.scheduler import Request, RequestState, RunnerSpec, Scheduler, StepPlan, StepResult
+from asyncinfer.scheduler import RunnerSpec, Scheduler, Sequence, SequenceState, Step, StepResult
 from asyncinfer.testing.fake_model import FakeRunner
 from asyncinfer.testing.invariants import InvariantError, check_drained, check_invariants, hold
 from asyncinfer.testing.watched_pages import WatchedPages
@@ -26,7 +26,7 @@ __all__ = ["Simulation", "Track"]
 class Track:
     """What was asked for in one request, and what came."""
 
-    request: Request
+    request: Sequence
     #: The oracle's answer up to its end, and how it ends.
     expected: list[int]
     ends: str
@@ -52,8 +52,8 @@ class Simulation:
         cache: PrefixCache | None,
         depth: int = 1,
         eos_every: int | None = None,
-        failing: Callable[[StepPlan], Mapping[int, Exception]] | None = None,
-        no_room: Callable[[StepPlan], bool] | None = None,
+        failing: Callable[[Step], Mapping[int, Exception]] | None = None,
+        no_room: Callable[[Step], bool] | None = None,
         on_fault: Callable[[Exception], None] | None = None,
     ) -> None:
         self.scheduler = Scheduler(spec, policy=policy, cache=cache, on_fault=on_fault)
@@ -64,17 +64,17 @@ class Simulation:
         self.now = 0.0
         self.tracks: dict[int, Track] = {}
         #: The step scheduled last, and the query tokens of all steps.
-        self.plan: StepPlan | None = None
+        self.plan: Step | None = None
         self.computed_tokens = 0
         self._ids = 0
-        self._in_flight: deque[tuple[StepPlan, object]] = deque()
+        self._in_flight: deque[tuple[Step, object]] = deque()
         self._pages = WatchedPages(self.scheduler, self.runner)
 
     # -- what can happen -----------------------------------------------------------------------
 
     def submit(
         self,
-        prompt: Sequence[int],
+        prompt: abc.Sequence[int],
         params: SamplingParams,
         *,
         seed: int = 0,
@@ -87,7 +87,7 @@ class Simulation:
         max_total = self.scheduler.check_fits(len(prompt), params.max_tokens)
         answers: list[Track] = []
         for index in range(params.n):
-            request = Request(
+            request = Sequence(
                 self._ids,
                 prompt,
                 params,
@@ -142,7 +142,7 @@ class Simulation:
         self._in_flight.append((plan, handle))
         return True
 
-    def _retract(self, plan: StepPlan) -> None:
+    def _retract(self, plan: Step) -> None:
         for request in self.scheduler.retract(plan, self.now):
             track = self.tracks[request.id]
             hold("I7", track.ended is None, "{} lost after its end", request)
@@ -191,7 +191,7 @@ class Simulation:
 
     def forget(self) -> None:
         """Drop the tracks of ended requests that left the batch."""
-        leaving = self.scheduler.roster.leaving
+        leaving = self.scheduler.states.leaving
         for track in [*self.tracks.values()]:
             if track.ended is not None and track.request.id not in leaving:
                 del self.tracks[track.request.id]
@@ -202,19 +202,18 @@ class Simulation:
         """The invariants, and the pages that just became free or published."""
         check_invariants(self.scheduler, [track.request for track in self.tracks.values()])
         for track in self.tracks.values():
-            ended = track.request.state is RequestState.FINISHED
+            ended = track.request.state is SequenceState.FINISHED
             hold("I7", ended == (track.ended is not None), "{} ended silently", track.request)
         self._pages.check()
 
-    def _deliver(self, plan: StepPlan, result: StepResult) -> None:
-        out = self.scheduler.update(plan, result, self.now)
-        for request, _ in out.failed:
+    def _deliver(self, plan: Step, result: StepResult) -> None:
+        self.scheduler.update(plan, result, self.now)
+        for request, _ in plan.failed:
             track = self.tracks[request.id]
             hold("I7", track.ended is None, "{} failed after its end", request)
             track.ended = "failed"
-        for request, tokens, reason, row in zip(
-            out.requests, out.tokens, out.reasons, out.rows, strict=True
-        ):
+        for row, tokens, reason in zip(plan.advanced, plan.drawn, plan.reasons, strict=True):
+            request = plan.sequences[row]
             track = self.tracks[request.id]
             hold("I7", track.ended is None, "{} went on after its end", request)
             if row in plan.prompt_logprobs:
@@ -231,11 +230,11 @@ class Simulation:
                 if request.prompt_logprobs is not None:
                     every = list(range(1, request.prompt_len))
                     hold("I7", track.scored == every, "{}: logprobs of {}", request, track.scored)
-        hold("I12", len(self.scheduler.flights) <= self.depth, "too many steps in flight")
+        hold("I12", len(self.scheduler.in_flight) <= self.depth, "too many steps in flight")
 
     def _expect(
         self,
-        prompt: Sequence[int],
+        prompt: abc.Sequence[int],
         params: SamplingParams,
         seed: int,
         max_total: int,

@@ -19,7 +19,7 @@ class WatchedPages:
     def __init__(self, scheduler: Scheduler, runner: FakeRunner) -> None:
         self._cache = scheduler.cache
         self._size = scheduler.spec.block_size
-        self._groups = scheduler.roster.seats.blocks.groups
+        self._groups = scheduler.states.slots.blocks.groups
         self._windows = [group for group in self._groups if isinstance(group, WindowPages)]
         self._pages = runner.pages
         #: Of each group.

@@ -12,7 +12,7 @@ from asyncinfer.bench import BenchError, HostOptions, available_loops, measure_h
 from asyncinfer.bench.host_streams import measure_streams
 from asyncinfer.bench.host_tokens import measure_tokens, staggered_prompt
 from asyncinfer.bench.loops import run_on
-from asyncinfer.testing import ClockedModel, FakeModel, InlineEngine, StepPlan
+from asyncinfer.testing import ClockedModel, FakeModel, InlineEngine, Step
 
 
 def test_scheduler_steps_are_counted() -> None:
@@ -80,7 +80,7 @@ def test_the_whole_command_has_its_figures() -> None:
 def test_a_runner_is_clocked_where_it_runs() -> None:
     spent = 0.0
 
-    def work(phase: str, plan: StepPlan) -> None:
+    def work(phase: str, plan: Step) -> None:
         nonlocal spent
         began = time.thread_time()
         while time.thread_time() - began < 0.002:

@@ -30,7 +30,7 @@ from asyncinfer.bench import BenchError
 from asyncinfer.models import parse_config
 from asyncinfer.planner import ModelSize, Storage, decode_floor, prefill_floor
 from asyncinfer.quantization.int8 import Int8Linear
-from asyncinfer.testing import FakeRunner, KVGroupSpec, RandomModel, RunnerSpec, StepPlan
+from asyncinfer.testing import FakeRunner, KVGroupSpec, RandomModel, RunnerSpec, Step
 
 OPTIONS = StepOptions(
     quick=True, device="cpu", steps=6, repeat=2, max_step_tokens=32, bandwidth=2e9, flops=3e9
@@ -117,14 +117,14 @@ def test_it_stops_when_the_time_is_over() -> None:
     assert len(found.points) == 1
 
 
-def driver(**changes: Any) -> tuple[StepDriver, list[StepPlan]]:
+def driver(**changes: Any) -> tuple[StepDriver, list[Step]]:
     spec: dict[str, Any] = {
         "groups": (KVGroupSpec(64),),
         "max_slots": 4,
         "max_context": 256,
         "max_step_tokens": 32,
     }
-    plans: list[StepPlan] = []
+    plans: list[Step] = []
     runner = FakeRunner(
         RunnerSpec(block_size=16, vocab_size=256, **{**spec, **changes}),
         strict=True,

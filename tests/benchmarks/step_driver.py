@@ -9,7 +9,7 @@ from collections import deque
 
 from asyncinfer import SamplingParams
 from asyncinfer.bench.record import BenchError
-from asyncinfer.testing import Join, PageChanges, StepPlan, StepResult, StepRunner
+from asyncinfer.testing import Join, PageChanges, Step, StepResult, StepRunner
 
 __all__ = ["StepDriver"]
 
@@ -60,7 +60,7 @@ class StepDriver:
         for slot in range(1, batch):
             # One row at a time, because a step holds twice what it copies. All of a row but its
             # last token is copied.
-            plan = StepPlan(next(self._steps), [slot], [context - 1], [1], [0])
+            plan = Step(next(self._steps), [slot], [context - 1], [1], [0])
             plan.joins.append(self._join(slot, known, held[slot]))
             copies = list(zip(held[0][:filled], held[slot][:filled], strict=True))
             plan.groups.append(PageChanges(copies=copies))
@@ -78,24 +78,24 @@ class StepDriver:
         spent = [after - before for before, after in itertools.pairwise(ended)]
         return spent[warmup - 1 :]
 
-    def _chunks(self, join: Join, tokens: int, *, draw: bool) -> list[StepPlan]:
+    def _chunks(self, join: Join, tokens: int, *, draw: bool) -> list[Step]:
         """The first `tokens` tokens of a request that joins with them."""
         size = self._spec.max_step_tokens
         plans = []
         for start in range(0, tokens, size):
             count = min(size, tokens - start)
             samples = int(draw and start + count == tokens)
-            plans.append(StepPlan(next(self._steps), [0], [start], [count], [samples]))
+            plans.append(Step(next(self._steps), [0], [start], [count], [samples]))
         plans[0].joins.append(join)
         plans[0].leaves += self._leaving
         self._leaving = []
         return plans
 
-    def _decodes(self, batch: int, context: int, steps: int) -> list[StepPlan]:
+    def _decodes(self, batch: int, context: int, steps: int) -> list[Step]:
         """Made before the clock runs."""
         slots, ones = list(range(batch)), [1] * batch
         return [
-            StepPlan(next(self._steps), slots, [context + step] * batch, ones, ones)
+            Step(next(self._steps), slots, [context + step] * batch, ones, ones)
             for step in range(steps)
         ]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from asyncinfer.cache import BlockManager, KVGroupSpec, PagePool, PrefixCache
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler import Request
+from asyncinfer.scheduler import Sequence
 
 GREEDY = SamplingParams(temperature=0.0)
 
 
-def request(id: int, tokens: list[int], cache: PrefixCache | None = None) -> Request:
+def request(id: int, tokens: list[int], cache: PrefixCache | None = None) -> Sequence:
     keys = None if cache is None else cache.keys(tokens)
-    return Request(id, tokens, GREEDY, max_total=99, seed=0, arrival=0.0, keys=keys)
+    return Sequence(id, tokens, GREEDY, max_total=99, seed=0, arrival=0.0, keys=keys)
 
 
 def test_the_pool_counts_references() -> None:
@@ -30,9 +30,9 @@ def test_a_table_grows_and_is_given_back_tail_first() -> None:
     r = request(1, [1, 2, 3])
     blocks.open(r, [])
     blocks.grow(r, 2)
-    assert (r.tables[0].pages, r.room, blocks.available) == ([0, 1], 4, 2)
+    assert (r.tables[0].pages, r.capacity, blocks.available) == ([0, 1], 4, 2)
     blocks.close(r)
-    assert (r.tables, r.room, blocks.available) == ([], 0, 4)
+    assert (r.tables, r.capacity, blocks.available) == ([], 0, 4)
     assert blocks.groups[0].pool.free[-2:] == [1, 0]
 
 
@@ -49,7 +49,7 @@ def test_committed_blocks_are_found_and_shared() -> None:
     entries = blocks.match(b, 4)
     blocks.open(b, entries)
     assert b.tables[0].pages == a.tables[0].pages[:2]
-    assert b.room == 4
+    assert b.capacity == 4
     assert [blocks.groups[0].pool.refs[block] for block in a.tables[0].pages] == [2, 2, 1]
     blocks.close(a)
     assert cache.evictable == 0

@@ -10,7 +10,7 @@ from asyncinfer.cache import (
     WindowPages,
 )
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler import Request
+from asyncinfer.scheduler import Sequence
 
 GREEDY = SamplingParams(temperature=0.0)
 TOKENS = list(range(1, 17))
@@ -30,16 +30,16 @@ class States(WindowPages):
             super().keep(block, page, again=again)
 
 
-def computed(blocks: BlockManager, tokens: list[int]) -> Request:
+def computed(blocks: BlockManager, tokens: list[int]) -> Sequence:
     """A request whose tokens are all committed, in steps of a block."""
     assert blocks.cache is not None
     keys = blocks.cache.keys(tokens)
-    r = Request(1, tokens, GREEDY, max_total=99, seed=0, arrival=0.0, keys=keys)
+    r = Sequence(1, tokens, GREEDY, max_total=99, seed=0, arrival=0.0, keys=keys)
     blocks.open(r, blocks.match(r, len(tokens) - 1))
-    while r.room < len(tokens):
+    while r.capacity < len(tokens):
         blocks.grow(r, 1)
-        blocks.commit(r, r.room)
-        blocks.trim(r, r.room)
+        blocks.commit(r, r.capacity)
+        blocks.trim(r, r.capacity)
     return r
 
 
@@ -47,7 +47,7 @@ def hit(blocks: BlockManager, limit: int) -> int:
     """Leading blocks of TOKENS that are found."""
     assert blocks.cache is not None
     keys = blocks.cache.keys(TOKENS)
-    r = Request(2, TOKENS, GREEDY, max_total=99, seed=0, arrival=0.0, keys=keys)
+    r = Sequence(2, TOKENS, GREEDY, max_total=99, seed=0, arrival=0.0, keys=keys)
     return len(blocks.match(r, limit))
 
 

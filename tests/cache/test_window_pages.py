@@ -6,7 +6,7 @@ import pytest
 
 from asyncinfer.cache import BlockManager, FullPages, PrefixCache, WindowPages
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler import Request
+from asyncinfer.scheduler import Sequence
 
 GREEDY = SamplingParams(temperature=0.0)
 TOKENS = list(range(1, 13))
@@ -17,18 +17,18 @@ def manager(pages: int = 8, window: int = 5, blocks: int = 32) -> tuple[BlockMan
     return BlockManager(FullPages(blocks, cache), [windows], 2, cache), windows
 
 
-def request(id: int, blocks: BlockManager, tokens: list[int] = TOKENS) -> Request:
+def request(id: int, blocks: BlockManager, tokens: list[int] = TOKENS) -> Sequence:
     assert blocks.cache is not None
-    return Request(
+    return Sequence(
         id, tokens, GREEDY, max_total=99, seed=0, arrival=0.0, keys=blocks.cache.keys(tokens)
     )
 
 
-def compute(blocks: BlockManager, r: Request) -> int:
+def compute(blocks: BlockManager, r: Sequence) -> int:
     """All of the request in steps of a block; gives the most pages it had."""
     blocks.open(r, blocks.match(r, len(r.tokens) - 1))
     most = 0
-    for done in range(r.room, len(r.tokens), 2):
+    for done in range(r.capacity, len(r.tokens), 2):
         blocks.grow(r, 1)
         most = max(most, r.tables[1].held)
         blocks.commit(r, done + 2)
@@ -55,7 +55,7 @@ def test_a_request_holds_its_window_and_a_chunk() -> None:
     blocks, windows = manager(pages=4)
     r = request(1, blocks)
     assert compute(blocks, r) == 3
-    assert (r.room, r.tables[1].first_live_page, windows.available) == (12, 4, 2)
+    assert (r.capacity, r.tables[1].first_live_page, windows.available) == (12, 4, 2)
     assert r.tables[1].pages[:4] == [-1] * 4
     blocks.close(r)
     assert windows.available == 4
@@ -72,7 +72,7 @@ def test_pages_that_nobody_sees_stay_for_hits_until_their_room_is_needed() -> No
     entries = blocks.match(b, 7)
     assert [entry.block for entry in entries] == a.tables[0].pages[:3]
     blocks.open(b, entries)
-    assert (b.tables[1].first_live_page, b.room) == (1, 6)
+    assert (b.tables[1].first_live_page, b.capacity) == (1, 6)
     assert b.tables[1].pages == [
         -1,
         windows.kept[a.tables[0].pages[1]],

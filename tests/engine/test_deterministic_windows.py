@@ -54,7 +54,7 @@ def engine(kind: str, **options: Any) -> InlineEngine:
 
 def answers(its: InlineEngine, numbers: list[int], **options: Any) -> list[Answer]:
     """Of these prompts at once; what is free is NaN."""
-    _, windows = its.scheduler.roster.seats.blocks.groups
+    _, windows = its.scheduler.states.slots.blocks.groups
     _, kv = its.core.runner._kv  # type: ignore[attr-defined]
     streams = [
         its.submit(

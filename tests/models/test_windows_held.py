@@ -24,7 +24,7 @@ from asyncinfer.models import feed_forward, load_model
 from asyncinfer.params import SamplingParams
 from asyncinfer.quantization.grouped import DenseGrouped
 from asyncinfer.runner import ModelRunner, plan_memory
-from asyncinfer.scheduler import FCFS, Request, Scheduler
+from asyncinfer.scheduler import FCFS, Scheduler, Sequence
 from asyncinfer.testing.invariants import check_drained, check_invariants
 
 FAMILIES = {
@@ -86,16 +86,16 @@ class Held:
             self.spec, policy=FCFS(), cache=PrefixCache(BLOCK, secret=b"windows")
         )
         self.depth = depth
-        self.requests: list[Request] = []
+        self.requests: list[Sequence] = []
         #: Most window pages of one request at a time.
         self.most = 0
 
-    def ask(self, prompt: list[int], count: int, n: int = 1) -> list[Request]:
+    def ask(self, prompt: list[int], count: int, n: int = 1) -> list[Sequence]:
         params = SamplingParams(temperature=0.0, max_tokens=count, n=n)
-        answers: list[Request] = []
+        answers: list[Sequence] = []
         for index in range(n):
             answers.append(
-                Request(
+                Sequence(
                     len(self.requests),
                     prompt,
                     params,
@@ -112,7 +112,7 @@ class Held:
 
     def run(self) -> None:
         flights: deque[Any] = deque()
-        _, windows = self.scheduler.roster.seats.blocks.groups
+        _, windows = self.scheduler.states.slots.blocks.groups
         while True:
             while len(flights) < self.depth and (plan := self.scheduler.schedule(0.0)):
                 flights.append((plan, self.runner.launch(plan)))
@@ -121,8 +121,8 @@ class Held:
             if not flights:
                 break
             plan, handle = flights.popleft()
-            out = self.scheduler.update(plan, self.runner.collect(handle), 0.0)
-            assert not out.failed
+            self.scheduler.update(plan, self.runner.collect(handle), 0.0)
+            assert not plan.failed
             check_invariants(self.scheduler, self.requests)
             if not flights:
                 poison(self.near, windows.pool.free)

@@ -13,7 +13,7 @@ from asyncinfer.cache import KVGroupSpec
 from asyncinfer.models import Decoder, ModelConfig, tensor_table
 from asyncinfer.params import SamplingParams
 from asyncinfer.runner import ModelRunner
-from asyncinfer.scheduler.plan import Join, PageChanges, RunnerSpec, StepPlan, StepResult
+from asyncinfer.scheduler import Join, PageChanges, RunnerSpec, Step, StepResult
 
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -95,7 +95,7 @@ class Hand:
         self.runner = ModelRunner(decoder, [self.kv], self.spec, **runner)
         self.free = [(7 * i + 3) % blocks for i in range(blocks)]
         self.tables: dict[int, list[int]] = {}
-        self.plan = StepPlan(0, groups=[PageChanges()])
+        self.plan = Step(0, groups=[PageChanges()])
 
     def join(
         self,
@@ -129,7 +129,7 @@ class Hand:
         self.free += self.tables.pop(slot)
 
     def launch(self) -> object:
-        plan, self.plan = self.plan, StepPlan(self.plan.step + 1, groups=[PageChanges()])
+        plan, self.plan = self.plan, Step(self.plan.number + 1, groups=[PageChanges()])
         return self.runner.launch(plan)
 
     def step(self) -> StepResult:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from asyncinfer.cache import KVGroupSpec
 from asyncinfer.params import SamplingParams
 from asyncinfer.runner import InputBatch
-from asyncinfer.scheduler.plan import Join, PageChanges, RunnerSpec, StepPlan
+from asyncinfer.scheduler import Join, PageChanges, RunnerSpec, Step
 
 SLOTS, BLOCK, CONTEXT = 9, 3, 40
 SPEC = RunnerSpec(
@@ -26,9 +26,9 @@ SPEC = RunnerSpec(
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[StepPlan, dict[int, list[int]]]:
+def plans(draw: st.DrawFn) -> tuple[Step, dict[int, list[int]]]:
     """A plan and the block table of every slot in it, part of which grows in the plan."""
-    plan, tables = StepPlan(0, groups=[PageChanges()]), {}
+    plan, tables = Step(0, groups=[PageChanges()]), {}
     blocks = iter(draw(st.permutations(range(200))))
     for slot in draw(st.lists(st.integers(0, SLOTS - 1), min_size=1, unique=True)):
         start = draw(st.integers(0, CONTEXT - 1))
@@ -45,7 +45,7 @@ def plans(draw: st.DrawFn) -> tuple[StepPlan, dict[int, list[int]]]:
     return plan, tables
 
 
-def built(plan: StepPlan) -> Any:
+def built(plan: Step) -> Any:
     batch = InputBatch(SPEC)
     for slot in range(SLOTS):  # earlier tenants with long tables
         batch.join(Join(slot, [1], 1, [[199] * 13], SamplingParams(), 0))
@@ -56,7 +56,7 @@ def built(plan: StepPlan) -> Any:
 
 
 @given(plans())
-def test_arrays_equal_those_made_row_by_row(made: tuple[StepPlan, dict[int, list[int]]]) -> None:
+def test_arrays_equal_those_made_row_by_row(made: tuple[Step, dict[int, list[int]]]) -> None:
     plan, tables = made
     its = built(plan)
     rows = sorted(range(len(plan.slots)), key=lambda row: plan.counts[row] != 1)
@@ -94,7 +94,7 @@ def test_arrays_equal_those_made_row_by_row(made: tuple[StepPlan, dict[int, list
 
 @given(plans())
 def test_types_are_those_of_an_attention_batch(
-    made: tuple[StepPlan, dict[int, list[int]]],
+    made: tuple[Step, dict[int, list[int]]],
 ) -> None:
     its = built(made[0])
     for name in ("block_tables", "seq_lens", "query_starts"):
@@ -105,7 +105,7 @@ def test_types_are_those_of_an_attention_batch(
 
 def test_arrays_of_one_step_survive_the_next() -> None:
     # On the host tensors share memory with them, and two steps may be in flight.
-    batch, plan = InputBatch(SPEC), StepPlan(0, slots=[0], starts=[4], counts=[1], samples=[1])
+    batch, plan = InputBatch(SPEC), Step(0, slots=[0], starts=[4], counts=[1], samples=[1])
     batch.join(Join(0, [1], 1, [[5, 6]], SamplingParams(), 0))
     first = batch.build(plan)
     batch.join(Join(0, [1], 1, [[8, 9]], SamplingParams(), 0))
@@ -116,7 +116,7 @@ def test_arrays_of_one_step_survive_the_next() -> None:
 
 def test_a_sequence_keeps_its_number_and_never_gets_anothers() -> None:
     batch, numbers = InputBatch(SPEC), []
-    plan = StepPlan(0, slots=[2, 0], starts=[4, 3], counts=[1, 1], samples=[1, 1])
+    plan = Step(0, slots=[2, 0], starts=[4, 3], counts=[1, 1], samples=[1, 1])
     for joins in ([0, 2], [], [0], [], [2, 0]):
         for slot in joins:
             batch.join(Join(slot, [1], 1, [[5, 6]], SamplingParams(), 0))
@@ -129,7 +129,7 @@ def test_every_group_has_tables_and_places_of_its_own() -> None:
     batch.join(Join(2, [1], 1, [[5, 6, 7], [-1, 3, 4]], SamplingParams(), 0))
     batch.join(Join(1, [1], 1, [[9], [12]], SamplingParams(), 0))
     batch.grow([PageChanges([(2, 3, 8)]), PageChanges([(2, 3, 11)])])
-    plan = StepPlan(0, slots=[2, 1], starts=[7, 2], counts=[4, 1], samples=[1, 1])
+    plan = Step(0, slots=[2, 1], starts=[7, 2], counts=[4, 1], samples=[1, 1])
     its = batch.build(plan)
     full, near = its.block_tables.tolist()
     assert full == [[9, 0, 0, 0], [5, 6, 7, 8]]
@@ -142,5 +142,5 @@ def test_every_group_has_tables_and_places_of_its_own() -> None:
     assert its.block_tables.flags.c_contiguous
     assert its.slot_mapping.flags.c_contiguous
     batch.join(Join(2, [1], 1, [[1], [2]], SamplingParams(), 0))
-    again = batch.build(StepPlan(1, slots=[2], starts=[3], counts=[1], samples=[0]))
+    again = batch.build(Step(1, slots=[2], starts=[3], counts=[1], samples=[0]))
     assert again.block_tables.tolist() == [[[1, 0]], [[2, 0]]]

@@ -22,7 +22,7 @@ from asyncinfer.runner.recorded_step import RecordedStep
 from asyncinfer.runner.slot_state import SlotState
 from asyncinfer.sampling import OPTION_WORDS, Draws, TokenHistory
 from asyncinfer.sampling import recorded as recorded_sampler
-from asyncinfer.scheduler.plan import RunnerSpec
+from asyncinfer.scheduler import RunnerSpec
 
 LAYERS, ROWS = 3, 128
 CONFIG = ModelConfig(

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from asyncinfer.errors import RequestFailed
 from asyncinfer.runner.memory import graph_bytes
 from asyncinfer.samplers import mirostat
-from asyncinfer.scheduler.plan import ChosenSampler
+from asyncinfer.scheduler import ChosenSampler
 
 PROMPT = [5, 17, 3, 44, 9, 9, 21, 30, 2, 50, 11]
 #: More than a history holds at first.

@@ -11,7 +11,7 @@ import torch
 
 from asyncinfer.params import SamplingParams
 from asyncinfer.sampling import SamplingState, TokenHistory
-from asyncinfer.scheduler.plan import Join
+from asyncinfer.scheduler import Join
 
 CPU = torch.device("cpu")
 

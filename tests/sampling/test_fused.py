@@ -10,7 +10,7 @@ import torch
 
 from asyncinfer.params import SamplingParams
 from asyncinfer.sampling import SamplingState, TokenHistory
-from asyncinfer.scheduler.plan import Join
+from asyncinfer.scheduler import Join
 
 VOCAB = 301
 KINDS: list[dict[str, Any]] = [

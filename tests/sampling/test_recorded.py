@@ -18,7 +18,7 @@ from asyncinfer.sampling import (
     option_words,
 )
 from asyncinfer.sampling.noise import key_rows, row_keys, seed_bits
-from asyncinfer.scheduler.plan import Join
+from asyncinfer.scheduler import Join
 
 VOCAB = 400
 #: Per slot; the last of them cannot be recorded.

@@ -51,7 +51,7 @@ def test_requests_join_and_leave_between_steps(make: Make, greedy: Greedy) -> No
     sim = make(slots=2)
     a, b, c = (sim.submit([first], greedy(n))[0] for first, n in ((1, 2), (2, 5), (3, 2)))
     sim.step()
-    assert (sim.scheduler.running, sim.scheduler.waiting) == (2, 1)
+    assert (sim.scheduler.stats().running, sim.scheduler.stats().waiting) == (2, 1)
     sim.step()
     assert a.ended == "length"
     sim.step()
@@ -113,12 +113,12 @@ def test_finishing_in_flight_keeps_blocks_until_the_step_is_committed(
     sim.schedule()
     sim.abort(track)
     sim.abort(track)
-    assert sim.scheduler.blocks_free == 63
+    assert sim.scheduler.stats().blocks_free == 63
     assert sim.scheduler.has_work
     sim.update()
-    assert sim.scheduler.blocks_free == 63, "the second step still uses the block"
+    assert sim.scheduler.stats().blocks_free == 63, "the second step still uses the block"
     sim.update()
-    assert sim.scheduler.blocks_free == 64
+    assert sim.scheduler.stats().blocks_free == 64
     assert not sim.scheduler.has_work
     assert track.tokens == []
 
@@ -145,6 +145,6 @@ def test_the_counters_add_up(make: Make, greedy: Greedy) -> None:
     sim.drain()
     its = sim.scheduler
     assert its.counters == Counters(steps=8, generated_tokens=8, prompt_tokens=20, cached_tokens=8)
-    assert (its.running, its.waiting, its.paused) == (0, 0, 0)
-    assert its.blocks_total == its.blocks_free + its.blocks_cached == 64
-    assert its.blocks_cached == 3
+    assert (its.stats().running, its.stats().waiting, its.stats().paused) == (0, 0, 0)
+    assert its.stats().blocks_total == its.stats().blocks_free + its.stats().blocks_cached == 64
+    assert its.stats().blocks_cached == 3

@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler import StepPlan
+from asyncinfer.scheduler import Step
 from asyncinfer.testing.simulation import Simulation
 
 Make = Callable[..., Simulation]
 Greedy = Callable[..., SamplingParams]
 
 
-def fail_slot(slot: int, step: int) -> Callable[[StepPlan], Mapping[int, Exception]]:
-    def failing(plan: StepPlan) -> Mapping[int, Exception]:
-        if plan.step == step and slot in plan.slots:
+def fail_slot(slot: int, step: int) -> Callable[[Step], Mapping[int, Exception]]:
+    def failing(plan: Step) -> Mapping[int, Exception]:
+        if plan.number == step and slot in plan.slots:
             return {plan.slots.index(slot): ArithmeticError("NaN logits")}
         return {}
 
@@ -41,7 +41,7 @@ def test_its_blocks_are_not_published(make: Make, greedy: Greedy) -> None:
     failed = sim.submit(prompt, greedy(2))[0]
     sim.drain()
     assert failed.ended == "failed"
-    assert sim.scheduler.blocks_cached == 2, "those of the step before"
+    assert sim.scheduler.stats().blocks_cached == 2, "those of the step before"
     again = sim.submit(prompt, greedy(2))[0]
     sim.drain()
     assert again.request.cached_tokens == 8
@@ -53,9 +53,9 @@ def test_the_reason_is_handed_on(make: Make, greedy: Greedy) -> None:
     track = sim.submit([1], greedy(2))[0]
     plan = sim.scheduler.schedule(0.0)
     assert plan is not None
-    out = sim.scheduler.update(plan, sim.runner.collect(sim.runner.launch(plan)), 0.0)
-    assert out.requests == []
-    [(request, error)] = out.failed
+    sim.scheduler.update(plan, sim.runner.collect(sim.runner.launch(plan)), 0.0)
+    assert plan.advanced == []
+    [(request, error)] = plan.failed
     assert request is track.request
     assert isinstance(error, ArithmeticError)
 

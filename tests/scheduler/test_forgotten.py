@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler import StepPlan
+from asyncinfer.scheduler import Step
 from asyncinfer.testing.simulation import Simulation, Track
 
 Make = Callable[..., Simulation]
@@ -67,7 +67,7 @@ def test_one_that_the_device_had_no_room_for(make: Make, greedy: Greedy) -> None
 def test_one_whose_row_failed_after_there_had_been_no_room(make: Make, greedy: Greedy) -> None:
     launches = iter(range(1 << 30))
 
-    def failing(plan: StepPlan) -> dict[int, Exception]:
+    def failing(plan: Step) -> dict[int, Exception]:
         return {0: ArithmeticError("NaN logits")}
 
     sim = make(no_room=lambda plan: next(launches) == 0, failing=failing)

@@ -7,18 +7,18 @@ from collections.abc import Callable
 import pytest
 
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler import StepPlan
+from asyncinfer.scheduler import Step
 from asyncinfer.testing.simulation import Simulation
 
 Make = Callable[..., Simulation]
 Greedy = Callable[..., SamplingParams]
 
 
-def larger_than(tokens: int) -> Callable[[StepPlan], bool]:
+def larger_than(tokens: int) -> Callable[[Step], bool]:
     return lambda plan: plan.tokens > tokens
 
 
-def nth(step: int) -> Callable[[StepPlan], bool]:
+def nth(step: int) -> Callable[[Step], bool]:
     launches = iter(range(1 << 30))
     return lambda plan: next(launches) == step
 
@@ -27,7 +27,7 @@ def test_a_prompt_is_computed_in_smaller_chunks(make: Make, greedy: Greedy) -> N
     # fault 23
     sizes: list[int] = []
 
-    def no_room(plan: StepPlan) -> bool:
+    def no_room(plan: Step) -> bool:
         sizes.append(plan.tokens)
         return plan.tokens > 16
 
@@ -47,7 +47,7 @@ def test_a_prompt_that_has_no_room_twice_fails_alone(make: Make, greedy: Greedy)
     long = sim.submit(list(range(1, 41)), greedy(3))[0]
     sim.drain()
     assert (short.ended, long.ended) == ("length", "failed")
-    assert sim.scheduler.blocks_free + sim.scheduler.blocks_cached == 64
+    assert sim.scheduler.stats().blocks_free + sim.scheduler.stats().blocks_cached == 64
 
 
 def test_fewer_rows_decode_together(make: Make, greedy: Greedy) -> None:
@@ -125,7 +125,7 @@ def test_steps_stay_small_while_that_prompt_is_computed(make: Make, greedy: Gree
 def test_a_small_device_computes_few_steps_in_vain(make: Make, greedy: Greedy) -> None:
     refused = 0
 
-    def no_room(plan: StepPlan) -> bool:
+    def no_room(plan: Step) -> bool:
         nonlocal refused
         refused += plan.tokens > 4
         return plan.tokens > 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler import RequestState
+from asyncinfer.scheduler import SequenceState
 from asyncinfer.testing.simulation import Simulation
 
 Make = Callable[..., Simulation]
@@ -22,7 +22,7 @@ def test_only_the_paused_one_stops(make: Make, greedy: Greedy) -> None:
     for _ in range(5):
         sim.step()
     assert (len(slow.tokens), len(fast.tokens)) == (1, 6)
-    assert (sim.scheduler.running, sim.scheduler.paused) == (1, 1)
+    assert (sim.scheduler.stats().running, sim.scheduler.stats().paused) == (1, 1)
     sim.resume(slow)
     sim.resume(slow)
     sim.step()
@@ -56,10 +56,10 @@ def test_the_paused_are_the_first_victims_for_blocks(make: Make, greedy: Greedy)
     third = sim.submit([3] * 24, greedy(1))[0]
     sim.step()
     assert paused.request.preemptions == 1
-    assert paused.request.state is RequestState.PAUSED
+    assert paused.request.state is SequenceState.PAUSED
     assert third.ended == "length"
     sim.resume(paused)
-    assert paused.request.state is RequestState.WAITING
+    assert paused.request.state is SequenceState.WAITING
     sim.drain()
     assert len(paused.tokens) == 8
 
@@ -107,15 +107,15 @@ def test_paused_and_resumed_while_it_leaves(make: Make, greedy: Greedy) -> None:
     sim.schedule()
     for _ in range(100):
         sim.schedule()
-        if b.request.state is RequestState.LEAVING:
+        if b.request.state is SequenceState.LEAVING:
             break
         sim.update()
     sim.pause(b)
-    assert sim.scheduler.paused == 1
+    assert sim.scheduler.stats().paused == 1
     sim.resume(b)
-    assert sim.scheduler.waiting == 1
+    assert sim.scheduler.stats().waiting == 1
     sim.pause(b)
     sim.run_until(lambda: a.ended is not None)
-    assert b.request.state is RequestState.PAUSED
+    assert b.request.state is SequenceState.PAUSED
     sim.drain()
     assert len(b.tokens) == 12

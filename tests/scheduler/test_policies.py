@@ -12,7 +12,7 @@ import pytest
 from asyncinfer.errors import PluginError
 from asyncinfer.params import SamplingParams
 from asyncinfer.protocols import RequestView, SchedulingPolicy
-from asyncinfer.scheduler import FCFS, POLICIES, Deadline, Priority, Request
+from asyncinfer.scheduler import FCFS, POLICIES, Deadline, Priority, Sequence
 from asyncinfer.scheduler.queue import Ranking, WaitingQueue
 from asyncinfer.testing.simulation import Simulation
 
@@ -20,11 +20,11 @@ Make = Callable[..., Simulation]
 Greedy = Callable[..., SamplingParams]
 
 
-def request(id: int, arrival: float = 0.0, **options: Any) -> Request:
-    return Request(id, [1], SamplingParams(), max_total=9, seed=0, arrival=arrival, **options)
+def request(id: int, arrival: float = 0.0, **options: Any) -> Sequence:
+    return Sequence(id, [1], SamplingParams(), max_total=9, seed=0, arrival=arrival, **options)
 
 
-def order(policy: SchedulingPolicy, requests: list[Request], now: float = 0.0) -> list[int]:
+def order(policy: SchedulingPolicy, requests: list[Sequence], now: float = 0.0) -> list[int]:
     ranking = Ranking(policy)
     return [r.id for r in sorted(requests, key=lambda r: ranking.rank(r, now))]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler import Priority, RequestState
+from asyncinfer.scheduler import Priority, SequenceState
 from asyncinfer.testing.simulation import Simulation
 
 Make = Callable[..., Simulation]
@@ -87,14 +87,14 @@ def test_one_in_flight_leaves_when_its_step_is_committed(make: Make, greedy: Gre
         if b.request.preemptions:
             break
         sim.update()
-    assert b.request.state is RequestState.LEAVING
-    assert sim.scheduler.waiting == 1
+    assert b.request.state is SequenceState.LEAVING
+    assert sim.scheduler.stats().waiting == 1
     drawn, blocks = len(b.tokens), list(b.request.tables[0].pages)
     assert blocks, "the step in flight uses them"
     sim.update()
-    assert b.request.state is RequestState.WAITING
+    assert b.request.state is SequenceState.WAITING
     assert len(b.tokens) == drawn + 1, "what was in flight is not lost"
-    assert sim.scheduler.blocks_free >= len(blocks)
+    assert sim.scheduler.stats().blocks_free >= len(blocks)
     assert a.request.preemptions == 0
     sim.drain()
 

@@ -8,8 +8,8 @@ import pytest
 
 from asyncinfer.cache import PrefixCache
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler import Request, RequestState
-from asyncinfer.scheduler.following import Following
+from asyncinfer.scheduler import Sequence, SequenceState
+from asyncinfer.scheduler.inflight_prefixes import InflightPrefixes
 from asyncinfer.testing.simulation import Simulation, Track
 
 Make = Callable[..., Simulation]
@@ -73,8 +73,8 @@ def test_followers_do_not_block_others(make: Make, greedy: Greedy) -> None:
     other = sim.submit([99], greedy(2))[0]
     sim.schedule()
     assert follower.request.following is leader.request
-    assert other.request.state is RequestState.RUNNING
-    assert (sim.scheduler.running, sim.scheduler.waiting) == (2, 1)
+    assert other.request.state is SequenceState.RUNNING
+    assert (sim.scheduler.stats().running, sim.scheduler.stats().waiting) == (2, 1)
     sim.drain()
 
 
@@ -85,7 +85,7 @@ def test_followers_go_on_when_their_leader_does_not(make: Make, greedy: Greedy, 
     sim.schedule()
     assert sim.scheduler.counters.shared == 2
     if fate == "preempt":
-        sim.scheduler.roster.preempt(leader.request)
+        sim.scheduler.states.preempt(leader.request)
     else:
         getattr(sim, fate)(leader)
     sim.run_until(lambda: all(track.ended for track in followers))
@@ -107,13 +107,13 @@ def test_a_follower_can_be_aborted_or_paused(make: Make, greedy: Greedy) -> None
 
 
 def test_a_wait_ends_with_the_part_that_is_shared() -> None:
-    following = Following(block_size=4)
+    following = InflightPrefixes(block_size=4)
     cache = PrefixCache(4)
 
-    def request(id: int, tokens: list[int]) -> Request:
+    def request(id: int, tokens: list[int]) -> Sequence:
         keys = cache.keys(tokens)
         params = SamplingParams()
-        return Request(id, tokens, params, max_total=99, seed=0, arrival=0.0, keys=keys)
+        return Sequence(id, tokens, params, max_total=99, seed=0, arrival=0.0, keys=keys)
 
     prompt = list(range(1, 25))
     leader = request(1, prompt)
@@ -133,7 +133,7 @@ def test_a_wait_ends_with_the_part_that_is_shared() -> None:
     assert following.advance(leader) == [near]
     assert near.following is None
     assert following.dissolve(leader) == [far]
-    assert not following.requests
+    assert not following.followers
     assert not following.leaders
 
 
@@ -194,7 +194,7 @@ def test_prompt_logprobs_come_once_each_in_spite_of_hits_and_preemptions(
     sim.step()
     sim.step()
     assert 0 < len(track.scored) < 19
-    sim.scheduler.roster.preempt(track.request)
+    sim.scheduler.states.preempt(track.request)
     sim.drain()
     assert track.scored == list(range(1, 20))
     assert track.request.preemptions == 1

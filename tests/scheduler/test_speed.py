@@ -10,7 +10,7 @@ from support import lines_run
 from asyncinfer import scheduler as room
 from asyncinfer.cache import KVGroupSpec, PrefixCache
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler import FCFS, Request, RunnerSpec, Scheduler, StepResult
+from asyncinfer.scheduler import FCFS, RunnerSpec, Scheduler, Sequence, StepResult
 
 SPEC = RunnerSpec(
     groups=(KVGroupSpec(8192),),
@@ -29,7 +29,7 @@ def lines_of_steps(running: int, waiting: int) -> int:
     params = SamplingParams(temperature=0.0, max_tokens=1000)
     for id in range(running + waiting):
         prompt = [id] * (32 + id % 16)
-        scheduler.add(Request(id, prompt, params, max_total=1100, seed=0, arrival=float(id)))
+        scheduler.add(Sequence(id, prompt, params, max_total=1100, seed=0, arrival=float(id)))
 
     def step() -> int:
         plan = scheduler.schedule(0.0)

@@ -43,7 +43,7 @@ def test_many_sequences_in_the_pages_of_their_windows(
     together = 0
     while sim.live():
         sim.step()
-        together = max(together, sim.scheduler.running)
+        together = max(together, sim.scheduler.stats().running)
     assert (together, sim.scheduler.counters.preemptions) == (8, 0)
     sim.drain()
 
@@ -57,7 +57,7 @@ def test_a_shared_prefix_longer_than_the_window_still_hits(
     (track,) = sim.submit([*PROMPT, 9], greedy(8))
     sim.run_until(lambda: not sim.live())
     assert track.request.cached_tokens == 100
-    assert sim.scheduler.window_pages_free + sim.scheduler.window_pages_cached == 64
+    assert sim.scheduler.stats().window_pages_free + sim.scheduler.stats().window_pages_cached == 64
     sim.drain()
 
 
@@ -143,6 +143,6 @@ def test_a_group_that_is_full_holds_up_all(make: Callable[..., Simulation], gree
     together = 0
     while sim.live():
         sim.step()
-        together = max(together, sim.scheduler.running)
+        together = max(together, sim.scheduler.stats().running)
     assert together == 1
     sim.drain()

@@ -114,7 +114,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def resume(self, which: int) -> None:
         self.sim.resume(self.answers[which % len(self.answers)])
 
-    @precondition(lambda self: self.sim.scheduler.in_flight < self.sim.depth)
+    @precondition(lambda self: len(self.sim.scheduler.in_flight) < self.sim.depth)
     @rule()
     def schedule(self) -> None:
         self.sim.schedule()

@@ -20,14 +20,14 @@ from asyncinfer.cache import (
     WindowPages,
 )
 from asyncinfer.cache import prefix_cache as prefix_cache_module
-from asyncinfer.scheduler import Scheduler
-from asyncinfer.scheduler.boarding import Boarding
-from asyncinfer.scheduler.flight import Flight
-from asyncinfer.scheduler.following import Following
+from asyncinfer.scheduler import Step
+from asyncinfer.scheduler.admitter import Admitter
+from asyncinfer.scheduler.committer import Committer
+from asyncinfer.scheduler.inflight_prefixes import InflightPrefixes
 from asyncinfer.scheduler.planner import Planner
 from asyncinfer.scheduler.queue import WaitingQueue
-from asyncinfer.scheduler.roster import Roster
-from asyncinfer.scheduler.seats import Seats
+from asyncinfer.scheduler.sequence_states import SequenceStates
+from asyncinfer.scheduler.slot_allocator import SlotAllocator
 from asyncinfer.testing.scenarios import simulate_scheduler
 
 SEEDS = 80
@@ -74,17 +74,17 @@ def scope_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
 MUTANTS = {
     # The cache.
     "published before the step is committed": edit(
-        Boarding,
+        Admitter,
         "_seat",
         "return chunk",
-        "self._blocks.commit(request, min(request.computed, len(request.tokens))); return chunk",
+        "self._blocks.commit(sequence, min(sequence.computed, len(sequence.tokens))); return chunk",
     ),
     "published though the row failed": edit(
-        Scheduler,
-        "_commit",
+        Committer,
+        "_commit_row",
         "if error is not None:",
-        "if error is not None:\n            request.committed += plan.counts[row]\n"
-        "            self._publish(request)",
+        "if error is not None:\n            sequence.committed += step.counts[row]\n"
+        "            self._publish(sequence)",
     ),
     "published half full": edit(
         BlockManager, "commit", "length // size\n", "-(-length // size) if length > 9 else 0\n"
@@ -110,68 +110,83 @@ MUTANTS = {
     "the tokens before are not compared": no_chain_compare,
     "scopes share": scope_ignored,
     # Answers that share a prompt.
-    "a shared tail is not copied": edit(Seats, "seat_fork", "changes.copies.append(copy)", "pass"),
+    "a shared tail is not copied": edit(
+        SlotAllocator, "seat_fork", "changes.copies.append(copy)", "pass"
+    ),
     "a shared tail is copied backwards": edit(
-        Seats, "seat_fork", "changes.copies.append(copy)", "changes.copies.append(copy[::-1])"
+        SlotAllocator,
+        "seat_fork",
+        "changes.copies.append(copy)",
+        "changes.copies.append(copy[::-1])",
     ),
     "a tail is shared, not copied": edit(
         BlockManager,
         "fork",
         "if not partial:\n        return []",
-        "for table, page in zip(request.tables, sources):\n        table.pages.append(page)\n"
-        "    request.room += bool(partial) * self.block_size\n"
+        "for table, page in zip(sequence.tables, sources):\n        table.pages.append(page)\n"
+        "    sequence.capacity += bool(partial) * self.block_size\n"
         "    return []",
     ),
     "the source of a copy is not pinned": edit(
         BlockManager, "fork", "group.hold(sources[-1:])", "pass"
     ),
-    "a pin is never released": edit(Seats, "unpin", "group.release(source)", "pass"),
+    "a pin is never released": edit(SlotAllocator, "unpin", "group.release(source)", "pass"),
     "shared before it is computed": edit(
-        Boarding, "_fork_wait", "leader.committed >= shared", "leader.computed >= 1"
+        Admitter, "_fork_wait", "leader.committed >= shared", "leader.computed >= 1"
     ),
     "shared with one that was preempted meanwhile": edit(
-        Boarding, "admit", "request.fork_of.slot < 0", "request.fork_of.slot < -1"
+        Admitter, "admit", "sequence.fork_of.slot < 0", "sequence.fork_of.slot < -1"
     ),
     # Steps in flight.
-    "freed in flight at the end": edit(Roster, "finish", "if request.in_flight:", "if False:"),
+    "freed in flight at the end": edit(
+        SequenceStates, "finish", "if sequence.in_flight:", "if False:"
+    ),
     "freed in flight by preemption": edit(
-        Roster, "preempt", "if not request.in_flight:", "request.in_flight = 0\n    if True:"
+        SequenceStates,
+        "preempt",
+        "if not sequence.in_flight:",
+        "sequence.in_flight = 0\n    if True:",
     ),
     "a token is delivered after the end": edit(
-        Scheduler, "_commit", "if request.state is not FINISHED:", "if True:"
+        Committer, "_commit_row", "if sequence.state is not FINISHED:", "if True:"
     ),
-    "too many draws": edit(Flight, "prefill", "request.left -= draws", "pass"),
+    "too many draws": edit(Step, "add_chunk", "sequence.draws_left -= draws", "pass"),
     # The scheduler.
     "a retracted draw is not drawn again": edit(
-        Scheduler, "retract", "request.left += plan.samples[row]", "pass"
+        Step, "take_back", "sequence.draws_left += draws", "pass"
     ),
     "a retracted chunk counts as computed": edit(
-        Scheduler, "retract", "request.computed -= plan.counts[row]", "pass"
+        Step, "take_back", "sequence.computed -= count", "pass"
     ),
     "nothing is left to compute after a full hit": edit(
-        Boarding, "_reusable", "len(request.tokens) - 1", "len(request.tokens)"
+        Admitter, "_reusable", "len(sequence.tokens) - 1", "len(sequence.tokens)"
     ),
     "prompt logprobs lost to a prefix hit": edit(
-        Boarding, "_reusable", "limit = min(limit, request.scored)", "pass"
+        Admitter, "_reusable", "limit = min(limit, sequence.scored)", "pass"
     ),
     "prompt logprobs twice after a preemption": edit(
-        Flight, "prefill", "request.scored <= start < ", "start < "
+        Step, "add_chunk", "sequence.scored <= start < ", "start < "
     ),
     "the runner is not told of a block": edit(
-        Seats, "grow", "range(first, first + count)", "range(first + first % 3 // 2, first + count)"
+        SlotAllocator,
+        "grow",
+        "range(first, first + count)",
+        "range(first + first % 3 // 2, first + count)",
     ),
-    "the runner is not told who left": edit(Seats, "vacate", "self._leaves.append(slot)", "pass"),
+    "the runner is not told who left": edit(
+        SlotAllocator, "vacate", "self._leaves.append(slot)", "pass"
+    ),
     "the answer so far is forgotten": edit(
-        Seats, "join", "list(request.tokens)", "request.tokens[: request.prompt_len]"
+        SlotAllocator, "join", "list(sequence.tokens)", "sequence.tokens[: sequence.prompt_len]"
     ),
     "a hit counts one token too many": edit(
-        Seats, "seat", "= request.room", "= request.room + bool(entries)"
+        SlotAllocator, "seat", "= sequence.capacity", "= sequence.capacity + bool(entries)"
     ),
     "followers are forgotten": edit(
-        Following, "dissolve", "return self._release(leader, None)", "return []"
+        InflightPrefixes, "dissolve", "return self._release(leader, None)", "return []"
     ),
-    "a resumed request is lost": edit(Roster, "resume", "self.wait(request)", "pass"),
-    "a removed request is admitted": edit(WaitingQueue, "remove", "place.request = None", "pass"),
+    "a resumed sequence is lost": edit(SequenceStates, "resume", "self.wait(sequence)", "pass"),
+    "a removed sequence is admitted": edit(WaitingQueue, "remove", "place.sequence = None", "pass"),
     # Window pages.
     "a page that is seen is given back": edit(
         WindowPages, "first", "max(0, position - self.window + 1)", "position"
@@ -180,13 +195,13 @@ MUTANTS = {
         WindowPages, "first", "position - self.window + 1", "position - self.window + 2"
     ),
     "pages are never given back": edit(
-        Scheduler, "_publish", "blocks.trim(request, request.committed)", "pass"
+        Committer, "_publish", "self._blocks.trim(sequence, sequence.committed)", "pass"
     ),
     "pages are given back for what is in flight": edit(
-        Scheduler,
+        Committer,
         "_publish",
-        "blocks.trim(request, request.committed)",
-        "blocks.trim(request, request.computed)",
+        "blocks.trim(sequence, sequence.committed)",
+        "blocks.trim(sequence, sequence.computed)",
     ),
     "a hit takes no reference to its pages": edit(WindowPages, "hold", "refs[page] += 1", "pass"),
     "a hit that one of two windows cannot serve": edit(
@@ -217,7 +232,7 @@ MUTANTS = {
         BlockManager, "commit", "table.pages[j], again", "table.pages[-1], again"
     ),
     "a copied tail lacks its window page": edit(
-        Seats, "seat_fork", "zip(self._changes, copies", "zip(self._changes[:1], copies"
+        SlotAllocator, "seat_fork", "zip(self._changes, copies", "zip(self._changes[:1], copies"
     ),
     "the source of a copied page is not pinned": edit(
         BlockManager,
@@ -226,7 +241,7 @@ MUTANTS = {
         "group is not self.groups[0] or group.hold(sources)",
     ),
     "a pinned page is never released": edit(
-        Seats,
+        SlotAllocator,
         "unpin",
         "group.release(source)",
         "group is not self.blocks.groups[0] or group.release(source)",
@@ -238,12 +253,12 @@ MUTANTS = {
         "True",
     ),
     "the runner is not told of a page": edit(
-        Seats,
+        SlotAllocator,
         "grow",
         "changes.grown.append",
         "changes is not self._changes[0] and index % 3 == 2 or changes.grown.append",
     ),
-    "pages of an ended request are lost": edit(
+    "pages of an ended sequence are lost": edit(
         BlockManager,
         "close",
         "group.release(page)",
@@ -256,9 +271,9 @@ MUTANTS = {
         "self.groups[0].available",
     ),
     "admitted without room for its pages": edit(
-        Boarding, "_fit", "max(lacking) <= 0", "lacking[0] <= 0"
+        Admitter, "_fit", "max(lacking) <= 0", "lacking[0] <= 0"
     ),
-    "a needy request is starved": edit(Planner, "_relieve", "return served", "return served[1:]"),
+    "a needy sequence is starved": edit(Planner, "_relieve", "return served", "return served[1:]"),
 }
 
 

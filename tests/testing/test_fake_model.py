@@ -10,7 +10,7 @@ from support import columns
 
 from asyncinfer.cache import KVGroupSpec
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler import Join, PageChanges, RunnerSpec, StepPlan
+from asyncinfer.scheduler import Join, PageChanges, RunnerSpec, Step
 from asyncinfer.testing import FakeRunner
 from asyncinfer.testing.oracle import EOS_ID
 
@@ -32,12 +32,12 @@ def join(slot: int, blocks: Sequence[int], params: SamplingParams = GREEDY, **mo
 
 
 def prefill(runner: FakeRunner, slot: int, blocks: Sequence[int], **more: Any) -> list[int]:
-    plan = StepPlan(0, [slot], [0], [len(PROMPT)], [1], joins=[join(slot, blocks, **more)])
+    plan = Step(0, [slot], [0], [len(PROMPT)], [1], joins=[join(slot, blocks, **more)])
     return runner.collect(runner.launch(plan)).tokens
 
 
 def decode(runner: FakeRunner, slot: int, start: int, **more: Any) -> list[int]:
-    plan = StepPlan(1, [slot], [start], [1], [1], **more)
+    plan = Step(1, [slot], [start], [1], [1], **more)
     return runner.collect(runner.launch(plan)).tokens
 
 
@@ -52,7 +52,7 @@ def test_it_agrees_with_the_oracle(
     start = 0
     for step, count in enumerate(chunks):
         draws = int(start + count == len(PROMPT))
-        plan = StepPlan(step, [2], [start], [count], [draws])
+        plan = Step(step, [2], [start], [count], [draws])
         if not step:
             plan.joins = [join(2, [9, 3, 5, 1], params)]
         tokens += runner.collect(runner.launch(plan)).tokens
@@ -75,8 +75,8 @@ def test_seeds_positions_and_prompts_matter() -> None:
 
 def test_drawn_tokens_feed_the_next_step_before_they_are_collected() -> None:
     runner = FakeRunner(SPEC)
-    plans = [StepPlan(0, [0], [0], [6], [1], joins=[join(0, [0, 1])])]
-    plans += [StepPlan(i, [0], [5 + i], [1], [1]) for i in (1, 2)]
+    plans = [Step(0, [0], [0], [6], [1], joins=[join(0, [0, 1])])]
+    plans += [Step(i, [0], [5 + i], [1], [1]) for i in (1, 2)]
     handles = [runner.launch(plan) for plan in plans]
     tokens = [runner.collect(handle).tokens[0] for handle in handles]
     assert tokens == runner.oracle(PROMPT, GREEDY, 7, 3)
@@ -86,7 +86,7 @@ def test_drawn_tokens_feed_the_next_step_before_they_are_collected() -> None:
 def test_a_copied_block_holds_what_its_source_held(strict: bool) -> None:
     runner = FakeRunner(SPEC, strict=strict)
     prefill(runner, 0, [0, 1])
-    plan = StepPlan(
+    plan = Step(
         1, [1], [5], [1], [1], joins=[join(1, [0, 2])], groups=[PageChanges(copies=[(1, 2)])]
     )
     assert runner.collect(runner.launch(plan)).tokens == runner.oracle(PROMPT, GREEDY, 7, 1)
@@ -103,14 +103,14 @@ def test_a_poisoned_page_shows(bad: int) -> None:
 def test_a_page_never_written_shows() -> None:
     for strict in (True, False):
         runner = FakeRunner(SPEC, strict=strict)
-        plan = StepPlan(0, [0], [4], [2], [1], joins=[join(0, [0, 1])])
+        plan = Step(0, [0], [4], [2], [1], joins=[join(0, [0, 1])])
         tokens = runner.collect(runner.launch(plan)).tokens
         assert tokens != runner.oracle(PROMPT, GREEDY, 7, 1)
 
 
 def test_a_page_written_in_the_same_step_is_not_there_yet() -> None:
     runner = FakeRunner(SPEC, strict=True)
-    plan = StepPlan(0, [0, 1], [0, 4], [6, 2], [1, 1], joins=[join(0, [0, 1]), join(1, [0, 2])])
+    plan = Step(0, [0, 1], [0, 4], [6, 2], [1, 1], joins=[join(0, [0, 1]), join(1, [0, 2])])
     with pytest.raises(AssertionError, match="shared"):
         runner.launch(plan)
     runner = FakeRunner(SPEC)
@@ -140,7 +140,7 @@ def test_stop_tokens_are_barred_until_min_tokens() -> None:
 def test_logprobs_are_those_promised() -> None:
     runner = FakeRunner(SPEC)
     params = SamplingParams(temperature=0.0, logprobs=2)
-    plan = StepPlan(0, [0], [0], [6], [1], joins=[join(0, [0, 1], params)], prompt_logprobs={0: 1})
+    plan = Step(0, [0], [0], [6], [1], joins=[join(0, [0, 1], params)], prompt_logprobs={0: 1})
     result = runner.collect(runner.launch(plan))
     row, scored = columns(result.logprobs[0]), columns(result.prompt_logprobs[0])
     entry = runner.logprob(result.tokens[0], 6, 2)
@@ -153,7 +153,7 @@ def test_logprobs_are_those_promised() -> None:
 def test_failed_rows_leave_garbage() -> None:
     error = ArithmeticError("NaN logits")
     runner = FakeRunner(SPEC, failing=lambda plan: {0: error})
-    plan = StepPlan(0, [0], [0], [6], [1], joins=[join(0, [0, 1])])
+    plan = Step(0, [0], [0], [6], [1], joins=[join(0, [0, 1])])
     assert runner.collect(runner.launch(plan)).failed == {0: error}
     runner.failing = None
     assert decode(runner, 0, 6) != runner.oracle(PROMPT, GREEDY, 7, 2)[1:]
@@ -162,8 +162,8 @@ def test_failed_rows_leave_garbage() -> None:
 def test_the_gate_sees_every_call_and_may_raise() -> None:
     calls: list[tuple[str, int]] = []
 
-    def gate(phase: str, plan: StepPlan) -> None:
-        calls.append((phase, plan.step))
+    def gate(phase: str, plan: Step) -> None:
+        calls.append((phase, plan.number))
         if len(calls) == 3:
             raise RuntimeError("gate")
 
@@ -175,19 +175,19 @@ def test_the_gate_sees_every_call_and_may_raise() -> None:
 
 
 BAD_PLANS = {
-    "a skipped token": StepPlan(1, [0], [7], [1], [1]),
-    "a repeated token": StepPlan(1, [0], [5], [1], [0]),
-    "an unknown token": StepPlan(1, [0], [6], [2], [1]),
-    "a draw in the middle": StepPlan(1, [0], [6], [1], [2]),
-    "no tenant": StepPlan(1, [1], [0], [1], [1]),
-    "a slot twice": StepPlan(1, [0, 0], [6, 6], [1, 1], [1, 1]),
-    "a gap in the table": StepPlan(1, [0], [6], [1], [1], groups=[PageChanges(grown=[(0, 3, 5)])]),
-    "an entry twice": StepPlan(1, [0], [6], [1], [1], groups=[PageChanges(grown=[(0, 1, 5)])]),
-    "leaving twice": StepPlan(1, [0], [6], [1], [1], leaves=[1]),
-    "a taken slot": StepPlan(1, [0], [6], [1], [1], joins=[join(0, [5, 6])]),
-    "an idle join": StepPlan(1, [0], [6], [1], [1], joins=[join(1, [5, 6])]),
-    "nothing": StepPlan(1),
-    "over the budget": StepPlan(1, [1], [0], [33], [0], joins=[join(1, [5, 6])]),
+    "a skipped token": Step(1, [0], [7], [1], [1]),
+    "a repeated token": Step(1, [0], [5], [1], [0]),
+    "an unknown token": Step(1, [0], [6], [2], [1]),
+    "a draw in the middle": Step(1, [0], [6], [1], [2]),
+    "no tenant": Step(1, [1], [0], [1], [1]),
+    "a slot twice": Step(1, [0, 0], [6, 6], [1, 1], [1, 1]),
+    "a gap in the table": Step(1, [0], [6], [1], [1], groups=[PageChanges(grown=[(0, 3, 5)])]),
+    "an entry twice": Step(1, [0], [6], [1], [1], groups=[PageChanges(grown=[(0, 1, 5)])]),
+    "leaving twice": Step(1, [0], [6], [1], [1], leaves=[1]),
+    "a taken slot": Step(1, [0], [6], [1], [1], joins=[join(0, [5, 6])]),
+    "an idle join": Step(1, [0], [6], [1], [1], joins=[join(1, [5, 6])]),
+    "nothing": Step(1),
+    "over the budget": Step(1, [1], [0], [33], [0], joins=[join(1, [5, 6])]),
 }
 
 
@@ -210,8 +210,8 @@ def test_a_table_too_short_is_refused() -> None:
 
 def test_collects_come_in_the_order_of_launches() -> None:
     runner = FakeRunner(SPEC)
-    runner.launch(StepPlan(0, [0], [0], [6], [1], joins=[join(0, [0, 1])]))
-    second = runner.launch(StepPlan(1, [0], [6], [1], [1]))
+    runner.launch(Step(0, [0], [0], [6], [1], joins=[join(0, [0, 1])]))
+    second = runner.launch(Step(1, [0], [6], [1], [1]))
     with pytest.raises(AssertionError, match="before step"):
         runner.collect(second)
 

@@ -16,7 +16,7 @@ from asyncinfer.bench.quantiles import Quantiles
 from asyncinfer.bench.soak.drained import pages_lost, places_lost
 from asyncinfer.bench.soak.process import Holdings, in_use_mib, rss_mib, settled
 from asyncinfer.builtin import MODEL_PATH
-from asyncinfer.testing import FakeModel, StepPlan, Tokenizer
+from asyncinfer.testing import FakeModel, Step, Tokenizer
 
 __all__ = ["AbortRun", "measure_aborts"]
 
@@ -58,7 +58,7 @@ async def measure_aborts(count: int, seed: int, report: Callable[[str], None]) -
     """Leave `count` requests, half of them while they are tokenised."""
     before = Holdings.now()
 
-    def gate(phase: Phase, plan: StepPlan) -> None:
+    def gate(phase: Phase, plan: Step) -> None:
         if phase == "collect":
             time.sleep(STEP)
 

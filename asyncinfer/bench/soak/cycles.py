@@ -14,7 +14,7 @@ from asyncinfer import AsyncInferError, Engine, EngineClosed, EngineConfig
 from asyncinfer.bench.gates import Phase
 from asyncinfer.bench.soak.lateness import Lateness, watch_lateness
 from asyncinfer.bench.soak.process import Holdings, rss_mib, settled
-from asyncinfer.testing import FakeModel, StepPlan
+from asyncinfer.testing import FakeModel, Step
 
 __all__ = ["CloseRun", "CycleRun", "measure_close", "measure_cycles"]
 
@@ -115,7 +115,7 @@ async def measure_close(streams: int) -> CloseRun:
     """Close an engine without a drain while `streams` streams decode."""
     before = Holdings.now()
 
-    def gate(phase: Phase, plan: StepPlan) -> None:
+    def gate(phase: Phase, plan: Step) -> None:
         if phase == "collect":
             time.sleep(STEP)
 

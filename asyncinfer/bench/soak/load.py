@@ -20,7 +20,7 @@ from asyncinfer.bench.soak.drained import pages_lost, places_lost
 from asyncinfer.bench.soak.lateness import Lateness, watch_lateness
 from asyncinfer.bench.soak.process import in_use_mib, rss_mib
 from asyncinfer.builtin import MODEL_PATH
-from asyncinfer.testing import FakeModel, StepPlan, Tokenizer
+from asyncinfer.testing import FakeModel, Step, Tokenizer
 
 __all__ = ["LoadRun", "Sample", "measure_load"]
 
@@ -115,7 +115,7 @@ class _Pace:
         self._rate = rate
         self._due = 0.0
 
-    def __call__(self, phase: Phase, plan: StepPlan) -> None:
+    def __call__(self, phase: Phase, plan: Step) -> None:
         if phase == "collect":
             self._due = max(self._due + sum(plan.samples) / self._rate, time.perf_counter())
             time.sleep(max(0.0, self._due - time.perf_counter()))

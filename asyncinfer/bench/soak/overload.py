@@ -15,7 +15,7 @@ from asyncinfer.bench.quantiles import Quantiles
 from asyncinfer.bench.record import BenchError
 from asyncinfer.bench.soak.drained import places_lost
 from asyncinfer.builtin import MODEL_PATH
-from asyncinfer.testing import FakeModel, StepPlan, Tokenizer
+from asyncinfer.testing import FakeModel, Step, Tokenizer
 
 __all__ = ["ImpatientRun", "OverloadRun", "measure_impatient", "measure_overload"]
 
@@ -174,6 +174,6 @@ class _Callers:
                 return time.perf_counter() - began
 
 
-def _step(phase: Phase, plan: StepPlan) -> None:
+def _step(phase: Phase, plan: Step) -> None:
     if phase == "collect":
         time.sleep(STEP)

@@ -75,7 +75,7 @@ class Checks:
         requests = {
             answer.request.id: answer.request for job in life.engine.jobs for answer in job.outputs
         }
-        requests.update(core.scheduler.roster.leaving)
+        requests.update(core.scheduler.states.leaving)
         check_invariants(core.scheduler, requests.values())
         self._pages.check()
 
@@ -87,9 +87,9 @@ class Checks:
         scheduler = core.scheduler
         self._launched += 1
         now, before, self._served = self._launched, self._served, {}
-        rows = {request.id for request in scheduler.flights[-1].requests}
-        for request in scheduler.roster.decoding.values():
-            can = request.left > 0 and request.computed < request.room
+        rows = {request.id for request in scheduler.in_flight[-1].sequences}
+        for request in scheduler.states.decoding.values():
+            can = request.draws_left > 0 and request.computed < request.capacity
             last = now if request.id in rows or not can else before.get(request.id, now)
             self._served[request.id] = last
             hold("I9", now - last <= self._patience, "{} decodes no more", request)

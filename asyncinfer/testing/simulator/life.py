@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import AsyncInferError, InvalidRequest
-from asyncinfer.scheduler import StepPlan, check_fits
+from asyncinfer.scheduler import Step, check_fits
 from asyncinfer.testing.invariants import InvariantError, hold
 from asyncinfer.testing.simulator.checks import ACK, FOUND_OUT, GRACE, Checks
 from asyncinfer.testing.simulator.consumer import Consumer
@@ -429,7 +429,7 @@ class Life:
 
     # -- what the model tells ------------------------------------------------------------------
 
-    def _before_launch(self, plan: StepPlan) -> None:
+    def _before_launch(self, plan: Step) -> None:
         self.seen["steps"] += 1
         self.seen["query tokens"] += plan.tokens
         try:
@@ -443,7 +443,7 @@ class Life:
         if asked and all(consumer.outcome is not None for consumer in asked):
             self._fail(InvariantError(f"I13: a prompt is tokenised for nobody: {text!r}"))
 
-    def _struck(self, plan: StepPlan, rows: list[int]) -> None:
+    def _struck(self, plan: Step, rows: list[int]) -> None:
         self.seen["rows failed"] += len(rows)
 
     def _config(self) -> EngineConfig:

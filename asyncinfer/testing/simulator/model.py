@@ -11,7 +11,7 @@ from asyncinfer.chunk import LoadProgress
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine import Loaded
 from asyncinfer.engine.source import Progress
-from asyncinfer.scheduler import RunnerSpec, StepPlan
+from asyncinfer.scheduler import RunnerSpec, Step
 from asyncinfer.testing.fake_model import FakeRunner
 from asyncinfer.testing.simulator.scenario import Scenario
 from asyncinfer.testing.simulator.vocabulary import VOCAB, simulated_tokenizer
@@ -43,9 +43,9 @@ class SimulatedModel:
         scenario: Scenario,
         *,
         point: Callable[[], None],
-        before_launch: Callable[[StepPlan], None],
+        before_launch: Callable[[Step], None],
         encoding: Callable[[str], None],
-        struck: Callable[[StepPlan, list[int]], None],
+        struck: Callable[[Step, list[int]], None],
         broke: Callable[[], None],
     ) -> None:
         self._scenario = scenario
@@ -88,7 +88,7 @@ class SimulatedModel:
         watched = _WatchedTokenizer(tokenizer, self._encoding, self._point)
         return Loaded(self.runner, watched, ChatTemplate(_TEMPLATE, shield=tokenizer.shield))
 
-    def _gate(self, phase: Literal["launch", "collect"], plan: StepPlan) -> None:
+    def _gate(self, phase: Literal["launch", "collect"], plan: Step) -> None:
         if phase == "launch":
             self._before_launch(plan)
         self._point()
@@ -96,7 +96,7 @@ class SimulatedModel:
             self._broke()
             raise RuntimeError(f"fault: the runner broke at {phase}")
 
-    def _failing(self, plan: StepPlan) -> Mapping[int, Exception]:
+    def _failing(self, plan: Step) -> Mapping[int, Exception]:
         row = self.faults.pop("row", None)
         if row is None:
             return {}
