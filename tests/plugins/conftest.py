@@ -22,6 +22,12 @@ def _forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(registry, "_hung", {})
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may keep observers waiting: a close waits for them unless a test says not."""
+    monkeypatch.setattr("asyncinfer.telemetry.observers.PATIENCE", 60.0)
+
+
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Put a distribution with an entry point, and its module, on the path."""
