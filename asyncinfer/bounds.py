@@ -1,7 +1,7 @@
-"""How much one request may ask for. docs/reference.md has the same numbers, and a test compares.
+"""How much one request may ask for. A test compares the numbers with docs/reference.md.
 
-A bound is large enough for every use we know of, and small enough that a request at every bound at
-once costs little before it is refused or admitted.
+Each bound is large enough for every known use, and so small that even a request at all bounds at
+once costs little until it is refused or admitted.
 """
 
 from __future__ import annotations

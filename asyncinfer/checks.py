@@ -37,7 +37,7 @@ __all__ = [
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """What to add to a message about a name that nobody knows: the nearest one, if one is near."""
+    """The end of a message about an unknown name: the nearest known name, if one is near."""
     near = get_close_matches(name, [*known], n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
@@ -68,7 +68,7 @@ def check_real(
     except OverflowError:
         # An integer beyond every float.
         number = math.inf
-    # A NaN passes any pair of comparisons written as "too low or too high".
+    # Checked before the bounds, since every comparison with NaN is false.
     if not math.isfinite(number):
         raise InvalidRequest(name, value, "must be finite")
     if number < low or number > high or (open_low and number == low):
@@ -113,11 +113,11 @@ def check_strings(name: str, value: str | Iterable[str], most: int, chars: int) 
 
 
 def check_token_ids(name: str, value: Iterable[int]) -> tuple[int, ...]:
-    """A list of at most `MAX_TOKEN_LIST` token ids as a tuple. What is no token of the model is
+    """A list of at most `MAX_TOKEN_LIST` token ids as a tuple. Ids that the model does not have are
     found later, by `SamplingParams.check_vocabulary`."""
     items = _listed(name, value, MAX_TOKEN_LIST)
     if set(map(type, items)) == {int} and min(items) >= 0 and max(items) <= MAX_TOKENS:
-        # Nearly every list there is, in a tenth of the time.
+        # The common case, in a tenth of the time.
         return items
     return tuple(check_integer(name, item, 0, MAX_TOKENS) for item in items)
 
@@ -134,10 +134,10 @@ def check_bias(name: str, value: Mapping[int, float]) -> dict[int, float]:
 
 
 def check_arguments(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a plugin, as a dict of their own (not of what is in them).
+    """Arguments of a plugin, as a new dict of the same values.
 
-    What the values mean is the plugin's to check; their number, nesting and size are bounded, so
-    that nothing below needs to recurse or copy without end.
+    The plugin checks what the values mean. Their number, nesting and size are bounded here, so that
+    copying and comparing them is bounded too.
     """
     if not isinstance(value, Mapping):
         raise InvalidRequest(name, value, "must be a mapping")
@@ -162,14 +162,14 @@ def check_arguments(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
                 bound = f"at most {MAX_SAMPLER_VALUES}"
                 raise InvalidRequest(name, Size(f"{values} values or more"), bound)
             parts = chain(item, item.values()) if isinstance(item, Mapping) else item
-            # Nearly all there is, in a fifth of the time.
+            # Skipping small values takes a fifth of the time for most arguments.
             waiting += [(part, depth + 1) for part in parts if type(part) not in _SMALL]
         elif isinstance(item, int) and item.bit_length() > MAX_SAMPLER_BITS:
             raise InvalidRequest(name, item, f"integers of at most {MAX_SAMPLER_BITS} bits")
     return arguments
 
 
-#: What needs no further look, whatever it is. (An `int` does: it may have a million digits.)
+#: Types whose values are all small; an `int` may have a million digits.
 _SMALL: Final = frozenset((bool, float, complex, type(None)))
 _LARGEST: Final = 1 << MAX_SAMPLER_BITS
 
@@ -178,7 +178,7 @@ def _listed(name: str, value: Any, most: int) -> tuple[Any, ...]:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence | Set):
         raise InvalidRequest(name, value, "must be a list")
     _check_count(name, value, most)
-    # A sequence of one's own may give more than it says.
+    # The sequence may be a class whose `len` is wrong.
     items = tuple(islice(value, most + 1))
     if len(items) > most:
         raise InvalidRequest(name, Size(f"{len(items)} entries"), f"at most {most}")

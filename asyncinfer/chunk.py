@@ -1,4 +1,4 @@
-"""What the engine hands back: chunks, completions, statistics. All frozen."""
+"""The engine's results: chunks, completions, statistics. All are frozen."""
 
 from __future__ import annotations
 
@@ -125,9 +125,8 @@ class EngineStats:
     waiting: int = 0
     #: Parked because their consumer does not read.
     paused: int = 0
-    #: KV blocks: all the KV of a model without windows; of others that of the layers without one,
-    #: if `window_pages_total` is not 0. They are counted where all layers have a window, too: a
-    #: block then stands for its tokens and takes no memory.
+    #: KV blocks. If `window_pages_total` is not 0, they hold the KV of the layers without a window
+    #: only; if all layers have a window, a block still counts its tokens but takes no memory.
     blocks_total: int = 0
     #: Blocks that hold nothing.
     blocks_free: int = 0

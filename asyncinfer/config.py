@@ -51,19 +51,19 @@ class EngineConfig:
     weights: Weights = "plain"
     #: How keys and values are held: in `dtype`, or in 8 bits with a scale per token and head.
     kv: KV = "plain"
-    #: Threads that a step's operators take on a CPU; None takes torch's own number. One leaves the
-    #: other cores to the program around, and is the faster where it keeps them busy.
+    #: Threads that a step's operators take on a CPU; None takes torch's own number. One thread is
+    #: faster if the program around keeps the other cores busy.
     cpu_threads: int | None = None
     #: Hub ids only: a branch, tag or commit.
     revision: str | None = None
-    #: Folders only: whether files that are links to files elsewhere are read, as on volumes that
-    #: models share. A link names any file that the process may read: for folders you trust.
+    #: Folders only: whether links to files elsewhere are followed, as on volumes that models share.
+    #: Only for folders you trust, since a link may name any file that the process may read.
     follow_symlinks: bool = False
 
     #: Tokens per KV block.
     block_size: int = 16
-    #: Bytes for the KV cache; None takes `kv_fraction` of the device memory that is free. On a CPU
-    #: up to a quarter more keeps the pages of requests that decode side by side.
+    #: Bytes for the KV cache; None takes `kv_fraction` of the device's free memory. A CPU takes up
+    #: to a quarter more, for contiguous copies of the pages of decoding requests.
     kv_bytes: int | None = None
     #: Share of free GPU memory for KV, when `kv_bytes` is None (a CPU takes 1 GiB at most).
     kv_fraction: float = 0.8
@@ -91,8 +91,8 @@ class EngineConfig:
     #: When decode steps are recorded as CUDA graphs: as each size of batch comes up, all when the
     #: engine opens, or never. A CPU has none.
     cuda_graphs: Graphs = "lazy"
-    #: The same request gives the same tokens and logprobs, to the last bit, whatever is computed
-    #: with it and however its prompt is cut. Slower, and without CUDA graphs.
+    #: The same request gives the same tokens and logprobs to the last bit, whatever else is
+    #: computed with it and however its prompt is cut into chunks. Slower, and without CUDA graphs.
     deterministic: bool = False
 
     #: Tokens a stream holds for a slow consumer before `on_full` applies.

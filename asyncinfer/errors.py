@@ -41,8 +41,8 @@ class AsyncInferError(Exception):
 
 
 class Size(str):
-    """What is said of a value that is not shown: `<30000 characters>`, as an `InvalidRequest` has
-    it, and not a string in quotes."""
+    """A description that an `InvalidRequest` shows in place of a value, such as
+    `<30000 characters>`: without quotes."""
 
     def __repr__(self) -> str:
         return f"<{self}>"
@@ -55,7 +55,7 @@ class _Refusal(AsyncInferError, ValueError):
         self.field = field
         self.value = value
         self.bound = bound
-        super().__init__(f"{field}={_short(value)}: {bound}")
+        super().__init__(f"{field}={short_repr(value)}: {bound}")
 
     def __reduce__(self) -> tuple[type[_Refusal], tuple[str, object, str]]:
         return type(self), (self.field, self.value, self.bound)
@@ -113,18 +113,19 @@ class PluginError(AsyncInferError):
     """A plugin cannot be found, loaded or used; the message names it and its group."""
 
 
-#: Writes no more of a value than a message can show: the value may be a prompt of megabytes.
+#: Formats only as much of a value as a message shows, since the value may be a prompt of megabytes.
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 100
 _REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = _REPR.maxset = _REPR.maxfrozenset = 40
 
 
-def _short(value: object, limit: int = 80) -> str:
+def short_repr(value: object, limit: int = 80) -> str:
+    """A value as a message shows it, in at most `limit` characters; its own repr may raise."""
     if isinstance(value, str | bytes) and not isinstance(value, Size):
         value = value[:limit]
     try:
         text = _REPR.repr(value)
     except Exception:
-        # An integer of too many digits, or an object of the caller's.
+        # An integer of too many digits, or an object whose repr raises.
         text = f"<{type(value).__name__}>"
     return text if len(text) <= limit else f"{text[: limit - 3]}..."

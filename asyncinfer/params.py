@@ -62,8 +62,8 @@ class SamplingParams:
 
     #: Most tokens to generate; None goes on to the end of the context.
     max_tokens: int | None = None
-    #: No stop token and no stop string ends the answer before this many tokens. A stop string that
-    #: begins before and is complete only after them does, and is not part of the text.
+    #: No stop token or stop string ends the answer before this many tokens. A stop string that
+    #: begins before and is complete only after them does end it.
     min_tokens: int = 0
     #: 0 (or below 1e-5) is greedy.
     temperature: float = 1.0

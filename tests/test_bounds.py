@@ -17,7 +17,7 @@ from asyncinfer.checks import check_arguments, check_token_ids
 from asyncinfer.engine.options import RequestOptions
 from asyncinfer.scheduler import RunnerSpec, check_fits
 from asyncinfer.testing import FakeModel
-from asyncinfer.text import allowance, compiled, messages, tokenizer
+from asyncinfer.text import compiled_template, messages, render_budget, tokenizer
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference.md"
 
@@ -223,14 +223,14 @@ ROWS: dict[str, list[float]] = {
     "`deadline`": [bounds.MAX_DEADLINE],
     "characters of a prompt": [EngineConfig().max_prompt_chars],
     "a chat message": [messages.MAX_DEPTH, tokenizer.MAX_COVERED],
-    "work of a chat template": [allowance.MAX_STEPS],
+    "work of a chat template": [render_budget.MAX_STEPS],
     "what a chat template makes": [
-        allowance.MAX_SIZE,
-        allowance.MAX_HELD,
-        allowance.MAX_SHORT,
-        allowance.MAX_WRITTEN,
+        render_budget.MAX_SIZE,
+        render_budget.MAX_HELD,
+        render_budget.MAX_SHORT,
+        render_budget.MAX_WRITTEN,
     ],
-    "a chat template's source": [compiled.MAX_SOURCE],
+    "a chat template's source": [compiled_template.MAX_SOURCE],
     "requests held": [EngineConfig().max_requests],
     "bytes that requests hold": [EngineConfig().max_held_bytes],
     "requests computed together": [EngineConfig().max_running],

@@ -13,7 +13,7 @@ from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.masked import MaskedAttention
 from asyncinfer.attention.paged import PagedAttention
 from asyncinfer.attention.variant import AttentionVariant
-from asyncinfer.kernels.twins import has_triton_twin
+from asyncinfer.kernels.dispatch import has_triton_kernel
 
 __all__ = ["MOST_HEAD_DIM", "Attend", "begin_attention", "reads_pages"]
 
@@ -52,4 +52,4 @@ def begin_attention(kv: KVCache, batch: DeviceBatch, scale: float) -> Attend:
 def reads_pages(kv: KVCache) -> bool:
     """Whether attention over `kv` is the paged kernels', which a graph records at their cost."""
     fits = kv.storage.shape[-1] <= MOST_HEAD_DIM
-    return fits and has_triton_twin("paged_attention", kv.storage)
+    return fits and has_triton_kernel("paged_attention", kv.storage)

@@ -79,7 +79,7 @@ def prefill_rows(kv: KVCache, batch: AttentionBatch, scale: float) -> list[Prefi
 def _has_faster_product(dtype: torch.dtype) -> bool:
     """Than torch's attention has, which calls MKL."""
     # In bfloat16 torch's own attention keeps its scores in float32, ours would round them.
-    return dtype is torch.float32 and onednn.available(dtype) and not onednn.mkl_is_at_home()
+    return dtype is torch.float32 and onednn.available(dtype) and not onednn.mkl_is_fast()
 
 
 def _attend_from_start(

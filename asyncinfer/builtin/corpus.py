@@ -16,8 +16,8 @@ from typing import Final
 
 HELD_OUT_SHARE: Final = 0.03
 
-# Tables of character codes and pydoc's help texts are data in .py clothing: many bytes, from which
-# nothing is learnt about code.
+# Tables of character codes and pydoc's help texts are data in Python files: many bytes that teach
+# nothing about code.
 _SKIPPED: Final = frozenset(
     {"__pycache__", "dist-packages", "encodings", "pydoc_data", "site-packages"}
 )

@@ -69,10 +69,10 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit: 0 done, 1 an error, 2 wrong usage, 130 interrupted."""
     for name, mode in (("stdin", "r"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # Closed by whoever started us.
+            # The parent process closed it.
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     if sys.stdout is None:
-        # Every command's result goes there: better none at all than one that nobody sees.
+        # Every command writes its result there, so without it there is no use in running one.
         click.echo("Error: stdout is closed, there is nowhere to write to", err=True)
         sys.exit(1)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -91,26 +91,26 @@ def _run(args: Sequence[str] | None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has enough (`| head`).
+        # The reader of the output has closed it (`| head`).
         _drop_output()
         return 1
     except (AsyncInferError, OSError) as error:
         click.echo(f"Error: {one_line(error)}", err=True)
         if isinstance(error, OSError):
-            # It may be our output that has no room.
+            # The output itself may be what failed, such as on a full disk.
             _drop_output()
         return 1
     return code if isinstance(code, int) else 0
 
 
 def _drop_output() -> None:
-    """Python flushes once more at its exit."""
+    """Send output to nowhere, since Python flushes stdout once more when it exits."""
     with suppress(OSError):  # no file at all, in tests
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, and the error behind it, without line breaks."""
+    """The messages of an error and of its cause, without line breaks."""
     text = " ".join(str(error).split()) or type(error).__name__
     cause = error.__cause__
     behind = "" if cause is None else " ".join(str(cause).split())

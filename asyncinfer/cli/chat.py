@@ -1,7 +1,7 @@
 """`asyncinfer chat`: a conversation in the terminal.
 
-The engine lives on an event loop of its own in another thread; this one reads lines. So Ctrl-C
-arrives here, while an answer streams, and can end the answer alone.
+The engine lives on an event loop in another thread, and this thread reads lines. So Ctrl-C, which
+arrives on the main thread, can end an answer without ending the engine.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class _Conversation:
 
             click.echo("Ctrl-C stops the answer, Ctrl-D or /bye ends, /help says more.")
         while (line := self._read()) is not None:
-            # A space in front is how a message may begin with a slash, or be the word "exit".
+            # Not stripped on the left: a line that begins with a space is never a command.
             command = line.rstrip()
             if not command.strip():
                 continue
@@ -116,7 +116,7 @@ class _Conversation:
             try:
                 return input("> " if _terminal() else "")
             except KeyboardInterrupt:
-                # As a shell does: a new line, and what was typed is forgotten.
+                # As in a shell, Ctrl-C drops what was typed.
                 click.echo()
                 if not _typed():
                     return None
@@ -137,7 +137,7 @@ class _Conversation:
         except asyncinfer.EngineDead:
             raise
         except asyncinfer.AsyncInferError as error:
-            # The question is not kept either: the next one may do better.
+            # Neither question nor answer is kept, so the conversation can go on.
             click.echo(f"Error: {one_line(error)}", err=True)
 
     def _answer(self, messages: list[dict[str, str]]) -> str:
@@ -146,8 +146,8 @@ class _Conversation:
         try:
             return future.result()
         except KeyboardInterrupt:
-            # Politely, so that what was said stays part of the conversation; another Ctrl-C
-            # while this one takes effect ends the program.
+            # `stop` keeps what was said as part of the conversation. Another Ctrl-C during the wait
+            # ends the program.
             stream.stop()
             return future.result()
 
@@ -163,7 +163,7 @@ async def _show(stream: asyncinfer.Stream) -> str:
 
 
 def _typed() -> str:
-    """What stands at the prompt when it is interrupted, as far as line editing knows."""
+    """The text at the prompt, if line editing is loaded."""
     readline = sys.modules.get("readline")
     return "" if readline is None else str(readline.get_line_buffer())
 

@@ -23,11 +23,11 @@ DEFAULT: Final = "smollm2"
 
 
 def with_model(engine: dict[str, Any]) -> dict[str, Any]:
-    """The options of an engine with the model that is to be opened, fetched if it has a name of
-    its own and is not there yet.
+    """The options of an engine, with the model to open. A named model is fetched if it has not
+    been.
 
-    Without `--model` that is what the environment variable `ASYNCINFER_MODEL` says, or else
-    "smollm2"; where that cannot be fetched, the embedded model, and a line on stderr that says so.
+    Without `--model` the environment variable `ASYNCINFER_MODEL` names the model, else it is
+    "smollm2". If that cannot be fetched it is the embedded model, and a line on stderr says so.
     """
     # Imports torch: help texts need none.
     from asyncinfer.models import NAMED_MODELS

@@ -86,29 +86,29 @@ def _print(found: Plan) -> None:
         "limit",
     ):
         table.add_column(title, justify="right")
-    for its in found.formats:
+    for row in found.formats:
         table.add_row(
-            its.format,
-            f"{its.weight_bytes / 1e9:.2f}",
-            f"{its.kv_bytes_per_token:,}",
-            f"{its.sequences:,}",
-            f"{1e3 * its.decode_floor:.3g}",
-            f"{its.decode_tokens_per_second:,.0f}",
-            f"{its.most_tokens_per_second:,.0f}",
-            f"{1e3 * its.prefill_floor:.3g}",
-            f"{its.prefill_tokens_per_second:,.0f}",
-            its.limit,
+            row.format,
+            f"{row.weight_bytes / 1e9:.2f}",
+            f"{row.kv_bytes_per_token:,}",
+            f"{row.sequences:,}",
+            f"{1e3 * row.decode_floor:.3g}",
+            f"{row.decode_tokens_per_second:,.0f}",
+            f"{row.most_tokens_per_second:,.0f}",
+            f"{1e3 * row.prefill_floor:.3g}",
+            f"{row.prefill_tokens_per_second:,.0f}",
+            row.limit,
         )
     click.echo()
     # A pipe has no width to fit.
     Console(width=None if sys.stdout.isatty() else 144).print(table)
 
 
-def _beyond(its: FormatPlan) -> str:
-    """Where windows are full: what a token more takes."""
-    if its.kv_bytes_per_further_token == its.kv_bytes_per_token:
+def _beyond(row: FormatPlan) -> str:
+    """The bytes of one more token, if full windows make that less."""
+    if row.kv_bytes_per_further_token == row.kv_bytes_per_token:
         return ""
-    return f" ({its.kv_bytes_per_further_token:,} of one more)"
+    return f" ({row.kv_bytes_per_further_token:,} of one more)"
 
 
 def _limit(found: Plan) -> str:

@@ -19,11 +19,11 @@ __all__ = ["plugins"]
 def plugins(json: bool) -> None:
     """List the plugins of every group: where each is from, what it does, and, if it cannot be
     used, why. Imports them all, but for those that are blocked."""
-    # What a plugin prints when it is imported is not part of the list.
+    # A plugin may print while it is imported, which must not mix with the list.
     with redirect_stdout(sys.stderr):
         found = [info for registry in registries() for info in registry.describe()]
     found += [info for info in ignored() if info not in found]
-    # Stable: what is ignored comes after what has its name.
+    # The sort is stable: an ignored plugin comes after the one that has its name.
     found.sort(key=lambda info: (info.group, info.name))
     if json:
         click.echo(json_format.dumps([dataclasses.asdict(info) for info in found], indent=2))

@@ -146,7 +146,7 @@ def _values(report: SimulationReport) -> dict[str, Any]:
         "seconds": report.seconds,
         "steps_per_second": report.steps_per_second,
         "events": dict(sorted(report.events.items())),
-        "failures": [{"seed": its.seed, "failure": its.failure} for its in report.failures],
+        "failures": [{"seed": trace.seed, "failure": trace.failure} for trace in report.failures],
     }
 
 

@@ -1,8 +1,8 @@
-"""How the small linear kernels share out their work: a table by shape, and a rule for the rest.
+"""How the small linear kernels divide their work: a table by shape, and a rule for the rest.
 
-The counts are for the 132 multiprocessors of an H100 or H200 and the same on every device, so that
-a product is summed in the same order everywhere. What is in the table was worked out from counts of
-programs and bytes, as the rule is, and not yet measured.
+The counts are for the 132 multiprocessors of an H100 or H200, and the same on every device, so that
+a product is summed in the same order everywhere. Table and rule were derived from counts of
+programs and bytes, and not yet measured.
 
 **GEMV, up to 4 tokens.** One warp a program: its lanes then hold the inputs in the layout of the
 weight's tile, and nothing is exchanged inside the loop. 8 rows of the weight where that leaves
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 __all__ = ["SMALL_TOKENS", "Tiles", "gemv_tokens", "grouped_tiles", "tiles_for"]
 
-#: Up to so many tokens kernels of our own, above that the device's own library.
+#: Up to so many tokens these kernels run, above that the device's own library.
 SMALL_TOKENS = 64
 
 _MULTIPROCESSORS = 132
@@ -39,7 +39,7 @@ _LEAST_STRETCH = 256
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """One program's share."""
+    """The part of a product that one program computes."""
 
     #: Rows of the weight; of a gated product half of them gate and half up.
     rows: int
@@ -108,8 +108,8 @@ def _skinny_rule(outputs: int, inputs: int, bucket: int, itemsize: int) -> Tiles
 
 
 def grouped_tiles(rows: int, experts: int, itemsize: int) -> tuple[int, Tiles]:
-    """How many of an expert's tokens a program takes, and the rest of its share, where `rows` are
-    dealt out to `experts`: about as many as an expert has on average, 16 to 128."""
+    """How many of an expert's tokens a program takes, and its tiles, for `rows` rows over `experts`
+    experts: about as many tokens as an expert has on average, 16 to 128."""
     tokens = 16
     while tokens < 128 and tokens * experts < rows:
         tokens *= 2

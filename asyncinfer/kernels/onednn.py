@@ -1,5 +1,5 @@
-"""The matrix product of oneDNN, for CPUs: several times the speed of `F.linear` where MKL does not
-know the processor, and a weight can be laid out once for the blocks it is read in.
+"""The matrix product of oneDNN, for CPUs: several times as fast as `F.linear` where MKL does not
+take its fast path. A weight can be laid out once in the blocks that it is read in.
 
 The operators are torch's own, those that its Inductor backend calls; a torch without them (or a
 dtype that the processor has no instructions for) falls back to `F.linear`.
@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["available", "linear", "mkl_is_at_home", "reorder", "reorder_pays"]
+__all__ = ["available", "linear", "mkl_is_fast", "reorder", "reorder_is_faster"]
 
 #: The row count oneDNN plans a weight's layout for: layouts planned for 1 row are slow at 16, those
 #: planned for 16 are as fast as any at 1 and at 1,024.
 _PLANNED_ROWS = 16
-#: A float32 matrix with a side below this, and of so many bytes at most, is multiplied sooner by an
-#: MKL that is at home, of 1 to 2,048 rows: a call begins after 5 us where oneDNN needs 20.
+#: A float32 matrix with a side below this and at most so many bytes is multiplied faster by MKL on
+#: its fast path, for 1 to 2,048 rows: a call of MKL costs 5 us, a call of oneDNN 20.
 _SMALL_SIDE, _SMALL_BYTES = 512, 8 << 20
 
 
@@ -34,9 +34,9 @@ def available(dtype: torch.dtype) -> bool:
 
 
 @functools.cache
-def mkl_is_at_home() -> bool:
-    """Whether torch's own products take MKL's quickest way, which it keeps for its maker's
-    processors."""
+def mkl_is_fast() -> bool:
+    """Whether torch's own products take MKL's fast path, which MKL takes on Intel processors
+    only."""
     try:
         about = Path("/proc/cpuinfo").read_text("utf-8")
     except (OSError, UnicodeDecodeError):
@@ -45,12 +45,12 @@ def mkl_is_at_home() -> bool:
     return mkl and "GenuineIntel" in about
 
 
-def reorder_pays(weight: torch.Tensor) -> bool:
+def reorder_is_faster(weight: torch.Tensor) -> bool:
     """Whether `linear` by a reordered `weight` `[out, in]` is faster than `F.linear`."""
     if not available(weight.dtype):
         return False
     small = min(weight.shape) < _SMALL_SIDE and weight.nbytes <= _SMALL_BYTES
-    return not (small and weight.dtype is torch.float32 and mkl_is_at_home())
+    return not (small and weight.dtype is torch.float32 and mkl_is_fast())
 
 
 def reorder(weight: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""`AttentionWorkspace`: where the parts of a split decode attention meet."""
+"""`AttentionWorkspace`: memory in which the parts of a split decode attention are joined."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _PROGRAMS = 4 * 132
 
 @dataclass(frozen=True, slots=True)
 class AttentionWorkspace:
-    """Memory of the split-KV decode kernel, made once and used by every layer and step of one
-    stream, CUDA graphs included: nothing in it outlives a launch.
+    """Memory of the split-KV decode kernel. Nothing in it outlives a launch, so every layer and
+    step of one CUDA stream shares it, recorded graphs included.
 
-    Its shape is a capacity: any launch whose rows * splits * query tokens * heads fit may use it.
+    Any launch fits whose rows * splits * query tokens * heads are within its size.
     """
 
     #: float32: each split's normalised output.
@@ -39,9 +39,9 @@ class AttentionWorkspace:
         max_query_len: int = 1,
         arrivals: torch.Tensor | None = None,
     ) -> AttentionWorkspace:
-        """Room for `rows` decode rows of at most `max_query_len` query tokens, `heads` query heads
-        of `head_dim`, and `splits` splits. `arrivals`, if there are some already, are as in the
-        class, one for each row and head: no launch is spent on them."""
+        """Memory for `rows` decode rows of at most `max_query_len` query tokens, `heads` query
+        heads of `head_dim`, and `splits` splits. `arrivals`, if given, are zeros that the caller
+        keeps, one for each row and head, which saves a launch."""
         parts = rows * splits * max_query_len * heads
         return cls(
             torch.empty(parts * head_dim, dtype=torch.float32, device=device),
@@ -53,8 +53,8 @@ class AttentionWorkspace:
 
     @staticmethod
     def most_bytes(rows: int, heads: int, kv_heads: int, head_dim: int) -> int:
-        """Of a workspace for up to `rows` rows of one query token, split as `decode_splits` says,
-        whatever their lengths."""
+        """The most bytes of a workspace for up to `rows` rows of one query token of any lengths,
+        split by `decode_splits`."""
         parts = rows + -(-_PROGRAMS // kv_heads)
         return 4 * heads * (parts * (head_dim + 1) + rows)
 
@@ -67,13 +67,14 @@ class AttentionWorkspace:
 
 def decode_splits(rows: int, kv_heads: int, longest: int, chunk: int = 256) -> int:
     """Into how many parts to split the keys of decode rows of up to `longest` tokens: enough
-    programs for every multiprocessor of a large GPU, but none that can only have less than `chunk`
-    keys. The same on every device, so that results are."""
+    programs for every multiprocessor of a large GPU, but at least `chunk` keys a part. The number
+    does not depend on the device, so that results do not."""
     enough = -(-_PROGRAMS // max(1, rows * kv_heads))
     return max(1, min(enough, -(-longest // chunk)))
 
 
 def invariant_chunk(longest: int) -> int:
-    """Keys of a part, where parts may not depend on the batch, of rows of up to `longest` tokens:
-    64 parts at most, which occupy a large GPU with one row, and whose results fit anywhere."""
+    """Keys of a part for rows of up to `longest` tokens, where parts must not depend on the batch:
+    at most 64 parts, with which one row occupies a large GPU, and whose results take little
+    memory."""
     return max(256, -(-longest // (64 * 64)) * 64)

@@ -23,7 +23,6 @@ from asyncinfer.layers.checks import (
     check_integers,
     check_number,
     refuse,
-    short_repr,
 )
 from asyncinfer.layers.embedding import Embedding
 from asyncinfer.layers.experts import Experts
@@ -88,6 +87,5 @@ __all__ = [
     "normed_experts",
     "normed_first",
     "refuse",
-    "short_repr",
     "unrotated",
 ]

@@ -1,4 +1,4 @@
-"""What stands between the two products of a feed-forward layer."""
+"""Activations: the functions between the two products of a feed-forward layer."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ __all__ = [
     "learned",
 ]
 
-#: Element by element: to a tensor of the same shape and dtype.
+#: A function of each element, to a tensor of the same shape and dtype.
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedActivation:
-    """An activation with weights of its own in each layer. `ValueError` for what cannot be."""
+    """An activation with weights of its own in each layer. Raises `ValueError` for bad fields."""
 
     #: `function(x, *weights)`, to a tensor of `x`'s shape and dtype.
     function: Callable[..., torch.Tensor]
-    #: The weights' names in the checkpoint, without the layer's own beginning, and their shapes.
+    #: The weights' names in the checkpoint, without the layer's prefix, and their shapes.
     weights: tuple[tuple[str, tuple[int, ...]], ...]
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ def _xielu(
     return torch.where(x > 0, above, below).add_(beta * x)
 
 
-#: `config.json`'s names of those with a kernel for the gated form: the plain and the gated one.
+#: Activations with a kernel for the gated form, by their names in `config.json`: plain and gated.
 _FORMS: Final[dict[str, tuple[Activation, Activation]]] = {
     "gelu": (F.gelu, ops.gelu_mul),
     "gelu_fast": (_gelu_tanh, _gelu_tanh_mul),
@@ -86,7 +86,7 @@ _FORMS: Final[dict[str, tuple[Activation, Activation]]] = {
     "silu": (F.silu, ops.silu_mul),
     "swish": (F.silu, ops.silu_mul),
 }
-#: Of the others.
+#: Activations without such a kernel.
 _PLAIN: Final[dict[str, Activation]] = {"relu": F.relu, "relu2": _relu2}
 _LEARNED: Final = {
     "xielu": LearnedActivation(
@@ -108,7 +108,7 @@ _EPILOGUES: Final[dict[Activation, str]] = {
 
 
 def learned(chosen: str | Activation | LearnedActivation) -> LearnedActivation | None:
-    """The activation, if it has weights."""
+    """The activation if it has weights, else None."""
     if isinstance(chosen, str):
         return _LEARNED.get(chosen)
     return chosen if isinstance(chosen, LearnedActivation) else None
@@ -120,8 +120,8 @@ def activation(
     gated: bool,
     weights: Sequence[torch.Tensor] = (),
 ) -> Activation:
-    """The activation that is chosen by its name in `config.json`, or given, with its weights if it
-    has any. A gated one takes a packed `[tokens, 2 * size]`, gate first, and gives
+    """The activation of a name in `config.json`, or the given function, with its weights if it has
+    any. A gated one takes a packed `[tokens, 2 * size]`, gate first, and gives
     `activation(gate) * up`, `[tokens, size]`."""
     if isinstance(chosen, str) and chosen in _FORMS:
         return _FORMS[chosen][gated]
@@ -134,13 +134,13 @@ def activation(
         assert not isinstance(chosen, LearnedActivation)
         function = chosen
     if not isinstance(chosen, str):
-        function = _watched(function, chosen)
+        function = _checked(function, chosen)
     return _gated(function) if gated else function
 
 
 def fused_gate(chosen: str | Activation | LearnedActivation) -> str | None:
-    """The gated form of the activation as a kernel's epilogue (`ops.linear_small`) is told of it;
-    None where no kernel has it."""
+    """The name of the activation's gated form as an epilogue of `ops.linear_small`; None if no
+    kernel has it."""
     return _EPILOGUES[_FORMS[chosen][1]] if isinstance(chosen, str) and chosen in _FORMS else None
 
 
@@ -159,9 +159,9 @@ def _gated(function: Activation) -> Activation:
     return activate
 
 
-def _watched(function: Activation, named: object) -> Activation:
-    """`function`, which is not ours: what it raises, or gives in the place of a tensor like its
-    argument, is a `PluginError` that names it."""
+def _checked(function: Activation, named: object) -> Activation:
+    """`function` of a plugin: what it raises, and an answer unlike its argument, is a `PluginError`
+    that names it."""
 
     def activate(x: torch.Tensor) -> torch.Tensor:
         try:
@@ -181,8 +181,8 @@ def _like(x: object) -> str:
 
 
 def clamped_swiglu(alpha: float, limit: float) -> Activation:
-    """`(up + 1) * gate * sigmoid(alpha * gate)` with both held within `limit`, the gate from above
-    only (gpt-oss), of a packed `[tokens, 2 * size]`, gate first."""
+    """`(up + 1) * gate * sigmoid(alpha * gate)` of a packed `[tokens, 2 * size]`, gate first
+    (gpt-oss). `up` is clamped to `-limit .. limit`, and the gate to at most `limit`."""
 
     def activate(gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

@@ -12,8 +12,8 @@ from asyncinfer.quantization import Linear
 
 __all__ = ["Prepare", "SelfAttention"]
 
-#: What is done to query and key heads `[tokens, heads, head_dim]` before they meet: rotation, and
-#: a norm before it.
+#: Prepares query and key heads `[tokens, heads, head_dim]` for attention: a norm, then the
+#: rotation.
 Prepare = Callable[[torch.Tensor, Sequence[Angles]], torch.Tensor]
 
 

@@ -1,4 +1,4 @@
-"""One layer of the decoder, in the orders there are."""
+"""One layer of the decoder, in each order of attention, feed-forward and norms."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ Layer = Attention
 
 
 class DecoderLayer:
-    """Attention, then feed-forward, each of the normalised residual stream and added to it."""
+    """Attention, then feed-forward: each takes the normalised residual stream, and is added to
+    it."""
 
     __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm")
 
@@ -55,8 +56,8 @@ class DecoderLayer:
 
 
 class ParallelLayer:
-    """Attention and feed-forward side by side, both of the layer's input (Wang and Komatsuzaki,
-    2021). `mlp_norm` None: they share the one norm."""
+    """Attention and feed-forward in parallel, both on the layer's input (Wang and Komatsuzaki,
+    2021). `mlp_norm` None: they share one norm."""
 
     __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm")
 
@@ -76,7 +77,7 @@ class ParallelLayer:
 
 
 def followed(function: Callable[..., torch.Tensor], after: Norm) -> Callable[..., torch.Tensor]:
-    """`function`, its result handed through `after`."""
+    """`after` applied to the result of `function`."""
 
     def both(*arguments: object) -> torch.Tensor:
         return after(function(*arguments))
@@ -85,7 +86,7 @@ def followed(function: Callable[..., torch.Tensor], after: Norm) -> Callable[...
 
 
 def added(first: FeedForward, second: FeedForward) -> FeedForward:
-    """The sum of both."""
+    """The sum of both layers."""
 
     def both(x: torch.Tensor) -> torch.Tensor:
         return first(x).add_(second(x))

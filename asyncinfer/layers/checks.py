@@ -1,12 +1,13 @@
-"""Checks of a frozen dataclass's fields when it is made. Every refusal is a `ValueError` that names
-the class, the field, its value and what it may be."""
+"""Checks of a frozen dataclass's fields in its constructor. Each raises a `ValueError` that names
+the class, the field, its value and the bounds."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Sequence
-from typing import Final
+
+from asyncinfer.errors import short_repr
 
 __all__ = [
     "check_choice",
@@ -14,20 +15,7 @@ __all__ = [
     "check_integers",
     "check_number",
     "refuse",
-    "short_repr",
 ]
-
-_SHOWN: Final = 80
-
-
-def short_repr(value: object) -> str:
-    """What a message shows of a value, which may be anybody's."""
-    try:
-        shown = repr(value)
-    except Exception:
-        # An integer of too many digits, a list too deep, an object of somebody's own.
-        shown = f"<{type(value).__name__}>"
-    return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
 
 
 def refuse(owner: object, field: str, why: str) -> ValueError:
@@ -61,7 +49,7 @@ def check_integers(owner: object, *fields: str, low: int, high: int) -> None:
 def check_number(owner: object, field: str, *, high: float = math.inf) -> None:
     """The field is a finite number above 0 and at most `high`."""
     value = getattr(owner, field)
-    # Comparing tells an integer of too many digits too, where a conversion would raise.
+    # The comparison also refuses an integer of too many digits, where a conversion would raise.
     if type(value) not in (int, float) or not 0 < value <= min(high, sys.float_info.max):
         bound = "" if math.isinf(high) else f" and at most {high:g}"
         raise refuse(owner, field, f"must be a number above 0{bound}, and finite")

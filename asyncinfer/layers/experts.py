@@ -13,11 +13,11 @@ __all__ = ["Experts"]
 
 
 class Experts:
-    """`[tokens, hidden]` to `[tokens, hidden]`: the sum of what each token's experts make of it,
-    with the router's weights.
+    """`[tokens, hidden]` to `[tokens, hidden]`: the sum of the outputs of each token's experts,
+    weighted by the router.
 
     Every token is repeated for its experts, the rows are sorted by expert, and each of the two
-    linear layers is one grouped product. Nothing depends on what else is in the batch.
+    linear layers is one grouped product. A token's result does not depend on the batch.
     """
 
     def __init__(

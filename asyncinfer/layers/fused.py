@@ -1,4 +1,4 @@
-"""One layer of the decoder in as few launches as a GPU needs."""
+"""`FusedLayer`: one layer of the decoder in few launches of a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FusedMLP:
     """`x + mlp(norm(x))` of a gated MLP, in two launches where tokens are few."""
 
     norm: RMSNorm
-    #: Gate and up packed, and down; the activation as `ops.linear_small` calls it.
+    #: The packed gate and up, and down; the activation by its name in `ops.linear_small`.
     up: CudaLinear
     down: CudaLinear
     activation: str
@@ -35,7 +35,7 @@ class FusedMLP:
 
 
 def normed_experts(norm: RMSNorm, experts: FeedForward) -> FeedForward:
-    """The same of a mixture of experts."""
+    """`x + experts(norm(x))` of a mixture of experts."""
 
     def both(x: torch.Tensor) -> torch.Tensor:
         return experts(norm(x)).add_(x)
@@ -56,14 +56,14 @@ class FusedLayer:
     index: int
     head_dim: int
     attention_norm: RMSNorm
-    #: The packed projection, and the one of attention's output.
+    #: The packed projection, and attention's output projection.
     qkv: CudaLinear
     out: CudaLinear
-    #: Place of the layer's angles among the model's.
+    #: Index of the layer's angles.
     rope: int
     head_norms: HeadNorms | None
     variant: AttentionVariant | None
-    #: `[tokens, hidden]` to a new tensor: what follows attention, its norm and residual included.
+    #: `[tokens, hidden]` to a new tensor: the feed-forward layer with its norm and residual.
     mlp: FeedForward
 
     def __call__(self, x: torch.Tensor, angles: Sequence[Angles], attend: Attend) -> torch.Tensor:

@@ -16,11 +16,12 @@ __all__ = ["LatentAttention"]
 
 
 class LatentAttention:
-    """`[tokens, hidden]` to `[tokens, hidden]`. The cache holds one vector per token: what keys and
-    values of all heads are made from, and the one rotated key that they share.
+    """`[tokens, hidden]` to `[tokens, hidden]`. The cache holds one vector per token: the latent
+    vector, from which keys and values of all heads could be computed, and the rotated key that
+    heads share.
 
-    Keys and values are never made: what would make them is applied to the queries before attention
-    and to its result after it, so that all heads attend to the vectors themselves.
+    Keys and values are never computed: their projections are applied to the queries before
+    attention and to its result after it, so that all heads attend to the latent vectors.
     """
 
     def __init__(
@@ -36,9 +37,14 @@ class LatentAttention:
         out: Linear,
         variant: AttentionVariant | None = None,
     ) -> None:
-        """`query` gives `[tokens, heads * (plain + rotated)]`, `kv_down` `[tokens, rank +
-        rotated]`. `keys` `[heads, plain, rank]` and `values` `[heads, value, rank]` are what would
-        make keys and values of the vector. `rope` is which of the angles to rotate by."""
+        """
+        Args:
+            rope: index of the angles to rotate by.
+            query: gives `[tokens, heads * (plain + rotated)]`.
+            kv_down: gives `[tokens, rank + rotated]`.
+            keys: `[heads, plain, rank]`, the projection from the latent vector to keys.
+            values: `[heads, value, rank]`, the projection to values.
+        """
         self._layer = layer
         self._heads = heads
         self._rope = rope

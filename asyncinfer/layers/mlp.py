@@ -9,14 +9,14 @@ from asyncinfer.quantization import Linear
 
 __all__ = ["MLP"]
 
-#: Elements of `up`'s output at once, on a CPU. Larger ones leave the processor's cache, and the
-#: allocator returns them to the system to be faulted in again at every layer.
+#: Elements of `up`'s output at once, on a CPU. A larger output leaves the processor's cache, and
+#: the allocator returns it to the system, so that its pages are faulted in again at every layer.
 _CPU_TILE = 4 << 20
 
 
 class MLP:
-    """`down(activation(up(x)))`; the output of `up` is `width` wide. Where the layer is gated, `up`
-    packs the gate's product and the other into one."""
+    """`down(activation(up(x)))`; the output of `up` is `width` wide. In a gated layer `up` is the
+    packed gate and up projection."""
 
     __slots__ = ("activation", "down", "tile", "up")
 

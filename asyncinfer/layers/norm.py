@@ -1,4 +1,4 @@
-"""Normalisation as a layer."""
+"""Norms as layers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RMSNorm:
 
 
 class PlainRMSNorm:
-    """The same without a weight."""
+    """`RMSNorm` without a weight."""
 
     __slots__ = ("eps",)
 

@@ -1,4 +1,4 @@
-"""What is done to queries and keys before they meet: a norm, the rotation."""
+"""Preparing queries and keys for attention: a norm, the rotation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Rotate:
 
 
 class RotatePart:
-    """The same for the first `size` dimensions of each head."""
+    """`Rotate` for the first `size` dimensions of each head only."""
 
     __slots__ = ("index", "size")
 
@@ -42,13 +42,13 @@ class RotatePart:
 
 
 def unrotated(qk: torch.Tensor, angles: Sequence[Angles]) -> torch.Tensor:
-    """Queries and keys as they are: positions play no part, or come in with the embedding."""
+    """Queries and keys unchanged: positions do not matter, or the embedding adds them."""
     return qk
 
 
 class HeadNorm:
-    """RMS norm of each query and each key head by itself, in float32; `q` and `k` are the weights
-    `[head_dim]` of the one and the other."""
+    """RMS norm of each query head, with the weight `q` `[head_dim]`, and of each key head, with the
+    weight `k`, in float32."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class ProjectionNorm:
 
 
 def normed_first(norm: Norm, prepare: Prepare) -> Prepare:
-    """`prepare` of what `norm` gives."""
+    """`norm`, then `prepare`."""
 
     def both(qk: torch.Tensor, angles: Sequence[Angles]) -> torch.Tensor:
         return prepare(norm(qk), angles)

@@ -42,13 +42,12 @@ Angles = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """What `config.json` says about rope, under its own names. `ValueError` for what cannot be."""
+    """The rope settings of `config.json`, by its own names. Raises `ValueError` for bad fields."""
 
     rope_type: RopeType = "default"
     #: Dimensions of each head that are rotated, its first; None for all.
     size: int | None = None
-    #: Dimensions that are rotated together stand side by side, the first with the second; else half
-    #: of `size` apart.
+    #: Dimensions that are rotated together are adjacent; else they are half of `size` apart.
     interleaved: bool = False
     theta: float = 10_000.0
     factor: float = 1.0
@@ -78,7 +77,7 @@ class RopeConfig:
             check_number(self, field)
         if self.theta <= 1.0:
             raise refuse(self, "theta", "must be above 1")
-        # Only a rotation that is not scaled does without.
+        # Only these types do not use it.
         unscaled = self.rope_type in ("default", "linear")
         check_integers(self, "original_context", low=0 if unscaled else 1, high=2**31 - 1)
         for field in ("low_freq_factor", "high_freq_factor"):
@@ -103,7 +102,7 @@ class RopeConfig:
             raise refuse(self, field, f"must be {self.size // 2} numbers, one for each two of size")
 
 
-#: Bytes a table may take: a GPU saves eight launches a step by it.
+#: Bytes that a table may take; it saves a GPU eight launches a step.
 _TABLE_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
 
 
@@ -113,8 +112,8 @@ class RotaryEmbedding:
     def __init__(
         self, config: RopeConfig, head_dim: int, device: torch.device, max_context: int = 0
     ) -> None:
-        """`max_context` is the longest sequence there will be. Where it is given, and a table of
-        all its angles is small beside the model, they are looked up instead of computed."""
+        """`max_context` is the length of the longest sequence. If it is given and a table of its
+        angles is small beside the model, angles are looked up instead of computed."""
         self._config = config
         self._max_context = max_context
         head_dim = config.size or head_dim
@@ -127,7 +126,7 @@ class RotaryEmbedding:
 
     @property
     def note(self) -> str | None:
-        """Which of two rotations it is, where the longest sequence decides."""
+        """Which of LongRoPE's two sets of factors is used; None for other rotations."""
         if self._config.rope_type != "longrope":
             return None
         long = _is_long(self._config, self._max_context)

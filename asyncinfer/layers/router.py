@@ -1,4 +1,4 @@
-"""Which experts a token takes, and with which weights."""
+"""Routers: which experts a token takes, and with which weights."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Route = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class SoftmaxRouter:
-    """The `active` likeliest by the softmax of the logits. With `normalise` their weights sum to
-    one."""
+    """The `active` likeliest experts by the softmax of the logits. With `normalise` their weights
+    sum to one."""
 
     def __init__(self, logits: Linear, active: int, normalise: bool) -> None:
         self._logits = logits
@@ -32,10 +32,10 @@ class SoftmaxRouter:
 
 
 class GroupedRouter:
-    """The `active` best experts of the `active_groups` best of `groups` groups (DeepSeek-V2), whose
-    scores are a softmax or, with `sigmoid`, each for itself (DeepSeek-V3). `correction` float32
-    `[experts]` is added to the scores for the choice alone. A group is as good as its best expert;
-    where there is a correction, as its best two together."""
+    """The `active` best experts of the `active_groups` best of `groups` groups. Scores are the
+    softmax of the logits (DeepSeek-V2), or with `sigmoid` the sigmoid of each (DeepSeek-V3).
+    `correction` float32 `[experts]` is added to the scores for the choice only. A group's score is
+    that of its best expert, or with a correction the sum of its best two."""
 
     def __init__(
         self,

@@ -38,9 +38,9 @@ __all__ = ["ModelConfig"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The shape of a decoder. What has a default is as in Llama.
+    """The shape of a decoder. Defaults are those of Llama.
 
-    `ValueError` for what cannot be, naming the field, its value and what it may be."""
+    Raises `ValueError` for a shape that cannot be, naming the field, its value and its bounds."""
 
     #: The name `config.json` gives under `architectures`, such as `LlamaForCausalLM`.
     architecture: str
@@ -51,22 +51,23 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    #: Longest sequence the model was made for: `max_position_embeddings`, times the factor of a
-    #: rope scaling that stretches it.
+    #: The longest sequence the model was trained for: `max_position_embeddings`, times the factor
+    #: of a rope scaling that extends it.
     max_context: int
     block: Block = "pre"
     norm: NormKind = "rms"
-    #: Whether norms have a weight, those of queries and keys too; without one none has a bias.
+    #: Whether norms have a weight, including those of queries and keys; without one they have no
+    #: bias.
     norm_weight: bool = True
     #: Whether norms of the kinds "layer" and "layer-plus-one" have a bias.
     norm_bias: bool = True
     norm_eps: float = 1e-6
     qk_norm: QKNorm | None = None
-    #: None: as the layers say, or not at all.
+    #: The rotation of all layers; None: there is none, or `layers` says for each.
     rope: RopeConfig | None = field(default_factory=RopeConfig)
-    #: One for each layer; none where they are all alike and attend to all that is before them.
+    #: One for each layer; empty if all layers are alike and attend to all tokens before theirs.
     layers: tuple[LayerConfig, ...] = ()
-    #: Positions that the model learned an embedding of, `max_context` or more.
+    #: Number of positions with a learned embedding, at least `max_context`; None: there are none.
     learned_positions: int | None = None
     #: The feed-forward layer's activation: `config.json`'s name of it, or a function of elements.
     activation: str | Activation | LearnedActivation = "silu"
@@ -76,19 +77,19 @@ class ModelConfig:
     #: Whether the head is the embedding's own weight.
     tied_head: bool = False
     qkv_bias: bool = False
-    #: Of attention's output projection.
+    #: Whether attention's output projection has a bias.
     out_bias: bool = False
     #: On the projections of the feed-forward layer.
     mlp_bias: bool = False
     head_bias: bool = False
-    #: Multiplies attention's scores; None: one by the root of a query head's dimensions.
+    #: Multiplies attention's scores; None: 1 / sqrt(dimensions of a query head).
     attention_scale: float | None = None
     #: Scores become `cap * tanh(scores / cap)`.
     attention_softcap: float | None = None
-    #: Whether each head's softmax has one key more, with a learned logit and no value.
+    #: Whether each head's softmax has an additional key, with a learned logit and value zero.
     sinks: bool = False
     embedding_scale: float = 1.0
-    #: Multiplies what attention and feed-forward add.
+    #: Multiplies the outputs of attention and feed-forward before they are added.
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     #: Logits become `cap * tanh(logits / cap)`.
@@ -98,7 +99,7 @@ class ModelConfig:
     dtype: str | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    #: What whoever loads the model should know of how its `config.json` was taken.
+    #: Remarks for whoever loads the model, about how its `config.json` was read.
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -165,7 +166,7 @@ class ModelConfig:
             raise refuse(self, "notes", "must be a tuple of strings")
 
     def _check_attention(self) -> None:
-        """The fields that attention is made of, together."""
+        """Fields of attention that depend on each other."""
         if self.num_heads % self.num_kv_heads:
             raise refuse(self, "num_kv_heads", f"must divide num_heads={self.num_heads}")
         latent = self.latent
@@ -201,7 +202,7 @@ class ModelConfig:
         size = rope.size or self.head_dim
         if size > self.head_dim:
             raise refuse(self, "rope", f"must have a size of head_dim={self.head_dim} at most")
-        # What `RopeConfig` cannot know where it rotates whole heads.
+        # `RopeConfig` cannot check this if it rotates whole heads, whose size it does not know.
         if size % 2 or (size < 4 and rope.rope_type == "dynamic"):
             raise refuse(self, "head_dim", f"cannot be rotated by rope_type={rope.rope_type!r}")
         factors = (rope.factors, rope.long_factors)
@@ -209,7 +210,7 @@ class ModelConfig:
             raise refuse(self, "rope", f"must have {size // 2} factors and as many long_factors")
 
     def _check_feed_forward(self) -> None:
-        """The fields that the feed-forward layers are made of, together."""
+        """Fields of the feed-forward layers that depend on each other."""
         names = self.names
         kinds = {self.layer_experts(index) is not None for index in range(self.num_layers)}
         if False in kinds:
@@ -224,7 +225,7 @@ class ModelConfig:
             raise refuse(self, "gated_mlp", "must be True with experts")
 
     def layer(self, index: int) -> LayerConfig:
-        """What is particular about one layer."""
+        """The configuration of one layer."""
         return self.layers[index] if self.layers else LayerConfig(rope=self.rope)
 
     def layer_experts(self, index: int) -> ExpertsConfig | None:
@@ -248,7 +249,7 @@ class ModelConfig:
 
     @property
     def query_scale(self) -> float:
-        """What multiplies attention's scores."""
+        """The factor of attention's scores."""
         if self.attention_scale is not None:
             return self.attention_scale
         latent = self.latent
@@ -262,7 +263,7 @@ class ModelConfig:
 
     @property
     def mlp_width(self) -> int:
-        """Elements per token at the widest moment of a feed-forward layer."""
+        """The most elements per token that a feed-forward layer holds at once."""
         experts = self.experts
         if experts is None:
             return 3 * self.intermediate_size

@@ -24,7 +24,7 @@ MOST_BYTES = 16 << 20
 
 
 def read_config(folder: str | Path) -> ModelConfig:
-    """Read and check `folder/config.json`, or what the GGUF file of that name says."""
+    """Read and check `folder/config.json`, or the metadata of a GGUF file."""
     if is_gguf(Path(folder)):
         with GgufCheckpoint(folder) as checkpoint:
             return gguf_config(checkpoint)
@@ -33,7 +33,7 @@ def read_config(folder: str | Path) -> ModelConfig:
 
 
 def read_config_json(folder: str | Path) -> tuple[dict[str, Any], str]:
-    """The content of `folder/config.json` as it stands, and what errors call the file."""
+    """The content of `folder/config.json`, unchecked, and the file's name for errors."""
     folder = Path(folder)
     path = checkpoint_file(folder, _FILE)
     if path is None:
@@ -42,7 +42,7 @@ def read_config_json(folder: str | Path) -> tuple[dict[str, Any], str]:
 
 
 def parse_config(values: Mapping[str, Any], *, file: str = _FILE) -> ModelConfig:
-    """Read and check a `config.json`'s content; `ModelLoadError` names the key that lies."""
+    """Read and check the content of a `config.json`. `ModelLoadError` names the key at fault."""
     config = JsonReader(values, file)
     architecture = _architecture(config)
     family = FamilyCalls.find(architecture)

@@ -1,4 +1,4 @@
-"""The decoder that every model shares."""
+"""`Decoder`: the transformer that all models share."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ class Decoder:
         max_context: int | None = None,
         storage: str = "plain",
     ) -> None:
-        """`weights` gives each tensor of `tensor_table(config)` by name, in the table's order.
-        No sequence will be longer than `max_context` (None: `config.max_context`).
-        `storage` is what the layers' matrices are held as; the head is never smaller."""
+        """
+        Args:
+            weights: gives each tensor of `tensor_table(config)` by name, in the table's order.
+            max_context: length of the longest sequence; None: `config.max_context`.
+            storage: format of the layers' matrices; the head keeps the model's dtype.
+        """
         self.config = config
         weights = arranged(config, weights)
         embedding = weights("embedding")
@@ -51,7 +54,7 @@ class Decoder:
 
     @torch.inference_mode()
     def keep_within(self, max_context: int) -> None:
-        """No sequence will be longer than `max_context`, whatever was said before."""
+        """Set the length of the longest sequence."""
         self.max_context = max_context
         self._ropes = [
             RotaryEmbedding(rope, self.config.head_dim, self.device, max_context)
@@ -60,7 +63,7 @@ class Decoder:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to know of how the model was loaded."""
+        """Remarks about how the model was loaded."""
         return (*self.config.notes, *(rope.note for rope in self._ropes if rope.note is not None))
 
     def forward(
@@ -93,8 +96,9 @@ class Decoder:
         return [attends[layer] for layer in range(len(self._layers))]
 
     def logits(self, hidden: torch.Tensor, *, as_stored: bool = False) -> torch.Tensor:
-        """float32 `[n, vocab_size]` of the hidden states `[n, hidden]` to be sampled; `as_stored`
-        in the model's dtype where the head's product is all there is to it: the same numbers."""
+        """float32 `[n, vocab_size]` for the hidden states `[n, hidden]` of rows to sample. With
+        `as_stored` they stay in the model's dtype if nothing follows the head's product: the same
+        numbers without the conversion."""
         if isinstance(self._head, CudaLinear) and isinstance(self._norm, RMSNorm):
             norm = self._norm
             logits = self._head.fused(

@@ -61,7 +61,7 @@ class DeepSeekV3(Family):
             all_dim = scaling.number("mscale_all_dim", 0.0, 1e3, 0.0)
             scale *= mscale_of(rope.factor, all_dim) ** 2 if all_dim else 1.0
         dense = config.integer("first_k_dense_replace", 0, _MOST)
-        # What predicts further tokens comes as more layers, which nothing here uses.
+        # The layers that predict further tokens are not used.
         extra = config.integer("num_nextn_predict_layers", 0, 16, 1)
         further = range(llama.num_layers, llama.num_layers + extra)
         ignored = tuple(rf"model\.layers\.{layer}\..*" for layer in further)

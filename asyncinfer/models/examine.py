@@ -1,4 +1,4 @@
-"""Whether a checkpoint can be loaded, and if not, what is lacking. Reads headers only."""
+"""`examine`: whether a checkpoint can be loaded, and if not, why. Reads headers only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from asyncinfer.models.load import without_prefix
 from asyncinfer.models.remote_code import tokenizer_code
 from asyncinfer.models.tensors import ignored_tensor, tensor_table
 from asyncinfer.plugins import models
-from asyncinfer.weights import Checkpoint, check_weights, following_links, read_json
+from asyncinfer.weights import SafetensorsCheckpoint, check_weights, following_links, read_json
 from asyncinfer.weights.gguf import GgufCheckpoint, is_gguf
 
 __all__ = ["Examined", "examine"]
@@ -29,24 +29,24 @@ _NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What was found of one checkpoint."""
+    """What `examine` found."""
 
-    #: What `config.json` says.
+    #: The names under `architectures` in `config.json`.
     architectures: tuple[str, ...]
-    #: The shape of its decoder; None if it cannot be loaded.
+    #: The shape of the decoder; None if the checkpoint cannot be loaded.
     config: ModelConfig | None
-    #: Numbers in its weights.
+    #: Numbers in the weights.
     parameters: int
     #: Why it cannot be loaded; empty if it can.
     problems: tuple[str, ...]
-    #: What to know of how it is loaded, such as code that is set aside.
+    #: Remarks about how it is loaded, such as code that is not run.
     notes: tuple[str, ...] = ()
 
 
 def examine(folder: str | Path, *, follow_symlinks: bool = False) -> Examined:
-    """Look at the checkpoint in `folder`, or at a GGUF file. A folder whose architecture is unknown
-    is held against every family there is: the problems then say what the nearest of them lacks for
-    it. Of a `config.json` alone only that is looked at. `follow_symlinks` is as in `EngineConfig`.
+    """Examine the checkpoint in `folder`, a GGUF file, or a `config.json` alone. A folder of an
+    unknown architecture is compared with every family, and the problems say how its tensors differ
+    from those of the nearest. `follow_symlinks` is as in `EngineConfig`.
 
     Raises `ModelLoadError` where there is no `config.json`, or no weights, that can be read.
     """
@@ -62,7 +62,7 @@ def examine(folder: str | Path, *, follow_symlinks: bool = False) -> Examined:
 def _examine_folder(path: Path) -> Examined:
     values, file = read_config_json(path)
     names = _names(values)
-    with Checkpoint(path) as checkpoint:
+    with SafetensorsCheckpoint(path) as checkpoint:
         parameters = sum(math.prod(stored.shape) for stored in checkpoint.tensors.values())
         try:
             config = without_prefix(parse_config(values, file=file), checkpoint)
@@ -105,21 +105,21 @@ def _names(values: dict[str, Any]) -> tuple[str, ...]:
     return tuple(map(str, given)) if isinstance(given, list) else ()
 
 
-def _nearest(values: dict[str, Any], checkpoint: Checkpoint) -> list[str]:
-    """What speaks against the family whose tensors are most like the checkpoint's."""
+def _nearest(values: dict[str, Any], checkpoint: SafetensorsCheckpoint) -> list[str]:
+    """How the checkpoint's tensors differ from those of the nearest family."""
     best: tuple[int, list[str]] | None = None
     broken = []
-    # Rotations have no tensors, and not every family can do every one; nor has code any.
-    passed = re.compile("rope|partial_ro|auto_map")
-    values = {key: value for key, value in values.items() if not passed.match(key)}
-    # Llama first: others are as near where only their numbers differ.
+    # Rotations and code have no tensors, and a family could refuse the keys.
+    dropped = re.compile("rope|partial_ro|auto_map")
+    values = {key: value for key, value in values.items() if not dropped.match(key)}
+    # Llama first, so that it wins a tie: many families have the same tensors.
     for name in sorted(models.names(), key=lambda name: (name != "LlamaForCausalLM", name)):
         try:
             config = parse_config({**values, "architectures": [name]})
         except ModelLoadError:
             continue
         except PluginError as error:
-            # Somebody else's trouble, but whose family was meant may be this one.
+            # Reported, since the broken plugin may be the family that is needed.
             broken.append(f"not compared: {error}")
             continue
         found = _compare(name, without_prefix(config, checkpoint), checkpoint)
@@ -128,8 +128,10 @@ def _nearest(values: dict[str, Any], checkpoint: Checkpoint) -> list[str]:
     return [*(best[1] if best else ()), *broken]
 
 
-def _compare(name: str, config: ModelConfig, checkpoint: Checkpoint) -> tuple[int, list[str]]:
-    """How many tensors are not as in the family called `name`, and in which way."""
+def _compare(
+    name: str, config: ModelConfig, checkpoint: SafetensorsCheckpoint
+) -> tuple[int, list[str]]:
+    """How many tensors differ from those of the family called `name`, and lines that say how."""
     wanted = {p.name: p.shape for packed in tensor_table(config).values() for p in packed.pieces}
     there = checkpoint.tensors
     left_over = [n for n in there if n not in wanted and not ignored_tensor(n, config)]
@@ -149,7 +151,7 @@ def _compare(name: str, config: ModelConfig, checkpoint: Checkpoint) -> tuple[in
 
 
 def _summary(names: Iterable[str]) -> str:
-    """Tensors of all layers as one."""
+    """The tensors' names for a message, those of all layers as one."""
     groups = list(dict.fromkeys(re.sub(r"\.\d+(?=\.)", ".*", name) for name in names))
     more = len(groups) - _NAMED
     return ", ".join(groups[:_NAMED]) + (f" and {more} more" if more > 0 else "")

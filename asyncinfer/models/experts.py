@@ -1,4 +1,4 @@
-"""What `config.json` says about a mixture of experts."""
+"""Reading the keys of a mixture of experts from `config.json`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from asyncinfer.models.reader import JsonReader
 
 __all__ = ["read_experts"]
 
-#: Over all layers; several times what any model has. Each is a few tensors to look for.
+#: Over all layers: several times as many as any model has, since each means a few tensors.
 _MOST_EXPERTS = 1 << 17
 
 
 def read_experts(
     config: JsonReader, llama: ModelConfig, count_key: str, intermediate_size: int
 ) -> ExpertsConfig:
-    """`count_key` says how many there are, `num_experts_per_tok` how many a token takes."""
+    """The experts, whose number is under `count_key`, and of which a token takes
+    `num_experts_per_tok`."""
     count = config.integer(count_key, 1, _MOST_EXPERTS // llama.num_layers)
     return ExpertsConfig(
         count=count,

@@ -1,4 +1,4 @@
-"""What sets one architecture apart from the shared decoder."""
+"""`Family`: how one architecture differs from the shared decoder."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _LEAST_EPS = 1e-30
 class Family:
     """One architecture, as differences from Llama. Derive from it and state what differs."""
 
-    #: What `config.json` calls the architecture under `model_type`. A checkpoint that brings code
-    #: along, which is never run, is loaded without it only if this is given and is what it says.
+    #: The architecture's name under `model_type` in `config.json`. A checkpoint that comes with
+    #: code, which is never run, is loaded only if this is given and equal to the checkpoint's.
     model_type: ClassVar[str | None] = None
-    #: Llama's keys of `config.json` -> what this architecture calls them.
+    #: Llama's keys of `config.json` -> this architecture's names for them.
     keys: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    #: What a key that `config.json` leaves out stands for.
+    #: Values of keys that `config.json` leaves out.
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    #: The part of `rope_parameters` to read where kinds of layers have their own.
+    #: The part of `rope_parameters` to read if kinds of layers have parts of their own.
     full_rope: ClassVar[str | None] = None
     #: Whether `partial_rotary_factor` means something.
     partial_rotary: ClassVar[bool] = False
@@ -41,13 +41,13 @@ class Family:
         return self.configure(config, _as_llama(config, self, architecture))
 
     def complete(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`config.json`'s content, with what it leaves out. A null stays one: it means that there
-        is no such thing, where there is a default too."""
+        """The content of `config.json` with `defaults` for missing keys. A null stays null even if
+        the key has a default: it means that the model has no such part."""
         return {**self.defaults, **values}
 
     def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
-        """The decoder's shape. `llama` is `config` read as Llama's; give it back with what differs
-        replaced. `ModelLoadError` (see `JsonReader`) for what the decoder cannot do."""
+        """The decoder's shape: `llama`, which is `config` read as Llama's, with the differences
+        replaced. Raises `ModelLoadError` (see `JsonReader`) for what the decoder cannot do."""
         return llama
 
 

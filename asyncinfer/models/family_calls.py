@@ -1,5 +1,5 @@
-"""Calls into a model family, which may be anybody's code: whatever it does, the caller hears of it
-as an error that names the family and the call."""
+"""Calls into a model family, which may be a plugin: whatever it raises becomes an error that names
+the family and the call."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, Final, TypeVar
 from asyncinfer.errors import ModelLoadError, PluginError
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.plugins import models
-from asyncinfer.plugins.within import NotInTime, within
+from asyncinfer.plugins.timed_call import CallTimeout, call_within
 from asyncinfer.protocols import ModelFamily
 
 __all__ = ["FamilyCalls"]
 
 T = TypeVar("T")
 
-#: Seconds that a family may take to read a config.json, which takes milliseconds.
+#: Seconds that a family may take to read a config.json; it needs milliseconds.
 READ_TIMEOUT: Final = 30.0
 
 
 class FamilyCalls:
-    """A family, asked about one architecture. `label` is what errors call it."""
+    """Calls one family about one architecture. `label` is the family's name for errors."""
 
     def __init__(
         self, architecture: str, family: ModelFamily, label: str, *, built_in: bool = False
@@ -41,22 +41,22 @@ class FamilyCalls:
         return cls(architecture, family, label, built_in=models.is_built_in(architecture))
 
     def model_type(self) -> str | None:
-        """What the family says that `config.json` calls the architecture."""
+        """The family's `model_type`."""
         stated = self._call("model_type", lambda: getattr(self._family, "model_type", None))
         if stated is not None and not isinstance(stated, str):
             raise PluginError(f"{self._label}: model_type={stated!r}: must be a string or None")
         return stated
 
     def read(self, values: Mapping[str, Any], file: str) -> ModelConfig:
-        """The decoder's shape that the family makes of `values`.
+        """The decoder's shape that the family reads from `values`.
 
-        Raises the family's own `ModelLoadError`; `PluginError` for whatever else it raises, for no
-        answer in time and for what is no `ModelConfig`. What a built-in family does not take is the
-        file's fault: a `ModelLoadError`.
+        Raises the family's own `ModelLoadError`; and `PluginError` for any other exception, for no
+        answer in time and for an answer that is no `ModelConfig`. A built-in family is trusted, so
+        any exception of it is a `ModelLoadError` about the file.
         """
 
         def call() -> object:
-            # A dict of its own: the next family is asked of the same values.
+            # A copy, since the next family is called with the same values.
             return self._family.read(self._architecture, dict(values), file)
 
         if self._built_in:
@@ -79,20 +79,20 @@ class FamilyCalls:
                 return function()
             except (ModelLoadError, PluginError):
                 raise
-            # SystemExit and the like are the family's too: this is a thread of its own.
+            # BaseException too: only the family can raise on this thread.
             except BaseException as error:
                 raise PluginError(f"{self._label}: {what} raised {error!r}") from error
 
         if self._built_in:
             return function()
         try:
-            return within(READ_TIMEOUT, call)
-        except NotInTime as error:
+            return call_within(READ_TIMEOUT, call)
+        except CallTimeout as error:
             raise PluginError(f"{self._label}: {what} {error}") from error
 
 
 def _checked(read: object) -> ModelConfig:
     if type(read) is not ModelConfig:
         raise TypeError(f"it gave {type(read).__name__}, not a ModelConfig")
-    # Checked again: what is frozen can be changed by force.
+    # Checked again, since a frozen dataclass can be changed by `object.__setattr__`.
     return replace(read)

@@ -1,4 +1,4 @@
-"""From a config and its weights to one layer's MLP or experts."""
+"""Builds one layer's MLP or experts from a config and weights."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def build_linear(weights: WeightSource, name: str, bias: bool, storage: str) -> 
 
 
 class FeedForwardBuilder:
-    """Asks for weights in the tensor table's order. `storage` is what they are held as, a router
-    aside: it is small, and all hangs on its choice. `dtype` is what is computed in."""
+    """Asks for weights in the tensor table's order. `storage` is their format, except for a router:
+    it is small, and its choices must be exact. `dtype` is the dtype of the computation."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class FeedForwardBuilder:
         self._storage = storage
 
     def build(self, index: int, name: str) -> FeedForward:
-        """What stands after the attention of a layer: an MLP, or experts."""
+        """The feed-forward layer after a layer's attention: an MLP, or experts."""
         config = self._config
         experts = config.layer_experts(index)
         if experts is None:
@@ -69,8 +69,8 @@ class FeedForwardBuilder:
         return MLP(up, activate, self._linear(f"{name}.down", config.mlp_bias), width)
 
     def _activation(self, name: str, width: int) -> Activation:
-        """The activation of a layer, called once: what is wrong with one that a family brings is
-        found here, not by the first request."""
+        """The activation of a layer. One that a family brings is called once here, so that a fault
+        is found before the first request."""
         config = self._config
         with_weights = learned(config.activation)
         weights = [

@@ -1,4 +1,4 @@
-"""From a config and its weights to one layer of the decoder."""
+"""Builds one layer of the decoder from a config and weights."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def build_norm(config: ModelConfig, name: str, weights: WeightSource) -> Norm:
 
 
 class LayerBuilder:
-    """Makes the layers one after another, asking for weights in the tensor table's order.
+    """Builds the layers one after another, asking for weights in the tensor table's order.
 
-    `ropes` are the model's different rotations, in the order in which a forward pass gives their
-    angles. `fused`: whether the linear layers are `CudaLinear`s, which take more in one launch.
-    `storage`: what their weights are held as."""
+    `ropes` are the model's different rotations, in the order of a forward pass' angles. `fused`:
+    whether the linear layers are `CudaLinear`s, which fuse their neighbours into one launch.
+    `storage`: the format of their weights."""
 
     def __init__(
         self,
@@ -109,12 +109,12 @@ class LayerBuilder:
         )
 
     def _fuses(self, index: int) -> bool:
-        """Whether the layer is one that `FusedLayer` computes, where that is of use."""
+        """Whether `FusedLayer` can compute the layer and its kernels run on this device."""
         config = self._config
         return (
             self._fused_kernels
             and config.latent is None
-            # Else attention is not the paged kernels'.
+            # The paged kernels take no larger heads.
             and config.head_dim <= MOST_HEAD_DIM
             and (config.block, config.residual_scale) == ("pre", 1.0)
             and config.norm in ("rms", "rms-plus-one")
@@ -125,7 +125,8 @@ class LayerBuilder:
         )
 
     def _gate(self) -> str | None:
-        """The feed-forward layer's gate as a kernel's epilogue; None without such a gate."""
+        """The feed-forward layer's gate as the name of a kernel's epilogue; None if no kernel has
+        it."""
         return fused_gate(self._config.activation) if self._config.gated_mlp else None
 
     def _fused(self, index: int, name: str) -> FusedLayer:
@@ -195,7 +196,7 @@ class LayerBuilder:
         config = self._config
 
         def norm(part: str) -> RMSNorm:
-            # These have an epsilon of their own.
+            # The epsilon of these norms is fixed in the architecture.
             return RMSNorm(self._weights(f"{name}.{part}"), 1e-6)
 
         query: FeedForward

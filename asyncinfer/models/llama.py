@@ -8,6 +8,6 @@ __all__ = ["Llama"]
 
 
 class Llama(Family):
-    """Llama 1 to 3.x, and whatever shares its `config.json`."""
+    """Llama 1 to 3.x, and models with the same `config.json`."""
 
     model_type = "llama"

@@ -1,4 +1,4 @@
-"""From a checkpoint's folder to a `Decoder` on a device."""
+"""`load_model`: loads a checkpoint as a `Decoder` on a device."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,8 +17,8 @@ from asyncinfer.models.config_file import read_config
 from asyncinfer.models.decoder import Decoder
 from asyncinfer.models.tensors import ignored_tensor, tensor_table
 from asyncinfer.weights import (
-    Checkpoint,
     OnProgress,
+    SafetensorsCheckpoint,
     TensorFiles,
     WeightLoader,
     WeightSource,
@@ -38,12 +39,12 @@ def load_model(
     max_context: int | None = None,
     storage: str = "plain",
 ) -> Decoder:
-    """Load the checkpoint in `folder`, its weights converted to `dtype`, for sequences of at most
-    `max_context` tokens (None: as many as the model was made for), the layers' matrices held as
-    `make_linear`'s `storage` names.
+    """Load the checkpoint in `folder`, with weights converted to `dtype`, for sequences of at most
+    `max_context` tokens (None: the model's own maximum). `storage` is the format of the layers'
+    matrices, as in `make_linear`.
 
-    Weights stream onto the device one tensor at a time; `progress` hears of each. Raises
-    `ModelLoadError`, before any device memory is taken, for whatever the files say that cannot be.
+    Weights stream onto the device one tensor at a time, and `progress` is called on the way. Raises
+    `ModelLoadError` for bad files, before any device memory is taken.
     """
     with _opened(folder, device, dtype, progress) as (config, weights):
         return Decoder(config, weights, max_context, storage)
@@ -55,8 +56,8 @@ def load_weights(
     dtype: torch.dtype,
     progress: OnProgress | None = None,
 ) -> dict[str, torch.Tensor]:
-    """The tensors that `load_model` makes its decoder of, by the names of `tensor_table`, which a
-    device has not laid out for its matrix products yet. Raises as that does."""
+    """The tensors of the decoder by the names of `tensor_table`, before a device lays them out for
+    its matrix products. Raises as `load_model` does."""
     with _opened(folder, device, dtype, progress) as (config, weights):
         return {name: weights(name) for name in tensor_table(config)}
 
@@ -68,10 +69,11 @@ def _opened(
     dtype: torch.dtype,
     progress: OnProgress | None,
 ) -> Iterator[tuple[ModelConfig, WeightSource]]:
-    """The config and the source of the weights, each to be asked for inside."""
+    """The config and the source of the weights, which must be asked for each tensor in the
+    block."""
     config = read_config(folder)
-    kind = GgufCheckpoint if is_gguf(Path(folder)) else Checkpoint
-    with kind(folder) as checkpoint, torch.inference_mode():
+    opened = GgufCheckpoint(folder) if is_gguf(Path(folder)) else SafetensorsCheckpoint(folder)
+    with opened as checkpoint, torch.inference_mode():
         config = without_prefix(config, checkpoint)
         table = tensor_table(config)
         check_weights(checkpoint, table, partial(ignored_tensor, config=config))
@@ -87,9 +89,9 @@ def _opened(
         loader.finish()
 
 
-def without_prefix(config: ModelConfig, checkpoint: TensorFiles) -> ModelConfig:
-    """The config for a checkpoint whose tensors lack the architecture's prefix, which is what the
-    model without its head is saved as."""
+def without_prefix(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
+    """The config with an empty prefix if the checkpoint's tensors lack the architecture's prefix,
+    as in a model that was saved without its head."""
     prefix = config.names.prefix
     if any(name.startswith(prefix) for name in checkpoint.tensors):
         return config

@@ -1,4 +1,4 @@
-"""Under which names a checkpoint keeps the decoder's tensors."""
+"""`TensorNames`: the names of the decoder's tensors in a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["TensorNames"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorNames:
-    """Llama's names, and what of them another architecture calls otherwise. Each stands without
-    `.weight` and `.bias`; those of a layer without the layer's own beginning."""
+    """The names, by default Llama's. They are without `.weight` and `.bias`, and those of a layer
+    are without the layer's prefix."""
 
-    #: Before all of them but the head's. A checkpoint of the model without its head leaves it out.
+    #: Stands before all names except the head's; a model that was saved without its head lacks it.
     prefix: str = "model."
     embedding: str = "embed_tokens"
     #: Learned positions.
     positions: str = "embed_positions"
-    #: What the layers' numbers follow.
+    #: The name before a layer's number.
     layers: str = "layers"
     attention_norm: str = "input_layernorm"
     attention_out_norm: str = "post_attention_layernorm"
@@ -34,25 +34,25 @@ class TensorNames:
     k_norm: str = "self_attn.k_norm"
     out: str = "self_attn.o_proj"
     sinks: str = "self_attn.sinks"
-    #: Gate and up projection of a gated feed-forward layer, or one tensor with both; else the one.
+    #: Gate and up projection of a gated feed-forward layer, or one tensor with both; else only up.
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
     correction: str = "mlp.gate.e_score_correction_bias"
     shared_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
     shared_down: str = "mlp.shared_experts.down_proj"
-    #: As `up` and `down`, `{}` standing for the expert's number. A name without it is one tensor of
-    #: all experts, `[experts, in, out]`, without `.weight` behind it.
+    #: As `up` and `down`, with `{}` for the expert's number. A name without `{}` is one tensor of
+    #: all experts, `[experts, in, out]`, whose name does not end in `.weight`.
     expert_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
     expert_down: str = "mlp.experts.{}.down_proj"
-    #: The one tensor holds gate and up in turns.
+    #: The one tensor holds rows of gate and up alternately.
     expert_up_alternates: bool = False
     norm: str = "norm"
     head: str = "lm_head"
     #: The layers' linear weights are stored `[in, out]`.
     transposed: bool = False
-    #: Regular expressions of tensors that a checkpoint may hold though the model has no place for
-    #: them: what old checkpoints saved of constants.
+    #: Regular expressions of tensors that a checkpoint may hold though the model does not use them,
+    #: such as constants that old checkpoints saved.
     ignored: tuple[str, ...] = (r".*\brotary_emb\.inv_freq",)
 
     def __post_init__(self) -> None:

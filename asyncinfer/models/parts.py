@@ -30,15 +30,15 @@ __all__ = [
     "Scoring",
 ]
 
-# Far above any model there is: what lies beyond is a mistake or an attack.
+# Far above any model: a larger value is a mistake or an attack.
 MOST_WIDTH: Final = 1 << 20
 MOST_VOCAB: Final = 1 << 24
 MOST_LAYERS: Final = 1 << 10
 MOST_HEADS: Final = 1 << 12
 MOST_CONTEXT: Final = 2**31 - 1
-#: Of a checkpoint, as torch names them.
+#: Dtypes of a checkpoint, by torch's names.
 DTYPES: Final = ("float32", "float16", "bfloat16")
-#: Over all layers of a model; each is a few tensors to look for.
+#: Over all layers of a model, since each expert means a few tensors.
 _MOST_EXPERTS: Final = 1 << 17
 _MOST_WINDOW: Final = 2**31 - 1
 
@@ -48,13 +48,13 @@ _MOST_WINDOW: Final = 2**31 - 1
 Block = Literal["pre", "post", "sandwich", "parallel", "parallel-shared"]
 #: RMS norm of queries and keys: of each head, or over the whole projection.
 QKNorm = Literal["head", "projection"]
-#: What makes the router's scores of its logits.
+#: The function from a router's logits to its scores.
 Scoring = Literal["softmax", "sigmoid"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
-    """What may differ from layer to layer."""
+    """The settings that may differ from layer to layer."""
 
     #: None: queries and keys are not rotated.
     rope: RopeConfig | None
@@ -78,21 +78,21 @@ class ExpertsConfig:
     #: How many there are, and how many each token takes.
     count: int
     active: int
-    #: As `intermediate_size`, of each.
+    #: `intermediate_size` of each expert.
     intermediate_size: int
     #: Whether a token's weights are scaled to sum to one.
     normalise: bool = True
     router_bias: bool = False
     bias: bool = False
     scoring: Scoring = "softmax"
-    #: Experts come in this many groups, and a token's are from the best few of them.
+    #: Experts come in this many groups, and a token takes its experts from the best few groups.
     groups: int = 1
     active_groups: int = 1
     #: Whether a bias is added to the scores when experts are chosen, and only then.
     correction: bool = False
     #: Multiplies the weights.
     scale: float = 1.0
-    #: As `intermediate_size`, of the part that every token takes; 0: there is none.
+    #: `intermediate_size` of the shared expert, which every token takes; 0: there is none.
     shared_size: int = 0
     #: None: the model's activation. Else the clamped SwiGLU's (alpha, limit).
     clamped_swiglu: tuple[float, float] | None = None
@@ -121,7 +121,7 @@ class ExpertsConfig:
         if self.count % self.groups:
             raise refuse(self, "groups", f"must divide count={self.count}")
         if self.groups > 1 and self.correction and size < 2:
-            # With a correction a group is as good as its two best experts.
+            # With a correction a group's score is the sum of its two best experts' scores.
             raise refuse(self, "groups", f"must leave each of count={self.count} two or more")
         if self.active > self.active_groups * size:
             bound = f"has {self.active_groups * size} experts for active={self.active}"
@@ -142,7 +142,7 @@ class LatentConfig:
     rotated: int
     #: Dimensions of a value head.
     value: int
-    #: The checkpoint keeps what is rotated together side by side.
+    #: In the checkpoint, dimensions that are rotated together are adjacent.
     interleaved: bool = True
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Reads a JSON object's values with their types and bounds checked."""
+"""`JsonReader`: reads values of a JSON object, checking their types and bounds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from asyncinfer.errors import ModelLoadError
-from asyncinfer.layers import short_repr
+from asyncinfer.errors import ModelLoadError, short_repr
 
 __all__ = ["JsonReader"]
 
@@ -24,14 +23,14 @@ class JsonReader:
         prefix: str = "",
         names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`names` says what the file calls a key that is asked for by another name."""
+        """`names` maps the keys that callers use to those of the file, where they differ."""
         self.values = values
         self.file = file
         self._prefix = prefix
         self._names = names
 
     def renamed(self, **names: str) -> JsonReader:
-        """The same object, with more keys asked for by another name."""
+        """The same object with more keys renamed."""
         return JsonReader(self.values, self.file, self._prefix, {**self._names, **names})
 
     def integer(self, key: str, low: int, high: int, default: int = _MISSING) -> int:
@@ -46,7 +45,7 @@ class JsonReader:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.refuse(key, "must be a number")
-        # Comparing tells NaN and an integer of too many digits too.
+        # The comparison also refuses NaN and integers of too many digits.
         if not low <= value <= high:
             raise self.refuse(key, f"must be between {low:g} and {high:g}")
         return float(value)

@@ -1,5 +1,5 @@
-"""`auto_map`: code that a checkpoint brings along. It is never read nor run; what a family here
-computes anyway is loaded without it, what only the code could say is refused."""
+"""`auto_map`: code that comes with a checkpoint, which is never read nor run. A checkpoint of a
+known family is loaded without the code, and any other is refused."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncinfer.errors import ModelLoadError
-from asyncinfer.layers import short_repr
+from asyncinfer.errors import ModelLoadError, short_repr
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.weights import checkpoint_file, read_json
 
@@ -20,9 +19,9 @@ _MOST_BYTES = 64 << 20
 
 
 def model_code(config: JsonReader, architecture: str, model_type: str | None) -> tuple[str, ...]:
-    """What to tell of an `auto_map` that is set aside; nothing without one. It is set aside where
-    `config.json` says by every name it has that the model is `architecture`, whose family is for
-    `model_type`: tensors and keys are checked as strictly as ever. Refuses any other."""
+    """A note about an `auto_map` that is set aside; empty without one. It is set aside if every
+    name in `config.json` says that the model is `architecture`, whose family is for `model_type`;
+    tensors and keys are checked as strictly as ever. Any other `auto_map` is refused."""
     code = config.values.get("auto_map")
     if not code:
         return ()
@@ -48,8 +47,8 @@ def model_code(config: JsonReader, architecture: str, model_type: str | None) ->
 
 
 def tokenizer_code(folder: Path) -> tuple[str, ...]:
-    """The same of the folder's tokenizer. Its code is set aside where it has a fast tokenizer, for
-    that is all in `tokenizer.json`. `ModelLoadError` where it has none."""
+    """The same for the folder's tokenizer. Its code is set aside if there is a fast tokenizer,
+    since `tokenizer.json` describes that completely. `ModelLoadError` if there is none."""
     path = checkpoint_file(folder, _TOKENIZER_CONFIG)
     values: dict[str, Any] = {} if path is None else read_json(path, _MOST_BYTES)
     code = values.get("auto_map")

@@ -1,4 +1,4 @@
-"""`config.json`'s rope settings, in the spellings that transformers has had."""
+"""Reading the rope settings of `config.json`, in all spellings that transformers has had."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def read_rope(
     config: JsonReader, max_context: int, head_dim: int, layer_type: str | None = None
 ) -> RopeConfig:
     """`rope_scaling` (with `type` or `rope_type`) or the newer `rope_parameters`, theta in there or
-    beside it; the first that says something wins, as in transformers. `max_context` is
-    `max_position_embeddings`. `layer_type` names the part of the parameters to read, where kinds of
-    layers have their own.
+    beside it; the first that is not empty wins, as in transformers. `max_context` is
+    `max_position_embeddings`. `layer_type` names the part of the parameters to read if kinds of
+    layers have parts of their own.
     """
     theta = config.number("rope_theta", *_THETA, 10_000.0)
     rope = config.object("rope_scaling") or config.object("rope_parameters")
@@ -83,11 +83,11 @@ def _scaling(config: JsonReader, rope: JsonReader, max_context: int, size: int) 
 
 
 def scaled_context(rope: RopeConfig, max_context: int) -> int:
-    """The longest sequence that the scaling stretches `max_position_embeddings` to."""
+    """The longest sequence, if the scaling extends `max_position_embeddings`."""
     if rope.rope_type in ("linear", "dynamic"):
         return min(int(max_context * rope.factor), _MOST_CONTEXT)
     if rope.rope_type == "yarn":
-        # Some checkpoints count the factor in already.
+        # In some checkpoints `max_position_embeddings` includes the factor.
         return max(max_context, min(int(rope.original_context * rope.factor), _MOST_CONTEXT))
     return max_context
 

@@ -1,4 +1,4 @@
-"""Which tensors a decoder is made of, and how a checkpoint keeps them."""
+"""The tensors of a decoder, and how a checkpoint stores them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _HEAD_NORM = re.compile(r"layers\.(\d+)\.attention\.[qk]_norm")
 
 
 def block_norms(config: ModelConfig) -> tuple[str, ...]:
-    """The norms of one layer, by our names."""
+    """The norms of one layer, by their names in the tensor table."""
     return _NORMS[config.block]
 
 
 def tensor_table(config: ModelConfig) -> dict[str, Packed]:
-    """The model's tensors by name, in the order they are loaded: each is one tensor of the
-    checkpoint or several packed below each other."""
+    """The model's tensors by name, in the order of loading. Each is one tensor of the checkpoint,
+    or several concatenated along dimension 0."""
     names, hidden = config.names, config.hidden_size
     prefix, vocab = names.prefix, config.vocab_size
     table = {"embedding": _one(f"{prefix}{names.embedding}.weight", vocab, hidden)}
@@ -117,7 +117,7 @@ def _mlp(config: ModelConfig, layer: int, theirs: str) -> Iterator[tuple[str, Pa
     router = (names.router,), (experts.count,), hidden, experts.router_bias
     yield from _linear(config, theirs, "experts.router", *router)
     if experts.correction:
-        # Scores are close to one another: float32 decides.
+        # float32, since scores may differ by less than a 16-bit step.
         pieces = _one(theirs + names.correction, experts.count).pieces
         yield "experts.correction", Packed(pieces, torch.float32)
     for ours, parts, outputs, inputs in (
@@ -157,7 +157,7 @@ def _linear(
     inputs: int,
     bias: bool,
 ) -> Iterator[tuple[str, Packed]]:
-    # One tensor may hold what others keep in several.
+    # Some checkpoints hold all parts in one tensor.
     sizes = outputs if len(parts) > 1 else (sum(outputs),)
     pieces = [(theirs + part, size) for part, size in zip(parts, sizes, strict=True)]
     turned = config.names.transposed
@@ -175,7 +175,7 @@ def _linear(
 
 
 def arranged(config: ModelConfig, weights: WeightSource) -> WeightSource:
-    """`weights` as the layers take them: linear weights `[out, in]`, those of experts
+    """`weights` in the layout of the layers: linear weights `[out, in]`, those of experts
     `[experts, out, in]`, the heads of the packed projection in order, gate before up."""
 
     def arrange(name: str) -> torch.Tensor:
@@ -208,30 +208,32 @@ def arranged(config: ModelConfig, weights: WeightSource) -> WeightSource:
 
 
 def _halves(config: ModelConfig, layer: int, tensor: torch.Tensor) -> torch.Tensor:
-    """Rows of whole query and key heads, those of one rotation half of the rotated dimensions apart
-    instead of side by side: queries and keys meet as before. The tensor itself where they are."""
+    """Rows of whole query and key heads, reordered so that a rotated pair is half of the rotated
+    dimensions apart instead of adjacent. Queries and keys are reordered alike, so their products
+    stay the same. Gives the tensor itself if the layer's pairs are not adjacent."""
     rope = config.layer(layer).rope
     if rope is None or not rope.interleaved:
         return tensor
     rows = tensor.view(-1, config.head_dim, *tensor.shape[1:])
-    return _apart(rows, 0, rope.size or config.head_dim).reshape(tensor.shape)
+    return _split_pairs(rows, 0, rope.size or config.head_dim).reshape(tensor.shape)
 
 
 def _latent_halves(
     config: ModelConfig, latent: LatentConfig, tensor: torch.Tensor, linear: str
 ) -> torch.Tensor:
-    """The same of what makes the rotated dimensions, the last of each head."""
+    """The same for the projections of latent attention, whose rotated dimensions are the last of
+    each head."""
     heads = {"query": config.num_heads, "kv_down": 1}.get(linear)
     if heads is None:
         return tensor
     rows = tensor.view(heads, -1, *tensor.shape[1:])
     first = rows.shape[1] - latent.rotated
-    return _apart(rows, first, rows.shape[1]).view(tensor.shape)
+    return _split_pairs(rows, first, rows.shape[1]).view(tensor.shape)
 
 
-def _apart(rows: torch.Tensor, first: int, end: int) -> torch.Tensor:
-    """`rows` `[heads, dimensions, ...]` with every other one of `first` to `end` before the rest of
-    these."""
+def _split_pairs(rows: torch.Tensor, first: int, end: int) -> torch.Tensor:
+    """`rows` `[heads, dimensions, ...]`, with the first of each pair in `first` to `end - 1` before
+    the second ones."""
     rotated = rows[:, first:end]
     return torch.cat((rows[:, :first], rotated[:, 0::2], rotated[:, 1::2], rows[:, end:]), dim=1)
 
@@ -252,8 +254,8 @@ def _arrange_experts(
 
 
 def ignored_tensor(name: str, config: ModelConfig) -> bool:
-    """Whether a checkpoint may hold this tensor without the model having a place for it: what
-    `names.ignored` says, and a tied head's second copy."""
+    """Whether a checkpoint may hold this tensor though the model does not use it: it matches
+    `names.ignored`, or is the second copy of a tied head."""
     if config.tied_head and name == f"{config.names.head}.weight":
         return True
     return any(re.fullmatch(pattern, name) for pattern in config.names.ignored)

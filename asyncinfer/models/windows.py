@@ -1,4 +1,4 @@
-"""Which layers attend to a sliding window only, as `config.json` says it."""
+"""Reading from `config.json` which layers attend to a sliding window only."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _MOST_WINDOW = 1 << 30
 def sliding_layers(
     config: JsonReader, llama: ModelConfig, default: Callable[[int], bool]
 ) -> tuple[bool, ...]:
-    """For each layer whether `layer_types` calls it sliding; where there is no such list, whether
-    `default` of its index does."""
+    """For each layer whether `layer_types` calls it sliding; without such a list, `default` of the
+    layer's index."""
     if not config.has("layer_types"):
         return tuple(map(default, range(llama.num_layers)))
     types = config.strings("layer_types", llama.num_layers, (FULL, SLIDING))
@@ -34,7 +34,7 @@ def windowed(
     local_rope: RopeConfig | None = None,
 ) -> tuple[LayerConfig, ...]:
     """The layers, with a window of `sliding_window` tokens for those that are `sliding` (None: all
-    are). `local_rope` is the rotation of these, if it is another."""
+    are). `local_rope` is the rotation of sliding layers, if they have another one."""
     window: int | None = None
     if config.has("sliding_window"):
         window = config.integer("sliding_window", 1, _MOST_WINDOW)
@@ -53,7 +53,7 @@ def windowed(
 def windowed_if_used(
     config: JsonReader, llama: ModelConfig, default: Callable[[int], bool]
 ) -> tuple[LayerConfig, ...]:
-    """The same where `use_sliding_window` has to turn windows on."""
+    """`windowed` if `use_sliding_window` is true; else there are no windows."""
     if not config.boolean("use_sliding_window", False):
         return ()
     return windowed(config, llama, sliding_layers(config, llama, default))

@@ -61,7 +61,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """Seconds that a step cannot do without."""
+    """The least seconds of a step, by part."""
 
     #: Reading the weights.
     weights: float
@@ -103,7 +103,7 @@ def prefill_floor(
     matrices = 2 * tokens * size.layer_parameters / (speed.linear_flops or speed.flops)
     attention = 2 * size.attention_elements * size.pairs(tokens) / speed.flops
     head = 2 * size.head_parameters / speed.flops
-    # What it writes of keys and values goes on beside the arithmetic.
+    # Keys and values are written while the arithmetic goes on.
     moved = storage.streamed_bytes(size, tokens) + tokens * storage.kv_bytes_per_token(size)
     return Floor(
         weights=moved / speed.bandwidth,

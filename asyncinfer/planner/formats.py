@@ -18,8 +18,7 @@ DTYPE_BYTES: Final = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """What is stored in fewer bytes than the model's dtype has. Embedding, head and norms never
-    are."""
+    """How weights and KV are stored. Embedding, head and norms always keep the model's dtype."""
 
     name: str
     #: Bytes per number of the layers' matrices, their scales included; None: they stay as they are.
@@ -30,15 +29,15 @@ class Format:
     fp8_arithmetic: bool = False
 
     def storage(self, dtype: str, head_dim: int) -> Storage:
-        """With the rest in `dtype`; `head_dim` is that of the KV cache."""
+        """Bytes per number of a model in `dtype`; `head_dim` is that of the KV cache."""
         size = DTYPE_BYTES[dtype]
         linear = size if self.linear is None else self.linear
         vector = vector_bytes(kv_format(self.kv), head_dim, getattr(torch, dtype))
         return Storage(weights=size, linear=linear, kv=vector / head_dim)
 
     def speed(self, gpu: Gpu, dtype: str, *, nominal: bool) -> Speed:
-        """Of a GPU that computes the rest in `dtype`; measured figures where there are any and
-        `nominal` does not ask for the others."""
+        """What a GPU reaches with a model in `dtype`: measured figures if it has any, unless
+        `nominal` asks for the maker's."""
         reached = 1.0
         if gpu.measured_bf16 is not None and not nominal:
             reached = gpu.measured_bf16 / gpu.bf16
@@ -46,7 +45,7 @@ class Format:
         return Speed(
             bandwidth=bandwidth or gpu.bandwidth,
             flops=gpu.fp32 if dtype == "float32" else gpu.bf16 * reached,
-            # What fp8 reaches was not measured: the same share of what is promised.
+            # fp8 was not measured: assume the share of the nominal figure that bf16 reaches.
             linear_flops=gpu.fp8 * reached if self.fp8_arithmetic and gpu.fp8 else None,
         )
 

@@ -1,4 +1,4 @@
-"""`Gpu`: what a GPU holds and does; the table of those that are known is `gpus.toml`."""
+"""`Gpu`: memory and speed of a GPU; `gpus.toml` is the table of known ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Gpu", "find_gpu", "gpus"]
 class Gpu:
     """Nominal figures of one GPU, without sparsity, and measured ones where there are any."""
 
-    #: What it is asked for by, such as "h200".
+    #: The name to ask for it by, such as "h200".
     name: str
     title: str
     #: Other names for it.
@@ -44,7 +44,7 @@ class Gpu:
 def gpus() -> Mapping[str, Gpu]:
     """The GPUs that are known, by name."""
     table = tomllib.loads(files("asyncinfer.planner").joinpath("gpus.toml").read_text("utf-8"))
-    return MappingProxyType({name: _gpu(name, **its) for name, its in table.items()})
+    return MappingProxyType({name: _gpu(name, **row) for name, row in table.items()})
 
 
 def find_gpu(name: str) -> Gpu:

@@ -8,13 +8,14 @@ from typing import Final, Literal
 
 import torch
 
+from asyncinfer.checks import check_integer
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.models import ModelConfig, parse_config
 from asyncinfer.planner.floors import Floor, Speed, Storage, decode_floor, prefill_floor
 from asyncinfer.planner.formats import DTYPE_BYTES, FORMATS, Format
 from asyncinfer.planner.gpus import Gpu, find_gpu
-from asyncinfer.planner.room import KVRoom, kv_room
+from asyncinfer.planner.kv_capacity import KVCapacity, kv_capacity
 from asyncinfer.planner.size import ModelSize
 from asyncinfer.runner.memory import GPU_OVERLAP, activation_bytes, graph_bytes
 from asyncinfer.weights import read_json, resolve_config
@@ -41,7 +42,7 @@ class FormatPlan:
     weight_bytes: int
     #: Of a token's keys and values, over all layers.
     kv_bytes_per_token: int
-    #: Of one token more after `context`: layers whose window is full give as much back.
+    #: Of each token after `context`: a layer whose window is full gives as much back as it takes.
     kv_bytes_per_further_token: int
     #: What a sequence of `context` tokens holds, in whole blocks.
     kv_bytes_per_sequence: int
@@ -61,7 +62,8 @@ class FormatPlan:
     #: The same with as many sequences as fit.
     most_tokens_per_second: float
     prefill_tokens_per_second: float
-    #: What is in the way of more: that the batch does not fit; arithmetic; or moving bytes.
+    #: What limits a decode step: "capacity" if the batch does not fit, else arithmetic or
+    #: bandwidth.
     limit: Limit
 
 
@@ -141,16 +143,16 @@ def plan_config(
     """`plan` for a config that has been read."""
     if context is None:
         context = min(_DEFAULT_CONTEXT, config.max_context)
-    _within("context", context, config.max_context)
-    _within("batch", batch, _MOST_BATCH)
+    check_integer("context", context, 1, config.max_context)
+    check_integer("batch", batch, 1, _MOST_BATCH)
     if dtype == "auto":
         dtype = config.dtype or "bfloat16"
     if dtype not in DTYPE_BYTES:
         raise InvalidRequest("dtype", dtype, f"must be auto or one of {', '.join(DTYPE_BYTES)}")
     size = ModelSize.of(config)
-    # The kernels read fp8 KV where there are units for it.
-    able = (its for its in FORMATS if its.kv != "fp8" or gpu.fp8)
-    formats = (Format(name=dtype), *able)
+    # The kernels read fp8 KV only on GPUs with fp8 units.
+    supported = (one for one in FORMATS if one.kv != "fp8" or gpu.fp8)
+    formats = (Format(name=dtype), *supported)
     speed = formats[0].speed(gpu, dtype, nominal=nominal)
     return Plan(
         architecture=config.architecture,
@@ -163,14 +165,14 @@ def plan_config(
         batch=batch,
         dtype=dtype,
         formats=tuple(
-            _with(its, config, size, gpu, dtype, nominal, context, batch) for its in formats
+            _plan_format(one, config, size, gpu, dtype, nominal, context, batch) for one in formats
         ),
         size=size,
     )
 
 
-def _with(
-    its: Format,
+def _plan_format(
+    format: Format,
     config: ModelConfig,
     size: ModelSize,
     gpu: Gpu,
@@ -179,10 +181,10 @@ def _with(
     context: int,
     batch: int,
 ) -> FormatPlan:
-    storage = its.storage(dtype, size.head_dim)
-    speed, promised = (its.speed(gpu, dtype, nominal=flag) for flag in (nominal, True))
-    room = _room(storage, config, size, gpu, context, getattr(torch, dtype))
-    fit = room.sequences
+    storage = format.storage(dtype, size.head_dim)
+    speed, promised = (format.speed(gpu, dtype, nominal=flag) for flag in (nominal, True))
+    capacity = _capacity(storage, config, size, gpu, context, getattr(torch, dtype))
+    fit = capacity.sequences
     floor = decode_floor(size, speed, batch=batch, context=context, storage=storage)
     prefill = prefill_floor(size, speed, tokens=context, storage=storage)
 
@@ -195,12 +197,12 @@ def _with(
     limit: Limit = "compute" if floor.compute_bound else "bandwidth"
     prompt = prefill_floor(size, promised, tokens=context, storage=storage).seconds
     return FormatPlan(
-        format=its.name,
+        format=format.name,
         weight_bytes=storage.weight_bytes(size),
         kv_bytes_per_token=storage.kv_bytes_per_token(size),
-        kv_bytes_per_further_token=storage.kv_bytes(size, room.layers),
-        kv_bytes_per_sequence=room.per_sequence,
-        kv_bytes_in_flight=room.in_flight,
+        kv_bytes_per_further_token=storage.kv_bytes(size, capacity.layers),
+        kv_bytes_per_sequence=capacity.per_sequence,
+        kv_bytes_in_flight=capacity.in_flight,
         kv_bytes_read=storage.kv_bytes(size, size.tokens_read(context + 1)),
         sequences=fit,
         decode_floor=floor.seconds,
@@ -212,28 +214,21 @@ def _with(
     )
 
 
-def _room(
+def _capacity(
     storage: Storage,
     config: ModelConfig,
     size: ModelSize,
     gpu: Gpu,
     context: int,
     dtype: torch.dtype,
-) -> KVRoom:
-    """In an engine whose other options are left alone."""
+) -> KVCapacity:
+    """The KV capacity of an engine with default options."""
     engine = EngineConfig(max_context=context)
-    left = gpu.memory - storage.weight_bytes(size)
+    memory = gpu.memory - storage.weight_bytes(size)
 
     def free(slots: int) -> int:
-        its = engine.replace(max_running=slots)
-        beside = activation_bytes(its, config, dtype) + graph_bytes(its, config, dtype)
-        return max(0, int(engine.kv_fraction * (left - beside)))
+        sized = engine.replace(max_running=slots)
+        beside = activation_bytes(sized, config, dtype) + graph_bytes(sized, config, dtype)
+        return max(0, int(engine.kv_fraction * (memory - beside)))
 
-    return kv_room(config, engine, storage.kv_bytes(size, engine.block_size), free, GPU_OVERLAP)
-
-
-def _within(field: str, value: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(field, value, "must be an integer")
-    if not 1 <= value <= most:
-        raise InvalidRequest(field, value, f"must be between 1 and {most}")
+    return kv_capacity(config, engine, storage.kv_bytes(size, engine.block_size), free, GPU_OVERLAP)

@@ -20,12 +20,12 @@ _EXPERTS = re.compile(r"layers\.\d+\.experts\.(?:up|down)\.weight")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """Parameters by what a step does with them, and the size of attention. Of experts a step reads
-    those that its tokens are sent to."""
+    """Parameters by what a step does with them, and the size of attention. A step reads only the
+    experts that its tokens are sent to."""
 
     #: Looked up by row: the embedding, and learned positions.
     lookup: int
-    #: Of `lookup`, what is multiplied with, too: a tied head.
+    #: The part of `lookup` that is also multiplied with: a tied head.
     tied: int
     #: A head of its own.
     head: int
@@ -96,7 +96,7 @@ def _query_and_value(config: ModelConfig) -> int:
     latent = config.latent
     if latent is None:
         return 2 * config.head_dim
-    # As heads of their own: what a prompt costs least.
+    # With separate keys and values for each head, which is the cheapest way to compute a prompt.
     return latent.plain + latent.rotated + latent.value
 
 

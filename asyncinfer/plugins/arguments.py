@@ -1,4 +1,4 @@
-"""Whether arguments fit a factory, told before it is called."""
+"""Whether arguments fit a factory, without calling it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ __all__ = ["Misfit", "find_misfit"]
 class Misfit(NamedTuple):
     """Why arguments do not fit."""
 
-    #: The argument that is there and not taken; None where one is missing.
+    #: The argument that the factory does not take; None if one is missing.
     name: str | None
     #: What is wrong, such as "takes tau, eta".
     why: str
 
 
 def find_misfit(factory: Callable[..., Any], args: Mapping[str, Any]) -> Misfit | None:
-    """The first of `args` that `factory` does not take, or the first that it lacks."""
+    """The first of `args` that `factory` does not take, else the first argument that is missing."""
     try:
         parameters = inspect.signature(factory).parameters.values()
-    # It is written in C, or it lies about itself: the call will say.
+    # Written in C, or with a signature that raises: the call itself will tell.
     except Exception:
         return None
     named = {

@@ -1,10 +1,10 @@
-"""Names that may not be used: of `block`, and of the environment.
+"""Names of plugins that may not be used, from `block` and from the environment.
 
 `ASYNCINFER_BLOCK_PLUGINS` lists them as `group:name`, with commas between::
 
     ASYNCINFER_BLOCK_PLUGINS="asyncinfer.samplers:dry,asyncinfer.observers:*"
 
-A name of `*` stands for all that installed distributions bring into the group.
+The name `*` stands for every plugin of the group that comes from an installed distribution.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from asyncinfer.errors import PluginError
 __all__ = ["ALL", "VARIABLE", "Blocked"]
 
 VARIABLE: Final = "ASYNCINFER_BLOCK_PLUGINS"
-#: Everything of a group that is installed.
+#: Every plugin of a group that comes from an installed distribution.
 ALL: Final = "*"
 
-#: Those that have names to block.
+#: The groups that there are.
 _groups: Final[set[str]] = set()
 
 
@@ -41,8 +41,8 @@ class Blocked:
         self._names.discard(name)
 
     def reason(self, name: str, *, installed: bool) -> str | None:
-        """What blocks a name; None if nothing does. Raises `PluginError` if the variable cannot
-        be read: a list of names that are not to be used is not one to be taken by halves."""
+        """What blocks a name; None if nothing does. Raises `PluginError` if the variable is
+        malformed, since ignoring a part of it could let a plugin in."""
         text = os.environ.get(VARIABLE)
         listed = _read(text) if text else ()
         for each in (name, ALL) if installed else (name,):

@@ -17,7 +17,7 @@ def chosen_name(chosen: object) -> tuple[str, Mapping[str, Any]] | None:
     """The name and the arguments of a plugin that is chosen by name; None for an object.
 
     Raises:
-        ValueError: it is a tuple, but no name with arguments.
+        ValueError: it is a tuple or a list, but not a name with arguments.
     """
     match chosen:
         case str():

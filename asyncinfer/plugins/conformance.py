@@ -1,4 +1,4 @@
-"""Whether an object, or what makes it, has what a protocol asks for."""
+"""Whether a plugin, or its factory, has what its protocol asks for."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Needs:
 
     protocol: type
     version: int
-    #: A protocol whose methods need not be there; one that is, must take its arguments.
+    #: A protocol of optional methods: a plugin that has one must take its arguments.
     optional: type | None = None
 
 
 def check_factory(factory: object, needs: Needs, label: str) -> None:
-    """Raise `PluginError` unless it can be called, and if it is a class, has the parts."""
+    """Raise `PluginError` unless it is callable and, if it is a class, passes `check_parts`."""
     if not callable(factory):
         raise PluginError(f"{label}: {factory!r} is not a class or a function")
     if isinstance(factory, type):
@@ -43,7 +43,7 @@ def check_parts(plugin: object, needs: Needs, label: str) -> None:
     """Compare a plugin, or its class, with the protocol. Raises `PluginError`."""
     try:
         lack = _lack(plugin, needs)
-    # A metaclass or a property may do anything when it is looked at.
+    # Reading an attribute may run a metaclass or a property, which may raise anything.
     except BaseException as error:
         if interrupted(error):
             raise
@@ -53,10 +53,10 @@ def check_parts(plugin: object, needs: Needs, label: str) -> None:
 
 
 def _lack(plugin: object, needs: Needs) -> str | None:
-    """What it lacks."""
-    its = getattr(plugin, "protocol_version", needs.version)
-    if its != needs.version:
-        what = f"version {its!r} of {needs.protocol.__name__}"
+    """What the plugin lacks, for a message; None if nothing."""
+    version = getattr(plugin, "protocol_version", needs.version)
+    if version != needs.version:
+        what = f"version {version!r} of {needs.protocol.__name__}"
         return f"is written for {what}, this is version {needs.version}"
     optional = {} if needs.optional is None else _methods(needs.optional)
     for name, needed in {**_methods(needs.protocol), **optional}.items():

@@ -1,4 +1,4 @@
-"""The kinds of plugins there are, with what is shipped of each."""
+"""The kinds of plugins: a registry for each, with the plugins that the package ships."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ schedulers: Final[Registry[SchedulingPolicy]] = Registry(
 
 
 def registries() -> tuple[Registry[Any], ...]:
-    """Those of every group."""
+    """The registries of all groups."""
     return cache_policies, models, observers, samplers, schedulers
 
 
@@ -133,12 +133,13 @@ def register(group: str, name: str, factory: Callable[..., Any]) -> None:
 
 
 def block(group: str, name: str) -> None:
-    """Let nobody in this process use what has a name, built in, installed or registered, now or
-    later; it is not imported. The environment variable `ASYNCINFER_BLOCK_PLUGINS` does the same.
+    """Refuse a plugin by name in this process from now on, whether it is built in, installed or
+    registered; it is not imported. The environment variable `ASYNCINFER_BLOCK_PLUGINS` does the
+    same.
 
     Args:
         group: the entry-point group, such as "asyncinfer.samplers".
-        name: of the plugin; `"*"` is all that installed distributions bring into the group.
+        name: of the plugin; `"*"` stands for every plugin of the group that is installed.
 
     Raises:
         PluginError: there is no such group.
@@ -147,22 +148,22 @@ def block(group: str, name: str) -> None:
 
 
 def unblock(group: str, name: str) -> None:
-    """Take a `block` back, but not what the environment says. Raises `PluginError`."""
+    """Take a `block` back; names that the environment blocks stay blocked. Raises `PluginError`."""
     _registry(group).unblock(name)
 
 
 def ignored() -> list[PluginInfo]:
-    """What installed distributions bring for asyncinfer and nobody can use, with the reason: a
-    name that is taken, a group that is not one of ours, entry points that cannot be read."""
+    """Installed plugins that cannot be used, each with the reason: its name is taken, its group
+    does not exist, or its distribution's entry points cannot be read."""
     found = [info for registry in registries() for info in registry.shadowed()]
     groups = tuple(registry.group for registry in registries())
-    there = installed()
-    for group, points in there.points.items():
+    everything = installed()
+    for group, points in everything.points.items():
         nearest = None if group in groups else _misspelt(group, groups)
         if nearest is not None:
             problem = f"there is no group {group}; the nearest is {nearest}"
             found += [PluginInfo(p.name, origin(p), "", problem, group) for p in points]
-    for distribution, error in there.unreadable:
+    for distribution, error in everything.unreadable:
         problem = f"its entry points cannot be read: {error}"
         found.append(PluginInfo("*", distribution, "", problem, "asyncinfer"))
     return found
@@ -170,7 +171,7 @@ def ignored() -> list[PluginInfo]:
 
 @lru_cache(maxsize=1024)
 def _misspelt(group: str, groups: tuple[str, ...]) -> str | None:
-    """The group that this one was meant to be, if it looks like any of ours."""
+    """The group whose name is close to `group`, if any is."""
     letters = "".join(filter(str.isalnum, group.lower()))
     cutoff = 0.0 if letters.startswith("asyncinfer") else 0.8
     return next(iter(get_close_matches(group, groups, n=1, cutoff=cutoff)), None)

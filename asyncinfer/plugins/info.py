@@ -1,4 +1,4 @@
-"""`PluginInfo`: what lists of plugins say of one."""
+"""`PluginInfo`: a plugin as lists of plugins show it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PluginInfo:
 
 
 def summary_of(factory: object) -> str:
-    """The first sentence of its docstring, on one line; "" without one."""
+    """The first sentence of a factory's docstring, on one line; "" without a docstring."""
     doc = getattr(factory, "__doc__", None)
     paragraph = inspect.cleandoc(doc).partition("\n\n")[0] if isinstance(doc, str) else ""
     return " ".join(paragraph.split()).partition(". ")[0].removesuffix(".")

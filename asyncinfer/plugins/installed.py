@@ -1,8 +1,8 @@
 """Entry points of installed distributions: read once, and again when `sys.path` or a folder in it
 has changed.
 
-Reading them all takes tens of milliseconds. One distribution whose entry points cannot be read
-makes `importlib.metadata.entry_points()` fail for everybody; here it is skipped and noted.
+Reading them all takes tens of milliseconds. `importlib.metadata.entry_points()` fails altogether if
+the entry points of one distribution cannot be read; here such a distribution is skipped and noted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Stamp = tuple[tuple[str, int | None], ...]
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What is installed."""
+    """The entry points of all installed distributions."""
 
     #: Entry points by group.
     points: Mapping[str, tuple[EntryPoint, ...]]
@@ -39,12 +39,12 @@ _last: tuple[Stamp, Installed] | None = None
 
 
 def installed() -> Installed:
-    """What is installed now. From any thread; where nothing has changed it takes microseconds."""
+    """The entry points as they are now. From any thread; takes microseconds if nothing changed."""
     global _last
     stamp = _stamp()
     last = _last
     if last is None or last[0] != stamp:
-        # Two threads may both read it; they find the same.
+        # Two threads may both read: they find the same.
         last = _last = stamp, _read()
     return last[1]
 
@@ -71,26 +71,26 @@ def _read() -> Installed:
     for dist in distributions():
         try:
             found = tuple(dist.entry_points)
-        # It is whatever somebody's build tool has written.
+        # The file was written by any build tool, and parsing it may raise anything.
         except Exception as error:
             if _names_us(dist):
                 unreadable.append((_title(dist), repr(error)))
             continue
         for point in found:
             points.setdefault(point.group, []).append(point)
-    kept = {group: tuple(filter(_is_first, its)) for group, its in points.items()}
-    return Installed({group: its for group, its in kept.items() if its}, tuple(unreadable))
+    kept = {group: tuple(filter(_is_first, found)) for group, found in points.items()}
+    return Installed({group: found for group, found in kept.items() if found}, tuple(unreadable))
 
 
 def _is_first(point: EntryPoint) -> bool:
-    """Whether its distribution is the one that is imported: of two versions on the path, the
-    second has no say."""
+    """Whether the point's distribution is the one that is imported: of two versions on the path
+    that is the first."""
     if point.dist is None or "asyncinfer" not in point.group:
         return True
     try:
         return point in tuple(distribution(point.dist.name).entry_points)
     except (PackageNotFoundError, ValueError, TypeError):
-        # It has no name by which it could be found.
+        # The distribution has no name to look it up by.
         return True
 
 

@@ -9,9 +9,9 @@ A plugin is found in one of three places, the first that knows the name:
       [project.entry-points."asyncinfer.cache_policies"]
       my_policy = "my_package:MyPolicy"
 
-A factory is called without arguments, or with those that go with the name (a class of that kind
-is one); that of a sampler is its parameters' class, called with those of a request. A plugin that
-nobody uses is never imported, so a broken one breaks nothing.
+A factory, such as a class of that kind, is called with the arguments that are given with the name.
+A sampler's factory is the class of its parameters, called with those of a request. A plugin that
+nobody uses is never imported, so a broken one does no harm.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from asyncinfer.plugins.info import PluginInfo, summary_of
 from asyncinfer.plugins.installed import installed, origin
 from asyncinfer.plugins.source import Source, load
 from asyncinfer.plugins.supervision import interrupted
-from asyncinfer.plugins.within import NotInTime
+from asyncinfer.plugins.timed_call import CallTimeout
 
 __all__ = ["Registry"]
 
@@ -53,18 +53,22 @@ class Registry(Generic[T]):
         optional: type | None = None,
         dataclasses_only: bool = False,
     ) -> None:
-        """`builtins` maps names to `module:attribute`, so that nothing is imported before use.
-        A plugin may state the protocol it was written for as `protocol_version`. `optional` is a
-        protocol whose methods it need not have. With `dataclasses_only`, plugins are frozen
-        dataclasses: the parameters of a request."""
+        """
+        Args:
+            version: of the protocol; a plugin may state the one it was written for as
+                `protocol_version`.
+            builtins: names to `module:attribute`, strings so that nothing is imported before use.
+            optional: a protocol of methods that a plugin need not have.
+            dataclasses_only: plugins are frozen dataclasses, the parameters of a request.
+        """
         self.group = group
         self._dataclasses_only = dataclasses_only
         self._needs = Needs(protocol, version, optional)
         self._builtins = dict(builtins)
         self._registered: dict[str, Callable[..., Any]] = {}
         self._loaded: dict[str, Source] = {}
-        #: Installed ones whose import did not return, and what to say of them: to try again would
-        #: leave another thread behind.
+        #: Names of installed plugins whose import did not return, and the message about each. They
+        #: are not imported again, since each try leaves a thread behind.
         self._hung: dict[str, str] = {}
         self._blocked = Blocked(group)
 
@@ -94,8 +98,8 @@ class Registry(Generic[T]):
         self._loaded.pop(name, None)
 
     def block(self, name: str) -> None:
-        """Let nobody use what has this name, now or later; `"*"` stands for all that is installed.
-        It is not imported any more, and what is in use already goes on."""
+        """Refuse the plugin of this name from now on; `"*"` stands for every installed one. It is
+        not imported any more. A plugin that is already in use goes on."""
         self._blocked.add(name)
 
     def unblock(self, name: str) -> None:
@@ -103,7 +107,7 @@ class Registry(Generic[T]):
         self._blocked.discard(name)
 
     def blocked(self, name: str) -> str | None:
-        """What blocks a name: "plugins.block()" or the environment variable; None if nothing
+        """What blocks a name, "plugins.block()" or the environment variable; None if nothing
         does."""
         ours = name in self._builtins or name in self._registered
         return self._blocked.reason(name, installed=not ours)
@@ -116,7 +120,7 @@ class Registry(Generic[T]):
         return self.choose(chosen)[0]
 
     def choose(self, chosen: Chosen[T]) -> tuple[T, str]:
-        """`resolve`, and what messages call the plugin."""
+        """`resolve`, with the plugin's name for messages."""
         try:
             named = chosen_name(chosen)
         except ValueError as error:
@@ -135,17 +139,18 @@ class Registry(Generic[T]):
 
     def check(self, name: str, args: Mapping[str, Any]) -> None:
         """Raise `PluginError` unless there is a plugin of this name that takes these arguments.
-        Makes none."""
+        Does not call its factory."""
         source = self.source(name)
         self._check_arguments(source, args)
 
     def factory(self, name: str) -> tuple[Callable[..., T], str]:
-        """What makes the plugin of a name, and what messages call it. Raises `PluginError`."""
+        """The factory of the plugin of a name, and the plugin's name for messages. Raises
+        `PluginError`."""
         source = self.source(name)
         return source.factory, source.label
 
     def source(self, name: str) -> Source:
-        """What makes the plugin of a name; imports it. Raises `PluginError`."""
+        """The source of the plugin of a name; imports it. Raises `PluginError`."""
         by = self.blocked(name)
         if by is not None:
             raise PluginError(f"plugin {name!r} in group {self.group} is blocked, by {by}")
@@ -154,31 +159,31 @@ class Registry(Generic[T]):
             if name in self._hung:
                 raise PluginError(self._hung[name])
             try:
-                # Two threads may both load it; they find the same.
+                # Two threads may both load it: they find the same.
                 source = self._loaded[name] = self._load(name)
             except PluginError as error:
-                if isinstance(error.__cause__, NotInTime):
+                if isinstance(error.__cause__, CallTimeout):
                     self._hung[name] = str(error)
                 raise
         return source
 
     def at_hand(self, name: str) -> bool:
-        """Whether to look it up and to call it takes no import and runs no code of an installed
-        distribution."""
+        """Whether looking the plugin up and calling it imports nothing and runs no code of an
+        installed distribution."""
         source = self._loaded.get(name)
         return source is not None and not source.installed
 
     def label(self, plugin: object) -> str:
-        """What messages call a plugin given as an object."""
+        """The name for messages of a plugin that was given as an object."""
         kind = plugin if isinstance(plugin, type) else type(plugin)
         return self._label(kind.__name__, "given as an object")
 
     def describe(self) -> list[PluginInfo]:
-        """Every known plugin, by name; imports them all, but for those that are blocked."""
+        """Every known plugin, by name. Imports all that are not blocked."""
         return [self._describe(name) for name in self._all_names()]
 
     def shadowed(self) -> list[PluginInfo]:
-        """Installed plugins that nobody can use, as another one has their name."""
+        """Installed plugins that cannot be used since another plugin has their name."""
         found = []
         for name in sorted({point.name for point in installed().points.get(self.group, ())}):
             points = self._points(name)

@@ -1,4 +1,4 @@
-"""`Source`: what makes a plugin, and where it is from."""
+"""`Source`: the factory of a plugin, and where it comes from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from asyncinfer.errors import PluginError
 from asyncinfer.plugins.supervision import interrupted
-from asyncinfer.plugins.within import NotInTime, within
+from asyncinfer.plugins.timed_call import CallTimeout, call_within
 
 __all__ = ["Source", "load"]
 
@@ -24,44 +24,44 @@ MAKING: Final = 10.0
 
 @dataclass(slots=True)
 class Source:
-    """A factory."""
+    """A factory, with what is known of it."""
 
     factory: Callable[..., Any]
-    #: What messages call the plugin.
+    #: The plugin's name for messages.
     label: str
     installed: bool = False
     #: Why the factory is not called any more.
     hung: str | None = None
 
     def make(self, args: Mapping[str, Any]) -> Any:
-        """A plugin with these arguments, or what the factory raises. `PluginError` if it hangs:
-        then, and ever after, for each such call leaves a thread behind."""
+        """A plugin with these arguments; raises what the factory raises. A factory that hangs is a
+        `PluginError`, and is not called again, since each such call leaves a thread behind."""
         if not self.installed:
             return self.factory(**args)
         if self.hung is not None:
             raise PluginError(self.hung)
         try:
             return _in_time(MAKING, partial(self.factory, **args))
-        except NotInTime as error:
+        except CallTimeout as error:
             self.hung = f"{self.label}: is not made any more, for once it did not return"
             raise PluginError(f"{self.label}: cannot be made: {error}") from error
 
 
 def load(point: EntryPoint, label: str) -> Any:
-    """What an entry point stands for. Raises `PluginError`."""
+    """Import the object that an entry point names. Raises `PluginError`."""
     try:
         return _in_time(IMPORTING, point.load)
-    # A module may also leave by sys.exit(), which must not end the host.
+    # BaseException: a module that calls sys.exit() must not end the host.
     except BaseException as error:
         if interrupted(error):
             raise
-        why = str(error) if isinstance(error, NotInTime) else repr(error)
+        why = str(error) if isinstance(error, CallTimeout) else repr(error)
         raise PluginError(f"{label}: {point.value} cannot be imported: {why}") from error
 
 
 def _in_time(seconds: float, function: Callable[[], T]) -> T:
-    # The main thread may be in the middle of an import that this one needs: on another thread it
-    # would wait for that. And whoever waits there has a Ctrl-C.
+    # On another thread an import would wait for one that the main thread is in the middle of. And
+    # on the main thread a person can end the wait by Ctrl-C.
     if threading.current_thread() is threading.main_thread():
         return function()
-    return within(seconds, function)
+    return call_within(seconds, function)

@@ -1,12 +1,11 @@
-"""`Supervisor`: calls one plugin, so that its faults cost nobody but those who chose it.
+"""`Supervisor`: calls one plugin, so that its faults harm only those who chose it.
 
 Samplers, cache policies, scheduling policies and observers are called while an engine runs. A
 supervisor times each call, catches whatever it raises, reports each kind of fault once, and says
-when the plugin may not be called any more (`retired`). What then takes its place is the affair of
-the kind.
+when the plugin may not be called any more (`retired`). Each kind of plugin has its own replacement.
 
-A call that never returns cannot be ended from within the process. `call_in_progress` names the
-call that a thread is in and `stack_of` shows where it is, for whoever watches that thread.
+A call that never returns cannot be ended from within the process. For whoever watches a thread,
+`call_in_progress` names the call that it is in and `stack_of` shows its stack.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ QUOTED: Final = 500
 #: Frames of a stack that are shown, the deepest ones.
 FRAMES: Final = 30
 
-#: Those that there are, and what is recorded besides: thread -> label and method.
+#: All supervisors; and calls that none of them makes, by thread: label and method.
 _supervisors: Final[WeakSet[Supervisor]] = WeakSet()
 _recorded: Final[dict[int, tuple[str, str]]] = {}
 _lock: Final = threading.Lock()
@@ -59,14 +58,14 @@ class Limits:
 
     #: Seconds that a call may take.
     seconds: float = inf
-    #: What a call takes beyond `seconds` is a debt that later calls pay off with what they leave.
-    #: This is how many seconds a plugin may owe.
+    #: Seconds that a plugin may owe. Time that a call takes beyond `seconds` is a debt; time that
+    #: later calls leave unused pays it off.
     debt: float = inf
     #: Calls of one method in a row that may take longer than `seconds`.
     late: float = inf
     #: Calls of one method in a row that may raise.
     raised: float = inf
-    #: The engine option that says `seconds`, for messages.
+    #: The name of the engine option that sets `seconds`, for messages.
     option: str = ""
 
 
@@ -74,11 +73,11 @@ class Supervisor:
     """Calls one plugin.
 
     Args:
-        label: what messages call the plugin.
-        limits: of its kind.
+        label: the plugin's name for messages.
+        limits: those of its kind.
         consequence: what happens once it is retired, for messages.
-        report: told of a fault, the first time that it is of its kind.
-        clock: monotonic seconds; with None no call is ever too slow.
+        report: called with the first fault of each kind.
+        clock: monotonic seconds; None: no call is ever too slow.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Supervisor:
     ) -> None:
         self.label: Final = label
         #: Why the plugin may not be called any more; None while it may. A text, since an exception
-        #: would keep the stack it was raised on.
+        #: would keep its frames alive.
         self.retired: str | None = None
         self._limits = limits
         self._allowed = limits.seconds
@@ -105,9 +104,9 @@ class Supervisor:
         self.method: str | None = None
         self.thread = 0
         self.began = 0.0
-        #: Whether there are debts, or calls in a row to count.
+        #: Whether there is a debt or a count of calls in a row to update.
         self._owes = False
-        #: Methods whose last calls were late, or raised: how many in a row.
+        #: By method: how many calls in a row were late, or raised.
         self._late: dict[str, int] = {}
         self._raised: dict[str, int] = {}
         self._reported: set[str] = set()
@@ -122,12 +121,13 @@ class Supervisor:
         check: Callable[[Any], Any] | None = None,
         seconds: float | None = None,
     ) -> Any:
-        """`plugin.method(*args)`, or what `check` makes of the answer, whose parts are the
-        plugin's as well. Both together may take `seconds`, by default those of the limits.
+        """`plugin.method(*args)`, or what `check` makes of the answer; `check` runs code of the
+        plugin too if it looks into the answer. Both together may take `seconds`, by default those
+        of the limits.
 
         Raises:
-            PluginFault: either raised, whatever it was: nothing but the plugin can raise a
-                `CancelledError` or a `SystemExit` in here.
+            PluginFault: one of them raised, be it a `CancelledError` or a `SystemExit`: only the
+                plugin can raise these here.
         """
         allowed = self._allowed if seconds is None else seconds
         failed = "raised"
@@ -152,8 +152,8 @@ class Supervisor:
         return answer
 
     def fault(self, what: str, cause: BaseException | None = None) -> PluginFault:
-        """A fault of the plugin's, reported if it is the first of its kind, which is what stands
-        before the first colon."""
+        """The error of a fault, reported if it is the first of its kind. The text of `what` before
+        the first colon is the kind."""
         fault = PluginFault(f"{self.label}: {what}")
         fault.__cause__ = cause
         kind = what.partition(":")[0]
@@ -164,14 +164,14 @@ class Supervisor:
         return fault
 
     def retire(self, what: str, cause: BaseException | None = None) -> PluginFault:
-        """The plugin is not to be called any more; the first reason stays the one."""
+        """Have the plugin not called any more; `retired` keeps the first reason."""
         fault = self.fault(f"{what}; {self._consequence}", cause)
         if self.retired is None:
             self.retired = str(fault)
         return fault
 
     def _end(self, method: str, began: float, allowed: float) -> None:
-        """A call that raised is over."""
+        """End a call that raised."""
         self.method = None
         self._charge(method, self._clock() - began, allowed)
 
@@ -210,14 +210,15 @@ class Supervisor:
 
 
 def call_in_progress(thread: int) -> str | None:
-    """The call into a plugin that a thread is in just now, such as "rank() of plugin 'mine'";
-    None if it is in none. From any thread; `thread` is a `threading.Thread.ident`."""
+    """The call into a plugin that a thread is in, such as "rank() of plugin 'mine'"; None if it is
+    in none. From any thread; `thread` is a `threading.Thread.ident`."""
     call = call_record(thread)
     return None if call is None else f"{call[1]}() of {call[0]}"
 
 
 def call_record(thread: int) -> tuple[str, str, object] | None:
-    """Label and method of the call that a thread is in, and what tells it from the next one."""
+    """Label and method of the call that a thread is in, and a value that differs for the next
+    call."""
     special = _recorded.get(thread)
     if special is not None:
         return *special, id(special)
@@ -245,7 +246,7 @@ def recorded(label: str, method: str) -> Iterator[None]:
 
 
 def stack_of(thread: int) -> str:
-    """Where a thread is just now, the deepest frame last; "" if there is no such thread."""
+    """The stack of a thread, the deepest frame last; "" if there is no such thread."""
     frame = sys._current_frames().get(thread)
     if frame is None:
         return ""
@@ -263,8 +264,8 @@ def read_attribute(plugin: object, name: str, default: Any, label: str) -> Any:
 
 
 def interrupted(error: BaseException) -> bool:
-    """Whether an exception that came out of a plugin is the user's and not the plugin's: a Ctrl-C,
-    which arrives on the main thread alone."""
+    """Whether an exception that came out of a plugin is the user's Ctrl-C, which Python raises on
+    the main thread only, and not the plugin's."""
     return isinstance(error, KeyboardInterrupt) and (
         threading.current_thread() is threading.main_thread()
     )
@@ -273,15 +274,15 @@ def interrupted(error: BaseException) -> bool:
 def _quoted(error: BaseException) -> str:
     try:
         text = repr(error)
-    # A plugin's exception may be of a class of its own.
+    # The exception's class may be the plugin's, and its repr may raise.
     except Exception:
         text = type(error).__name__
     return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."
 
 
 def _place(error: BaseException) -> str:
-    """The deepest line of the plugin's own file."""
-    # The first entry is the line here that called it.
+    """The deepest line of the plugin's own file in the traceback."""
+    # The first entry is the call in this module.
     entry = None if error.__traceback__ is None else error.__traceback__.tb_next
     if entry is None:
         return ""

@@ -2,7 +2,7 @@
 
 The engine owns references, the free list and the set of evictable blocks; a policy sees metadata
 and ranks victims. Whatever it answers is checked, so a bad policy can cost hits, never
-correctness: one that raises, takes too long, or names a block it may not, is reported once and
+correctness: a policy that raises, takes too long, or names a block it may not, is reported once and
 replaced by LRU.
 
 Thread: the engine's decode thread only. Time: the `now` of the block, never a clock of its own.
@@ -19,10 +19,10 @@ __all__ = ["EVICTION_PROTOCOL_VERSION", "CachedBlock", "CapacityAware", "Evictio
 EVICTION_PROTOCOL_VERSION = 1
 
 
-# Two of them are the same if they are one object: what they say changes.
+# Compared by identity, since the fields change.
 @dataclass(slots=True, eq=False)
 class BlockFields:
-    """What a `CachedBlock` says, for the engine, which keeps it current."""
+    """The fields of a `CachedBlock`, which the engine keeps current."""
 
     block: int
     #: The block that holds the tokens before this one's, None at the root. May be gone already.
@@ -90,8 +90,8 @@ class EvictionPolicy(Protocol):
 
 @runtime_checkable
 class CapacityAware(Protocol):
-    """What an eviction policy may have besides, if its ranking depends on how many blocks there
-    are."""
+    """An optional method of an eviction policy, for a ranking that depends on the number of
+    blocks."""
 
     def opened(self, capacity_blocks: int) -> None:
         """The engine has so many blocks, cached ones and those that running requests fill

@@ -1,7 +1,7 @@
 """What an observer implements: it is told what happens to requests, and changes nothing.
 
-An observer has one method, `observe(event)`. What it does not know it ignores: a later version
-may tell of more, with the same protocol version.
+An observer has one method, `observe(event)`. It must ignore events that it does not know, since a
+later version may have more with the same protocol version.
 
 Order, for each request that the engine took in::
 
@@ -18,9 +18,9 @@ once, on the decode thread, and holds up every stream.
 
 What may raise: nothing should. What `observe` raises is reported once, as the log event
 `plugin_failed` with the observer's name; after three times in a row it is not called again. Up to
-16,384 events wait for a slow observer (1,024 if they are `StepTaken`). What comes on top is
-dropped, which is reported once and told to the observer by `EventsDropped`. A close waits a second
-for observers, then leaves them behind. Whatever an observer does, no request is harmed.
+16,384 events wait for a slow observer (1,024 if they are `StepTaken`). Further events are dropped,
+which is reported once and told to the observer by `EventsDropped`. A close waits a second for
+observers, then leaves them behind. Whatever an observer does, no request is harmed.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ class StepTaken:
 
 @dataclass(frozen=True, slots=True)
 class EventsDropped:
-    """So many events were dropped since the last of these: the observer was too slow. Comes when
-    there is room again, so maybe after events that are later than those."""
+    """`count` events were dropped since the last `EventsDropped`, as the observer was too slow.
+    Sent when the queue has room again, so it may come after later events."""
 
     time: float
     count: int

@@ -17,9 +17,9 @@ Where it stands in the chain: after logit bias, allowed tokens, bad words, `min_
 penalties; before temperature, top-k, top-p, min-p, typical and the draw.
 
 Thread: the engine's decode thread only, in `torch.inference_mode()`. Time: a call of `sample`
-that takes longer than `EngineConfig.sampler_timeout` is reported; three in a row, and the plugin
-is not called again. What raises, or answers what it may not, fails its own rows with
-`RequestFailed` naming the plugin, is reported once, and the others go on.
+that takes longer than `EngineConfig.sampler_timeout` is reported; after three in a row the plugin
+is not called again. A call that raises, or answers what it may not, fails its own rows with a
+`RequestFailed` that names the plugin, and is reported once; other rows go on.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class SamplerStep(Protocol):
         """
 
     def uniform(self, stream: int = 0) -> torch.Tensor:
-        """float64 `[n]` in (0, 1): a random number per row that hangs on its seed, its position
-        and `stream` (0 to 2^32 - 1), and on how many samplers of the row follow this one.
-        Independent of `draw` and of other streams."""
+        """float64 `[n]` in (0, 1): a random number per row that depends on its seed, its position,
+        `stream` (0 to 2^32 - 1) and the number of samplers that follow this one. Independent of
+        `draw` and of other streams."""
 
 
 @runtime_checkable
@@ -100,11 +100,11 @@ class Sampler(Protocol):
 
     @abstractmethod
     def join(self, slot: int, params: Any) -> None:
-        """The slot has a new tenant with these parameters. Forget whatever the slot held: after a
-        preemption, or for another request, it starts anew (then `state` is restored)."""
+        """A request with these parameters enters the slot. Forget whatever the slot held: it starts
+        anew for another request, and after a preemption `state` is restored afterwards."""
 
     def leave(self, slot: int) -> None:
-        """The slot's tenant is gone, for now or for good. Nothing need be done."""
+        """The request leaves the slot, for now or for good. The method need not do anything."""
         return None
 
     def state(self) -> Sequence[torch.Tensor]:
@@ -130,8 +130,8 @@ class SamplerPlugin(Protocol):
     `__post_init__` (`check_real` and `check_integer` say what is wrong as engine options do).
     Its docstring's first line describes the plugin."""
 
-    #: Whether a greedy request (temperature 0) may get another answer by it. If not, it is
-    #: refused for such a request, for it would do nothing.
+    #: Whether the sampler can change a greedy request's answer (temperature 0). If not, it is
+    #: refused for such a request, since it would do nothing.
     changes_argmax: ClassVar[bool] = True
     #: Whether `sample` answers with tokens. Then it is the last of a request's samplers.
     draws: ClassVar[bool] = False

@@ -14,8 +14,8 @@ MOST_NUMBERS = 16
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """What a policy sees of a request: a copy, so that nothing it does to it reaches the request.
-    To write to it is an `AttributeError`."""
+    """What a policy sees of a request: a copy, so that a policy cannot change the request. Writing
+    to it is an `AttributeError`."""
 
     #: Grows with submission: a total order of arrival.
     id: int

@@ -1,4 +1,4 @@
-"""Weights as they are: full precision, laid out for the device's own matrix product."""
+"""Linear layers in full precision, laid out for the device's own matrix product."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from asyncinfer.kernels import onednn, ops
+from asyncinfer.kernels.dispatch import has_triton_kernel
 from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
-from asyncinfer.kernels.twins import has_triton_twin
 
 __all__ = ["CudaLinear", "DenseLinear", "OneDnnLinear", "dense", "has_fused_kernels"]
 
@@ -15,8 +15,8 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 class DenseLinear:
-    """`F.linear`: cuBLAS on a GPU, torch's BLAS on a CPU. For what the other classes do not do, or
-    not sooner."""
+    """`F.linear`: cuBLAS on a GPU, torch's BLAS on a CPU. Used where the other classes do not work,
+    or are not faster."""
 
     __slots__ = ("bias", "weight")
 
@@ -29,7 +29,7 @@ class DenseLinear:
 
 
 class OneDnnLinear:
-    """A CPU's layer with the weight in oneDNN's blocked layout, the plain one let go."""
+    """A CPU's layer with the weight in oneDNN's blocked layout only."""
 
     __slots__ = ("bias", "weight")
 
@@ -42,9 +42,9 @@ class OneDnnLinear:
 
 
 class CudaLinear:
-    """A GPU's layer: kernels of our own for as many tokens as a decode step has, cuBLAS above. With
-    `scales` float32 `[out]` the weight is int8; the kernels read it so, cuBLAS a copy that is made
-    each time."""
+    """A GPU's layer: Triton kernels for as many tokens as a decode step has, cuBLAS above. With
+    `scales` float32 `[out]` the weight is int8, which the kernels read directly; cuBLAS reads a
+    copy in floats that each call makes."""
 
     __slots__ = ("_arrivals", "bias", "scales", "weight")
 
@@ -57,7 +57,7 @@ class CudaLinear:
         self.weight = weight.contiguous()
         self.bias = bias
         self.scales = scales
-        # The layer's own, so that streams of several engines never share counters.
+        # Not shared between layers, so that CUDA streams of several engines never share counters.
         counters = -(-weight.shape[0] // 64)
         self._arrivals = torch.zeros(counters, dtype=torch.int32, device=weight.device)
 
@@ -74,8 +74,8 @@ class CudaLinear:
         activation: str | None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The layer with what stands before and after it, as `ops.linear_small` takes it: in one
-        launch where tokens are few."""
+        """The layer with the norm before it and the gate or residual after it, as in
+        `ops.linear_small`; one launch if tokens are few."""
         if x.shape[0] <= SMALL_TOKENS:
             return ops.linear_small(
                 x,
@@ -105,7 +105,7 @@ class CudaLinear:
 
 def has_fused_kernels(weight: torch.Tensor) -> bool:
     """Whether a weight of this device and dtype becomes a `CudaLinear`: on a GPU with Triton."""
-    return weight.dtype in _HALVES and has_triton_twin("linear_small", weight)
+    return weight.dtype in _HALVES and has_triton_kernel("linear_small", weight)
 
 
 def dense(
@@ -114,6 +114,6 @@ def dense(
     """The layer for the weight's device and dtype."""
     if has_fused_kernels(weight):
         return CudaLinear(weight, bias)
-    if weight.device.type == "cpu" and onednn.reorder_pays(weight):
+    if weight.device.type == "cpu" and onednn.reorder_is_faster(weight):
         return OneDnnLinear(weight, bias)
     return DenseLinear(weight, bias)

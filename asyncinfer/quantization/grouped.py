@@ -1,4 +1,4 @@
-"""The linear layers of many experts, and the one place where they take their storage format."""
+"""Linear layers of many experts, and the choice of their storage format."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from asyncinfer.kernels import ops
-from asyncinfer.kernels.twins import has_triton_twin
+from asyncinfer.kernels.dispatch import has_triton_kernel
 from asyncinfer.quantization.int8 import quantised
 from asyncinfer.quantization.linear import make_linear
 
@@ -23,11 +23,11 @@ class GroupedLinear(Protocol):
 
 
 class SeparateLinears:
-    """A layer of its own for each expert, in a format of single layers: for CPUs, where the
-    product of an expert is large beside its call. The host learns how the rows are shared out."""
+    """A linear layer for each expert, for CPUs, where a call costs little beside an expert's
+    product. The host reads `ends`."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, storage: str) -> None:
-        # Copies: what a format lets go of its weight is then really let go.
+        # Copies, so that memory of the whole weight is freed when a format drops its part.
         self._experts = [
             make_linear(w.clone(), None if bias is None else bias[expert], storage=storage)
             for expert, w in enumerate(weight)
@@ -45,8 +45,8 @@ class SeparateLinears:
 
 
 class DenseGrouped:
-    """Weights as they are, or int8 with `scales`, in one grouped product: beside Triton the host
-    never learns how the rows are shared out."""
+    """Weights in full precision, or int8 with `scales`, in one grouped product. The host does not
+    read `ends`, so a GPU is not waited for."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ def make_grouped_linear(
 ) -> GroupedLinear:
     """Layers of `weight` `[experts, out, in]` and `bias` `[experts, out]`, stored as `storage`
     names ("plain": as they are). Owns both from then on."""
-    if not has_triton_twin("grouped_linear", weight) or storage not in ("plain", "int8"):
+    if not has_triton_kernel("grouped_linear", weight) or storage not in ("plain", "int8"):
         return SeparateLinears(weight, bias, storage)
     if storage == "plain":
         return DenseGrouped(weight, bias)

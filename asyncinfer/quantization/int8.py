@@ -1,4 +1,4 @@
-"""Weights in 8 bits with a scale per output, made when a model is loaded."""
+"""Linear layers whose weights are int8 with a scale per output, made when a model is loaded."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from asyncinfer.quantization.dense import CudaLinear, has_fused_kernels
 
 __all__ = ["Int8Linear", "int8", "quantised"]
 
-#: Numbers of a weight that are turned to floats at a time: 1 MiB, which stays in a core's cache.
+#: Numbers of a weight that are converted to floats at a time: 1 MiB, which fits a core's cache.
 _BLOCK = 1 << 18
-#: Up to so many tokens torch's own product of bfloat16 and int8 is the faster.
+#: Up to so many tokens torch's own product of bfloat16 and int8 is faster.
 _PACKED_TOKENS = 4
-#: Torch's own product reads beyond a row that is no multiple of this.
+#: torch's own product reads beyond a row whose length is not a multiple of this.
 _PACKED_INPUTS = 32
 
 
@@ -26,7 +26,7 @@ def quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales = torch.empty(weight.shape[:-1], dtype=torch.float32, device=weight.device)
     inputs = weight.shape[-1]
     rows = _rows(inputs)
-    # A part at a time: the whole in float32 would be as large as two in the model's dtype.
+    # A part at a time, since the whole weight in float32 would take twice the model's dtype.
     for part, into, scale in zip(
         torch.split(weight.view(-1, inputs), rows),
         torch.split(numbers.view(-1, inputs), rows),
@@ -35,21 +35,21 @@ def quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     ):
         floats = part.float()
         scale.copy_(floats.abs().amax(dim=1)).div_(127)
-        # A row of zeros has no scale; any gives zeros.
+        # A row of zeros has the scale 0, by which it must not be divided.
         divisor = torch.where(scale > 0, scale, 1.0)
         into.copy_(floats.div(divisor[:, None]).round_().clamp_(-127, 127))
     return numbers, scales
 
 
 class Int8Linear:
-    """A layer whose weight is int8, turned to floats a block at a time as it is used."""
+    """A layer whose weight is int8, and converted to floats a block at a time in each call."""
 
     __slots__ = ("_packed", "bias", "scales", "weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.weight, self.scales = quantised(weight)
         self.bias = bias
-        # torch's own scales, where its product is of use.
+        # The scales for torch's own product, if it can be used.
         self._packed: torch.Tensor | None = None
         if weight.device.type == "cpu" and _packs(weight):
             self._packed = self.scales.to(weight.dtype)
@@ -64,7 +64,7 @@ class Int8Linear:
         return y if self.bias is None else y.add_(self.bias)
 
     def _by_blocks(self, x: torch.Tensor) -> torch.Tensor:
-        # The whole numbers are exact in every dtype, but in float16 their sums may be too large.
+        # int8 numbers are exact in every dtype, but sums of them may overflow in float16.
         dtype = torch.float32 if x.dtype is torch.float16 else x.dtype
         own = x.device.type == "cpu" and onednn.available(dtype)
         product = onednn.linear if own else F.linear

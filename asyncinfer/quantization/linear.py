@@ -1,4 +1,4 @@
-"""A linear layer, and the one place where it takes its storage format."""
+"""`make_linear`: a linear layer in a storage format."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Linear(Protocol):
         """`[tokens, in]` to a new tensor `[tokens, out]` of the same dtype."""
 
 
-#: Makes a layer of a weight `[out, in]` and a bias `[out]`. It owns both from then on: what it
-#: stores in another form it does not keep in the first.
+#: Makes a layer of a weight `[out, in]` and a bias `[out]`, which the layer owns from then on: it
+#: may drop the weight for one in another layout.
 LinearFormat = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 
 _FORMATS: dict[str, LinearFormat] = {"plain": dense, "int8": int8}

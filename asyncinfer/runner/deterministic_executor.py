@@ -13,7 +13,7 @@ from asyncinfer.models import Decoder
 from asyncinfer.runner.eager_executor import EagerExecutor
 from asyncinfer.runner.input_batch import InputBatch, StepArrays
 from asyncinfer.runner.tiles import TiledDecoder
-from asyncinfer.sampling import Sampled, SamplingState, TokenHistory, sample_apart, score_apart
+from asyncinfer.sampling import Sampled, SamplingState, TokenHistory, sample_per_row, score_per_row
 
 __all__ = ["DeterministicExecutor"]
 
@@ -49,7 +49,7 @@ class DeterministicExecutor(EagerExecutor):
         return self.tiles.logits(hidden)
 
     def sample(self, logits: torch.Tensor, slots: I64, positions: I64) -> Sampled:
-        return sample_apart(self.sampling, logits, slots, positions)
+        return sample_per_row(self.sampling, logits, slots, positions)
 
     def score(self, logits: torch.Tensor, tokens: torch.Tensor, top: int) -> list[torch.Tensor]:
-        return score_apart(logits, tokens, top)
+        return score_per_row(logits, tokens, top)

@@ -102,13 +102,13 @@ class ModelRunner:
         if buffers is not None:
             try:
                 step = self._compute(plan, buffers)
-                self._sampling.keep()
+                self._sampling.commit()
                 return step
             except (MemoryError, RuntimeError) as error:
                 reason = _no_room(error)
             # Only now: while the error lives, so do the tensors of every frame it came through. The
             # buffers are dropped, because nobody will wait for the copies begun into them.
-            self._sampling.take_back()
+            self._sampling.roll_back()
         self.executor.lost(plan)
         raise MemoryError(reason)
 

@@ -11,7 +11,7 @@ import torch
 
 from asyncinfer.errors import RequestFailed
 from asyncinfer.runner.step_buffers import StepBuffers
-from asyncinfer.sampling import PluginCall, PluginSamplers, Sampled, pack_scores, row_logprobs
+from asyncinfer.sampling import PluginCall, Sampled, pack_scores, row_logprobs
 from asyncinfer.scheduler import StepResult
 
 __all__ = ["EagerResults", "PendingStep", "drawn_result"]
@@ -62,7 +62,7 @@ class EagerResults:
         }
         for call in self.calls:
             verdict = None if call.verdict is None else scores.pop(0)
-            for draw, error in PluginSamplers.failures(call, verdict).items():
+            for draw, error in call.failures(verdict).items():
                 failed.setdefault(self.draw_rows[draw], error)
         if self.chunks:
             # Other requests will find these tokens' blocks, though nothing was drawn from them.

@@ -17,9 +17,9 @@ __all__ = ["BadWords", "Words", "arrange"]
 
 I64 = npt.NDArray[np.int64]
 
-#: Matches every token: words shorter than their table is wide are padded with it on the left.
+#: Matches every token: pads words on the left to the width of their table.
 _ANY = -1
-#: Matches no token: where the answer is shorter than a table is wide.
+#: Matches no token: stands before the first token of an answer.
 _NONE = -2
 
 
@@ -27,35 +27,35 @@ _NONE = -2
 class Words:
     """The words of a request, arranged for comparison."""
 
-    #: Words of one token: these are barred always.
+    #: Words of one token, which are always barred.
     single: tuple[int, ...]
-    #: By width, a power of two: tokens before the last one int64 `[words, width]`, and the last one
-    #: int64 `[words]`. One long word costs the others no padding.
+    #: By width, a power of two: the tokens before the last one int64 `[words, width]`, and the last
+    #: one int64 `[words]`. Several widths, so that one long word does not pad all others.
     tables: dict[int, tuple[I64, I64]]
 
 
-# The answers to one prompt have their words in common.
+# Cached since the `n` answers to a prompt share their words.
 @lru_cache(maxsize=8)
 def arrange(words: tuple[tuple[int, ...], ...], vocab_size: int) -> Words:
-    """`words` but for those with tokens that the model does not have, and cannot draw."""
+    """The words that the model can draw: all of their tokens are below `vocab_size`."""
     known = [word for word in words if word and max(word) < vocab_size]
     by_width: dict[int, list[tuple[int, ...]]] = {}
     for word in known:
         if len(word) > 1:
             by_width.setdefault(1 << (len(word) - 2).bit_length(), []).append(word)
     tables = {}
-    for width, its in by_width.items():
-        prefixes = np.full((len(its), width), _ANY, np.int64)
-        for prefix, word in zip(prefixes, its, strict=True):
+    for width, group in by_width.items():
+        prefixes = np.full((len(group), width), _ANY, np.int64)
+        for prefix, word in zip(prefixes, group, strict=True):
             prefix[width - len(word) + 1 :] = word[:-1]
-        tables[width] = prefixes, np.array([word[-1] for word in its], np.int64)
+        tables[width] = prefixes, np.array([word[-1] for word in group], np.int64)
     return Words(tuple(word[0] for word in known if len(word) == 1), tables)
 
 
 class BadWords:
-    """Bars the last token of a sequence where the answer ends with the tokens before it.
+    """Bars the last token of a word where the answer ends with the tokens before it.
 
-    Sequences of one token need no history and are not kept here.
+    Words of one token need no history: `LogitProcessors` bars them by a bias.
     """
 
     def __init__(self, history: TokenHistory) -> None:
@@ -80,8 +80,9 @@ class BadWords:
 
         Args:
             logits: float32 `[n, vocab]`.
-            slots, rows: int64 `[m]`: slots that have words and their rows of `logits`.
-            prompt_lens, positions: int64 `[m]`: first position of the answer, and the one drawn.
+            slots, rows: int64 `[m]`: slots that have words, and their rows of `logits`.
+            prompt_lens, positions: int64 `[m]`: first position of the answer, and the position to
+                draw at.
         """
         tables = self._tables(slots, rows)
         widest = max(tables)
@@ -96,8 +97,8 @@ class BadWords:
             logits.index_put_((row_of, last), barred, accumulate=True)
 
     def _tables(self, slots: I64, rows: I64) -> dict[int, list[torch.Tensor]]:
-        """By width, per word: index into `slots`, row of the logits, prefix `[width]`, last
-        token."""
+        """By width, for each word: index into `slots`, row of the logits, prefix `[width]`, last
+        token. Cached, since a steady batch asks for the same slots in every step."""
         asked = (slots.tobytes(), rows.tobytes())
         if asked != self._asked:
             each = [self._words[slot].tables for slot in slots.tolist()]

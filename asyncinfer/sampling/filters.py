@@ -1,8 +1,8 @@
-"""Truncation: top-k, top-p, min-p and typical, each on what the one before it left.
+"""Truncation: top-k, top-p, min-p and typical, each on what the filter before it left.
 
-Every filter is a threshold: it keeps the tokens at least as good as its last one, and with it
-all that tie with it. So what is kept does not hang on the order a sort gives to equals, and
-never is it empty. A token that is cut gets the weight 0.
+Every filter is a threshold: it keeps its last token and all that tie with that one. So the kept set
+does not depend on how a sort orders equals, and it is never empty. A token that is cut gets the
+weight 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["keep_likely", "keep_typical"]
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
-#: Candidates that are sorted when a mass has to be reached; they are enough, mostly.
+#: Candidates that are sorted first when a mass has to be reached; these mostly suffice.
 _CANDIDATES = 256
 _BITS_OF_128 = 0x43000000
 
@@ -66,7 +66,7 @@ def keep_typical(scores: torch.Tensor, weights: torch.Tensor, mass: F64) -> None
         mass: float64 `[n]`, below 1.
     """
     total = weights.sum(dim=-1, keepdim=True)
-    # With surprisal = log(total) - score, the entropy is its mean.
+    # surprisal = log(total) - score, and the entropy is its mean: log(total) cancels.
     nearness = scores - (scores * weights).sum(dim=-1, keepdim=True) / total
     nearness = nearness.abs_().neg_().masked_fill_(weights == 0, -torch.inf)
     (share,) = upload(scores.device, mass[:, None])
@@ -86,15 +86,15 @@ def _crossing(
     """`[n, 1]`: the entry of `order` at which the weights, best order first, sum to `share` of
     their total.
 
-    `order` is float32 `[n, vocab]`, 0 at best, above -128 or -inf. `head`, int64 `[n, k]`, names
-    the best in order where they are known already; it holds all that weigh anything, but for
-    ties with its last. Sums are float64: they must not depend on how a device splits a row.
+    `order` is float32 `[n, vocab]`, 0 at best, above -128 or -inf. `head` int64 `[n, k]` names the
+    best tokens in order if they are known already: every token with a weight, except ties with the
+    last of them. Sums are float64, so that they do not depend on how a device splits a row.
     """
     goal = weights.sum(dim=-1, keepdim=True, dtype=torch.float64).mul_(share)
     if head is not None:
         return _cross(order.gather(1, head), weights.gather(1, head), goal)[0]
     if order.device.type != "cpu":
-        # To ask whether the best few are enough would wait for the device.
+        # Asking whether the candidates suffice would wait for the device.
         return _search(order, weights, goal)
     best = order.topk(min(_CANDIDATES, order.shape[1]), dim=-1)
     cut, reached = _cross(best.values, weights.gather(1, best.indices), goal)
@@ -108,7 +108,8 @@ def _crossing(
 def _cross(
     order: torch.Tensor, weights: torch.Tensor, goal: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The entry of the sorted `order` where `goal` is met (else its last), and whether it is."""
+    """The entry of the sorted `order` at which the weights reach `goal` (else the last entry), and
+    whether they do."""
     mass = weights.cumsum(dim=-1, dtype=torch.float64)
     before = (mass < goal).sum(dim=-1, keepdim=True)
     return order.gather(1, before.clamp_(max=order.shape[1] - 1)), mass[:, -1] >= goal[:, 0]
@@ -117,12 +118,12 @@ def _cross(
 def _search(order: torch.Tensor, weights: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
     """`_crossing` by bisection, several times faster than a sort of the whole vocabulary.
 
-    The bits of positive floats are in the order of their values, so that halving the integers
-    between two of them 31 times finds the very entry.
+    The bits of positive floats are in the order of their values, so halving the interval between
+    two of them 31 times finds the entry exactly.
     """
     distance = order.abs()
     kept = torch.empty_like(weights)
-    # -1 is a NaN, which no distance is within.
+    # The bits of -1 are a NaN, and no distance is at most NaN.
     low = torch.full_like(goal, -1, dtype=torch.int32)
     high = torch.full_like(goal, _BITS_OF_128, dtype=torch.int32)
     for _ in range(31):

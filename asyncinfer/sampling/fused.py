@@ -1,4 +1,4 @@
-"""The fast path of a GPU: greedy rows and draws, with all filters but typical, in one operator."""
+"""A GPU's fast path: greedy rows and draws with every filter except typical, in one operator."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy.typing as npt
 import torch
 
 from asyncinfer.kernels import ops
-from asyncinfer.kernels.twins import has_triton_twin
-from asyncinfer.sampling.noise import mix_seeds
-from asyncinfer.sampling.table import Uses
+from asyncinfer.kernels.dispatch import has_triton_kernel
+from asyncinfer.kernels.noise import mix_seeds
+from asyncinfer.sampling.options import Uses
 from asyncinfer.sampling.transfer import upload
 
 __all__ = ["draw_fused", "fuses"]
 
 
 def fuses(like: torch.Tensor) -> bool:
-    """Whether there is such an operator on the device of `like`; elsewhere its twin is the slower
-    one."""
-    return has_triton_twin("sample", like)
+    """Whether the device of `like` has the operator as a kernel; elsewhere the unfused chain is
+    faster."""
+    return has_triton_kernel("sample", like)
 
 
 def draw_fused(
@@ -32,9 +32,9 @@ def draw_fused(
     """Tokens int64 `[n]` and each row's largest logit, float32 `[n]`.
 
     Args:
-        logits: float32 `[n, vocab]`, left as they are.
-        positions, table: `[n]`, as in `LogitChanges.apply`.
-        drawing: `[n]`, False where the most likely token is wanted.
+        logits: float32 `[n, vocab]`, not changed.
+        positions, table: `[n]`, as in `LogitProcessors.apply`.
+        drawing: `[n]`, False for a greedy row.
     """
     if not drawing.any():
         tokens, peak, _ = ops.sample(logits)

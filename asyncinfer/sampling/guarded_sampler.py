@@ -16,12 +16,12 @@ from asyncinfer.telemetry import plugin_reporter
 
 __all__ = ["GuardedSampler", "failure"]
 
-#: Calls of one method in a row that take too long before a plugin is called no more.
+#: After so many calls of one method in a row that take too long, a plugin is not called again.
 STRIKES: Final = 3
 
 
 def failure(fault: PluginFault) -> RequestFailed:
-    """A request's own error: every stream raises its own object."""
+    """The error of one request: every stream raises an object of its own."""
     failed = RequestFailed(str(fault))
     failed.__cause__ = fault.__cause__
     return failed
@@ -30,8 +30,8 @@ def failure(fault: PluginFault) -> RequestFailed:
 class GuardedSampler:
     """Calls a plugin's sampler. Every fault is a `PluginFault`; each kind is reported once.
 
-    A call may take `timeout` seconds of the decode thread (what it leaves to the device is not in
-    it); after `STRIKES` in a row that took longer, the sampler is not called again.
+    A call may take `timeout` seconds of the decode thread, not counting work that it queues on the
+    device. After `STRIKES` calls in a row that took longer, the sampler is not called again.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class GuardedSampler:
         self._sampler: Sampler | None = None
         #: Whether a step leaves anything for the next one.
         self._stateful = False
-        #: Nobody else changes the default device of this thread.
+        #: Kept between calls: only a plugin could change this thread's default device.
         self._defaults = TorchDefaults.now()
         self._supervisor = Supervisor(
             label,
@@ -63,8 +63,8 @@ class GuardedSampler:
         )
 
     def join(self, slot: int, params: SamplerPlugin, saved: object) -> None:
-        """A new tenant, or one who comes back with what `leave` gave. Opens the sampler if this
-        is its first."""
+        """A request enters the slot: a new one, or a preempted one with what `leave` gave. Opens
+        the sampler for the first request."""
         sampler = self._sampler
         if sampler is None:
             sampler = self._sampler = self._open(params)
@@ -73,7 +73,7 @@ class GuardedSampler:
             self._call(sampler, "state", check=lambda state: _restore(state, slot, saved))
 
     def leave(self, slot: int) -> object:
-        """The tenant is gone; gives the slot's state, for its return."""
+        """The request leaves the slot; gives the slot's state, for a preempted one's return."""
         sampler = self._sampler
         assert sampler is not None
         saved = self._call(
@@ -89,11 +89,11 @@ class GuardedSampler:
         state: Sequence[torch.Tensor] = self._call(
             self._sampler, "state", check=self._checked_state
         )
-        # Memory that this lacks is no fault of the plugin's.
+        # Outside of the supervised call: running out of memory here is not the plugin's fault.
         return [part.index_select(0, slots) for part in state]
 
     def restore(self, slots: torch.Tensor, remembered: list[torch.Tensor]) -> None:
-        """The state of these slots is again what it was."""
+        """Put the state of these slots back."""
 
         def check(state: Sequence[torch.Tensor]) -> None:
             for part, value in zip(state, remembered, strict=True):
@@ -104,8 +104,8 @@ class GuardedSampler:
     def sample(
         self, step: SamplerStep, barred: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Tokens int64 `[n]` in `[0, vocab)` with a verdict float32 `[n]`, NaN where the answer
-        was another; or None twice, if the logits were changed instead."""
+        """Tokens int64 `[n]` in `[0, vocab)`, with a verdict float32 `[n]` that is NaN where the
+        plugin answered a token it may not; or None twice, if it changed the logits instead."""
         assert self._sampler is not None
         logits = step.logits
         shape = logits.shape
@@ -122,7 +122,7 @@ class GuardedSampler:
         return sampled
 
     def fault(self, what: str) -> PluginFault:
-        """A fault of this plugin's, reported if it is the first of its kind."""
+        """The error of a fault, reported if it is the first of its kind."""
         return self._supervisor.fault(what)
 
     def _open(self, params: SamplerPlugin) -> Sampler:
@@ -132,7 +132,7 @@ class GuardedSampler:
                     raise self.fault(f"open() gave an object that has no method {name!r}")
             return sampler
 
-        # Loading and warming up may take its time.
+        # Without limit: a plugin may load weights and warm up.
         sampler: Sampler = self._call(
             params, "open", self._slots, self._vocab_size, self._device, check=check, seconds=inf
         )
@@ -171,7 +171,7 @@ class GuardedSampler:
         self, answer: torch.Tensor, logits: torch.Tensor, barred: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         count, device = len(logits), logits.device
-        # A subclass brings operators of its own.
+        # A subclass could override the operators below.
         if type(answer) is not torch.Tensor:
             raise self.fault(
                 f"sample() must answer None or a tensor: it gave {type(answer).__name__}"

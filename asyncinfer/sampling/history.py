@@ -17,11 +17,11 @@ _FIRST = 256
 
 
 class TokenHistory:
-    """Token ids by slot and position, int32 `[slots, capacity]`, grown as sequences need it; with a
-    `capacity` given it never is, and graphs may be recorded over `flat`.
+    """Token ids by slot and position, int32 `[slots, capacity]`.
 
-    It lives on the device because drawn tokens do: the next step reads them from here before the
-    host has seen them. Positions are known to the host always.
+    They are on the device because drawn tokens are: the next step reads those from here before the
+    host has seen them. The host knows positions, not tokens. `capacity` grows as sequences need it;
+    graphs may be recorded over `flat` only if the first capacity reaches for every sequence.
     """
 
     def __init__(self, slots: int, device: torch.device, *, capacity: int = _FIRST) -> None:
@@ -43,17 +43,17 @@ class TokenHistory:
         return self._tokens.view(-1)
 
     def join(self, slot: int, token_ids: Sequence[int]) -> None:
-        """The slot's tokens are now these."""
+        """Replace the slot's tokens."""
         self.reserve(len(token_ids))
         self.put(slot, self.stage(token_ids))
 
     def stage(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """The tokens on the device, for `put`."""
+        """Copy tokens to the device, for `put`."""
         (tokens,) = upload(self.device, np.asarray(token_ids, dtype=np.int32))
         return tokens
 
     def put(self, slot: int, tokens: torch.Tensor) -> None:
-        """The slot's tokens are now these, for which there is room. Takes no memory."""
+        """Replace the slot's tokens, at most `capacity`. Allocates nothing."""
         self._tokens[slot, : len(tokens)] = tokens
 
     def read(self, slots: I64, positions: I64) -> torch.Tensor:
@@ -62,25 +62,25 @@ class TokenHistory:
         return self.at(index)
 
     def places(self, slots: I64, positions: I64) -> I64:
-        """Where in `flat` each `(slot, position)` is, until the next `join` or `write`."""
+        """The index into `flat` of each `(slot, position)`, valid until `capacity` grows."""
         return slots * self.capacity + positions
 
     def at(self, places: torch.Tensor) -> torch.Tensor:
-        """int64 `[n]`: the tokens at `places` int64 `[n]` on the device."""
+        """int64 `[n]`: the tokens at `places`, int64 `[n]` on the device."""
         return self.flat.index_select(0, places).long()
 
     def write(self, slots: I64, positions: I64, tokens: torch.Tensor) -> None:
         """Put `tokens` int64 `[n]` at each `(slot, position)`; no pair occurs twice."""
         self.reserve(int(positions.max(initial=-1)) + 1)
-        (index,) = upload(self.device, slots * self.capacity + positions)
-        self._tokens.view(-1).index_copy_(0, index, tokens.int())
+        (index,) = upload(self.device, self.places(slots, positions))
+        self.flat.index_copy_(0, index, tokens.int())
 
     def window(self, slots: I64, starts: I64, stops: I64) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens at positions `starts .. stops - 1` of each slot, aligned left and padded.
 
         Returns:
-            int64 `[n, longest]` and bool of the same shape, False where there is no such token
-            (the token there is the window's first; meaningless in an empty window).
+            int64 `[n, longest]`, padded with each window's first token (an empty window's tokens
+            mean nothing), and bool of the same shape, False at padding.
         """
         longest = int((stops - starts).max(initial=0))
         offsets = np.arange(longest)
@@ -98,7 +98,7 @@ class TokenHistory:
         return self._tokens.view(-1)[index].long().masked_fill_(before < 0, -1)
 
     def reserve(self, length: int) -> None:
-        """Have room for so many tokens in every slot."""
+        """Grow `capacity` to `length` tokens at least."""
         if length <= self.capacity:
             return
         slots, capacity = self._tokens.shape

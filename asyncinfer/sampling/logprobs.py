@@ -22,8 +22,8 @@ def score_tokens(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> list[t
         tokens: int64 `[n]`.
 
     Returns:
-        Tokens int64 `[n]`, logprobs float32 `[n]`, ranks int64 `[n]` (one more than the number
-        of tokens that are strictly likelier), alternatives' ids int64 and logprobs float32, both
+        Tokens int64 `[n]`, logprobs float32 `[n]`, ranks int64 `[n]` (1 + the number of strictly
+        likelier tokens), alternatives' ids int64 and logprobs float32, both
         `[n, min(top, vocab)]`.
     """
     chosen = logits.gather(1, tokens[:, None])
@@ -34,8 +34,8 @@ def score_tokens(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> list[t
 
 
 def pack_scores(scored: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.int32]:
-    """`score_tokens`' answer on the host, as the records that `RowLogprobs` holds: int32 `[n, 3 + 2
-    * alternatives]`."""
+    """What `score_tokens` gave, on the host, as the records of `RowLogprobs`: int32
+    `[n, 3 + 2 * alternatives]`."""
     tokens, logprobs, ranks, ids, values = scored
     top = ids.shape[1]
     words = np.empty((len(tokens), FIXED_WORDS + 2 * top), np.int32)
@@ -47,10 +47,10 @@ def pack_scores(scored: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.int32]:
 
 
 def row_logprobs(words: npt.NDArray[np.int32], start: int, stop: int, top: int) -> RowLogprobs:
-    """Records `start .. stop - 1`, with `top` alternatives each, or all there are."""
+    """Records `start .. stop - 1`, with at most `top` alternatives each."""
     most = (words.shape[1] - FIXED_WORDS) // 2
-    its, top = words[start:stop], min(top, most)
+    records, top = words[start:stop], min(top, most)
     if top < most:
-        ids, values = its[:, : FIXED_WORDS + top], its[:, FIXED_WORDS + most :]
-        its = np.concatenate([ids, values[:, :top]], axis=1)
-    return RowLogprobs(its.tobytes(), top)
+        ids, values = records[:, : FIXED_WORDS + top], records[:, FIXED_WORDS + most :]
+        records = np.concatenate([ids, values[:, :top]], axis=1)
+    return RowLogprobs(records.tobytes(), top)

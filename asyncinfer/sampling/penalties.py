@@ -1,8 +1,8 @@
 """Penalties on tokens that occurred: repetition, presence, frequency.
 
-They touch only the tokens that occurred: their logits are gathered, changed and put back, so
-that the cost goes with the length of the text and not with the vocabulary. A token that occurs
-twice is put back twice with the same value.
+Only the logits of tokens that occurred are gathered, changed and put back, so the cost grows with
+the length of the text and not with the vocabulary. A token that occurs twice is put back twice with
+the same value.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def penalise_repetition(
 
 
 class Occurrences:
-    """Applies presence and frequency penalties; keeps a table of counts to work on."""
+    """Applies presence and frequency penalties, with a table of counts that it keeps for reuse."""
 
     def __init__(self) -> None:
-        #: int32 `[rows, vocab]`, all zero between calls, made when it is needed.
+        #: int32 `[rows, vocab]`, all zero between calls; None until the first.
         self._counts: torch.Tensor | None = None
 
     def penalise(

@@ -1,70 +1,34 @@
-"""`PluginSamplers`: runs sampler plugins, and lets each of them harm its own rows only."""
+"""`PluginSamplers`: calls sampler plugins in a step, so that each can harm its own rows only."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from asyncinfer.errors import RequestFailed
 from asyncinfer.plugins.supervision import PluginFault
-from asyncinfer.sampling.guarded_sampler import GuardedSampler, failure
+from asyncinfer.sampling.guarded_sampler import GuardedSampler
 from asyncinfer.sampling.history import TokenHistory
-from asyncinfer.sampling.plugin_step import Chain, Drawn, PluginStep
-from asyncinfer.sampling.table import Uses
+from asyncinfer.sampling.options import Uses
+from asyncinfer.sampling.plugin_call import PluginCall
+from asyncinfer.sampling.plugin_step import Chain, PluginStep
+from asyncinfer.sampling.sampler_groups import SamplerGroups
 from asyncinfer.sampling.transfer import upload
 from asyncinfer.scheduler import ChosenSampler
 
-__all__ = ["PluginCall", "PluginSamplers"]
+__all__ = ["PluginSamplers"]
 
 I64 = npt.NDArray[np.int64]
 
 _DREW: Final = "sample() drew tokens, and other samplers follow it: it does not declare `draws`"
 
 
-@dataclass(slots=True)
-class PluginCall:
-    """What a plugin made of its rows in one step. Rows with several samplers have one for each,
-    in their order, as far as they came."""
-
-    plugin: GuardedSampler
-    #: Its rows of the step's logits; the same on the device, or None for all of them.
-    rows: I64
-    at: torch.Tensor | None
-    #: float32 `[k]`: the largest logit of each row before any plugin saw it.
-    peak: torch.Tensor
-    #: int64 `[k]`: what it drew, all in `[0, vocab)`; None leaves the draw to the chain.
-    tokens: torch.Tensor | None = None
-    #: float32 `[k]`, not finite where the answer cannot be used; None if it is known already
-    #: (`fault`), or until the chain has drawn (`settle`).
-    verdict: torch.Tensor | None = None
-    #: What it drew from, if it called `draw`.
-    drawn: Drawn | None = None
-    fault: PluginFault | None = None
-
-
-@dataclass(slots=True)
-class _Tenant:
-    number: int
-    #: What it has joined, in order.
-    joined: list[tuple[ChosenSampler, GuardedSampler]] = field(default_factory=list)
-    #: The plugin that it could not join, and why.
-    failed: tuple[GuardedSampler, PluginFault] | None = None
-
-
 class PluginSamplers:
-    """The samplers of an engine, one for each plugin that was ever asked for, and who is where.
-
-    Rows that ask for the same plugins in the same order are one group: each of its plugins gets
-    all of its rows at once.
-    """
+    """The sampler plugins of an engine."""
 
     def __init__(
         self,
@@ -75,23 +39,22 @@ class PluginSamplers:
         timeout: float,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._slots = slots
-        self._vocab_size = vocab_size
         self._history = history
-        self._timeout = timeout
-        self._clock = clock
-        self._plugins: list[GuardedSampler] = []
-        #: The groups that have tenants: their numbers, and by number their plugins and how many
-        #: tenants they have.
-        self._groups: dict[tuple[GuardedSampler, ...], int] = {}
-        self._plugins_of: dict[int, tuple[GuardedSampler, ...]] = {}
-        self._sizes: Counter[int] = Counter()
-        self._unused = count()
-        self._tenants: dict[int, _Tenant] = {}
-        #: Slots whose tenant has a fault.
-        self._faulty: set[int] = set()
-        #: Each plugin called in the step that is being sampled: for which slots, and their state
-        #: before.
+
+        def open_sampler(chosen: ChosenSampler) -> GuardedSampler:
+            return GuardedSampler(
+                type(chosen.params),
+                chosen.label,
+                slots=slots,
+                vocab_size=vocab_size,
+                device=history.device,
+                timeout=timeout,
+                clock=clock,
+            )
+
+        self._groups = SamplerGroups(open_sampler)
+        #: Each plugin that the current step has called: the slots it was called for, and their
+        #: state before.
         self._before: list[tuple[GuardedSampler, torch.Tensor, list[torch.Tensor]]] = []
 
     @property
@@ -100,48 +63,24 @@ class PluginSamplers:
         return len(self._groups)
 
     def join(self, slot: int, samplers: Sequence[ChosenSampler]) -> int:
-        """The slot is sampled by these plugins, in this order, from now on; gives their group's
-        number. Whatever goes wrong is kept for the slot's next step."""
-        plugins = tuple(self._plugin(chosen) for chosen in samplers)
-        tenant = self._tenants[slot] = _Tenant(self._group(plugins))
-        for chosen, plugin in zip(samplers, plugins, strict=True):
-            try:
-                if isinstance(chosen.saved, PluginFault):
-                    raise chosen.saved
-                plugin.join(slot, chosen.params, chosen.saved)
-            except PluginFault as fault:
-                tenant.failed = plugin, fault
-                self._faulty.add(slot)
-                break
-            tenant.joined.append((chosen, plugin))
-        return tenant.number
+        """See `SamplerGroups.join`."""
+        return self._groups.join(slot, samplers)
 
     def leave(self, slot: int) -> None:
-        """Save what the slot's samplers know, for a tenant who may come back."""
-        tenant = self._tenants.pop(slot, None)
-        self._faulty.discard(slot)
-        if tenant is None:
-            return
-        self._ungroup(tenant.number)
-        for chosen, plugin in tenant.joined:
-            try:
-                chosen.saved = plugin.leave(slot)
-            except PluginFault as fault:
-                chosen.saved = fault
+        """See `SamplerGroups.leave`."""
+        self._groups.leave(slot)
 
-    def keep(self) -> None:
-        """The step last called for is not taken back."""
+    def commit(self) -> None:
+        """The last step stands: forget the states from before it."""
         self._before.clear()
 
-    def take_back(self) -> None:
-        """Give every plugin called in this step the state that it had before."""
+    def roll_back(self) -> None:
+        """Give every plugin that the last step called the state from before it."""
         for plugin, slots, state in self._before:
             try:
                 plugin.restore(slots, state)
             except PluginFault as fault:
-                for slot in slots.tolist():
-                    self._tenants[slot].failed = plugin, fault
-                    self._faulty.add(slot)
+                self._groups.failed.update((slot, (plugin, fault)) for slot in slots.tolist())
         self._before.clear()
 
     def call(
@@ -152,28 +91,25 @@ class PluginSamplers:
         positions: I64,
         table: npt.NDArray[Any],
     ) -> list[PluginCall]:
-        """Hand the plugins of each group its rows; arguments as for `LogitChanges.apply`."""
+        """Hand the plugins of each group its rows; arguments as for `LogitProcessors.apply`."""
         rows = np.flatnonzero(table["uses"] & Uses.PLUGIN)
         numbers = table["plugin"][rows]
-        calls = []
-        for number in np.unique(numbers).tolist() if len(self._sizes) > 1 else self._sizes:
-            its = rows[numbers == number]
-            if self._faulty:
-                faulty = np.isin(slots[its], list(self._faulty))
-                calls += [self._failed(logits, slots, row) for row in its[faulty].tolist()]
-                its = its[~faulty]
-            if its.size:
-                plugins = self._plugins_of[number]
-                calls += self._call(plugins, chain, logits, slots, positions, table, its)
+        failed, calls = self._groups.failed, []
+        one = self._groups.numbers if len(self._groups) == 1 else np.unique(numbers).tolist()
+        for number in one:
+            group_rows = rows[numbers == number]
+            if failed:
+                unusable = np.isin(slots[group_rows], list(failed))
+                # A call for each row, since each may have failed for another reason.
+                for row in group_rows[unusable].tolist():
+                    plugin, fault = failed[int(slots[row])]
+                    own = np.array([row])
+                    calls.append(PluginCall(plugin, own, *_peaks(logits, own), fault=fault))
+                group_rows = group_rows[~unusable]
+            if group_rows.size:
+                plugins = self._groups.plugins_of(number)
+                calls += self._call(plugins, chain, logits, slots, positions, table, group_rows)
         return calls
-
-    def _failed(self, logits: torch.Tensor, slots: I64, row: int) -> PluginCall:
-        """One row, for what it failed of may differ from one to the next."""
-        failed = self._tenants[int(slots[row])].failed
-        assert failed is not None
-        plugin, fault = failed
-        rows = np.array([row])
-        return PluginCall(plugin, rows, *_peaks(logits, rows), fault=fault)
 
     def _call(
         self,
@@ -187,19 +123,22 @@ class PluginSamplers:
     ) -> list[PluginCall]:
         at, peak = _peaks(logits, rows)
         if at is None:
-            # An alias has a shape of its own: what a plugin does to it does not reach ours.
-            its, options = logits.view_as(logits), table
+            # A plugin may change the shape of the tensor it is handed, but not of the alias'
+            # source.
+            group_logits, options = logits.view_as(logits), table
         else:
-            its = logits.index_select(0, at)
+            group_logits = logits.index_select(0, at)
             slots, positions, options = slots[rows], positions[rows], table[rows]
-        # A row that the model has spoilt fails anyway; it must not take others with it.
-        _blank(its, peak)
-        barred = its.isneginf() if (options["uses"] & Uses.BARS).any() else None
+        # A row that the model has spoilt fails anyway, and must not take other rows with it.
+        _blank(group_logits, peak)
+        barred = group_logits.isneginf() if (options["uses"] & Uses.BARS).any() else None
         calls = []
         for following, plugin in zip(range(len(plugins) - 1, -1, -1), plugins, strict=True):
             call = PluginCall(plugin, rows, at, peak)
             calls.append(call)
-            step = PluginStep(chain, self._history, its, slots, positions, options, following)
+            step = PluginStep(
+                chain, self._history, group_logits, slots, positions, options, following
+            )
             try:
                 if state := plugin.remember(step.slots):
                     self._before.append((plugin, step.slots, state))
@@ -215,86 +154,14 @@ class PluginSamplers:
             if call.tokens is not None:
                 return calls
             if barred is not None:
-                its.masked_fill_(barred, -torch.inf)
+                group_logits.masked_fill_(barred, -torch.inf)
             if following:
-                call.verdict = its.amax(dim=-1)
+                call.verdict = group_logits.amax(dim=-1)
                 # The next plugin must not answer for what this one has spoilt.
-                _blank(its, call.verdict, barred)
+                _blank(group_logits, call.verdict, barred)
         if at is not None:
-            logits.index_copy_(0, at, its)
+            logits.index_copy_(0, at, group_logits)
         return calls
-
-    def _group(self, plugins: tuple[GuardedSampler, ...]) -> int:
-        """The number of these plugins in this order, for one tenant more."""
-        number = self._groups.get(plugins)
-        if number is None:
-            number = self._groups[plugins] = next(self._unused)
-            self._plugins_of[number] = plugins
-        self._sizes[number] += 1
-        return number
-
-    def _ungroup(self, number: int) -> None:
-        self._sizes[number] -= 1
-        if not self._sizes[number]:
-            # There are as many orders as clients can think of.
-            del self._sizes[number], self._groups[self._plugins_of.pop(number)]
-
-    def _plugin(self, chosen: ChosenSampler) -> GuardedSampler:
-        kind = type(chosen.params)
-        for plugin in self._plugins:
-            if plugin.kind is kind:
-                return plugin
-        plugin = GuardedSampler(
-            kind,
-            chosen.label,
-            slots=self._slots,
-            vocab_size=self._vocab_size,
-            device=self._history.device,
-            timeout=self._timeout,
-            clock=self._clock,
-        )
-        self._plugins.append(plugin)
-        return plugin
-
-    @staticmethod
-    def settle(
-        calls: Iterable[PluginCall], tokens: torch.Tensor, peak: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """After the chain has drawn: tokens with those of the plugins, peaks with the model's own.
-        What the chain found of the plugins' logits is the verdict on them."""
-        for call in calls:
-            gone_on = call.tokens is None and call.verdict is not None
-            if call.verdict is None and call.fault is None:
-                call.verdict = peak if call.at is None else peak.index_select(0, call.at)
-            if call.verdict is not None and call.drawn is not None:
-                call.verdict = call.drawn.spoil(call.verdict)
-            if gone_on:
-                # Another plugin went on with its logits.
-                continue
-            if call.at is None:
-                # It has all rows, so nobody else has any.
-                return tokens if call.tokens is None else call.tokens, call.peak
-            if call.tokens is not None:
-                tokens.index_copy_(0, call.at, call.tokens)
-            peak.index_copy_(0, call.at, call.peak)
-        return tokens, peak
-
-    @staticmethod
-    def failures(call: PluginCall, verdict: torch.Tensor | None) -> dict[int, RequestFailed]:
-        """Row -> why it failed. `verdict` is the call's, on the host."""
-        if call.fault is not None:
-            return {row: failure(call.fault) for row in call.rows.tolist()}
-        assert verdict is not None
-        failed = {}
-        for i in (~verdict.isfinite()).nonzero()[:, 0].tolist():
-            what = None if call.drawn is None else call.drawn.fault(i)
-            if what is None and call.tokens is not None:
-                what = "sample() answered a token that is out of range or barred"
-            elif what is None:
-                what = f"sample() left logits of which the largest is {verdict[i].item()}"
-            fault = call.plugin.fault(f"{what}: row {i} of {len(call.rows)}")
-            failed[int(call.rows[i])] = failure(fault)
-        return failed
 
 
 def _peaks(logits: torch.Tensor, rows: I64) -> tuple[torch.Tensor | None, torch.Tensor]:
@@ -306,8 +173,8 @@ def _peaks(logits: torch.Tensor, rows: I64) -> tuple[torch.Tensor | None, torch.
 
 
 def _blank(logits: torch.Tensor, peak: torch.Tensor, barred: torch.Tensor | None = None) -> None:
-    """Set rows whose largest logit is not finite to 0, but for what is barred."""
+    """Set rows whose largest logit is not finite to 0, except for barred tokens."""
     spoilt = ~peak.isfinite()[:, None]
-    # To ask is free on a CPU, and elsewhere would wait for the device.
+    # Asking is free on a CPU, and would wait for any other device.
     if logits.device.type != "cpu" or bool(spoilt.any()):
         logits.masked_fill_(spoilt if barred is None else spoilt & ~barred, 0.0)

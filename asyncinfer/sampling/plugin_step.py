@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from asyncinfer.kernels.noise import row_uniforms
 from asyncinfer.sampling.history import TokenHistory
-from asyncinfer.sampling.noise import row_uniforms
 from asyncinfer.sampling.transfer import upload
 
-__all__ = ["Chain", "Drawn", "PluginStep"]
+__all__ = ["Chain", "DrawCheck", "PluginStep"]
 
 I64 = npt.NDArray[np.int64]
 Table = npt.NDArray[Any]
@@ -31,28 +31,29 @@ class Chain:
     race: Callable[[torch.Tensor, I64, Table], torch.Tensor]
 
 
-class Drawn(NamedTuple):
-    """Two numbers for each row of weights that was drawn from, float32 `[n]`: they tell whether
-    the weights could be drawn from, and so ride with the row's token to the host."""
+class DrawCheck(NamedTuple):
+    """Whether weights can be drawn from, by two numbers a row. The host reads them with the row's
+    token, since asking at once would wait for the device."""
 
+    #: float32 `[n]`: the least weight.
     least: torch.Tensor
-    #: The weight of the token that was drawn.
+    #: float32 `[n]`: the weight of the token that was drawn.
     won: torch.Tensor
 
     def spoil(self, verdict: torch.Tensor) -> torch.Tensor:
-        """`verdict` float32 `[n]`, not finite where the weights are not finite, where one is
-        below 0 or none is above."""
+        """`verdict` float32 `[n]`, made not finite for a row of which a weight is not finite or
+        below 0, or none is above 0."""
         return torch.addcmul(verdict, self.won / self.won, self.least.sqrt())
 
-    def worse(self, other: Drawn) -> Drawn:
-        """Of two draws of a step, by row, this one if its weights could not be drawn from."""
+    def worse(self, other: DrawCheck) -> DrawCheck:
+        """For each row this one if its weights cannot be drawn from, else the other."""
         fine = self.spoil(torch.zeros_like(self.won)).isfinite()
-        return Drawn(
+        return DrawCheck(
             torch.where(fine, other.least, self.least), torch.where(fine, other.won, self.won)
         )
 
     def fault(self, row: int) -> str | None:
-        """What is wrong with the weights of a row, if anything is. Waits for the device."""
+        """What is wrong with a row's weights; None if nothing is. Waits for the device."""
         least, won = self.least[row].item(), self.won[row].item()
         if math.isnan(least):
             return "draw() was given a weight that is NaN"
@@ -64,9 +65,9 @@ class Drawn(NamedTuple):
 
 
 class PluginStep:
-    """Rows of a step; see `asyncinfer.protocols.SamplerStep`. Nothing can be had of it any more
-    once it is closed. `following`: how many samplers of the same rows come after the one that it
-    is handed to."""
+    """The rows of a step for one sampler; see `asyncinfer.protocols.SamplerStep`. Every access
+    raises once it is closed. `following`: how many samplers of the same rows come after this
+    one."""
 
     def __init__(
         self,
@@ -84,15 +85,15 @@ class PluginStep:
         self._its_logits = logits
         self._its_positions = positions
         self._table = table
-        # On a CPU tensors share the memory of what is uploaded, and the arrays are the engine's.
+        # Copies: on a CPU the tensors share the arrays' memory, and a plugin may write to them.
         self._slots, self._positions, self._prompt_lens = upload(
             logits.device, slots.copy(), positions.copy(), table["prompt_len"].copy()
         )
         self._over = False
-        self._drawn: Drawn | None = None
+        self._drawn: DrawCheck | None = None
 
-    def close(self) -> Drawn | None:
-        """The call is over. Gives what the host has to see of the weights that were drawn from."""
+    def close(self) -> DrawCheck | None:
+        """End the call; gives the check of the weights that were drawn from."""
         self._over = True
         return self._drawn
 
@@ -137,15 +138,15 @@ class PluginStep:
                 f"{weights.device}"
             )
         tokens = self._chain.race(weights, self._its_positions, self._table)
-        # NaN is the least there is, infinity wins the race, and 0 wins where all are.
-        drawn = Drawn(weights.amin(dim=-1), weights.gather(1, tokens[:, None])[:, 0])
+        # amin gives NaN if there is one, infinity wins the race, and 0 wins where all are 0.
+        drawn = DrawCheck(weights.amin(dim=-1), weights.gather(1, tokens[:, None])[:, 0])
         self._drawn = drawn if self._drawn is None else self._drawn.worse(drawn)
         return tokens
 
     def uniform(self, stream: int = 0) -> torch.Tensor:
         self._check()
-        # The samplers of a row have numbers of their own; the last one's, which may draw by them,
-        # do not hang on what goes before it.
+        # Each sampler of a row has numbers of its own, counted from the last: the one that may draw
+        # by them gets the same whatever comes before it.
         own = stream + (self._following << 32)
         numbers = row_uniforms(self._table["seed"], self._its_positions, own)
         return upload(self._its_logits.device, numbers)[0]

@@ -1,4 +1,4 @@
-"""`RecordedSampler`: draws whose options the device holds, so that a graph can record them."""
+"""`RecordedSampler`: draws that a graph can record, since their options are on the device."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import numpy.typing as npt
 import torch
 
 from asyncinfer.kernels import ops
+from asyncinfer.kernels.noise import draw_race, key_rows, mix_tokens, seed_bits
 from asyncinfer.params import SamplingParams
 from asyncinfer.sampling.fused import fuses
-from asyncinfer.sampling.noise import draw_race, key_rows, mix_tokens, seed_bits
-from asyncinfer.sampling.table import Uses
-from asyncinfer.sampling.transfer import upload
+from asyncinfer.sampling.options import Uses
 
 __all__ = ["MOST_ENTRIES", "NEVER", "OPTION_WORDS", "Draws", "RecordedSampler", "option_words"]
 
@@ -22,24 +21,25 @@ __all__ = ["MOST_ENTRIES", "NEVER", "OPTION_WORDS", "Draws", "RecordedSampler", 
 OPTION_WORDS: Final = 6
 #: Entries of one intermediate `[rows, vocab]` tensor; a larger batch is drawn in parts.
 MOST_ENTRIES: Final = 2**24
-#: A score (a logit less the largest, over temperature) that cannot win a draw: the variables of
-#: the race differ by a factor of e^26 at most.
+#: A score, `(logit - largest) / temperature`, that cannot win a draw: the race's variables differ
+#: by a factor of e^26 at most.
 NEVER: Final = -80.0
 
 
 class Draws(Enum):
-    """What a batch asks of a recorded step."""
+    """What a recorded step draws."""
 
     #: Every row takes its most likely token.
     GREEDY = "greedy"
     #: Some rows draw at a temperature, and with filters where the draw is fused.
     TEMPERATURE = "temperature"
-    #: Something that is not recorded: the step ends with the logits.
+    #: Nothing: the step ends with the logits, and the draw is not recorded.
     LOGITS = "logits"
 
     @classmethod
     def serving(cls, uses: int, *, fused: bool = False) -> Draws:
-        """The least that serves rows which use all of these; `fused` as the sampler is."""
+        """The cheapest that serves a batch which uses these options; `fused` as in
+        `RecordedSampler`."""
         recorded = Uses.DRAW | Uses.TEMPERATURE
         if uses & ~(recorded | Uses.LIKELY if fused else recorded):
             return cls.LOGITS
@@ -48,7 +48,7 @@ class Draws(Enum):
 
 def option_words(params: SamplingParams, seed: int) -> npt.NDArray[np.int32]:
     """int32 `[OPTION_WORDS]`: a request's options as the device keeps them. Greedy is temperature
-    0; the seed is mixed as far as it does not depend on the position."""
+    0; the seed is `mix_seeds` of the request's."""
     words = np.zeros(OPTION_WORDS, np.int32)
     real = words.view(np.float32)
     words.view(np.uint64)[2] = seed_bits(seed)
@@ -59,16 +59,16 @@ def option_words(params: SamplingParams, seed: int) -> npt.NDArray[np.int32]:
 
 
 class RecordedSampler:
-    """Greedy rows and draws at a temperature, in operators that ask the host nothing. The same
-    tokens as `SamplingState` draws.
+    """Greedy rows and draws at a temperature, in operators that do not wait for the host. Draws the
+    same tokens as `SamplingState`.
 
     Args:
-        fused: as in `SamplingState`; then filters are recorded, too.
+        fused: as in `SamplingState`; filters are recorded only if it is True.
     """
 
     def __init__(self, vocab_size: int, device: torch.device, *, fused: bool | None = None) -> None:
         self._vocab_size = vocab_size
-        (self._mixed,) = upload(device, mix_tokens(vocab_size))
+        self._mixed = mix_tokens(vocab_size, device)
         self.fused = fuses(self._mixed) if fused is None else fused
 
     def __call__(
@@ -82,11 +82,11 @@ class RecordedSampler:
         """Tokens int64 `[n]` and each row's largest logit, float32 `[n]`.
 
         Args:
-            logits: float32 `[n, vocab_size]`, spoilt; of any floating dtype, and left as they are,
-                where the draw is fused.
-            options, seeds: int32 `[OPTION_WORDS - 2, n]` and int64 `[n]`: the rows' words, the
-                seed's apart.
-            positions: integers `[n]`; of the tokens to draw.
+            logits: float32 `[n, vocab_size]`, overwritten. If the draw is fused: any floating
+                dtype, not changed.
+            options: int32 `[OPTION_WORDS - 2, n]`: the rows' words, without those of the seed.
+            seeds: int64 `[n]`: the words of the seed.
+            positions: integers `[n]`: positions of the tokens to draw.
         """
         temperatures = options.view(torch.float32)[0]
         if self.fused:
@@ -107,7 +107,7 @@ class RecordedSampler:
         for first in range(0, len(logits), rows):
             part = slice(first, first + rows)
             scores = logits[part].sub_(peak[part, None])
-            # Rows at temperature 0 are drawn too, and not looked at.
+            # Rows at temperature 0 are drawn too, and discarded below.
             scores.div_(temperatures[part, None])
             weights = scores.clamp_(min=NEVER).exp_()
             drawn.append(draw_race(weights, self._mixed, keys[part]))

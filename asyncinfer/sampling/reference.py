@@ -1,6 +1,6 @@
-"""The whole chain once more, for one row, in plain Python and float64: what the fast one must do.
+"""The whole sampling chain for one row in plain Python and float64: slow and obvious.
 
-Slow and obvious. Tests and kernels are held against it.
+Tests compare the fast chain and the kernels with it.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def changed_logits(
 
 
 def probabilities(logits: Sequence[float], params: SamplingParams) -> list[float]:
-    """The distribution that a token is drawn from, given the changed logits. They need one
-    that is finite."""
+    """The distribution that a token is drawn from, given the changed logits, of which one at least
+    is finite."""
     if params.greedy:
         best = max(logits)
         first = list(logits).index(best)

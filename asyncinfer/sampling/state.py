@@ -10,16 +10,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from asyncinfer.sampling.changes import LogitChanges
+from asyncinfer.kernels.noise import draw_race, mix_tokens, row_keys
 from asyncinfer.sampling.filters import keep_likely, keep_typical
 from asyncinfer.sampling.fused import draw_fused, fuses
 from asyncinfer.sampling.history import TokenHistory
+from asyncinfer.sampling.logit_processors import LogitProcessors
 from asyncinfer.sampling.logprobs import score_tokens
-from asyncinfer.sampling.noise import draw_race, mix_tokens, row_keys
-from asyncinfer.sampling.plugin_samplers import PluginCall, PluginSamplers
+from asyncinfer.sampling.options import Uses, options_table
+from asyncinfer.sampling.plugin_call import PluginCall, merge_calls
+from asyncinfer.sampling.plugin_samplers import PluginSamplers
 from asyncinfer.sampling.plugin_step import Chain
 from asyncinfer.sampling.recorded import MOST_ENTRIES, NEVER
-from asyncinfer.sampling.table import Uses, options_table
 from asyncinfer.sampling.transfer import upload
 from asyncinfer.scheduler import Join
 
@@ -27,12 +28,12 @@ __all__ = ["Sampled", "SamplingState", "draw_bytes"]
 
 I64 = npt.NDArray[np.int64]
 
-#: A little above the weight of what cannot be drawn.
+#: Just above the weight of a token that cannot win a draw.
 _NOTHING = math.exp(NEVER) * 1.00001
 
 
 def draw_bytes(rows: int, vocab_size: int) -> int:
-    """About what `SamplingState.sample` takes for so many rows, their logits included."""
+    """Bytes that `SamplingState.sample` takes for so many rows, about, with their logits."""
     entries = rows * vocab_size
     return 4 * (entries + 5 * min(entries, MOST_ENTRIES))
 
@@ -41,31 +42,30 @@ def draw_bytes(rows: int, vocab_size: int) -> int:
 class Sampled:
     """What was drawn, one entry per row of the logits."""
 
-    #: int64 `[n]`, each in `[0, vocab)`, meaningless where `peak` is not finite.
+    #: int64 `[n]`, each in `[0, vocab)`; means nothing where `peak` is not finite.
     tokens: torch.Tensor
-    #: float32 `[n]`: the largest logit before temperature. Not finite: the row failed, by what
-    #: the model computed (NaN, inf) or because every token is barred (-inf).
+    #: float32 `[n]`: the largest logit before temperature. A row fails if it is not finite: NaN or
+    #: inf come from the model, and -inf says that every token is barred.
     peak: torch.Tensor
     #: Rows that asked for logprobs, each with its number of alternatives.
     scored_rows: dict[int, int] = field(default_factory=dict)
     #: `score_tokens` of those rows, in that order.
     scores: list[torch.Tensor] = field(default_factory=list)
-    #: What sampler plugins did, if any row asked for one: see `PluginSamplers.failures`.
+    #: The calls of sampler plugins; see `PluginCall.failures`.
     calls: list[PluginCall] = field(default_factory=list)
 
 
 class SamplingState:
     """Sampling for up to `slots` sequences at once. Not thread-safe.
 
-    What a row gets depends on its own logits, options, seed, position and history only, never on
-    which rows are sampled with it. An option that no row of a step uses costs that step nothing.
+    What a row gets depends only on its own logits, options, seed, position and history, not on the
+    rows that are sampled with it. An option that no row of a step uses costs that step nothing.
 
     Args:
-        history: the tokens of the slots; kept up to date by the caller, up to the position that
-            is drawn.
+        history: the slots' tokens. The caller keeps it current up to the position to draw.
         sampler_timeout: seconds a plugin may take in a step.
-        fused: draw by the one operator that there is for it, whatever it has no options for apart;
-            by default where it runs as a kernel.
+        fused: draw by one operator (`ops.sample`), except for rows with options that it lacks. By
+            default only where the operator is a kernel.
     """
 
     def __init__(
@@ -80,17 +80,17 @@ class SamplingState:
         self.vocab_size = vocab_size
         self.device = history.device
         self._table = options_table(slots)
-        self._changes = LogitChanges(vocab_size, history)
+        self._processors = LogitProcessors(vocab_size, history)
         self._plugins = PluginSamplers(slots, vocab_size, history, timeout=sampler_timeout)
         self._chain = Chain(self._weigh, self._race)
-        (self._mixed,) = upload(self.device, mix_tokens(vocab_size))
+        self._mixed = mix_tokens(vocab_size, self.device)
         self.fused = fuses(self._mixed) if fused is None else fused
 
     def join(self, slot: int, join: Join) -> None:
         """The slot is sampled by `join.params` from now on."""
         self.leave(slot)
         row, params = self._table[slot], join.params
-        uses = self._changes.join(slot, join, row)
+        uses = self._processors.join(slot, join, row)
         row["seed"] = join.seed & (2**64 - 1)
         row["prompt_len"] = join.prompt_len
         if params.logprobs is not None:
@@ -113,22 +113,21 @@ class SamplingState:
         row["uses"] = uses
 
     def leave(self, slot: int) -> None:
-        """Forget the slot's options; nothing if it has none."""
+        """Forget the slot's options, if it has any."""
         self._table[slot] = np.zeros((), self._table.dtype)
-        self._changes.leave(slot)
+        self._processors.leave(slot)
         self._plugins.leave(slot)
 
-    def keep(self) -> None:
-        """The step that was sampled last goes on: it will not be taken back."""
-        self._plugins.keep()
+    def commit(self) -> None:
+        """The last step stands: `roll_back` no longer undoes it."""
+        self._plugins.commit()
 
-    def take_back(self) -> None:
-        """What plugins have of a step that is computed again is as it was before. Nothing if that
-        came to no plugin."""
-        self._plugins.take_back()
+    def roll_back(self) -> None:
+        """Undo what the last step changed in plugins, since it will be computed again."""
+        self._plugins.roll_back()
 
     def uses(self, slots: I64) -> int:
-        """What any of these slots asks for, as `Uses`."""
+        """The options that any of these slots uses, as `Uses`."""
         return int(np.bitwise_or.reduce(self._table["uses"][slots]))
 
     def sample(self, logits: torch.Tensor, slots: I64, positions: I64) -> Sampled:
@@ -137,7 +136,7 @@ class SamplingState:
         Args:
             logits: float32 `[n, vocab_size]`, n >= 1; changed in place.
             slots: int64 `[n]`.
-            positions: int64 `[n]`: where in its sequence the token to draw will stand.
+            positions: int64 `[n]`: the position of the token to draw in its sequence.
         """
         table = self._table[slots]
         uses = table["uses"]
@@ -145,23 +144,23 @@ class SamplingState:
         scored = np.flatnonzero(uses & Uses.LOGPROBS)
         own = logits[upload(self.device, scored)[0]] if scored.size else None
         if every & Uses.LOGITS:
-            self._changes.apply(logits, slots, positions, table)
+            self._processors.apply(logits, slots, positions, table)
         drawing = uses & Uses.DRAW
         calls: list[PluginCall] = []
         if every & Uses.PLUGIN:
             calls = self._plugins.call(self._chain, logits, slots, positions, table)
-        settled = 0
+        drawn_by_plugins = 0
         for call in calls:
             if call.tokens is not None:
                 drawing[call.rows] = 0
-                settled += call.rows.size
+                drawn_by_plugins += call.rows.size
         drawn = np.flatnonzero(drawing)
         if self.fused:
             fusing = (drawing != 0) & (uses & Uses.TYPICAL == 0)
             tokens, peak = draw_fused(logits, positions, table, fusing)
             drawn = np.flatnonzero((drawing != 0) & ~fusing)
-        elif drawn.size + settled == len(slots):
-            # Which token is the most likely takes ten times as long to find, and none asks.
+        elif drawn.size + drawn_by_plugins == len(slots):
+            # No row is greedy, and finding the most likely token takes ten times as long.
             peak = logits.amax(dim=-1)
             tokens = torch.zeros(len(slots), dtype=torch.int64, device=self.device)
         else:
@@ -173,7 +172,7 @@ class SamplingState:
             some = self._draw(logits[at], peak[at], positions[drawn], table[drawn])
             tokens.index_copy_(0, at, some)
         if calls:
-            tokens, peak = self._plugins.settle(calls, tokens, peak)
+            tokens, peak = merge_calls(calls, tokens, peak)
         sampled = Sampled(tokens, peak, calls=calls)
         if own is not None:
             tops = table["logprobs"][scored]
@@ -189,7 +188,7 @@ class SamplingState:
         positions: I64,
         table: npt.NDArray[np.void],
     ) -> torch.Tensor:
-        """int64 `[n]`: temperature, truncation and the draw, of rows that are not greedy."""
+        """int64 `[n]`: temperature, truncation and the draw, for rows that are not greedy."""
         rows = max(1, MOST_ENTRIES // self.vocab_size)
         if len(logits) > rows:
             parts = [slice(i, i + rows) for i in range(0, len(logits), rows)]
@@ -199,8 +198,8 @@ class SamplingState:
         return self._race(self._weights(logits, peak, table), positions, table)
 
     def _weigh(self, logits: torch.Tensor, table: npt.NDArray[Any]) -> torch.Tensor:
-        """float32 `[n, vocab]`: what rows, greedy or not, are drawn from."""
-        # A race never draws what has next to no weight; a plugin may look whether it has any.
+        """float32 `[n, vocab]`: what rows, greedy or not, are drawn from, for plugins."""
+        # The race never draws a token of so little weight; a plugin is to see that as 0.
         weights = self._weights(logits, logits.amax(dim=-1), table)
         torch.threshold_(weights, _NOTHING, 0.0)
         greedy = np.flatnonzero(~table["uses"] & Uses.DRAW)
@@ -219,13 +218,13 @@ class SamplingState:
         self, logits: torch.Tensor, peak: torch.Tensor, table: npt.NDArray[Any]
     ) -> torch.Tensor:
         """float32 `[n, vocab]`: temperature and truncation."""
-        # Less its largest entry, a row cannot overflow at any temperature.
+        # Relative to its largest entry, a row cannot overflow at any temperature.
         scores = logits - peak[:, None]
         uses = table["uses"]
         every = int(np.bitwise_or.reduce(uses))
         if every & Uses.TEMPERATURE:
             scores /= upload(self.device, table["temperature"][:, None])[0]
-        # exp is many times slower where it underflows, and nothing this small can be drawn.
+        # exp is many times slower where it underflows, and nothing so small can be drawn.
         weights = scores.clamp_(min=NEVER).exp()
         for use in (Uses.LIKELY, Uses.TYPICAL):
             if every & use:
@@ -239,17 +238,17 @@ class SamplingState:
         weights: torch.Tensor,
         table: npt.NDArray[np.void],
     ) -> None:
-        """Set the weights of what these filters cut to 0, in the rows that use them."""
+        """Set the weights that the filters of `use` cut to 0, in the rows that use them."""
         rows = np.flatnonzero(table["uses"] & use)
         whole = rows.size == len(scores)
         if not whole:
             (at,) = upload(self.device, rows)
-            its, scores, kept = table[rows], scores[at], weights[at]
+            options, scores, kept = table[rows], scores[at], weights[at]
         else:
-            its, kept = table, weights
+            options, kept = table, weights
         if use is Uses.LIKELY:
-            keep_likely(scores, kept, its["top_k"], its["top_p"], its["min_p"])
+            keep_likely(scores, kept, options["top_k"], options["top_p"], options["min_p"])
         else:
-            keep_typical(scores, kept, its["typical_p"])
+            keep_typical(scores, kept, options["typical_p"])
         if not whole:
             weights[at] = kept

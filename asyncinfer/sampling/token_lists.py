@@ -23,7 +23,8 @@ class TokenLists:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._lists: dict[int, tuple[I64, F32]] = {}
-        #: The last answer and what it was an answer to: a steady batch asks the same each step.
+        #: The arguments of the last `entries` and its answer: a steady batch asks the same each
+        #: step.
         self._asked: tuple[bytes, bytes] | None = None
         self._flat: list[torch.Tensor] = []
 
@@ -34,7 +35,8 @@ class TokenLists:
         self._asked = None
 
     def put_ids(self, slot: int, ids: tuple[int, ...]) -> None:
-        """The slot's tokens, without values. Answers to one prompt have theirs in common."""
+        """The slot's tokens, without values. Cached, since the `n` answers to a prompt share
+        theirs."""
         self._lists[slot] = _arrays(ids)
         self._asked = None
 

@@ -10,7 +10,7 @@ __all__ = ["TorchDefaults"]
 
 
 class TorchDefaults(NamedTuple):
-    """What a plugin could change under everybody else's feet."""
+    """Settings that a plugin could change for the whole process."""
 
     dtype: torch.dtype
     threads: int
@@ -18,19 +18,19 @@ class TorchDefaults(NamedTuple):
 
     @classmethod
     def now(cls, device: torch.device | None = None) -> TorchDefaults:
-        """Of this thread. To ask for the device takes ten times as long as the others: it may be
-        given by who knows it."""
+        """This thread's settings. `device` is the default device if the caller knows it, since
+        asking torch for it takes ten times as long as for the others."""
         known = torch.get_default_device() if device is None else device
         return cls(torch.get_default_dtype(), torch.get_num_threads(), known)
 
     def restore(self) -> str | None:
-        """Set back what differs; says what did, None if nothing."""
+        """Put back the settings that changed; says which, None if none did."""
         changed = TorchDefaults.now()
         if changed == self:
             return None
         torch.set_default_dtype(self.dtype)
         if changed.device != self.device:
-            # Without a default of its own a thread uses the CPU, and tensors are made faster.
+            # None means the CPU, and makes tensors faster than an explicit default does.
             torch.set_default_device(None if self.device.type == "cpu" else self.device)
         torch.set_num_threads(self.threads)
         return ", ".join(

@@ -17,8 +17,8 @@ _ALIGN = 16
 def upload(device: torch.device, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
     """The arrays as tensors on `device`, same shapes and dtypes.
 
-    On the host they share the arrays' memory: do not write to them afterwards. Elsewhere all of
-    them travel in one copy out of pinned memory, ordered on the current stream.
+    On a CPU the tensors share the arrays' memory, which must not be written to afterwards. To any
+    other device all arrays go in one copy from pinned memory, ordered on the current stream.
     """
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]

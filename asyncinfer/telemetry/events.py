@@ -1,57 +1,59 @@
-"""Every event the engine tells about: name, level, fields."""
+"""Every log event: name, level, fields."""
 
 from __future__ import annotations
 
 import logging
 from typing import Final, NamedTuple
 
-__all__ = ["EVENTS", "Event"]
+__all__ = ["EVENTS", "LogEvent"]
 
 
-class Event(NamedTuple):
-    """One kind of event."""
+class LogEvent(NamedTuple):
+    """One kind of log event."""
 
     level: int
-    #: The fields it always has; an emitter may add more.
+    #: The fields that every event of the kind has; an emitter may add more.
     fields: tuple[str, ...]
     meaning: str
 
 
-EVENTS: Final[dict[str, Event]] = {
-    "engine_loaded": Event(
+EVENTS: Final[dict[str, LogEvent]] = {
+    "engine_loaded": LogEvent(
         logging.INFO,
         ("model", "blocks"),
         "the engine takes requests; `notes`, if any, say how its model was taken",
     ),
-    "hub_silent": Event(
+    "hub_silent": LogEvent(
         logging.WARNING,
         ("model", "hub", "seconds"),
         "the hub has not answered for so long; it is given up after a while",
     ),
-    "hub_unreachable": Event(
+    "hub_unreachable": LogEvent(
         logging.WARNING, ("model", "error"), "the copy in the hub's cache is taken as it is"
     ),
-    "graphs_failed": Event(
+    "graphs_failed": LogEvent(
         logging.WARNING, ("rows", "error"), "no CUDA graph of so many rows; it goes on without"
     ),
-    "engine_closed": Event(logging.INFO, (), "its owner closed it"),
-    "engine_dead": Event(logging.ERROR, ("cause",), "the decode loop ended by a fault"),
-    "request_admitted": Event(logging.DEBUG, ("request_id",), "it left the queue for the batch"),
-    "step_retracted": Event(
+    "engine_closed": LogEvent(logging.INFO, (), "its owner closed it"),
+    "engine_dead": LogEvent(logging.ERROR, ("cause",), "the decode loop ended by a fault"),
+    "request_admitted": LogEvent(logging.DEBUG, ("request_id",), "it left the queue for the batch"),
+    "step_retracted": LogEvent(
         logging.WARNING,
         ("tokens", "rows", "error"),
         "the device had no memory for a step; the next ones are smaller",
     ),
-    "request_preempted": Event(logging.DEBUG, ("request_id",), "it gave its blocks back for now"),
-    "request_finished": Event(logging.DEBUG, ("request_id",), "its answer is complete"),
-    "request_aborted": Event(logging.DEBUG, ("request_id",), "its consumer left"),
-    "request_refused": Event(logging.INFO, ("reason",), "the engine holds all it may hold"),
-    "request_failed": Event(logging.WARNING, ("request_id", "error"), "it failed, and only it"),
-    "plugin_failed": Event(logging.WARNING, ("group", "error"), "it misbehaved: see `error`"),
-    "plugin_ignored": Event(
+    "request_preempted": LogEvent(
+        logging.DEBUG, ("request_id",), "it gave its blocks back for now"
+    ),
+    "request_finished": LogEvent(logging.DEBUG, ("request_id",), "its answer is complete"),
+    "request_aborted": LogEvent(logging.DEBUG, ("request_id",), "its consumer left"),
+    "request_refused": LogEvent(logging.INFO, ("reason",), "the engine holds all it may hold"),
+    "request_failed": LogEvent(logging.WARNING, ("request_id", "error"), "it failed, and only it"),
+    "plugin_failed": LogEvent(logging.WARNING, ("group", "error"), "it misbehaved: see `error`"),
+    "plugin_ignored": LogEvent(
         logging.WARNING,
         ("group", "name", "origin", "reason"),
         "at open: it is installed, and nobody can use it",
     ),
-    "events_dropped": Event(logging.WARNING, ("observer", "count"), "it was too slow for them"),
+    "events_dropped": LogEvent(logging.WARNING, ("observer", "count"), "it was too slow for them"),
 }

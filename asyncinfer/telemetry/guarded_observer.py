@@ -1,4 +1,4 @@
-"""`GuardedObserver`: one observer, called so that its faults are its own."""
+"""`GuardedObserver`: calls one observer, so that its faults harm nobody else."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from asyncinfer.telemetry.log import plugin_reporter
 
 __all__ = ["DECODE_THREAD", "OWN_THREAD", "GuardedObserver"]
 
-#: Calls of one method in a row that raise before an observer is called no more.
+#: After so many calls of one method in a row that raise, an observer is not called again.
 STRIKES: Final = 3
 OWN_THREAD: Final = Limits(raised=STRIKES)
 DECODE_THREAD: Final = Limits(seconds=0.001, debt=1.0, raised=STRIKES)
 
 
 class GuardedObserver:
-    """Calls an observer. Whatever it raises stays here; each kind of fault is reported once."""
+    """Calls an observer. Nothing it raises leaves this class; each kind of fault is reported
+    once."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class GuardedObserver:
 
     @property
     def retired(self) -> bool:
-        """Whether the observer is told of nothing any more."""
+        """Whether the observer is not told of events any more."""
         return self._supervisor.retired is not None
 
     def tell(self, event: ObserverEvent) -> None:
@@ -51,10 +52,10 @@ class GuardedObserver:
                 self._supervisor.call(self._observer, "observe", event)
 
     def close(self) -> None:
-        """The last call, of a retired one too."""
+        """Close the observer, also one that is retired."""
         with suppress(PluginFault):
             self._supervisor.call(self._observer, "close")
 
     def report(self, what: str) -> None:
-        """Log a fault if it is the first of its kind, which is what stands before the colon."""
+        """Log a fault if it is the first of its kind, which is the text before the colon."""
         self._supervisor.fault(what)

@@ -41,7 +41,7 @@ def emit(event: str, context: Context | None = None, /, **fields: object) -> Non
         if context is None:
             _log(level, event, fields)
         else:
-            # A copy: the host's own thread may be running in the context just now.
+            # A copy, since a context cannot be entered twice and the host may be in this one.
             context.copy().run(_log, level, event, fields)
     except Exception:
         record = logging.makeLogRecord({"name": _LOGGER.name, "levelno": level, "msg": event})
@@ -49,8 +49,7 @@ def emit(event: str, context: Context | None = None, /, **fields: object) -> Non
 
 
 def plugin_reporter(group: str, faults: list[str] | None = None) -> Callable[[Exception], None]:
-    """What tells of faults of the plugins of a group, each with a message that names its plugin.
-    They are added to `faults`, too."""
+    """A function that logs a fault of a plugin of the group, and adds its text to `faults`."""
 
     def report(fault: Exception) -> None:
         if faults is not None:

@@ -1,4 +1,4 @@
-"""`Observers`: those of one engine, told of one event after the other."""
+"""`Observers`: all observers of one engine."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from asyncinfer.telemetry.observer_thread import ObserverThread
 
 __all__ = ["Observers"]
 
-#: Seconds that closing waits for all observers together.
-PATIENCE: Final = 1.0
+#: Seconds that a close waits for all observers together.
+CLOSE_SECONDS: Final = 1.0
 
 
 class Observers:
-    """Tells observers, each on its thread; `start` starts the threads.
+    """Tells observers of events, each on the thread that it asks for.
 
     Args:
-        observers: each with what messages call it. One that asks for a thread there is not is a
-            `PluginError`.
+        observers: each with its name for messages. One that asks for a thread other than "own" and
+            "decode" is a `PluginError`.
     """
 
     def __init__(self, observers: Iterable[tuple[Observer, str]]) -> None:
@@ -33,26 +33,26 @@ class Observers:
         self._of_steps: list[ObserverThread | GuardedObserver] = []
         self._guarded: list[GuardedObserver] = []
         for observer, label in observers:
-            its: ObserverThread | GuardedObserver
+            receiver: ObserverThread | GuardedObserver
             thread = read_attribute(observer, "thread", "own", label)
             if thread == "own":
                 guarded = GuardedObserver(observer, label)
-                its = ObserverThread(guarded)
-                self._threads.append(its)
+                receiver = ObserverThread(guarded)
+                self._threads.append(receiver)
             elif thread == "decode":
-                its = guarded = GuardedObserver(observer, label, DECODE_THREAD)
-                self._direct.append(its)
+                receiver = guarded = GuardedObserver(observer, label, DECODE_THREAD)
+                self._direct.append(receiver)
             else:
                 raise PluginError(f"{label}: thread={thread!r}: must be 'own' or 'decode'")
             self._guarded.append(guarded)
             if read_attribute(observer, "every_step", False, label):
-                self._of_steps.append(its)
+                self._of_steps.append(receiver)
 
     def discard(self) -> None:
-        """Close all, told of nothing; those on threads of their own, if these run, there."""
-        for its in self._running:
-            its.stop()
-        running = [its.guarded for its in self._running]
+        """Close all observers without an event; those whose threads run, on these."""
+        for thread in self._running:
+            thread.stop()
+        running = [thread.guarded for thread in self._running]
         for guarded in self._guarded:
             if guarded not in running:
                 guarded.close()
@@ -63,42 +63,44 @@ class Observers:
         return bool(self._of_steps)
 
     def start(self) -> None:
-        """Raises `PluginError` where a thread cannot be started; `discard` comes next then."""
-        for its in self._threads:
+        """Start the threads. Raises `PluginError` where one cannot be started; then call
+        `discard`."""
+        for thread in self._threads:
             try:
-                its.start()
+                thread.start()
             except RuntimeError as error:
-                label = its.guarded.label
+                label = thread.guarded.label
                 raise PluginError(f"{label}: its thread cannot be started: {error}") from error
-            self._running.append(its)
+            self._running.append(thread)
 
     def tell(self, event: ObserverEvent) -> None:
         """Tell all. Decode thread; never raises, never waits for a thread."""
         self.tell_threads(event)
-        for its in self._direct:
-            its.tell(event)
+        for direct in self._direct:
+            direct.tell(event)
 
     def tell_threads(self, event: ObserverEvent) -> None:
-        """`tell` while the decode thread hangs, perhaps in an observer."""
-        for its in self._threads:
-            its.tell(event)
+        """Tell only observers on threads of their own: the decode thread hangs, perhaps in one of
+        the others."""
+        for thread in self._threads:
+            thread.tell(event)
 
     def tell_step(self, event: StepTaken) -> None:
         """Tell those that want to be told of steps."""
-        for its in self._of_steps:
-            its.tell(event)
+        for receiver in self._of_steps:
+            receiver.tell(event)
 
     def close_threads(self, last: EngineEnded) -> None:
-        """Let the threads come to their end, and wait for none."""
-        for its in self._threads:
-            its.close(last)
+        """Have the threads end after `last`, without waiting for them."""
+        for thread in self._threads:
+            thread.close(last)
 
     def close(self, last: EngineEnded) -> None:
-        """Tell `last` and close all; wait a second at most for what is queued."""
+        """Tell all of `last` and close them; waits at most `CLOSE_SECONDS` for queued events."""
         self.close_threads(last)
         for direct in self._direct:
             direct.tell(last)
             direct.close()
-        until = time.monotonic() + PATIENCE
-        for its in self._threads:
-            its.join(max(0.0, until - time.monotonic()))
+        until = time.monotonic() + CLOSE_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from asyncinfer.plugins.within import NotInTime, within
+from asyncinfer.plugins.timed_call import CallTimeout, call_within
 from asyncinfer.testing.family_cases import ANSWER, LENGTHS, FamilyReport
 from asyncinfer.testing.rule_error import RuleError
 
@@ -51,8 +51,8 @@ def check_family(
         ValueError: for a model that cannot be tried.
     """
     try:
-        return within(patience, _check, family, model, tolerance, seed)
-    except NotInTime as error:
+        return call_within(patience, _check, family, model, tolerance, seed)
+    except CallTimeout as error:
         raise RuleError("returns", f"the check {error}") from error
 
 

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine import Loaded
-from asyncinfer.errors import ModelLoadError, PluginError
-from asyncinfer.layers import short_repr
+from asyncinfer.errors import ModelLoadError, PluginError, short_repr
 from asyncinfer.models import Decoder, ModelConfig
 from asyncinfer.models.family_calls import FamilyCalls
 from asyncinfer.models.tensors import ignored_tensor

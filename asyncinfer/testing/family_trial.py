@@ -63,9 +63,9 @@ class FamilyTrial:
         from asyncinfer.models import Decoder, tensor_table
         from asyncinfer.models.load import without_prefix
         from asyncinfer.models.tensors import ignored_tensor
-        from asyncinfer.weights import Checkpoint, WeightLoader, check_weights
+        from asyncinfer.weights import SafetensorsCheckpoint, WeightLoader, check_weights
 
-        with Checkpoint(self.folder) as checkpoint, torch.inference_mode():
+        with SafetensorsCheckpoint(self.folder) as checkpoint, torch.inference_mode():
             config = without_prefix(config, checkpoint)
             table = tensor_table(config)
             check_weights(checkpoint, table, partial(ignored_tensor, config=config))
@@ -87,9 +87,9 @@ class FamilyTrial:
 
     def tensors(self) -> list[str]:
         """The checkpoint's names, one of those that differ in the layer's number only."""
-        from asyncinfer.weights import Checkpoint
+        from asyncinfer.weights import SafetensorsCheckpoint
 
-        with Checkpoint(self.folder) as checkpoint:
+        with SafetensorsCheckpoint(self.folder) as checkpoint:
             groups = {re.sub(r"\d+", "*", name): name for name in checkpoint.tensors}
         return sorted(groups.values())
 

@@ -12,7 +12,7 @@ import torch
 
 from asyncinfer.params import SamplingParams
 from asyncinfer.protocols import SamplerPlugin
-from asyncinfer.sampling import PluginSamplers, Sampled, SamplingState, TokenHistory
+from asyncinfer.sampling import Sampled, SamplingState, TokenHistory
 from asyncinfer.scheduler import ChosenSampler, Join
 
 __all__ = ["SamplerBench"]
@@ -92,7 +92,7 @@ class SamplerBench:
         positions = np.array([len(self._tokens[slot][0]) for slot in slots])
         sampled = self.sample(logits, where, positions)
         for call in sampled.calls:
-            for error in PluginSamplers.failures(call, call.verdict).values():
+            for error in call.failures(call.verdict).values():
                 raise error
         self._history.write(where, positions, sampled.tokens)
         drawn: list[int] = sampled.tokens.tolist()

@@ -1,4 +1,4 @@
-"""`ChatTemplate`: messages to one prompt, by the template that comes with a model."""
+"""`ChatTemplate`: turns messages into one prompt, by the template that comes with a model."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from pathlib import Path
 from typing import Any, Final
 
 from asyncinfer.errors import InvalidRequest
-from asyncinfer.text.allowance import Allowance
-from asyncinfer.text.compiled import CompiledTemplate
-from asyncinfer.text.files import ROLES, special_tokens
+from asyncinfer.text.caller_text import caller_text_class
+from asyncinfer.text.compiled_template import CompiledTemplate
 from asyncinfer.text.messages import check_messages, plain
-from asyncinfer.text.said import said_by
+from asyncinfer.text.render_budget import RenderBudget
 from asyncinfer.text.sandbox import TEMPLATE_GLOBALS
 from asyncinfer.text.shield import Shield
 from asyncinfer.text.template_files import template_sources
+from asyncinfer.text.tokenizer_files import ROLES, special_tokens
 
 __all__ = ["ChatTemplate"]
 
 #: Variables that `render` sets itself.
 _OWN: Final = frozenset({"messages", "add_generation_prompt", *ROLES, *TEMPLATE_GLOBALS})
-#: As transformers does, these are None where they are not given.
+#: These are None if they are not given, as in transformers.
 _NONE: Final = {"tools": None, "documents": None}
-#: Who speaks, in chats of every kind; such a word is the program's, and a template may put a
-#: control token together from it.
+#: Roles that programs use. They are not marked as the caller's text, since templates make control
+#: tokens of them.
 _SPEAKERS: Final = frozenset(
     [
         *("assistant", "context", "developer", "environment", "function", "ipython", "model"),
@@ -43,12 +43,16 @@ class ChatTemplate:
         tool_source: str | None = None,
         shield: Shield | None = None,
     ) -> None:
-        """`source` is None for a model without a template. A template that is empty or does not
-        compile is none either: chats are refused, and told why. `special_tokens` maps names such as
-        `bos_token` to text; `tool_source` is the template to use when tools are given, if it is
-        another one. With the `shield` of a tokenizer, messages and options are covered by it, and
-        `Tokenizer.encode_chat` knows; and but for what the assistant said, they are covered from
-        the tokens that the template names, special or not."""
+        """
+        Args:
+            source: the template; None: the model has none. If it is None, empty or does not
+                compile, every chat is refused with the reason.
+            special_tokens: names such as `bos_token` to text.
+            tool_source: the template to use when tools are given, if it is another one.
+            shield: of the tokenizer. Messages and options are marked by it for
+                `Tokenizer.encode_chat`: against special tokens, and in all but the assistant's
+                messages against any token that the template names.
+        """
         self._default = CompiledTemplate(source)
         self._for_tools = self._default if tool_source is None else CompiledTemplate(tool_source)
         self._special_tokens = dict(special_tokens or {})
@@ -56,7 +60,7 @@ class ChatTemplate:
         self._strict: Callable[[str], str] = str
         self._shield = None if shield is None else shield.naming(source, tool_source)
         if shield is not None and self._shield is not None:
-            self._own, self._strict = said_by(shield), said_by(self._shield)
+            self._own, self._strict = caller_text_class(shield), caller_text_class(self._shield)
 
     @classmethod
     def from_folder(cls, path: Path, shield: Shield | None = None) -> ChatTemplate:
@@ -115,5 +119,5 @@ class ChatTemplate:
         own = {"messages": checked, "add_generation_prompt": bool(add_generation_prompt)}
         variables = _NONE | self._special_tokens | values | own
         if self._shield is None:
-            return template.render(variables, roles, Allowance())
-        return template.render(variables, roles, Allowance(self._strict, self._shield.guarded))
+            return template.render(variables, roles, RenderBudget())
+        return template.render(variables, roles, RenderBudget(self._strict, self._shield.guarded))

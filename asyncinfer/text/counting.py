@@ -1,7 +1,8 @@
-"""Makes a compiled template count what it does.
+"""Makes a compiled template charge its work to a `RenderBudget`.
 
-A template is a program without `while`: it takes long by loops within loops and by macros that call
-each other. A round and a call cost what their body holds, so that their number bounds the work.
+A template is a program without `while`: only nested loops and macros that call each other take
+long. A round of a loop and a call of a macro are charged by the size of their body, which bounds
+the work.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from jinja2 import nodes, pass_context
 from jinja2.runtime import Context
 from jinja2.visitor import NodeTransformer
 
-from asyncinfer.text.allowance import Allowance
-from asyncinfer.text.said import unescape_marks
+from asyncinfer.text.caller_text import unescape_marks
+from asyncinfer.text.render_budget import RenderBudget
 
 __all__ = ["COUNTERS", "CountingNodes", "written"]
 
-#: Nodes of a body that are worked off in a step.
+#: Nodes of a body that one step executes.
 _NODES: Final = 8
 #: Values in a tuple.
 _MAX_TUPLE: Final = 1000
@@ -26,34 +27,34 @@ _MAX_TUPLE: Final = 1000
 _Body = TypeVar("_Body", nodes.Block, nodes.Macro, nodes.CallBlock, nodes.For)
 
 
-def written(allowance: Allowance, value: Any) -> str:
+def written(budget: RenderBudget, value: Any) -> str:
     """`value` as a template writes it."""
     if isinstance(value, str):
         return str(value)
-    allowance.show(value)
+    budget.show(value)
     return unescape_marks(str(value))
 
 
 @pass_context
 def _step(context: Context, _: None, steps: int, size: int) -> None:
-    allowance = Allowance.of(context)
-    allowance.step(steps)
-    allowance.write(size)
+    budget = RenderBudget.of(context)
+    budget.step(steps)
+    budget.write(size)
 
 
 @pass_context
 def _rounds(context: Context, items: Iterable[Any], steps: int, size: int) -> Iterator[Any]:
-    return Allowance.of(context).rounds(items, steps, size)
+    return RenderBudget.of(context).rounds(items, steps, size)
 
 
 @pass_context
 def _keep(context: Context, value: Any) -> Any:
-    return Allowance.of(context).keep(value)
+    return RenderBudget.of(context).keep(value)
 
 
 @pass_context
 def _compare(context: Context, value: Any) -> Any:
-    Allowance.of(context).compare(value)
+    RenderBudget.of(context).compare(value)
     return value
 
 
@@ -61,28 +62,28 @@ def _compare(context: Context, value: Any) -> Any:
 def _search(context: Context, value: Any) -> Any:
     # Looking up a name is quick.
     if not isinstance(value, Mapping):
-        Allowance.of(context).compare(value)
+        RenderBudget.of(context).compare(value)
     return value
 
 
 @pass_context
 def _nest(context: Context, value: Any) -> Any:
-    count = Allowance.of(context).walk(value)
+    count = RenderBudget.of(context).walk(value)
     if isinstance(value, tuple):
-        # One can be a key, and is looked through whenever it is looked up.
-        Allowance.of(context).check("a tuple", count, _MAX_TUPLE)
+        # A tuple can be a key, and every look-up hashes all of it.
+        RenderBudget.of(context).check("a tuple", count, _MAX_TUPLE)
     return value
 
 
 @pass_context
 def _concat(context: Context, parts: list[Any]) -> str:
-    allowance = Allowance.of(context)
-    texts = [part if type(part) is str else written(allowance, part) for part in parts]
-    allowance.check("'~'", sum(map(len, texts)))
-    return allowance.keep("".join(texts))
+    budget = RenderBudget.of(context)
+    texts = [part if type(part) is str else written(budget, part) for part in parts]
+    budget.check("'~'", sum(map(len, texts)))
+    return budget.keep("".join(texts))
 
 
-#: To be filters of the environment: a template cannot put others in their place.
+#: Filters of the environment, whose names no template can write.
 COUNTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "take a step": _step,
     "count rounds": _rounds,
@@ -95,7 +96,7 @@ COUNTERS: Final[Mapping[str, Callable[..., Any]]] = {
 
 
 class CountingNodes(NodeTransformer):
-    """Puts the counters where a template loops, calls, cuts, compares and joins."""
+    """Inserts the counters where a template loops, calls, slices, compares and joins."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - jinja2's way
         if node.recursive:
@@ -125,7 +126,7 @@ class CountingNodes(NodeTransformer):
         return self._nesting(node)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
-        # Others are what a loop or `set` puts values into.
+        # Another context is a target of a loop or of `set`.
         return self._nesting(node) if node.ctx == "load" else node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
@@ -167,8 +168,8 @@ def _counter(name: str, value: nodes.Node, *arguments: int) -> nodes.Filter:
 
 
 def _price(body: list[nodes.Node]) -> tuple[int, int]:
-    """The steps that a body takes once, loops within at no rounds, and the characters that it
-    writes by itself."""
+    """The steps of a body, not counting rounds of loops in it, and the characters of the template's
+    own text that it writes."""
     waiting, count, size = list(body), 0, 0
     while waiting:
         node = waiting.pop()
@@ -176,7 +177,7 @@ def _price(body: list[nodes.Node]) -> tuple[int, int]:
         if isinstance(node, nodes.TemplateData):
             size += len(node.data)
         if isinstance(node, nodes.For):
-            # The rounds have a price of their own.
+            # Its rounds are charged by themselves.
             waiting.append(node.iter)
         elif not isinstance(node, nodes.Block | nodes.Macro | nodes.CallBlock):
             waiting += node.iter_child_nodes()

@@ -6,8 +6,8 @@ import codecs
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
+from asyncinfer.text.decode_window import ByteRuns, DecodeWindow
 from asyncinfer.text.pieces import PieceTable
-from asyncinfer.text.window import ByteRuns, Window
 
 __all__ = ["Detokenizer"]
 
@@ -29,9 +29,9 @@ class Detokenizer:
     __slots__ = ("_rest", "_settled", "_texts")
 
     def __init__(self, tokenizer: HasPieces, after: Sequence[int] = ()) -> None:
-        """`after` are the tokens of the prompt. Many decoders take the space off the start of a
-        text; a text that goes on from a prompt's keeps it. After a special token a new text
-        starts."""
+        """`after` are the tokens of the prompt. Many decoders strip the space at the start of a
+        text, so an answer that continues a prompt's text must keep it. After a special token a new
+        text starts."""
         pieces = tokenizer.pieces
         tail = pieces.tail(after)
         self._texts = pieces.texts
@@ -42,9 +42,9 @@ class Detokenizer:
             case "sentencepiece":
                 self._rest = _SentencePiece(pieces, 0 if tail else pieces.kind.strip)
             case _:
-                window = Window(pieces, tail)
+                window = DecodeWindow(pieces, tail)
                 self._rest = ByteRuns(pieces, window) if pieces.kind.byte_fallback else window
-        #: Nothing is held back, so that a token's own text is all it adds.
+        #: True if nothing is held back: then a token adds just its own text.
         self._settled = self._rest.settled
 
     def push(self, token_id: int) -> str:
@@ -69,7 +69,7 @@ class Detokenizer:
 
 
 class _Rest(Protocol):
-    """What the table of whole tokens does not cover."""
+    """Decodes the tokens that the table of whole tokens does not cover."""
 
     settled: bool
 
@@ -105,8 +105,8 @@ class _Utf8:
 
 
 class _SentencePiece:
-    """Tokens are text, or one byte of a run of bytes. Where a run is malformed, the library puts
-    one U+FFFD for each of its bytes; so do we, but for the characters that were shown already."""
+    """Tokens are text, or one byte of a run of bytes. If a run is malformed, the library writes one
+    U+FFFD for each of its bytes; so does this, except for characters that were shown already."""
 
     __slots__ = ("_broken", "_decoder", "_held", "_pieces", "_strip", "settled")
 
@@ -115,16 +115,16 @@ class _SentencePiece:
         self._decoder = _NEW_UTF8("strict")
         #: Bytes of an unfinished character.
         self._held = 0
-        #: The run of bytes is malformed: what follows in it is too.
+        #: The run of bytes is malformed, which makes the rest of the run malformed.
         self._broken = False
-        #: Spaces still to be taken off the start of the text.
+        #: Spaces still to be stripped from the start of the text.
         self._strip = strip
         self.settled = not self._strip
 
     def push(self, token_id: int) -> str:
         data = self._pieces.bytes_of(token_id)
         if not data or token_id in self._pieces.special_ids:
-            # Not there for the decoder: a run of bytes goes on after it.
+            # The decoder skips this token, so a run of bytes goes on after it.
             return ""
         if self._pieces.byte_of(token_id) is not None:
             text = self._byte(data)
@@ -168,7 +168,7 @@ class _SentencePiece:
 
 
 def _remember(pieces: PieceTable, token_id: int, data: bytes) -> bool:
-    """Fill the table's entry if the token is whole by itself."""
+    """Fill the table's entry if the token's bytes are whole characters; gives whether they are."""
     try:
         text = data.decode()
     except UnicodeDecodeError:

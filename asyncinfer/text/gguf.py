@@ -18,7 +18,7 @@ __all__ = ["gguf_template", "gguf_tokenizer"]
 _PREFIX: Final = "tokenizer.ggml."
 #: Kinds of tokens, as the file numbers them.
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
-#: How GPT-2 cuts a text into words (Radford et al., 2019), and how its successors do.
+#: Parts of the patterns that cut a text into words, of GPT-2 (Radford et al., 2019) and later ones.
 _CONTRACTIONS: Final = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
@@ -46,8 +46,8 @@ _LLAMA3: Final = _words(r"\p{N}{1,3}")
 _QWEN2: Final = _words(r"\p{N}")
 _GPT4O: Final = _cased_words(r"\p{N}{1,3}", f"{_CONTRACTIONS}?")
 _TEKKEN: Final = _cased_words(r"\p{N}", "")
-#: What a byte-level tokenizer is cut by, by the name that the file gives: a pattern, or GPT-2's
-#: own; and with "digits" before it each digit by itself.
+#: By the name that a file gives: the pattern that cuts a text for a byte-level tokenizer, GPT-2's
+#: own, or GPT-2's after each digit was cut off.
 _GPT2: Final = "gpt-2"
 _DIGITS: Final = "digits, then gpt-2"
 _CUTS: Final[Mapping[str, str]] = {
@@ -75,11 +75,11 @@ _CUTS: Final[Mapping[str, str]] = {
     "starcoder": _DIGITS,
     "tekken": _TEKKEN,
 }
-#: A word that is a token is taken as it is, even if no merges lead to it.
+#: Tokenizers that take a word which is a token as it is, even if no merges lead to it.
 _WHOLE_WORDS: Final = {"llama-bpe", "llama-v3", "llama3", "pixtral", "tekken"}
-#: A text opens with the BOS token though the file does not say so.
+#: Tokenizers whose texts begin with the BOS token though the file does not say so.
 _WITH_BOS: Final = {"llama-bpe", "llama-v3", "llama3", "pixtral", "tekken"}
-#: Control tokens that end an answer, in files that name one of them at most.
+#: Control tokens that end an answer: files name at most one of them.
 _ENDS: Final = {
     "<end_of_turn>",
     "<|call|>",
@@ -90,7 +90,7 @@ _ENDS: Final = {
     "<|im_end|>",
     "<|return|>",
 }
-#: Ends an answer in Phi-3; where answers have several messages (gpt-oss) it ends but one of them.
+#: Ends an answer in Phi-3. In gpt-oss it ends one of the several messages of an answer.
 _END: Final = "<|end|>"
 
 
@@ -209,8 +209,8 @@ def _merges(
     scores: Sequence[float],
     kinds: Sequence[int],
 ) -> list[tuple[str, str]]:
-    """SentencePiece joins the two neighbours whose token has the highest score: so every way to
-    cut a token into two others, in the order of scores."""
+    """Every way to cut a token into two others, in the order of the tokens' scores: SentencePiece
+    always joins the two neighbours whose token has the highest score."""
     ranked = sorted(
         (index for index, kind in enumerate(kinds) if kind in (_NORMAL, _USER, _UNUSED)),
         key=lambda index: -scores[index],
@@ -227,7 +227,7 @@ def _merges(
 def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
     vocabulary: dict[str, int] = {}
     for index, token in enumerate(tokens):
-        # The first of two that are spelled alike is the one that is ever written.
+        # Of two tokens with the same spelling only the first is ever used.
         vocabulary.setdefault(token, index)
     return vocabulary
 

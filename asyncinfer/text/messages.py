@@ -1,4 +1,4 @@
-"""Chat messages: what a caller may hand in, checked and copied before a template sees it."""
+"""Chat messages, checked and copied before a template sees them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["check_messages", "plain"]
 
 #: Most levels of lists and mappings inside one another.
 MAX_DEPTH: Final = 32
-#: Names of what a model thought, the one that counts first. Templates read one or the other.
+#: Names of a message's reasoning, of which templates read one or another; the first found counts.
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 
 Text = Callable[[str], str]
 
 
 class _Misfit(Exception):
-    """What is wrong with a value; each level on the way out puts its part before `where`."""
+    """A value that is refused. Each level that it leaves puts its own part before `where`."""
 
     def __init__(self, value: object, bound: str, where: str = "") -> None:
         self.value = value
@@ -45,8 +45,8 @@ def check_messages(
 
 
 def plain(where: str, value: object, text: Text = str) -> Any:
-    """A copy of JSON-like `value`, each string and name made by `text`. Nothing else may reach a
-    template: it could call it."""
+    """A copy of JSON-like `value`, with `text` applied to each string and name. No other object may
+    reach a template, which could call it."""
     try:
         return _copy(value, text, 0)
     except _Misfit as misfit:
@@ -59,7 +59,7 @@ def _copy(value: object, text: Text, depth: int) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
-        # A class of the caller's own has methods of its own.
+        # A plain int, since a subclass could override methods.
         return int.__int__(value)
     if isinstance(value, float):
         return float.__float__(value)
@@ -77,7 +77,7 @@ def _copy(value: object, text: Text, depth: int) -> Any:
             else:
                 return copy
         elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
-            # One by one: how many there are says where one does not fit.
+            # One by one: the number of items so far is the index of one that is refused.
             items.extend(_copy(item, text, depth + 1) for item in value)
             return items
     except _Misfit as misfit:
@@ -111,7 +111,7 @@ def _message(where: str, message: object, text_of: Callable[[str], Text]) -> dic
     if "content" in copy:
         copy["content"] = _content(f"{where}.content", copy["content"], text)
     elif not copy.get("tool_calls"):
-        # An assistant that only calls tools says nothing.
+        # A message that only calls tools needs no content.
         raise InvalidRequest(f"{where}.content", None, "is missing")
     thought = next((copy[name] for name in _REASONING if name in copy), None)
     return copy if thought is None else {"thinking": thought, **copy, _REASONING[0]: thought}

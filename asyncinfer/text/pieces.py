@@ -1,4 +1,5 @@
-"""What one token adds to a text, for the decoders where that does not depend on its neighbours."""
+"""`PieceTable`: the text that each token adds, for decoders where that depends on the token
+alone."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from asyncinfer.text.panic import panicked
 
 __all__ = ["DecoderKind", "PieceTable", "decoder_kind"]
 
-#: Rust reads a number with a sign, and so does the library's decoder.
+#: With a sign too, since the library's decoder parses the number by Rust's rules.
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
-#: Tokens of a prompt that what follows it can depend on.
+#: The text after a prompt depends on at most so many of its last tokens.
 _TAIL: Final = 8
 
 
@@ -26,9 +27,10 @@ class DecoderKind:
     """How a tokenizer's decoder joins tokens."""
 
     #: "byte_level": a token is bytes (GPT-2, Llama 3, Qwen). "sentencepiece": a token is text with
-    #: `▁` for a space, or one byte written `<0x0A>` (Llama 2, Mistral, Gemma). "other": ask it.
+    #: `▁` for a space, or one byte written `<0x0A>` (Llama 2, Mistral, Gemma). "other": only the
+    #: decoder itself can tell.
     name: Literal["byte_level", "sentencepiece", "other"]
-    #: Spaces the decoder takes off the start of the text.
+    #: Spaces that the decoder strips from the start of a text.
     strip: int = 0
     #: Whether tokens like `<0x0A>` are bytes.
     byte_fallback: bool = False
@@ -40,7 +42,7 @@ def decoder_kind(backend: tokenizers.Tokenizer) -> DecoderKind:
         return DecoderKind("other")
     steps = _steps(json.loads(backend.decoder.__getstate__()))
     names = [step["type"] for step in steps]
-    # Some steps before it leave nothing that it would know as a byte.
+    # Asked, since a step before ByteFallback may change such tokens so that it never sees them.
     fallback = "ByteFallback" in names and "é" in backend.decoder.decode(["<0xC3>", "<0xA9>"])
     if names == ["ByteLevel"]:
         return DecoderKind("byte_level")
@@ -75,15 +77,15 @@ class PieceTable:
         self.backend = backend
         self.kind = kind
         self.special_ids = special_ids
-        #: By token id: what the token adds to a text, whatever its neighbours; None where it is
-        #: only part of a character, depends on its neighbours, or was not asked for yet.
+        #: By token id: the text that the token adds next to any neighbour; None if it is only a
+        #: part of a character, depends on its neighbours, or was not decoded yet.
         self.texts: list[str | None] = [None] * size
         for token_id in special_ids:
             self.texts[token_id] = ""
         self._bytes: dict[int, bytes] = {}
 
     def bytes_of(self, token_id: int) -> bytes | None:
-        """Bytes of the token; None if the decoder is not one that works token by token."""
+        """Bytes of the token; None if the decoder does not work token by token."""
         if self.kind.name == "other":
             return None
         data = self._bytes.get(token_id)
@@ -106,11 +108,11 @@ class PieceTable:
         return None if token is None else _byte(token)
 
     def adds(self, token_id: int) -> bool:
-        """Whether the token is there for the decoder."""
+        """Whether the decoder sees the token: it exists and is not special."""
         return token_id not in self.special_ids and self.backend.id_to_token(token_id) is not None
 
     def tail(self, ids: Sequence[int]) -> list[int]:
-        """The last few of `ids`, from behind the last special token on, that have a token."""
+        """The last few of `ids` after the last special token, without ids that have no token."""
         tail: list[int] = []
         for token_id in reversed(ids[-_TAIL:]):
             if token_id in self.special_ids:
@@ -122,7 +124,7 @@ class PieceTable:
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """The library's own answer; U+FFFD for each token that its decoder fails for."""
         if not ids:
-            # Not every decoder is made for none.
+            # Some decoders fail for an empty list.
             return ""
         try:
             return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)

@@ -1,7 +1,7 @@
-"""The jinja2 environment of chat templates, which come from a stranger's repository.
+"""The jinja2 environment of chat templates, which may be hostile.
 
-Immutable, sandboxed and bounded; what it offers beyond jinja2 is what the hub's templates expect
-(transformers, `utils/chat_template_utils.py`).
+It is immutable, sandboxed and bounded. Its additions to jinja2 are those that the hub's templates
+expect (transformers, `utils/chat_template_utils.py`).
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from asyncinfer.text.allowance import Allowance
+from asyncinfer.text.caller_text import CallerText
 from asyncinfer.text.counting import COUNTERS, CountingNodes, written
 from asyncinfer.text.filters import bounded_filters, bounded_tests
 from asyncinfer.text.operators import call_method, operate
-from asyncinfer.text.said import Said
+from asyncinfer.text.render_budget import RenderBudget
 
 __all__ = ["TEMPLATE_GLOBALS", "TemplateEnvironment"]
 
 _ADDED: Final = ("_loop_vars", "_block_vars")
 #: Steps of a call.
 _CALL: Final = 3
-#: What has methods worth a look.
+#: Classes of values whose method calls are bounded.
 _VALUES: Final = (str, list, tuple, dict, int, float)
 
 
 @pass_context
 def _finalize(context: Context, value: Any) -> str:
-    """What `{{ value }}` writes."""
-    allowance: Allowance = context.parent[Allowance.NAME]
-    text = value if type(value) is str else written(allowance, value)
-    allowance.write(len(text))
+    """The text that `{{ value }}` writes."""
+    budget: RenderBudget = context.parent[RenderBudget.NAME]
+    text = value if type(value) is str else written(budget, value)
+    budget.write(len(text))
     return text
 
 
@@ -74,41 +74,41 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         plain = self.binop_table[operator]
         if operator == "+" and type(left) is int and type(right) is int:
             return left + right
-        return operate(context.parent[Allowance.NAME], operator, left, right, plain)
+        return operate(context.parent[RenderBudget.NAME], operator, left, right, plain)
 
     def call_filter(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        # By name, as in `map('upper')`: there a template could name any, and give it arguments.
+        # `map('name')` names a filter by a string, which could be one of the counters.
         if name in COUNTERS:
             raise SecurityError(f"no filter named {name!r}")
         return super().call_filter(name, *args, **kwargs)
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        allowance = Allowance.of(context)
-        allowance.step(_CALL + (len(args) + len(kwargs) >> 4))
+        budget = RenderBudget.of(context)
+        budget.step(_CALL + (len(args) + len(kwargs) >> 4))
         owner = getattr(obj, "__self__", None)
         if owner is None:
-            # The sandbox has a function of its own around `str.format`.
+            # The sandbox wraps `str.format` in a function.
             owner = getattr(getattr(obj, "__wrapped__", None), "__self__", None)
         if isinstance(owner, _VALUES):
             if kwargs:
-                # What jinja2 adds for functions that ask for a context.
+                # Without the arguments that jinja2 adds for functions that ask for a context.
                 kwargs = {name: it for name, it in kwargs.items() if name not in _ADDED}
-            return call_method(allowance, obj, owner, args, kwargs)
+            return call_method(budget, obj, owner, args, kwargs)
         for value in args:
             if isinstance(value, list | tuple | dict | range):
-                allowance.step(len(value) >> 4)
+                budget.step(len(value) >> 4)
         if isinstance(owner, LoopContext):
-            # `changed` compares them.
-            allowance.walk(*args)
+            # `loop.changed` compares them.
+            budget.walk(*args)
         result = super().call(context, obj, *args, **kwargs)
         if type(result) is dict:
-            allowance.walk(result)
+            budget.walk(result)
         return result
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's text for training; here it is just its body, whose
-    variables are its own."""
+    """`{% generation %}`, which marks the assistant's text for training. Here it is its body, in a
+    scope of its own."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class says so
 
@@ -119,7 +119,7 @@ class _Generation(Extension):
 
 
 class _Dict:
-    """`dict(...)`, without the methods of the class: those change what they are given."""
+    """`dict(...)` without the methods of the class, which could change their arguments."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -129,10 +129,10 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """`namespace(...)` of names without an underscore before them."""
+    """`namespace(...)`, whose names may not begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        # `self` may be one of the names.
+        # No parameter is called `self`, since a template may use that name.
         own, rest = args[0], args[1:]
         values = dict(*rest, **kwargs)
         for name in values:
@@ -156,7 +156,7 @@ def _raise_exception(message: object) -> NoReturn:
 @pass_context
 def _strftime_now(context: Context, layout: str) -> str:
     text = datetime.now().strftime(layout)
-    return Allowance.of(context).said(text) if isinstance(layout, Said) else text
+    return RenderBudget.of(context).as_caller_text(text) if isinstance(layout, CallerText) else text
 
 
 TEMPLATE_GLOBALS: dict[str, Callable[..., Any]] = {

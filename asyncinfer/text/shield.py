@@ -1,19 +1,20 @@
-"""`Shield`: what a user says in a chat stays text, also where it spells a control token.
+"""`Shield`: a chat message stays text, even if it spells a control token.
 
-A template writes `<|im_end|>` around the messages; a message that says `<|im_end|>` must not end
-itself and speak on as the system. So where the caller's text meets the template's, a mark goes into
-everything that would be read as a special token, and a rendered text is tokenised mark by mark. The
-mark is half a surrogate pair, which no text may hold, so that nobody else can have written it.
+A template writes `<|im_end|>` around messages, and a message that contains `<|im_end|>` must not
+end itself and go on as the system. So before the caller's text is joined with the template's, a
+mark is put into everything that would be read as a special token, and the rendered text is
+tokenised piece by piece between marks. The mark is half of a surrogate pair, which no valid text
+holds, so nobody else can have written it.
 
-A token can also be put together: from a `<` of the template's and a name `|im_end|>`, say. What
-ends like the beginning of a token, begins like an end or lies within one has a mark at both ends.
-Most such marks turn out to be in no token, and then they count for nothing.
+A token can also arise where two texts meet, such as a `<` of the template and a name `|im_end|>`. A
+text that ends like the beginning of a token, begins like the end of one or lies inside one gets a
+mark at both ends. Marks that turn out to be inside no token are ignored.
 
-Some tokenizers look for a special token in what they make of a text, in lower case say. There is no
-telling which characters became one: such a text gets a mark after each.
+Some tokenizers look for special tokens in the normalised text, for example in lower case. Which
+characters became the token is not known then, so such a text gets a mark after each character.
 
-Some models part their messages by tokens that are not marked special: those that a template names
-are covered too, but for what the assistant said, whose `</think>` is meant.
+Some models separate messages by tokens that are not special. Those that a template names are
+covered as well, except in the assistant's messages, where a `</think>` is meant.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from asyncinfer.errors import InvalidRequest
 __all__ = ["MARK", "Shield", "check_text"]
 
 MARK: Final = "\udcff"
-#: Forks of the pattern inside one another; any words are few enough below that.
+#: Levels of the pattern; few words have so long a common beginning that they are still together.
 _DEEPEST: Final = 20
 
 
@@ -43,8 +44,9 @@ class Shield:
         normalise: Callable[[str], str] = str,
         others: Mapping[str, bool] | None = None,
     ) -> None:
-        """`special` are the tokens to cover; of each, whether it is looked for, itself normalised,
-        in what `normalise` makes of a text. `others` are those that `naming` may add."""
+        """`special` are the tokens to cover, each with whether the tokenizer looks for it,
+        normalised, in the text that `normalise` makes. `others` are the tokens that `naming` may
+        add."""
         self._special = special
         self._normalise = normalise
         self._others = others or {}
@@ -59,15 +61,18 @@ class Shield:
         self._tokens = _Edges([token for token in (*special, *self._others) if len(token) > 1])
 
     def naming(self, *templates: str | None) -> Shield:
-        """One that also covers the tokens that one of these templates names."""
+        """A shield that also covers the other tokens that one of these templates names."""
         text = "\n".join(source for source in templates if source is not None)
-        # Indentation names nothing, and some tokenizers have tokens for it.
-        named = {its: how for its, how in self._others.items() if its.strip() and its in text}
+        # Tokens of whitespace occur in every template's indentation.
+        named = {
+            token: normalised
+            for token, normalised in self._others.items()
+            if token.strip() and token in text
+        }
         return Shield({**self._special, **named}, self._normalise) if named else self
 
     def mark(self, text: str) -> str:
-        """`text` with marks, in which no special token can be read, nor in what it is put
-        together with."""
+        """`text` with marks, so that no special token is read in it, or across its ends."""
         marked = text if self._word is None else self._broken(text, self._word.search)
         if self._made is not None:
             search, normalise = self._made.search, self._normalise
@@ -78,9 +83,9 @@ class Shield:
         return f"{MARK}{marked}{MARK}" if self._edges.touch(text) else marked
 
     def guarded(self, before: str, after: str) -> str:
-        """`after`, which a template made of `before`, a text that is the caller's in part. In other
-        letters, or with something left out, it must not hold tokens that were not there: those
-        are broken, and all others with them."""
+        """`after`, which a template made of `before`, a text that is the caller's in part. A change
+        of case or a removal may not make new tokens: if there are more than before, all are broken
+        by marks."""
         if self._word is None or self._word.search(after) is None:
             return after
         more = Counter(self._word.findall(after)) - Counter(self._word.findall(before))
@@ -88,7 +93,7 @@ class Shield:
 
     @staticmethod
     def _broken(text: str, search: Callable[[str, int], re.Match[str] | None]) -> str:
-        """`text` with a mark behind the first character of each word, of overlapping ones too."""
+        """`text` with a mark after the first character of each word, overlapping ones included."""
         found = search(text, 0)
         if found is None:
             return text
@@ -100,7 +105,7 @@ class Shield:
         return MARK.join([*parts, text[at:]])
 
     def pieces(self, text: str) -> list[str]:
-        """`text` cut at those of its marks that are within a token: to be tokenised one by one."""
+        """`text` cut at its marks that are inside a token, to be tokenised piece by piece."""
         if MARK not in text:
             return [text]
         parts = text.split(MARK)
@@ -115,7 +120,7 @@ class Shield:
 
 
 class _Edges:
-    """What texts can have in common with words that they do not hold."""
+    """The beginnings, insides and ends of words, to tell whether a text could be part of one."""
 
     def __init__(self, words: list[str]) -> None:
         self._words = frozenset(words)
@@ -128,28 +133,28 @@ class _Edges:
         self._last = _one_of({word[-1] for word in words})
 
     def touch(self, text: str) -> bool:
-        """Whether a word can be put together from `text` and what comes before or after."""
+        """Whether `text` and a text before or after it could form a word."""
         if not text or not self._most:
             return False
         if len(text) <= self._most and text in self._inner:
             return True
         tail, head = text[-self._most :], text[: self._most]
-        for its in self._first.finditer(tail):
-            if _begins_one(self._sorted, tail[its.start() :]):
+        for first in self._first.finditer(tail):
+            if _begins_one(self._sorted, tail[first.start() :]):
                 return True
-        for its in self._last.finditer(head):
-            if _begins_one(self._reversed, head[its.start() :: -1]):
+        for last in self._last.finditer(head):
+            if _begins_one(self._reversed, head[last.start() :: -1]):
                 return True
         return False
 
     def reach_over(self, text: str, at: int) -> bool:
         """Whether a word of `text` begins before `at` and ends after it."""
-        for its in self._first.finditer(text, max(0, at - self._most), at):
-            start = its.start()
+        for first in self._first.finditer(text, max(0, at - self._most), at):
+            start = first.start()
             for length in self._lengths:
                 if start + length <= at:
                     break
-                # At the end of the text it may be cut short.
+                # Shorter at the end of the text.
                 word = text[start : start + length]
                 if len(word) == length and word in self._words:
                     return True
@@ -157,7 +162,7 @@ class _Edges:
 
 
 def _begins_one(words: list[str], text: str) -> bool:
-    """Whether one of the sorted words goes on after `text`."""
+    """Whether one of the sorted words begins with `text` and is longer."""
     at = bisect_right(words, text)
     return at < len(words) and words[at].startswith(text)
 
@@ -181,15 +186,15 @@ def _one_of(characters: set[str]) -> re.Pattern[str]:
 
 
 def _any_of(words: list[str], depth: int = 0) -> str:
-    """A pattern for any of the sorted words that looks at a character once: there are models with
-    thousands of special tokens."""
+    """A pattern for any of the sorted words, as a tree that reads each character once, since models
+    have thousands of special tokens."""
     if depth == _DEEPEST:
         return f"(?:{'|'.join(map(re.escape, words))})"
     branches = []
     for _, group in groupby(words, lambda word: word[0]):
         alike = list(group)
         stem = _common(alike[0], alike[-1])
-        # Where a word ends, that another goes on does not matter.
+        # A word that ends here matches before any that goes on.
         ended = alike[0] == stem
         rest = "" if ended else _any_of([word[len(stem) :] for word in alike], depth + 1)
         branches.append(re.escape(stem) + rest)
@@ -197,6 +202,6 @@ def _any_of(words: list[str], depth: int = 0) -> str:
 
 
 def _common(first: str, last: str) -> str:
-    """What two words begin with, and so all that are sorted in between."""
+    """The common beginning of two words, and so of all that are sorted between them."""
     pairs = enumerate(zip(first, last, strict=False))
     return first[: next((at for at, (a, b) in pairs if a != b), len(first))]

@@ -8,9 +8,8 @@ __all__ = ["StopStrings"]
 class StopStrings:
     """Watches the text of one sequence for stop strings.
 
-    As soon as one is complete, the text ends before the earliest that is. Until then exactly the
-    longest suffix that could begin one is held back, so nothing at or past the match is ever
-    given out, and nothing waits that need not.
+    As soon as a stop string is complete, the text ends before the earliest complete one. Until then
+    the longest suffix that could begin one is held back, and no more than that.
     """
 
     __slots__ = ("_held", "_matchers")
@@ -21,9 +20,9 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str, ends: bool = True) -> tuple[str, bool]:
-        """`(text safe to show, whether a stop string was found)`. After a match, nothing more
-        may be pushed. Unless `ends`, one that is complete with this text does not count; one that
-        has only begun still may."""
+        """`(text safe to show, whether a stop string was found)`. Not to be called after a match.
+        Unless `ends`, a stop string that `text` completes does not count; one that only begins in
+        it still may."""
         held = len(self._held)
         match, waiting = -1, 0
         for matcher in self._matchers:
@@ -50,8 +49,8 @@ class StopStrings:
 
 
 class _Matcher:
-    """Knuth, Morris and Pratt (1977) for one string: constant work per character, whatever the
-    stop string; its table is built only as deep as a match ever went."""
+    """Knuth, Morris and Pratt (1977) for one string: constant work per character. The table is
+    built only as deep as a match has gone."""
 
     __slots__ = ("_borders", "depth", "stop")
 

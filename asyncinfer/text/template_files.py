@@ -1,4 +1,4 @@
-"""Where a checkpoint keeps its chat templates."""
+"""Reading the chat templates of a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.text.files import file_of, read_json
+from asyncinfer.text.tokenizer_files import file_of, read_json
 
 __all__ = ["template_sources"]
 
@@ -17,9 +17,9 @@ _MOST_BYTES: Final = 4 << 20
 
 
 def template_sources(path: Path) -> dict[str, str]:
-    """Templates by name, "default" and "tool_use" among them. Files of their own
-    (`chat_template.jinja`, `additional_chat_templates/*.jinja`) stand in for all those of
-    `tokenizer_config.json`. Raises `ModelLoadError` if one cannot be read."""
+    """Templates by name, "default" and "tool_use" among them. If there are template files
+    (`chat_template.jinja`, `additional_chat_templates/*.jinja`), those of `tokenizer_config.json`
+    are ignored. Raises `ModelLoadError` if one cannot be read."""
     sources = {}
     own = file_of(path, "chat_template.jinja")
     if own is not None:

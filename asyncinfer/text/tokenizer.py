@@ -12,11 +12,11 @@ import tokenizers
 from asyncinfer.errors import InvalidRequest, ModelLoadError, Size
 from asyncinfer.text.bytelevel import byte_level_backend
 from asyncinfer.text.detokenizer import Detokenizer
-from asyncinfer.text.extent import longest_token
-from asyncinfer.text.files import load_backend, named_ids
+from asyncinfer.text.longest_token import longest_token
 from asyncinfer.text.panic import panicked
 from asyncinfer.text.pieces import PieceTable, decoder_kind
 from asyncinfer.text.shield import Shield, check_text
+from asyncinfer.text.tokenizer_files import load_backend, named_ids
 
 __all__ = ["Tokenizer"]
 
@@ -30,7 +30,7 @@ class Tokenizer:
     """Turns text into token ids and back. Immutable after construction; safe from any thread.
 
     `encode` and `decode` release the GIL while the library works, so that a long prompt does not
-    stop the host; they still take their time, so call them off the event loop.
+    stop the host. They block their caller, so call them off the event loop.
     """
 
     def __init__(
@@ -53,18 +53,18 @@ class Tokenizer:
         self.bos_id: int | None = bos_id
         #: The tokens that end a text.
         self.eos_ids: frozenset[int] = frozenset(eos_ids)
-        #: Tokens that are marks rather than text: `decode` skips them.
         added = backend.get_added_tokens_decoder()
+        #: Tokens that are no text: `decode` skips them.
         self.special_ids: frozenset[int] = frozenset(
             token_id for token_id, token in added.items() if token.special
         )
         #: Keeps special tokens out of chat messages.
         self.shield = Shield(
-            {its.content: its.normalized for its in added.values() if its.special},
+            {token.content: token.normalized for token in added.values() if token.special},
             str if backend.normalizer is None else partial(_normalised, backend.normalizer),
-            {its.content: its.normalized for its in added.values() if not its.special},
+            {token.content: token.normalized for token in added.values() if not token.special},
         )
-        #: Most characters of a text that one token stands for; None where that is not bounded.
+        #: The most characters of a text that one token stands for; None if there is no bound.
         self.longest_token: int | None = longest_token(backend, vocabulary)
         #: What each token adds to a text; shared by every `Detokenizer`.
         self.pieces = PieceTable(backend, decoder_kind(backend), self.vocab_size, self.special_ids)
@@ -95,11 +95,11 @@ class Tokenizer:
         return cls(byte_level_backend(add_bos=add_bos), bos_id=256, eos_ids=[eos_id])
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. Raises `InvalidRequest` for a lone surrogate, which is no text, and
-        for one that the tokenizer fails for."""
+        """Token ids of `text`. Raises `InvalidRequest` for a lone surrogate, which is not valid
+        Unicode, and for a text that the tokenizer fails for."""
         check_text("prompt", text)
         try:
-            # Not `encode`: that one holds the GIL. One item stays on the calling thread.
+            # Not `encode`, which holds the GIL. A batch of one runs on the calling thread.
             batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except BaseException as error:
             if not panicked(error):
@@ -108,24 +108,17 @@ class Tokenizer:
         return batch[0].ids
 
     def encode_chat(self, text: str) -> list[int]:
-        """Token ids of what a template wrote, which writes the special tokens itself. Those that
-        `shield` covered are plain text."""
+        """Token ids of a rendered chat. Special tokens that the template wrote are special tokens;
+        those that `shield` has marked are plain text."""
         first, *others = self.shield.pieces(text)
         if len(others) > MAX_COVERED:
-            # Each is tokenised by itself, which takes its time.
+            # Bounded, since each piece is tokenised by itself.
             raise InvalidRequest(
                 "messages",
                 Size(f"{len(others)} spelled-out special tokens"),
                 f"at most {MAX_COVERED}",
             )
         return self._plain(first) + [token for piece in others for token in self._inner(piece)]
-
-    def encode_batch(
-        self, texts: Sequence[str], *, add_special_tokens: bool = True
-    ) -> list[list[int]]:
-        """Token ids of each text, one after the other on the calling thread: the library's own
-        batching would take every core from the decode loop."""
-        return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`; malformed bytes become U+FFFD, ids without a token are skipped.
@@ -134,14 +127,14 @@ class Tokenizer:
         """
         text = self.pieces.decode(list(ids), skip_special_tokens)
         if skip_special_tokens and self.pieces.kind.byte_fallback and "\ufffd" in text:
-            # The library turns a whole run of bytes into U+FFFD when a later one is malformed;
-            # a stream has shown the characters before it by then.
+            # If one byte of a run is malformed, the library turns the whole run into U+FFFD, of
+            # which a stream has shown the first characters already.
             return Detokenizer(self).decode(ids)
         return text
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """The bytes the token adds to a text, None where that depends on its neighbours (and
-        only a `Detokenizer` knows). An id without a token adds nothing."""
+        """The bytes that the token adds to a text; None if that depends on its neighbours, so that
+        only a `Detokenizer` knows. An id without a token adds nothing."""
         return self.pieces.bytes_of(token_id)
 
     def bad_word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
@@ -155,8 +148,8 @@ class Tokenizer:
         return self.encode(text, add_special_tokens=False)
 
     def _inner(self, text: str) -> list[int]:
-        """Token ids of `text` after other text. SentencePiece puts a space before a text; only
-        behind an anchor is it without."""
+        """Token ids of `text` as it follows other text. SentencePiece puts a space before a text,
+        so `text` is tokenised after an anchor, whose tokens are cut off."""
         anchor, anchored = self._plain("\n"), self._plain("\n" + text)
         if anchored[: len(anchor)] == anchor:
             return anchored[len(anchor) :]
@@ -169,6 +162,6 @@ def _normalised(normalizer: Any, text: str) -> str:
     except BaseException as error:
         if not panicked(error):
             raise
-        # Nor can it be encoded.
+        # The text cannot be encoded either, which is reported there.
         return text
     return normal

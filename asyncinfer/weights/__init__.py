@@ -1,4 +1,4 @@
-from asyncinfer.weights.checkpoint import Checkpoint, StoredTensor, TensorFiles
+from asyncinfer.weights.checkpoint import SafetensorsCheckpoint
 from asyncinfer.weights.folder import checkpoint_file, following_links
 from asyncinfer.weights.json_file import read_json
 from asyncinfer.weights.loader import WeightLoader
@@ -8,16 +8,17 @@ from asyncinfer.weights.packed import Packed, Piece, WeightSource, check_weights
 from asyncinfer.weights.progress import LoadProgress, OnProgress
 from asyncinfer.weights.pull import pull, pulled
 from asyncinfer.weights.resolve import resolve, resolve_config
+from asyncinfer.weights.tensor_files import StoredTensor, TensorFiles
 
 __all__ = [
     "NAMED_MODELS",
-    "Checkpoint",
     "HubFile",
     "LoadProgress",
     "NamedModel",
     "OnProgress",
     "Packed",
     "Piece",
+    "SafetensorsCheckpoint",
     "StoredTensor",
     "TensorFiles",
     "WeightLoader",

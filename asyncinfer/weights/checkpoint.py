@@ -1,90 +1,43 @@
-"""A checkpoint's tensors: found through its index, described by its shards' headers, read one by
-one."""
+"""`SafetensorsCheckpoint`: the safetensors of a folder, found through its index."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
-
-import torch
-from safetensors import SafetensorError, safe_open
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.weights.blame import MOST_HEADER_BYTES, tensor_at_fault
-from asyncinfer.weights.file_reader import FileReader
 from asyncinfer.weights.folder import checkpoint_file, plain_name
 from asyncinfer.weights.json_file import read_json
-from asyncinfer.weights.shards import ShardReader
+from asyncinfer.weights.safetensors_file import SafetensorsReader
+from asyncinfer.weights.tensor_files import StoredTensor, TensorFiles
 
-__all__ = ["INDEX", "SINGLE", "Checkpoint", "StoredTensor", "TensorFiles", "read_index"]
+__all__ = ["INDEX", "SINGLE", "SafetensorsCheckpoint", "read_index"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-#: The largest models have some hundred thousand tensors, of a hundred bytes in here.
+#: Room for some hundred thousand tensors, of a hundred bytes each, as the largest models have.
 _MOST_INDEX_BYTES = 32 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """What a shard's header says of one tensor."""
+class SafetensorsCheckpoint(TensorFiles[SafetensorsReader]):
+    """The safetensors of one folder.
 
-    file: str
-    shape: tuple[int, ...]
-    #: safetensors' name of the dtype, such as "BF16".
-    dtype: str
-
-
-class TensorFiles(Protocol):
-    """Where the tensors of a model are read from."""
-
-    #: The folder or file that messages name.
-    folder: Path
-
-    @property
-    def tensors(self) -> Mapping[str, StoredTensor]: ...
-
-    @property
-    def reader(self) -> FileReader:
-        """Reads what `tensors` describes."""
-
-
-class Checkpoint:
-    """The safetensors of one folder. Opening it reads headers only; use it in a `with` block.
-
-    `ModelLoadError`, naming file and tensor, for a missing or truncated shard, a tensor in two
-    shards, an index that disagrees with its shards, and for pickled weights, which can run code.
+    Raises `ModelLoadError`, naming file and tensor, for a missing or truncated shard, a tensor in
+    two shards, an index that disagrees with its shards, and for pickled weights, which can run
+    code.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        self.tensors: dict[str, StoredTensor] = {}
-        #: Reads what the headers describe.
-        self.reader = ShardReader()
-        self._shards: dict[str, Any] = {}
-        self._stack = contextlib.ExitStack()
-        self._stack.callback(self.reader.close)
-        with contextlib.ExitStack() as undo:
-            undo.callback(self._stack.close)
+        super().__init__(Path(folder), SafetensorsReader())
+        try:
             if checkpoint_file(self.folder, SINGLE) is not None:
                 self._open(SINGLE)
             elif checkpoint_file(self.folder, INDEX) is not None:
                 self._open_indexed()
             else:
                 raise self._nothing_to_load()
-            undo.pop_all()
-
-    def read(self, name: str) -> torch.Tensor:
-        """The tensor on the host, a copy of its own in the dtype it is stored in."""
-        file = self.tensors[name].file
-        try:
-            tensor: torch.Tensor = self._shards[file].get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise ModelLoadError(str(error), file=file, tensor=name) from error
-        return tensor
+        except BaseException:
+            self.reader.close()
+            raise
 
     def _open_indexed(self) -> None:
         weight_map = read_index(self.folder)
@@ -104,33 +57,12 @@ class Checkpoint:
         path = checkpoint_file(self.folder, file)
         if path is None:
             raise ModelLoadError(f"shard is missing in {self.folder}", file=file)
-        self._check_header(path, file)
-        try:
-            shard = self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
-            names = list(shard.keys())
-            slices = {name: shard.get_slice(name) for name in names}
-        except (SafetensorError, OSError) as error:
-            tensor = tensor_at_fault(path)
-            raise ModelLoadError(f"cannot be read: {error}", file=file, tensor=tensor) from error
-        for name, view in slices.items():
+        for name, span in self.reader.open(file, path).items():
             if name in self.tensors:
                 raise ModelLoadError(
                     f"occurs twice, also in {self.tensors[name].file}", file=file, tensor=name
                 )
-            self.tensors[name] = StoredTensor(file, tuple(view.get_shape()), view.get_dtype())
-        self._shards[file] = shard
-        self.reader.open(file, path)
-
-    def _check_header(self, path: Path, file: str) -> None:
-        """Refuse a header that would take minutes and gigabytes to read."""
-        try:
-            with open(path, "rb") as opened:
-                length = int.from_bytes(opened.read(8), "little")
-        except OSError as error:
-            raise ModelLoadError(f"cannot be read: {error}", file=file) from error
-        if length > MOST_HEADER_BYTES:
-            why = f"a header of {length} bytes, more than {MOST_HEADER_BYTES}"
-            raise ModelLoadError(f"cannot be read as safetensors: {why}", file=file)
+            self.tensors[name] = StoredTensor(file, span.shape, span.dtype)
 
     def _nothing_to_load(self) -> ModelLoadError:
         if not self.folder.is_dir():
@@ -147,18 +79,6 @@ class Checkpoint:
                 file=str(self.folder / pickled[0]),
             )
         return ModelLoadError(f"neither {SINGLE} nor {INDEX} in it", file=str(self.folder))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._shards.clear()
-        self._stack.close()
 
 
 def read_index(folder: Path) -> dict[str, str]:

@@ -19,8 +19,9 @@ _MOST_THREADS: Final = 8
 
 
 class FileReader(ABC):
-    """The files of a checkpoint. They are read, not mapped: a mapped file that is cut short kills
-    the process, a read one is an error; and what was mapped counts as memory of the process.
+    """The files of a checkpoint. They are read and not mapped, since a mapped file that is cut
+    short kills the process where a read is an error, and mapped pages count as memory of the
+    process.
 
     `read` may be called from any thread, until `close`.
     """
@@ -32,7 +33,7 @@ class FileReader(ABC):
 
     @property
     def threads(self) -> int:
-        """How many `start` uses."""
+        """How many threads `start` uses."""
         usable = (
             len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         )
@@ -40,8 +41,8 @@ class FileReader(ABC):
 
     @abstractmethod
     def read(self, file: str, tensor: str, offset: int, target: memoryview) -> None:
-        """Fill `target`, of bytes, with the numbers of `tensor` from `offset` bytes of them on.
-        `ModelLoadError` where there are fewer."""
+        """Fill `target` with bytes of `tensor`, from the byte `offset` of its numbers on.
+        `ModelLoadError` if the file ends before."""
 
     def add(self, name: str, path: Path) -> FileIO:
         """Open the file that goes by `name` from now on. Raises `OSError`."""
@@ -49,8 +50,8 @@ class FileReader(ABC):
         return file
 
     def fill(self, file: str, tensor: str, start: int, target: memoryview) -> None:
-        """Fill `target`, of bytes, from `start` bytes behind the beginning of the file.
-        `ModelLoadError`, which names the tensor that is read, where there are fewer."""
+        """Fill `target` from the byte `start` of the file on. `ModelLoadError`, naming the tensor,
+        if the file ends before."""
         done = 0
         while done < len(target):
             try:

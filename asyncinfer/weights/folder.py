@@ -18,8 +18,8 @@ _follow: ContextVar[bool] = ContextVar("asyncinfer_follow_links", default=False)
 
 @contextmanager
 def following_links(follow: bool = True) -> Iterator[None]:
-    """Inside, `checkpoint_file` follows links out of a folder, to regular files only. For folders
-    whose maker is trusted: a link names any file that the process may read."""
+    """Have `checkpoint_file` follow links out of a folder, to regular files only, in the `with`
+    block. Only for folders whose maker is trusted, since a link may name any file."""
     token = _follow.set(follow)
     try:
         yield
@@ -36,13 +36,13 @@ def plain_name(name: str) -> bool:
 
 
 def checkpoint_file(folder: Path, name: str, within: str = "") -> Path | None:
-    """The regular file `name` in `folder` (or in its subfolder `within`), or None where there is
-    none.
+    """The regular file `name` in `folder` (or in its subfolder `within`); None if there is no such
+    name.
 
-    `ModelLoadError` for a name that leads out of the folder, by itself or through a symlink, and
-    for what is no regular file (opening a FIFO would wait for ever, a device has side effects). The
-    hub cache's own symlinks, `snapshots/<commit>/<name>` to `blobs/<hash>`, are followed, and all
-    inside of `following_links`.
+    `ModelLoadError` for a name or a symlink that leads out of the folder, and for anything but a
+    regular file: opening a FIFO would wait for ever, and a device has side effects. Followed are
+    the hub cache's own symlinks, `snapshots/<commit>/<name>` to `blobs/<hash>`, and in a block of
+    `following_links` all of them.
     """
     if not plain_name(name):
         raise ModelLoadError("the name leads out of the checkpoint's folder", file=name)

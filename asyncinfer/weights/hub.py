@@ -1,7 +1,7 @@
-"""A model of the hub: what the hub's client is asked for, and how long it is waited for.
+"""`HubModel`: a model of the hub, fetched by the hub's client within bounds of time.
 
-The client tries again for minutes where a hub does not answer, and for ever where one accepts and
-stays silent. So it is asked on a thread of its own, and given up when nothing has come for a while.
+The client retries for minutes if a hub does not answer, and waits for ever if a hub accepts and
+stays silent. So it is called on another thread, and given up if nothing has come for a while.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.plugins.within import Call
+from asyncinfer.plugins.timed_call import ThreadCall
 from asyncinfer.telemetry import emit
 from asyncinfer.weights.gguf import is_gguf
 
@@ -23,14 +23,14 @@ __all__ = ["HubModel", "Unreachable"]
 T = TypeVar("T")
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-#: Seconds for the first answer, of a hub whose answer is needed, and of one that could only say
-#: that the copy in the cache is still the newest. `HF_HUB_ETAG_TIMEOUT` may lengthen the first.
+#: Seconds to wait for the first answer if it is needed, and if it could only say that the copy in
+#: the cache is still the newest. `HF_HUB_ETAG_TIMEOUT` may lengthen the first.
 ANSWER_SECONDS: Final = 10.0
 FRESHNESS_SECONDS: Final = 2.0
 #: Seconds without a byte after which a download is given up; four of the client's own
 #: `HF_HUB_DOWNLOAD_TIMEOUT` if that is more.
 SILENT_SECONDS: Final = 60.0
-#: Seconds of silence after which the log says so, and again each time they have passed.
+#: Seconds of silence after which an event is logged, and again after as many.
 TELL_SECONDS: Final = 3.0
 
 
@@ -64,11 +64,11 @@ class HubModel:
 
     @property
     def is_commit(self) -> bool:
-        """Whether the revision can never name another content."""
+        """Whether the revision is a commit, whose content never changes."""
         return self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
 
     def cached(self, file: str = "config.json") -> Path | None:
-        """The folder of the revision as the cache knows it, whole or not, if it has `file`."""
+        """The revision's folder in the cache, if it has `file`; other files may be missing."""
         from huggingface_hub import try_to_load_from_cache
 
         found = try_to_load_from_cache(
@@ -77,8 +77,8 @@ class HubModel:
         return Path(found).parent if isinstance(found, str) else None
 
     def listing(self, *, needed: bool) -> tuple[str, frozenset[str]]:
-        """The commit of the revision, and its files. `Unreachable` where the hub does not tell:
-        it is waited for as long as an answer is worth that is `needed`, or is not."""
+        """The revision's commit, and its files. `Unreachable` if the hub does not answer in time,
+        which is longer if the answer is `needed`."""
         from huggingface_hub import HfApi, constants
         from huggingface_hub.errors import RevisionNotFoundError
 
@@ -86,9 +86,9 @@ class HubModel:
         if needed:
             seconds = max(ANSWER_SECONDS, float(constants.HF_HUB_ETAG_TIMEOUT))
         api = HfApi(endpoint=self._given_endpoint)
-        # The client gives up a little later than it is given up, and so ends its thread.
+        # A little longer than the wait below, so that the client then ends its thread by itself.
         later = seconds + 5.0
-        ask = Call(lambda: api.model_info(self.model, revision=self.revision, timeout=later))
+        ask = ThreadCall(lambda: api.model_info(self.model, revision=self.revision, timeout=later))
         self._wait(ask, seconds)
         try:
             info = ask.outcome()
@@ -99,13 +99,13 @@ class HubModel:
         return str(info.sha), frozenset(file.rfilename for file in info.siblings or ())
 
     def download(self, revision: str | None, files: Collection[str]) -> Path:
-        """The folder with those of `files` that there are."""
+        """Fetch those of `files` that the hub has; gives their folder."""
         from huggingface_hub import constants, snapshot_download
 
-        # Names with the wildcards of fnmatch would match other files.
+        # Wildcards of fnmatch in a name would match other files.
         patterns = [re.sub(r"([*?[])", r"[\1]", file) for file in files]
         seconds = max(SILENT_SECONDS, 4.0 * constants.HF_HUB_DOWNLOAD_TIMEOUT)
-        fetch = Call(
+        fetch = ThreadCall(
             lambda: snapshot_download(
                 self.model,
                 revision=revision,
@@ -123,8 +123,8 @@ class HubModel:
         except Exception as error:
             raise self.refused(self._why(error)) from error
 
-    def done_without(self, error: Unreachable) -> None:
-        """Tell the log that the cache's copy is taken."""
+    def log_unreachable(self, error: Unreachable) -> None:
+        """Log that the copy in the cache is taken instead."""
         emit("hub_unreachable", model=self.model, error=str(error))
 
     def refused(self, why: str) -> ModelLoadError:
@@ -141,9 +141,9 @@ class HubModel:
         )
 
     def _wait(
-        self, call: Call[Any], seconds: float, progress: Callable[[], object] = lambda: None
+        self, call: ThreadCall[Any], seconds: float, progress: Callable[[], object] = lambda: None
     ) -> None:
-        """Until the call ends. `Unreachable` once `progress` has been the same for `seconds`."""
+        """Wait for the call. `Unreachable` once `progress` has not changed for `seconds`."""
         seen, since = progress(), time.monotonic()
         told = TELL_SECONDS
         while not call.wait(min(0.25, seconds / 4)):
@@ -158,14 +158,14 @@ class HubModel:
                 told += TELL_SECONDS
 
     def _progress(self) -> tuple[int, int]:
-        """What changes as long as something comes."""
+        """A value that changes while data arrives."""
         folder = self._cache / f"models--{self.model.replace('/', '--')}" / "blobs"
         size = 0
         try:
             with os.scandir(folder) as entries:
                 size = sum(1 + entry.stat().st_size for entry in entries)
         except OSError:
-            # Not there yet, or a file was renamed meanwhile.
+            # The folder does not exist yet, or a file was renamed during the scan.
             pass
         return self._updates, size
 
@@ -189,8 +189,8 @@ class HubModel:
         return text
 
     def _bar(self) -> type[Any]:
-        """The client's progress bar, counting its updates; silent unless bars are to be shown, for
-        it would write to the host's stderr."""
+        """A class of the client's progress bar that counts its updates. It is disabled unless
+        progress is to be shown, since it writes to the host's stderr."""
         import huggingface_hub.utils as hub
 
         base: Any = hub.tqdm  # type: ignore[attr-defined]

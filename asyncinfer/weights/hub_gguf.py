@@ -11,9 +11,9 @@ __all__ = ["resolve_gguf"]
 
 
 def resolve_gguf(hub: HubModel, file: str) -> Path:
-    """The file of the repository that is named `file`, or has that in its name and is the only one;
-    the first one, with the others beside it, where a model was split. What the cache has is taken
-    where the hub does not answer, or cannot have another. Raises `ModelLoadError`."""
+    """Fetch the file of the repository that is named `file`, or is the only one with `file` in its
+    name; of a split model all parts, giving the first. The copy in the cache is taken if the hub
+    does not answer, or if the revision is a commit. Raises `ModelLoadError`."""
     cached = _cached(hub, file)
     if cached is not None and (hub.offline or hub.is_commit):
         return cached
@@ -24,17 +24,17 @@ def resolve_gguf(hub: HubModel, file: str) -> Path:
     except Unreachable as error:
         if cached is None:
             raise hub.refused(str(error)) from error
-        hub.done_without(error)
+        hub.log_unreachable(error)
         return cached
     name = find_gguf([one for one in files if is_gguf(Path(one))], file, hub.model)
     if cached is not None and cached.parent.name == commit:
         return cached
-    # By the branch and not by the commit: so the cache knows what the branch is, for later.
+    # By the branch, not by the commit, so that the cache learns the branch's commit.
     return hub.download(hub.revision, split_names(name)) / name
 
 
 def _cached(hub: HubModel, file: str) -> Path | None:
-    """The file in the cache, with all the others it was split into."""
+    """The file in the cache, if all parts of its model are there."""
     if not is_gguf(Path(file)):
         return None
     names = split_names(file)

@@ -1,4 +1,4 @@
-"""A checkpoint's JSON files, read with suspicion."""
+"""Reading a checkpoint's JSON files, which may be hostile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class KeyTwice(ValueError):
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of these pairs, for `json`'s `object_pairs_hook`; `KeyTwice`."""
+    """An object's pairs as a dict, for the `object_pairs_hook` of `json`; raises `KeyTwice`."""
     values: dict[str, Any] = {}
     for key, value in pairs:
         if key in values:

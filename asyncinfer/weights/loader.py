@@ -1,4 +1,4 @@
-"""`WeightLoader`: from a checkpoint's shards straight into the model's tensors."""
+"""`WeightLoader`: reads a checkpoint's files straight into the model's tensors."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Final
 
 import torch
 
-from asyncinfer.weights.checkpoint import TensorFiles
+from asyncinfer.weights.file_reader import FileReader
 from asyncinfer.weights.memory import empty
 from asyncinfer.weights.packed import STORED, Packed
 from asyncinfer.weights.progress import LoadProgress, OnProgress
+from asyncinfer.weights.tensor_files import TensorFiles
 
 __all__ = ["WeightLoader"]
 
-#: Bytes that one thread reads at a time, and that `progress` hears of at least.
+#: Bytes that one thread reads at a time; `progress` is called after each chunk.
 CHUNK_BYTES: Final = 8 << 20
 
 
@@ -40,7 +41,7 @@ class _Chunk:
 
 
 class _Buffer:
-    """Where a chunk waits on the host for its copy; pinned for a GPU."""
+    """Host memory in which a chunk waits for its copy; pinned for a GPU."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
@@ -48,10 +49,10 @@ class _Buffer:
         self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
 
     def copy(self, chunk: _Chunk) -> None:
-        """Copy the chunk to its place; on a GPU in the order of the current stream."""
+        """Copy the chunk to its target; on a GPU in the order of the current stream."""
         source = self.memory[: chunk.size].view(chunk.stored)
         if chunk.target.dtype != chunk.stored:
-            # It is converted where it goes.
+            # Convert on the target's device.
             source = source.to(chunk.target.device, non_blocking=True)
         chunk.target.copy_(source, non_blocking=True)
         if self._copied is not None:
@@ -62,23 +63,23 @@ class _Buffer:
         return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Until it may be written to."""
+        """Wait until it may be written to."""
         if self._copied is not None:
             self._copied.synchronize()
 
 
 class WeightLoader:
-    """A `WeightSource` that streams a checked checkpoint: its pieces are read in chunks, by several
-    threads, straight into their places in the model's tensors. Chunks for a GPU, or for another
-    dtype than they are stored in, come by a few buffers: beside the model's tensors the host holds
-    `threads + 1` times `chunk` bytes at most.
+    """A `WeightSource` that streams a checked checkpoint: several threads read its pieces in
+    chunks, straight into the model's tensors. Chunks for a GPU, or for another dtype than the
+    stored one, go through a few buffers, so that the host holds at most `threads + 1` times `chunk`
+    bytes beside the model's tensors.
 
     It belongs to the thread that calls it. When `progress` raises, reading stops.
     """
 
     def __init__(
         self,
-        checkpoint: TensorFiles,
+        checkpoint: TensorFiles[FileReader],
         table: Mapping[str, Packed],
         device: torch.device,
         dtype: torch.dtype,
@@ -116,14 +117,14 @@ class WeightLoader:
             while reading:
                 self._finish(*reading.popleft())
         finally:
-            # Nobody writes to memory that is given up.
+            # No thread may write to memory that is given up.
             for _, _, read in reading:
                 read.cancel()
             wait([read for _, _, read in reading])
         return target
 
     def finish(self) -> None:
-        """Every tensor of the table has been asked for."""
+        """Assert that every tensor of the table has been asked for."""
         assert not self._left, f"the model never asked for {sorted(self._left)}"
 
     def _chunks(self, packed: Packed, target: torch.Tensor) -> Iterator[_Chunk]:
@@ -145,7 +146,7 @@ class WeightLoader:
         reader = self._checkpoint.reader
         if chunk.size >= self._chunk // 4:
             return chunk, buffer, reader.start(reader.read, *args)
-        # Another thread would take longer to hear of it.
+        # Waking another thread would take longer than the read.
         read: Future[None] = Future()
         reader.read(*args)
         read.set_result(None)
@@ -160,7 +161,7 @@ class WeightLoader:
         self._report(chunk.tensor)
 
     def _buffer(self) -> _Buffer:
-        """One that nobody uses; while there may be more, none whose copy is still under way."""
+        """A free buffer; waits for a copy only if there may be no further buffer."""
         full = self._made > self._checkpoint.reader.threads
         if self._buffers and (full or self._buffers[0].ready()):
             buffer = self._buffers.popleft()

@@ -1,4 +1,4 @@
-"""Memory that weights are read into."""
+"""Allocating memory for weights."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ import torch
 
 __all__ = ["empty", "is_out_of_memory"]
 
-#: Of a huge page, on the processors that most people have.
+#: Bytes of a huge page on most processors.
 _HUGE: Final = 2 << 20
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor as `torch.empty` makes it, its values whatever they are.
+    """`torch.empty`, in huge pages for a large tensor on the host if the system gives them.
 
-    A large one on the host lies in huge pages, where the system gives them to who asks: reading
-    into new memory takes one fault instead of 512, and about half the time; and a matrix product
-    looks up fewer addresses. Whole pages only are asked for, so that no more memory is taken.
-    `MemoryError` where the system refuses.
+    Reading into new memory then takes one page fault instead of 512, and about half the time, and a
+    matrix product needs fewer address look-ups. Only whole huge pages are asked for, so that no
+    more memory is taken. Raises `MemoryError` if the system refuses the memory.
     """
     size = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
@@ -32,16 +31,16 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
         raise MemoryError(f"{size} bytes: {error.strerror}") from error
     flat = torch.frombuffer(memory, dtype=torch.uint8)
     skipped = -flat.data_ptr() % _HUGE
-    # A kernel that has none says so.
+    # A kernel without huge pages raises.
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE, skipped, size // _HUGE * _HUGE)
     return flat[skipped : skipped + size].view(dtype).view(shape)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` is one for memory that could not be allocated, on a device or on the host.
-    Torch has tried everything by then, its own cache included."""
+    """Whether `error` says that memory could not be allocated, on a device or on the host. torch
+    has freed its own cache by then."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    # A CPU's, and pinned memory's, have no class of their own.
+    # torch raises a plain RuntimeError for memory of the host, pinned or not.
     return any(why in str(error) for why in ("can't allocate memory", "CUDA error: out of memory"))

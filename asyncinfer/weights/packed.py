@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.weights.checkpoint import TensorFiles
+from asyncinfer.weights.file_reader import FileReader
+from asyncinfer.weights.tensor_files import TensorFiles
 
 __all__ = ["STORED", "Packed", "Piece", "WeightSource", "check_weights"]
 
@@ -26,7 +27,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A tensor of the model: the pieces one below the other, along dimension 0."""
+    """A tensor of the model: its pieces concatenated along dimension 0."""
 
     pieces: tuple[Piece, ...]
     #: None: the model's own.
@@ -44,11 +45,12 @@ WeightSource = Callable[[str], torch.Tensor]
 
 
 def check_weights(
-    checkpoint: TensorFiles,
+    checkpoint: TensorFiles[FileReader],
     table: Mapping[str, Packed],
     ignored: Callable[[str], bool] = lambda name: False,
 ) -> None:
-    """`ModelLoadError` unless the checkpoint holds just what `table` needs, as it needs it.
+    """Raise `ModelLoadError` unless the checkpoint has exactly the tensors of `table`, in their
+    shapes.
 
     Reads headers only. `ignored` says which names may be left over.
     """

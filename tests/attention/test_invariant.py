@@ -51,13 +51,13 @@ class Sequences:
     ) -> list[torch.Tensor]:
         """Rows of `(sequence, start, count)`; what each got."""
         _, batch = batch_of(
-            [its[1:] for its in rows], [self.tables[its[0]] for its in rows], self.size
+            [row[1:] for row in rows], [self.tables[row[0]] for row in rows], self.size
         )
         batch.invariant = True
         # Tokens that fill up the pass come last.
         q, k, v = (
-            torch.cat([its[s][a : a + n] for s, a, n in rows] + [torch.ones_like(its[0][:3])])
-            for its in (self.q, self.k, self.v)
+            torch.cat([whole[s][a : a + n] for s, a, n in rows] + [torch.ones_like(whole[0][:3])])
+            for whole in (self.q, self.k, self.v)
         )
         attend = begin_attention(self.kv, batch, 0.2)
         assert isinstance(attend, InvariantAttention)

@@ -9,7 +9,7 @@ from attention.batches import batch_of, scattered_tables
 from asyncinfer.attention import AttentionVariant, DeviceBatch, KVCache
 from asyncinfer.attention.kv import KVShape
 from asyncinfer.attention.masked import MaskedAttention
-from asyncinfer.kernels import ops
+from asyncinfer.kernels import reference
 
 
 class Shape:
@@ -44,12 +44,11 @@ def test_padding_touches_nothing(name: str) -> None:
     q, k, v = random(n, HEADS, 8), random(n, 2, 8), random(n, 2, 8)
 
     keys, values = kv.k[layer].clone(), kv.v[layer].clone()
-    ops.kv_write(k, v, keys, values, batch.slot_mapping, reference=True)
+    reference.kv_write(k, v, keys, values, batch.slot_mapping)
     rules = VARIANTS[name] or AttentionVariant()
     tensors = batch.block_tables, batch.seq_lens, batch.query_starts
     options = {"window": rules.window, "softcap": rules.softcap, "sinks": rules.sinks}
-    twin = ops.paged_attention(q, keys, values, *tensors, 0.3, **options, reference=True)
-    expected = twin.flatten(1)
+    expected = reference.paged_attention(q, keys, values, *tensors, 0.3, **options).flatten(1)
 
     def filled(tensor: torch.Tensor, value: float) -> torch.Tensor:
         return torch.cat((tensor, tensor.new_full((padding, *tensor.shape[1:]), value)))

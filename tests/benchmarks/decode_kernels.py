@@ -1,4 +1,4 @@
-"""The kernels of one decode step on random inputs, with their float64 twins."""
+"""The kernels of one decode step on random inputs, each with its answer in float64."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from asyncinfer.kernels import ops
+from asyncinfer.kernels import ops, reference
 from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
 from asyncinfer.models import ModelConfig
 from benchmarks.attention_kernels import attention_cases
@@ -59,7 +59,7 @@ def _norm_cases(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -
         2 * size + weight.nbytes,
         0,
         lambda: [ops.rms_norm(x, weight, eps)],
-        lambda: [_reference("rms_norm", x.double(), weight.double(), eps)],
+        lambda: [reference.rms_norm(x.double(), weight.double(), eps)],
     )
     yield KernelCase(
         "add_rms_norm",
@@ -68,7 +68,7 @@ def _norm_cases(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -
         0,
         lambda: [ops.add_rms_norm(x, residual, weight, eps)[0]],
         # Of the sum as it now lies there, rounded; every run adds to it.
-        lambda: [_reference("rms_norm", residual.double(), weight.double(), eps)],
+        lambda: [reference.rms_norm(residual.double(), weight.double(), eps)],
     )
 
 
@@ -79,7 +79,7 @@ def _gate_cases(gate_up: torch.Tensor) -> Iterator[KernelCase]:
         gate_up.nbytes * 3 // 2,
         0,
         lambda: [ops.silu_mul(gate_up)],
-        lambda: [_reference("silu_mul", gate_up.double())],
+        lambda: [reference.silu_mul(gate_up.double())],
     )
 
 
@@ -113,10 +113,5 @@ def _sample_cases(logits: torch.Tensor) -> Iterator[KernelCase]:
 def _exact_sample(
     logits: torch.Tensor, args: tuple[torch.Tensor, ...], options: dict[str, Any]
 ) -> list[torch.Tensor]:
-    tokens, peak, logprobs = ops.sample(logits.double(), *args, **options, reference=True)
+    tokens, peak, logprobs = reference.sample(logits.double(), *args, **options)
     return [tokens, peak.double(), logprobs.double()]
-
-
-def _reference(name: str, *args: Any) -> torch.Tensor:
-    result: torch.Tensor = getattr(ops, name)(*args, reference=True)
-    return result

@@ -59,7 +59,7 @@ def test_json(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["parameters"] == 8_030_261_248
     assert (found["gpu"]["name"], found["dtype"]) == ("h100-sxm", "float16")
-    assert [its["format"] for its in found["formats"]][:2] == ["float16", "fp8 weights"]
+    assert [row["format"] for row in found["formats"]][:2] == ["float16", "fp8 weights"]
 
 
 def test_a_plot(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

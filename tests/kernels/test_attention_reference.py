@@ -99,8 +99,8 @@ def test_parts_that_do_not_depend_on_the_batch_are_few_and_in_whole_tiles() -> N
 def test_a_workspace_is_as_large_as_is_reckoned_with() -> None:
     def size(rows: int, longest: int, kv_heads: int) -> int:
         splits = decode_splits(rows, kv_heads, longest)
-        its = AttentionWorkspace.allocate(rows, 32, 128, splits, "meta")
-        return its.outputs.nbytes + its.lse.nbytes + its.arrivals.nbytes
+        workspace = AttentionWorkspace.allocate(rows, 32, 128, splits, "meta")
+        return workspace.outputs.nbytes + workspace.lse.nbytes + workspace.arrivals.nbytes
 
     for kv_heads in (1, 8, 32):
         most = AttentionWorkspace.most_bytes(256, 32, kv_heads, 128)

@@ -29,7 +29,7 @@ def test_decode_inputs(target: Target, rows: list[int], groups: int, width: int)
         )
     )
     arguments = torch.tensor(rows, dtype=torch.int32, device=target.device), positions
-    there = [its.to(target.device) for its in (tables, options, history)]
+    there = [tensor.to(target.device) for tensor in (tables, options, history)]
     for kernel in (decode_inputs, triton.decode_inputs, ops.decode_inputs):
         positions.copy_(torch.tensor(starts))
         got = kernel(*arguments, *there, SIZE)
@@ -46,10 +46,10 @@ def test_decode_inputs(target: Target, rows: list[int], groups: int, width: int)
         )
         assert got.seq_lens.tolist() == [starts[row] + 1 for row in rows]
         for group in range(groups):
-            its = tables[:, group]
-            assert torch.equal(got.block_tables[group].cpu(), its[rows])
+            group_tables = tables[:, group]
+            assert torch.equal(got.block_tables[group].cpu(), group_tables[rows])
             assert got.slot_mapping[group].tolist() == [
-                int(its[row, p // SIZE]) * SIZE + p % SIZE if starts[row] >= 0 else -1
+                int(group_tables[row, p // SIZE]) * SIZE + p % SIZE if starts[row] >= 0 else -1
                 for row, p in zip(rows, at, strict=True)
             ]
         after = [p + 1 if slot in rows and p >= 0 else p for slot, p in enumerate(starts)]

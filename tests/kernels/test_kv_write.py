@@ -10,7 +10,7 @@ import torch
 from kernels.compiled import recorded
 from kernels.targets import Target
 
-from asyncinfer.kernels import ops, triton
+from asyncinfer.kernels import ops, reference, triton
 from asyncinfer.kernels.reference.kv_write import quantise
 
 STORAGE = [None, torch.int8, torch.float8_e4m3fn]
@@ -203,7 +203,7 @@ def test_quantised_as_the_twin_does(target: Target, dtype: torch.dtype) -> None:
     k[0] = torch.arange(64, device=target.device) - 0.5
     k[0, :, 0] = 127
     triton.kv_write(k, k, *ours.arguments, at, **ours.options)
-    ops.kv_write(k, k, *theirs.arguments, at, reference=True, **theirs.options)
+    reference.kv_write(k, k, *theirs.arguments, at, **theirs.options)
     assert torch.equal(ours.kv.view(torch.int8), theirs.kv.view(torch.int8))
     assert torch.equal(ours.scales.nan_to_num(), theirs.scales.nan_to_num())
     values, scales = quantise(k, dtype)

@@ -46,7 +46,7 @@ def test_unknown_dtypes_are_not_available() -> None:
     ("about", "home"),
     [("vendor_id\t: GenuineIntel\n", True), ("vendor_id\t: AuthenticAMD\n", False), (None, False)],
 )
-def test_mkl_is_at_home_with_its_maker(
+def test_mkl_is_fast_on_its_makers_processors(
     about: str | None, home: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read_text(path: Path, encoding: str) -> str:
@@ -57,4 +57,4 @@ def test_mkl_is_at_home_with_its_maker(
     monkeypatch.setattr(Path, "read_text", read_text)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     # Not the answer that was found before.
-    assert onednn.mkl_is_at_home.__wrapped__() is home
+    assert onednn.mkl_is_fast.__wrapped__() is home

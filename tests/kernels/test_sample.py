@@ -13,8 +13,8 @@ from kernels.targets import Target
 from scipy import stats
 
 from asyncinfer.kernels import ops, reference, triton
+from asyncinfer.kernels.noise import draw_race, mix_tokens, row_keys, seed_bits
 from asyncinfer.sampling.filters import keep_likely
-from asyncinfer.sampling.noise import draw_race, mix_tokens, row_keys, seed_bits
 
 #: Size of the vocabulary, and the logits' standard deviation; 0 is integers, which tie.
 LOGITS = [
@@ -79,7 +79,7 @@ def chain(logits: torch.Tensor, options: Options) -> torch.Tensor:
     min_p = np.array([ASKED[row % len(ASKED)][3] for row in range(len(min_p))])
     keep_likely(scores, weights, top_k.astype(np.int64), top_p, min_p)
     keys = torch.from_numpy(row_keys(options.seeds, options.positions))
-    drawn = draw_race(weights, torch.from_numpy(mix_tokens(logits.shape[1])), keys)
+    drawn = draw_race(weights, mix_tokens(logits.shape[1]), keys)
     return torch.where(temperature > 0, drawn, best)
 
 
@@ -133,10 +133,10 @@ def test_a_row_is_drawn_alike_in_any_batch(target: Target) -> None:
     options = Options(target, 15)
     together = triton.sample(logits, *options.keys, **options.filters)
     for row in range(15):
-        its = slice(row, row + 1)
-        filters = {name: option[its] for name, option in options.filters.items()}
-        alone = triton.sample(logits[its], *(key[its] for key in options.keys), **filters)
-        assert all(torch.equal(one[its], other) for one, other in zip(together, alone, strict=True))
+        own = slice(row, row + 1)
+        filters = {name: option[own] for name, option in options.filters.items()}
+        alone = triton.sample(logits[own], *(key[own] for key in options.keys), **filters)
+        assert all(torch.equal(one[own], other) for one, other in zip(together, alone, strict=True))
 
 
 def test_what_is_not_finite_is_told_and_harms_no_other_row(target: Target) -> None:
@@ -159,9 +159,9 @@ def test_what_is_not_finite_is_told_and_harms_no_other_row(target: Target) -> No
         assert torch.equal(tokens[::5], well[0][::5])
         assert torch.equal(peak[::5], well[1][::5])
     narrow = spoilt[4::5, :40].contiguous()
-    its = {name: option[4::5].contiguous() for name, option in options.filters.items()}
+    fifths = {name: option[4::5].contiguous() for name, option in options.filters.items()}
     keys = tuple(key[4::5].contiguous() for key in options.keys)
-    assert torch.equal(triton.sample(narrow, *keys, **its)[0], tokens[4::5])
+    assert torch.equal(triton.sample(narrow, *keys, **fifths)[0], tokens[4::5])
 
 
 def test_what_division_makes_equal_is_kept_together(target: Target) -> None:

@@ -22,7 +22,7 @@ class RoundedCache(DynamicCache):
         self.kv = kv
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        keys, values = (rounded(its, self.kv).to(its.dtype) for its in (keys, values))
+        keys, values = (rounded(tensor, self.kv).to(tensor.dtype) for tensor in (keys, values))
         return super().update(keys, values, *args, **kwargs)
 
 

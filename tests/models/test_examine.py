@@ -15,15 +15,15 @@ from safetensors.torch import load_file, save_file
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.models import examine
-from asyncinfer.weights import Checkpoint
+from asyncinfer.weights.file_reader import FileReader
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(self: Checkpoint, name: str) -> torch.Tensor:
-        raise AssertionError(f"{name} was read")
+    def fill(self: FileReader, file: str, tensor: str, start: int, target: memoryview) -> None:
+        raise AssertionError(f"{tensor} was read")
 
-    monkeypatch.setattr(Checkpoint, "read", read)
+    monkeypatch.setattr(FileReader, "fill", fill)
 
 
 def change(folder: Path, **values: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from models.checkpoints import Sequences, expected
 from models.families import FAMILIES, SMALL, randomised
 from transformers import AutoConfig
 
-from asyncinfer.kernels import twins
+from asyncinfer.kernels import dispatch, reference
 from asyncinfer.kernels.triton import grouped_linear
 from asyncinfer.models import feed_forward, load_model
 from asyncinfer.quantization.grouped import DenseGrouped
@@ -23,21 +23,21 @@ from asyncinfer.quantization.grouped import DenseGrouped
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The rows of each call of the kernel, which runs wherever a grouped product is asked for."""
     rows: list[int] = []
-    twin = twins.twin
+    kernel_for = dispatch.kernel_for
 
     def counted(x: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
         rows.append(x.shape[0])
         return grouped_linear(x, *arguments, **options)
 
-    def chosen(name: str, tensor: torch.Tensor, reference: bool) -> Any:
-        return counted if name == "grouped_linear" else twin(name, tensor, reference)
+    def chosen(function: Callable[..., Any], tensor: torch.Tensor) -> Callable[..., Any]:
+        return counted if function is reference.grouped_linear else kernel_for(function, tensor)
 
     def grouped(
         weight: torch.Tensor, bias: torch.Tensor | None = None, *, storage: str = "plain"
     ) -> DenseGrouped:
         return DenseGrouped(weight, bias)
 
-    monkeypatch.setattr(twins, "twin", chosen)
+    monkeypatch.setattr(dispatch, "kernel_for", chosen)
     monkeypatch.setattr(feed_forward, "make_grouped_linear", grouped)
     with interpreted():
         yield rows

@@ -20,7 +20,7 @@ from asyncinfer.models import (
     load_model,
     tensor_table,
 )
-from asyncinfer.weights import Checkpoint, WeightLoader
+from asyncinfer.weights import SafetensorsCheckpoint, WeightLoader
 
 TOLERANCE = {"rtol": 0.0, "atol": 1e-4}
 
@@ -102,7 +102,7 @@ def test_every_difference_shows(pair: tuple[PreTrainedModel, Decoder], tmp_path:
     (ids,) = tokens(60)
 
     def logits(config: ModelConfig) -> torch.Tensor:
-        with Checkpoint(tmp_path) as checkpoint, torch.inference_mode():
+        with SafetensorsCheckpoint(tmp_path) as checkpoint, torch.inference_mode():
             table = tensor_table(config)
             loader = WeightLoader(checkpoint, table, torch.device("cpu"), torch.float32, None)
             changed = Decoder(config, loader, 256)

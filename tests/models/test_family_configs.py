@@ -20,7 +20,7 @@ from asyncinfer.errors import ModelLoadError, PluginError
 from asyncinfer.models import ModelConfig, load_model, parse_config, read_config, tensor_table
 from asyncinfer.models.tensors import ignored_tensor
 from asyncinfer.plugins import models
-from asyncinfer.weights import Checkpoint, WeightLoader
+from asyncinfer.weights import SafetensorsCheckpoint, WeightLoader
 
 NEOX = {**SMALL, "num_key_value_heads": None}
 GEMMA3 = {**SMALL, "num_hidden_layers": 6, "head_dim": 16, "sliding_window": 32}
@@ -259,7 +259,7 @@ def test_what_corrects_the_choice_of_experts_stays_float32(tmp_path: Path) -> No
     model = random_model("deepseek_v3", "plain")
     model.save_pretrained(tmp_path)
     table = tensor_table(read_config(tmp_path))
-    with Checkpoint(tmp_path) as checkpoint:
+    with SafetensorsCheckpoint(tmp_path) as checkpoint:
         loader = WeightLoader(checkpoint, table, torch.device("cpu"), torch.bfloat16, None)
         correction = loader("layers.1.experts.correction")
         assert loader("layers.1.experts.router.weight").dtype is torch.bfloat16

@@ -15,8 +15,7 @@ from models.rounded_cache import NEAR, rounded_logits
 from transformers import AutoConfig
 
 from asyncinfer.attention import PagedAttention, kv_format
-from asyncinfer.kernels import triton as triton_twins
-from asyncinfer.kernels import twins
+from asyncinfer.kernels import dispatch, triton
 from asyncinfer.layers import FusedLayer
 from asyncinfer.models import Decoder, ModelConfig, decoder, load_model, tensor_table
 from asyncinfer.quantization import CudaLinear, linear
@@ -89,14 +88,8 @@ def test_fused_layers_give_the_same_logits(
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The Triton twins themselves, wherever there is one."""
-    twin = twins.twin
-
-    def chosen(name: str, tensor: torch.Tensor, reference: bool) -> Any:
-        there = name in triton_twins.__all__ and not reference
-        return getattr(triton_twins, name) if there else twin(name, tensor, reference)
-
-    monkeypatch.setattr(twins, "twin", chosen)
+    """The Triton kernels themselves, wherever there is one."""
+    monkeypatch.setattr(dispatch, "has_triton_kernel", lambda name, _: name in triton.__all__)
     with interpreted():
         yield
 

@@ -14,8 +14,7 @@ from models.families import FAMILIES, SMALL, randomised
 from transformers import AutoConfig
 
 from asyncinfer.attention import PagedAttention
-from asyncinfer.kernels import twins
-from asyncinfer.kernels.triton import linear_small
+from asyncinfer.kernels import dispatch
 from asyncinfer.layers import FusedLayer
 from asyncinfer.models import Decoder, decoder, load_model
 from asyncinfer.quantization import CudaLinear, linear
@@ -80,12 +79,7 @@ def test_fused_layers(kernels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyP
     made = loaded(folder, "int8")
     assert all(isinstance(layer, FusedLayer) for layer in made._layers)
     if kernels:
-        twin = twins.twin
-
-        def chosen(name: str, tensor: torch.Tensor, reference: bool) -> Any:
-            return linear_small if name == "linear_small" else twin(name, tensor, reference)
-
-        monkeypatch.setattr(twins, "twin", chosen)
+        monkeypatch.setattr(dispatch, "has_triton_kernel", lambda name, _: name == "linear_small")
     with interpreted() if kernels else nullcontext():
         got = logits(made)
     for ours, theirs in zip(got, right, strict=True):

@@ -171,7 +171,7 @@ async def test_deterministic(kv: Any, tmp_path: Path) -> None:
             await asked.together((prompt, 12), *((other, 12) for other in others))
             await asked.one(prompt, 12)
             assert asked.answers[-1][1].usage.cached_tokens == 32
-            found += [done.logprobs for its, done in asked.answers if its is prompt]
+            found += [done.logprobs for question, done in asked.answers if question is prompt]
     assert len(found) == 4
     assert found.count(found[0]) == 4
 
@@ -197,8 +197,8 @@ def test_latent_kv(kv: str, tmp_path: Path) -> None:
     numbers = torch.Generator().manual_seed(5)
     ids = torch.randint(0, 199, (70,), generator=numbers)
     found = []
-    for its in (kv_format(kv), RoundedKV(kv), kv_format("plain")):
-        run = Sequences(decoder, [ids, torch.cat((ids[:32], ids[:9]))], format=its)
+    for kv_kind in (kv_format(kv), RoundedKV(kv), kv_format("plain")):
+        run = Sequences(decoder, [ids, torch.cat((ids[:32], ids[:9]))], format=kv_kind)
         run.step(s0=40)
         run.share(1, 0, 32)
         run.step(s0=29, s1=8)

@@ -135,8 +135,8 @@ def device(
 ) -> Iterator[FakeDevice | None]:
     if request.param == "graphs":
         monkeypatch.setattr(feed_forward, "make_grouped_linear", grouped)
-    with FakeDevice() if request.param == "graphs" else contextlib.nullcontext() as its:
-        yield its
+    with FakeDevice() if request.param == "graphs" else contextlib.nullcontext() as device:
+        yield device
 
 
 @pytest.mark.parametrize("depth", [1, 3])

@@ -65,25 +65,31 @@ def test_limits() -> None:
 
 def test_what_fits_is_what_fits() -> None:
     found = planned("Llama-2-7B", "rtx-4090", context=1000)
-    its = found.formats[0]
-    blocks = -(-1000 // 16) * 16 * its.kv_bytes_per_token
-    room = found.gpu.memory - its.weight_bytes
-    assert its.sequences * blocks <= EngineConfig().kv_fraction * room
+    planned_format = found.formats[0]
+    blocks = -(-1000 // 16) * 16 * planned_format.kv_bytes_per_token
+    room = found.gpu.memory - planned_format.weight_bytes
+    assert planned_format.sequences * blocks <= EngineConfig().kv_fraction * room
     # A 7B model in 16 bits on 24 GB: some GB are left, less than one for the largest step.
-    assert (its.sequences + 1) * blocks > EngineConfig().kv_fraction * (room - 1e9)
+    assert (planned_format.sequences + 1) * blocks > EngineConfig().kv_fraction * (room - 1e9)
 
 
 def test_smaller_formats() -> None:
     """Ideal gains of one sequence with little context: 1.9 times with one byte, 3.2 with half."""
     found = planned("Llama-3.1-8B", context=16)
-    assert tuple(its.format for its in found.formats) == ("bfloat16", *FORMATS)
+    assert tuple(planned_format.format for planned_format in found.formats) == (
+        "bfloat16",
+        *FORMATS,
+    )
     whole, fp8, int8, int4, kv, kv8, both8, both = found.formats
-    gains = [round(whole.decode_floor / its.decode_floor, 1) for its in (fp8, int8, int4)]
+    gains = [
+        round(whole.decode_floor / planned_format.decode_floor, 1)
+        for planned_format in (fp8, int8, int4)
+    ]
     assert gains == [1.9, 1.9, 3.2]
     # 128 numbers and a float32 scale instead of 128 times two bytes.
     assert kv.kv_bytes_per_token * 256 == whole.kv_bytes_per_token * (128 + 4)
-    for its in (kv8, both8, both):
-        assert its.kv_bytes_per_token == kv.kv_bytes_per_token
+    for planned_format in (kv8, both8, both):
+        assert planned_format.kv_bytes_per_token == kv.kv_bytes_per_token
     assert kv.weight_bytes == whole.weight_bytes
     assert both.weight_bytes == fp8.weight_bytes < whole.weight_bytes
     # Of the matrix units' work only fp8's arithmetic makes less.
@@ -94,7 +100,7 @@ def test_smaller_formats() -> None:
     assert old_fp8.prefill_floor == old.prefill_floor
     assert old_fp8.decode_floor < old.decode_floor
     # Nor do its kernels read fp8 KV.
-    kept = {its.format for its in planned("Llama-3.1-8B", "a100").formats[1:]}
+    kept = {planned_format.format for planned_format in planned("Llama-3.1-8B", "a100").formats[1:]}
     assert set(FORMATS) - kept == {"fp8 KV", "fp8 weights and KV"}
 
 
@@ -103,11 +109,13 @@ def test_kv_takes_what_the_engine_takes_for_it(model: str) -> None:
     """Scales included, heads of every size and a compressed cache among them."""
     config = parse_config(CONFIGS[model])
     found = planned(model, context=16, dtype="bfloat16")
-    for its, planned_one in zip(FORMATS_TRIED, found.formats[1:], strict=True):
-        kv = KVCache.allocate(config, 2, 16, torch.bfloat16, "meta", format=kv_format(its.kv))
+    for planned_format, planned_one in zip(FORMATS_TRIED, found.formats[1:], strict=True):
+        kv = KVCache.allocate(
+            config, 2, 16, torch.bfloat16, "meta", format=kv_format(planned_format.kv)
+        )
         held = sum(tensor.nbytes for tensor in kv.tensors)
         assert planned_one.kv_bytes_per_token * 2 * 16 == held
-    assert {its.kv for its in FORMATS_TRIED} == {"plain", "fp8", "int8"}
+    assert {planned_format.kv for planned_format in FORMATS_TRIED} == {"plain", "fp8", "int8"}
 
 
 def test_float32() -> None:

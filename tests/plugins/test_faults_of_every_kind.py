@@ -201,28 +201,30 @@ def reports(caplog: pytest.LogCaptureFixture) -> Callable[[], list[dict[str, Any
 
 async def check(kind: str, act: Act, says: str, reports: Any, **config: Any) -> None:
     """The faulty one harms its own requests only, and is named once."""
-    its = KINDS[kind]
+    tested = KINDS[kind]
     options = {"device": "cpu", "kv_bytes": 1 << 20, "max_running": 3, "sampler_timeout": 60.0}
     async with Engine(small_model(kind), **options) as engine:
         expected = await serve(engine, {})
         expected += await serve(engine, {})
-    async with Engine(small_model(kind), **{**options, **its.engine(act), **config}) as engine:
-        found = await serve(engine, its.request(act))
-        found += await serve(engine, its.request(act))
+    async with Engine(small_model(kind), **{**options, **tested.engine(act), **config}) as engine:
+        found = await serve(engine, tested.request(act))
+        found += await serve(engine, tested.request(act))
         stats = engine.stats()
         assert stats.running == stats.waiting == 0
     for number, (one, other) in enumerate(zip(expected, found, strict=True)):
-        if its.request(act) and number % 4 == 1:
+        if tested.request(act) and number % 4 == 1:
             assert isinstance(other, RequestFailed)
-            assert f"plugin '{its.name}'" in str(other)
+            assert f"plugin '{tested.name}'" in str(other)
             assert says in str(other)
         else:
             assert other == one
     faults = [fault for fault in reports() if says in fault["error"]]
     assert len(faults) == 1
-    assert faults[0]["group"] == its.group
-    assert f"plugin '{its.name}' (given as an object, group {its.group})" in faults[0]["error"]
-    assert its.then in faults[0]["error"]
+    assert faults[0]["group"] == tested.group
+    assert (
+        f"plugin '{tested.name}' (given as an object, group {tested.group})" in faults[0]["error"]
+    )
+    assert tested.then in faults[0]["error"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -316,21 +318,21 @@ class Stuck:
 @pytest.mark.parametrize("kind", SLOW)
 async def test_it_hangs(kind: str, until: Until) -> None:
     # fault 17: what no thread can end ends the engine in time, and says whose fault it is.
-    its, stuck = KINDS[kind], Stuck()
+    tested, stuck = KINDS[kind], Stuck()
     engine = await TimedEngine.open(
-        small_model(kind), device="cpu", kv_bytes=1 << 20, step_timeout=2.0, **its.engine(stuck)
+        small_model(kind), device="cpu", kv_bytes=1 << 20, step_timeout=2.0, **tested.engine(stuck)
     )
     try:
-        serving = asyncio.create_task(serve(engine, its.request(stuck)))
+        serving = asyncio.create_task(serve(engine, tested.request(stuck)))
         await until(stuck.begun.is_set)
         engine.time.go_by(3.0)
         for result in await serving:
             assert isinstance(result, EngineDead)
             first, _, stack = str(result).partition("\n")
             assert "ran longer than 2 s" in first
-            assert f"in {its.method}() of plugin '{its.name}' (given as an object, " in first
+            assert f"in {tested.method}() of plugin '{tested.name}' (given as an object, " in first
             assert "in stuck_in_here" in stack
-        with pytest.raises(EngineDead, match=rf"in {its.method}\(\) of plugin '{its.name}'"):
+        with pytest.raises(EngineDead, match=rf"in {tested.method}\(\) of plugin '{tested.name}'"):
             await engine.aclose()
     finally:
         stuck.let_go.set()

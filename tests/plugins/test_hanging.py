@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from asyncinfer import PluginError, plugins
 from asyncinfer.cli.app import asyncinfer as cli
-from asyncinfer.plugins.within import Call
+from asyncinfer.plugins.timed_call import ThreadCall
 
 GROUP = "asyncinfer.schedulers"
 SOURCE = """
@@ -47,16 +47,16 @@ class Gate(ModuleType):
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     made = Gate()
     monkeypatch.setitem(sys.modules, "gate_module", made)
-    wait = Call.wait
+    wait = ThreadCall.wait
 
-    def patient(call: Call[Any], seconds: float) -> bool:
+    def patient(call: ThreadCall[Any], seconds: float) -> bool:
         """Time is up once the call is at the gate, and not before."""
         while not wait(call, 0.001):
             if "opened.wait" in call.stack():
                 return False
         return True
 
-    monkeypatch.setattr(Call, "wait", patient)
+    monkeypatch.setattr(ThreadCall, "wait", patient)
     before = set(threading.enumerate())
     yield made
     made.opened.set()

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from asyncinfer.kernels import onednn, twins
+from asyncinfer.kernels import dispatch, onednn
 from asyncinfer.quantization import make_linear
 from asyncinfer.quantization.dense import CudaLinear, DenseLinear, OneDnnLinear, has_fused_kernels
 
@@ -39,7 +39,7 @@ def test_without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not onednn.available(torch.float32), reason="torch without oneDNN")
 def test_the_plain_weight_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onednn, "mkl_is_at_home", lambda: False)
+    monkeypatch.setattr(onednn, "mkl_is_fast", lambda: False)
     weight = torch.randn(64, 64)
     held = weakref.ref(weight.untyped_storage())
     layer = make_linear(weight)
@@ -63,7 +63,7 @@ def test_the_plain_weight_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_small_weights_stay_with_an_mkl_that_is_at_home(
     shape: tuple[int, int], at_home: bool, expected: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onednn, "mkl_is_at_home", lambda: at_home)
+    monkeypatch.setattr(onednn, "mkl_is_fast", lambda: at_home)
     torch.manual_seed(0)
     weight, x = torch.randn(shape), torch.randn(3, shape[1])
     layer = make_linear(weight.clone())
@@ -114,7 +114,7 @@ def test_kernels_of_our_own_are_for_halves_on_a_gpu_with_triton(
     assert has_fused_kernels(half)
     assert not has_fused_kernels(whole)
     assert not has_fused_kernels(torch.ones(1, dtype=torch.bfloat16))
-    monkeypatch.setattr(twins, "_triton", lambda: None)
+    monkeypatch.setattr(dispatch, "_triton", lambda: None)
     assert not has_fused_kernels(half)
 
 

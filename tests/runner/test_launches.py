@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from asyncinfer.attention import KVCache, PagedAttention
 from asyncinfer.cache import KVGroupSpec
-from asyncinfer.kernels import triton, twins
+from asyncinfer.kernels import dispatch
 from asyncinfer.models import Decoder, ModelConfig, decoder, tensor_table
 from asyncinfer.quantization import CudaLinear, linear
 from asyncinfer.runner.recorded_step import RecordedStep
@@ -63,7 +63,7 @@ def step(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(linear._FORMATS, "plain", CudaLinear)
     monkeypatch.setattr(decoder, "begin_attention", PagedAttention)
     monkeypatch.setattr(recorded_sampler, "fuses", lambda like: True)
-    monkeypatch.setattr(twins, "twin", lambda name, *_: getattr(triton, name))
+    monkeypatch.setattr(dispatch, "has_triton_kernel", lambda *_: True)
     table = tensor_table(CONFIG)
     with FakeTensorMode(), torch.inference_mode():
         made = Decoder(CONFIG, lambda name: torch.empty(table[name].shape, dtype=torch.bfloat16))

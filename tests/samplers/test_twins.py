@@ -13,10 +13,10 @@ import torch
 from samplers.twins import TEMPERATURE, softmax, twin
 from scipy.stats import chisquare
 
+from asyncinfer.kernels.noise import row_uniforms
 from asyncinfer.protocols import Sampler, SamplerPlugin, SamplerStep
 from asyncinfer.samplers import DRY, XTC, DynamicTemperature, Mirostat, TopNSigma
 from asyncinfer.sampling import reference
-from asyncinfer.sampling.noise import row_uniforms
 from asyncinfer.testing.sampler_bench import SamplerBench
 
 VOCAB = 23
@@ -97,8 +97,11 @@ def test_distribution(sampler: Any) -> None:
     if isinstance(sampler, XTC):
         always = XTC(threshold=sampler.threshold, probability=1.0)
         never = XTC(threshold=sampler.threshold, probability=0.0)
-        for its, share in ((always, sampler.probability), (never, 1 - sampler.probability)):
-            expected += share * np.array(twin([its], logits.tolist(), [0], 0, {}))
+        for sampler_params, share in (
+            (always, sampler.probability),
+            (never, 1 - sampler.probability),
+        ):
+            expected += share * np.array(twin([sampler_params], logits.tolist(), [0], 0, {}))
     else:
         expected += twin([sampler], logits.tolist(), [0], 0, {})
     assert not counts[expected == 0].any()

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from asyncinfer.kernels.noise import row_uniforms
 from asyncinfer.params import SamplingParams
 from asyncinfer.samplers import DRY, XTC, DynamicTemperature, Mirostat, TopNSigma
 from asyncinfer.sampling import reference
-from asyncinfer.sampling.noise import row_uniforms
 
 TEMPERATURE = 1.3
 
@@ -31,13 +31,13 @@ def cut(probs: Sequence[float], keep: Callable[[float], bool]) -> list[float]:
 
 
 def mirostat(
-    its: Mirostat, logits: list[float], known: list[int], seed: int, memory: dict[str, float]
+    params: Mirostat, logits: list[float], known: list[int], seed: int, memory: dict[str, float]
 ) -> list[float]:
     probs = softmax(logits, TEMPERATURE)
     if "before" in memory:
         surprise = -math.log2(memory["before"])
-        memory["mu"] -= its.eta * (surprise - its.tau)
-    mu = memory.setdefault("mu", 2 * its.tau)
+        memory["mu"] -= params.eta * (surprise - params.tau)
+    mu = memory.setdefault("mu", 2 * params.tau)
     best = max(probs)
     kept = cut(probs, lambda p: p == best or (p > 0 and -math.log2(p) <= mu))
     memory["before"] = probs[reference.draw(kept, seed, len(known))]
@@ -45,49 +45,49 @@ def mirostat(
 
 
 def xtc(
-    its: XTC, logits: list[float], known: list[int], seed: int, memory: dict[str, float]
+    params: XTC, logits: list[float], known: list[int], seed: int, memory: dict[str, float]
 ) -> list[float]:
     probs = softmax(logits, TEMPERATURE)
     chance = row_uniforms(np.array([seed], np.uint64), np.array([len(known)]), 0)[0]
-    likely = sorted(p for p in probs if p >= its.threshold)
-    if chance >= its.probability or len(likely) < 2:
+    likely = sorted(p for p in probs if p >= params.threshold)
+    if chance >= params.probability or len(likely) < 2:
         return probs
     return cut(probs, lambda p: p <= likely[0])
 
 
-def top_n_sigma(its: TopNSigma, logits: list[float], known: list[int]) -> list[float]:
+def top_n_sigma(params: TopNSigma, logits: list[float], known: list[int]) -> list[float]:
     there = [x for x in logits if x > -math.inf]
     mean = math.fsum(there) / len(there)
     sigma = math.sqrt(math.fsum((x - mean) ** 2 for x in there) / len(there))
-    low = max(logits) - its.n * sigma
+    low = max(logits) - params.n * sigma
     return [x if x >= low else -math.inf for x in logits]
 
 
 def dynamic_temperature(
-    its: DynamicTemperature, logits: list[float], known: list[int]
+    params: DynamicTemperature, logits: list[float], known: list[int]
 ) -> list[float]:
     probs = [p for p in softmax(logits) if p > 0]
     entropy = -math.fsum(p * math.log(p) for p in probs)
-    share = (entropy / math.log(max(2, len(probs)))) ** its.exponent
-    temperature = its.low + (its.high - its.low) * share
+    share = (entropy / math.log(max(2, len(probs)))) ** params.exponent
+    temperature = params.low + (params.high - params.low) * share
     return [x / temperature for x in logits]
 
 
-def dry(its: DRY, logits: list[float], known: list[int]) -> list[float]:
-    text = known[-its.window :]
+def dry(params: DRY, logits: list[float], known: list[int]) -> list[float]:
+    text = known[-params.window :]
     lengths: dict[int, int] = {}
     for end in range(1, len(text)):
         # The tokens before `end`, and the last ones.
         length = 0
         while length < end and text[end - 1 - length] == text[-1 - length]:
-            if text[-1 - length] in its.breakers:
+            if text[-1 - length] in params.breakers:
                 break
             length += 1
         lengths[text[end]] = max(lengths.get(text[end], 0), min(length, 48))
     out = list(logits)
     for token, length in lengths.items():
-        if length >= its.allowed_length and token not in its.breakers:
-            out[token] -= its.multiplier * its.base ** (length - its.allowed_length)
+        if length >= params.allowed_length and token not in params.breakers:
+            out[token] -= params.multiplier * params.base ** (length - params.allowed_length)
     return out
 
 

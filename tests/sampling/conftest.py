@@ -54,10 +54,10 @@ class Bench:
 
     def draw(self, logits: Any, slots: Sequence[int], positions: Any = None) -> list[int]:
         """Tokens for `logits` `[n, vocab]`, at the end of each slot's tokens by default."""
-        its = np.asarray(slots, np.int64)
-        at = self.lengths[its] if positions is None else np.asarray(positions, np.int64)
+        rows = np.asarray(slots, np.int64)
+        at = self.lengths[rows] if positions is None else np.asarray(positions, np.int64)
         values = torch.tensor(np.asarray(logits), dtype=torch.float32)
-        tokens: list[int] = self.state.sample(values, its, at).tokens.tolist()
+        tokens: list[int] = self.state.sample(values, rows, at).tokens.tolist()
         return tokens
 
 

@@ -53,12 +53,12 @@ def check(drawn: list[int], probs: list[float]) -> None:
 
 @pytest.mark.parametrize("options", PLAIN, ids=str)
 def test_draws_follow_the_closed_form(options: dict[str, Any], bench: Any) -> None:
-    its = bench(VOCAB)
-    params = its.put(0, seed=99, **options)
+    sampling = bench(VOCAB)
+    params = sampling.put(0, seed=99, **options)
     rows = np.broadcast_to(LOGITS, (DRAWS // 4, VOCAB))
     drawn: list[int] = []
     for first in range(1, DRAWS, len(rows)):
-        drawn += its.draw(rows, [0] * len(rows), np.arange(first, first + len(rows)))
+        drawn += sampling.draw(rows, [0] * len(rows), np.arange(first, first + len(rows)))
     changed = reference.changed_logits(LOGITS.tolist(), params, [0], [])
     check(drawn, reference.probabilities(changed, params))
 
@@ -80,12 +80,12 @@ def test_draws_follow_the_closed_form(options: dict[str, Any], bench: Any) -> No
 )  # fmt: skip
 def test_draws_after_a_history_follow_the_closed_form(options: dict[str, Any], bench: Any) -> None:
     slots = 20_000
-    its = bench(VOCAB, slots)
+    sampling = bench(VOCAB, slots)
     prompt, answer = [5, 6, 6, 2], [1, 9, 1, 1, 30, 2, 9]
     for slot in range(slots):
-        params = its.put(slot, seed=slot, prompt=prompt, answer=answer, **options)
+        params = sampling.put(slot, seed=slot, prompt=prompt, answer=answer, **options)
     assert isinstance(params, SamplingParams)
-    drawn = its.draw(np.broadcast_to(LOGITS, (slots, VOCAB)), range(slots))
+    drawn = sampling.draw(np.broadcast_to(LOGITS, (slots, VOCAB)), range(slots))
     changed = reference.changed_logits(
         LOGITS.tolist(),
         params,

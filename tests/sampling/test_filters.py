@@ -16,7 +16,7 @@ from asyncinfer.sampling.filters import keep_likely, keep_typical
 def kept_likely(rows: list[list[float]], options: list[dict[str, Any]]) -> list[set[int]]:
     scores = torch.tensor(rows)
     scores -= scores.amax(dim=-1, keepdim=True)
-    params = [SamplingParams(**its) for its in options]
+    params = [SamplingParams(**option) for option in options]
     weights = scores.exp()
     keep_likely(
         scores,
@@ -50,9 +50,9 @@ def test_any_mix_of_rows_keeps_what_each_keeps_alone(vocab: int, spread: float) 
         {},
     ]
     rows = (numbers.normal(size=(len(options), vocab)) * spread).astype(np.float32).tolist()
-    expected = [twin(row, **its) for row, its in zip(rows, options, strict=True)]
+    expected = [twin(row, **option) for row, option in zip(rows, options, strict=True)]
     assert kept_likely(rows, options) == expected
-    limited = [i for i, its in enumerate(options) if "top_k" in its]
+    limited = [i for i, option in enumerate(options) if "top_k" in option]
     some = kept_likely([rows[i] for i in limited], [options[i] for i in limited])
     assert some == [expected[i] for i in limited]
 

@@ -73,9 +73,9 @@ def agree(states: tuple[SamplingState, SamplingState], slots: np.ndarray, round_
     well = one.peak.isfinite()
     assert other.tokens[well].tolist() == one.tokens[well].tolist()
     assert other.scored_rows == one.scored_rows
-    for mine, its in zip(other.scores, one.scores, strict=True):
+    for mine, theirs in zip(other.scores, one.scores, strict=True):
         scored = torch.tensor([bool(well[row]) for row in one.scored_rows])
-        torch.testing.assert_close(mine[scored], its[scored])
+        torch.testing.assert_close(mine[scored], theirs[scored])
 
 
 def test_mixed_batches(states: tuple[SamplingState, SamplingState]) -> None:

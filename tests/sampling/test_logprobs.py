@@ -22,14 +22,14 @@ def row_logprobs(scored: list[torch.Tensor], start: int, stop: int, top: int) ->
 def test_scores_match_float64() -> None:
     tokens = torch.tensor([0, 5, 299, 17, 17, 1, 2])
     exact = LOGITS.double().log_softmax(dim=-1)
-    its = row_logprobs(score_tokens(LOGITS, tokens, 4), 0, 7, 4)
-    assert its.token_ids == tokens.tolist()
-    assert its.logprobs == pytest.approx(exact[torch.arange(7), tokens].tolist(), abs=1e-5)
+    records = row_logprobs(score_tokens(LOGITS, tokens, 4), 0, 7, 4)
+    assert records.token_ids == tokens.tolist()
+    assert records.logprobs == pytest.approx(exact[torch.arange(7), tokens].tolist(), abs=1e-5)
     for row in range(7):
         ranked = exact[row].argsort(descending=True).tolist()
-        assert its.ranks[row] == ranked.index(int(tokens[row])) + 1
-        assert [token for token, _ in its.top[row]] == ranked[:4]
-        assert [lp for _, lp in its.top[row]] == pytest.approx(
+        assert records.ranks[row] == ranked.index(int(tokens[row])) + 1
+        assert [token for token, _ in records.top[row]] == ranked[:4]
+        assert [lp for _, lp in records.top[row]] == pytest.approx(
             exact[row, ranked[:4]].tolist(), abs=1e-5
         )
 
@@ -37,9 +37,9 @@ def test_scores_match_float64() -> None:
 def test_ties_share_a_rank_and_the_lowest_id_comes_first() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0, 2.0, 2.0]])
     scored = score_tokens(logits, torch.tensor([3]), 3)
-    its = row_logprobs(scored, 0, 1, 3)
-    assert its.ranks == [1]
-    assert [token for token, _ in its.top[0]] == [1, 3, 4]
+    records = row_logprobs(scored, 0, 1, 3)
+    assert records.ranks == [1]
+    assert [token for token, _ in records.top[0]] == [1, 3, 4]
     assert row_logprobs(score_tokens(logits, torch.tensor([2]), 9), 0, 1, 9).ranks == [4]
 
 
@@ -55,12 +55,12 @@ def test_a_slice_of_the_rows() -> None:
 
 
 def test_the_sampler_scores_only_who_asks_and_before_any_change(bench: Any) -> None:
-    its = bench(300, 4)
-    its.put(0, logprobs=2, logit_bias={7: 50.0}, temperature=0.2)
-    its.put(1)
-    its.put(2, temperature=0.0)
-    its.put(3, logprobs=0, allowed_token_ids=[9], repetition_penalty=2.0, prompt=[9])
-    sampled = its.state.sample(LOGITS[:4].clone(), np.arange(4), its.lengths)
+    sampling = bench(300, 4)
+    sampling.put(0, logprobs=2, logit_bias={7: 50.0}, temperature=0.2)
+    sampling.put(1)
+    sampling.put(2, temperature=0.0)
+    sampling.put(3, logprobs=0, allowed_token_ids=[9], repetition_penalty=2.0, prompt=[9])
+    sampled = sampling.state.sample(LOGITS[:4].clone(), np.arange(4), sampling.lengths)
     assert sampled.scored_rows == {0: 2, 3: 0}
     assert sampled.tokens[0] == 7
     assert sampled.tokens[3] == 9

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from asyncinfer.kernels.noise import key_rows, row_keys, seed_bits
 from asyncinfer.params import SamplingParams
 from asyncinfer.sampling import (
     OPTION_WORDS,
@@ -17,7 +18,6 @@ from asyncinfer.sampling import (
     TokenHistory,
     option_words,
 )
-from asyncinfer.sampling.noise import key_rows, row_keys, seed_bits
 from asyncinfer.scheduler import Join
 
 VOCAB = 400
@@ -44,9 +44,9 @@ def test_keys_on_the_device_are_the_hosts() -> None:
 
 def taken(words: Any, slots: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The slots' options word by word, and their seeds, as a recorded step has them."""
-    its = words[slots]
-    options = torch.from_numpy(its[:, :-2].T.copy())
-    return options, torch.from_numpy(its[:, -2:].copy().view(np.int64)[:, 0])
+    chosen = words[slots]
+    options = torch.from_numpy(chosen[:, :-2].T.copy())
+    return options, torch.from_numpy(chosen[:, -2:].copy().view(np.int64)[:, 0])
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_fused_draws_have_filters() -> None:
     slots = np.arange(len(options))
     state = SamplingState(len(options), VOCAB, TokenHistory(len(options), cpu))
     words = np.zeros((len(options), OPTION_WORDS), np.int32)
-    for slot, its in enumerate(options):
-        params = SamplingParams(**its)
+    for slot, option in enumerate(options):
+        params = SamplingParams(**option)
         state.join(slot, Join(slot, [1], 1, [], params, slot**9))
         words[slot] = option_words(params, slot**9)
     assert Draws.serving(state.uses(slots), fused=True) is Draws.TEMPERATURE

@@ -69,7 +69,7 @@ def kept(logits: list[float], params: SamplingParams) -> set[int]:
 
 def clear_cut(logits: list[float], params: SamplingParams) -> bool:
     """Whether rounding cannot decide which tokens are kept."""
-    its = kept(logits, params)
+    distribution = kept(logits, params)
     for name in ("top_p", "min_p", "typical_p", "temperature"):
         value = getattr(params, name)
         if value == 1 and name in ("top_p", "typical_p"):
@@ -77,7 +77,7 @@ def clear_cut(logits: list[float], params: SamplingParams) -> bool:
         for nudged in (value * (1 - 1e-5), value * (1 + 1e-5)):
             if nudged > 1 and name != "temperature":
                 continue
-            if its != kept(logits, dataclasses.replace(params, **{name: nudged})):
+            if distribution != kept(logits, dataclasses.replace(params, **{name: nudged})):
                 return False
     return True
 
@@ -87,11 +87,11 @@ def clear_cut(logits: list[float], params: SamplingParams) -> bool:
 def test_the_chain_draws_what_its_twin_draws(bench: Any, data: st.DataObject) -> None:
     vocab = data.draw(vocabularies)
     rows = 5
-    its = bench(vocab, rows)
+    sampling = bench(vocab, rows)
     batch, twins = [], []
     for slot in range(rows):
         logits, asked = data.draw(logit_rows(vocab)), data.draw(requests(vocab))
-        params = its.put(slot, **asked)
+        params = sampling.put(slot, **asked)
         changed = reference.changed_logits(
             logits,
             params,
@@ -102,7 +102,7 @@ def test_the_chain_draws_what_its_twin_draws(bench: Any, data: st.DataObject) ->
         )
         batch.append(logits)
         twins.append((changed, params, asked["seed"], len(asked["prompt"]) + len(asked["answer"])))
-    drawn = its.draw(batch, range(rows))
+    drawn = sampling.draw(batch, range(rows))
     compared = 0
     for token, (changed, params, seed, position) in zip(drawn, twins, strict=True):
         if max(changed) == -math.inf:

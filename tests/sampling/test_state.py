@@ -36,12 +36,12 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-def fill(its: Any, slot: int, number: int) -> None:
+def fill(sampling: Any, slot: int, number: int) -> None:
     """Request `number` into `slot`: its tokens, options and seed hang on the number only."""
     numbers = np.random.default_rng(number)
     prompt = numbers.integers(0, VOCAB, 1 + number % 9).tolist()
     answer = [*numbers.integers(0, VOCAB, number % 13).tolist(), 9, 7]
-    its.put(slot, seed=number**9, prompt=prompt, answer=answer, **KINDS[number % len(KINDS)])
+    sampling.put(slot, seed=number**9, prompt=prompt, answer=answer, **KINDS[number % len(KINDS)])
 
 
 def test_seeded_draws_are_equal_alone_in_a_batch_and_in_any_slot(bench: Any) -> None:
@@ -66,27 +66,27 @@ def test_seeded_draws_are_equal_alone_in_a_batch_and_in_any_slot(bench: Any) -> 
 
 
 def test_a_slot_forgets_its_last_tenant(bench: Any) -> None:
-    its, fresh = bench(VOCAB, 1), bench(VOCAB, 1)
+    sampling, fresh = bench(VOCAB, 1), bench(VOCAB, 1)
     for number in range(3 * len(KINDS)):
-        fill(its, 0, number)
-        its.draw(LOGITS[:1], [0])
-    its.state.leave(0)
-    its.state.leave(0)
-    kept = its.state._changes
+        fill(sampling, 0, number)
+        sampling.draw(LOGITS[:1], [0])
+    sampling.state.leave(0)
+    sampling.state.leave(0)
+    kept = sampling.state._processors
     lists = (kept._biases._lists, kept._allowed._lists, kept._stops._lists)
     assert not any([*lists, kept._bad_words._words])
-    fill(its, 0, 14)
+    fill(sampling, 0, 14)
     fill(fresh, 0, 14)
-    assert its.draw(LOGITS[:1], [0]) == fresh.draw(LOGITS[:1], [0])
-    assert its.state._table[0] == fresh.state._table[0]
+    assert sampling.draw(LOGITS[:1], [0]) == fresh.draw(LOGITS[:1], [0])
+    assert sampling.state._table[0] == fresh.state._table[0]
 
 
 def test_rows_that_ask_for_nothing_keep_their_logits_bit_for_bit(bench: Any) -> None:
-    its = bench(VOCAB, 64)
+    sampling = bench(VOCAB, 64)
     for number in range(64):
-        fill(its, number, number)
+        fill(sampling, number, number)
     logits = torch.tensor(LOGITS)
-    its.state.sample(logits, np.arange(64), its.lengths)
+    sampling.state.sample(logits, np.arange(64), sampling.lengths)
     changing = {6, 7, 8, 9, 10, 11, 12}
     for number in range(64):
         if number % len(KINDS) not in changing:
@@ -105,18 +105,18 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def operations(its: Any, rows: int) -> list[str]:
+def operations(sampling: Any, rows: int) -> list[str]:
     logits = torch.tensor(LOGITS[:rows])
     with Operations() as seen:
-        its.state.sample(logits, np.arange(rows), its.lengths[:rows])
+        sampling.state.sample(logits, np.arange(rows), sampling.lengths[:rows])
     return seen.names
 
 
 def test_a_greedy_batch_is_one_maximum(bench: Any) -> None:
-    its = bench(VOCAB, 8)
+    sampling = bench(VOCAB, 8)
     for slot in range(8):
-        its.put(slot, temperature=0.0, top_p=0.3, top_k=3, min_p=0.5)
-    assert operations(its, 8) == ["max"]
+        sampling.put(slot, temperature=0.0, top_p=0.3, top_k=3, min_p=0.5)
+    assert operations(sampling, 8) == ["max"]
 
 
 def test_the_number_of_operations_does_not_grow_with_the_batch(bench: Any) -> None:
@@ -129,10 +129,10 @@ def test_the_number_of_operations_does_not_grow_with_the_batch(bench: Any) -> No
 
 
 def test_options_nobody_uses_run_nothing(bench: Any) -> None:
-    its = bench(VOCAB, 8)
+    sampling = bench(VOCAB, 8)
     for slot in range(8):
-        its.put(slot)
-    plain = operations(its, 8)
+        sampling.put(slot)
+    plain = operations(sampling, 8)
     assert not {"topk", "sort", "index", "index_put_", "cumsum", "div_", "scatter_"} & set(plain)
 
 
@@ -140,19 +140,19 @@ def test_options_nobody_uses_run_nothing(bench: Any) -> None:
 def test_a_tiny_temperature_is_greedy_and_ties_go_to_the_lowest_id(  # fault 36
     bench: Any, temperature: float
 ) -> None:
-    its = bench(5, 1)
-    its.put(0, temperature=temperature, seed=3)
+    sampling = bench(5, 1)
+    sampling.put(0, temperature=temperature, seed=3)
     rows = [[0, 1e4, -1e4, 1e4, 3], [0, 0, 0, 0, 0], [-3e38, -3e38, 3e38, 0, 0]]
-    assert its.draw(rows, [0, 0, 0], [1, 2, 3]) == [1, 0, 2]
+    assert sampling.draw(rows, [0, 0, 0], [1, 2, 3]) == [1, 0, 2]
 
 
 @pytest.mark.parametrize("options", [*KINDS[2:6], {"temperature": 1e-5}, {"temperature": 1e6}])
 def test_extreme_logits_do_not_overflow(bench: Any, options: dict[str, Any]) -> None:
-    its = bench(4, 1)
-    its.put(0, seed=1, **options)
+    sampling = bench(4, 1)
+    sampling.put(0, seed=1, **options)
     low = -math.inf
     rows = [[1e4, -1e4, low, -3e38], [3e38, -3e38, low, low], [low, low, low, -3e38]]
-    sampled = its.state.sample(torch.tensor(rows), np.zeros(3, np.int64), np.arange(3) + 1)
+    sampled = sampling.state.sample(torch.tensor(rows), np.zeros(3, np.int64), np.arange(3) + 1)
     assert sampled.peak.tolist() == pytest.approx([1e4, 3e38, -3e38])
     allowed = [{0, 1, 3} if options.get("temperature") == 1e6 else {0}, {0, 1}, {3}]
     for token, choices in zip(sampled.tokens.tolist(), allowed, strict=True):
@@ -161,11 +161,11 @@ def test_extreme_logits_do_not_overflow(bench: Any, options: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("options", KINDS)
 def test_a_vocabulary_of_one(bench: Any, options: dict[str, Any]) -> None:
-    its = bench(1, 1)
+    sampling = bench(1, 1)
     fitting = {k: v for k, v in options.items() if k not in {"logit_bias", "allowed_token_ids"}}
     fitting |= {"bad_ids": []} if "bad_ids" in fitting else {}
-    its.put(0, seed=1, **fitting)
-    assert its.draw([[0.5]], [0]) == [0]
+    sampling.put(0, seed=1, **fitting)
+    assert sampling.draw([[0.5]], [0]) == [0]
 
 
 @pytest.mark.parametrize("options", KINDS)
@@ -173,13 +173,13 @@ def test_a_vocabulary_of_one(bench: Any, options: dict[str, Any]) -> None:
 def test_rows_that_cannot_be_drawn_are_marked_and_leave_others_alone(  # fault 26
     bench: Any, options: dict[str, Any], value: float
 ) -> None:
-    its = bench(VOCAB, 3)
+    sampling = bench(VOCAB, 3)
     for slot in range(3):
-        its.put(slot, seed=slot, **options)
-    expected = its.draw(LOGITS[:3], range(3))
+        sampling.put(slot, seed=slot, **options)
+    expected = sampling.draw(LOGITS[:3], range(3))
     logits = torch.tensor(LOGITS[:3])
     logits[1] = value if value < 0 else torch.where(torch.arange(VOCAB) == 20, value, logits[1])
-    sampled = its.state.sample(logits, np.arange(3), its.lengths)
+    sampled = sampling.state.sample(logits, np.arange(3), sampling.lengths)
     assert sampled.peak.isfinite().tolist() == [True, False, True]
     drawn = sampled.tokens.tolist()
     assert [drawn[0], drawn[2]] == [expected[0], expected[2]]
@@ -187,48 +187,48 @@ def test_rows_that_cannot_be_drawn_are_marked_and_leave_others_alone(  # fault 2
 
 
 def test_a_row_with_every_token_barred_is_marked(bench: Any) -> None:
-    its = bench(3, 2)
-    its.put(0, allowed_token_ids=[1, 2], min_tokens=2, stop_ids=[1], bad_ids=[(2,)])
-    its.put(1, allowed_token_ids=[1, 2], min_tokens=2, stop_ids=[1])
-    sampled = its.state.sample(torch.zeros(2, 3), np.arange(2), its.lengths)
+    sampling = bench(3, 2)
+    sampling.put(0, allowed_token_ids=[1, 2], min_tokens=2, stop_ids=[1], bad_ids=[(2,)])
+    sampling.put(1, allowed_token_ids=[1, 2], min_tokens=2, stop_ids=[1])
+    sampled = sampling.state.sample(torch.zeros(2, 3), np.arange(2), sampling.lengths)
     assert sampled.peak.tolist() == [-math.inf, 0.0]
     assert sampled.tokens[1] == 2
 
 
 def test_stop_tokens_are_barred_up_to_min_tokens(bench: Any) -> None:
-    its = bench(3, 1)
-    its.put(0, temperature=0.0, prompt=[2, 2], min_tokens=3, stop_ids=[0, 77])
+    sampling = bench(3, 1)
+    sampling.put(0, temperature=0.0, prompt=[2, 2], min_tokens=3, stop_ids=[0, 77])
     row = [[9.0, 1.0, 0.0]]
-    assert [its.draw(row, [0], [p])[0] for p in (2, 3, 4, 5)] == [1, 1, 1, 0]
+    assert [sampling.draw(row, [0], [p])[0] for p in (2, 3, 4, 5)] == [1, 1, 1, 0]
 
 
 def test_bad_words_match_the_answer_only(bench: Any) -> None:
-    its = bench(6, 1)
+    sampling = bench(6, 1)
     row = [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]]
 
     def drawn(prompt: list[int], answer: list[int]) -> int:
         words = [(1, 2, 5), (5,), (2, 5), (3, 4), ()]
-        its.put(0, temperature=0.0, prompt=prompt, answer=answer, bad_ids=words)
-        token: int = its.draw(row, [0])[0]
+        sampling.put(0, temperature=0.0, prompt=prompt, answer=answer, bad_ids=words)
+        token: int = sampling.draw(row, [0])[0]
         return token
 
     assert drawn([1, 3], []) == 4
     assert drawn([1], [3]) == 3
     assert drawn([3], [1, 2]) == 4
-    its.put(0, temperature=0.0, prompt=[1], answer=[1, 2], bad_ids=[(1, 2, 5), (1, 1, 5)])
-    assert its.draw(row, [0]) == [4]
-    its.put(0, temperature=0.0, prompt=[1], answer=[2], bad_ids=[(1, 2, 5), (99, 5), (2, 99)])
-    assert its.draw(row, [0]) == [5]
+    sampling.put(0, temperature=0.0, prompt=[1], answer=[1, 2], bad_ids=[(1, 2, 5), (1, 1, 5)])
+    assert sampling.draw(row, [0]) == [4]
+    sampling.put(0, temperature=0.0, prompt=[1], answer=[2], bad_ids=[(1, 2, 5), (99, 5), (2, 99)])
+    assert sampling.draw(row, [0]) == [5]
 
 
 def test_penalties_leave_padding_and_the_next_step_alone(bench: Any) -> None:
-    its = bench(6, 3)
+    sampling = bench(6, 3)
     penalties = {"presence_penalty": 1.0, "frequency_penalty": 0.25, "repetition_penalty": 2.0}
     texts: list[tuple[list[int], list[int]]] = [
         ([3, 3], []), ([1], [1, 4, 1, 1, 2]), ([2, 5, 0, 1, 4, 3, 3, 3], [5])
     ]  # fmt: skip
     for slot, (prompt, answer) in enumerate(texts):
-        params = its.put(slot, prompt=prompt, answer=answer, **penalties)
+        params = sampling.put(slot, prompt=prompt, answer=answer, **penalties)
     logits = NUMBERS.normal(size=(3, 6)).astype(np.float32)
     expected = [
         reference.changed_logits(row.tolist(), params, *text)
@@ -236,29 +236,29 @@ def test_penalties_leave_padding_and_the_next_step_alone(bench: Any) -> None:
     ]
     for order in ([0, 1, 2], [2, 0], [1], [0, 1, 2]):
         changed = torch.tensor(logits[order])
-        its.state.sample(changed, np.array(order), its.lengths[order])
+        sampling.state.sample(changed, np.array(order), sampling.lengths[order])
         np.testing.assert_allclose(changed, np.array(expected)[order], rtol=1e-6)
 
 
 def test_a_batch_larger_than_one_part_draws_the_same(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    its = bench(VOCAB, 64)
+    sampling = bench(VOCAB, 64)
     for number in range(64):
-        fill(its, number, number)
-    whole = its.draw(LOGITS, range(64))
+        fill(sampling, number, number)
+    whole = sampling.draw(LOGITS, range(64))
     monkeypatch.setattr("asyncinfer.sampling.state.MOST_ENTRIES", 5 * VOCAB)
-    assert its.draw(LOGITS, range(64)) == whole
+    assert sampling.draw(LOGITS, range(64)) == whole
 
 
 def test_several_draws_of_one_slot_each_see_what_came_before(bench: Any) -> None:
     # As when speculated tokens are verified: positions 3, 4 and 5 of the same sequence.
-    its = bench(6, 1)
+    sampling = bench(6, 1)
     tokens, options = [1, 4, 4, 2, 0], {"frequency_penalty": 0.5, "repetition_penalty": 1.5}
-    params = its.put(0, prompt=tokens[:2], answer=tokens[2:], **options)
+    params = sampling.put(0, prompt=tokens[:2], answer=tokens[2:], **options)
     logits = NUMBERS.normal(size=(3, 6)).astype(np.float32)
     changed = torch.tensor(logits)
-    its.state.sample(changed, np.zeros(3, np.int64), np.array([3, 4, 5]))
+    sampling.state.sample(changed, np.zeros(3, np.int64), np.array([3, 4, 5]))
     expected = [
         reference.changed_logits(row.tolist(), params, tokens[:2], tokens[2:end])
         for row, end in zip(logits, (3, 4, 5), strict=True)
@@ -267,10 +267,10 @@ def test_several_draws_of_one_slot_each_see_what_came_before(bench: Any) -> None
 
 
 def test_seeds_of_64_bits_and_negative_ones(bench: Any) -> None:
-    its = bench(VOCAB, 4)
+    sampling = bench(VOCAB, 4)
     for slot, seed in enumerate([-1, 2**64 - 1, 2**63, -(2**63)]):
-        its.put(slot, seed=seed)
-    drawn = its.draw(np.repeat(LOGITS[:1], 4, axis=0), range(4))
+        sampling.put(slot, seed=seed)
+    drawn = sampling.draw(np.repeat(LOGITS[:1], 4, axis=0), range(4))
     assert drawn[0] == drawn[1]
     assert drawn[2] == drawn[3]
     probs = reference.probabilities(LOGITS[0].tolist(), SamplingParams())

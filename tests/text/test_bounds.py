@@ -9,9 +9,9 @@ import pytest
 from jinja2.exceptions import SecurityError
 
 from asyncinfer.errors import InvalidRequest
-from asyncinfer.text import ChatTemplate, allowance
-from asyncinfer.text.allowance import Allowance
-from asyncinfer.text.compiled import MAX_SOURCE
+from asyncinfer.text import ChatTemplate, render_budget
+from asyncinfer.text.compiled_template import MAX_SOURCE
+from asyncinfer.text.render_budget import RenderBudget
 
 LONG = "ab c<!---->" * 20_000
 CHAT = [{"role": "user", "content": LONG}, {"role": "user", "content": LONG}]
@@ -25,7 +25,7 @@ HELD = "held at once|in short values"
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundredth of everything, so that it is soon used up."""
     for name in ("MAX_STEPS", "MAX_SHORT", "MAX_HELD", "MAX_WRITTEN"):
-        monkeypatch.setattr(allowance, name, getattr(allowance, name) // 100)
+        monkeypatch.setattr(render_budget, name, getattr(render_budget, name) // 100)
 
 
 @pytest.mark.parametrize(
@@ -137,45 +137,47 @@ def test_what_is_let_go_may_be_made_again() -> None:
         "{% set n.out = n.out ~ messages[0].content %}{% endfor %}{{ n.out|length }}"
     )
     piece = "x" * 20_000
-    assert sum(range(61)) * len(piece) > 10 * allowance.MAX_HELD
+    assert sum(range(61)) * len(piece) > 10 * render_budget.MAX_HELD
     text = ChatTemplate(source).render([{"role": "user", "content": piece}])
     assert text == str(60 * len(piece))
 
 
 def test_at_the_bounds_and_one_past_them() -> None:
-    its = Allowance()
-    its.step(allowance.MAX_STEPS)
-    with pytest.raises(SecurityError, match=f"more than {allowance.MAX_STEPS} steps"):
-        its.step(1)
-    its.write(allowance.MAX_WRITTEN)
-    with pytest.raises(SecurityError, match=f"more than {allowance.MAX_WRITTEN} characters"):
-        its.write(1)
-    its.check("x", allowance.MAX_SIZE)
-    with pytest.raises(SecurityError, match=f"{allowance.MAX_SIZE + 1} > {allowance.MAX_SIZE}"):
-        its.check("x", allowance.MAX_SIZE + 1)
+    budget = RenderBudget()
+    budget.step(render_budget.MAX_STEPS)
+    with pytest.raises(SecurityError, match=f"more than {render_budget.MAX_STEPS} steps"):
+        budget.step(1)
+    budget.write(render_budget.MAX_WRITTEN)
+    with pytest.raises(SecurityError, match=f"more than {render_budget.MAX_WRITTEN} characters"):
+        budget.write(1)
+    budget.check("x", render_budget.MAX_SIZE)
+    with pytest.raises(
+        SecurityError, match=f"{render_budget.MAX_SIZE + 1} > {render_budget.MAX_SIZE}"
+    ):
+        budget.check("x", render_budget.MAX_SIZE + 1)
     assert ChatTemplate("x".ljust(MAX_SOURCE))
     assert not ChatTemplate("x".ljust(MAX_SOURCE + 1))
 
 
 def test_what_is_held_at_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    size = allowance._LOOK + 1
-    monkeypatch.setattr(allowance, "MAX_HELD", 3 * size)
-    its = Allowance()
-    held = [its.keep("x" * size) for _ in range(2)]
+    size = render_budget._LOOK + 1
+    monkeypatch.setattr(render_budget, "MAX_HELD", 3 * size)
+    budget = RenderBudget()
+    held = [budget.keep("x" * size) for _ in range(2)]
     for _ in range(3):
         # Nobody holds these.
-        its.keep("x" * size)
-        its.keep(list("x" * (size // 66)))
-    held.append(its.keep("x" * size))
+        budget.keep("x" * size)
+        budget.keep(list("x" * (size // 66)))
+    held.append(budget.keep("x" * size))
     with pytest.raises(SecurityError, match=f"{4 * size} characters held at once"):
-        held.append(its.keep("y" * size))
+        held.append(budget.keep("y" * size))
 
 
 def test_a_short_value_counts_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allowance, "MAX_SHORT", 1 << 18)
-    its: Any = Allowance()
+    monkeypatch.setattr(render_budget, "MAX_SHORT", 1 << 18)
+    budget: Any = RenderBudget()
     for _ in range(4):
-        its.keep("x" * ((1 << 16) - 1))
-    its.keep("xxxx")
+        budget.keep("x" * ((1 << 16) - 1))
+    budget.keep("xxxx")
     with pytest.raises(SecurityError, match="in short values"):
-        its.keep("x")
+        budget.keep("x")

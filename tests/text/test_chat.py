@@ -11,7 +11,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.errors import InvalidRequest, ModelLoadError
-from asyncinfer.text import ChatTemplate, allowance
+from asyncinfer.text import ChatTemplate, render_budget
 
 CHATML = """{% for message in messages %}
 {{- '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}
@@ -241,7 +241,7 @@ DOUBLING = "{%% set n = namespace(x='abcd') %%}{%% for i in range(99) %%}%s{%% e
 def test_what_takes_too_long_or_too_much(
     source: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fault 44
-    monkeypatch.setattr(allowance, "MAX_STEPS", 400_000)
+    monkeypatch.setattr(render_budget, "MAX_STEPS", 400_000)
     with pytest.raises(InvalidRequest, match=says):
         ChatTemplate(source).render(HELLO)
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.text import ChatTemplate, Tokenizer
-from asyncinfer.text.said import clean
+from asyncinfer.text.caller_text import clean
 
 CONTROLS = [
     *("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>"),

@@ -15,8 +15,8 @@ from text.families import CONVERSATIONS, HOSTILE
 from text.test_stop import naive
 
 from asyncinfer.errors import InvalidRequest
-from asyncinfer.text import ChatTemplate, Detokenizer, StopStrings, Tokenizer, allowance
-from asyncinfer.text.compiled import CompiledTemplate
+from asyncinfer.text import ChatTemplate, Detokenizer, StopStrings, Tokenizer, render_budget
+from asyncinfer.text.compiled_template import CompiledTemplate
 from asyncinfer.text.filters import bounded_filters
 from asyncinfer.text.sandbox import TemplateEnvironment
 
@@ -44,7 +44,7 @@ VALUES = st.one_of(
 
 def _bigger(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     def made(form: str, *parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-        return st.tuples(*parts).map(lambda its: form.format(*its))
+        return st.tuples(*parts).map(lambda drawn: form.format(*drawn))
 
     binary = st.sampled_from(["+", "~", "*", "**", "%", "-", "//", "/", "==", "<", "in", "and"])
     return st.one_of(
@@ -72,7 +72,7 @@ EXPRESSIONS = st.recursive(VALUES, _bigger, max_leaves=6)
 
 def _around(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     def made(form: str, *parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-        return st.tuples(*parts).map(lambda its: form % its)
+        return st.tuples(*parts).map(lambda drawn: form % drawn)
 
     return st.one_of(
         made("%s%s", inner, inner),
@@ -104,7 +104,7 @@ TEMPLATES = st.recursive(
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MAX_STEPS", "MAX_SHORT", "MAX_HELD", "MAX_WRITTEN", "MAX_SIZE"):
-        monkeypatch.setattr(allowance, name, getattr(allowance, name) // 100)
+        monkeypatch.setattr(render_budget, name, getattr(render_budget, name) // 100)
 
 
 @given(source=TEMPLATES, chat=st.sampled_from(CONVERSATIONS))

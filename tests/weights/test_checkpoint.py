@@ -1,4 +1,4 @@
-"""`Checkpoint`: shards, headers, pickles."""
+"""`SafetensorsCheckpoint`: shards, headers, pickles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.weights import Checkpoint, Packed, Piece, WeightLoader, check_weights
+from asyncinfer.weights import Packed, Piece, SafetensorsCheckpoint, WeightLoader, check_weights
 
 
 def write_raw(path: Path, header: str, data: bytes) -> None:
@@ -27,14 +27,17 @@ def entry(shape: list[int], start: int, end: int, dtype: str = "F32") -> str:
 def test_reads_headers_then_tensors(tmp_path: Path) -> None:
     tensors = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
     save_file(tensors, tmp_path / "model.safetensors")
-    with Checkpoint(tmp_path) as checkpoint:
+    with SafetensorsCheckpoint(tmp_path) as checkpoint:
         seen = {name: (t.file, t.shape, t.dtype) for name, t in checkpoint.tensors.items()}
         assert seen == {
             "a": ("model.safetensors", (2, 3), "F32"),
             "b": ("model.safetensors", (4,), "BF16"),
         }
-        assert torch.equal(checkpoint.read("a"), tensors["a"])
-        assert torch.equal(checkpoint.read("b"), tensors["b"])
+        table = {
+            name: Packed((Piece(name, tuple(t.shape)),), t.dtype) for name, t in tensors.items()
+        }
+        loader = WeightLoader(checkpoint, table, torch.device("cpu"), torch.float32, None)
+        assert all(torch.equal(loader(name), tensor) for name, tensor in tensors.items())
 
 
 HEADERS = {  # fault 45: and the tensor that is to blame
@@ -54,6 +57,8 @@ HEADERS = {  # fault 45: and the tensor that is to blame
     "unknown dtype": (f'{{"a": {entry([2], 0, 8, "F33")}}}', "a"),
     "no dtype": ('{"a": {"shape": [2], "data_offsets": [0, 8]}}', "a"),
     "no entry": ('{"a": 5}', "a"),
+    "metadata that is none": (f'{{"__metadata__": 5, "a": {entry([2], 0, 8)}}}', None),
+    "metadata of numbers": (f'{{"__metadata__": {{"x": 1}}, "a": {entry([2], 0, 8)}}}', None),
     "a name twice": (f'{{"a": {entry([1], 0, 4)}, "a": {entry([1], 4, 8)}}}', "a"),
 }
 
@@ -63,14 +68,14 @@ def test_headers_that_lie(tmp_path: Path, name: str) -> None:  # fault 45
     header, tensor = HEADERS[name]
     write_raw(tmp_path / "model.safetensors", header, bytes(8))
     with pytest.raises(ModelLoadError, match="cannot be read") as caught:
-        Checkpoint(tmp_path)
+        SafetensorsCheckpoint(tmp_path)
     assert (caught.value.file, caught.value.tensor) == ("model.safetensors", tensor)
 
 
 def test_a_header_longer_than_its_file(tmp_path: Path) -> None:  # fault 45
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 2**60) + b"{}")
     with pytest.raises(ModelLoadError, match="cannot be read"):
-        Checkpoint(tmp_path)
+        SafetensorsCheckpoint(tmp_path)
 
 
 class Payload:
@@ -84,28 +89,28 @@ class Payload:
 def test_pickles_are_refused(tmp_path: Path, name: str) -> None:  # fault 49
     (tmp_path / name).write_bytes(pickle.dumps(Payload()))
     with pytest.raises(ModelLoadError, match="pickled weights are refused") as caught:
-        Checkpoint(tmp_path)
+        SafetensorsCheckpoint(tmp_path)
     assert caught.value.file == str(tmp_path / name)
 
 
 def test_a_pickle_under_another_name(tmp_path: Path) -> None:  # fault 49
     (tmp_path / "model.safetensors").write_bytes(pickle.dumps(Payload()))
     with pytest.raises(ModelLoadError, match="cannot be read"):
-        Checkpoint(tmp_path)
+        SafetensorsCheckpoint(tmp_path)
 
 
 def test_a_pickle_beside_safetensors_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Payload()))
     save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
-    with Checkpoint(tmp_path) as checkpoint:
+    with SafetensorsCheckpoint(tmp_path) as checkpoint:
         assert list(checkpoint.tensors) == ["a"]
 
 
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"neither model\.safetensors nor"):
-        Checkpoint(tmp_path)
+        SafetensorsCheckpoint(tmp_path)
     with pytest.raises(ModelLoadError, match="no such folder"):
-        Checkpoint(tmp_path / "missing")
+        SafetensorsCheckpoint(tmp_path / "missing")
 
 
 def test_pieces_lie_below_each_other(tmp_path: Path) -> None:
@@ -113,7 +118,7 @@ def test_pieces_lie_below_each_other(tmp_path: Path) -> None:
     save_file(pieces, tmp_path / "model.safetensors")
     qkv = Packed(tuple(Piece(name, tuple(tensor.shape)) for name, tensor in pieces.items()))
     assert qkv.shape == (8, 3)
-    with Checkpoint(tmp_path) as checkpoint:
+    with SafetensorsCheckpoint(tmp_path) as checkpoint:
         check_weights(checkpoint, {"qkv": qkv})
         loader = WeightLoader(checkpoint, {"qkv": qkv}, torch.device("cpu"), torch.float32, None)
         with pytest.raises(AssertionError, match="qkv"):
@@ -132,7 +137,7 @@ def test_a_header_of_a_million_tensors(tmp_path: Path) -> None:  # fault 45
     with pytest.raises(
         ModelLoadError, match="a header of 16777217 bytes, more than 16777216"
     ) as caught:
-        Checkpoint(tmp_path)
+        SafetensorsCheckpoint(tmp_path)
     assert caught.value.file == "model.safetensors"
 
 
@@ -140,4 +145,4 @@ def test_an_index_of_a_million_tensors(tmp_path: Path) -> None:  # fault 45
     with open(tmp_path / "model.safetensors.index.json", "wb") as file:
         file.truncate((32 << 20) + 1)
     with pytest.raises(ModelLoadError, match="33554433 bytes, more than 33554432"):
-        Checkpoint(tmp_path)
+        SafetensorsCheckpoint(tmp_path)

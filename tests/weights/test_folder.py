@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from weights.reading import read
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.weights import Checkpoint, checkpoint_file, following_links
+from asyncinfer.weights import SafetensorsCheckpoint, checkpoint_file, following_links
 
 INDEX = "model.safetensors.index.json"
 SHARD = "model-00001-of-00001.safetensors"
@@ -45,7 +46,7 @@ def test_an_index_that_leads_out(tmp_path: Path, name: str) -> None:  # fault 47
         save_file({"secret": torch.ones(1)}, place / "model.safetensors")
     (folder / INDEX).write_text(json.dumps({"weight_map": {"secret": name}}))
     with pytest.raises(ModelLoadError) as caught:
-        Checkpoint(folder)
+        SafetensorsCheckpoint(folder)
     assert (caught.value.file, caught.value.tensor) == (INDEX, "secret")
     assert repr(name) in str(caught.value)
 
@@ -65,7 +66,7 @@ def test_an_index_that_leads_out(tmp_path: Path, name: str) -> None:  # fault 47
 def test_an_index_that_is_none(tmp_path: Path, index: object) -> None:  # fault 45
     (tmp_path / INDEX).write_text(json.dumps(index))
     with pytest.raises(ModelLoadError, match=INDEX):
-        Checkpoint(tmp_path)
+        SafetensorsCheckpoint(tmp_path)
 
 
 def test_an_index_with_a_key_twice(tmp_path: Path) -> None:  # fault 45
@@ -73,7 +74,7 @@ def test_an_index_with_a_key_twice(tmp_path: Path) -> None:  # fault 45
     entry = f'"a": "{SHARD}"'
     (tmp_path / INDEX).write_text(f'{{"weight_map": {{{entry}, {entry}}}}}')
     with pytest.raises(ModelLoadError, match="'a' occurs twice"):
-        Checkpoint(tmp_path)
+        SafetensorsCheckpoint(tmp_path)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def test_links_out_of_the_folder(tmp_path: Path) -> None:  # fault 48
     save_file({"a": torch.ones(1)}, tmp_path / "secret.safetensors")
     (folder / "model.safetensors").symlink_to(tmp_path / "secret.safetensors")
     with pytest.raises(ModelLoadError, match="is a link out of the checkpoint's folder"):
-        Checkpoint(folder)
+        SafetensorsCheckpoint(folder)
 
 
 def test_links_out_of_a_folder_that_is_trusted(tmp_path: Path) -> None:
@@ -99,8 +100,8 @@ def test_links_out_of_a_folder_that_is_trusted(tmp_path: Path) -> None:
     (folder / "tokenizer.json").symlink_to(tmp_path / "fifo")
     (folder / "generation_config.json").symlink_to(tmp_path / "missing")
     with following_links():
-        with Checkpoint(folder) as checkpoint:
-            assert torch.equal(checkpoint.read("a"), torch.ones(1))
+        with SafetensorsCheckpoint(folder) as checkpoint:
+            assert torch.equal(read(checkpoint, "a"), torch.ones(1))
         for name in ("config.json", "tokenizer.json"):  # fault 48
             with pytest.raises(ModelLoadError, match="is not a regular file"):
                 checkpoint_file(folder, name)
@@ -109,7 +110,7 @@ def test_links_out_of_a_folder_that_is_trusted(tmp_path: Path) -> None:
         with pytest.raises(ModelLoadError, match="leads out"):  # fault 47
             checkpoint_file(folder, "../shared.safetensors")
     with pytest.raises(ModelLoadError, match="follow_symlinks=True"):
-        Checkpoint(folder)
+        SafetensorsCheckpoint(folder)
 
 
 def test_links_that_lead_nowhere_or_round_in_circles(tmp_path: Path) -> None:  # fault 48
@@ -123,7 +124,7 @@ def test_links_that_lead_nowhere_or_round_in_circles(tmp_path: Path) -> None:  #
 def test_links_inside_the_folder(tmp_path: Path) -> None:
     save_file({"a": torch.ones(1)}, tmp_path / "real.safetensors")
     (tmp_path / "model.safetensors").symlink_to("real.safetensors")
-    with Checkpoint(tmp_path) as checkpoint:
+    with SafetensorsCheckpoint(tmp_path) as checkpoint:
         assert list(checkpoint.tensors) == ["a"]
 
 
@@ -131,7 +132,7 @@ def test_a_folder_that_is_a_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     save_file({"a": torch.ones(1)}, tmp_path / "real" / "model.safetensors")
     (tmp_path / "alias").symlink_to("real")
-    with Checkpoint(tmp_path / "alias") as checkpoint:
+    with SafetensorsCheckpoint(tmp_path / "alias") as checkpoint:
         assert list(checkpoint.tensors) == ["a"]
 
 
@@ -147,8 +148,8 @@ def hub_cache(root: Path) -> Path:
 
 
 def test_links_of_the_hub_cache(tmp_path: Path) -> None:  # fault 48
-    with Checkpoint(hub_cache(tmp_path)) as checkpoint:
-        assert torch.equal(checkpoint.read("a"), torch.ones(1))
+    with SafetensorsCheckpoint(hub_cache(tmp_path)) as checkpoint:
+        assert torch.equal(read(checkpoint, "a"), torch.ones(1))
 
 
 def test_a_blob_that_is_a_link_itself(tmp_path: Path) -> None:  # fault 48
@@ -158,7 +159,7 @@ def test_a_blob_that_is_a_link_itself(tmp_path: Path) -> None:  # fault 48
     (snapshot / "model.safetensors").unlink()
     (snapshot / "model.safetensors").symlink_to("../../blobs/evil")
     with pytest.raises(ModelLoadError, match="is a link out of the checkpoint's folder"):
-        Checkpoint(snapshot)
+        SafetensorsCheckpoint(snapshot)
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "device"])
@@ -174,4 +175,4 @@ def test_what_is_no_regular_file(tmp_path: Path, kind: str, name: str) -> None: 
     if name == SHARD:
         (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": SHARD}}))
     with pytest.raises(ModelLoadError, match=r"is not a regular file|is a link out of"):
-        Checkpoint(tmp_path)
+        SafetensorsCheckpoint(tmp_path)

@@ -19,7 +19,14 @@ from safetensors.torch import save
 from asyncinfer.engine.defaults import GenerationDefaults, generation_defaults
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.models.remote_code import tokenizer_code
-from asyncinfer.weights import Checkpoint, Packed, Piece, WeightLoader, check_weights, loader
+from asyncinfer.weights import (
+    Packed,
+    Piece,
+    SafetensorsCheckpoint,
+    WeightLoader,
+    check_weights,
+    loader,
+)
 
 TENSORS = {
     "a": torch.arange(6.0).view(2, 3),
@@ -55,7 +62,7 @@ def only_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def check(folder: Path, files: tuple[str, ...]) -> bool:
     """Whether the checkpoint is taken, and then it means what it meant."""
     try:
-        with Checkpoint(folder) as checkpoint:
+        with SafetensorsCheckpoint(folder) as checkpoint:
             check_weights(checkpoint, TABLE)
             source = WeightLoader(checkpoint, TABLE, torch.device("cpu"), torch.float32, None)
             read = {name: source(name) for name in TABLE}

@@ -70,7 +70,7 @@ def test_any_byte_of_a_header(tmp_path: Path) -> None:
     it meant."""
     from safetensors.torch import save_file
 
-    from asyncinfer.weights import Checkpoint, Packed, Piece, check_weights
+    from asyncinfer.weights import Packed, Piece, SafetensorsCheckpoint, check_weights
 
     tensors = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)}
     path = tmp_path / "model.safetensors"
@@ -84,7 +84,7 @@ def test_any_byte_of_a_header(tmp_path: Path) -> None:
         changed[place] ^= 1 << random.randrange(8)
         path.write_bytes(changed)
         try:
-            with Checkpoint(tmp_path) as checkpoint:
+            with SafetensorsCheckpoint(tmp_path) as checkpoint:
                 check_weights(checkpoint, table)
                 cpu = torch.device("cpu")
                 loader = WeightLoader(checkpoint, table, cpu, torch.float32, None)

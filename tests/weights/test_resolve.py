@@ -15,9 +15,10 @@ import pytest
 import torch
 from safetensors.torch import save
 from weights.hub import COMMIT, Hub
+from weights.reading import read
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.weights import Checkpoint, resolve, resolve_config
+from asyncinfer.weights import SafetensorsCheckpoint, resolve, resolve_config
 
 INDEX = "model.safetensors.index.json"
 # Contents differ, or the cache would keep one blob for all.
@@ -88,8 +89,8 @@ def test_downloads_what_it_needs_and_no_more(
     folder = take()
     assert folder.name == COMMIT
     assert sorted(single.fetched) == sorted([*TOKENIZER, "model.safetensors"])
-    with Checkpoint(folder) as checkpoint:  # fault 48: the cache's own links work
-        assert torch.equal(checkpoint.read("w1"), torch.ones(2))
+    with SafetensorsCheckpoint(folder) as checkpoint:  # fault 48: the cache's own links work
+        assert torch.equal(read(checkpoint, "w1"), torch.ones(2))
     assert (folder / "model.safetensors").is_symlink()
     single.fetched.clear()
     assert take() == folder
@@ -113,7 +114,7 @@ def test_shards_of_the_index(tmp_path: Path) -> None:
     with Hub("org/sharded", files).serve() as hub:
         folder = resolve("org/sharded", cache_dir=tmp_path, endpoint=hub.url)
     assert sorted(hub.fetched) == sorted([*TOKENIZER, INDEX, *names])
-    with Checkpoint(folder) as checkpoint:
+    with SafetensorsCheckpoint(folder) as checkpoint:
         assert sorted(checkpoint.tensors) == ["w1", "w2"]
 
 
@@ -211,8 +212,8 @@ def test_a_private_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             assert "hf_" not in str(caught.value)
         assert hub.fetched == []
         monkeypatch.setenv("HF_TOKEN", "hf_secret")
-        with Checkpoint(take()) as checkpoint:
-            assert torch.equal(checkpoint.read("w1"), torch.ones(2))
+        with SafetensorsCheckpoint(take()) as checkpoint:
+            assert torch.equal(read(checkpoint, "w1"), torch.ones(2))
         assert sorted(hub.fetched) == sorted(files)
 
 

@@ -1,7 +1,7 @@
-"""The kernels' one door: checks shapes and dtypes, then picks the twin for the tensor's device.
+"""The kernels as callers use them: checked, and run by Triton on a GPU that has it.
 
-`reference=True` takes the torch twin wherever the tensors are; else CUDA tensors go to the Triton
-twin if there is one.
+Each has the signature and the docstring of its torch implementation in `kernels/reference`, and
+raises `ValueError` for shapes and dtypes that do not fit.
 """
 
 from asyncinfer.kernels.ops.decode import decode_inputs, keep_draws, sample

@@ -1,4 +1,4 @@
-"""What the doors of several kernels ask of their arguments. Raises `ValueError`."""
+"""Checks of arguments that several kernels share. Raises `ValueError`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 __all__ = ["QUANTISED", "check", "check_caches", "check_range", "check_weight"]
 
-#: What a cache may hold instead of the queries' dtype, with a scale per token and head.
+#: Dtypes of a cache other than the queries' own: they need a scale per token and head.
 QUANTISED = (torch.float8_e4m3fn, torch.int8)
 
 
@@ -25,7 +25,7 @@ def check_range(name: str, field: str, value: int | None, low: int, high: int | 
 def check_weight(
     name: str, x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor | None
 ) -> None:
-    """A weight of the dtype of `x`, or of int8 and with a scale for each row."""
+    """The weight has the dtype of `x`, or is int8 with a scale for each row."""
     expected = x.dtype if scales is None else torch.int8
     check(weight.dtype is expected and weight.is_contiguous(), name, x, weight, scales)
     if scales is not None:
@@ -42,8 +42,8 @@ def check_caches(
     k_scales: torch.Tensor | None,
     v_scales: torch.Tensor | None,
 ) -> None:
-    """Caches that `new` `[tokens, ...]` can be written to: each block in one piece, blocks perhaps
-    apart; of the dtype of `new`, or quantised and with scales."""
+    """`new` `[tokens, ...]` can be written to the caches: each block is contiguous, and they have
+    the dtype of `new`, or are quantised with scales."""
     check(k_cache.ndim == 4 and k_cache.shape == v_cache.shape, name, k_cache, v_cache)
     head_dim, block = k_cache.shape[3], k_cache.shape[2] * k_cache.shape[3]
     right = k_cache.stride() == v_cache.stride() and k_cache.stride()[1:] == (block, head_dim, 1)

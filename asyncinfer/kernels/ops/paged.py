@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from asyncinfer.kernels import twins
+from asyncinfer.kernels import reference
+from asyncinfer.kernels.dispatch import dispatched
 from asyncinfer.kernels.ops.checks import QUANTISED, check, check_caches, check_range
-from asyncinfer.kernels.workspace import AttentionWorkspace
 
 __all__ = ["kv_write", "paged_attention", "rope_kv_write"]
 
 
-def kv_write(
+def _check_kv_write(
     k: torch.Tensor,
     v: torch.Tensor,
     k_cache: torch.Tensor,
@@ -20,18 +22,13 @@ def kv_write(
     *,
     k_scales: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,
-    reference: bool = False,
 ) -> None:
-    """`k`, `v` `[tokens, kv_heads, head_dim]` into caches `[num_blocks, kv_heads, block_size,
-    head_dim]` at `slot_mapping` int64 `[tokens]`, -1 for nowhere; see the reference twin."""
     check(k.ndim == 3 and k.shape == v.shape and k.dtype is v.dtype, "kv_write", k, v)
     check_caches("kv_write", k, k_cache, v_cache, slot_mapping, k_scales, v_scales)
     check(k.shape[1:] == (k_cache.shape[1], k_cache.shape[3]), "kv_write", k, k_cache)
-    run = twins.twin("kv_write", k, reference)
-    run(k, v, k_cache, v_cache, slot_mapping, k_scales=k_scales, v_scales=v_scales)
 
 
-def rope_kv_write(
+def _check_rope_kv_write(
     qkv: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
@@ -41,14 +38,10 @@ def rope_kv_write(
     *,
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
-    eps: float = 1e-6,
-    plus_one: bool = False,
     k_scales: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,
-    reference: bool = False,
-) -> torch.Tensor:
-    """Packed `qkv` `[tokens, heads + 2 * kv_heads, head_dim]`: normalised, rotated, keys and values
-    written; gives the queries. See the reference twin."""
+    **_: Any,
+) -> None:
     name = "rope_kv_write"
     check(qkv.ndim == 3 and cos.ndim == 3, name, qkv, cos)
     check_caches(name, qkv, k_cache, v_cache, slot_mapping, k_scales, v_scales)
@@ -60,24 +53,9 @@ def rope_kv_write(
     check(right, name, qkv, cos, sin)
     for norm in (q_norm, k_norm):
         check(norm is None or norm.shape == (head_dim,), name, qkv, norm)
-    result: torch.Tensor = twins.twin(name, qkv, reference)(
-        qkv,
-        cos,
-        sin,
-        k_cache,
-        v_cache,
-        slot_mapping,
-        q_norm=q_norm,
-        k_norm=k_norm,
-        eps=eps,
-        plus_one=plus_one,
-        k_scales=k_scales,
-        v_scales=v_scales,
-    )
-    return result
 
 
-def paged_attention(
+def _check_paged_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -86,20 +64,11 @@ def paged_attention(
     query_starts: torch.Tensor,
     scale: float,
     *,
-    window: int | None = None,
-    softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     k_scales: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,
-    decode_rows: int = 0,
-    max_query_len: int = 1,
-    splits: int | None = None,
-    chunk: int | None = None,
-    workspace: AttentionWorkspace | None = None,
-    reference: bool = False,
-) -> torch.Tensor:
-    """Causal attention of `q` `[tokens, heads, head_dim]` over paged KV; see the reference twin for
-    what it computes, the Triton one for `decode_rows` and what follows it."""
+    **options: Any,
+) -> None:
     name = "paged_attention"
     check(q.ndim == 3 and k_cache.ndim == 4, name, q, k_cache)
     check(k_cache.shape == v_cache.shape and k_cache.dtype is v_cache.dtype, name, k_cache, v_cache)
@@ -114,31 +83,22 @@ def paged_attention(
         right = (None if scales is None else scales.shape) == expected
         right = right and (scales is None or scales.dtype is torch.float32)
         check(right and k_cache.dtype in (q.dtype, *QUANTISED), name, q, k_cache, scales)
-    check_range(name, "window", window, 1, None)
-    check_range(name, "decode_rows", decode_rows, 0, rows)
-    check_range(name, "max_query_len", max_query_len, 1, 8)
-    check_range(name, "splits", splits, 1, None)
-    check_range(name, "chunk", chunk, 1, None)
-    for field, value in (("scale", scale), ("softcap", softcap)):
+    for field, low, high in _BOUNDS:
+        check_range(name, field, options.get(field), low, rows if field == "decode_rows" else high)
+    for field, value in (("scale", scale), ("softcap", options.get("softcap"))):
         if value is not None and not value > 0:
             raise ValueError(f"kernel {name}: {field} is {value}, not above 0")
-    result: torch.Tensor = twins.twin(name, q, reference)(
-        q,
-        k_cache,
-        v_cache,
-        block_tables,
-        seq_lens,
-        query_starts,
-        scale,
-        window=window,
-        softcap=softcap,
-        sinks=sinks,
-        k_scales=k_scales,
-        v_scales=v_scales,
-        decode_rows=decode_rows,
-        max_query_len=max_query_len,
-        splits=splits,
-        chunk=chunk,
-        workspace=workspace,
-    )
-    return result
+
+
+#: Options of `paged_attention`, the least and the largest value of each; None: without bound.
+_BOUNDS = (
+    ("window", 1, None),
+    ("decode_rows", 0, None),
+    ("max_query_len", 1, 8),
+    ("splits", 1, None),
+    ("chunk", 1, None),
+)
+
+kv_write = dispatched(reference.kv_write, _check_kv_write)
+rope_kv_write = dispatched(reference.rope_kv_write, _check_rope_kv_write)
+paged_attention = dispatched(reference.paged_attention, _check_paged_attention)

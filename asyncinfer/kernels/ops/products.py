@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from asyncinfer.kernels import twins
+from asyncinfer.kernels import reference
+from asyncinfer.kernels.dispatch import dispatched
 from asyncinfer.kernels.ops.checks import check, check_range, check_weight
 
 __all__ = ["grouped_linear", "linear_small"]
 
 
-def linear_small(
+def _check_linear_small(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
     scales: torch.Tensor | None = None,
     norm: torch.Tensor | None = None,
-    eps: float = 1e-6,
-    plus_one: bool = False,
     activation: str | None = None,
     residual: torch.Tensor | None = None,
     arrivals: torch.Tensor | None = None,
-    reference: bool = False,
-) -> torch.Tensor:
-    """`x W^T + bias` of at most 64 tokens, a norm before and a gate or residual after it; all of
-    one dtype, or the weight int8 with `scales`. See the reference twin."""
+    **_: Any,
+) -> None:
     name = "linear_small"
     check(x.ndim == weight.ndim == 2 and x.shape[1] == weight.shape[1], name, x, weight)
     check_weight(name, x, weight, scales)
@@ -44,33 +43,16 @@ def linear_small(
     if arrivals is not None:
         enough = arrivals.dtype is torch.int32 and arrivals.numel() * 64 >= outputs
         check(enough, name, weight, arrivals)
-    result: torch.Tensor = twins.twin(name, x, reference)(
-        x,
-        weight,
-        bias,
-        scales=scales,
-        norm=norm,
-        eps=eps,
-        plus_one=plus_one,
-        activation=activation,
-        residual=residual,
-        arrivals=arrivals,
-    )
-    return result
 
 
-def grouped_linear(
+def _check_grouped_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     ends: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
     scales: torch.Tensor | None = None,
-    reference: bool = False,
-) -> torch.Tensor:
-    """Each row of `x` `[n, in]`, sorted by expert, times its expert's part of `weight`
-    `[experts, out, in]`; all of one dtype, or the weight int8 with `scales`. See the reference
-    twin."""
+) -> None:
     name = "grouped_linear"
     check(x.ndim == 2 and weight.ndim == 3 and x.shape[1] == weight.shape[2], name, x, weight)
     check_weight(name, x, weight, scales)
@@ -78,5 +60,7 @@ def grouped_linear(
     check(right and ends.numel() > 0, name, weight, ends)
     right = bias is None or (bias.shape == weight.shape[:2] and bias.is_contiguous())
     check(right, name, weight, bias)
-    result: torch.Tensor = twins.twin(name, x, reference)(x, weight, ends, bias, scales=scales)
-    return result
+
+
+linear_small = dispatched(reference.linear_small, _check_linear_small)
+grouped_linear = dispatched(reference.grouped_linear, _check_grouped_linear)

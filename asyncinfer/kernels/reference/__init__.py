@@ -1,4 +1,5 @@
-"""The torch twins: plain, obviously right, the same names and signatures as the Triton ones."""
+"""The kernels in torch: plain and obviously right, with the names and signatures of the Triton
+kernels, which tests compare with them."""
 
 from asyncinfer.kernels.reference.add_rms_norm import add_rms_norm
 from asyncinfer.kernels.reference.decode_inputs import decode_inputs

@@ -21,15 +21,15 @@ def grouped_linear(
 
     `weight` `[experts, out, in]`; `bias` `[experts, out]`; `ends` int32 `[experts]`, ascending, the
     last of them `n`. With `scales` float32 `[experts, out]` the weight is int8, and each of its
-    rows is to be multiplied by its scale. Every expert's product with all rows, of which its own
-    are kept: the host never learns which those are.
+    rows is multiplied by its scale. Computes every expert's product with all rows and keeps the
+    expert's own, so that nothing waits for the device to learn which those are.
     """
     numbers = torch.arange(x.shape[0], dtype=ends.dtype, device=x.device)
     owners = torch.searchsorted(ends, numbers, right=True)[:, None]
     out = x.new_zeros(x.shape[0], weight.shape[1])
-    for expert, its in enumerate(weight):
+    for expert, matrix in enumerate(weight):
         if scales is not None:
-            its = (its * scales[expert][:, None]).to(x.dtype)
-        product = F.linear(x, its, None if bias is None else bias[expert])
+            matrix = (matrix * scales[expert][:, None]).to(x.dtype)
+        product = F.linear(x, matrix, None if bias is None else bias[expert])
         out = torch.where(owners == expert, product, out)
     return out

@@ -1,4 +1,4 @@
-"""Where a recorded step leaves what it has drawn."""
+"""Writing the draws of a recorded step."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def keep_draws(
     results: torch.Tensor,
     turn: torch.Tensor,
 ) -> None:
-    """`tokens` int64 `[n]` go to `places` int64 `[n]` of `history` int32, flat; they and the bits
-    of `peaks` float32 `[n]` to the first columns of `results[turn]`.
+    """Write `tokens` int64 `[n]` to `places` int64 `[n]` of the flat `history` int32, and to the
+    first columns of `results[turn]` with the bits of `peaks` float32 `[n]`.
 
-    `results` int32 `[in_flight, 2, rows]`, `rows` at least n. `turn` int64 `[1]` is put on by one,
-    and begins anew after the last. Of places that are equal any token stays.
+    `results` int32 `[in_flight, 2, rows]`, `rows` at least n. Increments `turn` int64 `[1]`, modulo
+    `in_flight`. If places are equal, any of their tokens stays.
     """
     drawn = tokens.int()
     history.view(-1).index_copy_(0, places, drawn)

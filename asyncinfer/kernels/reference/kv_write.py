@@ -1,4 +1,4 @@
-"""Keys and values of a step's tokens, into their pages."""
+"""Writing the keys and values of a step's tokens into their pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["kv_write", "quantise"]
 
 #: The largest value a quantised cache stores.
 _LIMITS = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
-#: What a head's largest value is taken for at least, so that no scale is zero or subnormal.
+#: A head's largest value counts as this at least, so that no scale is zero or subnormal.
 _SMALLEST = 1e-30
 
 
@@ -25,9 +25,9 @@ def kv_write(
     """Put `k` and `v` `[tokens, kv_heads, head_dim]` at `slot_mapping` (`block * block_size +
     offset`, int64 `[tokens]`) of `[num_blocks, kv_heads, block_size, head_dim]`, in place.
 
-    A slot of -1 writes nothing. Caches of float8 (e4m3) or int8 take the values divided by a scale
-    per token and head, which goes to `k_scales`, `v_scales` float32 `[num_blocks, kv_heads,
-    block_size]`: the largest absolute value lands on the dtype's own.
+    A slot of -1 writes nothing. Caches of float8 (e4m3) or int8 hold the values divided by a scale
+    per token and head, which is written to `k_scales`, `v_scales` float32 `[num_blocks, kv_heads,
+    block_size]`; it makes the largest absolute value the dtype's largest.
     """
     kept = slot_mapping >= 0
     slots = slot_mapping[kept]
@@ -37,7 +37,7 @@ def kv_write(
         values = new[kept]
         if scales is not None:
             values, scales[at] = quantise(values, cache.dtype)
-        # As bytes where torch cannot index a dtype.
+        # torch cannot index float8, so it is written as bytes.
         plain = cache if cache.dtype.itemsize > 1 else cache.view(torch.int8)
         plain[at] = values.view(plain.dtype)
 

@@ -1,4 +1,4 @@
-"""A linear layer for few tokens, with what stands before and after it."""
+"""A linear layer for few tokens, with the norm before it and the gate or residual after it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def linear_small(
 ) -> torch.Tensor:
     """`x W^T + bias` for `x` `[tokens, inputs]`, at most 64 tokens, `weight` `[outputs, inputs]`.
 
-    - `scales` float32 `[outputs]`: the weight is int8, and each of its rows is to be multiplied by
-      its scale.
-    - `norm` `[inputs]`: the weight of an RMSNorm of `x` before, `eps` and `plus_one` as `rms_norm`
-      has them.
+    - `scales` float32 `[outputs]`: the weight is int8, and each of its rows is multiplied by its
+      scale.
+    - `norm` `[inputs]`: the weight of an RMSNorm of `x` before, with `eps` and `plus_one` as in
+      `rms_norm`.
     - `activation` "silu", "gelu" or "gelu_tanh": the product is a packed gate and up, gate first;
       gives `activation(gate) * up`, `[tokens, outputs / 2]`.
     - `residual`, of the result's shape: added at the end.
-    - `arrivals` int32 `[outputs / 64]`, rounded up, all zero: where a GPU's programs that share
-      a sum count themselves; zero again afterwards. One per layer, kept, saves a launch each time.
+    - `arrivals` int32 `[outputs / 64]`, rounded up, all zero before and after: counters of a GPU's
+      programs that share a sum. A layer that keeps its own saves a launch each time.
     """
     if norm is not None:
         x = rms_norm(x, norm, eps, plus_one=plus_one)

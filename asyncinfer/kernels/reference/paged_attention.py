@@ -34,19 +34,19 @@ def paged_attention(
     `q` `[tokens, heads, head_dim]`; caches `[num_blocks, kv_heads, block_size, head_dim]`;
     `block_tables` int32 `[rows, max_blocks]`; `seq_lens` int32 `[rows]`, this step's tokens
     included; `query_starts` int32 `[rows + 1]`. A row's last query token sees all of its
-    `seq_lens`, the one before it one fewer. What lies beyond a row's length, or before every
-    window of its queries, is never read. A row of length 0 gives zeros. Gives
-    `[tokens, heads, head_dim]` in the dtype of `q`.
+    `seq_lens`, the one before it one fewer. Keys beyond a row's length, or before every window of
+    its queries, are never read. A row of length 0 gives zeros. Gives `[tokens, heads, head_dim]` in
+    the dtype of `q`.
 
     - `window`: a query at position `p` sees the keys `p - window + 1 .. p`.
     - `softcap`: scores become `softcap * tanh(scores / softcap)`, after `scale`.
-    - `sinks` float32 `[heads]`: the logit of one key more in each head's softmax, whose value is
-      zero.
+    - `sinks` float32 `[heads]`: the logit of an additional key with value zero in each head's
+      softmax.
     - `k_scales`, `v_scales` float32 `[num_blocks, kv_heads, block_size]`: an fp8 (e4m3) or int8
       cache holds keys and values divided by them.
 
-    The other arguments say how a GPU shares out the work and change nothing here; see the Triton
-    twin.
+    The other arguments say how a GPU divides the work and change nothing here; see the Triton
+    kernel.
     """
     group = q.shape[1] // k_cache.shape[1]
     block_size = k_cache.shape[2]
@@ -84,7 +84,7 @@ def _tokens(
     slots: tuple[torch.Tensor, torch.Tensor],
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """`[kv_heads, n, head_dim]`: what the cache holds at n slots, `(blocks, offsets)`."""
+    """`[kv_heads, n, head_dim]`: the cache at n slots, `(blocks, offsets)`."""
     blocks, offsets = slots
     tokens = cache.transpose(1, 2)[blocks, offsets].to(dtype)
     if scales is not None:

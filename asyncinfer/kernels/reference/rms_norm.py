@@ -21,7 +21,7 @@ def rms_norm(
     if plus_one:
         return F.rms_norm(x.float(), (x.shape[-1],), 1 + weight.float(), eps).to(x.dtype)
     if x.dtype is torch.float32 and x.device.type == "cpu":
-        # torch's own takes twice the operators: |x| is one of them, and so is sqrt(|x|^2 + n eps).
+        # Half the operators of torch's own: |x| is one, and sqrt(|x|^2 + n eps) is another.
         size = x.shape[-1]
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(_root(size * eps))
         return (x * weight).div_(norm.mul_(size**-0.5))

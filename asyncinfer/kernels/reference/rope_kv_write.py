@@ -1,4 +1,4 @@
-"""What lies between the packed projection and attention: qk-norm, rope, the write to the pages."""
+"""The work between the packed projection and attention: qk-norm, rope, the write to the pages."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def rope_kv_write(
     """Rotate the queries and keys of `qkv`, write keys and values; gives the queries.
 
     `qkv` `[tokens, heads + 2 * kv_heads, head_dim]`: queries, keys, values. `cos` and `sin` as
-    `rope` takes them, `[tokens, 1, rotary_dim]`: of each head the first `rotary_dim` elements turn,
-    the rest stay. `q_norm`, `k_norm` `[head_dim]`: weights of an RMSNorm over each query and key
+    `rope` takes them, `[tokens, 1, rotary_dim]`: the first `rotary_dim` elements of each head are
+    rotated. `q_norm`, `k_norm` `[head_dim]`: weights of an RMSNorm over each query and key
     head before that (Qwen3), with `eps` and `plus_one` as `rms_norm` has them. Caches, slots and
     scales as in `kv_write`. The queries are a new tensor `[tokens, heads, head_dim]`.
     """

@@ -1,4 +1,4 @@
-"""The Triton twins. `ops` takes what is named in `__all__` for CUDA tensors."""
+"""The kernels in Triton. `ops` runs those in `__all__` for CUDA tensors."""
 
 from asyncinfer.kernels.triton.add_rms_norm import add_rms_norm
 from asyncinfer.kernels.triton.decode_inputs import decode_inputs

@@ -19,7 +19,7 @@ def add_rms_norm(
     *,
     plus_one: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As the reference twin; the rows of `x` and of `residual` may lie apart."""
+    """As the reference kernel; the rows of `x` and of `residual` may have any stride."""
     tokens, size = x.shape
     x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
@@ -59,7 +59,7 @@ def _add_rms_norm(
     residual += row * RESIDUAL_STRIDE + columns
     values = tl.load(x + row * STRIDE + columns, mask=inside, other=0.0).to(tl.float32)
     values += tl.load(residual, mask=inside, other=0.0).to(tl.float32)
-    # Normalised is what the stream holds from here on: the sum as it was rounded.
+    # The norm is of the rounded sum, since that is what the stream holds from here on.
     rounded = values.to(out.dtype.element_ty)
     tl.store(residual, rounded, mask=inside)
     factors = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)

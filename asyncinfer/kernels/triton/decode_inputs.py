@@ -1,4 +1,4 @@
-"""From what a device knows of its slots to the inputs of a decode step, in one launch."""
+"""The inputs of a decode step, from the slots' state on the device, in one launch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def decode_inputs(
     history: torch.Tensor,
     block_size: int,
 ) -> DecodeInputs:
-    """As the reference twin."""
+    """As the reference kernel."""
     count, device = rows.shape[0], rows.device
     groups, width = tables.shape[1:]
     words = options.shape[1] - 2
@@ -82,8 +82,8 @@ def _decode_inputs(
     BLOCK_SIZE: tl.constexpr,
     ENTRIES: tl.constexpr,
 ):
-    """Program `(row, group, stretch)` copies a stretch of the row's table in a group; the first of
-    a row does all the rest, so that nobody else reads the position that it changes."""
+    """Program `(row, group, stretch)` copies a stretch of the row's table in one group. The row's
+    first program does everything else, so that no other one reads the position that it changes."""
     row = tl.program_id(0)
     group = tl.program_id(1)
     stretch = tl.program_id(2)
@@ -102,13 +102,13 @@ def _decode_inputs(
         tl.store(numbers + count + row, at)
         tl.store(numbers + 2 * count + row, at + 1)
         tl.store(numbers + 3 * count + row, place + 1)
-        its = options + slot * (WORDS + 2)
-        low = tl.load(its + WORDS).to(tl.int64) & 0xFFFFFFFF
-        tl.store(numbers + 4 * count + row, (tl.load(its + WORDS + 1).to(tl.int64) << 32) | low)
+        words = options + slot * (WORDS + 2)
+        low = tl.load(words + WORDS).to(tl.int64) & 0xFFFFFFFF
+        tl.store(numbers + 4 * count + row, (tl.load(words + WORDS + 1).to(tl.int64) << 32) | low)
         tl.store(figures + row, now + 1)
         word = tl.arange(0, WORDS_BLOCK)
-        its_words = tl.load(its + word, mask=word < WORDS, other=0)
-        tl.store(figures + (1 + word) * count + row, its_words, mask=word < WORDS)
+        copied_words = tl.load(words + word, mask=word < WORDS, other=0)
+        tl.store(figures + (1 + word) * count + row, copied_words, mask=word < WORDS)
         for each in tl.static_range(GROUPS):
             block = tl.load(table + each * WIDTH + at // BLOCK_SIZE).to(tl.int64)
             written = tl.where(now >= 0, block * BLOCK_SIZE + at % BLOCK_SIZE, -1)

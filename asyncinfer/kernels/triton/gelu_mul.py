@@ -10,5 +10,5 @@ __all__ = ["gelu_mul"]
 
 
 def gelu_mul(gate_up: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
-    """As the reference twin."""
+    """As the reference kernel."""
     return gate_mul(gate_up, "gelu_tanh" if approximate == "tanh" else "gelu")

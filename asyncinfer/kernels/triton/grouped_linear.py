@@ -11,7 +11,7 @@ from asyncinfer.kernels.triton.grouped_gemv import grouped_gemv
 
 __all__ = ["grouped_linear"]
 
-#: Rows, up to which each goes for itself: those of one token, with as many experts as models take.
+#: Up to so many rows each is a product of its own: one token, with as many experts as models take.
 _GEMV_ROWS = 8
 #: Tiles of rows whose programs run together.
 _GROUP = 8
@@ -25,10 +25,10 @@ def grouped_linear(
     *,
     scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As the reference twin, rounded once at the end.
+    """As the reference kernel, rounded once at the end.
 
-    One launch, whose size depends on shapes alone: the host does not learn how the rows are shared
-    out. The order of a sum depends on shapes alone, too.
+    One launch, whose size depends on shapes only: the host need not know how many rows each expert
+    has. The order of a sum depends on shapes only, too.
     """
     rows, inputs = x.shape
     experts, outputs, _ = weight.shape

@@ -1,4 +1,4 @@
-"""Where a recorded step leaves what it has drawn, in one launch."""
+"""Writing the draws of a recorded step, in one launch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def keep_draws(
     results: torch.Tensor,
     turn: torch.Tensor,
 ) -> None:
-    """As the reference twin."""
+    """As the reference kernel."""
     count = tokens.shape[0]
     _keep_draws[(1,)](
         tokens,
@@ -49,7 +49,7 @@ def _keep_draws(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program, so that nobody reads the turn after it was put on."""
+    """One program, so that no other one reads the turn after it was incremented."""
     now = tl.load(turn)
     row = tl.arange(0, BLOCK)
     there = row < count

@@ -1,4 +1,4 @@
-"""Keys and values of a step's tokens, into their pages."""
+"""Writing the keys and values of a step's tokens into their pages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def kv_write(
     k_scales: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,
 ) -> None:
-    """As the reference twin; heads and tokens of `k` and `v` may lie apart, alike in both."""
+    """As the reference kernel; `k` and `v` may have any strides, the same in both."""
     k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (k, v))
     if k.stride() != v.stride():
         k, v = k.contiguous(), v.contiguous()
@@ -115,7 +115,8 @@ def store_heads(
 ):
     """Put float32 `values` `[heads, DIM_BLOCK]` of one token, zero beyond `HEAD_DIM`, at int64
     `slot` of `cache` `[num_blocks, KV_HEADS, BLOCK_SIZE, HEAD_DIM]`, blocks `STRIDE_BLOCK` apart;
-    where `LIMIT` is not 0, over a scale that puts the largest there. Nothing at a slot of -1."""
+    if `LIMIT` is not 0, divided by a scale that makes the largest of them `LIMIT`. A slot of -1
+    writes nothing."""
     # int64 from here on: a large cache has more elements than int32 counts.
     block = slot // BLOCK_SIZE
     row = heads * BLOCK_SIZE + slot % BLOCK_SIZE

@@ -1,4 +1,4 @@
-"""A linear layer for few tokens, with what stands before and after it."""
+"""A linear layer for few tokens, with the norm before it and the gate or residual after it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def linear_small(
     residual: torch.Tensor | None = None,
     arrivals: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As the reference twin, rounded once at the end.
+    """As the reference kernel, rounded once at the end.
 
-    One launch; a norm before more tokens than a GEMV takes is one of its own, for there the inputs
-    go to the tensor cores as they lie in memory. The order of a sum depends on the shapes alone,
-    and on the tokens only through the buckets of `tiles_for`.
+    One launch. With more tokens than a GEMV takes, a norm is a launch of its own, since the inputs
+    then go from memory to the tensor cores unchanged. The order of a sum depends on the shapes
+    only, and on the number of tokens only by the buckets of `tiles_for`.
     """
     tokens, inputs = x.shape
     outputs = weight.shape[0]

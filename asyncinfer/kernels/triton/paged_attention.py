@@ -1,5 +1,4 @@
-"""Causal attention over a paged KV cache: the split-KV decode kernel and the prefill kernel behind
-one door."""
+"""Causal attention over a paged KV cache, by the split-KV decode kernel and the prefill kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from asyncinfer.kernels.workspace import AttentionWorkspace, decode_splits
 
 __all__ = ["paged_attention"]
 
-#: Keys of a decode row that are not worth sharing out.
+#: Keys of a decode row that are not worth splitting.
 _CHUNK = 256
 
 
@@ -36,7 +35,7 @@ def paged_attention(
     chunk: int | None = None,
     workspace: AttentionWorkspace | None = None,
 ) -> torch.Tensor:
-    """As the reference twin; what no row owns of the result is undefined.
+    """As the reference kernel; query tokens that belong to no row have an undefined result.
 
     The first `decode_rows` rows, of at most `max_query_len` (1 to 8) query tokens each, go to the
     decode kernel, which shares a row's keys out over up to `splits` programs of at least `chunk`

@@ -1,4 +1,5 @@
-"""The variables that tokens race with: hashes of (seed, position, token id)."""
+"""The exponential variables of the race (`kernels/noise.py`): hashes of (seed, position, token
+id)."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def race_keys(seed, position):
 def race(tokens, low, high):
     """Minus an exponential variable of rate 1, float32, for each of `tokens`."""
     x = tokens.to(tl.uint32)
-    # lowbias32, and one round more that both keys have a part in.
+    # lowbias32, then one round keyed by both halves.
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     x = x ^ (x >> 16)
@@ -39,7 +40,7 @@ def race(tokens, low, high):
 
 @triton.jit
 def _log1p(x):
-    """log(1 + x) of -1 < x < 0: where 1 + x loses digits, what it lost sets the logarithm right."""
+    """log(1 + x) for -1 < x < 0, corrected by the digits that 1 + x rounds away."""
     whole = 1.0 + x
     lost = whole - 1.0
     safe = tl.where(lost == 0.0, -1.0, lost)

@@ -12,7 +12,7 @@ __all__ = ["normalised_row", "rms_norm", "row_warps"]
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool = False
 ) -> torch.Tensor:
-    """As the reference twin; the rows of `x` may lie apart."""
+    """As the reference kernel; the rows of `x` may have any stride."""
     size = x.shape[-1]
     rows = x.reshape(-1, size)
     rows = rows if rows.stride(1) == 1 else rows.contiguous()

@@ -13,11 +13,11 @@ import triton.language as tl
 
 from asyncinfer.kernels.triton.kv_write import head_tile
 
-__all__ = ["rope", "turned_heads"]
+__all__ = ["rope", "rotated_heads"]
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """As the reference twin; heads and tokens of `x` may lie apart."""
+    """As the reference kernel; heads and tokens of `x` may have any stride."""
     x = x if x.stride(2) == 1 else x.contiguous()
     tokens, heads, head_dim = x.shape
     out = torch.empty((tokens, heads, head_dim), dtype=x.dtype, device=x.device)
@@ -55,7 +55,7 @@ def _rope(
 ):
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS_BLOCK + tl.arange(0, HEADS_BLOCK)
-    turned = turned_heads(
+    turned = rotated_heads(
         x + token * STRIDE_TOKEN, cos + token * HEAD_DIM, sin + token * HEAD_DIM, None, 0.0,
         heads, heads < HEADS, STRIDE_HEAD, HEAD_DIM, HEAD_DIM, DIM_BLOCK, False,
     )  # fmt: skip
@@ -66,7 +66,7 @@ def _rope(
 
 
 @triton.jit
-def turned_heads(
+def rotated_heads(
     x,
     cos,
     sin,

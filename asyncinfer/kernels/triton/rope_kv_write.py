@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from asyncinfer.kernels.triton.kv_write import head_tile, storage_limit, store_heads
-from asyncinfer.kernels.triton.rope import turned_heads
+from asyncinfer.kernels.triton.rope import rotated_heads
 
 __all__ = ["rope_kv_write"]
 
@@ -29,7 +29,7 @@ def rope_kv_write(
     k_scales: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As the reference twin; rounded once, at the end."""
+    """As the reference kernel; rounded once, at the end."""
     qkv = qkv if qkv.stride(2) == 1 else qkv.contiguous()
     tokens, packed, head_dim = qkv.shape
     kv_heads = k_cache.shape[1]
@@ -107,7 +107,7 @@ def _rope_kv_write(
     sin += token * ROTARY_DIM
     if program < Q_PROGRAMS:
         heads = program * HEADS_BLOCK + in_block
-        turned = turned_heads(
+        turned = rotated_heads(
             qkv, cos, sin, q_norm, eps, heads, heads < HEADS,
             STRIDE_HEAD, HEAD_DIM, ROTARY_DIM, DIM_BLOCK, PLUS_ONE,
         )  # fmt: skip
@@ -116,7 +116,7 @@ def _rope_kv_write(
         tl.store(target, turned.to(q.dtype.element_ty), mask=inside)
     elif program < Q_PROGRAMS + KV_PROGRAMS:
         heads = (program - Q_PROGRAMS) * HEADS_BLOCK + in_block
-        turned = turned_heads(
+        turned = rotated_heads(
             qkv + HEADS * STRIDE_HEAD, cos, sin, k_norm, eps, heads, heads < KV_HEADS,
             STRIDE_HEAD, HEAD_DIM, ROTARY_DIM, DIM_BLOCK, PLUS_ONE,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""One token per row: temperature, top-k, top-p, min-p, and a draw that hangs on its keys only.
+"""One token per row: temperature, top-k, top-p, min-p, and a draw that depends on its keys only.
 
 A row is read in blocks by many programs: once for its largest logit and its sum of exponentials,
 once for the race. Between the two, rows that truncate search for their cut, one program a row.
@@ -31,9 +31,9 @@ def sample(
     top_p: torch.Tensor | None = None,
     min_p: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As the reference twin. Weights and their sums are float32: tokens within about 1e-6 of
-    top-p's mass may be kept or cut otherwise, and of two whose arrivals in the race are that close
-    the other may win. Top-k and ties are exact."""
+    """As the reference kernel, up to rounding. Weights and their sums are float32: a token within
+    about 1e-6 of top-p's mass may be kept or cut differently, and of two tokens whose race
+    variables are that close the other may win. Top-k and ties are exact."""
     rows, vocab = logits.shape
     device = logits.device
     tokens = torch.empty(rows, dtype=torch.int64, device=device)

@@ -10,5 +10,5 @@ __all__ = ["silu_mul"]
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """As the reference twin."""
+    """As the reference kernel."""
     return gate_mul(gate_up, "silu")

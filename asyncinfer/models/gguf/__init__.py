@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model, as a `ModelConfig`."""
+"""Reading a `ModelConfig` from the metadata of a GGUF file."""
 
 from asyncinfer.models.gguf.config import gguf_architecture, gguf_config
 

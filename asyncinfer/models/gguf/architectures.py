@@ -1,8 +1,8 @@
-"""The architectures of GGUF files that there is a family for, and how their files differ.
+"""The architectures of GGUF files that a family can read, and how their files differ.
 
-A GGUF file describes a model by keys of its own and by the same names for every architecture. The
-family that reads the `config.json` of such a model reads the keys too, once they have its names;
-what llama.cpp's converter changed of the tensors is stated here.
+A GGUF file has keys of its own, and the same names of tensors for every architecture. The family
+that reads a model's `config.json` also reads these keys, once they are renamed to its own. The
+changes that llama.cpp's converter makes to tensors are stated here.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from asyncinfer.models.names import TensorNames
 
 __all__ = ["ARCHITECTURES", "GgufArchitecture"]
 
-#: What tensors of GGUF files are called, where a model has them. A tensor of all experts is given
-#: by expert.
+#: Names of the tensors of GGUF files. `GgufCheckpoint` gives a tensor of all experts by expert.
 _NAMES: Final = TensorNames(
     prefix="",
     embedding="token_embd",
@@ -39,7 +38,7 @@ _NAMES: Final = TensorNames(
     expert_down="ffn_down_exps.{}",
     norm="output_norm",
     head="output",
-    # Read with the config, where they are read.
+    # Read with the config.
     ignored=(r"rope_freqs\.weight", r"rope_factors_(long|short)\.weight"),
 )
 
@@ -53,17 +52,17 @@ class GgufArchitecture:
     names: TensorNames = _NAMES
     #: Keys of `config.json` -> keys of the file, without the architecture's name before them.
     keys: Mapping[str, str] = field(default_factory=dict)
-    #: What the file does not say and the family is to take for granted.
+    #: Values of `config.json` that the file lacks.
     values: Mapping[str, Any] = field(default_factory=dict)
-    #: The same, of the scaling of the rotation.
+    #: The same for the scaling of the rotation.
     scaling: Mapping[str, Any] = field(default_factory=dict)
-    #: Whether the rows of a head that are rotated together stand side by side.
+    #: Whether rows of a head that are rotated together are adjacent.
     interleaved: bool = False
-    #: Fields of the `ModelConfig` that differ, since the converter changed the tensors.
+    #: Fields of the `ModelConfig` to replace, since the converter changed the tensors.
     changes: Mapping[str, Any] = field(default_factory=dict)
 
 
-#: Its norms have the one added already.
+#: The converter has added 1 to the norms' weights.
 _GEMMA_CHANGES: Final = {"norm": "rms"}
 _MOE_KEYS: Final = {
     "num_experts_per_tok": "expert_used_count",
@@ -103,7 +102,7 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
             },
         ),
         "llama": GgufArchitecture(family="LlamaForCausalLM", interleaved=True),
-        # The same name in a file; told from the former by its experts, or by its window.
+        # Files call these "llama" too; they have experts, or a window.
         "llama+experts": GgufArchitecture(
             family="MixtralForCausalLM",
             interleaved=True,

@@ -1,4 +1,4 @@
-"""From the metadata and the tensors of a GGUF file to a `ModelConfig`."""
+"""`gguf_config`: the `ModelConfig` of a GGUF file, from its metadata and tensors."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _KEYS: Final = {
     "sliding_window": "attention.sliding_window",
 }
 _EPS: Final = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
-#: Models whose attention is scaled by `hidden_size / heads` where the head's size is another: the
-#: architecture and its number of layers.
+#: Models whose attention is scaled by `hidden_size / heads` though `head_dim` differs: architecture
+#: and number of layers.
 _SCALED_BY_WIDTH: Final = (("gemma2", 46), ("gemma3", 62))
 
 
@@ -49,7 +49,8 @@ def gguf_config(checkpoint: GgufCheckpoint) -> ModelConfig:
 
 
 def gguf_architecture(metadata: Mapping[str, Any], file: str) -> tuple[str, GgufArchitecture]:
-    """The architecture's name in the file, and what there is to know of it. `ModelLoadError`."""
+    """The architecture's name in the file, and its entry in `ARCHITECTURES`. Raises
+    `ModelLoadError`."""
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
         raise ModelLoadError(f"general.architecture={name!r}: must be a name", file=file)
@@ -97,7 +98,7 @@ def _values(
         wide = (name, values["num_hidden_layers"]) in _SCALED_BY_WIDTH
         values["query_pre_attn_scalar"] = by_width if wide else head_dim
     values |= _rope(get, checkpoint, architecture.scaling)
-    # A key that the file leaves out is the family's to fill in.
+    # The family has defaults for keys that the file leaves out.
     return {key: value for key, value in values.items() if value is not None} | dict(
         architecture.values
     )
@@ -119,7 +120,7 @@ def _rope(
         }
         return {"rope_scaling": scaling, **trained}
     if "rope_freqs.weight" in tensors:
-        # Llama 3's scaling, worked out.
+        # The factors that Llama 3's scaling makes.
         factors = _read(checkpoint, "rope_freqs.weight")
         scaling = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors}
         return {"rope_scaling": {**scaling, "attention_factor": 1.0}}
@@ -139,13 +140,13 @@ def _rope(
 def _as_stored(
     config: ModelConfig, architecture: GgufArchitecture, checkpoint: GgufCheckpoint
 ) -> ModelConfig:
-    """`config` with the tensors of the file: their names, which biases there are, what the
-    converter changed."""
+    """`config` for the tensors of the file: their names, which biases exist, and the converter's
+    changes."""
     tensors, names = checkpoint.tensors, architecture.names
     if "blk.0.attn_qkv.weight" in tensors:
         names = replace(names, qkv=("attn_qkv",))
     if "blk.0.ffn_gate.weight" not in tensors:
-        # It is packed with the other, or there is none.
+        # The gate is packed with up, or there is none.
         names = replace(names, up=("ffn_up",))
 
     def has(*parts: str) -> bool:
@@ -190,7 +191,7 @@ def _given(**values: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A list whose numbers are all alike as that number: files may give a value by layer."""
+    """A list of equal numbers as that number, since files may repeat a value for each layer."""
     if isinstance(value, np.ndarray):
         found = {number.item() for number in value[: 1 << 12]}
         return found.pop() if len(found) == 1 else value[: 1 << 12].tolist()

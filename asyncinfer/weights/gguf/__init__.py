@@ -1,7 +1,7 @@
 """GGUF files: the weights, the configuration and the tokenizer of a model in one file."""
 
 from asyncinfer.weights.gguf.checkpoint import GgufCheckpoint
-from asyncinfer.weights.gguf.choice import find_gguf, split_names
+from asyncinfer.weights.gguf.file_names import find_gguf, split_names
 from asyncinfer.weights.gguf.header import GgufHeader, TensorInfo, is_gguf, read_header
 
 __all__ = [

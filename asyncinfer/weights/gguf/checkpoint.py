@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.weights.checkpoint import StoredTensor
-from asyncinfer.weights.gguf.choice import split_names
+from asyncinfer.weights.gguf.file_names import split_names
 from asyncinfer.weights.gguf.header import GgufHeader, read_header
 from asyncinfer.weights.gguf.reader import GgufReader, Span
+from asyncinfer.weights.tensor_files import StoredTensor, TensorFiles
 
 __all__ = ["GgufCheckpoint"]
 
 #: A tensor of all experts. Each expert's part has a name of its own.
 _EXPERTS: Final = re.compile(r"(blk\.\d+\.ffn_\w+_exps)\.(weight|bias)")
-#: safetensors' names of the types whose numbers are read as they are.
+#: safetensors' names of the types that are read without conversion.
 _PLAIN: Final = {
     GGMLQuantizationType.F32: "F32",
     GGMLQuantizationType.F16: "F16",
@@ -28,21 +28,18 @@ _PLAIN: Final = {
 }
 
 
-class GgufCheckpoint:
-    """The tensors of one file, or of the files that a model was split into. Opening it reads
-    headers only; use it in a `with` block.
+class GgufCheckpoint(TensorFiles[GgufReader]):
+    """The tensors of one file, or of the files that a model was split into.
 
-    Quantised tensors count as float32, for they are dequantised as they are read. A tensor of all
+    Quantised tensors count as float32, since they are dequantised as they are read. A tensor of all
     experts, such as `blk.0.ffn_up_exps.weight`, is there by expert: `blk.0.ffn_up_exps.3.weight`.
     Raises `ModelLoadError`, naming file and tensor.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.folder = Path(path)
+        super().__init__(Path(path), GgufReader())
         headers = [read_header(part) for part in _files_of(self.folder)]
         self.metadata = headers[0].metadata
-        self.tensors: dict[str, StoredTensor] = {}
-        self.reader = GgufReader()
         try:
             for header in headers:
                 self._add(header)
@@ -66,10 +63,7 @@ class GgufCheckpoint:
             for part, shape in _parts(name, info.shape):
                 if part in self.tensors:
                     raise ModelLoadError("occurs twice", file=file, tensor=part)
-                numbers = 1
-                for length in shape:
-                    numbers *= length
-                span = Span(kind, start, numbers)
+                span = Span(kind, start, math.prod(shape))
                 start += span.size
                 self.tensors[part] = StoredTensor(file, shape, _PLAIN.get(kind, "F32"))
                 self.reader.place(file, part, span)
@@ -77,17 +71,6 @@ class GgufCheckpoint:
                 raise ModelLoadError(
                     f"ends at byte {start}, and the file has {header.size}", file=file, tensor=name
                 )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.reader.close()
 
 
 def _files_of(path: Path) -> list[Path]:

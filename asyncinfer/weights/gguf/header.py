@@ -1,8 +1,8 @@
 """The header of a GGUF file, version 2 or 3: metadata and where the tensors lie.
 
-Read with suspicion: every count is held against the bytes that are left before anything is made
-of it. The `gguf` package reads the same, in seconds for a large vocabulary where this takes a
-twentieth; it is the oracle of the tests.
+The file may lie, so every count is compared with the bytes that are left before anything is
+allocated for it. The `gguf` package takes seconds for a large vocabulary, twenty times as long;
+tests compare the results with it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def read_header(path: Path) -> GgufHeader:
 
 
 class _Reader:
-    """Goes through one header, from front to end."""
+    """Reads one header from its beginning to its end."""
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self._path = path
@@ -107,7 +107,7 @@ class _Reader:
             more = ", written by a big-endian machine" if swapped else ""
             raise self._refuse(f"version {version}{more}: must be 2 or 3, little-endian")
         tensors, pairs = struct.unpack("<QQ", self._take(16))
-        # The least that a tensor and a pair take.
+        # The fewest bytes that a tensor and a pair take.
         self._bound("tensors", tensors, 24)
         self._bound("metadata keys", pairs, 13)
         metadata: dict[str, Any] = {}
@@ -164,7 +164,7 @@ class _Reader:
         return [self._value(item, nesting + 1) for _ in range(count)]
 
     def _strings(self, count: int) -> list[str]:
-        # A vocabulary has a quarter of a million of them: what would be a call each is written out.
+        # Inlined, since a vocabulary has a quarter of a million strings.
         content, at, size = self._content, self._at, self._size
         length_at: Callable[..., tuple[int]] = struct.Struct("<Q").unpack_from
         found = []

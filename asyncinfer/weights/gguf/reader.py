@@ -16,17 +16,17 @@ __all__ = ["GgufReader", "Span"]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a tensor lies."""
+    """A tensor's place in a file."""
 
     kind: GGMLQuantizationType
     #: Bytes from the beginning of the file.
     start: int
-    #: Numbers in it: a whole count of the type's blocks.
+    #: Numbers in the tensor, a multiple of the type's block.
     numbers: int
 
     @property
     def plain(self) -> bool:
-        """Whether its numbers are read as they are; else they are given as float32."""
+        """Whether its numbers are read without conversion; else they become float32."""
         return GGML_QUANT_SIZES[self.kind][0] == 1
 
     @property
@@ -51,7 +51,7 @@ class GgufReader(FileReader):
             raise ModelLoadError(f"cannot be read: {error}", file=name) from error
 
     def place(self, file: str, tensor: str, span: Span) -> None:
-        """`tensor` lies there in `file`."""
+        """Note the place of a tensor in a file."""
         self._spans[file, tensor] = span
 
     def read(self, file: str, tensor: str, offset: int, target: memoryview) -> None:
@@ -67,6 +67,6 @@ class GgufReader(FileReader):
         begin = first // block
         packed = np.empty((-(-end // block) - begin) * size, np.uint8)
         self.fill(file, tensor, span.start + begin * size, packed.data)
-        # numpy's own loops let other threads run.
+        # numpy releases the GIL in its loops, so other threads go on.
         floats = dequantize(packed.reshape(1, -1), span.kind).reshape(-1)
         numbers[:] = floats[first - begin * block : end - begin * block]

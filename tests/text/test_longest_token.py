@@ -11,7 +11,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.text import Tokenizer
-from asyncinfer.text.extent import longest_token
+from asyncinfer.text.longest_token import longest_token
 
 
 def tokenizer(

@@ -1,4 +1,4 @@
-"""`CompiledTemplate`: one chat template, ready to render, or why it is not."""
+"""`CompiledTemplate`: one chat template, ready to render, or the reason why it cannot be used."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import jinja2
 from jinja2 import Template, meta, nodes
 
 from asyncinfer.errors import InvalidRequest
-from asyncinfer.text.allowance import MAX_SIZE, Allowance
-from asyncinfer.text.said import clean
+from asyncinfer.text.caller_text import clean
+from asyncinfer.text.render_budget import MAX_SIZE, RenderBudget
 from asyncinfer.text.sandbox import TemplateEnvironment
 
 __all__ = ["CompiledTemplate"]
@@ -20,15 +20,15 @@ MAX_SOURCE: Final = 500_000
 
 
 class CompiledTemplate:
-    """Compiles when made, and never raises then."""
+    """Compiles in the constructor, which never raises: `fault` tells."""
 
     def __init__(self, source: str | None) -> None:
         self.source = source
-        #: Why it cannot be used.
+        #: Why the template cannot be used; None if it can.
         self.fault: str | None = None
-        #: Variables that it reads.
+        #: The variables that the template reads.
         self.names: frozenset[str] = frozenset()
-        #: Strings of its own.
+        #: The string literals of the template.
         self.words: frozenset[str] = frozenset()
         if source is None:
             self.fault = "this model has no chat template"
@@ -40,7 +40,7 @@ class CompiledTemplate:
             try:
                 self._compile(source)
             except Exception as error:
-                # It is a stranger's program, and Python compiles what jinja2 made of it.
+                # The template may be hostile, and Python's compiler may raise anything on it.
                 self.fault = f"this model's chat template does not compile: {_reason(error)}"
 
     def _compile(self, source: str) -> None:
@@ -53,10 +53,11 @@ class CompiledTemplate:
         code = environment.compile(tree)
         self._template = Template.from_code(environment, code, environment.globals)
 
-    def render(self, variables: Mapping[str, Any], roles: list[str], allowance: Allowance) -> str:
-        """Raises `InvalidRequest` for whatever the template raises, and beyond its bounds."""
+    def render(self, variables: Mapping[str, Any], roles: list[str], budget: RenderBudget) -> str:
+        """The prompt. Raises `InvalidRequest` if the template raises, or needs more than the
+        budget."""
         try:
-            text = _joined(self._template.generate({**variables, Allowance.NAME: allowance}))
+            text = _joined(self._template.generate({**variables, RenderBudget.NAME: budget}))
         except InvalidRequest:
             raise
         except Exception as error:

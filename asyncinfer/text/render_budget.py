@@ -1,6 +1,6 @@
-"""`Allowance`: what one rendering of a template may still do, in time and in memory.
+"""`RenderBudget`: the work and the memory that one rendering of a chat template may still use.
 
-Both are counted, not measured, so that a chat is refused everywhere or nowhere.
+Both are counted, not measured, so that a chat is refused on every machine or on none.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Any, Final, TypeVar
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 
-__all__ = ["Allowance"]
+__all__ = ["RenderBudget"]
 
-#: Work of one rendering: a step takes about a microsecond.
+#: Work of one rendering, in steps of about a microsecond.
 MAX_STEPS: Final = 5_000_000
 #: Characters of one text.
 MAX_SIZE: Final = 64_000_000
-#: What repeating and padding may make of one value: no template has a use for more.
+#: Size of a value made by repeating or padding: no template needs more.
 MAX_REPEATED: Final = 1_000_000
-#: Characters of all that is written.
+#: Characters written in one rendering.
 MAX_WRITTEN: Final = 256_000_000
-#: Characters of all short values made, and of the long ones that are still held.
+#: Characters of all short values that were made, and of the long ones that are still held.
 MAX_SHORT: Final = 500_000_000
 MAX_HELD: Final = 250_000_000
 
-#: From this size on a value is followed until nobody holds it.
+#: A value of this size or more counts only while it is held.
 _LONG: Final = 1 << 16
-#: Characters made between two looks at what is still held.
+#: Characters of long values made between two counts of what is held.
 _LOOK: Final = 1 << 24
-#: What an item of a list takes, beside its characters.
+#: Size that an item of a list counts for, beside its characters.
 _ITEM: Final = 64
 
 
@@ -41,31 +41,33 @@ def _as_it_is(before: str, after: str) -> str:
 _Made = TypeVar("_Made")
 
 
-class Allowance:
-    """A variable of the template, under a name that no template can write. Everything raises
-    `SecurityError` where it is too much."""
+class RenderBudget:
+    """The budget is a variable of the template, under a name that no template can write. Every
+    method raises `SecurityError` beyond the budget."""
 
-    NAME: Final = "its allowance"
+    NAME: Final = "render budget"
 
-    __slots__ = ("_fresh", "_long", "_short", "_steps", "_written", "guarded", "said")
+    __slots__ = ("_fresh", "_long", "_short", "_steps", "_written", "as_caller_text", "guarded")
 
     def __init__(
-        self, said: Callable[[str], str] = str, guarded: Callable[[str, str], str] = _as_it_is
+        self,
+        as_caller_text: Callable[[str], str] = str,
+        guarded: Callable[[str, str], str] = _as_it_is,
     ) -> None:
-        """`said` marks a text as made of what the caller said; `guarded` see `Shield`."""
-        self.said = said
+        """`as_caller_text` makes a text a `CallerText`; for `guarded` see `Shield`."""
+        self.as_caller_text = as_caller_text
         self.guarded = guarded
         self._steps = MAX_STEPS
         self._written = MAX_WRITTEN
         self._short = MAX_SHORT
         self._long: list[tuple[Any, int]] = []
-        #: Characters of long values since the last look.
+        #: Characters of long values since the last count.
         self._fresh = 0
 
     @classmethod
-    def of(cls, context: Context) -> Allowance:
-        allowance: Allowance = context.parent[cls.NAME]
-        return allowance
+    def of(cls, context: Context) -> RenderBudget:
+        budget: RenderBudget = context.parent[cls.NAME]
+        return budget
 
     def step(self, count: int = 1) -> None:
         self._steps -= count
@@ -73,7 +75,7 @@ class Allowance:
             raise SecurityError(f"more than {MAX_STEPS} steps of work")
 
     def rounds(self, items: Iterable[Any], steps: int = 1, written: int = 0) -> Iterator[Any]:
-        """`items`, each at its price."""
+        """Iterate over `items`, charging for each."""
         for item in items:
             self._steps -= steps
             self._written -= written
@@ -88,12 +90,12 @@ class Allowance:
             raise SecurityError(f"more than {MAX_WRITTEN} characters written")
 
     def check(self, what: str, size: int, most: int = MAX_SIZE) -> None:
-        """A value of `size` characters (or bits) is about to be made."""
+        """Refuse a value of more than `most` characters (or bits) before it is made."""
         if size > most:
             raise SecurityError(f"the result of {what} is too large: {size} > {most}")
 
     def keep(self, value: _Made) -> _Made:
-        """`value`, which was just made."""
+        """Charge for `value`, which was just made, and give it back."""
         if isinstance(value, str):
             size = len(value)
             if size < _LONG <= self._short:
@@ -109,15 +111,15 @@ class Allowance:
             if self._short < 0:
                 raise SecurityError(f"more than {MAX_SHORT} characters in short values")
         else:
-            # Copying this many takes as long as a step.
+            # Copying 4,096 characters takes as long as a step.
             self.step(size >> 12)
             self._long.append((value, size))
             self._fresh += size
             if self._fresh > _LOOK:
-                self._look()
+                self._count_held()
         return value
 
-    def _look(self) -> None:
+    def _count_held(self) -> None:
         self._fresh = 0
         self._long = [(value, size) for value, size in self._long if getrefcount(value) > _ALONE]
         held = sum(size for _, size in self._long)
@@ -125,19 +127,19 @@ class Allowance:
             raise SecurityError(f"{held} characters held at once, more than {MAX_HELD}")
 
     def compare(self, value: Any) -> None:
-        """Something is about to be compared with all of `value`."""
+        """Charge for a comparison with all of `value`."""
         if isinstance(value, str):
             self.step(len(value) >> 10)
         elif isinstance(value, list | tuple | Mapping):
             self.walk(value)
 
     def show(self, *values: Any) -> None:
-        """The values are about to be written as text."""
+        """Charge for writing the values as text."""
         self._walk(values, MAX_SIZE)
 
     def walk(self, *values: Any) -> int:
-        """Pay for a look at the values, lists within lists and all; how many there are. One that
-        holds another twice is looked at twice: so it would be written, and compared."""
+        """Charge for a visit of the values and all that they hold; gives how many there are. A
+        value that is held twice counts twice, as it would be written and compared twice."""
         return self._walk(values, None)
 
     def _walk(self, values: Iterable[Any], most: int | None) -> int:
@@ -146,7 +148,7 @@ class Allowance:
             value = waiting.pop()
             count += 1
             if isinstance(value, str):
-                # A text within a list is written with its quotes and backslashes doubled.
+                # Twice: a text in a list is written with quotes and backslashes escaped.
                 size += 2 * len(value)
             elif isinstance(value, Mapping):
                 waiting += value
@@ -164,7 +166,8 @@ class Allowance:
 
 
 def _alone() -> int:
-    """References to a value that only the list of long values holds, counted as `_look` does."""
+    """References to a value that only the list of long values holds, counted as `_count_held`
+    does."""
     values = [(value, 1) for value in [object()]]
     (count,) = [getrefcount(value) for value, _ in values]
     return count

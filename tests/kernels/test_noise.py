@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from asyncinfer.kernels.noise import draw_race, hash_tokens, mix_tokens, row_keys
 from asyncinfer.sampling import reference
-from asyncinfer.sampling.noise import draw_race, hash_tokens, mix_tokens, row_keys
 
 
 def hashes(seeds: list[int], positions: list[int], vocab: int) -> torch.Tensor:
     keys = row_keys(np.array(seeds, np.uint64), np.array(positions, np.int64))
-    return hash_tokens(torch.from_numpy(mix_tokens(vocab)), torch.from_numpy(keys))
+    return hash_tokens(mix_tokens(vocab), torch.from_numpy(keys))
 
 
 @given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**31), vocab=st.integers(1, 300))
@@ -57,7 +57,7 @@ def test_the_race_never_takes_a_token_of_weight_zero() -> None:
     keys = torch.from_numpy(row_keys(np.full(n, 3, np.uint64), np.arange(n)))
     weights = torch.zeros(n, 50)
     weights[:, 17] = 1e-30
-    assert set(draw_race(weights, torch.from_numpy(mix_tokens(50)), keys).tolist()) == {17}
+    assert set(draw_race(weights, mix_tokens(50), keys).tolist()) == {17}
 
 
 def test_the_largest_hash_gives_a_finite_variable() -> None:
@@ -77,6 +77,6 @@ def test_frequencies_down_to_one_in_a_million() -> None:
     n, vocab = 2**22, 2
     keys = torch.from_numpy(row_keys(np.full(n, 1, np.uint64), np.arange(n)))
     weights = torch.tensor([[1.0, 1e-5]]).expand(n, vocab)
-    rare = int(draw_race(weights, torch.from_numpy(mix_tokens(vocab)), keys).sum())
+    rare = int(draw_race(weights, mix_tokens(vocab), keys).sum())
     expected = n * 1e-5
     assert abs(rare - expected) < 4 * expected**0.5

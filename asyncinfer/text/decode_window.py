@@ -1,4 +1,5 @@
-"""Streaming for decoders that are not token by token: decode the last few tokens again."""
+"""`DecodeWindow`: streaming for decoders that need context, by decoding the last few tokens
+again."""
 
 from __future__ import annotations
 
@@ -9,19 +10,19 @@ from typing import Final
 
 from asyncinfer.text.pieces import PieceTable
 
-__all__ = ["ByteRuns", "Window"]
+__all__ = ["ByteRuns", "DecodeWindow"]
 
 _BAD: Final = "\N{REPLACEMENT CHARACTER}"
 #: A character has at most four bytes: no more than three of them can be waiting.
 _UNFINISHED: Final = 3
 
 
-class Window:
-    """Gives what is new in the text of the last few tokens.
+class DecodeWindow:
+    """Gives the new part of the text of the last few tokens.
 
-    Exact for decoders whose text only grows and looks back a token or two (WordPiece, Metaspace,
-    BPE with `</w>`, CTC). Where a decoder changes text that was shown, the stream goes on with what
-    follows the part that stayed: text that was shown is never taken back, and none is held up.
+    Exact for decoders that only append text and look back a token or two (WordPiece, Metaspace, BPE
+    with `</w>`, CTC). If a decoder changes text that was shown, the stream goes on with the text
+    after the part that stayed: shown text is never taken back, and no text is held up.
     """
 
     __slots__ = ("_pieces", "_shown", "_units", "settled")
@@ -32,18 +33,18 @@ class Window:
     def __init__(self, pieces: PieceTable, before: Iterable[int] = ()) -> None:
         """`before` are tokens whose text was shown already."""
         self._pieces = pieces
-        #: A token each, or the bytes of a character, which make no sense apart.
+        #: Each unit is one token, or the tokens of the bytes of one character.
         self._units = [[token_id] for token_id in before]
-        #: What of the window's text was given.
+        #: The part of the window's text that was given.
         self._shown = self._decode(self._units)
-        #: Never: every token depends on those before it.
+        #: Never settled, since every token depends on those before it.
         self.settled = False
 
     def push(self, token_id: int) -> str:
         return self.add([token_id]) if self._pieces.adds(token_id) else ""
 
     def add(self, unit: list[int]) -> str:
-        """What the tokens of a unit, none of them special, add to the text."""
+        """The text that the tokens of a unit add; none of them is special."""
         self._units.append(unit)
         delta = self._give(_finished(self._decode(self._units)))
         if len(self._units) > self._LONGEST:
@@ -54,25 +55,25 @@ class Window:
         return self._give(self._decode(self._units))
 
     def restart(self, unit: list[int]) -> None:
-        """Go on after a unit that was shown, and that must not stand beside those before it."""
+        """Go on after a unit that was shown, without the units before it."""
         self._units = [unit]
         self._shown = self._decode(self._units)
 
     def _give(self, text: str) -> str:
         shown = self._shown
         if shown.startswith(text):
-            # Nothing new, or taken back what may come again.
+            # Nothing is new, or the decoder took text back that may come again.
             return ""
         self._shown = text
         return text[len(shown) if text.startswith(shown) else _same(shown, text) :]
 
     def _cut(self) -> None:
-        """All that the window holds was given, but for an unfinished character at its end."""
+        """Drop old units: their text was given. Only an unfinished character at the end was not."""
         units = self._units
         kept = units[-self._KEPT :]
         text = _finished(self._decode(kept))
         if not text:
-            # The next token must not be the first of a text.
+            # Keep one unit with text, so that the next token is not decoded as the first of a text.
             for unit in reversed(units[: -self._KEPT]):
                 if self._decode([unit]):
                     kept = [unit, *kept]
@@ -85,25 +86,25 @@ class Window:
 
 
 class ByteRuns:
-    """A window for decoders with tokens like `<0x0A>`. The library puts U+FFFD for every byte of a
-    run that is malformed, also for characters that were shown by then; here those stay, and only
-    the bytes that make no character become U+FFFD, one each."""
+    """A window for decoders with tokens like `<0x0A>`. If a run of bytes is malformed, the library
+    writes U+FFFD for each of its bytes, even for characters that were shown by then. Here those
+    stay, and only bytes that make no character become U+FFFD."""
 
     __slots__ = ("_broken", "_decoder", "_held", "_pieces", "_window", "settled")
 
-    def __init__(self, pieces: PieceTable, window: Window) -> None:
+    def __init__(self, pieces: PieceTable, window: DecodeWindow) -> None:
         self._pieces = pieces
         self._window = window
         self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
         #: Bytes of an unfinished character.
         self._held: list[int] = []
-        #: The run of bytes is malformed: what follows in it is too.
+        #: The run of bytes is malformed, which makes the rest of the run malformed.
         self._broken = False
         self.settled = False
 
     def push(self, token_id: int) -> str:
         if not self._pieces.adds(token_id):
-            # Not there for the decoder: a run of bytes goes on after it.
+            # The decoder skips this token, so a run of bytes goes on after it.
             return ""
         byte = self._pieces.byte_of(token_id)
         if byte is None:
@@ -137,10 +138,10 @@ class ByteRuns:
 
 
 def _finished(text: str) -> str:
-    """`text` without what may be the beginning of a character."""
+    """`text` without an end that may be the beginning of a character."""
     return text[: max(len(text.rstrip(_BAD)), len(text) - _UNFINISHED)]
 
 
 def _same(first: str, second: str) -> int:
-    """How many characters two texts that differ begin with alike."""
+    """The length of the common beginning of two texts, of which neither begins with the other."""
     return next(at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)

@@ -1,4 +1,4 @@
-"""Reading a checkpoint's tokenizer files. What is wrong with one is a `ModelLoadError`."""
+"""Reading a checkpoint's tokenizer files. Raises `ModelLoadError` for a bad one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncinfer.text.panic import panicked
 
 __all__ = ["ROLES", "file_of", "load_backend", "named_ids", "read_json", "special_tokens"]
 
-#: A `tokenizer_config.json` that describes every added token has a few megabytes.
+#: Far above the few megabytes of a `tokenizer_config.json` that describes every added token.
 MAX_JSON_BYTES = 64 << 20
 #: Names under which `tokenizer_config.json` lists special tokens.
 ROLES = (
@@ -25,7 +25,7 @@ ROLES = (
     "cls_token",
     "mask_token",
 )
-#: More special tokens, in a list, or by name.
+#: Keys of further special tokens, which are in a list or by name.
 _EXTRA = ("additional_special_tokens", "extra_special_tokens")
 
 
@@ -52,8 +52,8 @@ def load_backend(folder: Path) -> tokenizers.Tokenizer:
 
 
 def named_ids(folder: Path, backend: tokenizers.Tokenizer) -> tuple[int | None, frozenset[int]]:
-    """`(bos_id, eos_ids)`: what `generation_config.json` (or without it `config.json`) says,
-    together with the tokenizer's own tokens of that name."""
+    """`(bos_id, eos_ids)`: those of `generation_config.json`, or else of `config.json`, together
+    with the tokenizer's own tokens of that name."""
     settings = token_settings(folder)
     bos = token_content(settings.get("bos_token"))
     bos_id = backend.token_to_id(bos) if bos is not None else None
@@ -82,29 +82,29 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 def file_of(folder: Path, name: str, within: str = "") -> Path | None:
     """A regular file of the checkpoint (a link out of it is refused); None without one."""
-    # Imported here, as above: reading checkpoints takes torch, text alone does not.
+    # Imported here, as above, since reading checkpoints needs torch and text alone does not.
     from asyncinfer.weights.folder import checkpoint_file
 
     return checkpoint_file(folder, name, within)
 
 
 def token_settings(folder: Path) -> dict[str, Any]:
-    """`tokenizer_config.json`, with what `special_tokens_map.json` says where the former lists no
-    tokens: the older of the two ways to write them."""
+    """The content of `tokenizer_config.json`; if it lists no tokens, together with that of
+    `special_tokens_map.json`, where older checkpoints list them."""
     settings = read_json(folder, "tokenizer_config.json")
     if "added_tokens_decoder" in settings:
         return settings
     older = read_json(folder, "special_tokens_map.json")
     merged = settings | older
     for name in _EXTRA:
-        both = [its.get(name) for its in (settings, older)]
+        both = [values.get(name) for values in (settings, older)]
         if all(isinstance(value, list) for value in both):
             merged[name] = [token for value in both for token in value or ()]
     return merged
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """The tokens that templates know by name: `bos_token` and its like, and those of the model's
+    """The tokens that templates know by name: the common ones, such as `bos_token`, and a model's
     own, such as `image_token`."""
     settings = token_settings(folder)
     named = {name: value for name, value in settings.items() if name.endswith("_token")}

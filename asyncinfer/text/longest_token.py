@@ -11,17 +11,16 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 __all__ = ["longest_token"]
 
-#: Normalizers, and how many characters they make one of at most: composed ones are of a base and
-#: three marks.
+#: How many characters a normalizer makes one of at most: a composed one has a base and three marks.
 _SHRINK: Final = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Prepend": 1, "ByteLevel": 1}
-#: Pre-tokenizers that cut a text and leave nothing of it out.
+#: Pre-tokenizers that cut a text without dropping any of it.
 _CUTS: Final = {"ByteLevel", "Digits", "Metaspace", "Split", "Punctuation", "UnicodeScripts"}
 
 
 def longest_token(backend: tokenizers.Tokenizer, vocabulary: Collection[str]) -> int | None:
-    """Most characters of a text that one token stands for, without the whitespace that an added
-    token may take away beside it. None where there is no such number: a token for whatever is not
-    known stands for any run of characters, and so does none at all."""
+    """The most characters of a text that one token stands for, not counting whitespace that an
+    added token may strip beside it. None if there is no bound: characters outside the vocabulary
+    become one unknown token, or no token, however many they are."""
     model = backend.model
     if not isinstance(model, tokenizers.models.BPE):
         return None
@@ -54,7 +53,7 @@ def _shrink_of_replace(step: dict[str, Any]) -> int | None:
 
 
 def _steps(part: Any) -> Iterator[dict[str, Any]]:
-    """A normalizer or pre-tokenizer, and those it is made of, as the tokenizer's file has them."""
+    """A normalizer or pre-tokenizer, flattened, as the tokenizer's file describes it."""
     if part is not None:
         yield from _flat(json.loads(part.__getstate__()))
 

@@ -1,8 +1,8 @@
-"""`Said`: a text of the caller's, in a template.
+"""`CallerText`: a text from the caller in a chat template.
 
-To everything that looks at it, it is the text itself. Where it is put together with what the
-template writes, and where it is written, the marks of a `Shield` go in. What is made of it alone
-(stripped, split, cut, in other letters) is the caller's still.
+To code that reads it, it is the text itself. Where it is joined with text of the template, and
+where it is written, it gets the marks of a `Shield`. A text that is made of it alone (stripped,
+split, cut, in another case) is a `CallerText` too.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, ClassVar, Final
 
 from asyncinfer.text.shield import MARK, Shield
 
-__all__ = ["Said", "clean", "holds_token", "marked", "said_by", "unescape_marks"]
+__all__ = ["CallerText", "caller_text_class", "clean", "holds_token", "marked", "unescape_marks"]
 
-#: As Python and JSON spell the mark; a backslash that was there before is doubled.
+#: The mark as Python and JSON escape it; both double a backslash of the text itself.
 _SPELLED: Final = re.compile(rf"(?<!\\)((?:\\\\)*)\\u{ord(MARK):04x}")
 
 
-class Said(str):
-    """A text and its shield, which is its class's: what is made of one has the same."""
+class CallerText(str):
+    """A text. The shield is an attribute of the class, so that a text made of it has the same."""
 
     __slots__ = ()
 
@@ -50,18 +50,18 @@ class Said(str):
         return map(type(self), str.__iter__(self))
 
 
-def said_by(shield: Shield) -> type[Said]:
+def caller_text_class(shield: Shield) -> type[CallerText]:
     """The class of texts that this shield covers."""
-    return type("Said", (Said,), {"__slots__": (), "_shield": shield})
+    return type("CallerText", (CallerText,), {"__slots__": (), "_shield": shield})
 
 
 def marked(value: Any) -> Any:
-    """`value` to be put together with others."""
-    return value if type(value) is str or not isinstance(value, Said) else str(value)
+    """`value` with marks if it is a `CallerText`, to be joined with other text."""
+    return value if type(value) is str or not isinstance(value, CallerText) else str(value)
 
 
 def holds_token(text: str) -> bool:
-    """Whether a whole special token is in `text`, which is `Said`."""
+    """Whether a whole special token is in `text`, which is `CallerText`."""
     return MARK in str(text)[1:-1]
 
 
@@ -71,20 +71,20 @@ def clean(text: str) -> str:
 
 
 def unescape_marks(text: str) -> str:
-    """`text`, which was written by `repr` or as JSON, with its marks as they are elsewhere."""
+    """`text`, which `repr` or JSON has written, with its escaped marks as plain marks again."""
     return _SPELLED.sub(rf"\1{MARK}", text) if "\\u" in text else text
 
 
 def _alike(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
-    def made_of_it(self: Said, *args: Any, **kwargs: Any) -> Any:
+    def same_class(self: CallerText, *args: Any, **kwargs: Any) -> Any:
         kind = type(self)
         made = method(self, *args, **kwargs)
         if isinstance(made, str):
             return kind(made)
         return [kind(part) for part in made] if isinstance(made, list) else tuple(map(kind, made))
 
-    return made_of_it
+    return same_class
 
 
 for _name in (
@@ -93,4 +93,4 @@ for _name in (
     *("removesuffix", "replace", "rjust", "rpartition", "rsplit", "rstrip", "split", "splitlines"),
     *("strip", "swapcase", "title", "translate", "upper", "zfill"),
 ):
-    setattr(Said, _name, _alike(getattr(str, _name)))
+    setattr(CallerText, _name, _alike(getattr(str, _name)))

@@ -1,31 +1,31 @@
-"""`within`: a call of somebody else's code that has to end in time."""
+"""`call_within`: calls code of somebody else, and gives up waiting after some time."""
 
 from __future__ import annotations
 
-import sys
 import threading
-import traceback
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Call", "NotInTime", "within"]
+from asyncinfer.plugins.supervision import stack_of
+
+__all__ = ["CallTimeout", "ThreadCall", "call_within"]
 
 T = TypeVar("T")
 
 
-class NotInTime(TimeoutError):
-    """The call has not returned. `stack` is where it was, the innermost frame last."""
+class CallTimeout(TimeoutError):
+    """The call has not returned. `stack` is its stack then, the innermost frame last."""
 
     def __init__(self, seconds: float, stack: str) -> None:
         self.stack = stack
         super().__init__(f"has not returned after {seconds:g} s; it is at\n{stack}")
 
 
-class Call(Generic[T]):
-    """`function(*args)` on a thread of its own. A thread cannot be ended from outside: one that
-    nobody waits for any more is left behind, as a daemon.
+class ThreadCall(Generic[T]):
+    """`function(*args)` on a daemon thread of its own. A thread cannot be ended from outside, so
+    the thread of a call that is given up is left behind.
 
-    `RuntimeError` where the system starts no thread.
+    Raises `RuntimeError` if the system cannot start a thread.
     """
 
     def __init__(self, function: Callable[..., T], *args: Any) -> None:
@@ -42,15 +42,14 @@ class Call(Generic[T]):
         return not self._thread.is_alive()
 
     def outcome(self) -> T:
-        """What it returned; raises what it raised. It has ended."""
+        """What the call returned; raises what it raised. Only after it has ended."""
         if self._error is not None:
             raise self._error
         return self._result[0]
 
     def stack(self) -> str:
-        """Where it is; empty once it has ended."""
-        frame = sys._current_frames().get(self._thread.ident or 0)
-        return "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
+        """The thread's stack; empty once the call has ended."""
+        return stack_of(self._thread.ident or 0)
 
     def _run(self) -> None:
         try:
@@ -59,9 +58,9 @@ class Call(Generic[T]):
             self._error = error
 
 
-def within(seconds: float, function: Callable[..., T], *args: Any) -> T:
-    """What `function(*args)` returns or raises; `NotInTime` after `seconds`. See `Call`."""
-    call = Call(function, *args)
+def call_within(seconds: float, function: Callable[..., T], *args: Any) -> T:
+    """What `function(*args)` returns or raises; `CallTimeout` after `seconds`. See `ThreadCall`."""
+    call = ThreadCall(function, *args)
     if not call.wait(seconds):
-        raise NotInTime(seconds, call.stack())
+        raise CallTimeout(seconds, call.stack())
     return call.outcome()

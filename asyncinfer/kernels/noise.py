@@ -1,12 +1,13 @@
 """Counter-based randomness: one exponential variable per (seed, position, token id).
 
-The race they run (argmin of `E / p`, the same as Gumbel-max on `log p`) draws a token with
-probability exactly proportional to `p`. A variable depends on its three keys only, so a draw is
-the same whatever else is in the batch, after a preemption, and in whichever order it is computed.
+The race of these variables (argmin of `E / p`, the same as Gumbel-max on `log p`) draws a token
+with probability exactly proportional to `p`. A variable depends on its three keys only, so a draw
+is the same in every batch, after a preemption, and in whichever order it is computed.
 
-A row's (seed, position) becomes 64 key bits on the host (splitmix64); each token id is mixed
-once into 32 bits; per row and token remain one multiply-xorshift-multiply round keyed by both
-halves. All of it is integer arithmetic that wraps, equal on every device.
+A row's (seed, position) becomes 64 key bits (splitmix64), and each token id is mixed once into 32
+bits. For each row and token there remains one multiply-xorshift-multiply round, keyed by both
+halves of the row's bits. All of it is wrapping integer arithmetic, equal on every device; Triton
+has it in `triton/race.py`, and `sampling/reference.py` says it in plain Python.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ _SCALE = -(2.0**-31) * (1 - 2.0**-24)
 def row_uniforms(
     seeds: U64, positions: npt.NDArray[np.int64], stream: int
 ) -> npt.NDArray[np.float64]:
-    """float64 `[n]` in (0, 1): one uniform variable per row and stream, apart from the race's."""
-    # An odd factor of its own (from xxHash64), so that no stream meets the race's counters.
-    apart = np.uint64((stream + 1) * 0x9FB21C651E98DF25 % 2**64)
-    bits = _splitmix(_splitmix(_row_bits(seeds, positions)) ^ apart)
+    """float64 `[n]` in (0, 1): one uniform variable per row and stream, independent of the
+    race's."""
+    # Another odd factor (from xxHash64) than the race's, so that no stream meets its counters.
+    offset = np.uint64((stream + 1) * 0x9FB21C651E98DF25 % 2**64)
+    bits = _splitmix(_splitmix(_row_bits(seeds, positions)) ^ offset)
     halves: npt.NDArray[np.float64] = (bits >> np.uint64(12)).astype(np.float64) + 0.5
     return halves * 2.0**-52
 
@@ -59,12 +61,12 @@ def _row_bits(seeds: U64, positions: npt.NDArray[np.int64]) -> U64:
 
 
 def mix_seeds(seeds: U64) -> U64:
-    """Rows' keys as far as their positions have no part in them: for `key_rows`."""
+    """The part of rows' keys that does not depend on their positions, for `key_rows`."""
     return _splitmix(seeds + _GOLDEN)
 
 
 def seed_bits(seed: int) -> np.uint64:
-    """`mix_seeds` of one."""
+    """`mix_seeds` of one seed."""
     bits: np.uint64 = mix_seeds(np.array([seed & (2**64 - 1)], np.uint64))[0]
     return bits
 
@@ -74,13 +76,13 @@ def key_rows(bits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     counters = (positions.long() + 1) * _signed(int(_GOLDEN))
     x = bits + counters
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-        # Shifts of int64 drag the sign along; the mask makes them logical.
+        # int64 shifts are arithmetic: the mask makes them logical.
         x = (x ^ ((x >> shift) & (2 ** (64 - shift) - 1))) * _signed(factor)
     return (x | 2**32).view(torch.int32).view(-1, 2)
 
 
 def _signed(word: int) -> int:
-    """64 bits as torch takes them: its integers are signed and wrap."""
+    """An unsigned 64-bit word as torch's int64, which wraps."""
     return word - 2**64 if word >= 2**63 else word
 
 
@@ -91,19 +93,20 @@ def _splitmix(x: U64) -> U64:
     return x ^ (x >> np.uint64(31))
 
 
-def mix_tokens(vocab_size: int) -> npt.NDArray[np.int32]:
+def mix_tokens(vocab_size: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """int32 `[vocab_size]`: every token id mixed (lowbias32, Wellons 2018); no two are equal."""
-    x = np.arange(vocab_size, dtype=np.uint32)
-    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
-    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
-    return (x ^ (x >> np.uint32(16))).view(np.int32)
+    x = torch.arange(vocab_size, dtype=torch.int32, device=device)
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    # int32 shifts are arithmetic: the masks make these logical.
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * _FACTOR
+    return x ^ ((x >> 16) & 0xFFFF)
 
 
 def hash_tokens(mixed: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """int32 `[n, vocab]` in `[0, 2^31)` from `mixed` int32 `[vocab]` and `keys` int32 `[n, 2]`."""
     x = torch.bitwise_xor(mixed, keys[:, :1])
     x *= keys[:, 1:]
-    # Shifts of int32 drag the sign along; the mask makes this one logical.
+    # An int32 shift is arithmetic: the mask makes it logical.
     x ^= (x >> 16).bitwise_and_(0xFFFF)
     x *= _FACTOR
     return x.bitwise_and_(0x7FFFFFFF)
@@ -117,8 +120,8 @@ def draw_race(weights: torch.Tensor, mixed: torch.Tensor, keys: torch.Tensor) ->
         mixed, keys: of `mix_tokens` and `row_keys`.
     """
     hashed = hash_tokens(mixed, keys)
-    # -u of u = (hash + 0.5) / 2^31, in one operation; small u keep their full resolution, and
-    # they are the ones that win.
+    # -u, with u = (hash + 0.5) / 2^31, in one operation that keeps the full resolution of a small
+    # u, since a small u wins.
     half = torch.full((1,), -(2.0**-32), dtype=torch.float32, device=weights.device)
     negative = torch.add(half, hashed, alpha=_SCALE)
     # log(1 - u) is minus an exponential variable: the smallest E / weight is the most negative

@@ -12,7 +12,7 @@ __all__ = ["Uses", "options_table"]
 
 
 class Uses(IntFlag):
-    """What a request asks for beyond the most likely token."""
+    """The options that a request uses beyond greedy decoding."""
 
     LOGPROBS = 1
     BIAS = 2
@@ -26,9 +26,9 @@ class Uses(IntFlag):
     LIKELY = 512
     TYPICAL = 1024
     PLUGIN = 2048
-    #: Anything that changes logits before the temperature.
+    #: Options that change logits before the temperature.
     LOGITS = BIAS | ALLOWED | BAD_WORDS | MIN_TOKENS | REPETITION | OCCURRENCE
-    #: Anything that may bar tokens.
+    #: Options that may bar tokens.
     BARS = BIAS | ALLOWED | BAD_WORDS | MIN_TOKENS
 
 
@@ -53,5 +53,5 @@ _OPTIONS = np.dtype(
 
 
 def options_table(slots: int) -> npt.NDArray[Any]:
-    """`[slots]` records, all zero: a slot nobody uses is greedy."""
+    """`[slots]` records, all zero, which is greedy."""
     return np.zeros(slots, _OPTIONS)

@@ -1,4 +1,4 @@
-"""Which GGUF file of several is meant."""
+"""Names of GGUF files: which one of several is meant, and the parts of a split model."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from asyncinfer.errors import ModelLoadError
 
 __all__ = ["find_gguf", "split_names"]
 
-#: What one file of several is called: a name, its number, and how many there are.
+#: The name of one file of several: the model's name, the file's number, and how many there are.
 _SPLIT: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 _MOST_PARTS: Final = 1000
 _MOST_SHOWN: Final = 12
 
 
 def split_names(name: str) -> list[str]:
-    """The names of the files that the model in the file `name` was split into, that one first;
-    `name` alone if it was not split. `ModelLoadError` if it is another than the first."""
+    """The names of the files that a model was split into, of which `name` is the first; `name`
+    alone if the model was not split. `ModelLoadError` if `name` is another part than the first."""
     match = _SPLIT.fullmatch(name)
     if match is None:
         return [name]
@@ -29,8 +29,8 @@ def split_names(name: str) -> list[str]:
 
 
 def find_gguf(names: Iterable[str], wanted: str, where: str) -> str:
-    """The file of `names` that is called `wanted`, or the only one with that in its name; the
-    first one of a model that was split. `ModelLoadError` names what there is."""
+    """The file called `wanted`, or else the only one with `wanted` in its name. Of a model that was
+    split only the first part counts. `ModelLoadError` lists the files."""
     first = [name for name in sorted(names) if not _is_later(name)]
     if wanted in first:
         return wanted

@@ -1,4 +1,4 @@
-"""`LogitChanges`: what is done to logits before the temperature, on the rows that ask for it."""
+"""`LogitProcessors`: changes of logits before the temperature, on the rows that ask for them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 
 from asyncinfer.sampling.bad_words import BadWords, arrange
 from asyncinfer.sampling.history import TokenHistory
+from asyncinfer.sampling.options import Uses
 from asyncinfer.sampling.penalties import Occurrences, penalise_repetition
-from asyncinfer.sampling.table import Uses
 from asyncinfer.sampling.token_lists import TokenLists
 from asyncinfer.sampling.transfer import upload
 from asyncinfer.scheduler import Join
 
-__all__ = ["LogitChanges"]
+__all__ = ["LogitProcessors"]
 
 I64 = npt.NDArray[np.int64]
 
 
-class LogitChanges:
-    """Logit bias, allowed tokens, bad words, stop tokens barred until `min_tokens`; then the
-    penalties. Token ids by slot; numbers are in the table of options."""
+class LogitProcessors:
+    """Logit bias, allowed tokens, bad words and `min_tokens`, then the penalties. Keeps token ids
+    by slot; numbers are in the table of options."""
 
     def __init__(self, vocab_size: int, history: TokenHistory) -> None:
         self._vocab_size = vocab_size
@@ -36,10 +36,10 @@ class LogitChanges:
         self._occurrences = Occurrences()
 
     def join(self, slot: int, join: Join, row: npt.NDArray[Any]) -> Uses:
-        """Fill in the slot's `row` of the table; gives what of this the slot uses."""
+        """Fill in the slot's `row` of the table; gives the processors that the slot uses."""
         uses, params = Uses(0), join.params
         words = arrange(join.bad_ids, self._vocab_size)
-        # What is no token here cannot be drawn anyway.
+        # The model cannot draw an id beyond its vocabulary, so there is nothing to bar.
         stops = [token for token in join.stop_ids if token < self._vocab_size]
         biases = dict(params.logit_bias)
         biases.update(dict.fromkeys(words.single, -np.inf))

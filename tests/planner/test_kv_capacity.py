@@ -13,7 +13,7 @@ from asyncinfer.cache import steady_pages
 from asyncinfer.config import EngineConfig
 from asyncinfer.models import ModelConfig, parse_config
 from asyncinfer.planner import find_gpu, plan_config
-from asyncinfer.planner.room import KVRoom, kv_room
+from asyncinfer.planner.kv_capacity import KVCapacity, kv_capacity
 from asyncinfer.runner import plan_memory
 from asyncinfer.runner.memory import pages_in_flight
 from asyncinfer.testing import InlineEngine, RandomModel
@@ -44,9 +44,9 @@ def options(context: int, **more: Any) -> EngineConfig:
     )
 
 
-def room_for(config: ModelConfig, context: int, budget: int) -> KVRoom:
+def room_for(config: ModelConfig, context: int, budget: int) -> KVCapacity:
     layer = KVCache.bytes_per_block(config, BLOCK, torch.float32) // config.num_layers
-    return kv_room(config, options(context), layer, lambda _: budget, overlap=1)
+    return kv_capacity(config, options(context), layer, lambda _: budget, overlap=1)
 
 
 def together(config: ModelConfig, context: int, budget: int, count: int) -> bool:
@@ -124,9 +124,9 @@ def test_where_nothing_fits() -> None:
 def test_what_an_engine_sets_aside_on_a_gpu(
     name: str, gpu: str, context: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, its = parse_config(CONFIGS[name]), find_gpu(gpu)
-    found = plan_config(config, gpu=its, context=context, dtype="bfloat16").formats[0]
-    left = int(its.memory) - found.weight_bytes
+    config, gpu_facts = parse_config(CONFIGS[name]), find_gpu(gpu)
+    found = plan_config(config, gpu=gpu_facts, context=context, dtype="bfloat16").formats[0]
+    left = int(gpu_facts.memory) - found.weight_bytes
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (left, 1 << 40))
     monkeypatch.setattr("torch.cuda.memory_reserved", lambda _: 0)
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda _: 0)

@@ -1,4 +1,4 @@
-"""How many sequences run at once in the memory that is there for KV: divided as an engine does."""
+"""How many sequences run at once in the memory for KV, divided as an engine divides it."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from asyncinfer.config import MOST_RUNNING, EngineConfig
 from asyncinfer.models import ModelConfig
 from asyncinfer.runner.memory import pages_in_flight, share_out
 
-__all__ = ["KVRoom", "kv_room"]
+__all__ = ["KVCapacity", "kv_capacity"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KVRoom:
+class KVCapacity:
     """What sequences hold of keys and values."""
 
     #: How many run at once.
     sequences: int
-    #: Layers that keep all there is; the others keep a window.
+    #: Layers that keep the KV of all tokens; the others keep a window.
     layers: int
-    #: Bytes of each: whole blocks, and of layers with a window the pages that it decodes with.
+    #: Bytes of each sequence: whole blocks, and for layers with a window the pages it decodes with.
     per_sequence: int
-    #: Bytes of the query tokens in flight, of all sequences together, where layers have a window.
+    #: Bytes that layers with a window hold for query tokens in flight, of all sequences together.
     in_flight: int
 
 
-def kv_room(
+def kv_capacity(
     config: ModelConfig,
     engine: EngineConfig,
     layer_bytes: int,
     free: Callable[[int], int],
     overlap: int,
-) -> KVRoom:
+) -> KVCapacity:
     """For sequences that grow to `engine.max_context` tokens, in an engine whose `max_running` is
     how many of them fit.
 
@@ -53,12 +53,12 @@ def kv_room(
         return share_out(free(slots), context, config, layer_bytes, size, slots, in_flight)
 
     def run(count: int) -> bool:
-        """Whether so many do."""
+        """Whether `count` sequences run at once."""
         divided = shares(count)
         if not divided:
             return free(count) >= count * width * config.num_layers * layer_bytes
         blocks, pages = (group.num_pages for group in divided)
-        # Alone a sequence takes smaller chunks where it must.
+        # A sequence that runs alone takes smaller chunks if it must.
         chunks = min(in_flight, count * (width - steady)) if count > 1 else 0
         return blocks >= count * width and pages >= count * steady + chunks
 
@@ -66,7 +66,7 @@ def kv_room(
     chunks = min(in_flight, max(sequences, 1) * (width - steady))
     near = len(config.windowed_layers) if shares(max(sequences, 1)) else 0
     far = config.num_layers - near
-    return KVRoom(
+    return KVCapacity(
         sequences=sequences,
         layers=far,
         per_sequence=(width * far + steady * near) * layer_bytes,
@@ -75,7 +75,7 @@ def kv_room(
 
 
 def _most(holds: Callable[[int], bool], limit: int) -> int:
-    """The largest number up to `limit` that holds; every smaller one does."""
+    """The largest number up to `limit` for which `holds`, which is true of every smaller one."""
     low, high = 0, 1
     while high <= limit and holds(high):
         low, high = high, 2 * high

@@ -1,0 +1,17 @@
+"""Reading one tensor of an open checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from asyncinfer.weights import TensorFiles
+from asyncinfer.weights.packed import STORED
+
+
+def read(checkpoint: TensorFiles[Any], name: str) -> torch.Tensor:
+    stored = checkpoint.tensors[name]
+    tensor = torch.empty(stored.shape, dtype={**STORED, "I64": torch.int64}[stored.dtype])
+    checkpoint.reader.read(stored.file, name, 0, tensor.view(-1).view(torch.uint8).numpy().data)
+    return tensor
