@@ -141,9 +141,9 @@ def test_steps_in_flight(
     for a, b in zip(plain, recorded, strict=True):
         assert a.logprobs.keys() == b.logprobs.keys()
         for row, scores in a.logprobs.items():
-            its, others = columns(scores), columns(b.logprobs[row])
-            assert its.token_ids == others.token_ids
-            assert its.logprobs == pytest.approx(others.logprobs, abs=1e-5)
+            ours, others = columns(scores), columns(b.logprobs[row])
+            assert ours.token_ids == others.token_ids
+            assert ours.logprobs == pytest.approx(others.logprobs, abs=1e-4)
 
 
 def test_more_steps_in_flight_than_there_is_room_for(graph_hand: Any) -> None:
