@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json as json_format
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +13,8 @@ from typing import Any, Final, Literal
 
 import click
 
-from asyncinfer import plugins
+from asyncinfer import __version__, plugins
+from asyncinfer.bench import Environment
 from asyncinfer.cli.plugin_choice import plugin_choice
 from asyncinfer.testing import SimulationReport, SimulationTrace, simulate
 
@@ -39,7 +42,7 @@ MOST: Final = 40
     type=click.Choice(["full", "light"]),
     default="full",
     show_default=True,
-    help="light checks the scheduler's invariants at every sixteenth step.",
+    help="light checks the scheduler's invariants at every 64th step.",
 )
 @click.option(
     "--cache-policy",
@@ -71,7 +74,13 @@ MOST: Final = 40
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Live a written trace again, and nothing else.",
 )
-@click.option("--json", is_flag=True, help="Print a JSON object.")
+@click.option(
+    "--json",
+    is_flag=False,
+    flag_value="-",
+    metavar="[FILE]",
+    help="Print a JSON object, or write it to FILE.",
+)
 def simulate_command(
     seed: int,
     steps: int,
@@ -80,7 +89,7 @@ def simulate_command(
     shrink: int,
     out: Path,
     replay: Path | None,
-    json: bool,
+    json: str | None,
     **chosen: tuple[str, dict[str, Any]] | None,
 ) -> int:
     """Live random lives of an engine on a fake model, in virtual time, and check everything: each
@@ -90,24 +99,32 @@ def simulate_command(
     hang, memory is short, threads are interrupted, deadlines pass and the engine is closed. The
     same seed gives the same life.
 
-    A failure is made small and written as a trace, which --replay lives again. The exit code is 1
+    Ctrl-C and SIGTERM end it after the lives that run; it says what it did until then. A failure is
+    made small and written as a trace, which --replay lives again. The exit code is 1
     then.
     """
     given: dict[str, Any] = {name: plugin for name, plugin in chosen.items() if plugin is not None}
     if replay is not None:
         return _replay(replay, given)
-    with _bar(steps) as moved:
+    with _bar(steps) as moved, _told_to_stop() as told:
+
+        def progress(report: SimulationReport) -> bool:
+            moved(report)
+            return told()
+
         report = simulate(
-            seed, steps, jobs=jobs, checking=checking, shrink=shrink, progress=moved, **given
+            seed, steps, jobs=jobs, checking=checking, shrink=shrink, progress=progress, **given
         )
     for trace in report.failures:
         path = out / f"simulation-{trace.seed}.json"
         trace.save(path)
         click.echo(_story(trace, path), err=True)
-    if json:
-        click.echo(json_format.dumps(_values(report), indent=2))
-    else:
+    if json is None:
         _show(report)
+    else:
+        options = {"checking": checking, "jobs": jobs, **given}
+        with click.open_file(json, "w") as file:
+            click.echo(json_format.dumps(_values(report) | options, indent=2), file)
     return 1 if report.failures else 0
 
 
@@ -141,6 +158,9 @@ def _story(trace: SimulationTrace, path: Path) -> str:
 
 def _values(report: SimulationReport) -> dict[str, Any]:
     return {
+        "version": __version__,
+        "commit": Environment.now().commit,
+        "seed": report.seed,
         "lives": report.lives,
         "steps": report.steps,
         "seconds": report.seconds,
@@ -167,10 +187,34 @@ def _show(report: SimulationReport) -> None:
 
 
 @contextmanager
-def _bar(steps: int) -> Iterator[Callable[[SimulationReport], None] | None]:
+def _told_to_stop() -> Iterator[Callable[[], bool]]:
+    """While the block runs, the first Ctrl-C or SIGTERM only makes the function it is given true.
+    An exception would come up in the middle of a life, which would take it for its own."""
+    told = threading.Event()
+    before: dict[int, Any] = {}
+
+    def stop(number: int, frame: object) -> None:
+        told.set()
+        restore()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, stop)
+    try:
+        yield told.is_set
+    finally:
+        restore()
+
+
+@contextmanager
+def _bar(steps: int) -> Iterator[Callable[[SimulationReport], None]]:
     """Shows the steps on stderr while the block runs; nothing if that is no terminal."""
     if not sys.stderr.isatty():
-        yield None
+        yield lambda report: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

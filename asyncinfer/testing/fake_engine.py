@@ -9,21 +9,25 @@ from asyncinfer.cache import KVGroupSpec
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine import Loaded
 from asyncinfer.scheduler import RunnerSpec, Step
-from asyncinfer.testing.fake_model import FakeRunner, Gate
+from asyncinfer.testing.fake_model import FakeRunner
+from asyncinfer.testing.fake_steps import FakeSteps, Gate
 from asyncinfer.testing.oracle import EOS_ID
+from asyncinfer.testing.strict_runner import StrictRunner
 from asyncinfer.text import Tokenizer
 
 __all__ = ["FakeModel"]
 
 
 class FakeModel:
-    """A `ModelSource` over `FakeRunner`: a byte-level tokenizer and tokens that are hashes of
+    """A `ModelSource` over a fake runner: a byte-level tokenizer and tokens that are hashes of
     every KV entry read. `runner` is the runner of the engine that was opened last.
 
     Args:
         blocks: KV blocks.
         max_context: tokens of the longest sequence.
-        strict, eos_every, gate, failing, no_room: see `FakeRunner`.
+        strict: every KV entry is read (`StrictRunner`); or only the last one, which is faster for
+            many rows and long ones (`FakeRunner`).
+        eos_every, gate, failing, no_room: see `FakeSteps`.
         load_error: raised instead of loading.
         tokenizer: whose vocabulary tokens are drawn from; None is the byte-level one.
     """
@@ -50,7 +54,7 @@ class FakeModel:
         self.no_room = no_room
         self.load_error = load_error
         self.tokenizer = tokenizer
-        self.runner: FakeRunner | None = None
+        self.runner: FakeSteps | None = None
 
     def load(self, config: EngineConfig, progress: Any = None) -> Loaded:
         if self.load_error is not None:
@@ -65,9 +69,9 @@ class FakeModel:
             vocab_size=tokenizer.vocab_size,
             max_step_tokens=config.max_step_tokens,
         )
-        self.runner = FakeRunner(
+        runner = StrictRunner if self.strict else FakeRunner
+        self.runner = runner(
             spec,
-            strict=self.strict,
             eos_every=self.eos_every,
             gate=self.gate,
             failing=self.failing,

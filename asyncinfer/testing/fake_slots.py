@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import numpy.typing as npt
 
@@ -92,25 +90,6 @@ class FakeSlots:
         last = self.tables[:, slots, (ends - 1) // spec.block_size]
         most = np.array([[group.num_pages] for group in spec.groups])
         assert ((last >= 0) & (last < most)).all(), "a block table too short"
-
-    def check_writes(self, plan: Step) -> None:
-        """No page that a row writes is in any other table, as far as windows show it. Linear in
-        all tables."""
-        size = self._spec.block_size
-        reached = {slot: int(self.computed[slot]) for slot in range(len(self.tenants))}
-        reached.update(zip(plan.slots, plan.starts, strict=True))
-        for number, (group, tables) in enumerate(zip(self._spec.groups, self.tables, strict=True)):
-            users = Counter[int]()
-            for slot, position in reached.items():
-                if self.tenants[slot] is not None:
-                    first = 0 if group.window is None else max(0, position - group.window + 1)
-                    seen = tables[slot, first // size :]
-                    users.update(seen[seen >= 0].tolist())
-            for slot, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True):
-                for page in tables[slot, start // size : -(-(start + count) // size)].tolist():
-                    what = f"slot {slot} writes page {page} of group {number}"
-                    assert 0 <= page < group.num_pages, f"{what}, which there is not"
-                    assert users[page] == 1, f"{what}, which is shared"
 
     def tenant(self, slot: int) -> Join:
         join = self.tenants[slot]

@@ -20,12 +20,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 from typing import Final
 
 from asyncinfer.chunk import TokenLogprob
 from asyncinfer.params import SamplingParams
 
-__all__ = ["EOS_ID", "WindowSum", "fake_kv", "fake_logprob", "mix", "next_token", "oracle"]
+__all__ = [
+    "EOS_ID",
+    "WindowSum",
+    "added",
+    "fake_kv",
+    "fake_logprob",
+    "mix",
+    "next_token",
+    "oracle",
+    "weight",
+]
 
 MASK: Final = 2**64 - 1
 A: Final = 0xD1342543DE82EF95
@@ -41,6 +52,18 @@ def mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
+@lru_cache(1 << 16)
+def added(token: int) -> int:
+    """What a token adds to the KV."""
+    return mix(token + 1)
+
+
+@lru_cache(1 << 16)
+def weight(position: int) -> int:
+    """What an entry counts in a sum, by its position."""
+    return mix(position) | 1
+
+
 class WindowSum:
     """The sum over a window that moves on by one position at a time.
 
@@ -54,11 +77,11 @@ class WindowSum:
         first = position - len(entries)
         self._window = window
         self._position = position
-        self._terms = deque(entry * (mix(first + i) | 1) for i, entry in enumerate(entries))
+        self._terms = deque(entry * weight(first + i) for i, entry in enumerate(entries))
 
     def add(self, entry: int) -> int:
         """Move on to the next position, which has this entry; gives what it sees."""
-        self._terms.append(entry * (mix(self._position) | 1))
+        self._terms.append(entry * weight(self._position))
         self._position += 1
         if len(self._terms) > self._window:
             self._terms.popleft()
@@ -72,7 +95,7 @@ def fake_kv(
     Moves the windows on."""
     stored = []
     for token in tokens:
-        mixed = mix(token + 1)
+        mixed = added(token)
         nears = [mix(kv ^ mixed ^ i) for i in range(len(windows))]
         seen = sum(window.add(near) for window, near in zip(windows, nears, strict=True))
         kv = (kv * A + mixed + seen) & MASK
@@ -123,8 +146,8 @@ def oracle(
         if seen:
             ((kv, *_),) = fake_kv(known[p : p + 1], seen, kv)
         else:
-            kv = (kv * A + mix(known[p] + 1)) & MASK
-        digest = (digest + kv * (mix(p) | 1)) & MASK
+            kv = (kv * A + added(known[p])) & MASK
+        digest = (digest + kv * weight(p)) & MASK
         if p >= last:
             barred = stop_ids if p - last < params.min_tokens else ()
             known.append(

@@ -15,8 +15,8 @@ from asyncinfer.cache.prefix_cache import PrefixCache
 from asyncinfer.params import SamplingParams
 from asyncinfer.protocols.scheduling import SchedulingPolicy
 from asyncinfer.scheduler import RunnerSpec, Scheduler, Sequence, SequenceState, Step, StepResult
-from asyncinfer.testing.fake_model import FakeRunner
 from asyncinfer.testing.invariants import InvariantError, check_drained, check_invariants, hold
+from asyncinfer.testing.strict_runner import StrictRunner
 from asyncinfer.testing.watched_pages import WatchedPages
 
 __all__ = ["Simulation", "Track"]
@@ -41,7 +41,7 @@ class Simulation:
     """Drives a `Scheduler` with `depth` steps in flight.
 
     Time is `now`, in seconds, and moves only when somebody moves it. `failing` makes rows fail and
-    `no_room` steps, as `FakeRunner` has it.
+    `no_room` steps, as `FakeSteps` has it.
     """
 
     def __init__(
@@ -57,9 +57,7 @@ class Simulation:
         on_fault: Callable[[Exception], None] | None = None,
     ) -> None:
         self.scheduler = Scheduler(spec, policy=policy, cache=cache, on_fault=on_fault)
-        self.runner = FakeRunner(
-            spec, strict=True, eos_every=eos_every, failing=failing, no_room=no_room
-        )
+        self.runner = StrictRunner(spec, eos_every=eos_every, failing=failing, no_room=no_room)
         self.depth = depth
         self.now = 0.0
         self.tracks: dict[int, Track] = {}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from asyncinfer.cache import WindowPages
 from asyncinfer.cache.prefix_cache import CacheEntry
 from asyncinfer.scheduler import Scheduler
-from asyncinfer.testing.fake_model import FakeRunner
 from asyncinfer.testing.invariants import hold
-from asyncinfer.testing.oracle import MASK, A, WindowSum, fake_kv, mix
+from asyncinfer.testing.oracle import WindowSum, fake_kv
+from asyncinfer.testing.strict_runner import StrictRunner
 
 __all__ = ["WatchedPages"]
 
@@ -16,16 +16,17 @@ class WatchedPages:
     """Poisons every page that became free since the last `check`, and compares every page that was
     published since with what it must hold."""
 
-    def __init__(self, scheduler: Scheduler, runner: FakeRunner) -> None:
+    def __init__(self, scheduler: Scheduler, runner: StrictRunner) -> None:
         self._cache = scheduler.cache
         self._size = scheduler.spec.block_size
         self._groups = scheduler.states.slots.blocks.groups
         self._windows = [group for group in self._groups if isinstance(group, WindowPages)]
         self._pages = runner.pages
-        #: Of each group.
+        #: Free pages of each group, and the list of them as it was when it was looked at last.
         self._free: list[set[int]] = [set(group.pool.free) for group in self._groups]
-        #: Published entry -> KV and position of its last token.
-        self._written: dict[CacheEntry, tuple[int, int]] = {}
+        self._listed: list[list[int]] = [[] for _ in self._groups]
+        #: Published entry -> what each group has to hold of its prefix, by position.
+        self._stored: dict[CacheEntry, list[tuple[int, ...]]] = {}
         #: Of each group with a window: published block -> its entry and the page kept for it.
         self._kept: list[dict[int, tuple[CacheEntry, int]]] = [{} for _ in self._windows]
 
@@ -37,18 +38,25 @@ class WatchedPages:
 
     def poison(self) -> None:
         """Poison what became free, and compare nothing."""
-        free = [set(group.pool.free) for group in self._groups]
-        for pages, now, before in zip(self._pages, free, self._free, strict=True):
-            pages.poison(now - before)
-        self._free = free
+        for number, group in enumerate(self._groups):
+            listed = group.pool.free
+            if listed == self._listed[number]:
+                continue
+            free, self._listed[number] = set(listed), [*listed]
+            self._pages[number].poison(free - self._free[number])
+            self._free[number] = free
 
     def _check_written(self) -> None:
         """I5: a published page holds exactly the KV of its prefix."""
         if self._cache is None:
             return
         entries = self._cache.by_block.values()
-        if len(self._written) != len(entries) or any(e not in self._written for e in entries):
-            self._written = {e: self._written.get(e) or self._check_entry(e) for e in entries}
+        for entry in [entry for entry in entries if entry not in self._stored]:
+            expected = [kv for kv, *_ in self._prefix(entry)[-self._size :]]
+            right = self._pages[0].page(entry.block) == expected
+            hold("I5", right, "block {} holds something else", entry.block)
+        if len(self._stored) != len(entries):
+            self._stored = {entry: self._stored[entry] for entry in entries}
 
     def _check_kept(self, number: int, group: WindowPages) -> None:
         """I5: a kept page holds exactly what a window is to see."""
@@ -57,42 +65,21 @@ class WatchedPages:
             assert self._cache is not None
             kept[block] = entry, _ = self._cache.by_block[block], page
             if self._kept[number].get(block) != kept[block]:
-                stored = self._stored(_prefix(entry))[-self._size :]
+                stored = self._prefix(entry)[-self._size :]
                 right = self._pages[1 + number].page(page) == [near[1 + number] for near in stored]
                 hold("I5", right, "page {} of group {} is wrong", page, 1 + number)
         self._kept[number] = kept
 
-    def _stored(self, tokens: list[int]) -> list[tuple[int, ...]]:
-        """What the groups have to hold of a sequence."""
-        return fake_kv(tokens, [WindowSum(group.window, 0) for group in self._windows])
-
-    def _check_entry(self, entry: CacheEntry) -> tuple[int, int]:
-        """Checks the entry's page; returns KV and position of its last token."""
-        held = self._pages[0].page(entry.block)
-        if self._windows:
-            kvs = [kv for kv, *_ in self._stored(_prefix(entry))]
-            hold("I5", held == kvs[-self._size :], "block {} holds something else", entry.block)
-            return kvs[-1], len(kvs) - 1
-        chain = [entry]
-        while isinstance(chain[-1].parent, CacheEntry) and chain[-1].parent not in self._written:
-            chain.append(chain[-1].parent)
-        above = chain[-1].parent
-        kv, position = self._written[above] if isinstance(above, CacheEntry) else (0, -1)
-        expected: list[int] = []
-        for link in reversed(chain):
-            expected = []
-            for token in link.tokens:
-                kv = (kv * A + mix(token + 1)) & MASK
-                position += 1
-                expected.append(kv)
-        hold("I5", held == expected, "block {} holds something else", entry.block)
-        return kv, position
-
-
-def _prefix(entry: CacheEntry) -> list[int]:
-    """Every token up to the entry's last one."""
-    parts = [entry.tokens]
-    while isinstance(entry.parent, CacheEntry):
-        entry = entry.parent
-        parts.append(entry.tokens)
-    return [token for part in reversed(parts) for token in part]
+    def _prefix(self, entry: CacheEntry) -> list[tuple[int, ...]]:
+        """What the groups have to hold of the tokens up to an entry's last one."""
+        stored = self._stored.get(entry)
+        if stored is None:
+            above = self._prefix(entry.parent) if isinstance(entry.parent, CacheEntry) else []
+            windows = []
+            for number, group in enumerate(self._windows, 1):
+                seen = above[max(0, len(above) - group.window + 1) :]
+                past = [near[number] for near in seen]
+                windows.append(WindowSum(group.window, len(above), past))
+            kv = above[-1][0] if above else 0
+            stored = self._stored[entry] = above + fake_kv(entry.tokens, windows, kv)
+        return stored

@@ -30,7 +30,8 @@ from asyncinfer.bench import BenchError
 from asyncinfer.models import parse_config
 from asyncinfer.planner import ModelSize, Storage, decode_floor, prefill_floor
 from asyncinfer.quantization.int8 import Int8Linear
-from asyncinfer.testing import FakeRunner, KVGroupSpec, RandomModel, RunnerSpec, Step
+from asyncinfer.testing import KVGroupSpec, RandomModel, RunnerSpec, Step
+from asyncinfer.testing.strict_runner import StrictRunner
 
 OPTIONS = StepOptions(
     quick=True, device="cpu", steps=6, repeat=2, max_step_tokens=32, bandwidth=2e9, flops=3e9
@@ -125,9 +126,8 @@ def driver(**changes: Any) -> tuple[StepDriver, list[Step]]:
         "max_step_tokens": 32,
     }
     plans: list[Step] = []
-    runner = FakeRunner(
+    runner = StrictRunner(
         RunnerSpec(block_size=16, vocab_size=256, **{**spec, **changes}),
-        strict=True,
         gate=lambda phase, plan: plans.append(plan) if phase == "launch" else None,
     )
     return StepDriver(runner, ahead=2), plans

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
+import asyncinfer
 from asyncinfer.cli import main
 from asyncinfer.engine.deadlines import Deadlines
+from asyncinfer.testing.simulator import campaign
 
 Capture = pytest.CaptureFixture[str]
 
@@ -59,3 +63,29 @@ def test_wrong_options(capsys: Capture, tmp_path: Path) -> None:
     path.write_text("[]")
     assert run("--replay", str(path)) == 2
     assert "is no trace of a simulation" in capsys.readouterr().err
+
+
+def test_a_file_of_what_it_did(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    assert run("--seed", "7", "--steps", "40", "--json", str(path)) == 0
+    values = json.loads(path.read_text())
+    assert (values["seed"], values["checking"], values["failures"]) == (7, "full", [])
+    assert values["version"] == asyncinfer.__version__
+    assert values["steps"] == values["events"]["steps"] >= 40
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_can_be_stopped_and_says_what_it_did(
+    number: signal.Signals, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, handler = campaign.live, signal.getsignal(number)
+
+    def live_and_stop(seed: int, *args: object) -> object:
+        if seed == 3:
+            os.kill(os.getpid(), number)
+        return live(seed, *args)
+
+    monkeypatch.setattr(campaign, "live", live_and_stop)
+    assert run("--steps", str(10**8), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["lives"] == 4
+    assert signal.getsignal(number) is handler

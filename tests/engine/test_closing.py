@@ -19,7 +19,7 @@ from asyncinfer.engine import Loaded, prompt_workers
 from asyncinfer.engine.runtime import Handle, Threads, Worker
 from asyncinfer.protocols import Observer
 from asyncinfer.testing import FakeModel, StepGate
-from asyncinfer.testing.fake_model import FakeRunner
+from asyncinfer.testing.fake_steps import FakeSteps
 
 pytestmark = pytest.mark.anyio
 
@@ -326,7 +326,7 @@ async def test_an_observer_whose_thread_cannot_be_started(monkeypatch: pytest.Mo
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", few)
-    monkeypatch.setattr(FakeRunner, "close", lambda runner: closed.append("runner"))
+    monkeypatch.setattr(FakeSteps, "close", lambda runner: closed.append("runner"))
     with anyio.fail_after(30), pytest.raises(PluginError, match="can't start new thread"):
         await Engine.open(FakeModel(), observers=[Closing("first"), Closing("second")])
     started[0].join(30)

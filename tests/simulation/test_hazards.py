@@ -13,6 +13,7 @@ import pytest
 from asyncinfer.engine import intake
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.deadlines import Deadlines
+from asyncinfer.engine.frontend import Frontend
 from asyncinfer.engine.inbox import Command
 from asyncinfer.engine.intake import Intake
 from asyncinfer.engine.job import Job, Phase
@@ -22,7 +23,9 @@ from asyncinfer.engine.thread import DecodeThread
 from asyncinfer.engine.watchdog import Watchdog
 from asyncinfer.scheduler.queue import WaitingQueue
 from asyncinfer.scheduler.scheduler import Scheduler
+from asyncinfer.scheduler.step_budget import StepBudget
 from asyncinfer.testing import simulate
+from asyncinfer.testing.simulator.model import SimulatedModel
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -96,6 +99,47 @@ def removed_but_held(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WaitingQueue, "remove", keeping)
 
 
+def bytes_kept(patch: pytest.MonkeyPatch) -> None:
+    leave = Admission.leave
+
+    def keeping(self: Admission, job: Job) -> None:
+        leave(self, job)
+        self.held_bytes += 1
+
+    patch.setattr(Admission, "leave", keeping)
+
+
+def close_goes_on_though_cancelled(patch: pytest.MonkeyPatch) -> None:
+    drain = Frontend.drain
+
+    def at_first(self: Frontend, seconds: float) -> None:
+        if self.admission.drain_until is None:
+            drain(self, seconds)
+
+    patch.setattr(Frontend, "drain", at_first)
+
+
+def only_steps_are_watched(patch: pytest.MonkeyPatch) -> None:
+    hangs, gate = Watchdog._hangs, SimulatedModel._gate
+    steps: list[int] = []
+
+    def in_step(self: SimulatedModel, *args: Any) -> None:
+        steps.append(1)
+        try:
+            gate(self, *args)
+        finally:
+            steps.pop()
+
+    def looking(self: Watchdog, now: float) -> bool:
+        if steps:
+            return hangs(self, now)
+        self._looked, self._turn = now, None
+        return False
+
+    patch.setattr(SimulatedModel, "_gate", in_step)
+    patch.setattr(Watchdog, "_hangs", looking)
+
+
 #: The first life's seed, the steps within which one of them fails, how, and the hazard.
 HAZARDS: dict[str, tuple[int, int, str | tuple[str, ...], Plant]] = {
     "a death does not tell who is still in the inbox": (0, 4000, "liveness", inbox_forgotten),
@@ -125,11 +169,35 @@ HAZARDS: dict[str, tuple[int, int, str | tuple[str, ...], Plant]] = {
     ),
     "a consumer that reads steadily is stalled": (50, 4000, "end: ", stalled_while_reading),
     "what was coalesced is lost at an error": (0, 4000, "I7", coalesced_lost),
-    "a thread that cannot start is kept": (0, 4000, "liveness", thread_kept_that_never_ran),
+    "a thread that cannot start is kept": (70, 6000, "liveness", thread_kept_that_never_ran),
     "what left the queue is held": (0, 1000, "I13", removed_but_held),
+    "steps stay small after a lack of room": (
+        20,
+        4000,
+        "I9",
+        replaced(StepBudget, "computed", lambda self, *, retried: None),
+    ),
+    "a plugin that hangs outside a step is not seen": (
+        0,
+        4000,
+        "liveness",
+        only_steps_are_watched,
+    ),
+    "a close goes on though it is cancelled": (
+        0,
+        4000,
+        "liveness",
+        close_goes_on_though_cancelled,
+    ),
+    "a request's bytes are not given back": (
+        0,
+        1000,
+        "drain",
+        bytes_kept,
+    ),
     "a request that ended after a retraction is held": (
         0,
-        2000,
+        4000,
         "I13",
         replaced(Scheduler, "_forget_ended", lambda self: None),
     ),
@@ -141,5 +209,5 @@ HAZARDS: dict[str, tuple[int, int, str | tuple[str, ...], Plant]] = {
 def test_is_found(hazard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seed, steps, how, plant = HAZARDS[hazard]
     plant(monkeypatch)
-    (trace,) = simulate(seed, steps, shrink=0).failures
+    (trace,) = simulate(seed, steps, checking="light", shrink=0).failures
     assert trace.failure.startswith(how), trace.failure

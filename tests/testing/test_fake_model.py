@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import pytest
 from support import columns
@@ -12,7 +12,9 @@ from asyncinfer.cache import KVGroupSpec
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import Join, PageChanges, RunnerSpec, Step
 from asyncinfer.testing import FakeRunner
+from asyncinfer.testing.fake_steps import FakeSteps
 from asyncinfer.testing.oracle import EOS_ID
+from asyncinfer.testing.strict_runner import StrictRunner
 
 SPEC = RunnerSpec(
     (KVGroupSpec(16),),
@@ -25,29 +27,31 @@ SPEC = RunnerSpec(
 PROMPT = [11, 12, 13, 14, 15, 16]
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=1.0)
+Make: TypeAlias = Callable[..., FakeSteps]
+every_runner = pytest.mark.parametrize("make", [FakeRunner, StrictRunner])
 
 
 def join(slot: int, blocks: Sequence[int], params: SamplingParams = GREEDY, **more: Any) -> Join:
     return Join(slot, PROMPT, len(PROMPT), [blocks], params, seed=7, **more)
 
 
-def prefill(runner: FakeRunner, slot: int, blocks: Sequence[int], **more: Any) -> list[int]:
+def prefill(runner: FakeSteps, slot: int, blocks: Sequence[int], **more: Any) -> list[int]:
     plan = Step(0, [slot], [0], [len(PROMPT)], [1], joins=[join(slot, blocks, **more)])
     return runner.collect(runner.launch(plan)).tokens
 
 
-def decode(runner: FakeRunner, slot: int, start: int, **more: Any) -> list[int]:
+def decode(runner: FakeSteps, slot: int, start: int, **more: Any) -> list[int]:
     plan = Step(1, [slot], [start], [1], [1], **more)
     return runner.collect(runner.launch(plan)).tokens
 
 
-@pytest.mark.parametrize("strict", [True, False])
+@every_runner
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("chunks", [(6,), (1, 5), (2, 3, 1), (4, 2)])
 def test_it_agrees_with_the_oracle(
-    strict: bool, params: SamplingParams, chunks: tuple[int, ...]
+    make: Make, params: SamplingParams, chunks: tuple[int, ...]
 ) -> None:
-    runner = FakeRunner(SPEC, strict=strict)
+    runner = make(SPEC)
     tokens: list[int] = []
     start = 0
     for step, count in enumerate(chunks):
@@ -73,8 +77,9 @@ def test_seeds_positions_and_prompts_matter() -> None:
     assert len(answers) == 9, "three greedy ones, which ignore the seed, and six sampled"
 
 
-def test_drawn_tokens_feed_the_next_step_before_they_are_collected() -> None:
-    runner = FakeRunner(SPEC)
+@every_runner
+def test_drawn_tokens_feed_the_next_step_before_they_are_collected(make: Make) -> None:
+    runner = make(SPEC)
     plans = [Step(0, [0], [0], [6], [1], joins=[join(0, [0, 1])])]
     plans += [Step(i, [0], [5 + i], [1], [1]) for i in (1, 2)]
     handles = [runner.launch(plan) for plan in plans]
@@ -82,9 +87,9 @@ def test_drawn_tokens_feed_the_next_step_before_they_are_collected() -> None:
     assert tokens == runner.oracle(PROMPT, GREEDY, 7, 3)
 
 
-@pytest.mark.parametrize("strict", [True, False])
-def test_a_copied_block_holds_what_its_source_held(strict: bool) -> None:
-    runner = FakeRunner(SPEC, strict=strict)
+@every_runner
+def test_a_copied_block_holds_what_its_source_held(make: Make) -> None:
+    runner = make(SPEC)
     prefill(runner, 0, [0, 1])
     plan = Step(
         1, [1], [5], [1], [1], joins=[join(1, [0, 2])], groups=[PageChanges(copies=[(1, 2)])]
@@ -94,25 +99,32 @@ def test_a_copied_block_holds_what_its_source_held(strict: bool) -> None:
 
 @pytest.mark.parametrize("bad", [0, 1])
 def test_a_poisoned_page_shows(bad: int) -> None:
-    runner = FakeRunner(SPEC, strict=True)
+    runner = StrictRunner(SPEC)
     prefill(runner, 0, [4, 5])
     runner.pages[0].poison([4 + bad])
     assert decode(runner, 0, 6) != runner.oracle(PROMPT, GREEDY, 7, 2)[1:]
 
 
-def test_a_page_never_written_shows() -> None:
-    for strict in (True, False):
-        runner = FakeRunner(SPEC, strict=strict)
-        plan = Step(0, [0], [4], [2], [1], joins=[join(0, [0, 1])])
-        tokens = runner.collect(runner.launch(plan)).tokens
-        assert tokens != runner.oracle(PROMPT, GREEDY, 7, 1)
+@every_runner
+def test_a_page_never_written_shows(make: Make) -> None:
+    runner = make(SPEC)
+    plan = Step(0, [0], [4], [2], [1], joins=[join(0, [0, 1])])
+    tokens = runner.collect(runner.launch(plan)).tokens
+    assert tokens != runner.oracle(PROMPT, GREEDY, 7, 1)
+
+
+WRITTEN_IN_THE_SAME_STEP = Step(
+    0, [0, 1], [0, 4], [6, 2], [1, 1], joins=[join(0, [0, 1]), join(1, [0, 2])]
+)
+
+
+def test_a_page_that_another_row_reads_is_not_written() -> None:
+    with pytest.raises(AssertionError, match="shared"):
+        StrictRunner(SPEC).launch(WRITTEN_IN_THE_SAME_STEP)
 
 
 def test_a_page_written_in_the_same_step_is_not_there_yet() -> None:
-    runner = FakeRunner(SPEC, strict=True)
-    plan = Step(0, [0, 1], [0, 4], [6, 2], [1, 1], joins=[join(0, [0, 1]), join(1, [0, 2])])
-    with pytest.raises(AssertionError, match="shared"):
-        runner.launch(plan)
+    plan = WRITTEN_IN_THE_SAME_STEP
     runner = FakeRunner(SPEC)
     right, wrong = runner.collect(runner.launch(plan)).tokens
     assert [right] == runner.oracle(PROMPT, GREEDY, 7, 1)
@@ -126,9 +138,10 @@ def test_end_of_text_comes_about_as_often_as_asked() -> None:
     assert EOS_ID not in FakeRunner(SPEC).oracle(PROMPT, GREEDY, 0, 2000)
 
 
-def test_stop_tokens_are_barred_until_min_tokens() -> None:
+@every_runner
+def test_stop_tokens_are_barred_until_min_tokens(make: Make) -> None:
     params = SamplingParams(temperature=0.0, min_tokens=3)
-    runner = FakeRunner(SPEC)
+    runner = make(SPEC)
     stop_ids = frozenset(runner.oracle(PROMPT, GREEDY, 7, 3))
     tokens = prefill(runner, 0, [0, 1, 2, 3], params=params, stop_ids=stop_ids)
     for position in range(6, 12):
@@ -137,8 +150,9 @@ def test_stop_tokens_are_barred_until_min_tokens() -> None:
     assert not stop_ids & set(tokens[:3])
 
 
-def test_logprobs_are_those_promised() -> None:
-    runner = FakeRunner(SPEC)
+@every_runner
+def test_logprobs_are_those_promised(make: Make) -> None:
+    runner = make(SPEC)
     params = SamplingParams(temperature=0.0, logprobs=2)
     plan = Step(0, [0], [0], [6], [1], joins=[join(0, [0, 1], params)], prompt_logprobs={0: 1})
     result = runner.collect(runner.launch(plan))
@@ -150,9 +164,10 @@ def test_logprobs_are_those_promised() -> None:
     assert scored.logprobs[0] == runner.logprob(12, 1, 1).logprob
 
 
-def test_failed_rows_leave_garbage() -> None:
+@every_runner
+def test_failed_rows_leave_garbage(make: Make) -> None:
     error = ArithmeticError("NaN logits")
-    runner = FakeRunner(SPEC, failing=lambda plan: {0: error})
+    runner = make(SPEC, failing=lambda plan: {0: error})
     plan = Step(0, [0], [0], [6], [1], joins=[join(0, [0, 1])])
     assert runner.collect(runner.launch(plan)).failed == {0: error}
     runner.failing = None
@@ -191,16 +206,18 @@ BAD_PLANS = {
 }
 
 
+@every_runner
 @pytest.mark.parametrize("kind", BAD_PLANS)
-def test_an_inconsistent_plan_is_refused(kind: str) -> None:
-    runner = FakeRunner(SPEC)
+def test_an_inconsistent_plan_is_refused(kind: str, make: Make) -> None:
+    runner = make(SPEC)
     prefill(runner, 0, [0, 1])
     with pytest.raises(AssertionError):
         runner.launch(BAD_PLANS[kind])
 
 
-def test_a_table_too_short_is_refused() -> None:
-    runner = FakeRunner(SPEC)
+@every_runner
+def test_a_table_too_short_is_refused(make: Make) -> None:
+    runner = make(SPEC)
     prefill(runner, 0, [0, 1])
     decode(runner, 0, 6)
     decode(runner, 0, 7)
@@ -208,16 +225,18 @@ def test_a_table_too_short_is_refused() -> None:
         decode(runner, 0, 8)
 
 
-def test_collects_come_in_the_order_of_launches() -> None:
-    runner = FakeRunner(SPEC)
+@every_runner
+def test_collects_come_in_the_order_of_launches(make: Make) -> None:
+    runner = make(SPEC)
     runner.launch(Step(0, [0], [0], [6], [1], joins=[join(0, [0, 1])]))
     second = runner.launch(Step(1, [0], [6], [1], [1]))
     with pytest.raises(AssertionError, match="before step"):
         runner.collect(second)
 
 
-def test_nothing_runs_after_close() -> None:
-    runner = FakeRunner(SPEC)
+@every_runner
+def test_nothing_runs_after_close(make: Make) -> None:
+    runner = make(SPEC)
     runner.close()
     with pytest.raises(AssertionError):
         prefill(runner, 0, [0, 1])

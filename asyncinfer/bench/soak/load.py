@@ -20,7 +20,7 @@ from asyncinfer.bench.soak.drained import pages_lost, places_lost
 from asyncinfer.bench.soak.lateness import Lateness, watch_lateness
 from asyncinfer.bench.soak.process import in_use_mib, rss_mib
 from asyncinfer.builtin import MODEL_PATH
-from asyncinfer.testing import FakeModel, Step, Tokenizer
+from asyncinfer.testing import FakeModel, FakeRunner, Step, Tokenizer
 
 __all__ = ["LoadRun", "Sample", "measure_load"]
 
@@ -89,7 +89,7 @@ async def measure_load(
         max_running=streams, max_requests=streams, max_step_tokens=8192, drain_timeout=0.0
     )
     async with Engine(model, config=config) as engine:
-        if model.runner is None:
+        if not isinstance(model.runner, FakeRunner):
             raise BenchError("the model has no runner once it is open")
         cases = Cases(model.runner, seed, longest // 8, longest)
         load = _Load(engine, cases, streams, rate, seed)

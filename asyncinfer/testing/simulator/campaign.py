@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,26 +13,29 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from asyncinfer.testing.simulator.drawn import Drawn
-from asyncinfer.testing.simulator.life import Life, Plugins
+from asyncinfer.testing.simulator.life import Life
+from asyncinfer.testing.simulator.plugins import Plugins
 from asyncinfer.testing.simulator.trace import SimulationTrace, quiet
 
 __all__ = ["Checking", "SimulationReport", "live", "simulate"]
 
-#: "full": the scheduler's invariants at every step. "light": at every sixteenth, and at the end of
+#: "full": the scheduler's invariants at every step. "light": at every 64th, and at the end of
 #: each life; tokens, waits and ends are checked all the same.
 Checking = Literal["full", "light"]
-_EVERY = {"full": 1, "light": 16}
+_EVERY = {"full": 1, "light": 64}
 
 #: Steps of one life at most, by chance.
 LIFE = (40, 400)
 #: Lives that a process is given at a time.
-BATCH = 8
+BATCH = 4
 
 
 @dataclass(slots=True)
 class SimulationReport:
     """What a simulation did and found."""
 
+    #: The first life's; every other one has the next.
+    seed: int = 0
     #: Lives, and steps of the model in them.
     lives: int = 0
     steps: int = 0
@@ -47,7 +51,7 @@ class SimulationReport:
         return self.steps / self.seconds if self.seconds else 0.0
 
     def add(self, other: SimulationReport) -> None:
-        """Everything but the seconds."""
+        """Everything but the seed and the seconds."""
         self.lives += other.lives
         self.steps += other.steps
         self.events.update(other.events)
@@ -78,7 +82,7 @@ def simulate(
         jobs: processes.
         checking: see `Checking`.
         shrink: lives spent on making a failure small; 0 leaves it as it is.
-        progress: called now and then with the report so far.
+        progress: called now and then with the report so far; ends the simulation by giving True.
         plugins: `cache_policy` and `scheduler` in place of what a life draws: a name, a name with
             arguments as a tuple, or what makes one, such as its class (with `jobs` above 1, one
             that can be pickled). Each life makes its own, and fails if it raises, lies or is too
@@ -89,14 +93,13 @@ def simulate(
     """
     if steps < 1 or jobs < 1:
         raise ValueError(f"steps={steps!r}, jobs={jobs!r}: must be >= 1")
-    report, began = SimulationReport(), time.perf_counter()
+    report, began = SimulationReport(seed), time.perf_counter()
     work = _in_processes if jobs > 1 else _here
     for part in work(seed, jobs, checking, shrink, plugins):
         report.add(part)
         report.seconds = time.perf_counter() - began
-        if progress is not None:
-            progress(report)
-        if report.steps >= steps or len(report.failures) >= most_failures:
+        told = progress is not None and progress(report) is True
+        if told or report.steps >= steps or len(report.failures) >= most_failures:
             break
     return report
 
@@ -137,7 +140,7 @@ def _in_processes(
     seed: int, jobs: int, checking: Checking, shrink: int, plugins: Plugins
 ) -> Iterator[SimulationReport]:
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, spawn, initializer=gc.freeze) as pool:
+    with ProcessPoolExecutor(jobs, spawn, initializer=_begin) as pool:
         try:
             waiting: list[Future[SimulationReport]] = []
             while True:
@@ -147,6 +150,13 @@ def _in_processes(
                 yield waiting.pop(0).result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _begin() -> None:
+    """In each process."""
+    # A terminal sends it to all of them; the first one decides when they end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
 
 
 def _batch(seed: int, checking: Checking, shrink: int, plugins: Plugins) -> SimulationReport:

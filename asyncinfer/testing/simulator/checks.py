@@ -6,22 +6,24 @@ import gc
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from asyncinfer.scheduler import Scheduler
 from asyncinfer.testing.invariants import check_drained, check_invariants, hold
 from asyncinfer.testing.simulator.consumer import Consumer
+from asyncinfer.testing.simulator.state import FOUND_OUT
 from asyncinfer.testing.watched_pages import WatchedPages
 
 if TYPE_CHECKING:
     from asyncinfer.testing.simulator.life import Life
 
-__all__ = ["ACK", "FOUND_OUT", "GRACE", "Checks"]
+__all__ = ["ACK", "GRACE", "Checks"]
 
-#: Seconds by which a wait may outlive its time, and what finding out that a step hangs may take
-#: beyond `step_timeout`, as a share of it.
+#: Seconds by which a wait may outlive its time.
 LATE: Final = 0.05
-FOUND_OUT: Final = 0.75
-#: Seconds that leaving a stream may wait for the engine, and a close for the step that runs.
+#: Seconds that leaving a stream may wait for the engine, and a close for a model that loads.
 ACK: Final = 5.0
 GRACE: Final = 11.0
+#: Seconds that a close may wait for the last steps, and for threads once one is known to hang.
+LAST_STEPS: Final = 1.0
 #: Fair seconds after which nothing may hold a request that has ended.
 FORGOTTEN: Final = 1.0
 
@@ -38,6 +40,8 @@ class Checks:
         self._life = life
         self._every = every
         self._steps = 0
+        #: `VirtualHost.turns` when the scheduler was looked at last.
+        self._turns = -1
         self._pages: WatchedPages | None = None
         #: Consumers that ended, and when, in fair seconds.
         self._ended: deque[tuple[float, Consumer]] = deque()
@@ -46,7 +50,9 @@ class Checks:
         #: Steps launched; the last one that each decoding request was in; how many it may miss.
         self._launched = 0
         self._served: dict[int, int] = {}
-        self._patience = 4 * life.scenario.max_running + 8
+        self._patience = 2 * life.scenario.max_running + 4
+        #: Steps since the budget of a step was a full one.
+        self._small_steps = 0
 
     def opened(self) -> None:
         core, runner = self._life.engine.core, self._life.model.runner
@@ -57,34 +63,44 @@ class Checks:
     # -- at every moment -----------------------------------------------------------------------
 
     def step(self) -> None:
-        """I1 to I12 of the scheduler and the cache."""
+        """What holds between two actions."""
         life = self._life
         for loop in life.loops:
             hold("loop", not loop.problems, "{}", loop.problems)
         core = life.engine.core
-        if life.doubtful and not life.dead and life.engine.health().state == "dead":
-            life.dies()
+        if life.state.doubtful and not life.state.dead and life.engine.health().state == "dead":
+            life.state.die()
         if life.plugins and core is not None:
             hold("plugin", not core.faults, "{}", "; ".join(core.faults))
-        if self._pages is None or core is None or life.dead or life.host.inside:
+        if self._turns != life.host.turns:
+            self._turns = life.host.turns
+            self._check_scheduler()
+
+    def launching(self) -> None:
+        """What holds before each launch."""
+        self._check_scheduler()
+        if (core := self._life.engine.core) is not None:
+            self._check_starving(core.scheduler)
+            self._check_budget(core.scheduler)
+
+    def _check_scheduler(self) -> None:
+        """I1 to I12 of the scheduler and the cache."""
+        life, core = self._life, self._life.engine.core
+        if self._pages is None or core is None or life.state.dead or life.host.inside:
             return
         self._steps += 1
         if self._steps % self._every:
             self._pages.poison()
             return
         requests = {
-            answer.request.id: answer.request for job in life.engine.jobs for answer in job.outputs
+            answer.request.id: answer.request for job in core.jobs.live for answer in job.outputs
         }
         requests.update(core.scheduler.states.leaving)
         check_invariants(core.scheduler, requests.values())
         self._pages.check()
 
-    def starving(self) -> None:
-        """I9: whoever could decode does so, in turns if need be. Called before each launch."""
-        core = self._life.engine.core
-        if core is None:
-            return
-        scheduler = core.scheduler
+    def _check_starving(self, scheduler: Scheduler) -> None:
+        """I9: whoever could decode does so, in turns if need be."""
         self._launched += 1
         now, before, self._served = self._launched, self._served, {}
         rows = {request.id for request in scheduler.in_flight[-1].sequences}
@@ -94,6 +110,25 @@ class Checks:
             self._served[request.id] = last
             hold("I9", now - last <= self._patience, "{} decodes no more", request)
 
+    def _check_budget(self, scheduler: Scheduler) -> None:
+        """I9: the budget of a step recovers from a lack of room. It doubles every sixteen steps, or
+        every 32 after a second lack and so on, but for those that a retracted prompt is in."""
+        if scheduler.planner.budget.tokens == self._life.scenario.max_step_tokens:
+            self._small_steps = 0
+            return
+        self._small_steps += 1
+        doublings = self._life.scenario.max_step_tokens.bit_length()
+        most = (16 << self._life.model.retractions) * doublings + 64
+        hold("I9", self._small_steps <= most, "{} small steps in a row", self._small_steps)
+
+    def close_due(self, seconds: float) -> float:
+        """When a close that leaves so many seconds to requests must have ended."""
+        life = self._life
+        if not life.state.opened:
+            return life.host.now + seconds + GRACE
+        found_out = life.scenario.step_timeout * (1 + FOUND_OUT)
+        return life.host.now + seconds + found_out + LAST_STEPS
+
     def late(self) -> None:
         """Whoever waits for the engine is told in time: of an answer's end, a deadline, a close, a
         death, or that it may leave."""
@@ -101,27 +136,32 @@ class Checks:
         now = life.host.now
         for consumer in life.consumers.values():
             if consumer.waiting:
-                limit = max(min(consumer.limit, life.over), life.jumped) + LATE
+                limit = max(min(consumer.limit, life.state.over), life.state.jumped) + LATE
                 hold("liveness", now <= limit, "{} waits {:.3f} s too long", consumer, now - limit)
-        for task, due in life.closers:
+        for task, due in life.closers.items():
             if not task.done():
-                limit = max(due, life.jumped) + LATE
+                # Steps in flight are waited for.
+                limit = max(due, life.state.jumped + LAST_STEPS) + LATE
                 hold("liveness", now <= limit, "a close waits {:.3f} s too long", now - limit)
 
     def ended(self, consumer: Consumer) -> None:
         """A consumer's end is one that it may have, and it was given what was drawn."""
-        self._ended.append((self._life.fair, consumer))
+        self._ended.append((self._life.state.fair, consumer))
         self._check_end(consumer)
         if consumer.outcome == "Overloaded":
             self._refused += 1
         usage, ask = consumer.usage, consumer.ask
         got = sum(map(len, consumer.tokens))
+        self._life.seen["tokens delivered"] += got
         if consumer.outcome == "whole" and consumer.expected is not None:
             consumer.expected.check_whole(consumer)
         read = consumer.outcome in _READ_TO_THE_END and ask.how == "iterate"
         if usage is not None and not consumer.closed and (read or consumer.outcome == "whole"):
             drawn = usage.completion_tokens
-            hold("I7", drawn == got, "{}: {} tokens drawn, {} delivered", consumer, drawn, got)
+            # What a turn hands out after the watchdog has told of the end is dropped.
+            dropped = self._life.state.was_interrupted(consumer.began + consumer.seconds)
+            right = got <= drawn if dropped else got == drawn
+            hold("I7", right, "{}: {} tokens drawn, {} delivered", consumer, drawn, got)
 
     def _check_end(self, consumer: Consumer) -> None:
         life, outcome, ask = self._life, consumer.outcome, consumer.ask
@@ -144,11 +184,11 @@ class Checks:
                 full = ask.on_full == "cancel" and "is full" in consumer.message
                 allowed = full or "fault" in consumer.message or "no room" in consumer.message
             case "EngineClosed":
-                allowed = life.closing or consumer.early or consumer.closed
+                allowed = life.state.closing or consumer.early or consumer.closed
             case "EngineDead":
-                allowed = life.dead or life.doubtful
+                allowed = life.state.dead or life.state.doubtful
                 if allowed:
-                    life.dies()
+                    life.state.die()
         hold("end", allowed, "{}: {}", consumer, consumer.message)
 
     def _unread(self, consumer: Consumer) -> float:
@@ -160,7 +200,7 @@ class Checks:
             return float("inf")
         # Of a time in which nobody ran, as much as of any other between two turns.
         counted = 1.0
-        gone = [seconds - counted for at, seconds in self._life.jumps if last <= at <= end]
+        gone = [seconds - counted for at, seconds in self._life.state.jumps if last <= at <= end]
         doubt = counted if gone else LATE
         return end - last - sum(seconds for seconds in gone if seconds > 0) + doubt
 
@@ -169,16 +209,16 @@ class Checks:
         life = self._life
         if (
             not self._ended
-            or self._ended[0][0] > life.fair - FORGOTTEN
-            or life.closing
-            or life.dead
+            or self._ended[0][0] > life.state.fair - FORGOTTEN
+            or life.state.closing
+            or life.state.dead
         ):
             return
         if any(actor.suspended for actor in life.host.actors):
             # In the middle of something; it may be about one of these.
             return
         old = []
-        while self._ended and self._ended[0][0] <= life.fair - FORGOTTEN:
+        while self._ended and self._ended[0][0] <= life.state.fair - FORGOTTEN:
             old.append(self._ended.popleft()[1])
         self._check_held(old)
 
@@ -195,10 +235,11 @@ class Checks:
         """Nobody asks for anything any more."""
         life = self._life
         core, admission = life.engine.core, life.engine.admission
-        if core is None or life.dead or life.closing:
+        if core is None or life.state.dead or life.state.closing:
             return
         check_drained(core.scheduler)
         hold("drain", admission.held == 0, "admission holds {}", admission.held)
+        hold("drain", admission.held_bytes == 0, "{} bytes are held", admission.held_bytes)
         hold("drain", admission.next_deadline == float("inf"), "a deadline is held")
         stats, health = life.engine.stats(), life.engine.health()
         hold("stats", stats.running == stats.waiting == stats.paused == 0, "{}", stats)
@@ -210,9 +251,10 @@ class Checks:
         life = self._life
         actors = [actor.name for actor in life.host.actors]
         hold("drain", not actors, "threads are left: {}", actors)
-        held = life.engine.admission.held
-        hold("drain", held == 0, "admission holds {}", held)
-        if not life.dead and not life.closing:
+        admission = life.engine.admission
+        held = admission.held, admission.held_bytes
+        hold("drain", held == (0, 0), "admission holds {} requests, {} bytes", *held)
+        if not life.state.dead and not life.state.closing:
             self._check_held([consumer for _, consumer in self._ended])
         for loop in life.loops:
             hold("loop", not loop.problems, "{}", loop.problems)

@@ -39,9 +39,15 @@ class Consumer:
     the name of the error it was given; None before."""
 
     def __init__(
-        self, engine: SimulatedEngine, ask: Ask, prompt: Any, expected: Expected | None
+        self,
+        engine: SimulatedEngine,
+        ask: Ask,
+        prompt: Any,
+        expected: Expected | None,
+        leaving: dict[int, None],
     ) -> None:
-        """`expected` is None where the request must be refused."""
+        """`expected` is None where the request must be refused. As its task ends, it puts its id
+        into `leaving`."""
         self.ask = ask
         self.outcome: str | None = None
         self.message = ""
@@ -69,6 +75,7 @@ class Consumer:
         self.task: asyncio.Task[None] | None = None
         self.expected = expected
         self._engine = engine
+        self._leaving = leaving
         self._prompt = prompt
         self._marker: weakref.ref[Marker] | None = None
 
@@ -99,6 +106,7 @@ class Consumer:
                 self.usage = stream.usage
                 self.seconds = stream.timings.total if stream.timings else 0.0
             self._prompt = None
+            self._leaving[self.ask.id] = None
 
     async def _serve(self) -> None:
         ask = self.ask

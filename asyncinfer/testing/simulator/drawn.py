@@ -18,7 +18,7 @@ _CACHE_POLICIES: Final = (
     *CACHE_POLICIES,
 )
 _SCHEDULERS: Final = (*("deadline", "fcfs", "priority") * 3, *SCHEDULERS)
-_FAULTS: Final = (*("row",) * 6, *("memory",) * 4)
+_FAULTS: Final = ("row", "memory")
 #: Actions after a life is over, so that those who come too late are seen as well.
 _AFTERWARDS: Final = 40
 
@@ -37,11 +37,14 @@ class Drawn:
         self._ids = self._after = 0
         self._prefixes = [_letters(rng, 30) for _ in range(3)]
         # What kind of life it is: busy or quiet, smooth or not.
-        self._arrivals = rng.choice((0.03, 0.1, 0.2))
+        self._arrivals = rng.choice((0.04, 0.12, 0.25))
         self._most = rng.choice((4, 12, 24))
-        self._interrupted = rng.choice((0.0, 0.1, 0.3))
+        self._interrupted = rng.choice((0.0, 0.2, 0.4))
         self._faulty = rng.random() < 0.5
         self._closes = rng.random() < 0.3
+        self._closes_early = rng.random() < 0.1
+        #: Whether the decode thread, now that it is interrupted, stays so for long.
+        self._stuck: bool | None = None
         self._stops = rng.random() < 0.5
         if rng.random() < 0.05:
             self._steps = 3
@@ -50,25 +53,39 @@ class Drawn:
         rng = self._rng
         if life.seen["steps"] >= self._steps or len(life.trace) > 40 * self._steps:
             return None
-        if life.over < float("inf"):
+        if life.state.over < float("inf"):
             self._after += 1
             if self._after > _AFTERWARDS:
                 return None
-            if life.closing and rng.random() < 0.1:
+            if life.state.closing and rng.random() < 0.25:
                 return ["cancel_owner"]
-        elif self._closes and not life.opened and rng.random() < 0.1:
+        elif self._closes_early and not life.state.opened:
+            if rng.random() < 0.25:
+                return self._close()
+        elif self._closes and rng.random() < 0.01:
             return self._close()
         live = [*life.consumers]
-        if life.hangs and rng.random() < 0.2:
+        if not life.state.hangs:
+            self._stuck = None
+        elif self._stuck is None:
+            self._stuck = rng.random() < 0.2
+        if life.state.hangs and rng.random() < (0.8 if self._stuck else 0.2):
             return self._while_it_hangs()
         if rng.random() < self._arrivals and len(live) < self._most:
-            return ["submit", self._ask().to_json()]
+            ask = self._ask()
+            if ask.form == "worker" and self._faulty and rng.random() < 0.15:
+                # A thread may be about to be started for the first of these.
+                return ["refuse_threads", rng.choice((1, 2))]
+            return ["submit", ask.to_json()]
         if live and rng.random() < 0.015:
             return [rng.choice(("cancel", "cancel", "stop", "aclose")), rng.choice(live)]
-        if rng.random() < (0.04 if self._faulty else 0.02):
+        if rng.random() < (0.05 if self._faulty else 0.02):
             return self._event()
         roll = rng.random()
         if roll < 0.55:
+            if rng.random() < 0.9 and _rests(life):
+                # It would find nothing to do.
+                return ["time", rng.choice((0.01, 0.05, 0.5, 1.5))]
             return self._turn("decode")
         if roll < 0.75:
             return ["loop", rng.randrange(self.scenario.loops), rng.choice((1, 3, 100))]
@@ -95,7 +112,7 @@ class Drawn:
             return ["jump", rng.choice((0.1, 2.0, 50.0))]
         if roll < 0.55 and self._closes:
             return self._close()
-        if roll < 0.6 and self._faulty:
+        if roll < 0.63 and self._faulty:
             return ["refuse_threads", rng.choice((1, 2))]
         return ["time", rng.choice((0.3, 1.0, 2.0, 6.0))]
 
@@ -126,7 +143,7 @@ class Drawn:
             prompt=prefix + _letters(rng, rng.randrange(0 if prefix else 1, 8)),
             form=rng.choice(("ids", "ids", "ids", "text", "worker", "worker", "chat")),
             n=rng.choice((1, 1, 1, 2, 3)),
-            max_tokens=rng.choice((None, 1, 2, 8, 30)),
+            max_tokens=rng.choice((None, None, 1, 2, 8, 30, 60)),
             min_tokens=rng.choice((0, 0, 1)),
             temperature=rng.choice((0.0, 1.0)),
             seed=rng.randrange(2**32),
@@ -146,6 +163,12 @@ class Drawn:
         )
 
 
+def _rests(life: Life) -> bool:
+    """Whether the decode thread waits for news."""
+    core = life.engine.core
+    return core is not None and not core.busy and core.inbox.empty()
+
+
 def _letters(rng: Random, count: int) -> list[int]:
     """Tokens that are a letter each."""
     return [rng.randrange(1, len(LETTERS) + 1) for _ in range(count)]
@@ -161,7 +184,7 @@ def _scenario(rng: Random) -> Scenario:
     return Scenario(
         blocks=rng.randint(24, 160) // block_size,
         block_size=block_size,
-        max_context=rng.choice((24, 40, 64)),
+        max_context=rng.choice((24, 40, 64, 96)),
         max_running=rng.randint(1, 6),
         max_requests=rng.choice((4, 12, 64)),
         max_step_tokens=rng.choice((1, 3, 8, 16, 32)),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine import Engine, ModelSource
 from asyncinfer.engine.admission import Admission
@@ -28,9 +26,3 @@ class SimulatedEngine(Engine):
     @property
     def admission(self) -> Admission:
         return self._admission
-
-    @property
-    def jobs(self) -> list[Any]:
-        """Those that the decode thread has."""
-        core = self.core
-        return [] if core is None else [*core.jobs.live]

@@ -73,6 +73,9 @@ class VirtualHost:
         self.blocked = 0.0
         #: Actors that are suspended in a call of the scheduler.
         self.inside = 0
+        #: How often a turn ended or was interrupted. As long as it is the same, nothing of what
+        #: belongs to threads has changed.
+        self.turns = 0
         self._meanwhile = meanwhile
         self._stack: list[Actor] = []
 
@@ -111,6 +114,7 @@ class VirtualHost:
         finally:
             events._set_running_loop(before)
             self._stack.pop()
+            self.turns += 1
         if wait is None:
             actor.ended = True
             self.actors.remove(actor)
@@ -129,6 +133,7 @@ class VirtualHost:
         # Those that run meanwhile have a stack of their own: this actor is not among them.
         stack, self._stack = self._stack, []
         self.inside += inside
+        self.turns += 1
         try:
             self._meanwhile(actor)
         finally:

@@ -7,7 +7,6 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
-from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple, Unpack
@@ -16,7 +15,7 @@ __all__ = ["VirtualLoop"]
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
-Callback: TypeAlias = tuple[asyncio.Handle, Callable[[], object]]
+Callback: TypeAlias = tuple[asyncio.Handle, Context, Callable[..., object], tuple[Any, ...]]
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -49,12 +48,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 self._queue.append(heappop(timers)[2])
         if not self._queue:
             return False
-        handle, call = self._queue.popleft()
+        handle, context, callback, args = self._queue.popleft()
         if not handle.cancelled():
             before = events._get_running_loop()
             events._set_running_loop(self)
             try:
-                call()
+                context.run(callback, *args)
             except Exception as error:
                 self.problems.append({"message": "a callback raised", "exception": error})
             finally:
@@ -63,6 +62,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def run_ready(self, most: int = 100_000) -> int:
         """Run callbacks until none is ready; how many. Raises `AssertionError` after `most`."""
+        if not self._queue and not self._timers:
+            return 0
         for ran in range(most):
             if not self.run_one():
                 return ran
@@ -81,8 +82,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Handle:
         if self._over:
             raise RuntimeError("Event loop is closed")
+        if context is None:
+            context = copy_context()
         handle = asyncio.Handle(callback, args, self, context)
-        self._queue.append((handle, partial((context or copy_context()).run, callback, *args)))
+        self._queue.append((handle, context, callback, args))
         return handle
 
     call_soon_threadsafe = call_soon
@@ -105,10 +108,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         if self._over:
             raise RuntimeError("Event loop is closed")
+        if context is None:
+            context = copy_context()
         handle = asyncio.TimerHandle(when, callback, args, self, context)
-        call = partial((context or copy_context()).run, callback, *args)
-        entry: tuple[float, int, Callback] = (when, next(self._order), (handle, call))
-        heappush(self._timers, entry)
+        call: Callback = handle, context, callback, args
+        heappush(self._timers, (when, next(self._order), call))
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:

@@ -4,6 +4,7 @@ may run."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, Literal
 
 from asyncinfer.cache import KVGroupSpec
@@ -12,9 +13,9 @@ from asyncinfer.config import EngineConfig
 from asyncinfer.engine import Loaded
 from asyncinfer.engine.source import Progress
 from asyncinfer.scheduler import RunnerSpec, Step
-from asyncinfer.testing.fake_model import FakeRunner
 from asyncinfer.testing.simulator.scenario import Scenario
 from asyncinfer.testing.simulator.vocabulary import VOCAB, simulated_tokenizer
+from asyncinfer.testing.strict_runner import StrictRunner
 from asyncinfer.text import ChatTemplate, Tokenizer
 
 __all__ = ["Fault", "SimulatedModel"]
@@ -25,6 +26,12 @@ Fault = Literal["memory", "row", "launch", "collect", "load"]
 
 #: What is said, and nothing else.
 _TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@cache
+def _template() -> ChatTemplate:
+    """Compiled once, for no render changes it."""
+    return ChatTemplate(_TEMPLATE, shield=simulated_tokenizer().shield)
 
 
 class SimulatedModel:
@@ -56,7 +63,9 @@ class SimulatedModel:
         self._broke = broke
         #: What goes wrong next, and with which row.
         self.faults: dict[Fault, int] = {}
-        self.runner: FakeRunner | None = None
+        #: Steps that there was no room for.
+        self.retractions = 0
+        self.runner: StrictRunner | None = None
         groups = [KVGroupSpec(scenario.blocks)]
         if scenario.window is not None:
             groups.append(KVGroupSpec(scenario.window_pages, scenario.window))
@@ -77,16 +86,15 @@ class SimulatedModel:
                 progress(LoadProgress(done, scenario.load_points))
         if self.faults.pop("load", None) is not None:
             raise RuntimeError("fault: the model cannot be loaded")
-        self.runner = FakeRunner(
+        self.runner = StrictRunner(
             self.spec,
-            strict=True,
             eos_every=scenario.eos_every,
             gate=self._gate,
             failing=self._failing,
-            no_room=lambda plan: self.faults.pop("memory", None) is not None,
+            no_room=self._no_room,
         )
         watched = _WatchedTokenizer(tokenizer, self._encoding, self._point)
-        return Loaded(self.runner, watched, ChatTemplate(_TEMPLATE, shield=tokenizer.shield))
+        return Loaded(self.runner, watched, _template())
 
     def _gate(self, phase: Literal["launch", "collect"], plan: Step) -> None:
         if phase == "launch":
@@ -95,6 +103,11 @@ class SimulatedModel:
         if self.faults and self.faults.pop(phase, None) is not None:
             self._broke()
             raise RuntimeError(f"fault: the runner broke at {phase}")
+
+    def _no_room(self, plan: Step) -> bool:
+        lacking = self.faults.pop("memory", None) is not None
+        self.retractions += lacking
+        return lacking
 
     def _failing(self, plan: Step) -> Mapping[int, Exception]:
         row = self.faults.pop("row", None)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 from asyncinfer.cache import LRU
+from asyncinfer.config import EngineConfig
 from asyncinfer.protocols import CachedBlock, EvictionPolicy, RequestView, SchedulingPolicy
 from asyncinfer.testing.simulator.host import VirtualHost
+from asyncinfer.testing.simulator.scenario import Scenario
 
-__all__ = ["CACHE_POLICIES", "SCHEDULERS"]
+__all__ = ["CACHE_POLICIES", "SCHEDULERS", "Plugins", "config_of"]
+
+#: By option of `EngineConfig`: a name, a name with arguments, or what makes a plugin.
+Plugins: TypeAlias = Mapping[str, Any]
 
 
 class _Pausing(LRU):
@@ -91,3 +96,32 @@ SCHEDULERS: Final[dict[str, Callable[[VirtualHost], SchedulingPolicy]]] = {
     "(raising)": _RaisingScheduler,
     "(nonsense)": _NonsenseScheduler,
 }
+
+
+def config_of(scenario: Scenario, plugins: Plugins, host: VirtualHost) -> EngineConfig:
+    """The engine's options, with `plugins` in place of the scenario's."""
+    config = EngineConfig(
+        block_size=scenario.block_size,
+        max_running=scenario.max_running,
+        max_requests=scenario.max_requests,
+        max_step_tokens=scenario.max_step_tokens,
+        prefix_cache=scenario.prefix_cache,
+        cache_policy=_made(CACHE_POLICIES, scenario.cache_policy, host),
+        scheduler=_made(SCHEDULERS, scenario.scheduler, host),
+        overlap=scenario.overlap,
+        stall_timeout=scenario.stall_timeout,
+        step_timeout=scenario.step_timeout,
+        drain_timeout=scenario.drain_timeout,
+    )
+    chosen = {}
+    for name, plugin in plugins.items():
+        # An object of its own for each life: it may keep what it saw.
+        chosen[name] = plugin() if callable(plugin) else plugin
+        if isinstance(plugin, list):
+            chosen[name] = tuple(plugin)
+    return config.replace(**chosen)
+
+
+def _made(known: Mapping[str, Callable[[VirtualHost], Any]], name: str, host: VirtualHost) -> Any:
+    """A misbehaving plugin of the simulation's own, or the name of another."""
+    return known[name](host) if name in known else name

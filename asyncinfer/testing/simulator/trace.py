@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from asyncinfer.testing.simulator.life import Life, Plugins
+from asyncinfer.testing.simulator.life import Life
+from asyncinfer.testing.simulator.plugins import Plugins
 from asyncinfer.testing.simulator.scenario import Action, Scenario
 from asyncinfer.testing.simulator.shrink import shrink
 

@@ -1,0 +1,42 @@
+"""Runs of `asyncinfer simulate --json` as a record that adds them up:
+
+python -m benchmarks.simulated docs/benchmarks/simulation.json run.json ...
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ["add_runs", "total"]
+
+_SUMS: Final = ("lives", "steps", "seconds")
+
+
+def add_runs(record: Path, paths: Sequence[Path]) -> None:
+    """Add runs to the record, or begin one."""
+    runs = json.loads(record.read_text("utf-8"))["runs"] if record.exists() else []
+    runs += [json.loads(path.read_text("utf-8")) for path in paths]
+    text = json.dumps({"total": total(runs), "runs": runs}, indent=1, allow_nan=False)
+    record.write_text(text + "\n", "utf-8")
+
+
+def total(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The sum of some runs."""
+    events = Counter[str]()
+    for run in runs:
+        events.update(run["events"])
+    return {
+        "runs": len(runs),
+        **{name: sum(run[name] for run in runs) for name in _SUMS},
+        "failures": sum(len(run["failures"]) for run in runs),
+        "events": dict(sorted(events.items())),
+    }
+
+
+if __name__ == "__main__":
+    add_runs(Path(sys.argv[1]), [Path(path) for path in sys.argv[2:]])
