@@ -72,7 +72,7 @@ class Intake:
             await self._on_worker(job, work, _size(prompt))
         outcome = job.buffer.outcome
         if outcome is not None and outcome.error is not None:
-            raise outcome.error
+            raise outcome.raised()
 
     def prepare_here(
         self, job: Job, prompt: Any, options: RequestOptions, deadline_hint: float | None
@@ -144,7 +144,8 @@ class Intake:
             if not done and self._workers.drop(task):
                 self._drop(job)
         if failed and buffer.outcome is None:
-            raise failed[0]
+            # Not kept here: its traceback refers to this frame.
+            raise failed.pop()
 
     def _cancelled(self, job: Job) -> None:
         """The consumer waits no more."""

@@ -157,6 +157,16 @@ class Job:
             self.taken_before, self.paused_at = taken, now
         return self.paused_at
 
+    def let_go(self) -> None:
+        """Forget the answers, once nothing is computed for them and everybody was told.
+
+        An answer and its request refer to each other. The prompt of an ended job would otherwise
+        stay until the garbage collector looks at its oldest objects, which it rarely does.
+        """
+        answers, self.answers, self.paused = self.answers, [], []
+        for answer in answers:
+            del answer.request
+
     def add_prompt_logprobs(self, position: int, entries: RowLogprobs) -> None:
         """Logprobs of the prompt tokens from `position` on. After a preemption some come twice."""
         if self.prompt_logprobs is not None:

@@ -174,11 +174,12 @@ class Jobs:
         """Tell log and observers, once, of a job that has ended, and forget it."""
         self.live.pop(job, None)
         self._paused.pop(job, None)
-        if not self._admission.claim_report(job):
-            return
-        _log_end(job)
-        if self._events is not None and job.outcome is not None:
-            self._events.ended(job, job.outcome, now)
+        if self._admission.claim_report(job):
+            _log_end(job)
+            if self._events is not None and job.outcome is not None:
+                self._events.ended(job, job.outcome, now)
+        # Every time: the intake may have added answers to a job that had ended.
+        job.let_go()
 
     def _end(self, job: Job, how: End, error: BaseException | None, now: float) -> None:
         if error is not None and not job.ended:

@@ -24,6 +24,8 @@ __all__ = ["BURST", "Batch", "Latch", "LoopBridge", "Waiter"]
 #: Chunks and ends delivered in one turn of a loop. Thousands would keep the loop busy for tens of
 #: milliseconds, and the objects between a wake-up and its task would set off the garbage collector.
 BURST = 128
+#: Chunks that an end counts for: its task leaves a loop and an `async with`, and often ends itself.
+END_COST = 8
 
 
 class Batch:
@@ -114,7 +116,7 @@ class LoopBridge(ABC):
                     waiter.tell(news)
 
     def _deliver(self) -> None:
-        """Deliver `BURST` chunks and ends; other callbacks have a turn before the rest."""
+        """Deliver `BURST` chunks, or fewer and ends; others have a turn before the rest."""
         left = BURST
         try:
             while left > 0 and self._arrived:
@@ -127,7 +129,7 @@ class LoopBridge(ABC):
                 self.soon(self._deliver)
 
     def _deliver_some(self, batch: Batch, most: int) -> int:
-        """Deliver at most `most` of the oldest batch; how many others may follow in this turn."""
+        """Deliver about `most` of the oldest batch; how many chunks may follow in this turn."""
         before = length_hint(batch.pending)
         wake = self.wake
         for buffer, content in islice(batch.items, most):
@@ -141,7 +143,7 @@ class LoopBridge(ABC):
                 waiter, news = batch.news[0]
                 waiter.tell(news)
                 batch.news.popleft()
-                most -= 1
+                most -= END_COST
             if not batch.news:
                 self._arrived.popleft()
         return most

@@ -223,7 +223,7 @@ class Stream:
             outcome = buffer.outcome
             assert outcome is not None
             if outcome.error is not None:
-                raise outcome.error
+                raise outcome.raised()
             while buffer.chunks:
                 self._transcript.add(buffer.take_packed())
             return await self._transcript.completion(self.request_id, buffer, outcome)
@@ -250,8 +250,9 @@ class Stream:
     def _end(self) -> BaseException:
         """What a reader is told when there is nothing more to read."""
         outcome = self._job.buffer.outcome if self._job else None
-        error = outcome.error if outcome is not None else None
-        return StopAsyncIteration() if error is None else error
+        if outcome is None or outcome.error is None:
+            return StopAsyncIteration()
+        return outcome.raised()
 
     def _claim(self) -> None:
         if self._reading:

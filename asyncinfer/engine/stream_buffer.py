@@ -41,6 +41,20 @@ class Outcome:
     #: Of the prompt's tokens from the second one on, in parts; None if not asked for.
     prompt_logprobs: tuple[RowLogprobs, ...] | None = None
 
+    def raised(self) -> BaseException:
+        """The error, which there must be, for one reader to raise: a copy that nothing refers to.
+
+        Its traceback will refer to the reader's frames, and these to the stream. The stream refers
+        to this outcome, and would otherwise stay until the garbage collector finds the circle. For
+        the same reason the reader keeps the copy in no variable.
+        """
+        error = self.error
+        assert error is not None
+        copy = type(error).__new__(type(error), *error.args)
+        copy.__dict__.update(error.__dict__)
+        copy.__cause__ = error.__cause__
+        return copy
+
 
 class StreamBuffer(Waiter):
     """One stream's chunks. The decode thread posts them; the stream's event loop does the rest.

@@ -86,6 +86,8 @@ class Watchdog:
     def stop(self) -> None:
         """There is nothing to supervise any more."""
         self._over = True
+        # It refers to whoever holds the watchdog, and so to the model.
+        self._on_hang = _nothing
         self._news.set()
 
     def _hangs(self, now: float) -> bool:
@@ -119,6 +121,9 @@ class Watchdog:
         for job in jobs:
             if job.phase is Phase.TAKEN:
                 self._core.post(Command.RELEASE, job)
+
+
+def _nothing() -> None: ...
 
 
 def _instead(outcome: Outcome | None, error: BaseException) -> Outcome:

@@ -13,7 +13,7 @@ import anyio
 from asyncinfer import AsyncInferError, Engine, EngineClosed, EngineConfig
 from asyncinfer.bench.gates import Phase
 from asyncinfer.bench.soak.lateness import Lateness, watch_lateness
-from asyncinfer.bench.soak.process import Holdings, rss_mib, settled
+from asyncinfer.bench.soak.process import Holdings, in_use_mib, rss_mib, settled
 from asyncinfer.testing import FakeModel, Step
 
 __all__ = ["CloseRun", "CycleRun", "measure_close", "measure_cycles"]
@@ -36,8 +36,14 @@ class CycleRun:
     beyond: dict[str, int]
     #: Closes that raised, by type.
     errors: dict[str, int]
-    #: MiB after each tenth of the cycles.
+    #: MiB resident after each tenth of the cycles, and taken from malloc; None where the system
+    #: does not say.
     rss: tuple[float, ...]
+    in_use: tuple[float | None, ...]
+
+    def growth(self) -> float:
+        """MiB resident, over the second half."""
+        return self.rss[-1] - self.rss[len(self.rss) // 2 - 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,9 @@ class CloseRun:
     told: int
     #: Milliseconds that the event loop ran late meanwhile, at most.
     blocked: float
+    #: Milliseconds that its thread computed between two looks a millisecond apart, at most: no turn
+    #: of the loop took longer.
+    busy: float
     beyond: dict[str, int]
 
 
@@ -68,6 +77,7 @@ async def measure_cycles(cycles: int, report: Callable[[str], None]) -> CycleRun
     before = Holdings.now()
     errors: dict[str, int] = {}
     rss: list[float] = []
+    in_use: list[float | None] = []
     opening = 0
     for cycle in range(1, cycles + 1):
         report(f"opening and closing: {cycle} of {cycles}")
@@ -81,7 +91,10 @@ async def measure_cycles(cycles: int, report: Callable[[str], None]) -> CycleRun
             errors[type(error).__name__] = errors.get(type(error).__name__, 0) + 1
         if cycle * 10 // cycles != (cycle - 1) * 10 // cycles:
             rss.append(round(rss_mib(), 2))
-    return CycleRun(cycles, opening, await settled(before), errors, tuple(rss))
+            taken = in_use_mib()
+            in_use.append(None if taken is None else round(taken, 2))
+    beyond = await settled(before)
+    return CycleRun(cycles, opening, beyond, errors, tuple(rss), tuple(in_use))
 
 
 async def _whole() -> None:
@@ -139,18 +152,18 @@ async def measure_close(streams: int) -> CloseRun:
         except EngineClosed:
             told += 1
 
-    late = Lateness()
+    late, busy = Lateness(), Lateness()
     async with anyio.create_task_group() as tasks:
         for _ in range(streams):
             tasks.start_soon(consume)
         with anyio.fail_after(120):
             await all_began.wait()
         async with anyio.create_task_group() as watch:
-            watch.start_soon(watch_lateness, lambda: late)
+            watch.start_soon(watch_lateness, lambda: late, lambda: busy)
             await anyio.sleep(0.1)
-            late = Lateness()
+            late, busy = Lateness(), Lateness()
             start = time.perf_counter()
             await engine.aclose(drain_timeout=0.0)
             seconds = time.perf_counter() - start
             watch.cancel_scope.cancel()
-    return CloseRun(streams, seconds, told, late.max, await settled(before))
+    return CloseRun(streams, seconds, told, late.max, busy.max, await settled(before))

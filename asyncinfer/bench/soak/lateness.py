@@ -49,10 +49,18 @@ class Lateness:
         return [self.quantile(percent / 100) for percent in range(101)]
 
 
-async def watch_lateness(into: Callable[[], Lateness]) -> None:
+async def watch_lateness(
+    into: Callable[[], Lateness], busy: Callable[[], Lateness] | None = None
+) -> None:
     """Sleep a millisecond at a time, and add how late that was to `into()`. Runs until it is
-    cancelled."""
+    cancelled.
+
+    `busy()` is given what the loop's thread computed during each sleep. That bounds a turn of the
+    loop from above, and leaves out what the machine did for other programs and threads.
+    """
     while True:
-        due = time.perf_counter() + PERIOD
+        due, spent = time.perf_counter() + PERIOD, time.thread_time()
         await anyio.sleep(PERIOD)
         into().add((time.perf_counter() - due) * 1e3)
+        if busy is not None:
+            busy().add((time.thread_time() - spent) * 1e3)

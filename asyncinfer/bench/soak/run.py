@@ -104,11 +104,13 @@ class SoakResult:
             Figure("abort until pages are free, p99", aborts.freed.p99, "ms", "lower", bound),
             Figure("leaving while tokenised, p99", aborts.left.p99, "ms", "lower"),
             Figure("memory's growth over half of the aborts", aborts.growth, "MiB", "lower"),
+            Figure("memory's growth over half of the cycles", self.cycles.growth(), "MiB", "lower"),
             *self._growth(),
             Figure(
                 f"close with {self.close.streams} streams", self.close.seconds, "s", "lower", 2.0
             ),
             Figure("  event loop late meanwhile", self.close.blocked, "ms", "lower", 20.0),
+            Figure("  longest turn of the loop, CPU time", self.close.busy, "ms", "lower", 20.0),
             Figure("refused, p99", self.overload.refused.p99, "ms", "lower", 5.0),
             Figure("TTFT of the admitted over unloaded", self._ttft_ratio(), "x", "lower", 2.0),
             Figure("40 callers at once, 4 places: refused", impatient.refused, "", "higher", 36.0),
