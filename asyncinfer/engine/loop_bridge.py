@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from asyncinfer.engine.stream_buffer import Content, StreamBuffer
 
-__all__ = ["BURST", "Batch", "Latch", "LoopBridge", "Waiter"]
+__all__ = ["BURST", "END_COST", "Batch", "Latch", "LoopBridge", "Waiter"]
 
 #: Chunks and ends delivered in one turn of a loop. Thousands would keep the loop busy for tens of
 #: milliseconds, and the objects between a wake-up and its task would set off the garbage collector.

@@ -27,6 +27,7 @@ class Client:
     stream: InlineStream
     prompt: list[int]
     params: SamplingParams
+    seeds: list[int]
     pace: float
     stopped: bool = False
     aborted: bool = False
@@ -87,7 +88,12 @@ class World:
             self.seen["refused"] += 1
             return
         params = SamplingParams(**sampling)
-        self.clients.append(Client(stream, prompt, params, draw.choice([0.0, 0.1, 0.9, 1.0])))
+        # A job that has ended keeps no outputs.
+        seeds = [output.request.seed for output in stream.job.outputs]
+        assert len(seeds) == params.n
+        self.clients.append(
+            Client(stream, prompt, params, seeds, draw.choice([0.0, 0.1, 0.9, 1.0]))
+        )
 
     def turn(self) -> None:
         draw = self.random
@@ -129,12 +135,11 @@ class World:
         if stream.error is not None:
             assert isinstance(stream.error, RequestFailed), stream.error
             self.seen[type(stream.error).__name__] += 1
-        for answer in stream.job.outputs:
-            index = answer.index
+        for index, seed in enumerate(client.seeds):
             chunks = [chunk for chunk in stream.chunks if chunk.index == index]
             tokens = [token for chunk in chunks for token in chunk.token_ids]
             want = self.model.runner.oracle(  # type: ignore[union-attr]
-                client.prompt, params, answer.request.seed, len(tokens)
+                client.prompt, params, seed, len(tokens)
             )
             assert tokens == want, f"{stream.job.request_id} answer {index}"
             ends = [chunk.finish_reason for chunk in chunks]
