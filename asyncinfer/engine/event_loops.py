@@ -137,8 +137,8 @@ class TrioBridge(LoopBridge):
     def wait(self, waiter: Waiter) -> Generator[object, Any, None]:
         # trio clears this field whenever it reschedules the task, also for a cancellation.
         waiter.waiting.custom_sleep_data = waiter
-        news = yield self._sleep
-        news.unwrap()
+        # Kept in no variable: a cancellation's traceback refers to this frame.
+        (yield self._sleep).unwrap()
 
     def wake(self, waiter: Waiter) -> None:
         task = waiter.waiting

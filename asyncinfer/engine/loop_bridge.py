@@ -25,7 +25,7 @@ __all__ = ["BURST", "END_COST", "Batch", "Latch", "LoopBridge", "Waiter"]
 #: milliseconds, and the objects between a wake-up and its task would set off the garbage collector.
 BURST = 128
 #: Chunks that an end counts for: its task leaves a loop and an `async with`, and often ends itself.
-END_COST = 8
+END_COST = 4
 
 
 class Batch:

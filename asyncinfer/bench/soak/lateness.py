@@ -52,15 +52,16 @@ class Lateness:
 async def watch_lateness(
     into: Callable[[], Lateness], busy: Callable[[], Lateness] | None = None
 ) -> None:
-    """Sleep a millisecond at a time, and add how late that was to `into()`. Runs until it is
-    cancelled.
+    """Sleep a millisecond at a time, and add how late that was to what `into()` was before it. Runs
+    until it is cancelled.
 
-    `busy()` is given what the loop's thread computed during each sleep. That bounds a turn of the
-    loop from above, and leaves out what the machine did for other programs and threads.
+    `busy()`, likewise, is given what the loop's thread computed during each sleep. That bounds a
+    turn of the loop from above, without what the machine did for other programs and threads.
     """
     while True:
+        late, computed = into(), None if busy is None else busy()
         due, spent = time.perf_counter() + PERIOD, time.thread_time()
         await anyio.sleep(PERIOD)
-        into().add((time.perf_counter() - due) * 1e3)
-        if busy is not None:
-            busy().add((time.thread_time() - spent) * 1e3)
+        late.add((time.perf_counter() - due) * 1e3)
+        if computed is not None:
+            computed.add((time.thread_time() - spent) * 1e3)
