@@ -158,14 +158,14 @@ class Job:
         return self.paused_at
 
     def let_go(self) -> None:
-        """Forget the answers, once nothing is computed for them and everybody was told.
+        """Forget the outputs, once nothing is computed for them and everybody was told.
 
-        An answer and its request refer to each other. The prompt of an ended job would otherwise
+        An output and its request refer to each other. The prompt of an ended job would otherwise
         stay until the garbage collector looks at its oldest objects, which it rarely does.
         """
-        answers, self.answers, self.paused = self.answers, [], []
-        for answer in answers:
-            del answer.request
+        outputs, self.outputs, self.paused = self.outputs, [], []
+        for output in outputs:
+            del output.request
 
     def add_prompt_logprobs(self, position: int, entries: RowLogprobs) -> None:
         """Logprobs of the prompt tokens from `position` on. After a preemption some come twice."""

@@ -178,7 +178,7 @@ class Jobs:
             _log_end(job)
             if self._events is not None and job.outcome is not None:
                 self._events.ended(job, job.outcome, now)
-        # Every time: the intake may have added answers to a job that had ended.
+        # Every time: the intake may have added outputs to a job that had ended.
         job.let_go()
 
     def _end(self, job: Job, how: End, error: BaseException | None, now: float) -> None:

@@ -13,7 +13,8 @@ import anyio
 import pytest
 
 from asyncinfer import AsyncInferError, Engine
-from asyncinfer.engine.job import Answer, Job
+from asyncinfer.engine.job import Job
+from asyncinfer.engine.output_stream import OutputStream
 from asyncinfer.scheduler import Request
 from asyncinfer.testing import FakeModel
 
@@ -32,7 +33,7 @@ def no_collector() -> Iterator[None]:
 
 
 def held() -> list[object]:
-    return [it for it in gc.get_objects() if type(it) in (Job, Answer, Request)]
+    return [it for it in gc.get_objects() if type(it) in (Job, OutputStream, Request)]
 
 
 async def until(true: Callable[[], Any]) -> None:
