@@ -234,7 +234,9 @@ class Core:
                 self.events.started(job, now)
 
     def _commit(self, step: Step) -> None:
-        result = self.runner.collect(step.handle)
+        # A handle may refer to its step: the garbage collector alone would find the two.
+        handle, step.handle = step.handle, None
+        result = self.runner.collect(handle)
         now = self._clock()
         self.scheduler.update(step, result, now)
         if self.events is not None and self.events.every_step:

@@ -15,7 +15,7 @@ import pytest
 from asyncinfer import AsyncInferError, Engine
 from asyncinfer.engine.job import Job
 from asyncinfer.engine.output_stream import OutputStream
-from asyncinfer.scheduler import Request
+from asyncinfer.scheduler import Sequence
 from asyncinfer.testing import FakeModel
 
 pytestmark = pytest.mark.anyio
@@ -33,7 +33,7 @@ def no_collector() -> Iterator[None]:
 
 
 def held() -> list[object]:
-    return [it for it in gc.get_objects() if type(it) in (Job, OutputStream, Request)]
+    return [it for it in gc.get_objects() if type(it) in (Job, OutputStream, Sequence)]
 
 
 async def until(true: Callable[[], Any]) -> None:
