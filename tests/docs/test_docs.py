@@ -138,7 +138,7 @@ def test_python_block(script: list[Block], monkeypatch: pytest.MonkeyPatch) -> N
         pytest.skip("needs the model: asyncinfer pull smollm2")
     monkeypatch.chdir(ROOT)
     # A busy machine may keep observers waiting.
-    monkeypatch.setattr("asyncinfer.telemetry.observers.PATIENCE", 60.0)
+    monkeypatch.setattr("asyncinfer.telemetry.observers.CLOSE_SECONDS", 60.0)
     before = set(threading.enumerate())
     run(script)
     with warnings.catch_warnings():

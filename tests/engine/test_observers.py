@@ -113,7 +113,7 @@ class Stuck(Recorder):
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing waits for observers as long as they take, unless a test says otherwise."""
-    monkeypatch.setattr("asyncinfer.telemetry.observers.PATIENCE", 60.0)
+    monkeypatch.setattr("asyncinfer.telemetry.observers.CLOSE_SECONDS", 60.0)
 
 
 def observer_threads() -> set[threading.Thread]:
@@ -396,7 +396,7 @@ async def test_one_that_hangs_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(observer_thread, "MOST_EVENTS", 10)
-    monkeypatch.setattr("asyncinfer.telemetry.observers.PATIENCE", 0.2)
+    monkeypatch.setattr("asyncinfer.telemetry.observers.CLOSE_SECONDS", 0.2)
     stuck, recorder = Stuck(), Recorder()
     async with open_engine(observers=[stuck, recorder]) as engine:
         await until(stuck.hangs.is_set)

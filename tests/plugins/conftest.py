@@ -25,7 +25,7 @@ def _forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may keep observers waiting: a close waits for them unless a test says not."""
-    monkeypatch.setattr("asyncinfer.telemetry.observers.PATIENCE", 60.0)
+    monkeypatch.setattr("asyncinfer.telemetry.observers.CLOSE_SECONDS", 60.0)
 
 
 @pytest.fixture

@@ -372,7 +372,7 @@ async def test_an_observer_that_hangs_as_the_engine_closes(
 async def test_an_observer_that_hangs_on_its_own_thread_is_survived(
     reports: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncinfer.telemetry.observers.PATIENCE", 0.2)
+    monkeypatch.setattr("asyncinfer.telemetry.observers.CLOSE_SECONDS", 0.2)
     stuck = Stuck()
     async with Engine(FakeModel(), observers=[FaultyObserver(stuck)]) as engine:
         assert not any(isinstance(each, Exception) for each in await serve(engine, {}))
