@@ -123,7 +123,7 @@ class EngineStats:
 
     running: int = 0
     waiting: int = 0
-    #: Parked because their consumer does not read.
+    #: Paused because their consumer does not read.
     paused: int = 0
     #: KV blocks. If `window_pages_total` is not 0, they hold the KV of the layers without a window
     #: only; if all layers have a window, a block still counts its tokens but takes no memory.
