@@ -19,12 +19,13 @@ R = TypeVar("R")
 def dispatched(reference: Callable[P, R], check: Callable[..., None]) -> Callable[P, R]:
     """The operator of a reference kernel, with its signature: hands the arguments to `check`, which
     raises `ValueError` for shapes and dtypes that do not fit, then runs the kernel for the device
-    of the first one. That argument is given by position."""
+    of the first one."""
 
     @functools.wraps(reference)
     def operator(*args: P.args, **kwargs: P.kwargs) -> R:
         check(*args, **kwargs)
-        return kernel_for(reference, cast("torch.Tensor", args[0]))(*args, **kwargs)
+        first = args[0] if args else next(iter(kwargs.values()))
+        return kernel_for(reference, cast("torch.Tensor", first))(*args, **kwargs)
 
     return operator
 

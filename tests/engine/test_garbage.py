@@ -24,16 +24,18 @@ pytestmark = pytest.mark.anyio
 LONG = "a long prompt " * 200
 
 
+def alive() -> list[object]:
+    return [each for each in gc.get_objects() if type(each) in (Job, OutputStream, Sequence)]
+
+
 @pytest.fixture(autouse=True)
-def no_collector() -> Iterator[None]:
+def held() -> Iterator[Callable[[], list[object]]]:
+    """What is held beside what another test left, with the collector off."""
     gc.collect()
     gc.disable()
-    yield
+    before = alive()
+    yield lambda: [each for each in alive() if not any(each is other for other in before)]
     gc.enable()
-
-
-def held() -> list[object]:
-    return [it for it in gc.get_objects() if type(it) in (Job, OutputStream, Sequence)]
 
 
 async def until(true: Callable[[], Any]) -> None:
@@ -81,7 +83,9 @@ async def fail(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("end", [finish, read, leave, leave_a_paused_one, cancel, refuse, fail])
-async def test_a_request_that_has_ended_is_gone(end: Callable[[Engine], Any]) -> None:
+async def test_a_request_that_has_ended_is_gone(
+    end: Callable[[Engine], Any], held: Callable[[], list[object]]
+) -> None:
     async with Engine(FakeModel(strict=False), drain_timeout=0.0) as engine:
         await end(engine)
         await until(lambda: not held())
