@@ -12,7 +12,7 @@ from kernels.attention_cases import Case, make_case
 from kernels.targets import Target
 from triton.runtime import interpreter
 
-from asyncinfer.kernels import ops, triton
+from asyncinfer.kernels import ops, reference, triton
 from asyncinfer.kernels.workspace import AttentionWorkspace
 
 #: Lengths 0, 1, a page and one beside it, a tile and one beside it, and long.
@@ -168,8 +168,8 @@ def test_a_prompt_does_not_depend_on_the_others(target: Target) -> None:
 def test_the_twins_agree(target: Target) -> None:
     options = {"decode_rows": 2, **OPTIONS["everything"]}
     case = case_for(target, [(70, 1), (9, 1), (40, 30)], cache_dtype=torch.int8, **options)
-    for reference in (True, False):
-        target.check(ops.paged_attention(**case.arguments, reference=reference), case.exact)
+    for kernel in (reference.paged_attention, ops.paged_attention):
+        target.check(kernel(**case.arguments), case.exact)
 
 
 def test_no_rows(target: Target) -> None:
