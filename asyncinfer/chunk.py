@@ -1,19 +1,25 @@
-"""The engine's results: chunks, completions, statistics. All are frozen."""
+"""The engine's results: chunks and completions. All are frozen."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asyncinfer.structured_output import JsonReader
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 __all__ = [
     "Choice",
     "Chunk",
     "Completion",
-    "EngineHealth",
-    "EngineStats",
-    "LoadProgress",
     "Timings",
     "TokenLogprob",
+    "ToolCall",
+    "ToolCallDelta",
     "Usage",
 ]
 
@@ -30,6 +36,51 @@ class TokenLogprob(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class ToolCallDelta(NamedTuple):
+    """What a chunk adds to one of an answer's tool calls."""
+
+    #: Which of the answer's calls, from 0. (Hides `tuple.index`.)
+    index: int  # type: ignore[assignment]
+    #: With the first delta of a call only.
+    id: str | None
+    #: With the first delta of a call only.
+    name: str | None
+    #: What the chunk adds to the JSON of the arguments.
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool that an answer calls."""
+
+    #: Names the call; the tool's result goes back to the model under it.
+    id: str
+    name: str
+    #: JSON, as the model wrote it where its format is JSON. Unfinished if the answer was cut short.
+    arguments: str
+    #: The pydantic model that the request named as the tool; None for any other.
+    model: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def parsed(self) -> Any:
+        """The arguments as plain data, or as an instance of the pydantic model that is the tool;
+        None where they are no JSON, as in an answer that was cut short.
+
+        Raises pydantic's `ValidationError` where the model refuses them.
+        """
+        try:
+            data = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            return None
+        return data if self.model is None else self.model.model_validate(data)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The call as an entry of an assistant message's `tool_calls`."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
 class Chunk(NamedTuple):
     """One delta of a stream. `text` is what this chunk adds, never what came before."""
 
@@ -42,6 +93,27 @@ class Chunk(NamedTuple):
     #: None until the last chunk of this index.
     finish_reason: str | None = None
 
+    @property
+    def partial(self) -> Any:
+        """The answer so far as plain data, if the request asked for JSON; a string, list or object
+        may be unfinished. None for any other request, and before there is a value. The text is
+        parsed at each access: a long answer takes milliseconds.
+
+        Raises `ModuleNotFoundError` without pydantic, naming what to install.
+        """
+        return None
+
+    @property
+    def reasoning(self) -> str:
+        """What this chunk adds to the reasoning before the answer. Empty for a prompt that is no
+        chat, whose answer is `text` as a whole."""
+        return ""
+
+    @property
+    def tool_calls(self) -> tuple[ToolCallDelta, ...]:
+        """What this chunk adds to the answer's tool calls, in order."""
+        return ()
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -50,6 +122,13 @@ class Usage:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    #: Tokens drafted for it that were right, and that were wrong. All other tokens of the answer
+    #: were drawn one at a time.
+    accepted_tokens: int = 0
+    rejected_tokens: int = 0
+    #: Of the answers that were read, the tokens of reasoning, without what delimits it. Where
+    #: several tokens came in one chunk with its end, they are parted by their characters.
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +152,40 @@ class Choice:
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
-    #: "stop" (a stop string, stop token or end of text), "length", "stopped" (by you).
+    #: "stop" (a stop string, stop token, match or end of text), "length", "repetition", "stopped"
+    #: (by you).
     finish_reason: str
+    #: Of a beam search: the sum of the tokens' logprobs over their number to the power of the
+    #: length penalty. Of `best_of`: the mean logprob of a token. None for any other answer.
+    score: float | None = None
+    #: Makes an object of `text`, if the request asked for JSON.
+    reader: JsonReader | None = field(default=None, repr=False, compare=False)
+    #: The model's reasoning before it answered a chat, which `text` leaves out.
+    reasoning: str = ""
+    #: The tools that the answer to a chat calls, which `text` leaves out.
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as the assistant's message, to be added to the chat."""
+        made: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            made["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            made["tool_calls"] = [call.message for call in self.tool_calls]
+        return made
+
+    @property
+    def parsed(self) -> Any:
+        """The object that the answer is: what the request's pydantic type makes of it, or plain
+        data for any other JSON. None if the request asked for no JSON, where the answer was cut
+        short, and where `constrain_after` is a special token, which texts do not show.
+
+        Raises pydantic's `ValidationError` where a validator of the type refuses the object.
+        """
+        if self.reader is None or self.finish_reason != "stop":
+            return None
+        return self.reader.whole(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +198,8 @@ class Completion:
     timings: Timings
     #: One entry per prompt token, None for the first; None when not asked for.
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    #: What `Engine.embed` is made of; None for all other requests.
+    embedding: npt.NDArray[np.float32] | None = field(default=None, repr=False, compare=False)
 
     @property
     def text(self) -> str:
@@ -97,76 +210,27 @@ class Completion:
         return self.choices[0].token_ids
 
     @property
+    def parsed(self) -> Any:
+        """See `Choice.parsed`."""
+        return self.choices[0].parsed
+
+    @property
+    def reasoning(self) -> str:
+        return self.choices[0].reasoning
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return self.choices[0].tool_calls
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """See `Choice.message`."""
+        return self.choices[0].message
+
+    @property
     def logprobs(self) -> tuple[TokenLogprob, ...]:
         return self.choices[0].logprobs
 
     @property
     def finish_reason(self) -> str:
         return self.choices[0].finish_reason
-
-
-@dataclass(frozen=True, slots=True)
-class LoadProgress:
-    """How far a model has been loaded; `progress=` of an engine is called with it, on the engine's
-    thread."""
-
-    #: Bytes of weights on the device so far, as stored in the checkpoint.
-    bytes_done: int
-    bytes_total: int
-    #: The tensor that they were of, or a part of it; empty before the first.
-    tensor: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A consistent snapshot of an engine; counters count since it was opened."""
-
-    running: int = 0
-    waiting: int = 0
-    #: Paused because their consumer does not read.
-    paused: int = 0
-    #: KV blocks. If `window_pages_total` is not 0, they hold the KV of the layers without a window
-    #: only; if all layers have a window, a block still counts its tokens but takes no memory.
-    blocks_total: int = 0
-    #: Blocks that hold nothing.
-    blocks_free: int = 0
-    #: Blocks that hold a reusable prefix and belong to no running request.
-    blocks_cached: int = 0
-    #: Pages of the layers that see a window, each for the tokens of a block; 0 where the model has
-    #: no such layers, or they keep their KV in the blocks.
-    window_pages_total: int = 0
-    #: Window pages that hold nothing.
-    window_pages_free: int = 0
-    #: Window pages of no running request, kept for blocks that hold a reusable prefix.
-    window_pages_cached: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    steps: int = 0
-    finished: int = 0
-    aborted: int = 0
-    failed: int = 0
-    refused: int = 0
-    #: Bytes of host memory charged to the requests that are held: see `max_held_bytes`.
-    held_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineHealth:
-    """Whether an engine serves."""
-
-    #: "opening": it loads its model. "open": it serves. "degraded": it serves, and `reasons` say
-    #: what is amiss. "draining": it is closing, and requests it has may end. "closed": you closed
-    #: it, or never opened it. "dead": it broke; `cause` says of what.
-    state: Literal["opening", "open", "degraded", "draining", "closed", "dead"]
-    #: For people: a step that takes long, all requests held that may be, plugins that are not
-    #: called any more; or why it is closed or dead.
-    reasons: tuple[str, ...] = ()
-    #: What the engine died of, or what kept it from being opened; None in all other states.
-    cause: BaseException | None = None
-
-    @property
-    def serving(self) -> bool:
-        """Whether it takes requests: "open" or "degraded"."""
-        return self.state in ("open", "degraded")

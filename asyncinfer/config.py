@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from os import PathLike
+from typing import Any, Final, Literal, get_args
 
 from asyncinfer.bounds import MAX_BUFFER
 from asyncinfer.checks import (
@@ -14,12 +15,14 @@ from asyncinfer.checks import (
     check_integer,
     check_real,
     check_seconds,
+    checking_config,
     suggestion,
 )
-from asyncinfer.errors import InvalidConfig, InvalidRequest
+from asyncinfer.errors import InvalidConfig
 from asyncinfer.plugins.chosen import Chosen, chosen_name
 from asyncinfer.protocols.eviction import EvictionPolicy
 from asyncinfer.protocols.observer import Observer
+from asyncinfer.protocols.proposer import Proposer
 from asyncinfer.protocols.scheduling import SchedulingPolicy
 
 __all__ = [
@@ -28,14 +31,16 @@ __all__ = [
     "MOST_RUNNING",
     "EngineConfig",
     "Graphs",
+    "Kernels",
     "OnFull",
     "Weights",
 ]
 
 OnFull = Literal["pause", "coalesce", "cancel"]
 Graphs = Literal["lazy", "start", "off"]
-Weights = Literal["plain", "int8"]
-KV = Literal["plain", "fp8", "int8"]
+Kernels = Literal["auto", "triton", "torch"]
+Weights = Literal["plain", "floats", "int8", "fp8", "int4", "int4-128"]
+KV = Literal["plain", "fp8", "int8", "int4"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,18 +51,24 @@ class EngineConfig:
     device: str = "auto"
     #: "auto" takes the checkpoint's on a GPU and float32 on a CPU.
     dtype: str = "auto"
-    #: How the layers' matrices are held: in `dtype`, or in 8 bits with a scale per output, made
-    #: when the model is loaded. Embedding, head and norms stay as they are.
+    #: How the layers' matrices are held: as the checkpoint has them; in `dtype` also where it is
+    #: quantised ("floats"); in 8 bits with a scale per output, as whole numbers or as floats
+    #: ("fp8"); or in 4 bits with a scale and an offset for 32 inputs, or 128; made when the model
+    #: is loaded, of a quantised checkpoint too. Embedding, head and norms stay as they are.
     weights: Weights = "plain"
-    #: How keys and values are held: in `dtype`, or in 8 bits with a scale per token and head.
+    #: How keys and values are held: in `dtype`; in 8 bits with a scale per token and head; or, on a
+    #: CPU, in 4 bits with a scale and an offset for each 32 of a head's numbers.
     kv: KV = "plain"
+    #: What computes on a GPU. "auto": Triton's kernels, if a trial on the device finds them right
+    #: when the engine opens, else torch's operators, with a warning. "triton" refuses to open then.
+    kernels: Kernels = "auto"
     #: Threads that a step's operators take on a CPU; None takes torch's own number. One thread is
     #: faster if the program around keeps the other cores busy.
     cpu_threads: int | None = None
     #: Hub ids only: a branch, tag or commit.
     revision: str | None = None
-    #: Folders only: whether links to files elsewhere are followed, as on volumes that models share.
-    #: Only for folders you trust, since a link may name any file that the process may read.
+    #: Folders only: whether links to files outside are followed, as on volumes that models share.
+    #: Set it for folders you trust, since a link may name any file that the process may read.
     follow_symlinks: bool = False
 
     #: Tokens per KV block.
@@ -76,22 +87,38 @@ class EngineConfig:
     #: Bytes of host memory that the requests hold at most: prompts, and what their streams may
     #: hold unread. A request for which there is no room is `Overloaded`.
     max_held_bytes: int = 1 << 30
-    #: Query tokens per step: the longest a decode step waits for a prompt's chunk.
+    #: Query tokens per step at most, which bounds how long decoding waits for a prompt's chunk.
     max_step_tokens: int = 2048
+    #: LoRA adapters loaded at once at most; 0 takes none.
+    max_adapters: int = 16
+    #: The largest rank of an adapter. Memory is reserved for as many of this rank as may be loaded.
+    max_adapter_rank: int = 64
+    #: Bytes for adapters, which bound how many can be loaded. A GPU sets them aside when the engine
+    #: opens; None sets nothing aside, and takes up to 1 GiB of what is free at the first load.
+    adapter_bytes: int | None = None
     prefix_cache: bool = True
     #: Eviction policy of the prefix cache: a name, a name with arguments (`("ttl", {"seconds":
     #: 60})`) or an object.
     cache_policy: Chosen[EvictionPolicy] = "lru"
-    #: Who goes first: "fcfs", "priority", "deadline" or another name, likewise.
+    #: Share of the KV blocks that open conversations may pin, so that the prefix cache gives up all
+    #: others before; 0 pins none.
+    pinned_share: float = 0.5
+    #: Which request goes first: "fcfs", "priority", "deadline" or another policy, given likewise.
     scheduler: Chosen[SchedulingPolicy] = "fcfs"
-    #: Told of what happens: each likewise.
+    #: Observers, which are told of what happens to requests; each is given likewise.
     observers: Sequence[Chosen[Observer]] = ()
+    #: Proposers, which guess the next tokens of answers; each is given likewise. The first that has
+    #: a guess for an answer is taken. Guesses change no answer.
+    proposers: Sequence[Chosen[Proposer]] = ()
+    #: A small model of the same vocabulary, which guesses too, where no proposer does: a folder, a
+    #: GGUF file, a hub id, "embedded", or an object with `load()`.
+    draft: Any = None
     #: Steps in flight at once. None: one on a CPU; on a GPU two, up to four where they are short.
     overlap: int | None = None
     #: When decode steps are recorded as CUDA graphs: as each size of batch comes up, all when the
     #: engine opens, or never. A CPU has none.
     cuda_graphs: Graphs = "lazy"
-    #: The same request gives the same tokens and logprobs to the last bit, whatever else is
+    #: Whether the same request gives the same tokens and logprobs to the last bit, whatever else is
     #: computed with it and however its prompt is cut into chunks. Slower, and without CUDA graphs.
     deterministic: bool = False
 
@@ -111,14 +138,13 @@ class EngineConfig:
     max_prompt_chars: int = 16_000_000
 
     def __post_init__(self) -> None:
-        try:
+        with checking_config():
             self._check()
-        except InvalidRequest as error:
-            raise InvalidConfig(error.field, error.value, error.bound) from None
 
     def _check(self) -> None:
         for name, most in _COUNTS.items():
             check_integer(name, getattr(self, name), 1, most)
+        check_integer("max_adapters", self.max_adapters, 0, MOST_ADAPTERS)
         for name, most in _OPTIONAL_COUNTS.items():
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1, most)
@@ -129,15 +155,22 @@ class EngineConfig:
             check_seconds(name, getattr(self, name))
         check_seconds("step_timeout", self.step_timeout, open_low=True)
         check_real("kv_fraction", self.kv_fraction, 0.0, 1.0, open_low=True)
+        check_real("pinned_share", self.pinned_share, 0.0, 1.0)
         for name in ("device", "dtype"):
             _check_name(name, getattr(self, name))
+        if isinstance(self.draft, str):
+            _check_name("draft", self.draft)
+        elif not (self.draft is None or isinstance(self.draft, PathLike) or _loads(self.draft)):
+            bound = "must be a folder, a GGUF file, a hub id or an object with load()"
+            raise InvalidConfig("draft", self.draft, bound)
         if self.revision is not None:
             _check_name("revision", self.revision)
         for name in ("follow_symlinks", "prefix_cache", "deterministic"):
             check_boolean(name, getattr(self, name))
         for name in ("cache_policy", "scheduler"):
             _check_chosen(name, getattr(self, name))
-        object.__setattr__(self, "observers", _observers(self.observers))
+        for name in ("observers", "proposers"):
+            object.__setattr__(self, name, _each_chosen(name, getattr(self, name)))
         for name, choices in _CHOICES.items():
             check_choice(name, getattr(self, name), choices)
 
@@ -152,21 +185,25 @@ class EngineConfig:
 
 
 MOST_RUNNING: Final = 65_536
-#: Integers from 1 on, and the most of those that are allocated whole when an engine opens.
+MOST_ADAPTERS: Final = 4096
+MOST_ADAPTER_RANK: Final = 4096
+#: Options that are integers from 1 on, and the most of those that memory is reserved for at once.
 _COUNTS: Final[dict[str, int | None]] = {
     "block_size": None,
     "max_running": MOST_RUNNING,
     "max_requests": None,
     "max_held_bytes": None,
     "max_step_tokens": None,
+    "max_adapter_rank": MOST_ADAPTER_RANK,
     "buffer": MAX_BUFFER,
     "max_prompt_chars": None,
 }
-#: A token of a prompt and one of an answer.
+#: Tokens of the smallest context: one of a prompt and one of an answer.
 LEAST_CONTEXT: Final = 2
 _OPTIONAL_COUNTS: Final[dict[str, int | None]] = {
     "cpu_threads": 1024,
     "kv_bytes": None,
+    "adapter_bytes": None,
     "max_context": None,
     "overlap": None,
 }
@@ -177,6 +214,7 @@ _CHOICES: Final = {
     "cuda_graphs": get_args(Graphs),
     "weights": get_args(Weights),
     "kv": get_args(KV),
+    "kernels": get_args(Kernels),
 }
 
 
@@ -185,11 +223,15 @@ def _check_name(name: str, value: object) -> None:
         raise InvalidConfig(name, value, "must be a non-empty string")
 
 
-def _observers(value: object) -> tuple[object, ...]:
+def _loads(value: object) -> bool:
+    return callable(getattr(value, "load", None))
+
+
+def _each_chosen(name: str, value: object) -> tuple[object, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise InvalidConfig("observers", value, "must be a list of names or objects")
+        raise InvalidConfig(name, value, "must be a list of names or objects")
     for index, entry in enumerate(value):
-        _check_chosen(f"observers[{index}]", entry)
+        _check_chosen(f"{name}[{index}]", entry)
     return tuple(value)
 
 

@@ -62,7 +62,7 @@ class _Refusal(AsyncInferError, ValueError):
 
 
 class InvalidConfig(_Refusal):
-    """An option of an engine cannot be what it is. It has `field`, `value` and `bound`."""
+    """An option of an engine has a bad value. It has `field`, `value` and `bound`."""
 
 
 class InvalidRequest(_Refusal):
@@ -71,7 +71,8 @@ class InvalidRequest(_Refusal):
 
 
 class Overloaded(AsyncInferError):
-    """The engine holds as many requests as it was configured to hold."""
+    """The engine holds as many requests, or bytes of them, as it may, or has no thread for one
+    more. Try again later."""
 
 
 class RequestFailed(AsyncInferError):
@@ -87,7 +88,8 @@ class StreamStalled(RequestFailed):
 
 
 class StreamBusy(AsyncInferError, RuntimeError):
-    """A second task reads a stream, or it is used from another event loop than its own."""
+    """A second task reads a stream, a stream is used from another event loop than its own, or a
+    session is used while its stream runs."""
 
 
 class EngineDead(AsyncInferError):

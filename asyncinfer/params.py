@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,23 +11,34 @@ from asyncinfer.bounds import (
     MAX_BAD_WORDS,
     MAX_BAD_WORDS_CHARS,
     MAX_LOGPROBS,
+    MAX_LOOP_TIMES,
+    MAX_LOOP_TOKENS,
     MAX_N,
-    MAX_SAMPLER_NAME,
-    MAX_SAMPLERS,
     MAX_STOP,
     MAX_STOP_CHARS,
+    MAX_STOP_REGEX,
+    MAX_STOP_REGEX_CHARS,
+    MAX_TAG_CHARS,
     MAX_TOKENS,
 )
 from asyncinfer.checks import (
+    Frozen,
     check_arguments,
     check_bias,
     check_boolean,
     check_integer,
     check_real,
+    check_sampler,
     check_strings,
     check_token_ids,
 )
 from asyncinfer.errors import InvalidRequest, Size
+from asyncinfer.structured_output import (
+    CONSTRAINTS,
+    JsonReader,
+    check_closing,
+    check_constraints,
+)
 
 __all__ = ["SamplingParams", "check_integer", "check_real"]
 
@@ -35,29 +46,14 @@ __all__ = ["SamplingParams", "check_integer", "check_real"]
 GREEDY_BELOW = 1e-5
 
 
-class _Frozen(dict[Any, Any]):
-    """A mapping that is read-only, hashable and picklable."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(frozenset(self.items()))
-
-    def __setitem__(self, *_: object) -> None:
-        raise TypeError("sampling parameters are frozen")
-
-    __delitem__ = __setitem__
-    __ior__ = clear = pop = popitem = setdefault = update = __setitem__  # type: ignore[assignment]
-
-    def __reduce__(self) -> tuple[type[_Frozen], tuple[dict[Any, Any]]]:
-        return _Frozen, (dict(self),)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling options, in the field's own names. Every value is checked here; an unknown
     name is a `TypeError`, a value out of bounds an `InvalidRequest`.
 
-    The chain runs in this order: `logit_bias`, `allowed_token_ids`, `bad_words`, `min_tokens`
-    -> penalties -> temperature -> top-k, top-p, min-p, typical -> draw.
+    The chain runs in this order: guidance, `logit_bias`, `allowed_token_ids`, `bad_words`,
+    structured output, `min_tokens` -> penalties -> temperature -> top-k, top-p, min-p, typical ->
+    draw.
     """
 
     #: Most tokens to generate; None goes on to the end of the context.
@@ -86,14 +82,34 @@ class SamplingParams:
     #: The answer ends before the first of these strings; it is not part of the text.
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    #: Go on past the model's end-of-text tokens.
+    #: The answer ends before the first text that one of these regular expressions matches, in the
+    #: syntax of `regex`. A match has at most 256 characters.
+    stop_regex: tuple[str, ...] = ()
+    #: Whether the text includes the stop string, or match of `stop_regex`, that ended the answer.
+    include_stop: bool = False
+    #: `(n, k)`: at most n tokens that come k times in a row end the answer with the finish reason
+    #: "repetition".
+    repetition_stop: tuple[int, int] | None = None
+    #: Most tokens of the reasoning; then its closing tag is appended.
+    thinking_budget: int | None = None
+    #: The texts that open and close the reasoning. It is open from the start where the prompt ends
+    #: with the opening one.
+    thinking_tags: tuple[str, str] = ("<think>", "</think>")
+    #: Whether answers go on past the model's end-of-text tokens.
     ignore_eos: bool = False
-    #: Give each token's logprob and this many alternatives; None gives none.
+    #: Alternatives to report with each token's logprob; None reports no logprobs.
     logprobs: int | None = None
-    #: The same for the prompt's tokens.
+    #: Report each token's logprob, and those of these tokens as its alternatives.
+    logprob_token_ids: tuple[int, ...] | None = None
+    #: As `logprobs`, for the prompt's tokens.
     prompt_logprobs: int | None = None
     #: Added to the logits, token id -> bias.
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    #: Classifier-free guidance (Sanchez et al., 2023): logits become `free + scale * (given -
+    #: free)`, of the logprobs after the prompt and those after `negative_prompt`. 1 is off.
+    guidance_scale: float = 1.0
+    #: What the answer is guided away from: text, or token ids; None takes the prompt's last token.
+    negative_prompt: str | tuple[int, ...] | None = None
     #: Only these tokens may be drawn.
     allowed_token_ids: tuple[int, ...] | None = None
     #: Strings that may not be generated (as token sequences, with and without a space before).
@@ -105,6 +121,21 @@ class SamplingParams:
     #: alone.
     sampler: object | None = None
     sampler_args: Mapping[str, Any] = field(default_factory=dict)
+    #: Structured output: one of the next six at most. A JSON Schema, as a dict or a string; or a
+    #: pydantic model or `TypeAdapter`, which then makes `Completion.parsed`.
+    json_schema: object | None = None
+    #: Any JSON object.
+    json_object: bool = False
+    #: The whole answer matches this regular expression.
+    regex: str | None = None
+    #: A context-free grammar, in Lark's syntax or in GBNF.
+    grammar: str | None = None
+    #: The answer is one of these strings.
+    choice: tuple[str, ...] | None = None
+    #: JSON between tags in free text: `{"structures": [{"begin", "schema", "end"}], "triggers"}`.
+    structural_tag: object | None = None
+    #: The text, such as "</think>", after which the constraint holds; free text comes before.
+    constrain_after: str | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -131,11 +162,24 @@ class SamplingParams:
             put(self, "seed", check_integer("seed", self.seed, -(2**63), 2**64 - 1))
         put(self, "stop", check_strings("stop", self.stop, MAX_STOP, MAX_STOP_CHARS))
         put(self, "stop_token_ids", check_token_ids("stop_token_ids", self.stop_token_ids))
+        put(self, "stop_regex", _patterns(self.stop_regex))
+        put(self, "include_stop", check_boolean("include_stop", self.include_stop))
+        if self.repetition_stop is not None:
+            put(self, "repetition_stop", _loop(self.repetition_stop))
+        if self.thinking_budget is not None:
+            budget = check_integer("thinking_budget", self.thinking_budget, 1, MAX_TOKENS)
+            put(self, "thinking_budget", budget)
+        tags = check_strings("thinking_tags", self.thinking_tags, 2, MAX_TAG_CHARS)
+        if len(tags) != 2:
+            raise InvalidRequest("thinking_tags", tags, "must be an opening and a closing tag")
+        put(self, "thinking_tags", tags)
         put(self, "ignore_eos", check_boolean("ignore_eos", self.ignore_eos))
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 put(self, name, check_integer(name, getattr(self, name), 0, MAX_LOGPROBS))
-        put(self, "logit_bias", _Frozen(check_bias("logit_bias", self.logit_bias)))
+        if self.logprob_token_ids is not None:
+            put(self, "logprob_token_ids", self._scored_ids(self.logprob_token_ids))
+        put(self, "logit_bias", Frozen(check_bias("logit_bias", self.logit_bias)))
         if self.allowed_token_ids is not None:
             allowed = check_token_ids("allowed_token_ids", self.allowed_token_ids)
             if not allowed:
@@ -150,11 +194,42 @@ class SamplingParams:
             bound = f"at most {MAX_BAD_WORDS_CHARS} characters together"
             raise InvalidRequest("bad_words", Size(f"{chars} characters"), bound)
         put(self, "n", check_integer("n", self.n, 1, MAX_N))
+        put(self, "guidance_scale", check_real("guidance_scale", self.guidance_scale, 0.0, 100.0))
+        if self.negative_prompt is not None:
+            put(self, "negative_prompt", self._negative(self.negative_prompt))
         arguments = check_arguments("sampler_args", self.sampler_args)
         if arguments and self.sampler is None:
             raise InvalidRequest("sampler_args", arguments, "needs sampler=")
-        put(self, "sampler_args", _Frozen(arguments))
-        put(self, "sampler", _sampler(self.sampler))
+        put(self, "sampler_args", Frozen(arguments))
+        put(self, "sampler", check_sampler(self.sampler))
+        kept = check_constraints({name: getattr(self, name) for name in CONSTRAINTS})
+        for name, value in kept.items():
+            put(self, name, value)
+        put(
+            self,
+            "constrain_after",
+            check_closing("constrain_after", self.constrain_after, self.constraint is not None),
+        )
+        if self.thinking_budget is not None:
+            self._check_thinking()
+
+    @property
+    def constraint(self) -> str | None:
+        """Which of the options for structured output it has."""
+        return next((name for name in CONSTRAINTS if getattr(self, name)), None)
+
+    @property
+    def json_reader(self) -> JsonReader | None:
+        """What reads its answers; None where they are not JSON."""
+        if self.constraint not in ("json_schema", "json_object"):
+            return None
+        return JsonReader(self.json_schema, self.constrain_after or "")
+
+    @property
+    def alternatives(self) -> int | None:
+        """Alternatives that are reported with each token's logprob; None reports nothing."""
+        ids = self.logprob_token_ids
+        return self.logprobs if ids is None else len(ids)
 
     @property
     def greedy(self) -> bool:
@@ -163,38 +238,53 @@ class SamplingParams:
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `InvalidRequest` if a token id is not below `vocab_size`."""
+        negative = self.negative_prompt
         for name, ids in (
+            ("negative_prompt", () if isinstance(negative, str) else negative or ()),
             ("stop_token_ids", self.stop_token_ids),
             ("logit_bias", self.logit_bias),
             ("allowed_token_ids", self.allowed_token_ids or ()),
+            ("logprob_token_ids", self.logprob_token_ids or ()),
         ):
             if (most := max(ids, default=-1)) >= vocab_size:
                 raise InvalidRequest(name, most, f"token ids must be < {vocab_size}")
 
+    def _check_thinking(self) -> None:
+        """Refuse logprobs, which an appended tag lacks, and a constraint on the reasoning."""
+        if self.logprobs is not None or self.logprob_token_ids is not None:
+            bound = "not with logprobs: an appended token has none"
+            raise InvalidRequest("thinking_budget", self.thinking_budget, bound)
+        after = self.thinking_tags[-1]
+        if self.constraint is not None and self.constrain_after != after:
+            bound = f"with structured output it needs constrain_after={after!r}"
+            raise InvalidRequest("thinking_budget", self.thinking_budget, bound)
 
-def _sampler(value: object) -> object:
-    """With tuples in the place of lists, and its arguments frozen."""
-    if not isinstance(value, list | tuple):
-        return _named(value)
-    if not value:
-        raise InvalidRequest("sampler", value, "must name at least one sampler")
-    if len(value) > MAX_SAMPLERS:
-        raise InvalidRequest("sampler", Size(f"{len(value)} entries"), f"at most {MAX_SAMPLERS}")
-    return tuple(_frozen(entry) if isinstance(entry, Mapping) else _pair(entry) for entry in value)
+    def _negative(self, value: object) -> str | tuple[int, ...]:
+        name = "negative_prompt"
+        if self.guidance_scale == 1:
+            raise InvalidRequest(name, value, "needs a guidance_scale other than 1")
+        if not isinstance(value, str | list | tuple) or not value:
+            raise InvalidRequest(name, value, "must be a string or a list of token ids, not empty")
+        return value if isinstance(value, str) else check_token_ids(name, value)
+
+    def _scored_ids(self, ids: Iterable[int]) -> tuple[int, ...]:
+        name = "logprob_token_ids"
+        if self.logprobs is not None:
+            raise InvalidRequest(name, Size("a list"), "not with logprobs")
+        checked = tuple(dict.fromkeys(check_token_ids(name, ids)))
+        if not 1 <= len(checked) <= MAX_LOGPROBS:
+            bound = f"must be 1 to {MAX_LOGPROBS} ids"
+            raise InvalidRequest(name, Size(f"{len(checked)} ids"), bound)
+        return checked
 
 
-def _pair(entry: object) -> object:
-    match entry:
-        case (name, Mapping() as args) if isinstance(entry, list | tuple):
-            return _named(name), _frozen(args)
-    return _named(entry)
+def _patterns(value: str | Iterable[str]) -> tuple[str, ...]:
+    """The expressions of `stop_regex`; intake compiles them and refuses invalid ones."""
+    return check_strings("stop_regex", value, MAX_STOP_REGEX, MAX_STOP_REGEX_CHARS)
 
 
-def _frozen(arguments: Mapping[str, Any]) -> _Frozen:
-    return _Frozen(check_arguments("sampler", arguments))
-
-
-def _named(value: object) -> object:
-    if isinstance(value, str) and len(value) > MAX_SAMPLER_NAME:
-        raise InvalidRequest("sampler", value, f"at most {MAX_SAMPLER_NAME} characters")
-    return value
+def _loop(value: object) -> tuple[int, int]:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise InvalidRequest("repetition_stop", value, "must be a pair (tokens, times)")
+    tokens = check_integer("repetition_stop[0]", value[0], 1, MAX_LOOP_TOKENS)
+    return tokens, check_integer("repetition_stop[1]", value[1], 2, MAX_LOOP_TIMES)

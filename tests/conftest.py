@@ -61,10 +61,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def until() -> Until:
-    """Yield to other tasks and threads until a condition holds; the test's limit is 30 s."""
+    """Yield to other tasks and threads until a condition holds; 120 s are for a test that fails."""
 
     async def wait(condition: Callable[[], object]) -> None:
-        with anyio.fail_after(30):
+        with anyio.fail_after(120):
             while not condition():
                 # A turn of the loop; the engine's thread runs meanwhile.
                 await anyio.sleep(0.001)

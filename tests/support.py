@@ -13,9 +13,10 @@ from typing import Any
 from asyncinfer import Engine, SamplingParams, Stream
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Core
-from asyncinfer.engine.job import Job
-from asyncinfer.engine.runtime import Handle, Threads, Worker
+from asyncinfer.engine.frontend import Frontend
+from asyncinfer.engine.request import Request
 from asyncinfer.engine.thread import DecodeThread
+from asyncinfer.runtime import Handle, Threads, Worker
 from asyncinfer.scheduler import RowLogprobs
 
 OpenEngine = Callable[..., AbstractAsyncContextManager[Any]]
@@ -84,9 +85,14 @@ def admission_of(engine: Engine) -> Admission:
     return engine._admission
 
 
+def frontend_of(engine: Engine) -> Frontend:
+    """The side of an engine that callers' threads see."""
+    return engine._frontend
+
+
 def core_of(engine: Engine) -> Core:
     """What an open engine has on its decode thread."""
-    core = engine._frontend.core
+    core = frontend_of(engine).core
     assert core is not None
     return core
 
@@ -98,11 +104,16 @@ def thread_of(engine: Engine) -> DecodeThread:
     return thread
 
 
-def job_of(stream: Stream) -> Job:
+def is_closed(stream: Stream) -> bool:
+    """Whether a stream was closed by its consumer."""
+    return stream._closed
+
+
+def request_of(stream: Stream) -> Request:
     """What an engine knows of a stream that was begun."""
-    job = stream._job
-    assert job is not None
-    return job
+    request = stream._request
+    assert request is not None
+    return request
 
 
 def fake_runner(engine: Engine) -> Any:

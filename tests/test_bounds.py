@@ -14,8 +14,11 @@ from support import lines_run
 from asyncinfer import Engine, EngineConfig, InvalidRequest, SamplingParams, bounds
 from asyncinfer.cache import KVGroupSpec
 from asyncinfer.checks import check_arguments, check_token_ids
+from asyncinfer.engine.beam_group import BeamOptions
 from asyncinfer.engine.options import RequestOptions
+from asyncinfer.grammar.compiler import LIMITS
 from asyncinfer.scheduler import RunnerSpec, check_fits
+from asyncinfer.server import body
 from asyncinfer.testing import FakeModel
 from asyncinfer.text import compiled_template, messages, render_budget, tokenizer
 
@@ -29,7 +32,11 @@ def option(name: str, **others: Any) -> Attempt:
     return lambda value: SamplingParams(**{name: value, **others})
 
 
-def request_option(name: str) -> Attempt:
+def beams(value: Any) -> object:
+    return BeamOptions(beams=value)
+
+
+def request_option(name: str, **others: Any) -> Attempt:
     usual = {
         "priority": 0,
         "deadline": None,
@@ -37,7 +44,7 @@ def request_option(name: str) -> Attempt:
         "buffer": 1,
         "on_full": "pause",
     }
-    return lambda value: RequestOptions(**{**usual, name: value})  # type: ignore[arg-type]
+    return lambda value: RequestOptions(**{**usual, **others, name: value})  # type: ignore[arg-type]
 
 
 def prompt_scores(prompt_len: int) -> Attempt:
@@ -69,6 +76,13 @@ BOUNDS: dict[str, tuple[Attempt, Any, Any]] = {
     "prompt_logprobs of a long prompt": (prompt_scores(2**20 + 1), None, 0),
     "stop: how many": (option("stop"), ["x"] * 64, ["x"] * 65),
     "stop: how long": (option("stop"), "x" * 4096, "x" * 4097),
+    "stop_regex: how many": (option("stop_regex"), ["x"] * 16, ["x"] * 17),
+    "stop_regex: how long": (option("stop_regex"), "x" * 1024, "x" * 1025),
+    "repetition_stop[0]": (option("repetition_stop"), (256, 2), (257, 2)),
+    "repetition_stop[1]": (option("repetition_stop"), (1, 4096), (1, 4097)),
+    "thinking_budget": (option("thinking_budget"), 2**31 - 1, 2**31),
+    "thinking_tags": (option("thinking_tags"), ["x" * 64] * 2, ["x", "x" * 65]),
+    "logprob_token_ids": (option("logprob_token_ids"), range(128), range(129)),
     "stop_token_ids: how many": (option("stop_token_ids"), range(65_536), range(65_537)),
     "stop_token_ids: how large": (option("stop_token_ids"), [2**31 - 1], [2**31]),
     "allowed_token_ids: how many": (option("allowed_token_ids"), range(65_536), range(65_537)),
@@ -99,11 +113,32 @@ BOUNDS: dict[str, tuple[Attempt, Any, Any]] = {
     "sampler_args: values": (arguments, {"a": [0] * 65_535}, {"a": [0] * 65_536}),
     "sampler_args: characters": (arguments, {"a": "x" * 65_535}, {"a": "x" * 65_536}),
     "sampler_args: integers": (arguments, {"a": 2**128 - 1}, {"a": 2**128}),
+    "json_schema: characters": (option("json_schema"), {"const": "x" * 65_000}, "x" * 65_537),
+    "json_schema: values": (
+        option("json_schema"),
+        {"enum": [0] * 16_382},
+        {"enum": [0] * 16_383},
+    ),
+    "regex": (option("regex"), "x" * 65_536, "x" * 65_537),
+    "grammar": (option("grammar"), "x" * 65_536, "x" * 65_537),
+    "choice: how many": (option("choice"), ["x"] * 4096, ["x"] * 4097),
+    "choice: how long": (option("choice"), "x" * 4096, "x" * 4097),
+    "choice: together": (option("choice"), ["x" * 4096] * 16, ["x" * 4096] * 16 + ["x"]),
+    "constrain_after": (
+        lambda value: SamplingParams(regex="a", constrain_after=value),
+        "x" * 256,
+        "x" * 257,
+    ),
     "priority": (request_option("priority"), 2**31 - 1, 2**31),
     "priority, low": (request_option("priority"), -(2**31) + 1, -(2**31)),
     "deadline": (request_option("deadline"), 1e9, 1e9 + 1),
     "cache_scope": (request_option("cache_scope"), "x" * 256, "x" * 257),
+    "adapter": (request_option("adapter"), "x" * 256, "x" * 257),
+    "prediction": (request_option("prediction"), "x" * 1_000_000, "x" * 1_000_001),
+    "prediction, ids": (request_option("prediction"), [1] * 65_536, [1] * 65_537),
+    "beams": (beams, 64, 65),
     "buffer": (request_option("buffer"), 1_000_000, 1_000_001),
+    "stream_interval": (request_option("stream_interval", buffer=10**6), 1024, 1025),
 }
 
 
@@ -202,6 +237,16 @@ ROWS: dict[str, list[float]] = {
     "`logprobs`": [bounds.MAX_LOGPROBS],
     "`prompt_logprobs`": [bounds.MAX_LOGPROBS, bounds.MAX_PROMPT_SCORES],
     "`stop`": [bounds.MAX_STOP, bounds.MAX_STOP_CHARS],
+    "`stop_regex`": [
+        bounds.MAX_STOP_REGEX,
+        bounds.MAX_STOP_REGEX_CHARS,
+        bounds.MAX_STOP_REGEX_SPAN,
+    ],
+    "`repetition_stop`": [bounds.MAX_LOOP_TOKENS, bounds.MAX_LOOP_TIMES],
+    "`thinking_budget`, `thinking_tags`": [bounds.MAX_TOKENS, bounds.MAX_TAG_CHARS],
+    "`logprob_token_ids`": [bounds.MAX_LOGPROBS],
+    "`beams`": [bounds.MAX_BEAMS],
+    "`stream_interval`": [bounds.MAX_STREAM_INTERVAL],
     "`stop_token_ids`, `allowed_token_ids`": [bounds.MAX_TOKEN_LIST],
     "`logit_bias`": [bounds.MAX_LOGIT_BIAS],
     "`bad_words`": [
@@ -217,7 +262,20 @@ ROWS: dict[str, list[float]] = {
         bounds.MAX_SAMPLER_CHARS,
         bounds.MAX_SAMPLER_BITS,
     ],
+    "`json_schema`, `structural_tag`": [
+        bounds.MAX_GRAMMAR_CHARS,
+        bounds.MAX_SCHEMA_DEPTH,
+        bounds.MAX_SCHEMA_VALUES,
+    ],
+    "`regex`, `grammar`": [bounds.MAX_GRAMMAR_CHARS],
+    "`choice`": [bounds.MAX_CHOICES, bounds.MAX_CHOICE_CHARS, bounds.MAX_GRAMMAR_CHARS],
+    "`constrain_after`": [bounds.MAX_CLOSING_CHARS],
+    "work of a mask": [LIMITS["step_lexer_fuel"], LIMITS["step_max_items"]],
+    "`tools`": [bounds.MAX_TOOLS, bounds.MAX_TOOL_NAME, bounds.MAX_TOOL_CHARS],
+    "`template_options`": [bounds.MAX_TEMPLATE_OPTION_CHARS],
     "`cache_scope`": [bounds.MAX_SCOPE_CHARS],
+    "`adapter`": [bounds.MAX_ADAPTER_NAME],
+    "`prediction`": [bounds.MAX_PREDICTION, bounds.MAX_TOKEN_LIST],
     "`buffer`": [bounds.MAX_BUFFER],
     "`priority`": [bounds.MAX_PRIORITY],
     "`deadline`": [bounds.MAX_DEADLINE],
@@ -238,6 +296,13 @@ ROWS: dict[str, list[float]] = {
     "seconds of a step": [EngineConfig().step_timeout],
     "seconds of a sampler plugin": [EngineConfig().sampler_timeout],
     "seconds that a full stream is not read": [EngineConfig().stall_timeout],
+    "an HTTP request's body": [
+        bounds.MAX_BODY_BYTES,
+        body.SMALL,
+        bounds.MAX_BODY_CONTAINERS,
+        bounds.BODY_SECONDS,
+    ],
+    "prompts of an HTTP request": [bounds.MAX_BATCH],
     "seconds of a clean close": [EngineConfig().drain_timeout],
 }
 

@@ -24,11 +24,13 @@ REFERENCE = (ROOT / "docs" / "reference.md").read_text("utf-8")
 #: What a program may use beside `asyncinfer` itself; each has its part of the reference.
 PUBLIC_MODULES = (
     "asyncinfer.builtin",
+    "asyncinfer.doctor",
     "asyncinfer.models",
     "asyncinfer.planner",
     "asyncinfer.plugins",
     "asyncinfer.protocols",
     "asyncinfer.samplers",
+    "asyncinfer.server",
     "asyncinfer.testing",
 )
 
@@ -171,6 +173,7 @@ TABLES = {
     "asyncinfer.cache_policies": "| `cache_policy` | arguments |",
     "asyncinfer.models": "| architecture | |",
     "asyncinfer.observers": "| `observers` | arguments |",
+    "asyncinfer.proposers": "| `proposers` | arguments |",
     "asyncinfer.samplers": "| `sampler` | arguments |",
     "asyncinfer.schedulers": "| `scheduler` | arguments |",
 }

@@ -2,8 +2,9 @@ from asyncinfer.attention.backend import MOST_HEAD_DIM, Attend, begin_attention,
 from asyncinfer.attention.batch import AttentionBatch, DeviceBatch
 from asyncinfer.attention.formats import KVFormat, kv_format, vector_bytes
 from asyncinfer.attention.gathered import GatheredAttention
-from asyncinfer.attention.kv import KVCache, KVShape
+from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.paged import HeadNorms, PagedAttention
+from asyncinfer.attention.states import StateCache, StatePass, StateRows, StateShape
 from asyncinfer.attention.variant import AttentionVariant
 
 __all__ = [
@@ -16,8 +17,11 @@ __all__ = [
     "HeadNorms",
     "KVCache",
     "KVFormat",
-    "KVShape",
     "PagedAttention",
+    "StateCache",
+    "StatePass",
+    "StateRows",
+    "StateShape",
     "begin_attention",
     "kv_format",
     "reads_pages",

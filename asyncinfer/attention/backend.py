@@ -34,7 +34,7 @@ class Attend(Protocol):
     ) -> torch.Tensor:
         """Write `k` and `v` `[tokens, kv_heads, head_dim]` into their pages of `layer`, then attend
         with `q` `[tokens, heads, head_dim]` by the layer's rules, causally where `variant` is None.
-        Gives `[tokens, heads * head_dim]`."""
+        Returns `[tokens, heads * head_dim]`."""
 
 
 def begin_attention(kv: KVCache, batch: DeviceBatch, scale: float) -> Attend:
@@ -50,6 +50,7 @@ def begin_attention(kv: KVCache, batch: DeviceBatch, scale: float) -> Attend:
 
 
 def reads_pages(kv: KVCache) -> bool:
-    """Whether attention over `kv` is the paged kernels', which a graph records at their cost."""
-    fits = kv.storage.shape[-1] <= MOST_HEAD_DIM
+    """Whether the paged kernels attend over `kv`. A graph that records them costs no more than they
+    do; one that records `MaskedAttention` reads the whole width of the tables."""
+    fits = kv.storage.shape[-1] == kv.head_dim <= MOST_HEAD_DIM
     return fits and has_triton_kernel("paged_attention", kv.storage)

@@ -1,4 +1,4 @@
-"""Which query tokens of a step belong to which sequence, and where their KV lies."""
+"""The layout of a step: the sequence of each query token, and the place of its KV."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ __all__ = ["AttentionBatch", "DeviceBatch"]
 
 @dataclass(slots=True)
 class DeviceBatch:
-    """The rows of one forward pass in one KV group, as the device knows them: enough for attention
-    that asks the host nothing, such as a recorded step's. Query tokens lie row after row in one
-    flat dimension.
+    """The rows of one forward pass in one KV group, as device tensors alone. A graph can record
+    attention over it, since nothing is read on the host.
 
-    Rows of one token (decode) come first; `decode_rows` says how many.
+    Query tokens lie row after row in one flat dimension. Decode rows, of one token each, come
+    first; `decode_rows` counts them.
     """
 
-    #: int32 `[rows, max_blocks]`; only the blocks are read that a row's query tokens see.
+    #: int32 `[rows, max_blocks]`. Only the blocks that a row's query tokens see are read.
     block_tables: torch.Tensor
-    #: int32 `[rows]`: tokens of the sequence after this step. 0 for a row that only fills up the
-    #: batch: nothing is read or written for it.
+    #: int32 `[rows]`: tokens of the sequence after this step. 0 for a padding row, for which
+    #: nothing is read or written.
     seq_lens: torch.Tensor
     #: int32 `[rows + 1]`: row `r` owns query tokens `query_starts[r] .. query_starts[r + 1] - 1`.
     query_starts: torch.Tensor
-    #: int64 `[tokens]`: `block * block_size + offset` of each query token's own KV; -1 for nowhere.
+    #: int64 `[tokens]`: `block * block_size + offset` of each query token's own KV; -1: not stored.
     slot_mapping: torch.Tensor
     #: Tokens per KV block.
     block_size: int
@@ -38,7 +38,7 @@ class DeviceBatch:
 
 @dataclass(slots=True)
 class AttentionBatch(DeviceBatch):
-    """The same facts for the host too, so that nothing waits for the device to learn a shape.
+    """A `DeviceBatch` whose lengths the host knows too, so that no shape waits for the device.
 
     Row `r` holds `counts[r]` query tokens at positions `starts[r] .. starts[r] + counts[r] - 1`
     of a sequence whose first `starts[r]` tokens are in the cache already.
@@ -46,14 +46,10 @@ class AttentionBatch(DeviceBatch):
 
     starts: list[int]
     counts: list[int]
-    #: Whether a token's result must be the same to the last bit whatever else is in the batch.
+    #: Whether a token's result must be the same to the last bit in every batch.
     invariant: bool = False
-    #: Then the keys of a decode row are shared out in parts of so many.
+    #: With `invariant`: keys of a decode row that one part of the split sums up.
     chunk: int = 256
-    #: Numbers the rows' sequences, alike in every pass: a number stands for the same tokens at the
-    #: same positions for ever. None: nothing is kept between passes.
+    #: Identity of each row's sequence: a number stands for the same tokens before the row's start
+    #: in every pass. None: nothing is kept between passes.
     sequences: list[int] | None = None
-
-    @property
-    def rows(self) -> int:
-        return len(self.counts)

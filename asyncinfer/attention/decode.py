@@ -1,31 +1,40 @@
-"""Attention of rows with one query token, batched over rows of similar length."""
+"""Attention of rows with few query tokens, batched over rows of similar length."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 
 from asyncinfer.attention.batch import AttentionBatch
+from asyncinfer.attention.contiguous import ContiguousKV
 from asyncinfer.attention.gather import Gather
 from asyncinfer.attention.kv import KVCache
-from asyncinfer.attention.mirror import Mirror
 
-__all__ = ["DecodeGroup", "decode_groups"]
+__all__ = ["FEW", "DecodeGroup", "decode_groups", "few_rows"]
+
+#: Query tokens of a row that decodes, at most: the longest draft, and the token before it.
+FEW: Final = 33
+#: Queries of padding for each row on average, at most. A row gathered anew, because it is not in
+#: the group of the step before, costs about as many.
+_PADDED_QUERIES = 8
 
 #: A group is closed when its rows' padding passes this share of their tokens ...
 _PADDING = 0.25
 #: ... and this many tokens: about what gathering costs, against the calls of one more group.
 _PADDED_TOKENS = 128
-#: Bytes of one gather: it should still be in the processor's cache when it is attended to.
+#: Bytes of one gather: attention should still find it in the processor's cache.
 _GATHER_BYTES = 4 << 20
 
 
 class DecodeGroup:
-    """Some decode rows, padded to the longest of them."""
+    """Rows of similar length with few query tokens each: padded to the longest, and to the one with
+    most query tokens, which the others have by repeating their last one."""
 
     def __init__(
         self,
@@ -33,109 +42,172 @@ class DecodeGroup:
         batch: AttentionBatch,
         rows: list[int],
         scale: float,
-        mirror: Mirror | None = None,
+        contiguous: ContiguousKV | None = None,
     ) -> None:
-        """With a `mirror` of the rows' sequences pages are gathered only where it lacks them."""
+        """With a `contiguous` copy of the rows, pages are gathered only when it lacks tokens."""
         self._kv = kv
         self._batch = batch
         self._scale = scale
-        self._mirror = mirror
+        self._contiguous = contiguous
         self._device = batch.block_tables.device
+        self.rows: Final = rows
         self._starts = [batch.starts[row] for row in rows]
-        self._length = max(self._starts) + 1
-        #: int64 `[n]`: the group's rows; None means every decode row, in order.
-        self.rows: torch.Tensor | None = None
-        if len(rows) < batch.decode_rows:
-            self.rows = torch.tensor(rows, device=self._device)
-        self._mask = self._padding()
+        self._counts = [batch.counts[row] for row in rows]
+        self._ends = [start + n for start, n in zip(self._starts, self._counts, strict=True)]
+        self._length = max(self._ends)
+        #: Query tokens of each row, padding included, and of all rows.
+        self._queries = max(self._counts)
+        self.size: Final = len(rows) * self._queries
+        #: `[rows, 1, queries, keys]`, and as it is for `_queries` times the heads of a KV head.
+        self._mask = self._hidden()
+        self._grouped_mask: torch.Tensor | None = None
 
     def __call__(
         self, layer: int, q: torch.Tensor, new: torch.Tensor, buffer: torch.Tensor
     ) -> torch.Tensor:
-        """Attend with the group's queries `[n, heads, head_dim]`, whose keys and values `new`
-        `[parts, n, kv_heads, head_dim]` are in their pages; gives `[n, heads * head_dim]`. `buffer`
-        takes `buffered` elements."""
-        if self._mirror is None:
+        """Attend with the queries of `tokens`, `q` `[tokens, heads, head_dim]`, whose keys and
+        values `new` `[parts, tokens, kv_heads, head_dim]` are in their pages; gives
+        `[tokens, heads * head_dim]`. `buffer` takes `buffered` elements."""
+        if self._contiguous is None:
             pages = self._gather(layer, buffer)
         else:
-            pages = self._kept(self._mirror, layer, new)
+            pages = self._copied(self._contiguous, layer, new)
         k, v = pages[0, :, :, : self._length], pages[-1, :, :, : self._length]
-        # The query heads that share a KV head stand as query tokens: nothing is repeated.
-        grouped = q.view(len(self._starts), k.shape[1], -1, k.shape[3])
-        out = F.scaled_dot_product_attention(grouped, k, v, self._mask, scale=self._scale)
-        return out.reshape(len(self._starts), -1)
+        # Query heads that share a KV head are passed as query tokens, so that no KV is repeated.
+        rows, kv_heads, _, head_dim = k.shape
+        if self._queries == 1:
+            grouped = q.view(rows, kv_heads, -1, head_dim)
+            out = F.scaled_dot_product_attention(grouped, k, v, self._mask, scale=self._scale)
+            return out.reshape(rows, -1)
+        apart = q.view(rows, self._queries, kv_heads, -1, head_dim).transpose(1, 2)
+        mask = self._mask_of(apart.shape[3])
+        grouped = apart.reshape(rows, kv_heads, -1, head_dim)
+        out = F.scaled_dot_product_attention(grouped, k, v, mask, scale=self._scale)
+        return out.view(apart.shape).transpose(1, 2).reshape(q.shape[0], -1)
 
-    def _kept(self, mirror: Mirror, layer: int, new: torch.Tensor) -> torch.Tensor:
-        pages = mirror.extended(layer, self._starts, new, self._places)
+    def _copied(self, copy: ContiguousKV, layer: int, new: torch.Tensor) -> torch.Tensor:
+        pages = copy.extended(layer, self._starts, self._ends, new, self._places)
         if pages is None:
-            pages = mirror.gathered(layer, self._starts, self._gather)
+            pages = copy.gathered(layer, self._ends, self._gather)
         return pages
 
     @property
     def buffered(self) -> int:
         """Elements of the buffer that a call fills."""
-        return 0 if self._mirror else self._gather.size
+        return 0 if self._contiguous else self._gather.size
 
-    def _padding(self) -> torch.Tensor | None:
-        if min(self._starts) + 1 == self._length:
+    @property
+    def in_order(self) -> bool:
+        """Whether the batch's first tokens are the group's, row after row without padding."""
+        return min(self._counts) == self._queries and self.rows == list(range(len(self.rows)))
+
+    @cached_property
+    def tokens(self) -> torch.Tensor | None:
+        """int64 `[rows * queries]`: the batch's query tokens that the group takes, row after row,
+        each row's last one as often as padding needs. None: the batch's first tokens, in order."""
+        if self.in_order:
             return None
-        past = torch.arange(self._length, device=self._device) > self._positions[:, None]
-        mask = torch.zeros(past.shape, dtype=self._kv.dtype, device=self._device)
-        return mask.masked_fill_(past, float("-inf"))[:, None, None]
+        firsts = list(accumulate(self._batch.counts, initial=0))
+        return self._padded([firsts[row] for row in self.rows]).flatten()
+
+    def _padded(self, firsts: list[int]) -> torch.Tensor:
+        """int64 `[rows, queries]`: each row's query tokens from its number in `firsts` on."""
+        first = torch.tensor(firsts, device=self._device)[:, None]
+        if self._queries == 1:
+            return first
+        last = torch.tensor(self._counts, device=self._device)[:, None] - 1
+        return first + torch.arange(self._queries, device=self._device).minimum(last)
+
+    def _hidden(self) -> torch.Tensor | None:
+        """What is added to scores, `[rows, 1, queries, keys]`; None: every query sees all keys."""
+        if self._queries == 1 and min(self._ends) == self._length:
+            return None
+        future = torch.arange(self._length, device=self._device) > self._positions[:, :, None]
+        mask = torch.zeros(future.shape, dtype=self._kv.dtype, device=self._device)
+        return mask.masked_fill_(future, float("-inf"))[:, None]
+
+    def _mask_of(self, group: int) -> torch.Tensor:
+        """The mask of queries that stand for `group` heads each."""
+        if self._grouped_mask is None:
+            assert self._mask is not None
+            self._grouped_mask = self._mask.repeat_interleave(group, dim=2)
+        return self._grouped_mask
 
     @cached_property
     def _positions(self) -> torch.Tensor:
-        return torch.tensor(self._starts, device=self._device)
+        """int64 `[rows, queries]`."""
+        return self._padded(self._starts)
 
     @cached_property
     def _places(self) -> torch.Tensor:
-        assert self._mirror is not None
+        assert self._contiguous is not None
         parts, _, kv_heads = self._kv.storage.shape[1:4]
-        return self._mirror.places(self._positions, parts, kv_heads)
+        return self._contiguous.places(self._positions, parts, kv_heads)
 
-    # A mirror that lacks nothing never asks for it.
+    # A contiguous copy that lacks nothing needs no gather.
 
     @cached_property
     def _gather(self) -> Gather:
-        batch = self._batch
-        size = batch.block_size
-        blocks = -(-(self._mirror.capacity if self._mirror else self._length) // size)
-        tables = batch.block_tables[: batch.decode_rows].long()
-        if self.rows is not None:
-            tables = tables.index_select(0, self.rows)
-        # What pads a row must be finite, so it is the row's own first block.
+        size = self._batch.block_size
+        blocks = -(-(self._contiguous.capacity if self._contiguous else self._length) // size)
+        tables = self._batch.block_tables[self.rows].long()
+        # Padding must be finite, so a row is padded with its own first block.
         at = torch.arange(blocks, device=self._device)
-        at = torch.where(at * size <= self._positions[:, None], at, 0)
+        at = torch.where(at * size <= self._positions[:, -1:], at, 0)
         return Gather(self._kv, tables.gather(1, at))
 
 
-def decode_groups(kv: KVCache, batch: AttentionBatch, scale: float) -> list[DecodeGroup]:
-    """The decode rows of `batch`, cut where padding grows large; and, where nothing is kept between
-    passes, where a gather does."""
-    groups = _cut(batch, range(batch.decode_rows))
-    mirrors: list[Mirror | None] = [None] * len(groups)
+def few_rows(batch: AttentionBatch) -> list[int]:
+    """The rows that decode: those of one query token, and those of few that go on with a sequence,
+    as drafts and forced tokens do."""
+    longer = range(batch.decode_rows, len(batch.counts))
+    few = [row for row in longer if batch.starts[row] and batch.counts[row] <= FEW]
+    return [*range(batch.decode_rows), *few]
+
+
+def decode_groups(
+    kv: KVCache, batch: AttentionBatch, scale: float, rows: Sequence[int]
+) -> list[DecodeGroup]:
+    """These rows of `batch`, which have few query tokens each, cut where padding grows large; and
+    where a gather grows large, unless a contiguous copy is kept between passes."""
+    groups = [group for part in _by_queries(batch, rows) for group in _cut(batch, part)]
+    copies: list[ContiguousKV | None] = [None] * len(groups)
     if batch.sequences is not None and kv.format.exact:
-        mirrors = kv.mirrors.of(
+        copies = kv.contiguous.of(
             [tuple(batch.sequences[row] for row in rows) for rows in groups],
-            [max(batch.starts[row] for row in rows) + 1 for rows in groups],
+            [max(_length(batch, row) for row in rows) for rows in groups],
             batch.block_size,
         )
-    parts, _, kv_heads, _, head_dim = kv.storage.shape[1:]
-    most = _GATHER_BYTES // (parts * kv_heads * head_dim * kv.dtype.itemsize)
+    parts, _, kv_heads = kv.storage.shape[1:4]
+    most = _GATHER_BYTES // (parts * kv_heads * kv.head_dim * kv.dtype.itemsize)
     made = []
-    for rows, mirror in zip(groups, mirrors, strict=True):
-        cut = [rows] if mirror is not None else _cut(batch, rows, most)
-        made += [DecodeGroup(kv, batch, its, scale, mirror) for its in cut]
+    for group, copy in zip(groups, copies, strict=True):
+        cut = [group] if copy is not None else _cut(batch, group, most)
+        made += [DecodeGroup(kv, batch, part, scale, copy) for part in cut]
     return made
 
 
+def _by_queries(batch: AttentionBatch, rows: Sequence[int]) -> list[Sequence[int]]:
+    """The rows together, so that a copy of them outlives a step in which other rows have drafts; in
+    two parts where that would pad them with too many queries."""
+    counts = [batch.counts[row] for row in rows]
+    if len(rows) * (max(counts, default=0) - _PADDED_QUERIES) <= sum(counts):
+        return [rows]
+    short = [row for row in rows if batch.counts[row] <= _PADDED_QUERIES]
+    return [short, [row for row in rows if batch.counts[row] > _PADDED_QUERIES]]
+
+
+def _length(batch: AttentionBatch, row: int) -> int:
+    return batch.starts[row] + batch.counts[row]
+
+
 def _cut(batch: AttentionBatch, rows: Sequence[int], most: float = math.inf) -> list[list[int]]:
-    """`rows` in groups of like length, of `most` tokens with their padding; in order if all are one
-    group, else longest first."""
+    """`rows` in groups of similar length, of at most `most` tokens with their padding. One group
+    keeps the rows' order; several go from the longest row to the shortest."""
     groups: list[list[int]] = []
     tokens = longest = 0
-    for row in sorted(rows, key=batch.starts.__getitem__, reverse=True):
-        length = batch.starts[row] + 1
+    for row in sorted(rows, key=lambda row: _length(batch, row), reverse=True):
+        length = _length(batch, row)
         if groups:
             padded = longest * (len(groups[-1]) + 1)
             padding = padded - tokens - length

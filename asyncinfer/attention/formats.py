@@ -1,4 +1,4 @@
-"""How a KV cache holds keys and values, and the one place where it takes its format."""
+"""The formats in which a KV cache stores keys and values."""
 
 from __future__ import annotations
 
@@ -7,31 +7,47 @@ from typing import Final, Protocol
 
 import torch
 
-from asyncinfer.attention.plain import PlainKV
+from asyncinfer.attention.packed import PackedKV
 from asyncinfer.attention.scaled import ScaledKV
 
-__all__ = ["PLAIN", "KVFormat", "kv_format", "vector_bytes"]
+__all__ = ["PLAIN", "KVFormat", "PlainKV", "kv_format", "vector_bytes"]
 
 
 class KVFormat(Protocol):
-    """A head of a token is a vector of `head_dim` numbers. A cache keeps it in one tensor or more,
-    in each as some elements, its width there; all of them have pages alike."""
+    """How the vector of a token's head, `head_dim` numbers, is stored: in one or more tensors with
+    the same pages. Its width is the number of elements that it takes in a tensor."""
 
     @property
     def exact(self) -> bool:
-        """Whether what is read is what was written."""
+        """Whether values are read as they were written."""
 
     def tensors(self, head_dim: int, dtype: torch.dtype) -> Sequence[tuple[int, torch.dtype]]:
-        """Width and dtype of each tensor, in the cache of a model of `dtype`: the numbers, as the
-        kernels take them, and float32 scales of width 1 where they take those too."""
+        """Width and dtype of each tensor, for a model of `dtype`: the numbers first, then
+        their scales, if any. The kernels take numbers of the whole width with float32 scales of
+        width 1 as they are."""
 
     def encode(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
-        """`values` `[..., head_dim]` as each tensor holds them, `[..., width]`. What torch cannot
-        index, such as float8, is given as int8."""
+        """`values` `[..., head_dim]` as each tensor stores them, `[..., width]`. float8 is given as
+        int8, since torch cannot index float8."""
 
     def gather(self, pages: Sequence[torch.Tensor], index: torch.Tensor, out: torch.Tensor) -> None:
-        """Fill `out` `[n, vectors, head_dim]` with what the pages at `index` int64 `[n]` hold;
-        `pages` are `[all, vectors, width]` of each tensor, of the dtypes `encode` gives."""
+        """Decode the pages at `index` int64 `[n]` into `out` `[n, vectors, head_dim]`. `pages` are
+        `[all, vectors, width]` of each tensor, in the dtypes that `encode` gives."""
+
+
+class PlainKV:
+    """A `KVFormat` of one tensor in the model's own dtype."""
+
+    exact = True
+
+    def tensors(self, head_dim: int, dtype: torch.dtype) -> Sequence[tuple[int, torch.dtype]]:
+        return ((head_dim, dtype),)
+
+    def encode(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
+        return (values,)
+
+    def gather(self, pages: Sequence[torch.Tensor], index: torch.Tensor, out: torch.Tensor) -> None:
+        torch.index_select(pages[0], 0, index, out=out)
 
 
 PLAIN: Final[KVFormat] = PlainKV()
@@ -40,14 +56,15 @@ _FORMATS: dict[str, KVFormat] = {
     "plain": PLAIN,
     "fp8": ScaledKV(torch.float8_e4m3fn),
     "int8": ScaledKV(torch.int8),
+    "int4": PackedKV(),
 }
 
 
 def kv_format(name: str) -> KVFormat:
-    """The format that `name` stands for ("plain": the model's own dtype)."""
+    """The format called `name`; "plain" is the model's own dtype."""
     return _FORMATS[name]
 
 
-def vector_bytes(its: KVFormat, head_dim: int, dtype: torch.dtype) -> int:
-    """Bytes that a head of a token takes, its keys or its values."""
-    return sum(width * kind.itemsize for width, kind in its.tensors(head_dim, dtype))
+def vector_bytes(format: KVFormat, head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes that the key or the value of one head takes for one token."""
+    return sum(width * kind.itemsize for width, kind in format.tensors(head_dim, dtype))

@@ -1,4 +1,4 @@
-"""Pages of a few rows, side by side."""
+"""Copies scattered pages into one contiguous tensor."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ __all__ = ["Gather"]
 
 
 class Gather:
-    """Keys and values of the blocks in `tables` int64 `[rows, blocks]`, in one copy per layer."""
+    """Gathers keys and values of the blocks in `tables` int64 `[rows, blocks]`, layer by layer."""
 
     def __init__(self, kv: KVCache, tables: torch.Tensor) -> None:
-        parts, blocks, kv_heads, size, head_dim = kv.storage.shape[1:]
+        parts, blocks, kv_heads, size = kv.storage.shape[1:5]
+        head_dim = kv.head_dim
         keys = tables[:, None] * kv_heads + torch.arange(kv_heads, device=tables.device)[:, None]
         #: `[parts, rows, kv_heads, blocks]` of a layer seen as `[parts * num_blocks * kv_heads,
         #: block_size, width]`.
         self._index = torch.cat([keys + part * blocks * kv_heads for part in range(parts)])
         self._index = self._index.flatten()
         self._page = (size, head_dim)
-        #: Of what is copied.
+        #: Shape of the copy.
         self.shape = (parts, tables.shape[0], kv_heads, tables.shape[1] * size, head_dim)
         self._kv = kv
         #: Elements of the buffer that a call fills.

@@ -1,5 +1,5 @@
-"""Attention in torch's own operators: the pages a row uses are put side by side, then attended to
-densely. Those of decode rows stay so, where there is room (`mirror.py`)."""
+"""Attention in torch's own operators: the pages of a row are gathered into a contiguous tensor,
+then attended to densely. Where memory allows, `contiguous.py` keeps the copies of decode rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 
 from asyncinfer.attention.batch import AttentionBatch
-from asyncinfer.attention.decode import DecodeGroup, decode_groups
+from asyncinfer.attention.decode import DecodeGroup, decode_groups, few_rows
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.prefill import PrefillRow, prefill_rows
 from asyncinfer.attention.variant import AttentionVariant
@@ -21,18 +21,18 @@ __all__ = ["GatheredAttention"]
 class GatheredAttention:
     """Attention of one forward pass: indices and masks are made once and serve every layer.
 
-    Decode rows are gathered in a few groups of similar length, without a step of Python per row;
-    longer rows one by one. Runs on any device; tuned for CPUs.
+    Rows of few query tokens are gathered in a few groups of similar length, without Python
+    code per row; longer rows are gathered one by one. It runs on any device and is tuned for CPUs.
     """
 
     def __init__(self, kv: KVCache, batch: AttentionBatch, scale: float) -> None:
         self._kv = kv
         self._batch = batch
         self._scale = scale
-        self._decode_rows = batch.decode_rows
+        self._few = few_rows(batch)
         self._slots = _slot_index(kv, batch)
-        # One buffer for the whole pass: it stays in the processor's cache, and pages of a large
-        # one are not returned to the system and faulted in again layer after layer.
+        # One buffer serves the whole pass. It stays in the processor's cache, and its
+        # memory does not go back to the system between layers.
         self._pages = torch.empty(0, dtype=kv.dtype, device=kv.storage.device)
         #: By window: made when a layer first asks for it.
         self._varied: dict[int | None, VariedAttention] = {}
@@ -47,45 +47,54 @@ class GatheredAttention:
         variant: AttentionVariant | None = None,
     ) -> torch.Tensor:
         new = k[None] if self._kv.storage.shape[1] == 1 else torch.stack((k, v))
-        for pages, its in zip(self._kv.pages[layer], self._kv.format.encode(new), strict=True):
+        for pages, encoded in zip(self._kv.pages[layer], self._kv.format.encode(new), strict=True):
             width = pages.shape[-1]
-            pages.view(-1, width).index_copy_(0, self._slots, its.reshape(-1, width))
+            pages.view(-1, width).index_copy_(0, self._slots, encoded.reshape(-1, width))
         if variant is not None:
             return self._vary(variant.window)(layer, q, variant, self._pages)
-        if not self._prefill and len(self._groups) == 1:
-            return self._groups[0](layer, q, new, self._pages)
+        if self._whole:
+            return self.groups[0](layer, q, new, self._pages)
         out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
-        decoded = out[: self._decode_rows]
-        queries, tokens = q[: self._decode_rows], new[:, : self._decode_rows]
-        for group in self._groups:
-            if group.rows is None:
-                decoded.copy_(group(layer, queries, tokens, self._pages))
+        for group in self.groups:
+            tokens = group.tokens
+            if tokens is None:
+                count = group.size
+                out[:count] = group(layer, q[:count], new[:, :count], self._pages)
             else:
-                rows = group.rows
                 attended = group(
-                    layer, queries.index_select(0, rows), tokens.index_select(1, rows), self._pages
+                    layer, q.index_select(0, tokens), new.index_select(1, tokens), self._pages
                 )
-                decoded.index_copy_(0, rows, attended)
+                out.index_copy_(0, tokens, attended)
         for row in self._prefill:
             row(layer, q, new[0], new[-1], self._pages, out)
         return out
 
-    # Where every layer has a variant, these are never made.
+    # Made when first used: where every layer has a variant, neither is needed.
 
     @cached_property
-    def _groups(self) -> list[DecodeGroup]:
-        groups = decode_groups(self._kv, self._batch, self._scale)
+    def groups(self) -> list[DecodeGroup]:
+        groups = decode_groups(self._kv, self._batch, self._scale, self._few)
         self._make_room(group.buffered for group in groups)
         return groups
 
     @cached_property
+    def _whole(self) -> bool:
+        """Whether one group takes all tokens as they lie."""
+        return not self._prefill and len(self.groups) == 1 and self.groups[0].in_order
+
+    @cached_property
     def _prefill(self) -> list[PrefillRow]:
-        rows = prefill_rows(self._kv, self._batch, self._scale)
+        if len(self._few) == len(self._batch.counts):
+            # Nearly every step there is.
+            return []
+        few = frozenset(self._few)
+        others = [row for row in range(len(self._batch.counts)) if row not in few]
+        rows = prefill_rows(self._kv, self._batch, self._scale, others)
         self._make_room(row.gather.size for row in rows if row.gather is not None)
         return rows
 
     def _make_room(self, sizes: Iterable[int]) -> None:
-        """See that gathers of these sizes fit the buffer."""
+        """Let the buffer take a gather of each of these sizes."""
         size = max(sizes, default=0)
         if size > self._pages.numel():
             self._pages = self._pages.new_empty(size)
@@ -111,11 +120,11 @@ def _slot_index(kv: KVCache, batch: AttentionBatch) -> torch.Tensor:
 
 
 def _clear_begun_blocks(kv: KVCache, batch: AttentionBatch) -> None:
-    """Zero the blocks this step writes only the first tokens of.
+    """Zero the blocks of which this step writes only the first tokens.
 
-    The dense products below read a row's last block to its end, with weights of zero for what lies
-    past the row. A NaN that an earlier tenant left there would survive that (0 * NaN), so a block
-    holds nothing but zeros and its own sequence's values from its first token on.
+    Dense attention reads a row's last block to its end, and weighs what lies past the row with
+    zero. A NaN that an earlier sequence left there would survive this (0 * NaN). So a block holds
+    only zeros and values of its own sequence.
     """
     size = batch.block_size
     ends = [start + count for start, count in zip(batch.starts, batch.counts, strict=True)]

@@ -1,11 +1,10 @@
-"""Attention whose result for a token is the same to the last bit whatever is computed with it.
+"""Attention whose result for a token is the same to the last bit in every batch.
 
-What a sum of floating-point numbers comes to depends on its order, and a library chooses the order
-by the shapes it is given. So the shapes here depend on a token's position alone: its sequence is
-cut into tiles of `TILE` positions, counted from its beginning, and a tile's queries are always
-computed together, over all keys up to the tile's end that one of them sees. Queries that are not
-asked for are zero, keys that are not there yet, or no more, are zero and masked; neither changes
-what another query gets.
+The result of a floating-point sum depends on its order, and a library chooses the order by the
+shapes of its arguments. So the shapes here depend on a token's position alone. A sequence is cut
+into tiles of `TILE` positions, counted from its beginning. A tile's queries are always computed
+together, over all keys that one of them sees up to the tile's end. Queries outside the step are
+zero, and keys that are not stored are zero and masked; neither changes another query's result.
 """
 
 from __future__ import annotations
@@ -64,9 +63,8 @@ class InvariantAttention:
             if self._buffer.numel() < keys.gather.size:
                 self._buffer = self._buffer.new_empty(keys.gather.size)
             k, v = keys.gather(layer, self._buffer)[:, 0].unbind()
-            # What was never written, or given back since, may be anything; zero times that must be
-            # zero. A library may fill up a query with zeros and take the keys for them out of the
-            # next token's.
+            # Keys that are not stored may hold NaN, and 0 * NaN is NaN. A library may pad a query
+            # with zeros, and multiply those with the next token's keys.
             for other in keys.others:
                 k[:, other] = v[:, other] = 0.0
             out[tile.tokens] = self._attend(tile, q, k, v, keys.hidden, variant)
@@ -104,7 +102,7 @@ class InvariantAttention:
 
 
 class _Tile:
-    """Some queries of one row, at positions `position .. last - 1` of the same tile."""
+    """The queries of one row at positions `position .. last - 1`, all within one tile."""
 
     def __init__(
         self,
@@ -117,28 +115,28 @@ class _Tile:
     ) -> None:
         self._begin = position // TILE * TILE
         self.tokens = slice(token, token + last - position)
-        #: Of the tile's.
+        #: The same queries, counted from the tile's first position.
         self.queries = slice(position - self._begin, last - self._begin)
         self._kv, self._table = kv, batch.block_tables[row]
         self._position, self._last = position, last
-        #: By window: made when a layer first asks for it.
+        #: By window; made at a layer's first use.
         self._keys: dict[int | None, _Keys] = {}
 
     def keys(self, window: int | None) -> _Keys:
-        """What its queries see, `window` tokens of it each (None: all before them)."""
+        """The keys that the tile's queries see, each at most `window` of them (None: all)."""
         if window not in self._keys:
             self._keys[window] = self._seen(window)
         return self._keys[window]
 
     def _seen(self, window: int | None) -> _Keys:
         size, device = self._kv.block_size, self._table.device
-        # What any query of the tile sees, and what those that are asked for see.
+        # The first key that any query of the tile sees, and the first that this step's queries see.
         low = 0 if window is None else max(0, self._begin - window + 1)
         seen = 0 if window is None else max(0, self._position - window + 1)
         first, held, used = low // size, seen // size, -(-self._last // size)
         at = torch.arange(first, -(-(self._begin + TILE) // size), device=device)
         keys = torch.arange(first * size, first * size + len(at) * size, device=device)
-        # Blocks that are not there yet, or no more, are read as one that is, and masked.
+        # A block that is not stored is replaced by one that is, whose keys are then masked.
         at.masked_fill_((at < held) | (at >= used), held)
         positions = torch.arange(self._begin, self._begin + TILE, device=device)[:, None]
         hidden = keys > positions
@@ -155,7 +153,7 @@ class _Keys(NamedTuple):
     """The keys of a tile."""
 
     gather: Gather
-    #: bool `[TILE, keys]`: what a query does not see.
+    #: bool `[TILE, keys]`: the keys that a query does not see.
     hidden: torch.Tensor
-    #: Those before and behind the ones that are there.
+    #: The keys before and behind those that are stored.
     others: tuple[slice, slice]

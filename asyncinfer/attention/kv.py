@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
+import numpy as np
 import torch
 
+from asyncinfer.attention.contiguous import ContiguousKVPool
 from asyncinfer.attention.formats import PLAIN, KVFormat, vector_bytes
-from asyncinfer.attention.mirror import Mirrors
 
 __all__ = ["KVCache", "KVShape"]
 
-#: What mirrors may take of a CPU's memory, as a share of what the pages take.
-_MIRRORED = 1 / 4
+#: What contiguous copies may take of a CPU's memory, as a share of what the pages take.
+_CONTIGUOUS_SHARE = 1 / 4
+#: Bytes: where torch begins its own tensors on a CPU.
+_ALIGNMENT: Final = 64
 
 
 class KVShape(Protocol):
-    """What of a model decides the size of its KV cache (`ModelConfig` has it)."""
+    """The facts of a model that decide the size of its KV cache; `ModelConfig` has them."""
 
     @property
     def num_layers(self) -> int: ...
@@ -35,7 +39,7 @@ class KVCache:
     `[num_blocks, kv_heads, block_size, head_dim]`: views into one allocation, so that a page is
     copied in one call.
 
-    What they are held as, and in how many tensors, is the `format`'s affair. Where it has scales,
+    The `format` decides in which tensors they are stored. Where each vector has one scale,
     `k_scales[layer]` and `v_scales[layer]` are float32 `[num_blocks, kv_heads, block_size]`."""
 
     def __init__(
@@ -45,40 +49,45 @@ class KVCache:
         *,
         format: KVFormat = PLAIN,
         dtype: torch.dtype | None = None,
+        head_dim: int | None = None,
     ) -> None:
         """`tensors` are the format's, each `[layers, parts, num_blocks, kv_heads, block_size,
         width]`; keys before values, or one part that is both. `layers` are the model's layers that
-        they are for, in order; None: all. `dtype` is what is written and read; None: the numbers'
-        own."""
-        #: The numbers, as the kernels take them.
+        they are for, in order; None: all. `dtype` is what is written and read, in vectors of
+        `head_dim`; None: the numbers' own."""
+        #: The numbers, in the kernels' layout.
         self.storage = tensors[0]
         self.format = format
         self.dtype = dtype or self.storage.dtype
-        #: All there is of a page, in dtypes that torch can index.
+        #: Every tensor of the format, in dtypes that torch can index.
         self.tensors = [_indexable(tensor) for tensor in tensors]
-        # A GPU's memory is shared out to the last byte, and its kernels read pages.
-        layers_held, parts, _, kv_heads, _, head_dim = self.storage.shape
+        shape = self.storage.shape
+        self.num_layers, parts, self.num_blocks, kv_heads, self.block_size, width = shape
+        #: Numbers of a vector.
+        self.head_dim = head_dim or width
         held_bytes = sum(t.nbytes for t in tensors) if self.storage.device.type == "cpu" else 0
-        #: What attention keeps of decode rows between passes.
-        self.mirrors = Mirrors(
-            int(_MIRRORED * held_bytes) // self.dtype.itemsize,
-            layers_held * parts * kv_heads * head_dim,
+        #: Copies of decode rows that attention keeps between passes. A GPU has none: its kernels
+        #: read pages, which take all memory that is left.
+        self.contiguous = ContiguousKVPool(
+            int(_CONTIGUOUS_SHARE * held_bytes) // self.dtype.itemsize,
+            self.num_layers * parts * kv_heads * self.head_dim,
             self.dtype,
         )
         held = range(len(self.storage)) if layers is None else layers
         self.layers = frozenset(held)
-        # By the model's layer. The first that is here stands for those that are not, so that any
-        # may be asked for a shape.
+        # By the model's layer. Layers of other groups share the entry of this group's first layer,
+        # so that lists can be indexed by any layer up to the last one here.
         place = {layer: index for index, layer in enumerate(held)}
         places = [place.get(layer, 0) for layer in range(max(place, default=-1) + 1)]
-        #: Of each layer, each tensor's `[parts * num_blocks * kv_heads, block_size, width]`.
+        #: By layer and tensor: `[parts * num_blocks * kv_heads, block_size, width]`.
         self.pages = [[tensor[at].flatten(0, 2) for tensor in self.tensors] for at in places]
         self._by_part = [
             list(zip(*(tensor[at] for tensor in self.tensors), strict=True)) for at in places
         ]
         self.k = [self.storage[at, 0] for at in places]
         self.v = [self.storage[at, -1] for at in places]
-        scales = self.tensors[1][..., 0] if len(tensors) > 1 else None
+        whole = len(tensors) > 1 and width == self.head_dim
+        scales = self.tensors[1][..., 0] if whole else None
         self.k_scales = [None if scales is None else scales[at, 0] for at in places]
         self.v_scales = [None if scales is None else scales[at, -1] for at in places]
 
@@ -94,16 +103,17 @@ class KVCache:
         format: KVFormat = PLAIN,
         layers: Sequence[int] | None = None,
     ) -> KVCache:
-        """A cache of `num_blocks` blocks for a model of `dtype`, zeroed: a host then commits pages
-        as they are used. `layers` are the model's that it is for; None: all."""
+        """A cache of `num_blocks` blocks for a model of `dtype`, zeroed: the host's system then
+        commits memory at its first use. `layers` are the model's layers; None: all."""
         if layers is None:
             layers = range(model_config.num_layers)
         shape = len(layers), model_config.kv_parts, num_blocks, model_config.num_kv_heads
         tensors = [
-            torch.zeros((*shape, block_size, width), dtype=kind, device=device)
+            _zeros((*shape, block_size, width), kind, torch.device(device))
             for width, kind in format.tensors(model_config.head_dim, dtype)
         ]
-        return cls(tensors, layers, format=format, dtype=dtype)
+        head_dim = model_config.head_dim
+        return cls(tensors, layers, format=format, dtype=dtype, head_dim=head_dim)
 
     @staticmethod
     def bytes_per_block(
@@ -113,25 +123,13 @@ class KVCache:
         vectors = model_config.kv_parts * model_config.num_layers * model_config.num_kv_heads
         return vectors * block_size * vector_bytes(format, model_config.head_dim, dtype)
 
-    @property
-    def num_layers(self) -> int:
-        return self.storage.shape[0]
-
-    @property
-    def num_blocks(self) -> int:
-        return self.storage.shape[2]
-
-    @property
-    def block_size(self) -> int:
-        return self.storage.shape[4]
-
     def encoded(
         self, layer: int, k: torch.Tensor, v: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Where `k` and `v` `[tokens, kv_heads, head_dim]` go, and what goes there: of each tensor
         of each part of a layer its pages `[num_blocks, kv_heads, block_size, width]` and the tokens
         as it holds them, `[tokens, kv_heads, width]`."""
-        # Where values are the keys there is one part.
+        # A cache whose values are its keys has one part.
         for pages, new in zip(self._by_part[layer], (k, v), strict=False):
             yield from zip(pages, self.format.encode(new), strict=True)
 
@@ -158,3 +156,14 @@ def _indexable(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` with float8 as int8."""
     short = tensor.is_floating_point() and tensor.dtype.itemsize == 1
     return tensor.view(torch.int8) if short else tensor
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros, of which the host's system commits those pages that are used. `torch.zeros` would
+    write them all, which takes a quarter of a second for each GiB."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(memory[begin : begin + size]).view(dtype).view(shape)

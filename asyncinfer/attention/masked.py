@@ -1,6 +1,8 @@
-"""Attention of decode rows from tensors alone: every block of the tables is read, and what lies
-beyond a row is masked. No shape depends on what a tensor holds, so a graph can record it; the price
-is the whole width of the tables. The slow twin of the paged kernels on such rows."""
+"""Attention of decode rows that a graph can record: no shape depends on a tensor's contents.
+
+It reads every block of the tables, and masks the keys beyond a row. So it costs the whole width of
+the tables. It is the slow twin of the paged kernels on decode rows.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class MaskedAttention:
         self._own = batch.seq_lens[:, None] - 1
         slots = batch.slot_mapping
         self._written = (slots >= 0)[:, None, None, None]
-        # Rows that fill up a batch come last; they write what the first row does, once more.
+        # Padding rows come last. They repeat the write of the first row.
         self._block = torch.where(slots >= 0, slots, slots[:1]).clamp(min=0) // size
         self._after = torch.arange(size, device=slots.device) - (slots % size)[:, None]
 
@@ -67,8 +69,8 @@ class MaskedAttention:
         return (weights.to(q.dtype) @ values).view(rows, heads * head_dim)
 
     def _write(self, pages: torch.Tensor, new: torch.Tensor) -> None:
-        """Each row's token into its block, and zeros behind it: what `GatheredAttention` relies on,
-        should it be the next to read."""
+        """Write each row's token into its block, and zeros behind it. `GatheredAttention` relies on
+        the zeros when it reads the block next."""
         before = pages[self._block]
         after = self._after[:, None, :, None]
         filled = torch.where(after == 0, new[:, :, None], before).masked_fill(after > 0, 0)

@@ -1,4 +1,4 @@
-"""Attention through the paged kernels, which read the pages where they lie."""
+"""Attention by the paged kernels, which read pages without gathering them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ _NO_NORMS = HeadNorms(None, None)
 
 
 class PagedAttention:
-    """One kernel writes a layer's keys and values, one attends, whatever the rows."""
+    """One kernel writes a layer's keys and values, and one attends for all kinds of rows."""
 
     def __init__(self, kv: KVCache, batch: DeviceBatch, scale: float) -> None:
         self._kv = kv
         self._batch = batch
         self._scale = scale
-        # Parts of a fixed length, so that a row is summed up alike in every batch.
+        #: Keys of one part, where all parts have one length: a row's sum then has the same order in
+        #: every batch.
         self._chunk: int | None = None
         if isinstance(batch, AttentionBatch) and batch.invariant:
             self._chunk = batch.chunk
@@ -72,8 +73,8 @@ class PagedAttention:
         norms: HeadNorms | None = None,
         variant: AttentionVariant | None = None,
     ) -> torch.Tensor:
-        """The same from the packed projection `[tokens, heads + 2 * kv_heads, head_dim]`: norms of
-        the query and key heads, their rotation by `angles` and the write are one launch."""
+        """Attention from the packed projection `[tokens, heads + 2 * kv_heads, head_dim]`. One
+        launch normalises the query and key heads, rotates them by `angles` and writes the KV."""
         norms, kv = norms or _NO_NORMS, self._kv
         q = ops.rope_kv_write(
             qkv,
@@ -96,7 +97,7 @@ class PagedAttention:
         variant = variant or _PLAIN
         kv, batch = self._kv, self._batch
         if batch.decode_rows and self._workspace is None:
-            self._share_out(q, kv.k[layer])
+            self._prepare_split(q, kv.k[layer])
         out = ops.paged_attention(
             q,
             kv.k[layer],
@@ -117,8 +118,8 @@ class PagedAttention:
         )
         return out.flatten(1)
 
-    def _share_out(self, q: torch.Tensor, keys: torch.Tensor) -> None:
-        """How the decode rows' keys are shared out, and memory for it: the same in all layers."""
+    def _prepare_split(self, q: torch.Tensor, keys: torch.Tensor) -> None:
+        """Choose the split of the decode rows' keys, and allocate memory for it, for all layers."""
         batch, (_, heads, head_dim) = self._batch, q.shape
         longest = batch.block_tables.shape[1] * batch.block_size
         if self._chunk is None:

@@ -1,7 +1,8 @@
-"""Attention of a row with several query tokens: a chunk of a prompt, or tokens to verify."""
+"""Attention of a row with many query tokens: a chunk of a prompt."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
@@ -14,11 +15,11 @@ from asyncinfer.kernels import onednn
 
 __all__ = ["PrefillRow", "prefill_rows"]
 
-#: Scores held at once, over the query heads of one KV head: what a core's L2 cache takes.
+#: Scores of one tile, over the query heads of one KV head: they fit a core's L2 cache.
 _TILE_SCORES = 1 << 18
-#: Most query tokens of a tile: beyond, more is computed above the diagonal than is gained.
+#: Most query tokens of a tile: a larger tile computes more above the diagonal than it gains.
 _TILE_TOKENS = 128
-#: Below this many scores per head a row is one call; the tiles' calls would cost more.
+#: A row with at most this many scores per head is one call: calls of tiles would cost more.
 _SMALL = 1 << 13
 
 
@@ -32,8 +33,8 @@ class PrefillRow:
         self._start = batch.starts[row]
         self._end = self._start + batch.counts[row]
         self._tokens = slice(first, first + batch.counts[row])
-        #: None for a sequence's first tokens: they need nothing that is cached. But all tokens see
-        #: the same of one, which is what the cache makes of it.
+        #: None for a sequence's first tokens, which see nothing cached. An inexact format needs it
+        #: always: every token must see a token's KV as the cache stores it.
         self.gather: Gather | None = None
         if self._start or not kv.format.exact:
             blocks = -(-self._end // batch.block_size)
@@ -67,26 +68,25 @@ class PrefillRow:
             _attend_from_start(queries, keys, values, self._scale, result)
 
 
-def prefill_rows(kv: KVCache, batch: AttentionBatch, scale: float) -> list[PrefillRow]:
-    """The rows of `batch` with more than one query token."""
+def prefill_rows(
+    kv: KVCache, batch: AttentionBatch, scale: float, rows: Sequence[int]
+) -> list[PrefillRow]:
+    """These rows of `batch`."""
     bounds = list(accumulate(batch.counts, initial=0))
-    return [
-        PrefillRow(kv, batch, row, bounds[row], scale)
-        for row in range(batch.decode_rows, batch.rows)
-    ]
+    return [PrefillRow(kv, batch, row, bounds[row], scale) for row in rows]
 
 
 def _has_faster_product(dtype: torch.dtype) -> bool:
-    """Than torch's attention has, which calls MKL."""
-    # In bfloat16 torch's own attention keeps its scores in float32, ours would round them.
+    """Whether oneDNN multiplies faster than torch's attention does with MKL."""
+    # In bfloat16 torch's attention keeps scores in float32, and oneDNN's product rounds them.
     return dtype is torch.float32 and onednn.available(dtype) and not onednn.mkl_is_fast()
 
 
 def _attend_from_start(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, out: torch.Tensor
 ) -> None:
-    """torch's attention of a sequence's first tokens: it skips what lies above the diagonal, for
-    which it has to start at the corner."""
+    """torch's causal attention of a sequence's first tokens. It skips the scores above the
+    diagonal, but only where queries and keys begin at the same token."""
     tokens, kv_heads, group, head_dim = out.shape
     grouped = q.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     keys = k[:, None].expand(-1, group, -1, -1)
@@ -103,7 +103,7 @@ def _attend(
     scale: float,
     out: torch.Tensor,
 ) -> None:
-    """torch's attention, in tiles of queries that bound the mask's size."""
+    """torch's attention, in tiles of queries: a tile bounds the size of its mask."""
     tokens, kv_heads, group, head_dim = out.shape
     grouped = q.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     keys = k[:, None].expand(-1, group, -1, -1)
@@ -127,8 +127,8 @@ def _attend_by_products(
     scale: float,
     out: torch.Tensor,
 ) -> None:
-    """oneDNN's products, tile by tile: on processors that MKL does not know, 2 to 3 times as fast
-    as torch's attention, and nothing is computed beyond a tile's last token."""
+    """oneDNN's products, tile by tile. On processors that MKL has no code for, they are 2 to 3
+    times as fast as torch's attention. A tile computes no score beyond its last token."""
     tokens, kv_heads, group, head_dim = out.shape
     grouped = q.view(tokens, kv_heads, group, head_dim).transpose(0, 1) * scale
     grouped = grouped.reshape(kv_heads, tokens * group, head_dim)

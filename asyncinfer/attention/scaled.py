@@ -1,4 +1,4 @@
-"""Keys and values in 8 bits, over a scale per token and head."""
+"""KV formats of 8 bits, with a scale per token and head."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ __all__ = ["ScaledKV"]
 
 
 class ScaledKV:
-    """A `KVFormat` of int8 or float8 (e4m3) numbers and float32 scales, as the kernels write them:
-    the largest number of a vector is the dtype's own. An int8 number is off by half a scale at
-    most, a float8 one by 1/16 of itself and, near zero, by 2^-10 of a scale."""
+    """A `KVFormat` of int8 or float8 (e4m3) numbers and float32 scales, as the kernels write them.
+
+    The scale maps a vector's largest number to the dtype's largest. The error of an int8 number is
+    at most half a scale. That of a float8 number is at most 1/16 of the number or, near zero,
+    2^-10 of a scale.
+    """
 
     exact = False
 
@@ -29,10 +32,10 @@ class ScaledKV:
         return numbers.view(torch.int8), scales[..., None]
 
     def gather(self, pages: Sequence[torch.Tensor], index: torch.Tensor, out: torch.Tensor) -> None:
-        numbers, scales = (its.index_select(0, index) for its in pages)
+        numbers, scales = (tensor.index_select(0, index) for tensor in pages)
         if self._numbers is torch.float8_e4m3fn:
             numbers, scales = _halves(numbers), scales * 256
-        # In float32, so that it is rounded once.
+        # The product is computed in float32 and rounded once.
         floats = out
         if out.dtype is not torch.float32:
             floats = out.new_empty(out.shape, dtype=torch.float32)
@@ -42,8 +45,11 @@ class ScaledKV:
 
 
 def _halves(numbers: torch.Tensor) -> torch.Tensor:
-    """float16 of what the bytes of e4m3 stand for, over 256: with four more bits of exponent above
-    and seven of fraction below, a byte is that float16. Seven times as fast as torch's conversion
-    on a CPU. A NaN becomes a number, but its scale is one as well."""
+    """The e4m3 numbers divided by 256, as float16: seven times as fast on a CPU as torch's
+    conversion.
+
+    A byte, shifted left by 7 bits with its sign kept in place, has the bits of that float16.
+    A NaN becomes a number here, but its scale is NaN too, and so is their product.
+    """
     wide = numbers.to(torch.int16).mul_(1 << 7)
     return wide.bitwise_and_(~(1 << 14)).view(torch.float16)

@@ -11,11 +11,11 @@ __all__ = ["AttentionVariant"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionVariant:
-    """A layer's own rules; a layer without any has no variant."""
+    """What a layer's attention does differently. A plain causal layer has no variant."""
 
     #: A token at position `p` sees the keys `p - window + 1 .. p`; None: all up to `p`.
     window: int | None = None
     #: Scores become `softcap * tanh(scores / softcap)`.
     softcap: float | None = None
-    #: float32 `[heads]`: the logit of one key more in each head's softmax, whose value is zero.
+    #: float32 `[heads]`: the logit of an additional key in each head's softmax; its value is 0.
     sinks: torch.Tensor | None = None

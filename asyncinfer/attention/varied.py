@@ -1,27 +1,29 @@
 """Attention with a window, a soft cap or sinks, in torch's own operators.
 
-Rows are gathered in groups of like length and attended to with the scores in hand, tile by tile.
-Of a row's pages only those are read that hold a key which one of its queries can see.
+Rows are gathered in groups of similar length. Scores are computed tile by tile, since torch's
+attention takes neither a soft cap nor sinks. Only pages with a key that some query sees are read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
 
 from asyncinfer.attention.batch import AttentionBatch
+from asyncinfer.attention.decode import few_rows
 from asyncinfer.attention.gather import Gather
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.variant import AttentionVariant
 
 __all__ = ["VariedAttention"]
 
-#: Scores held at once.
+#: Scores of one tile.
 _TILE_SCORES = 1 << 21
-#: Most query tokens of a tile: beyond, more is computed outside the window than is gained.
+#: Most query tokens of a tile: a larger tile computes more outside the window than it gains.
 _TILE_TOKENS = 128
-#: Decode rows of one group are no further apart in length than this share of the longest.
+#: A row of few query tokens sees at least this share of the keys that its group's longest row sees.
 _SPREAD = 0.5
 
 
@@ -33,8 +35,9 @@ class VariedAttention:
     ) -> None:
         self._scale = scale
         tokens = list(accumulate(batch.counts, initial=0))
-        groups = _decode_groups(batch, window)
-        groups += [[row] for row in range(batch.decode_rows, batch.rows)]
+        few = few_rows(batch)
+        groups = _decode_groups(batch, few, window)
+        groups += [[row] for row in range(len(batch.counts)) if row not in frozenset(few)]
         self._groups = [
             _Group(kv, batch, rows, [tokens[row] for row in rows], window) for rows in groups
         ]
@@ -87,7 +90,8 @@ class VariedAttention:
 
 
 class _Group:
-    """Decode rows, or one longer row; their visible keys padded to the most of them."""
+    """Rows of few query tokens, or one longer row. Visible keys are padded to the row that sees
+    most, and query tokens to the row that has most, by repeating each row's last one."""
 
     def __init__(
         self,
@@ -103,34 +107,35 @@ class _Group:
         ends = [batch.starts[row] + batch.counts[row] for row in rows]
         starts = [batch.starts[row] for row in rows]
         blocks = max(-(-end // size) - first for first, end in zip(firsts, ends, strict=True))
-        row, token, first, end, start = torch.tensor(
-            [rows, tokens, firsts, ends, starts], device=device
+        counts = [batch.counts[row] for row in rows]
+        row, token, first, end, start, count = torch.tensor(
+            [rows, tokens, firsts, ends, starts, counts], device=device
         )[:, :, None]
-        queries = torch.arange(batch.counts[rows[0]], device=device)
+        queries = torch.arange(max(counts), device=device).minimum(count - 1)
         #: int64 `[rows * queries]`: the group's query tokens, row after row.
         self.tokens = (token + queries).flatten()
         at = first + torch.arange(blocks, device=device)
-        # What pads a row must be finite, so it is the first block that the row can see.
+        # Padding must be finite, so a row is padded with the first block that it sees.
         at = torch.where(at * size < end, at, first)
         self.gather = Gather(kv, batch.block_tables[row, at].long())
         #: Positions, int64: of the gathered keys `[rows, keys]`, of the queries `[rows, queries]`.
         self._keys = first * size + torch.arange(blocks * size, device=device)
         self._queries = start + queries
         self._window = window
-        #: Of a longer row: which gathered key is its first query's own.
-        self._own = starts[0] - firsts[0] * size
+        #: Of one row: the index of the gathered key that its first query token has written.
+        self._own = starts[0] - firsts[0] * size if len(rows) == 1 else None
 
     def tiles(self, heads: int) -> list[tuple[int, int]]:
-        """Queries of each row, cut so that their scores stay few."""
+        """Ranges of each row's queries, cut to bound the scores of a tile."""
         count = self._queries.shape[1]
         step = min(max(16, _TILE_SCORES // (heads * self._keys.shape[1])), _TILE_TOKENS)
         return [(first, min(first + step, count)) for first in range(0, count, step)]
 
     def mask(self, first: int, last: int) -> tuple[slice, torch.Tensor]:
-        """The gathered keys that some of the queries `first .. last - 1` may see, and which of them
-        each does not: bool `[rows, 1, queries, 1, keys]`."""
+        """The gathered keys that any query in `first .. last - 1` sees, and a mask of the keys that
+        each query does not see: bool `[rows, 1, queries, 1, keys]`."""
         seen = slice(None)
-        if self._queries.shape[1] > 1:
+        if self._own is not None:
             begin = 0 if self._window is None else self._own + first - self._window + 1
             seen = slice(max(0, begin), self._own + last)
         keys, queries = self._keys[:, None, seen], self._queries[:, first:last, None]
@@ -145,11 +150,12 @@ def _first_key(batch: AttentionBatch, row: int, window: int | None) -> int:
     return 0 if window is None else max(0, batch.starts[row] - window + 1)
 
 
-def _decode_groups(batch: AttentionBatch, window: int | None) -> list[list[int]]:
-    """The decode rows by how many keys they see, longest first."""
+def _decode_groups(
+    batch: AttentionBatch, rows: Sequence[int], window: int | None
+) -> list[list[int]]:
+    """These rows in groups that see similarly many keys, longest first."""
     seen = {
-        row: batch.starts[row] + 1 - _first_key(batch, row, window)
-        for row in range(batch.decode_rows)
+        row: batch.starts[row] + batch.counts[row] - _first_key(batch, row, window) for row in rows
     }
     groups: list[list[int]] = []
     for row in sorted(seen, key=seen.__getitem__, reverse=True):

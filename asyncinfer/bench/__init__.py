@@ -6,11 +6,23 @@ from asyncinfer.bench.accuracy import (
     Perplexity,
     measure_accuracy,
 )
+from asyncinfer.bench.adapters import (
+    AdapterOptions,
+    AdapterResult,
+    AdapterTurn,
+    measure_adapters,
+)
+from asyncinfer.bench.agents_trace import agents_trace
 from asyncinfer.bench.cache import BLOCKS, CacheOptions, CacheResult, measure_cache
 from asyncinfer.bench.cache_table import cache_tables
 from asyncinfer.bench.cache_trace import read_trace
 from asyncinfer.bench.checkout import from_checkout
 from asyncinfer.bench.compare import Change, changes, differences
+from asyncinfer.bench.constrained import (
+    ConstrainedOptions,
+    ConstrainedResult,
+    measure_constrained,
+)
 from asyncinfer.bench.environment import Environment
 from asyncinfer.bench.host import HostOptions, HostResult, measure_host
 from asyncinfer.bench.lag import FAKE_MODELS, LagOptions, LagResult, measure_lag
@@ -18,9 +30,20 @@ from asyncinfer.bench.load import LoadOptions, LoadResult, measure_load
 from asyncinfer.bench.loops import LOOPS, available_loops
 from asyncinfer.bench.plots import check_plot, save_plot
 from asyncinfer.bench.plugins import PluginOptions, PluginResult, measure_plugins
+from asyncinfer.bench.quantized import (
+    QuantizedOptions,
+    QuantizedResult,
+    QuantizedRow,
+    measure_quantized,
+)
 from asyncinfer.bench.record import BenchError, Figure, Record
 from asyncinfer.bench.serve import ServeOptions, ServeResult, measure_serve
 from asyncinfer.bench.soak import SoakOptions, SoakResult, measure_soak
+from asyncinfer.bench.speculate import (
+    SpeculateOptions,
+    SpeculateResult,
+    measure_speculate,
+)
 from asyncinfer.bench.tables import (
     change_table,
     difference_table,
@@ -38,10 +61,15 @@ __all__ = [
     "WORKLOADS",
     "AccuracyOptions",
     "AccuracyResult",
+    "AdapterOptions",
+    "AdapterResult",
+    "AdapterTurn",
     "BenchError",
     "CacheOptions",
     "CacheResult",
     "Change",
+    "ConstrainedOptions",
+    "ConstrainedResult",
     "Environment",
     "Figure",
     "HostOptions",
@@ -53,12 +81,18 @@ __all__ = [
     "Perplexity",
     "PluginOptions",
     "PluginResult",
+    "QuantizedOptions",
+    "QuantizedResult",
+    "QuantizedRow",
     "Record",
     "ServeOptions",
     "ServeResult",
     "SoakOptions",
     "SoakResult",
+    "SpeculateOptions",
+    "SpeculateResult",
     "Workload",
+    "agents_trace",
     "available_loops",
     "cache_tables",
     "change_table",
@@ -69,13 +103,17 @@ __all__ = [
     "environment_line",
     "from_checkout",
     "measure_accuracy",
+    "measure_adapters",
     "measure_cache",
+    "measure_constrained",
     "measure_host",
     "measure_lag",
     "measure_load",
     "measure_plugins",
+    "measure_quantized",
     "measure_serve",
     "measure_soak",
+    "measure_speculate",
     "read_trace",
     "record_tables",
     "save_plot",

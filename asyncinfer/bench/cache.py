@@ -25,13 +25,15 @@ GROWTH_TARGET: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOptions:
-    """The work."""
+    """Options of the benchmark."""
 
     #: Names of policies, or names with arguments; every name that is known, if empty.
     policies: Sequence[str | tuple[str, Mapping[str, Any]]] = ()
     blocks: Sequence[int] = BLOCKS
     #: Tokens of an engine block; one stands for each block of the trace, whatever its size there.
     block_size: int = 16
+    #: Of all blocks, how many open conversations may pin.
+    pinned_share: float = 0.0
     #: Measure also what each policy costs by the number of blocks.
     growth: bool = False
 
@@ -105,7 +107,7 @@ def measure_cache(
             report(f"{runs[index][0]}, {runs[index][1]:,} blocks", (index + part) / len(runs))
 
         policy = cache_policies.resolve(policies[name])
-        replays.append(_replay(rows, name, policy, blocks, options.block_size, say))
+        replays.append(_replay(rows, name, policy, blocks, options, say))
     report("optimum", 1.0)
     optimum = {blocks: optimal_hits(rows, blocks) for blocks in options.blocks}
     growth = {}
@@ -124,19 +126,29 @@ def _replay(
     name: str,
     policy: EvictionPolicy,
     blocks: int,
-    block_size: int,
+    options: CacheOptions,
     say: Callable[[float], None],
 ) -> Replay:
     faults: list[Exception] = []
-    harness = CacheHarness(blocks, policy, block_size=block_size, on_fault=faults.append)
+    size = options.block_size
+    harness = CacheHarness(
+        blocks,
+        policy,
+        block_size=size,
+        on_fault=faults.append,
+        pinned_share=options.pinned_share,
+    )
     hits, spent, total = 0, 0.0, 0
     for number, row in enumerate(rows):
         if number % 500 == 0:
             say(number / len(rows))
         # Keys are computed off the engine's thread, and so not counted here.
-        request = harness.request([block for block in row.ids for _ in range(block_size)])
+        tokens = [block for block in row.ids for _ in range(size)]
+        request = harness.request(tokens, conversation=row.conversation)
         before = thread_time()
         hits += harness.serve(request, row.time)
+        if row.conversation is not None and row.then != "live":
+            harness.converse(row.conversation, row.then)
         spent += thread_time() - before
         total += len(row.ids)
     if faults:

@@ -57,7 +57,7 @@ def write_checkpoint(
 
 
 def _tokenizer(size: int) -> Tokenizer:
-    """Byte-level, as those of today's models: every byte, then short words that no merge makes."""
+    """A byte-level tokenizer of `size` tokens: every byte, then short words that no merge makes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

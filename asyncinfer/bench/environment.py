@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from asyncinfer.machine import cpu_model, usable_cores, version
 
 __all__ = ["Environment"]
 
@@ -42,48 +43,24 @@ class Environment:
 
     @classmethod
     def now(cls) -> Environment:
-        """Of this process."""
+        """The environment of this process."""
         torch = sys.modules.get("torch")
         return cls(
             python=f"{platform.python_implementation()} {platform.python_version()}",
             platform=platform.platform(),
-            cpu=_cpu_model(),
+            cpu=cpu_model(),
             cores=os.cpu_count() or 1,
-            usable_cores=_usable_cores(),
-            torch=_version("torch"),
+            usable_cores=usable_cores(),
+            torch=version("torch"),
             torch_threads=torch.get_num_threads() if torch is not None else None,
-            triton=_version("triton"),
+            triton=version("triton"),
             gpu=_gpu("name"),
             driver=_gpu("driver_version"),
-            asyncinfer=_version("asyncinfer"),
+            asyncinfer=version("asyncinfer"),
             commit=_commit(Path(__file__).resolve().parent),
             load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
             switch_interval=sys.getswitchinterval(),
         )
-
-
-def _cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        # Not Linux; the standard library's answer is the best there is.
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _gpu(field: str) -> str | None:
@@ -101,7 +78,7 @@ def _commit(folder: Path) -> str | None:
 
 
 def _output(*command: str) -> str | None:
-    """What a program prints, None if there is no such program or it fails."""
+    """The output of a program; None if there is no such program or it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -20,13 +20,13 @@ __all__ = ["HostOptions", "HostResult", "LoopResult", "StepCost", "measure_host"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostOptions:
-    """The work."""
+    """Options of the benchmark."""
 
     loops: Sequence[str]
     #: Requests that decode together.
     running: int = 256
     steps: int = 200
-    #: Streams held at once, and what they get together.
+    #: Streams held at once, and the tokens a second that they get together.
     streams: int = 2000
     rate: float = 20_000.0
     seconds: float = 10.0
@@ -53,7 +53,7 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class LoopResult:
-    """On one kind of event loop."""
+    """Figures on one kind of event loop."""
 
     loop: str
     tokens: TokenCost
@@ -68,7 +68,7 @@ class HostResult:
     #: None outside a checkout: they are steps of the engine's internals.
     scheduler: StepCost | None = None
     runner: StepCost | None = None
-    #: What has no figures -> why.
+    #: Measurements that were left out -> why.
     not_measured: Mapping[str, str] = field(default_factory=dict)
 
     def figures(self) -> tuple[Figure, ...]:

@@ -100,7 +100,7 @@ class _Meter:
             for join in plan.joins:
                 self._stream_of[join.slot] = _index(join.token_ids)
             return
-        # A step that comes late is not made up for: the rate is never above the one asked for.
+        # Time lost by a late step is not made up, so that the rate never exceeds the one asked for.
         self._due = max(self._due + sum(plan.samples) / self._rate, time.perf_counter())
         time.sleep(max(0.0, self._due - time.perf_counter()))
         now = time.perf_counter()

@@ -28,10 +28,10 @@ class TokenCost:
     tokens: int
     #: Everything the process did, the runner's work taken off: the fake model's, and the gate's.
     host: float
-    #: Of it: on the engine's threads, and on the event loop's.
+    #: The parts of `host` on the engine's threads, and on the event loop's.
     engine: float
     loop: float
-    #: The runner's.
+    #: The runner's work.
     runner: float
 
 
@@ -46,7 +46,7 @@ async def measure_tokens(
     made, as behind a real device, whose step outlasts the host's work. So every token pays for a
     wake-up of its own.
     """
-    # The streams that were submitted first are a step or two ahead.
+    # Four more, since streams that were submitted first are a step or two ahead.
     answer = warmup + steps + 4
     gate = _LockStep(running, warmup, steps)
     blocks = running * ((48 + answer) // 16 + 2)

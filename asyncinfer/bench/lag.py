@@ -35,7 +35,7 @@ WORDS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagOptions:
-    """The work."""
+    """Options of the benchmark."""
 
     #: `FAKE_MODELS`, or `SHIPPED`, folders and hub ids of real ones.
     models: Sequence[str] = FAKE_MODELS
@@ -44,9 +44,9 @@ class LagOptions:
     prompt_bytes: int = 1_000_000
     #: Clients that send such prompts, each the next one when the last was answered or refused.
     senders: int = 2
-    #: Of the idle and of the busy phase.
+    #: Seconds of the idle phase, and of the busy one.
     seconds: float = 10.0
-    #: Of a step of the fake model, at least.
+    #: Least milliseconds of a step of the fake model.
     step_ms: float = 5.0
     repeat: int = 3
     #: Call `gc.freeze` once the engine is open, as a host may: the garbage collector then skips
@@ -56,7 +56,7 @@ class LagOptions:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Milliseconds that a task which slept one ran late."""
+    """By how many milliseconds a task ran late that had slept one."""
 
     model: str
     idle: Quantiles
@@ -172,7 +172,7 @@ class _Work:
         self._text = " ".join(self._random.choices(self._words, k=options.prompt_bytes // 3))
 
     async def decode(self, engine: Engine, index: int) -> None:
-        """Streams without end; a real model's context ends some, and others follow."""
+        """Read streams without end. Where a real model's context ends one, another follows."""
         began = False
         params = SamplingParams(temperature=1.0, seed=index, ignore_eos=True)
         while True:
@@ -187,7 +187,7 @@ class _Work:
                             self.all_began.set()
 
     async def send(self, engine: Engine, index: int) -> None:
-        """One long prompt after the other."""
+        """Send one long prompt after the other."""
         for number in count():
             # The first block differs, so that nothing is cached. The rest is one long text, so that
             # making a prompt takes no time.

@@ -21,7 +21,7 @@ __all__ = ["LoadOptions", "LoadResult", "measure_load", "write_layers"]
 _GIGA: Final = 1e9
 _OURS: Final = "asyncinfer"
 _WEIGHTS: Final = "asyncinfer, weights alone"
-#: Of the random model: a Llama's layer of this width has 45 million parameters.
+#: Shape of the random model: a layer of this width has 45 million parameters.
 _SHAPE: Final = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -45,7 +45,7 @@ _TINY: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """The work."""
+    """Options of the benchmark."""
 
     #: A checkpoint's folder; None: a random Llama of about so many megabytes.
     model: str | None = None
@@ -94,7 +94,7 @@ class LoadResult:
         return median(their.seconds / our.seconds for our, their in pairs)
 
     def seconds(self, loader: str) -> float:
-        """The median."""
+        """The median seconds of a loader."""
         return median(run.seconds for run in self.runs[loader])
 
 
@@ -102,7 +102,7 @@ def measure_load(
     options: LoadOptions, report: Callable[[str], None] = lambda _: None
 ) -> LoadResult:
     """Load by each loader in turn, each time in a new process. Raises `BenchError`."""
-    # They import torch, which the other benchmarks do without.
+    # Imported here: the other benchmarks need no torch.
     import torch
 
     from asyncinfer.bench.load_once import LOADERS, load_once
@@ -118,7 +118,7 @@ def measure_load(
         require_transformers()
     loaders = [name for name in LOADERS if options.peer or name != "from_pretrained"]
     if device != "cpu":
-        # Nothing is mapped onto a GPU.
+        # Files cannot be mapped onto a GPU.
         loaders.remove("load_file, mapped")
     runs: dict[str, list[TimedLoad]] = {name: [] for name in loaders}
     with tempfile.TemporaryDirectory(prefix="asyncinfer-bench-") as scratch:

@@ -75,7 +75,7 @@ def _touch(size: int) -> None:
         return
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     with mmap.mmap(-1, size, flags=flags) as memory:
-        # In blocks that both large and small pages are cut out of. A kernel may have none.
+        # In huge pages, which large and small blocks are cut from; a kernel may have none.
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
         memory[::4096] = bytes(len(range(0, size, 4096)))
@@ -89,7 +89,7 @@ def _asyncinfer(folder: Path, *, device: torch.device, dtype: torch.dtype) -> An
 
 
 def _weights(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
-    """The weights that the decoder is made of, fused, without what it makes of them."""
+    """The decoder's weights, fused, before a device lays them out."""
     from asyncinfer.models import load_weights
 
     return load_weights(folder, device, dtype)

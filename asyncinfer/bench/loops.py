@@ -19,7 +19,7 @@ LOOPS: Final = ("asyncio", "uvloop", "trio")
 
 
 def available_loops() -> tuple[str, ...]:
-    """Those of `LOOPS` that are installed."""
+    """The loops of `LOOPS` that are installed."""
     return tuple(name for name in LOOPS if importlib.util.find_spec(name) is not None)
 
 

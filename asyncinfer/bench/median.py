@@ -11,5 +11,5 @@ T = TypeVar("T")
 
 
 def median(runs: Sequence[T], figure: Callable[[T], float]) -> T:
-    """The run in the middle by `figure`; of an even number the lower one of the two."""
+    """The run in the middle by `figure`; of an even number of runs the lower one of the two."""
     return sorted(runs, key=figure)[(len(runs) - 1) // 2]

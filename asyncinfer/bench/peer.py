@@ -34,11 +34,11 @@ class TransformersPeer:
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
-        # Our own progress is shown already.
+        # The benchmark shows progress itself.
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         # Nothing may end an answer early.
-        self._model.generation_config.eos_token_id = None
+        self.model.generation_config.eos_token_id = None
 
     def run(self, workload: Workload, prompts: Sequence[Sequence[int]]) -> float:
         """Seconds for all requests."""
@@ -55,13 +55,13 @@ class TransformersPeer:
         ids = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts])
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
         with torch.inference_mode():
-            answer: torch.Tensor = self._model.generate(
+            answer: torch.Tensor = self.model.generate(
                 ids,
                 attention_mask=mask,
                 max_new_tokens=tokens,
                 do_sample=False,
                 pad_token_id=0,
-                # Whatever the checkpoint says: nobody would serve without.
+                # Even if the checkpoint says otherwise: nobody would serve without a cache.
                 use_cache=True,
             )
         answer = answer[:, longest:]

@@ -8,16 +8,21 @@ from statistics import median
 from typing import Any, Final
 
 from asyncinfer.bench.cache_plot import plot_cache
+from asyncinfer.bench.checkout import from_checkout
 from asyncinfer.bench.load_plot import plot_load
 from asyncinfer.bench.record import BenchError, Record
-from asyncinfer.bench.roofline_plot import plot_gpu, plot_kernels, plot_steps
 from asyncinfer.bench.soak import plot_soak
 
 __all__ = ["check_plot", "save_plot"]
 
+Draw = Callable[[Any, Mapping[str, Any]], None]
 
-def check_plot(path: Path) -> None:
-    """Raise `BenchError` if a plot could not be drawn to `path`: better before a long run."""
+
+def check_plot(path: Path, benchmark: str | None = None) -> None:
+    """Raise `BenchError` if a plot, one of `benchmark` if that is given, could not be drawn to
+    `path`: better before a long run."""
+    if benchmark is not None:
+        _plot_of(benchmark)
     if not path.parent.is_dir():
         raise BenchError(f"{path}: the folder does not exist")
     try:
@@ -34,15 +39,27 @@ def check_plot(path: Path) -> None:
 def save_plot(record: Record, path: Path) -> None:
     """Draw a record. Everything in the plot comes from its JSON."""
     check_plot(path)
+    draw = _plot_of(record.benchmark)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4.5), layout="constrained")
-    _PLOTS[record.benchmark](figure, record.detail)
+    draw(figure, record.detail)
     figure.suptitle(f"asyncinfer bench {record.benchmark}, {record.recorded}", fontsize="medium")
     try:
         figure.savefig(path, dpi=120)
     except OSError as error:
         raise BenchError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _plot_of(benchmark: str) -> Draw:
+    """What draws a record's detail. Raises `BenchError` for a benchmark that has no plot."""
+    plots = _PLOTS
+    if benchmark in _OF_INTERNALS:
+        plots = from_checkout("roofline_plot").PLOTS
+    if benchmark not in plots:
+        known = ", ".join(sorted([*_PLOTS, *_OF_INTERNALS]))
+        raise BenchError(f"there is no plot of {benchmark!r}: leave out --plot; known: {known}")
+    return plots[benchmark]
 
 
 def _host(figure: Any, detail: Mapping[str, Any]) -> None:
@@ -123,17 +140,29 @@ def _accuracy(figure: Any, detail: Mapping[str, Any]) -> None:
     axes.set_ylabel("perplexity per token")
 
 
-_PLOTS: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], None]]] = {
+def _constrained(figure: Any, detail: Mapping[str, Any]) -> None:
+    speeds, late = figure.subplots(1, 2)
+    names = ("plain", "free", "forced")
+    speeds.bar(names, [detail["turn"][name] for name in names])
+    speeds.set_ylabel("tokens/s")
+    _curve(late, detail["arriving"]["curve"], "while new schemas arrive")
+    _curve(late, detail["quiet"]["curve"], "without", linestyle=":")
+    late.set_xscale("log")
+    late.set_xlabel("ms that a task of the event loop ran late")
+    late.set_ylabel("percent of its wake-ups")
+    late.legend()
+
+
+_PLOTS: Final[Mapping[str, Draw]] = {
     "accuracy": _accuracy,
+    "constrained": _constrained,
     "cache": plot_cache,
-    "decode": plot_steps,
-    "h200": plot_gpu,
     "host": _host,
-    "kernels": plot_kernels,
     "lag": _lag,
     "load": plot_load,
     "plugins": _plugins,
-    "prefill": plot_steps,
     "serve": _serve,
     "soak": plot_soak,
 }
+#: Measured, and drawn, by what only a checkout has.
+_OF_INTERNALS: Final = ("decode", "h200", "kernels", "prefill")

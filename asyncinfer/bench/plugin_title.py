@@ -1,4 +1,4 @@
-"""What tables call a plugin that has arguments."""
+"""The title of a plugin in tables."""
 
 from __future__ import annotations
 

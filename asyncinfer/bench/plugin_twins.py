@@ -75,7 +75,7 @@ class OwnDraw(SamplerPlugin):
 
 class _OwnDraw(Sampler):
     def join(self, slot: int, params: OwnDraw) -> None:
-        """It knows nothing of its slots."""
+        """Does nothing: slots have no state."""
 
     def sample(self, step: SamplerStep) -> torch.Tensor:
         return step.draw(step.weights())

@@ -55,9 +55,9 @@ class PluginResult:
     steps: Mapping[str, float]
     #: Tokens of an engine with so many observers of each kind.
     observers: Mapping[str, TokenCost]
-    #: `running` rows, sampled by the chain alone.
+    #: Of `running` rows that are sampled by the chain alone.
     bystanders: Mapping[str, float]
-    #: `rows` rows.
+    #: Of `rows` rows, by sampler.
     samplers: Mapping[str, float]
     running: int
     rows: int
@@ -182,7 +182,7 @@ def register_idle() -> None:
 
 
 def measure_observers(options: PluginOptions) -> dict[str, TokenCost]:
-    """In turns; the cheapest run of each."""
+    """Costs with observers of each kind, in turns: the cheapest run of each."""
     kinds: dict[str, Sequence[type[Observer]]] = {
         "none": (),
         "an observer": (Idle,),

@@ -18,7 +18,7 @@ __all__ = ["BULK_ROWS", "floor_seconds", "product_rows", "product_seconds", "pro
 
 #: Rows of a prompt's products: beyond, they get no faster.
 BULK_ROWS: Final = 512
-#: Of each timing, the best counts: what disturbs one only ever makes it longer.
+#: Repetitions of each timing, of which the best counts: disturbances only make one longer.
 _REPEAT: Final = 5
 
 _Product = Callable[[torch.Tensor], torch.Tensor]

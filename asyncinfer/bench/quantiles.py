@@ -14,7 +14,7 @@ __all__ = ["Quantiles"]
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Of at least one sample, in the samples' own unit."""
+    """Quantiles of at least one sample, in the samples' unit."""
 
     count: int
     mean: float

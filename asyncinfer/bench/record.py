@@ -44,7 +44,7 @@ class Record:
     """One run. `save` writes it as JSON; such files are never edited by hand."""
 
     benchmark: str
-    #: What was asked for on the command line.
+    #: Options of the run.
     options: Mapping[str, Any]
     figures: tuple[Figure, ...]
     #: The benchmark's own result, as JSON data.

@@ -41,7 +41,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """The work."""
+    """Options of the benchmark."""
 
     #: `SHIPPED`, `RANDOM` or folders of Llama-architecture checkpoints.
     models: Sequence[str] = (SHIPPED, RANDOM)
@@ -49,7 +49,7 @@ class ServeOptions:
     peer: bool = True
     #: Medians over so many repetitions, after a warm-up.
     repeat: int = 3
-    #: The peer takes its turn in so many of them at most.
+    #: Repetitions in which the peer takes a turn, at most.
     peer_repeat: int = 3
     #: A smoke run: small work on a small model; its figures mean nothing.
     quick: bool = False
@@ -69,7 +69,7 @@ class Column:
     title: str
     rates: tuple[float, ...]
     peer_rates: tuple[float, ...]
-    #: Of all repetitions, in milliseconds.
+    #: Milliseconds of all repetitions.
     ttft: Quantiles
     itl: Quantiles | None
     #: Prompt tokens taken from the prefix cache, per repetition.
@@ -149,7 +149,7 @@ def measure_serve(
                 folder = Path(scratch)
                 report("writing the random Llama")
                 write_checkpoint(LLAMA_TINY if options.quick else LLAMA_125M, folder)
-                # Not the same model, so not under its name.
+                # A quick run uses a smaller model, which gets a name of its own.
                 model = "llama-tiny" if options.quick else RANDOM
             found.append(run_on(options.loop, _measure_model, model, folder, options, report))
     return ServeResult(tuple(found))
@@ -211,7 +211,7 @@ async def _lag(engine: Engine, vocab: int, options: ServeOptions) -> tuple[Quant
         await anyio.sleep(0.1 if options.quick else 1.0)
     async with ticking() as busy:
         for repetition in range(options.repeat):
-            # Prompts of their own: nothing may be cached.
+            # New prompts, so that nothing is cached.
             prompts = work.prompts(vocab, 1000 + repetition)
             await run_workload(engine, work, prompts)
     return Quantiles.of(busy.late), Quantiles.of(idle.late)

@@ -18,7 +18,7 @@ __all__ = ["change_table", "difference_table", "environment_line", "record_table
 
 
 def record_tables(record: Record) -> list[Table]:
-    """What a person wants to see of a record."""
+    """The tables of a record, for people."""
     if record.benchmark != "serve":
         tables = [figure_table(f"asyncinfer bench {record.benchmark}", record.figures)]
         failed = _failures(record.detail)
@@ -32,7 +32,7 @@ def record_tables(record: Record) -> list[Table]:
 
 
 def _failures(detail: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What has no figures, parts and peers of `asyncinfer bench h200` among it, and why."""
+    """What was not measured and why, parts and peers of `asyncinfer bench h200` included."""
     found = [*detail.get("not_measured", {}).items()]
     for part in detail.get("parts", ()):
         if part["error"] is not None:
@@ -90,7 +90,7 @@ def figure_table(title: str, figures: Sequence[Figure]) -> Table:
 
 
 def environment_line(environment: Environment) -> str:
-    """Everything that is known, in one paragraph."""
+    """The environment in one paragraph."""
     return ", ".join(
         f"{field.name} {getattr(environment, field.name)}"
         for field in fields(environment)

@@ -28,7 +28,7 @@ _peers: dict[Path, TransformersPeer] = {}
 
 
 class WorkerProcess:
-    """Calls into one other process, in order. Errors come back as they were raised there."""
+    """Makes calls in one other process, in order. Errors are raised here as they were there."""
 
     def __init__(self, pool: ProcessPoolExecutor) -> None:
         self._pool = pool

@@ -24,7 +24,7 @@ SEED: Final = 20_261_120
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One column."""
+    """One workload: a column of the table."""
 
     name: str
     title: str
@@ -32,7 +32,7 @@ class Workload:
     requests: tuple[tuple[int, int], ...]
     #: Prompt tokens that all requests begin with. They are in the cache before the clock starts.
     shared: int = 0
-    #: Prompt tokens are what is counted, and the first token ends it.
+    #: Whether prompt tokens are counted, and a request ends with its first token.
     prefill: bool = False
 
     @property
@@ -82,7 +82,7 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
     )
 }
 
-#: The same questions in a second or two; the answers mean nothing.
+#: Smaller workloads of a second or two, whose figures mean nothing.
 QUICK: Final[Mapping[str, Workload]] = {
     workload.name: workload
     for workload in (

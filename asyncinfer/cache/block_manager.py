@@ -6,29 +6,37 @@ from collections.abc import Sequence
 from typing import Protocol, Self
 
 from asyncinfer.cache.chain import TOKEN_BYTES, pack
+from asyncinfer.cache.conversations import Conversation
 from asyncinfer.cache.full_pages import FullPages
 from asyncinfer.cache.page_group import BlockTable, DependentGroup, KVGroupSpec, PageGroup
-from asyncinfer.cache.prefix_cache import CacheEntry, PrefixCache, Tenant
+from asyncinfer.cache.prefix_cache import CacheEntry, Namespace, PrefixCache
+from asyncinfer.cache.state_pages import StatePages
 from asyncinfer.cache.window_pages import WindowPages
 
 __all__ = ["BlockManager", "Tabled"]
 
 
 class Tabled(Protocol):
-    """The part of a request that the block manager reads and writes."""
+    """The part of a sequence that the block manager reads and writes."""
 
     tokens: list[int]
-    tenant: Tenant
+    namespace: Namespace
     #: Chain keys of the full blocks of `tokens`, as far as computed.
     keys: list[bytes]
     #: A table for each KV group; none at all without blocks.
     tables: list[BlockTable]
     #: Tokens that the tables have room for.
     capacity: int
-    #: Leading blocks whose prefix is in the cache, and the entry of the last of them (the tenant
+    #: Tokens that are written or will be by a step in flight.
+    computed: int
+    #: Leading blocks whose prefix is in the cache, and the entry of the last of them (the namespace
     #: before the first). None: its key belongs to other tokens, so nothing more is published.
     published: int
-    node: CacheEntry | Tenant | None
+    node: CacheEntry | Namespace | None
+
+    @property
+    def conversation(self) -> Conversation | None:
+        """What it is a request of; None where it is alone."""
 
 
 class BlockManager:
@@ -41,7 +49,7 @@ class BlockManager:
         block_size: int,
         cache: PrefixCache | None,
     ) -> None:
-        """`first` is a group over `cache`."""
+        """`first` keeps the blocks that `cache` publishes."""
         assert cache is None or cache.block_size == block_size
         self.block_size = block_size
         self.cache = cache
@@ -53,31 +61,35 @@ class BlockManager:
 
     @classmethod
     def of(cls, groups: Sequence[KVGroupSpec], block_size: int, cache: PrefixCache | None) -> Self:
-        """The pages of the first group are the blocks; each of the others has a window."""
+        """The pages of the first group are the blocks; each of the others has a window or a
+        state."""
         first, *others = groups
         assert first.window is None, "the first group sees every token"
-        windows = []
+        made: list[DependentGroup] = []
         for group in others:
             assert group.window is not None, "one group sees every token"
-            windows.append(WindowPages(group.num_pages, group.window, block_size))
-        return cls(FullPages(first.num_pages, cache), windows, block_size, cache)
+            if group.state:
+                made.append(StatePages(group.num_pages, block_size))
+            else:
+                made.append(WindowPages(group.num_pages, group.window, block_size))
+        return cls(FullPages(first.num_pages, cache), made, block_size, cache)
 
     @property
     def available(self) -> int:
         """Blocks that can be allocated, with a page in every group."""
         return min([group.available for group in self.groups])
 
-    def missing(self, request: Tabled, tokens: int) -> int:
+    def missing(self, sequence: Tabled, tokens: int) -> int:
         """Blocks the tables lack for so many tokens."""
-        return max(0, -(-(tokens - request.capacity) // self.block_size))
+        return max(0, -(-(tokens - sequence.capacity) // self.block_size))
 
-    def match(self, request: Tabled, limit: int) -> list[CacheEntry]:
-        """Cached entries of the request's first `limit` tokens (whole blocks only), as far as every
-        group has what a token after them needs."""
+    def match(self, sequence: Tabled, limit: int) -> list[CacheEntry]:
+        """Cached entries of the sequence's first `limit` tokens (whole blocks only), as far as
+        every group has what a token after them needs."""
         if self.cache is None or limit < self.block_size:
             return []
         entries = self.cache.match(
-            request.keys, request.tokens, request.tenant, limit // self.block_size
+            sequence.keys, sequence.tokens, sequence.namespace, limit // self.block_size
         )
         before = -1
         # What one group shortens may be too short for another.
@@ -88,8 +100,8 @@ class BlockManager:
         return entries
 
     def wanted(self, tokens: int, entries: Sequence[CacheEntry], shared: int = 0) -> list[int]:
-        """Available pages of each group that go with a request of so many tokens that starts with
-        the entries, or with the `shared` first tokens of another request."""
+        """Pages of each group that stop being available when a sequence of so many tokens is
+        admitted that starts with the entries, or with another's first `shared` tokens."""
         blocks, full = -(-tokens // self.block_size), shared // self.block_size
         wanted = []
         for group in self.groups:
@@ -99,36 +111,36 @@ class BlockManager:
             wanted.append(min(blocks, group.steady) - reused + unused)
         return wanted
 
-    def open(self, request: Tabled, entries: Sequence[CacheEntry]) -> None:
-        """Start the request's tables with the matched blocks."""
-        assert not request.tables
+    def open(self, sequence: Tabled, entries: Sequence[CacheEntry]) -> None:
+        """Start the sequence's tables with the blocks of matched entries."""
+        assert not sequence.tables
         for group in self.groups:
             pages = group.pages(entries)
             group.hold(pages)
             gone = len(entries) - len(pages)
-            request.tables.append(BlockTable([-1] * gone + pages, gone))
+            sequence.tables.append(BlockTable([-1] * gone + pages, gone))
         for entry in entries:
             assert self.cache is not None
             self.cache.reuse(entry)
-        request.capacity = len(entries) * self.block_size
-        request.published = len(entries)
-        request.node = entries[-1] if entries else request.tenant
+        sequence.capacity = len(entries) * self.block_size
+        sequence.published = len(entries)
+        sequence.node = entries[-1] if entries else sequence.namespace
 
     def can_fork(self, parent: Tabled, length: int) -> bool:
         """Whether the parent still has all that a token after its first `length` ones needs."""
         return all(
-            parent.tables[index].first_live_page <= group.first(length)
+            group.can_fork(parent.tables[index], length, parent.computed)
             for index, group in self._others
         )
 
-    def fork(self, request: Tabled, parent: Tabled, length: int) -> list[tuple[int, int]]:
-        """Start the request's tables with the parent's first `length` tokens, whose KV is
+    def fork(self, sequence: Tabled, parent: Tabled, length: int) -> list[tuple[int, int]]:
+        """Start the sequence's tables with the parent's first `length` tokens, whose KV is
         committed: full blocks are shared, a partly filled one gets pages of its own.
 
         Returns `(source, target)` of the page to copy in each group; nothing if no block is partly
         filled. A source has a reference more: `release` it once the step that copies is committed.
         """
-        assert not request.tables
+        assert not sequence.tables
         assert parent.capacity >= length
         assert self.can_fork(parent, length)
         full, partial = divmod(length, self.block_size)
@@ -137,19 +149,35 @@ class BlockManager:
             first = group.first(length)
             shared = table.pages[first:full]
             group.hold(shared)
-            request.tables.append(BlockTable([-1] * first + shared, first))
+            sequence.tables.append(BlockTable([-1] * first + shared, first))
             if partial:
                 sources.append(table.pages[full])
                 group.hold(sources[-1:])
-        request.capacity = full * self.block_size
-        request.published, request.node = 0, request.tenant
+        sequence.capacity = full * self.block_size
+        sequence.published, sequence.node = 0, sequence.namespace
         if not partial:
             return []
-        self.grow(request, 1)
-        return [(page, own.pages[-1]) for page, own in zip(sources, request.tables, strict=True)]
+        self.grow(sequence, 1)
+        return [(page, own.pages[-1]) for page, own in zip(sources, sequence.tables, strict=True)]
 
-    def grow(self, request: Tabled, count: int) -> None:
+    def grow(self, sequence: Tabled, count: int) -> None:
         """Append `count` blocks to the tables; `available` must cover them."""
+        self._make_room(count)
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            table.pages += group.take(count)
+        sequence.capacity += count * self.block_size
+
+    def grow_each(self, sequences: Sequence[Tabled]) -> None:
+        """`grow(sequence, 1)` for each of them; `available` must cover all."""
+        self._make_room(len(sequences))
+        for index, group in enumerate(self.groups):
+            for sequence, page in zip(sequences, group.take(len(sequences)), strict=True):
+                sequence.tables[index].pages.append(page)
+        for sequence in sequences:
+            sequence.capacity += self.block_size
+
+    def _make_room(self, count: int) -> None:
+        """See that so many pages of the first group are free."""
         pool = self.groups[0].pool
         missing = count - len(pool.free)
         if missing > 0:
@@ -158,50 +186,49 @@ class BlockManager:
                 pool.put(block)
                 for _, other in self._others:
                     other.drop(block)
-        for group, table in zip(self.groups, request.tables, strict=True):
-            table.pages += group.take(count)
-        request.capacity += count * self.block_size
 
-    def commit(self, request: Tabled, length: int) -> None:
+    def commit(self, sequence: Tabled, length: int) -> None:
         """The KV of the first `length` tokens is written: publish the blocks it fills."""
         cache, size = self.cache, self.block_size
-        first, full = request.published, length // size
+        first, full = sequence.published, length // size
         if cache is None or first == full:
             return
-        keys, width = request.keys, size * TOKEN_BYTES
-        data = pack(request.tokens[first * size : full * size])
-        blocks = request.tables[0].pages
+        keys, width = sequence.keys, size * TOKEN_BYTES
+        data = pack(sequence.tokens[first * size : full * size])
+        blocks = sequence.tables[0].pages
         for j in range(first, full):
-            if request.node is None:
+            if sequence.node is None:
                 return
-            its = data[(j - first) * width : (j - first + 1) * width]
+            packed = data[(j - first) * width : (j - first + 1) * width]
             if j == len(keys):
-                parent = keys[-1] if keys else cache.hasher.root(*request.tenant)
-                keys.append(cache.hasher.next(parent, its))
-            request.node = cache.publish(blocks[j], keys[j], its, request.node)
-            request.published = j + 1
-            if request.node is not None:
-                block = request.node.block
+                parent = keys[-1] if keys else cache.hasher.root(*sequence.namespace)
+                keys.append(cache.hasher.next(parent, packed))
+            sequence.node = cache.publish(blocks[j], keys[j], packed, sequence.node)
+            sequence.published = j + 1
+            if sequence.node is not None:
+                block = sequence.node.block
                 for index, group in self._others:
-                    table = request.tables[index]
+                    table = sequence.tables[index]
                     if j >= table.first_live_page:
                         group.keep(block, table.pages[j], again=block != blocks[j])
 
-    def trim(self, request: Tabled, length: int) -> None:
+    def trim(self, sequence: Tabled, length: int) -> None:
         """The first `length` tokens are committed: give the pages back that no later token
         needs."""
         for index, group in self._others:
-            table, first = request.tables[index], group.first(length)
+            table, first = sequence.tables[index], group.first(length)
             for block in range(table.first_live_page, first):
                 group.release(table.pages[block], passing=True)
                 table.pages[block] = -1
             table.first_live_page = max(table.first_live_page, first)
 
-    def close(self, request: Tabled) -> None:
+    def close(self, sequence: Tabled) -> None:
         """Give back all tables, tail first: prefixes outlive their ends."""
-        for group, table in zip(self.groups, request.tables, strict=True):
+        if sequence.conversation is not None and self.cache is not None:
+            self.cache.hold(sequence.conversation, sequence.node)
+        for group, table in zip(self.groups, sequence.tables, strict=True):
             for page in reversed(table.live):
                 group.release(page)
-        request.tables = []
-        request.capacity = request.published = 0
-        request.node = request.tenant
+        sequence.tables = []
+        sequence.capacity = sequence.published = 0
+        sequence.node = sequence.namespace

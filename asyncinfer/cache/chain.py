@@ -3,8 +3,8 @@
     key[j] = BLAKE2b(key[j - 1] || token ids of block j),    key[-1] = BLAKE2b(scope, adapter)
 
 keyed with a secret of the engine's own (RFC 7693), so that nobody outside can construct a
-collision or guess another tenant's keys. Pure functions: a prompt of 32,768 tokens has 2,048
-blocks, and its keys are best computed before the request reaches the engine's thread.
+collision or guess the keys of another namespace. Pure functions: a prompt of 32,768 tokens has
+2,048 blocks, and its keys are best computed before the request reaches the engine's thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["TOKEN_BYTES", "BlockHasher", "chain_keys", "pack", "unpack"]
 
 DIGEST_SIZE = 16
 TOKEN_BYTES = array("i").itemsize
-#: Blocks hashed in one go: a fifth of a millisecond.
+#: Blocks hashed between two calls of `pause`: a fifth of a millisecond.
 PIECE = 256
 
 

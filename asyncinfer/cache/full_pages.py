@@ -14,9 +14,9 @@ __all__ = ["FullPages"]
 
 class FullPages:
     """The first `PageGroup`. Its pages are the blocks that the prefix cache knows: the cache keeps
-    those that were published, and says which of them goes first."""
+    published ones, and says which of them is evicted first."""
 
-    #: A request holds a page for every block of it.
+    #: A request holds a page for each of its blocks, however many they are.
     steady: Final = sys.maxsize
 
     def __init__(self, num_pages: int, cache: PrefixCache | None) -> None:

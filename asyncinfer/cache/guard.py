@@ -9,12 +9,17 @@ from typing import Final
 
 from asyncinfer.cache.policies.lru import LRU
 from asyncinfer.plugins.supervision import Limits, PluginFault, Supervisor
-from asyncinfer.protocols.eviction import CachedBlock, CapacityAware, EvictionPolicy
+from asyncinfer.protocols.eviction import (
+    CachedBlock,
+    CapacityAware,
+    ConversationAware,
+    EvictionPolicy,
+)
 
 __all__ = ["GuardedPolicy"]
 
-#: A busy machine now and then is forgiven; one call of a second, or a hundred of eleven
-#: milliseconds, is not.
+#: What a busy machine does to a call now and then is forgiven; one call of a second, or a hundred
+#: of eleven milliseconds, is not.
 LIMITS: Final = Limits(seconds=0.001, debt=1.0, raised=1)
 
 #: Seconds that `opened` may take.
@@ -48,8 +53,7 @@ class GuardedPolicy:
         self._faults: list[Exception] = []
         #: Whether the policy was replaced.
         self.broken = False
-        #: None: the policy is an `LRU`, which names what `evictable` begins with and need not be
-        #: asked.
+        #: None for an `LRU`, which need not be asked: its victims are what `evictable` begins with.
         self._supervisor: Supervisor | None = None
         if type(policy) is not LRU:
             self._supervisor = Supervisor(
@@ -59,6 +63,7 @@ class GuardedPolicy:
                 report=self._faults.append,
                 clock=clock,
             )
+        self._hears_of_conversations = isinstance(policy, ConversationAware)
         #: In the order of release.
         self.evictable: dict[int, CachedBlock] = {}
 
@@ -88,6 +93,14 @@ class GuardedPolicy:
         self.evictable.pop(number, None)
         if self._supervisor is not None:
             self._tell(self._supervisor, "removed", block)
+
+    def conversation_changed(self, number: int, block: CachedBlock) -> None:
+        """Tell the policy of an evictable block, if it wants to know."""
+        supervisor = self._supervisor
+        if supervisor is None or not self._hears_of_conversations:
+            return
+        if self.evictable.get(number) is block:
+            self._tell(supervisor, "conversation_changed", block)
 
     def victims(self, count: int) -> list[int]:
         """One to `count` different evictable blocks; there must be one."""

@@ -25,10 +25,13 @@ class KVGroupSpec:
     """What a runner holds of one group."""
 
     num_pages: int
-    #: Tokens that a token sees, itself among them; None: all before it.
+    #: Tokens that a token sees, itself among them; None: all before it. `STATE_WINDOW` with
+    #: `state`.
     window: int | None = None
     #: The model's layers in it, in order.
     layers: tuple[int, ...] = ()
+    #: Whether its layers keep a state in place of KV, see `StatePages`.
+    state: bool = False
 
 
 @dataclass(slots=True)
@@ -91,6 +94,10 @@ class PageGroup(Protocol):
 class DependentGroup(PageGroup, Protocol):
     """A group beside the first. A block's number is not its page here, so the group keeps pages
     for published blocks by itself."""
+
+    def can_fork(self, table: BlockTable, length: int, computed: int) -> bool:
+        """Whether a request of which `computed` tokens are written or will be still has all that a
+        token after its first `length` ones needs."""
 
     def keep(self, block: int, page: int, *, again: bool) -> None:
         """A referenced page is written, and the block is published: keep it for the block, unless

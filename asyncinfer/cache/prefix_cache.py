@@ -7,31 +7,38 @@ from collections.abc import Callable, Sequence
 
 from asyncinfer.cache import metadata
 from asyncinfer.cache.chain import TOKEN_BYTES, BlockHasher, pack, unpack
+from asyncinfer.cache.conversations import Conversation, Conversations
 from asyncinfer.cache.guard import GuardedPolicy
 from asyncinfer.cache.policies.lru import LRU
 from asyncinfer.cache.untracked import untrack
 from asyncinfer.protocols.eviction import CachedBlock, EvictionPolicy
 
-__all__ = ["CacheEntry", "PrefixCache", "Tenant"]
+__all__ = ["CacheEntry", "Namespace", "PrefixCache"]
 
 #: Scope and adapter: what two requests must have in common to share anything.
-Tenant = tuple[str, str]
+Namespace = tuple[str, str]
 
 
 class CacheEntry:
     """A published block. Entries outlive eviction as long as others name them as `parent`."""
 
-    __slots__ = ("block", "children", "data", "depth", "key", "meta", "parent", "scope", "uses")
+    __slots__ = (
+        *("block", "children", "data", "depth", "key", "live", "meta"),
+        *("parent", "pins", "scope", "uses", "waiting"),
+    )
 
-    def __init__(self, key: bytes, data: bytes, parent: CacheEntry | Tenant, block: int) -> None:
+    def __init__(self, key: bytes, data: bytes, parent: CacheEntry | Namespace, block: int) -> None:
         self.key = key
         #: The token ids, as `asyncinfer.cache.chain.pack` has them.
         self.data = data
-        #: The entry of the tokens before these; the tenant at the root.
+        #: The entry of the tokens before these; the namespace at the root.
         self.parent = parent
         self.block = block
         self.children = 0
         self.uses = 0
+        #: Conversations that hold it and are live, that wait for a tool, and that pin it; written
+        #: by `Conversations` alone.
+        self.live = self.waiting = self.pins = 0
         self.depth: int = 0
         self.scope: str
         above: int | None = None
@@ -39,8 +46,8 @@ class CacheEntry:
             above, self.depth, self.scope = parent.block, parent.depth + 1, parent.scope
         else:
             self.scope = parent[0]
-        #: What the eviction policy sees. Written by this module alone, and read by none of the
-        #: engine.
+        #: What the eviction policy sees. This module alone writes it, and the engine never reads
+        #: it.
         tokens = len(data) // TOKEN_BYTES
         self.meta = metadata.make_block(block, above, self.depth, tokens, self.scope, key)
         # Entries form trees, and their metadata are numbers and names.
@@ -52,14 +59,14 @@ class CacheEntry:
         return unpack(self.data)
 
     def adopted(self, children: int) -> None:
-        """So many more published blocks have this one as their parent."""
+        """`children` more published blocks have this one as their parent; fewer if negative."""
         self.children += children
         metadata.set_children(self.meta, self.children)
 
 
 class PrefixCache:
     """Maps chain keys to blocks. A hit is exact: besides the key, the tokens of the block, of
-    every block before it, and the tenant are equal.
+    every block before it, and the namespace are equal.
 
     References and the free list are the block manager's; a published block without references
     is evictable.
@@ -70,8 +77,9 @@ class PrefixCache:
         secret: key of the hash, at most 64 bytes; random by default.
         hasher: in place of `secret`, for tests.
         on_fault: told once, if the policy misbehaves and is replaced by LRU.
-        clock: monotonic seconds, by which a policy is too slow; never, without one.
+        clock: monotonic seconds, to time the policy; None never finds it too slow.
         label: what messages call the policy.
+        pinned_share: of all blocks, how many conversations may pin.
     """
 
     def __init__(
@@ -84,14 +92,17 @@ class PrefixCache:
         on_fault: Callable[[Exception], None] | None = None,
         clock: Callable[[], float] | None = None,
         label: str | None = None,
+        pinned_share: float = 0.5,
     ) -> None:
         self.block_size = block_size
+        self._pinned_share = pinned_share
         self.hasher = hasher or BlockHasher(block_size, secret or secrets.token_bytes(32))
         self.guard = GuardedPolicy(LRU() if policy is None else policy, on_fault, clock, label)
         #: Monotonic seconds, as last told by the scheduler; only passed on to the policy.
         self.now = 0.0
         self.by_key: dict[bytes, CacheEntry] = {}
         self.by_block: dict[int, CacheEntry] = {}
+        self.conversations = Conversations(self.guard, self.by_block)
         self._time = 0
 
     def keys(
@@ -106,20 +117,21 @@ class PrefixCache:
         return self.hasher.keys(tokens, scope, adapter, pause)
 
     def opened(self, capacity_blocks: int) -> None:
-        """It is the cache of a pool of so many blocks. Before anything is published."""
+        """Tell the policy how many blocks the pool has. Called before anything is published."""
+        self.conversations.most = int(self._pinned_share * capacity_blocks)
         self.guard.opened(capacity_blocks)
 
     @property
     def evictable(self) -> int:
         """Blocks that could be given up now."""
-        return len(self.guard.evictable)
+        return len(self.guard.evictable) + len(self.conversations.idle)
 
     def match(
-        self, keys: Sequence[bytes], tokens: Sequence[int], tenant: Tenant, limit: int
+        self, keys: Sequence[bytes], tokens: Sequence[int], namespace: Namespace, limit: int
     ) -> list[CacheEntry]:
         """The longest cached prefix, at most `limit` blocks. Changes nothing."""
         size = self.block_size
-        node: CacheEntry | Tenant = tenant
+        node: CacheEntry | Namespace = namespace
         found: list[CacheEntry] = []
         for j in range(min(limit, len(keys))):
             entry = self.by_key.get(keys[j])
@@ -137,10 +149,11 @@ class PrefixCache:
         entry.uses += 1
         metadata.set_uses(entry.meta, entry.uses)
         self._touch(entry.meta)
+        self.conversations.reused(entry)
         self.guard.reused(entry.block, entry.meta)
 
     def publish(
-        self, block: int, key: bytes, data: bytes, parent: CacheEntry | Tenant
+        self, block: int, key: bytes, data: bytes, parent: CacheEntry | Namespace
     ) -> CacheEntry | None:
         """Make a full, written block of packed tokens findable. Returns the entry of its prefix:
         a new one, or that of another block with equal tokens; None if a different prefix has the
@@ -164,13 +177,30 @@ class PrefixCache:
         if entry is None:
             return False
         self._touch(entry.meta)
-        self.guard.released(block, entry.meta)
+        if not self.conversations.released(entry):
+            self.guard.released(block, entry.meta)
         return True
+
+    def hold(self, conversation: Conversation, last: CacheEntry | Namespace | None) -> None:
+        """A request of the conversation is about to give its blocks back; `last` is the entry of
+        the last published one."""
+        entries: list[CacheEntry] = []
+        while isinstance(last, CacheEntry):
+            entries.append(last)
+            last = last.parent
+        entries.reverse()
+        there = 0
+        while there < len(entries) and self.by_block.get(entries[there].block) is entries[there]:
+            there += 1
+        self.conversations.hold(conversation, entries[:there], self.now)
 
     def evict(self, count: int) -> list[int]:
         """Give up `count` evictable blocks, which there must be."""
         gone: list[int] = []
         while len(gone) < count:
+            if not self.guard.evictable:
+                self.conversations.give_up()
+                continue
             for block in self.guard.victims(count - len(gone)):
                 entry = self.by_block.pop(block)
                 del self.by_key[entry.key]
@@ -180,7 +210,7 @@ class PrefixCache:
                 gone.append(block)
         return gone
 
-    def _holds(self, entry: CacheEntry, data: bytes, parent: CacheEntry | Tenant) -> bool:
+    def _holds(self, entry: CacheEntry, data: bytes, parent: CacheEntry | Namespace) -> bool:
         """Whether the entry's prefix is `parent`'s and these tokens, whatever the keys say."""
         if entry.data != data:
             return False
@@ -188,7 +218,7 @@ class PrefixCache:
             if not _same(entry.parent, parent):
                 return False
             if isinstance(parent, CacheEntry) and isinstance(entry.parent, CacheEntry):
-                # Its parent was evicted and published anew: adopt it, let the old one go.
+                # The entry's parent was evicted and published anew: the new one takes its place.
                 entry.parent.adopted(-1)
                 parent.adopted(1)
                 entry.parent = parent
@@ -201,7 +231,7 @@ class PrefixCache:
         metadata.set_now(meta, self.now)
 
 
-def _same(a: CacheEntry | Tenant, b: CacheEntry | Tenant) -> bool:
+def _same(a: CacheEntry | Namespace, b: CacheEntry | Namespace) -> bool:
     while a is not b:
         if isinstance(a, tuple) or isinstance(b, tuple):
             return a == b

@@ -24,6 +24,6 @@ def _find() -> Callable[[object], object]:
     return id
 
 
-#: Take an object that is tracked, and never part of a cycle, out of the collector's sight. Costs
-#: time alone where the interpreter offers no way.
+#: Hide an object, which must never be part of a cycle, from the collector. Where the interpreter
+#: offers no way it does nothing, and full collections take longer.
 untrack = _find()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from asyncinfer.cache.page_group import BlockTable
 from asyncinfer.cache.page_pool import PagePool
 from asyncinfer.cache.prefix_cache import CacheEntry
 
@@ -11,13 +12,13 @@ __all__ = ["WindowPages", "reach_of", "steady_pages"]
 
 
 def reach_of(window: int, block_size: int) -> int:
-    """Full blocks before a block's first token that it sees some token of."""
+    """How many full blocks before a block's first token hold a token that this first token sees."""
     return -(-(window - 1) // block_size)
 
 
 def steady_pages(window: int, block_size: int) -> int:
-    """What a decoding request may hold while one step is in flight: a window begins and ends
-    within a page, and one is to write."""
+    """Pages that a decoding request may hold while one step is in flight: a window may begin and
+    end within a page, and the next token is written to one more."""
     return reach_of(window, block_size) + 2
 
 
@@ -25,10 +26,10 @@ class WindowPages:
     """A `DependentGroup`. A request has pages for the blocks that its next token sees, and gives
     the others back as it goes on.
 
-    The page of a published block is kept for it until its room is needed or the block goes. Those
-    that a request passed by go first, for a hit ends rarely there; then the least recently used of
-    those that a request ended with, or that somebody asked for again. A page is free, referenced,
-    or kept.
+    The page of a published block is kept until another block needs it or its own is evicted.
+    Pages that a request left behind as it went on are taken first, since a hit rarely ends there;
+    then, least recently used first, those that a request ended with or that were asked for again.
+    A page without references is either free or kept.
 
     Args:
         window: tokens that a token sees, itself among them.
@@ -45,7 +46,7 @@ class WindowPages:
         #: Published block -> its page, and back.
         self.kept: dict[int, int] = {}
         self.keeper: dict[int, int] = {}
-        #: Kept pages without references, in the order of release: passed by, and others.
+        #: Kept pages without references, in the order of release: those left behind, and others.
         self.passed: dict[int, None] = {}
         self.unused: dict[int, None] = {}
         #: Kept pages that were asked for again.
@@ -61,6 +62,9 @@ class WindowPages:
 
     def first(self, position: int) -> int:
         return max(0, position - self.window + 1) // self.block_size
+
+    def can_fork(self, table: BlockTable, length: int, computed: int) -> bool:
+        return table.first_live_page <= self.first(length)
 
     def usable(self, entries: Sequence[CacheEntry]) -> int:
         most = run = 0

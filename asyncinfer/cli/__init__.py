@@ -1,4 +1,4 @@
-"""The command line: `asyncinfer generate`, `chat`, `bench`."""
+"""The command line, `asyncinfer`."""
 
 from asyncinfer.cli.app import main
 

@@ -23,9 +23,14 @@ INTERRUPTED: Final = 130
 COMMANDS: Final = {
     "generate": ("asyncinfer.cli.generate:generate", "Complete a prompt."),
     "chat": ("asyncinfer.cli.chat:chat", "Talk with a model."),
+    "serve": ("asyncinfer.cli.serve:serve", "Serve a model by OpenAI's protocols over HTTP."),
     "models": ("asyncinfer.cli.models:models", "List the models that can be fetched and loaded."),
     "pull": ("asyncinfer.cli.pull:pull_model", "Fetch a model ahead of its use."),
     "plan": ("asyncinfer.cli.plan:plan", "Plan a model on a GPU: memory, floors, limits."),
+    "doctor": (
+        "asyncinfer.cli.doctor:doctor",
+        "Look at this machine, and try what the engine computes with.",
+    ),
     "plugins": ("asyncinfer.cli.plugins:plugins", "List the plugins that are installed."),
     "simulate": (
         "asyncinfer.cli.simulate:simulate_command",
@@ -69,14 +74,14 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit: 0 done, 1 an error, 2 wrong usage, 130 interrupted."""
     for name, mode in (("stdin", "r"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # The parent process closed it.
+            # The parent process closed this stream.
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     if sys.stdout is None:
         # Every command writes its result there, so without it there is no use in running one.
         click.echo("Error: stdout is closed, there is nowhere to write to", err=True)
         sys.exit(1)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A terminal that cannot show a character is no reason to lose the rest.
+        # A character that the terminal cannot show must not lose the rest.
         sys.stdout.reconfigure(errors="replace")
     sys.exit(_run(args))
 

@@ -33,11 +33,15 @@ from asyncinfer.bench import (
     save_plot,
 )
 from asyncinfer.cli.bench_accuracy import accuracy
+from asyncinfer.cli.bench_adapters import adapters
 from asyncinfer.cli.bench_cache import cache
+from asyncinfer.cli.bench_constrained import constrained
 from asyncinfer.cli.bench_load import load
 from asyncinfer.cli.bench_options import FILE, count, loop, number, quick, recorded, repeat, several
+from asyncinfer.cli.bench_quantized import quantized
 from asyncinfer.cli.bench_run import print_record, run_bench
 from asyncinfer.cli.bench_soak import soak
+from asyncinfer.cli.bench_speculate import speculate
 from asyncinfer.cli.options import sampler_option
 
 __all__ = ["bench"]
@@ -52,7 +56,7 @@ INTERNALS: Final = {
 
 
 class BenchGroup(click.Group):
-    """Its own commands, and those of a checkout."""
+    """Finds its own commands, and in a checkout those that measure internals."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *INTERNALS])
@@ -69,7 +73,7 @@ class BenchGroup(click.Group):
 
 
 def _missing(name: str, error: BenchError) -> click.Command:
-    """A command that takes anything and says why it is not there."""
+    """A command that takes any arguments and says why it cannot run."""
 
     def refuse() -> None:
         raise error
@@ -241,5 +245,5 @@ def compare(before: Path, after: Path) -> None:
         console.print(difference_table(different))
 
 
-for command in (accuracy, cache, load, soak):
+for command in (accuracy, adapters, cache, constrained, load, quantized, soak, speculate):
     bench.add_command(command)

@@ -15,6 +15,7 @@ from asyncinfer.bench import (
     CacheOptions,
     Environment,
     Record,
+    agents_trace,
     cache_tables,
     check_plot,
     environment_line,
@@ -30,7 +31,13 @@ __all__ = ["cache"]
 
 
 @click.command(short_help="How much of a trace do cache policies find again?")
-@click.argument("trace", type=FILE)
+@click.argument("trace", type=FILE, required=False)
+@click.option(
+    "--agents",
+    type=click.IntRange(0),
+    metavar="SEED",
+    help="In place of TRACE: agents that wait for tools, branch and end.",
+)
 @several(
     "--policy",
     "policies",
@@ -45,13 +52,22 @@ __all__ = ["cache"]
     without=", ".join(f"{blocks:,}" for blocks in BLOCKS),
 )
 @click.option(
+    "--pinned-share",
+    type=click.FloatRange(0.0, 1.0),
+    default=0.0,
+    show_default=True,
+    help="Of all blocks, how many open conversations may pin.",
+)
+@click.option(
     "--growth", is_flag=True, help="Also what a policy costs by its blocks, to a million of them."
 )
 @recorded
 def cache(
-    trace: Path,
+    trace: Path | None,
+    agents: int | None,
     policies: tuple[tuple[str, dict[str, Any]], ...],
     blocks: tuple[int, ...],
+    pinned_share: float,
     growth: bool,
     json_path: Path | None,
     plot: Path | None,
@@ -59,15 +75,24 @@ def cache(
     """How much of TRACE cache policies find again, beside the best there can be.
 
     TRACE holds requests as JSON lines with `timestamp` (ms) and `hash_ids` (one per block of the
-    prompt; equal ids are equal prefixes), as the Mooncake project publishes them. They are served
-    one by one by the engine's own block manager; a block is a hit if the whole prefix before it
-    is.
+    prompt; equal ids are equal prefixes), as the Mooncake project publishes them; perhaps also with
+    `conversation` (a number) and `then` (what it does after the answer: "live", "waiting" for a
+    tool, or "over"). They are served one by one by the engine's own block manager; a block is a hit
+    if the whole prefix before it is.
     """
+    if (trace is None) == (agents is None):
+        raise click.UsageError("give either TRACE or --agents")
     if plot is not None:
         check_plot(plot)
     environment = Environment.now()
-    rows = read_trace(trace)
-    options = CacheOptions(policies=policies, blocks=sorted(set(blocks)) or BLOCKS, growth=growth)
+    name = f"agents, seed {agents}" if trace is None else trace.name
+    rows = agents_trace(agents or 0) if trace is None else read_trace(trace)
+    options = CacheOptions(
+        policies=policies,
+        blocks=sorted(set(blocks)) or BLOCKS,
+        pinned_share=pinned_share,
+        growth=growth,
+    )
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -83,13 +108,13 @@ def cache(
 
         result = measure_cache(rows, options, report)
     console = Console()
-    console.print(f"{trace.name}: {result.requests:,} requests, {result.total:,} blocks")
+    console.print(f"{name}: {result.requests:,} requests, {result.total:,} blocks")
     for table in cache_tables(result):
         console.print(table)
     console.print(environment_line(environment), highlight=False, markup=False, style="dim")
     record = Record(
         benchmark="cache",
-        options={"trace": trace.name, **dataclasses.asdict(options)},
+        options={"trace": name, **dataclasses.asdict(options)},
         figures=result.figures(),
         detail=dataclasses.asdict(result),
         environment=environment,

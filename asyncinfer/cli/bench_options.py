@@ -1,4 +1,4 @@
-"""The options of `asyncinfer bench`, each said once."""
+"""The options that commands of `asyncinfer bench` share."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
 
 
 def count(flag: str, default: int, what: str, least: int = 1) -> Callable[[Function], Function]:
-    """A whole number."""
+    """An option that takes a whole number."""
     kind = click.IntRange(least)
     return click.option(flag, type=kind, default=default, show_default=True, help=what)
 
 
 def number(flag: str, default: float, what: str, least: float) -> Callable[[Function], Function]:
-    """A real number."""
+    """An option that takes a real number."""
     kind = click.FloatRange(least)
     return click.option(flag, type=kind, default=default, show_default=True, help=what)
 
@@ -32,8 +32,8 @@ def number(flag: str, default: float, what: str, least: float) -> Callable[[Func
 def several(
     *names: str, what: str, kind: Any = None, default: Sequence[Any] = (), without: str = ""
 ) -> Callable[[Function], Function]:
-    """May be given several times; `without` says what is taken where it is not, if there is no
-    `default`."""
+    """An option that may be given several times; `without` says what is taken where it is not given
+    and has no `default`."""
     note = f"  [default: {without}]" if without else ""
     return click.option(
         *names,
@@ -67,7 +67,7 @@ def quick(function: Function) -> Function:
 
 
 def recorded(function: Function) -> Function:
-    """`--json` and `--plot`."""
+    """Adds the options `--json` and `--plot`."""
     plot = click.option("--plot", type=FILE, help="Draw a plot, such as out.png (bench extra).")
     json = click.option("--json", "json_path", type=FILE, help="Write the record here.")
     return json(plot(function))

@@ -1,4 +1,4 @@
-"""What becomes of the result of an `asyncinfer bench`."""
+"""Running an `asyncinfer bench`, and writing its result."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def run_bench(
 ) -> None:
     """Measure, print, and write what was asked for."""
     if plot is not None:
-        check_plot(plot)
+        check_plot(plot, name)
     load = Environment.now().load
     with Console(stderr=True).status(f"asyncinfer bench {name}") as status:
         result = measure(options, status.update)
-    # What was imported meanwhile is known now; how quiet it was, was known before.
+    # Versions are those of what the run imported; the machine's load is that from before it.
     environment = dataclasses.replace(Environment.now(), load=load)
     record = Record(
         benchmark=name,
@@ -48,7 +48,7 @@ def run_bench(
 
 
 def write_record(record: Record, json_path: Path | None, plot: Path | None) -> None:
-    """What was asked for of the two."""
+    """Write the JSON file and the plot that were asked for."""
     if json_path is not None:
         record.save(json_path)
     if plot is not None:

@@ -16,12 +16,12 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 import asyncinfer
 from asyncinfer.cli.app import one_line
-from asyncinfer.cli.engine import open_engine
+from asyncinfer.cli.engine import adapter_of, open_engine
 from asyncinfer.cli.model import with_model
 from asyncinfer.cli.options import engine_options, sampling_options
 from asyncinfer.cli.terminal import show
 
-__all__ = ["chat"]
+__all__ = ["chat", "show_answer"]
 
 HELP: Final = """\
 /clear, /reset      forget the conversation
@@ -58,6 +58,7 @@ def chat(
         sys.stdin.reconfigure(errors="replace")
     if max_tokens is not None:
         sampling["max_tokens"] = max_tokens
+    sampling |= adapter_of(engine)
     first = [] if system is None else [{"role": "system", "content": system}]
     engine = with_model(engine)
     with (
@@ -95,7 +96,7 @@ class _Conversation:
 
             click.echo("Ctrl-C stops the answer, Ctrl-D or /bye ends, /help says more.")
         while (line := self._read()) is not None:
-            # Not stripped on the left: a line that begins with a space is never a command.
+            # Stripped on the right only: a line that begins with a space is never a command.
             command = line.rstrip()
             if not command.strip():
                 continue
@@ -142,7 +143,7 @@ class _Conversation:
 
     def _answer(self, messages: list[dict[str, str]]) -> str:
         stream = self._engine.stream(messages, **self._sampling)
-        future = self._portal.start_task_soon(_show, stream)
+        future = self._portal.start_task_soon(show_answer, stream)
         try:
             return future.result()
         except KeyboardInterrupt:
@@ -152,10 +153,17 @@ class _Conversation:
             return future.result()
 
 
-async def _show(stream: asyncinfer.Stream) -> str:
-    text = ""
+async def show_answer(stream: asyncinfer.Stream) -> str:
+    """Show an answer as it comes. Returns its text, without the reasoning."""
+    text, thinks = "", False
     async with stream:
         async for chunk in stream:
+            # Reasoning is shown, but is no part of the conversation.
+            show(chunk.reasoning)
+            thinks = thinks or bool(chunk.reasoning)
+            if thinks and chunk.text:
+                show("\n\n")
+                thinks = False
             show(chunk.text)
             text += chunk.text
     show("\n")

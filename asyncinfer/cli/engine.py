@@ -11,14 +11,17 @@ import click
 
 import asyncinfer
 
-__all__ = ["open_engine"]
+__all__ = ["adapter_of", "open_engine"]
 
 
 @asynccontextmanager
 async def open_engine(
     options: dict[str, Any],
 ) -> AsyncIterator[asyncinfer.Engine]:
-    """An engine for the options of `engine_options`. Bad ones are a `click.UsageError`."""
+    """An engine for the options of `engine_options`, with its adapter loaded. Bad options are a
+    `click.UsageError`."""
+    options = dict(options)
+    adapter = options.pop("adapter", None)
     async with AsyncExitStack() as stack:
         with loading_bar() as report:
             try:
@@ -26,7 +29,14 @@ async def open_engine(
             except (TypeError, ValueError) as error:
                 raise click.UsageError(str(error)) from error
             await stack.enter_async_context(engine)
+        if adapter is not None:
+            await engine.adapters.load(*adapter)
         yield engine
+
+
+def adapter_of(engine: dict[str, Any]) -> dict[str, str]:
+    """The option of a request by which it gets the adapter of `engine_options`, if there is one."""
+    return {"adapter": engine["adapter"][0]} if "adapter" in engine else {}
 
 
 @contextmanager

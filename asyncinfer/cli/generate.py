@@ -12,7 +12,7 @@ import anyio
 import click
 
 import asyncinfer
-from asyncinfer.cli.engine import open_engine
+from asyncinfer.cli.engine import adapter_of, open_engine
 from asyncinfer.cli.model import with_model
 from asyncinfer.cli.options import engine_options, sampling_options
 from asyncinfer.cli.terminal import show
@@ -48,7 +48,7 @@ def generate(
     asyncinfer generate -m meta-llama/Llama-3.2-1B -t 0.7 --stop $'\\n\\n' - < prompt.txt
     """
     text = _stdin() if prompt == "-" else _argument(prompt)
-    sampling |= {"max_tokens": max_tokens, "n": answers}
+    sampling |= {"max_tokens": max_tokens, "n": answers, **adapter_of(engine)}
     engine = with_model(engine)
     if echo is None:
         echo = sys.stdout.isatty()
@@ -87,6 +87,9 @@ async def _as_json(prompt: str, engine: dict[str, Any], sampling: dict[str, Any]
     async with open_engine(engine) as opened:
         done = await opened.generate(prompt, **sampling)
     answer = {"prompt": prompt, "text": done.text, **dataclasses.asdict(done)}
+    for choice in answer["choices"]:
+        # `reader` is a function of the text, not data.
+        del choice["reader"]
     click.echo(json.dumps(answer, ensure_ascii=False, indent=2))
 
 
@@ -102,7 +105,7 @@ def _summary(done: asyncinfer.Completion) -> None:
 
 
 def _argument(text: str) -> str:
-    """What Python could not decode by the locale is UTF-8, if anything."""
+    """A command-line argument as text. Bytes that the locale does not decode are read as UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

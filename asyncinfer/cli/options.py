@@ -11,7 +11,7 @@ import click
 
 from asyncinfer import plugins
 from asyncinfer.cli.plugin_choice import plugin_choice
-from asyncinfer.config import KV, Weights
+from asyncinfer.config import KV, Kernels, Weights
 
 __all__ = ["byte_size", "engine_options", "sampler_option", "sampling_options"]
 
@@ -29,8 +29,17 @@ def byte_size(value: str) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
+def _named_path(value: str) -> tuple[str, str]:
+    """`NAME=PATH` as a pair."""
+    name, found, path = value.partition("=")
+    if not (name and found and path):
+        raise click.BadParameter(f"{value!r} is not NAME=PATH")
+    return name, path
+
+
 def engine_options(function: Function) -> Function:
-    """Adds the options of an engine; the command gets them as `engine: dict`, `model` included."""
+    """Adds the options of an engine; the command gets them as `engine: dict`, `model` and `adapter`
+    (a name and a path) included."""
     return _gathered(
         function,
         "engine",
@@ -42,6 +51,12 @@ def engine_options(function: Function) -> Function:
             'id on the hub; "embedded" is the model that ships with the package.  '
             "[default: $ASYNCINFER_MODEL, or else smollm2]",
         ),
+        click.option(
+            "--adapter",
+            type=_named_path,
+            metavar="NAME=PATH|ID",
+            help="Answer with this LoRA adapter: a folder that PEFT saved, or an id on the hub.",
+        ),
         click.option("--revision", help="Branch, tag or commit of a hub id."),
         click.option(
             "--follow-symlinks",
@@ -52,6 +67,11 @@ def engine_options(function: Function) -> Function:
         click.option("--device", help='Such as "cpu" or "cuda:1".  [default: a GPU, if any]'),
         click.option(
             "--dtype", help='Such as "bfloat16".  [default: the model\'s; float32 on a CPU]'
+        ),
+        click.option(
+            "--kernels",
+            type=click.Choice(get_args(Kernels)),
+            help="What computes on a GPU.  [default: auto]",
         ),
         click.option(
             "--weights",
@@ -85,11 +105,25 @@ def engine_options(function: Function) -> Function:
         click.option(
             "--observer",
             "observers",
-            # Making one may open a port.
+            # Not made here, since an observer may open a port when it is made.
             type=plugin_choice(plugins.observers, make=False),
             multiple=True,
             metavar=_PLUGIN,
             help="Is told of what happens. Repeatable.",
+        ),
+        click.option(
+            "--proposer",
+            "proposers",
+            type=plugin_choice(plugins.proposers, make=True),
+            multiple=True,
+            metavar=_PLUGIN,
+            help="Guesses tokens, which are computed together. Repeatable.",
+        ),
+        click.option(
+            "--draft",
+            metavar="PATH|ID",
+            help="A small model of the same vocabulary that guesses tokens, likewise; "
+            '"embedded" is the one that ships with the package.',
         ),
     )
 
@@ -105,6 +139,17 @@ def sampler_option(function: Function) -> Function:
     )(function)
 
 
+def _contents(context: click.Context, parameter: click.Parameter, file: Any) -> str | None:
+    """The text of a file."""
+    if file is None:
+        return None
+    try:
+        text: str = file.read()
+    except (OSError, UnicodeError) as error:
+        raise click.BadParameter(f"{file.name}: {error}", context, parameter) from error
+    return text
+
+
 def sampling_options(function: Function) -> Function:
     """Adds the options of an answer; the command gets those that were given as
     `sampling: dict`."""
@@ -118,7 +163,33 @@ def sampling_options(function: Function) -> Function:
         click.option("--repetition-penalty", type=float, help="Above 1 discourages repetition."),
         click.option("--seed", type=int, help="The same seed gives the same answer."),
         click.option("--stop", multiple=True, metavar="TEXT", help="End before TEXT. Repeatable."),
+        click.option(
+            "--stop-regex", multiple=True, metavar="REGEX", help="End before a match. Repeatable."
+        ),
+        click.option("--thinking-budget", type=int, help="Most tokens of the reasoning."),
         sampler_option,
+        click.option(
+            "--json-schema",
+            type=click.File(encoding="utf-8"),
+            callback=_contents,
+            help="Answer with JSON that the JSON Schema in a file allows.",
+        ),
+        click.option(
+            "--json-object", is_flag=True, default=None, help="Answer with a JSON object."
+        ),
+        click.option("--regex", help="Answer with a match of a regular expression."),
+        click.option(
+            "--grammar",
+            type=click.File(encoding="utf-8"),
+            callback=_contents,
+            help="Answer with a sentence of the grammar in a file, in Lark's syntax or in GBNF.",
+        ),
+        click.option(
+            "--choice", multiple=True, metavar="TEXT", help="Answer with this TEXT. Repeatable."
+        ),
+        click.option(
+            "--constrain-after", metavar="TEXT", help="The answer must fit only after TEXT."
+        ),
     )
 
 

@@ -32,6 +32,9 @@ __all__ = ["plan"]
 @click.option("--batch", type=int, default=1, show_default=True, help="Sequences in a step.")
 @click.option("--dtype", default="auto", help='Such as "bfloat16".  [default: the model\'s]')
 @click.option("--nominal", is_flag=True, help="The maker's figures, even where some are measured.")
+@click.option("--adapters", type=int, default=0, show_default=True, help="LoRA adapters at once.")
+@click.option("--adapter-rank", type=int, help="Their largest rank.  [default: the engine's]")
+@click.option("--draft", metavar="PATH|ID", help="A draft model beside it.")
 @click.option("--revision", help="Branch, tag or commit of a hub id.")
 @click.option("--offline", is_flag=True, help="Take what the hub's cache holds.")
 @click.option(
@@ -42,10 +45,11 @@ __all__ = ["plan"]
 )
 @click.option("--json", is_flag=True, help="Print JSON.")
 def plan(model: str, plot_path: Path | None, json: bool, **options: Any) -> None:
-    """What MODEL takes on a GPU and how fast it can be there: a folder, a config.json or a hub id.
+    """What MODEL takes on a GPU and how fast it can be there.
 
-    Reads the config only. Floors are what the hardware allows; what to expect is what good engines
-    make of it.
+    MODEL is a folder, a config.json or a hub id, of which only the config is read; or a GGUF file,
+    or a name or org/name:file.gguf that has been pulled, of which only the header is read. Floors
+    are what the hardware allows; what to expect is what good engines make of it.
     """
     if plot_path is not None:
         check_plot(plot_path)
@@ -70,6 +74,13 @@ def _print(found: Plan) -> None:
         f"{_beyond(first)}, "
         f"{first.kv_bytes_per_sequence / 1e9:.3g} GB per sequence",
         f"batch {found.batch:,}: {_limit(found)}",
+        *([f"adapters: {found.adapter_bytes / 1e6:.4g} MB"] if found.adapter_bytes else []),
+        *([f"draft model: {found.draft_bytes / 1e9:.3g} GB"] if found.draft_bytes else []),
+        *(
+            f"stored as {one.name}: {one.tensors:,} tensors, {_short(one.numbers)} numbers, "
+            f"{one.bytes / 1e6:.4g} MB"
+            for one in found.stored
+        ),
     ):
         click.echo(line)
     table = Table(box=None, pad_edge=False)
@@ -105,7 +116,7 @@ def _print(found: Plan) -> None:
 
 
 def _beyond(row: FormatPlan) -> str:
-    """The bytes of one more token, if full windows make that less."""
+    """The bytes of one more token, where full windows make it fewer than before."""
     if row.kv_bytes_per_further_token == row.kv_bytes_per_token:
         return ""
     return f" ({row.kv_bytes_per_further_token:,} of one more)"
@@ -123,7 +134,7 @@ def _limit(found: Plan) -> str:
 
 
 def _short(count: int) -> str:
-    """Such as 8.03 B."""
+    """A number such as 8.03 B."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= size:
             return f"{count / size:.3g} {unit}"

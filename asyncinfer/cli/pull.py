@@ -20,8 +20,8 @@ def pull_model(model: str, revision: str | None) -> None:
     asyncinfer pull org/name
     asyncinfer pull org/name:file.gguf
 
-    A download from the hub goes on where an earlier one was cut short. What has been fetched is
-    not fetched again.
+    A download goes on where an earlier one was cut short. What has been fetched is not fetched
+    again.
     """
     # Imports torch: the help text needs none.
     from asyncinfer.models import NAMED_MODELS, pull, resolve

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -142,7 +143,7 @@ def _replay(path: Path, chosen: dict[str, Any]) -> int:
 
 
 def _story(trace: SimulationTrace, path: Path) -> str:
-    """What failed, and how it came to that."""
+    """What failed, and the actions that led to it."""
     lines = [
         f"seed {trace.seed}: {trace.failure}",
         f"  {len(trace.actions)} actions; live them again by: asyncinfer simulate --replay {path}",
@@ -157,9 +158,13 @@ def _story(trace: SimulationTrace, path: Path) -> str:
 
 
 def _values(report: SimulationReport) -> dict[str, Any]:
+    machine = Environment.now()
     return {
+        "recorded": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": __version__,
-        "commit": Environment.now().commit,
+        "commit": machine.commit,
+        "cpu": machine.cpu,
+        "load": machine.load,
         "seed": report.seed,
         "lives": report.lives,
         "steps": report.steps,
@@ -189,7 +194,7 @@ def _show(report: SimulationReport) -> None:
 @contextmanager
 def _told_to_stop() -> Iterator[Callable[[], bool]]:
     """While the block runs, the first Ctrl-C or SIGTERM only makes the function it is given true.
-    An exception would come up in the middle of a life, which would take it for its own."""
+    An exception would be raised in the middle of a life, which would count it as its own."""
     told = threading.Event()
     before: dict[int, Any] = {}
 

@@ -18,6 +18,6 @@ _CONTROLS: Final = {
 
 
 def show(text: str) -> None:
-    """Write `text` to stdout now, as it is; without control characters to a terminal."""
+    """Write `text` to stdout now; on a terminal without control characters."""
     if text:
         click.echo(text.translate(_CONTROLS) if sys.stdout.isatty() else text, nl=False)

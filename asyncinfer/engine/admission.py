@@ -2,9 +2,9 @@
 
 A consumer waits for its request until one of five things happens:
 
-- an answer: `Jobs.finish`, or `InvalidRequest` from `Intake`, before there is anything to wait for;
-- its deadline: `Jobs.expire`, and `Watchdog` where the decode thread is late;
-- a close: `Frontend.drain`, then `Jobs.expire`, and `Watchdog` likewise;
+- an answer: `Requests.finish`, or `InvalidRequest` from `Intake`, before there is a wait;
+- its deadline: `Requests.expire`, and `Watchdog` where the decode thread is late;
+- a close: `Frontend.drain`, then `Requests.expire`, and `Watchdog` likewise;
 - the death of the engine: `Core.fail_all`, or `Core.abandon` where a step hangs;
 - its own cancellation: `Command.ABORT`.
 
@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from threading import RLock
 
-from asyncinfer.chunk import EngineStats
 from asyncinfer.engine.deadlines import Deadlines
-from asyncinfer.engine.job import End, Job, Phase
+from asyncinfer.engine.request import End, Phase, Request
 from asyncinfer.engine.stream_buffer import Outcome
 from asyncinfer.errors import AsyncInferError, EngineClosed, InvalidRequest, Overloaded, Size
+from asyncinfer.stats import EngineStats
 from asyncinfer.telemetry import emit
 
 __all__ = ["Admission"]
@@ -47,7 +47,7 @@ class Admission:
         self.held_bytes = 0
         #: Answers asked for by the requests that have a place.
         self.held = 0
-        #: Those of them that the decode thread has not taken over.
+        #: Answers among them whose requests the decode thread has not taken over.
         self.pending = 0
         self.refused = 0
         #: Requests by how they ended. The decode thread counts those that it ends.
@@ -57,12 +57,14 @@ class Admission:
         #: Called when a deadline becomes the next one.
         self.on_deadline: Callable[[], None] = _nothing
         self._clock = clock
-        # Reentrant: the garbage collector may close a coroutine within, which gives a place back.
+        # Reentrant for the methods below. None of the engine's finalizers takes it, nor any other
+        # lock: two threads, each holding what a finalizer on the other one wants, would wait for
+        # ever.
         self._lock = RLock()
         #: Requests that have a place.
-        self._places: dict[Job, None] = {}
+        self._places: dict[Request, None] = {}
         #: Requests whose consumer may not have been told of an end.
-        self._untold: dict[Job, None] = {}
+        self._untold: dict[Request, None] = {}
         self._deadlines = Deadlines()
         self._over: Callable[[], AsyncInferError] | None = None
 
@@ -78,61 +80,67 @@ class Admission:
         if self.drain_until is not None:
             raise EngineClosed("the engine is closing")
 
-    def enter(self, job: Job) -> None:
+    def enter(self, request: Request) -> None:
         """Give a request its place, and charge it what it holds already. Raises `Overloaded`,
         `InvalidRequest` where it holds more than all may, and as `check` does."""
-        answers = job.params.n
+        answers = request.params.n
         with self._lock:
             self.check()
-            held = self.held
-            if held + answers <= self.limit:
-                self._charge(job.held_bytes)
+            refusal = self._lacks_places(answers) or self._lacks_bytes(request.held_bytes)
+            if refusal is None:
+                self.held_bytes += request.held_bytes
                 self.held += answers
                 self.pending += answers
-                self._places[job] = None
-                self._untold[job] = None
-                if job.deadline is not None:
-                    first = job.deadline < self._deadlines.next
-                    self._deadlines.add(job)
+                self._places[request] = None
+                self._untold[request] = None
+                if request.deadline is not None:
+                    first = request.deadline < self._deadlines.next
+                    self._deadlines.add(request)
                     if first:
                         self.on_deadline()
                 return
-        reason = (
-            f"max_requests={self.limit}: {held} requests are held, {answers} more were asked "
+        raise self._refused(refusal)
+
+    def charge(self, request: Request, count: int) -> None:
+        """Charge so many bytes more to a request, unless it has ended. Raises as `enter` does."""
+        with self._lock:
+            if request.end is not None or request not in self._places:
+                return
+            refusal = self._lacks_bytes(count, request.held_bytes)
+            if refusal is None:
+                self.held_bytes += count
+                request.held_bytes += count
+                return
+        raise self._refused(refusal)
+
+    def _lacks_places(self, answers: int) -> Overloaded | None:
+        if self.held + answers <= self.limit:
+            return None
+        return Overloaded(
+            f"max_requests={self.limit}: {self.held} requests are held, {answers} more were asked "
             "for; try again later"
         )
-        self._count_refused(reason)
-        raise Overloaded(reason)
 
-    def charge(self, job: Job, count: int) -> None:
-        """Charge so many bytes more to a request, if it has a place. Raises as `enter` does."""
-        with self._lock:
-            if job in self._places:
-                self._charge(count, job.held_bytes)
-                job.held_bytes += count
-
-    def _charge(self, count: int, before: int = 0) -> None:
+    def _lacks_bytes(self, count: int, before: int = 0) -> Overloaded | InvalidRequest | None:
+        """Why a request that holds `before` bytes may not hold `count` more; None if it may."""
         if self.held_bytes + count <= self.max_bytes:
-            self.held_bytes += count
-            return
+            return None
         bound = f"max_held_bytes={self.max_bytes}"
         if before + count > self.max_bytes:
-            raise InvalidRequest(
+            return InvalidRequest(
                 "prompt", Size(f"{before + count} bytes held"), f"must be <= {bound}"
             )
-        reason = (
+        return Overloaded(
             f"{bound}: requests hold {self.held_bytes} bytes, {count} more were asked for; "
             "try again later"
         )
-        self._count_refused(reason)
-        raise Overloaded(reason)
 
-    def advance(self, job: Job, phase: Phase) -> bool:
+    def advance(self, request: Request, phase: Phase) -> bool:
         """Let a request go on to its next phase; False if it has ended."""
         with self._lock:
-            if job.end is not None:
+            if request.end is not None:
                 return False
-            job.phase = phase
+            request.phase = phase
             return True
 
     def complete(self, stats: EngineStats) -> EngineStats:
@@ -148,97 +156,101 @@ class Admission:
             )
 
     def took(self, answers: int) -> None:
-        """The scheduler counts so many more answers as waiting."""
+        """The scheduler's own counters now include `answers` more: they are pending no longer."""
         with self._lock:
             self.pending -= answers
 
     def end(
-        self, job: Job, how: End, error: BaseException | None, *, counted: bool = False
+        self, request: Request, how: End, error: BaseException | None, *, counted: bool = False
     ) -> Outcome | None:
         """End a request. Returns its consumer's outcome; None if it has ended before.
         `counted`: the caller counts the end."""
         with self._lock:
-            if job.end is not None:
+            if request.end is not None:
                 return None
-            job.end = how
-            job.outcome = job.summary(self._clock(), error)
+            request.end = how
+            request.outcome = request.summary(self._clock(), error)
             self.ends[how] += not counted
-            return job.outcome
+            return request.outcome
 
-    def withdraw(self, job: Job, error: AsyncInferError | None = None) -> Outcome | None:
+    def withdraw(self, request: Request, error: AsyncInferError | None = None) -> Outcome | None:
         """End a request that is being prepared: aborted, or closed with `error`. Returns its
         outcome; None if its preparation or the request itself has ended."""
         how = End.ABORTED if error is None else End.CLOSED
         with self._lock:
-            return self.end(job, how, error) if job.phase is Phase.PREPARING else None
+            return self.end(request, how, error) if request.phase is Phase.PREPARING else None
 
-    def told(self, jobs: Iterable[Job]) -> None:
-        """The ends of these jobs are on the way to their consumers."""
+    def told(self, requests: Iterable[Request]) -> None:
+        """These requests' ends are on the way to their consumers: their deadlines count no more."""
         with self._lock:
-            for job in jobs:
-                self._untold.pop(job, None)
-                self._deadlines.discard(job)
+            for request in requests:
+                self._untold.pop(request, None)
+                self._deadlines.discard(request)
 
-    def leave(self, job: Job) -> None:
+    def leave(self, request: Request) -> None:
         """Nothing is computed for the request any more: its place is free."""
         with self._lock:
-            if job not in self._places:
+            if request not in self._places:
                 return
-            del self._places[job]
-            self.held -= job.params.n
-            self.held_bytes -= job.held_bytes
-            if job.phase is not Phase.TAKEN:
-                self.pending -= job.params.n
+            del self._places[request]
+            self.held -= request.params.n
+            self.held_bytes -= request.held_bytes
+            if request.phase is not Phase.TAKEN:
+                self.pending -= request.params.n
+        if request.adapter is not None:
+            # Outside of the lock, since this takes the adapter registry's lock.
+            request.adapter.release()
 
-    def refuse(self, job: Job) -> bool:
-        """Forget a request that turned out to be none; False, and nothing is done, if it ended."""
+    def refuse(self, request: Request) -> bool:
+        """Forget a request that its preparation found invalid; False, and nothing is done, if it
+        has ended."""
         with self._lock:
-            if job.end is not None:
+            if request.end is not None:
                 return False
-            job.end = End.REFUSED
-            self.told((job,))
-            self.leave(job)
-            return True
+            request.end = End.REFUSED
+            self.told((request,))
+        self.leave(request)
+        return True
 
-    def overloaded(self, job: Job, error: Overloaded) -> None:
-        """Forget a request that there was no thread for."""
-        if self.refuse(job):
-            self._count_refused(str(error))
+    def overloaded(self, request: Request, error: Overloaded) -> None:
+        """Forget a request that no worker thread could prepare, and count it as refused."""
+        if self.refuse(request):
+            self._refused(error)
 
-    def claim_report(self, job: Job) -> bool:
+    def claim_report(self, request: Request) -> bool:
         """Whether the caller reports the end to log and observers: true for the first one."""
         with self._lock:
-            first, job.reported = not job.reported, True
+            first, request.reported = not request.reported, True
             return first
 
-    def overdue(self, now: float) -> list[Job]:
+    def overdue(self, now: float) -> list[Request]:
         """Requests whose deadline has passed and whose consumer may not have been told."""
         if self._deadlines.next > now:
             return []
         with self._lock:
             return self._deadlines.due(now)
 
-    def untold(self) -> list[Job]:
+    def untold(self) -> list[Request]:
         """All requests whose consumer may not have been told of an end."""
         with self._lock:
             return list(self._untold)
 
-    def drain(self, until: float) -> list[Job]:
+    def drain(self, until: float) -> list[Request]:
         """Take no request from now on, and end at `until` what still runs. A second close may be
         more impatient than the first, not less. Returns what the decode thread does not have yet.
         """
         with self._lock:
             before = math.inf if self.drain_until is None else self.drain_until
             self.drain_until = min(before, until)
-            return [job for job in self._untold if job.phase is Phase.PREPARING]
+            return [request for request in self._untold if request.phase is Phase.PREPARING]
 
-    def close(self, error: Callable[[], AsyncInferError]) -> list[Job]:
+    def close(self, error: Callable[[], AsyncInferError]) -> list[Request]:
         """Raise `error()` for every request from now on. Returns those that are to be told."""
         with self._lock:
             self._over = self._over or error
             return list(self._untold)
 
-    def clear(self) -> list[Job]:
+    def clear(self) -> list[Request]:
         """The engine has ended, and all were told: no place is taken any more. Returns the
         requests that had one."""
         with self._lock:
@@ -249,10 +261,14 @@ class Admission:
             self.held = self.pending = self.held_bytes = 0
             return held
 
-    def _count_refused(self, reason: str) -> None:
-        with self._lock:
-            self.refused += 1
-        emit("request_refused", reason=reason)
+    def _refused(self, error: Overloaded | InvalidRequest) -> Overloaded | InvalidRequest:
+        """Count and log a refusal for overload; returns the error. Called without the lock: a log
+        handler may block, and the watchdog needs the lock to keep deadlines."""
+        if isinstance(error, Overloaded):
+            with self._lock:
+                self.refused += 1
+            emit("request_refused", reason=str(error))
+        return error
 
 
 def _nothing() -> None: ...

@@ -2,60 +2,32 @@
 
 from __future__ import annotations
 
-import os
 import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from threading import Event
 
 from asyncinfer import plugins
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.cache import PrefixCache
-from asyncinfer.chunk import EngineStats, LoadProgress
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.admission import Admission
+from asyncinfer.engine.checkpoint import CheckpointSource
 from asyncinfer.engine.core import Core
-from asyncinfer.engine.defaults import generation_defaults
+from asyncinfer.engine.draft import check_vocabulary, open_draft
 from asyncinfer.engine.engine_events import EngineEvents, open_events
-from asyncinfer.engine.jobs import output_of
-from asyncinfer.engine.loop_bridge import LoopBridge
+from asyncinfer.engine.loop_bridge import Latch, LoopBridge
+from asyncinfer.engine.request import output_of
 from asyncinfer.engine.source import Loaded, ModelSource, Progress
 from asyncinfer.errors import EngineClosed
 from asyncinfer.plugins.chosen import chosen_name
-from asyncinfer.scheduler import Scheduler, Sequence
+from asyncinfer.runtime import Runtime, stoppable
+from asyncinfer.scheduler import DraftModel, Scheduler, Sequence
+from asyncinfer.speculation import GuardedProposer, Speculator
+from asyncinfer.stats import EngineStats, LoadProgress
 from asyncinfer.telemetry import emit, plugin_reporter
-from asyncinfer.text import ChatTemplate, Tokenizer
 
-__all__ = ["CheckpointSource", "open_core", "source_of"]
-
-
-class CheckpointSource:
-    """A checkpoint: a local folder or GGUF file, a hub id, or the name of a model we know."""
-
-    def __init__(self, model: str | Path) -> None:
-        self.model = model
-
-    def load(self, config: EngineConfig, progress: Progress | None) -> Loaded:
-        # Imports torch: engines on other model sources need none.
-        from asyncinfer.engine.gguf import load_gguf
-        from asyncinfer.models.remote_code import tokenizer_code
-        from asyncinfer.runner import open_runner
-        from asyncinfer.weights import following_links, resolve
-        from asyncinfer.weights.gguf import is_gguf
-
-        path = resolve(self.model, revision=config.revision)
-        if is_gguf(path):
-            return load_gguf(path, config, progress)
-        # What is on the hub was made by anybody.
-        local = os.path.isdir(os.path.expanduser(self.model))
-        with following_links(local and config.follow_symlinks):
-            tokenizer = Tokenizer.from_folder(path)
-            template = ChatTemplate.from_folder(path, tokenizer.shield)
-            defaults = generation_defaults(path)
-            runner = open_runner(path, config, tokenizer.vocab_size, progress)
-            notes = (*runner.notes, *tokenizer_code(path), *template.notes)
-        return Loaded(runner, tokenizer, template, defaults, notes)
+__all__ = ["open_core", "open_scheduler", "source_of"]
 
 
 def source_of(model: str | Path | ModelSource | None) -> ModelSource:
@@ -74,36 +46,42 @@ def open_core(
     progress: Progress | None,
     admission: Admission,
     bridges: dict[object, LoopBridge],
-    clock: Callable[[], float],
-    cancelled: Event,
+    runtime: Runtime,
+    cancelled: Latch,
 ) -> Core:
-    """Everything that takes long about opening an engine. `cancelled` stops it half-way."""
+    """Load the model and build the core: all of opening that takes long. `cancelled` stops it
+    half-way."""
+
+    def check() -> None:
+        if cancelled.is_set:
+            raise EngineClosed("opening the engine was cancelled")
 
     def report(step: LoadProgress) -> None:
-        if cancelled.is_set():
-            raise EngineClosed("opening the engine was cancelled")
+        check()
         if progress is not None:
             progress(step)
 
     _report_ignored()
-    # Before a model is loaded, which may take minutes.
-    events, loaded = open_events(config), None
+    # Checked before a model is loaded, which may take minutes.
+    events, loaded, draft = open_events(config, runtime), None, None
     faults: list[str] = []
     try:
         _check_policies(config)
-        loaded = source.load(config, report)
-        if cancelled.is_set():
-            raise EngineClosed("opening the engine was cancelled")
-        scheduler = open_scheduler(loaded, config, events, clock, faults)
-        core = Core(loaded, scheduler, config, admission, bridges, clock, events, faults)
+        with stoppable(check):
+            draft = open_draft(source, config, report)
+            loaded = source.load(config, report)
+        check()
+        scheduler = open_scheduler(loaded, config, events, runtime.clock, faults, draft)
+        core = Core(loaded, scheduler, config, admission, bridges, runtime.clock, events, faults)
         notes = {"notes": loaded.notes} if loaded.notes else {}
         emit("engine_loaded", model=repr(source), blocks=loaded.runner.spec.num_blocks, **notes)
         if events is not None:
             name = source.model if isinstance(source, CheckpointSource) else type(source).__name__
             events.opened(str(name), _stats_of(core))
     except BaseException:
-        if loaded is not None:
-            loaded.runner.close()
+        for each in (loaded, draft):
+            if each is not None:
+                each.runner.close()
         if events is not None:
             events.discard()
         raise
@@ -116,9 +94,10 @@ def open_scheduler(
     events: EngineEvents | None = None,
     clock: Callable[[], float] = time.monotonic,
     faults: list[str] | None = None,
+    draft: Loaded | None = None,
 ) -> Scheduler:
     """The scheduler and its cache, with the policies the configuration names; what goes wrong with
-    those is added to `faults`."""
+    those is added to `faults`. Raises `InvalidConfig` for a draft model of another vocabulary."""
     told = [] if faults is None else faults
     spec = loaded.runner.spec
     cache = None
@@ -130,6 +109,7 @@ def open_scheduler(
             on_fault=plugin_reporter("asyncinfer.cache_policies", told),
             clock=clock,
             label=label,
+            pinned_share=config.pinned_share,
         )
     scheduling, label = plugins.schedulers.choose(config.scheduler)
     return Scheduler(
@@ -140,19 +120,51 @@ def open_scheduler(
         on_preempt=_tell_preempted(events),
         clock=clock,
         label=label,
+        speculator=open_speculator(loaded, config, clock, told, draft),
     )
+
+
+def open_speculator(
+    loaded: Loaded,
+    config: EngineConfig,
+    clock: Callable[[], float],
+    told: list[str],
+    draft: Loaded | None,
+) -> Speculator:
+    """The speculator, with the proposers that the configuration names, and the draft model."""
+    guarded = []
+    for entry in config.proposers:
+        proposer, label = plugins.proposers.choose(entry)
+        named = chosen_name(entry)
+        guarded.append(
+            GuardedProposer(
+                proposer,
+                type(proposer).__name__ if named is None else named[0],
+                label,
+                vocab_size=loaded.runner.spec.vocab_size,
+                report=plugin_reporter("asyncinfer.proposers", told),
+                clock=clock,
+            )
+        )
+    if draft is None:
+        return Speculator(guarded)
+    check_vocabulary(config.draft, loaded.tokenizer, draft.tokenizer)
+    return Speculator(guarded, DraftModel(draft.runner))
 
 
 def _check_policies(config: EngineConfig) -> None:
     """Raise `PluginError` for a name that nobody has and arguments that nobody takes."""
     if (named := chosen_name(config.scheduler)) is not None:
         plugins.schedulers.check(*named)
+    for entry in config.proposers:
+        if (named := chosen_name(entry)) is not None:
+            plugins.proposers.check(*named)
     if config.prefix_cache and (named := chosen_name(config.cache_policy)) is not None:
         plugins.cache_policies.check(*named)
 
 
 def _report_ignored() -> None:
-    """An installed plugin that nobody can use has been meant for something."""
+    """Report installed plugins that cannot be used, since somebody installed them for a purpose."""
     for info in plugins.ignored():
         emit(
             "plugin_ignored",
@@ -164,18 +176,18 @@ def _report_ignored() -> None:
 
 
 def _tell_preempted(events: EngineEvents | None) -> Callable[[Sequence], None]:
-    def tell(request: Sequence) -> None:
-        output = output_of(request)
-        job = output.job
-        emit("request_preempted", job.context, request_id=job.request_id)
+    def tell(sequence: Sequence) -> None:
+        output = output_of(sequence)
+        request = output.request
+        emit("request_preempted", request.context, request_id=request.id)
         if events is not None:
-            events.preempted(job, output.index)
+            events.preempted(request, output.index)
 
     return tell
 
 
 def _stats_of(core: Core) -> Callable[[], EngineStats]:
-    """Does not keep the core: an observer may hold it for long."""
+    """`core.snapshot` without a reference to the core, since an observer may keep it for long."""
     there = weakref.ref(core)
 
     def stats() -> EngineStats:

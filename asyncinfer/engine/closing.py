@@ -7,6 +7,7 @@ from collections.abc import Callable
 import anyio
 
 from asyncinfer.engine.frontend import Frontend
+from asyncinfer.engine.loop_bridge import LoopBridge
 from asyncinfer.engine.thread import DecodeThread
 from asyncinfer.errors import EngineDead
 
@@ -33,30 +34,26 @@ async def close(
     else:
         frontend.drain(drain)
         thread.notice_close()
+    dropped = False
     try:
         if drain > 0.0:
             with anyio.move_on_after(drain):
-                await thread.closed.wait(bridge)
+                try:
+                    await thread.closed.wait(bridge)
+                except GeneratorExit:
+                    # A finalizer takes no lock and waits for nothing. Outside of its task the scope
+                    # around may raise something else.
+                    dropped = True
+                    frontend.forget()
+                    raise
     except BaseException:
-        # A cancelled task does not wait for answers any more.
-        frontend.drain(0.0)
-        thread.notice_close()
+        if not dropped:
+            # The task was cancelled, so that running requests are aborted.
+            frontend.drain(0.0)
+            thread.notice_close()
+            await _end(frontend, thread, bridge, clock)
         raise
-    finally:
-        # A cancelled task does not wait at all where the thread is done already.
-        with anyio.CancelScope(shield=True):
-            try:
-                if not thread.closed.is_set:
-                    with anyio.move_on_after(CLOSE_GRACE):
-                        await thread.closed.wait(bridge)
-            finally:
-                # Also where asyncio cancels the task a second time, in spite of the shield.
-                frontend.dismiss()
-            # A thread that hangs was waited for long enough. Prompt workers end by themselves, each
-            # after its prompt.
-            rest = LAST_STEPS if thread.closed.is_set and thread.hung is None else 0.0
-            stopped = await _end_of(lambda: thread.alive, rest, clock)
-            await _end_of(lambda: frontend.preparing, WORKERS_END, clock)
+    stopped = await _end(frontend, thread, bridge, clock)
     if not stopped:
         if thread.hung is not None:
             raise thread.hung()
@@ -65,6 +62,27 @@ async def close(
             f"the decode thread did not stop within {clock() - began:.1f} s, and still {doing}"
             f"{thread.where()}"
         )
+
+
+async def _end(
+    frontend: Frontend, thread: DecodeThread, bridge: LoopBridge, clock: Callable[[], float]
+) -> bool:
+    """Wait for what runs to end; whether the thread did."""
+    # A cancelled task does not wait at all where the thread is done already.
+    with anyio.CancelScope(shield=True):
+        try:
+            if not thread.closed.is_set:
+                with anyio.move_on_after(CLOSE_GRACE):
+                    await thread.closed.wait(bridge)
+        finally:
+            # In a `finally`: asyncio may cancel the task again in spite of the shield.
+            frontend.dismiss()
+        # A thread that hangs was waited for long enough. Prompt workers end by themselves, each
+        # after its prompt.
+        rest = LAST_STEPS if thread.closed.is_set and thread.hung is None else 0.0
+        stopped = await _end_of(lambda: thread.alive, rest, clock)
+        await _end_of(lambda: frontend.preparing, WORKERS_END, clock)
+    return stopped
 
 
 async def _end_of(working: Callable[[], bool], seconds: float, clock: Callable[[], float]) -> bool:

@@ -6,25 +6,26 @@ inline in a simulation. `thread.py` calls it from the decode thread.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from asyncinfer.chunk import EngineStats
 from asyncinfer.config import EngineConfig
+from asyncinfer.engine.adapter_registry import AdapterRegistry
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.engine_events import EngineEvents
 from asyncinfer.engine.inbox import Command, Inbox
-from asyncinfer.engine.job import End, Job, Phase
-from asyncinfer.engine.jobs import Jobs, output_of
-from asyncinfer.engine.loop_bridge import Batch, LoopBridge
-from asyncinfer.engine.output_stream import OutputStream
+from asyncinfer.engine.loop_bridge import LoopBridge, send_news
 from asyncinfer.engine.pace import Pace
+from asyncinfer.engine.request import End, Phase, Request, TokenSink, output_of
+from asyncinfer.engine.requests import Requests
 from asyncinfer.engine.source import Loaded
-from asyncinfer.errors import AsyncInferError, EngineClosed
-from asyncinfer.scheduler import Scheduler, Step
+from asyncinfer.errors import AsyncInferError, EngineClosed, RequestFailed
+from asyncinfer.grammar import GrammarCompiler
+from asyncinfer.scheduler import Scheduler, SchedulerStats, Step
+from asyncinfer.speculation import draft_stats
+from asyncinfer.stats import EngineStats
 from asyncinfer.telemetry import emit
 from asyncinfer.text import panicked
 
@@ -49,13 +50,15 @@ class Core:
         #: Faults of plugins that the engine goes on without.
         self.faults = faults
         self.runner = loaded.runner
+        self.grammars = GrammarCompiler(loaded.tokenizer, loaded.runner.spec.vocab_size)
+        #: The adapters of a runner that takes any.
+        self.adapters = AdapterRegistry(getattr(loaded.runner, "adapters", None))
         self.scheduler = scheduler
-        self.jobs = Jobs(scheduler, config, admission, events)
+        self.requests = Requests(scheduler, config, admission, events)
         #: Tells observers; None without any.
         self.events = events
         self.inbox = Inbox()
-        self.stats: EngineStats
-        #: When the turn that runs now began; None between turns. The supervisor reads it.
+        #: When the turn that runs now began; None between turns. The watchdog reads it.
         self.turn_began: float | None = None
         self._admission = admission
         #: One per event loop; other threads add to it.
@@ -63,14 +66,16 @@ class Core:
         self._clock = clock
         self._pace = Pace(config.overlap, self.runner.spec.overlap)
         self._in_flight: deque[Step] = deque()
-        #: What is posted from now on comes too late.
+        #: Whether the engine closes, so that requests that arrive from now on come too late.
         self._closing = False
-        #: Answers taken over since the last snapshot.
+        #: Answers that `_take` has taken over since `_publish` ran last.
         self._took = 0
+        #: What `snapshot` tells other threads of: a tuple that is replaced as a whole.
+        self._published: tuple[SchedulerStats, dict[End, int]]
         self._publish()
 
     def post(self, command: Command, argument: Any = None) -> None:
-        """Ask for something, from any thread. Never blocks, never raises."""
+        """Hand the decode thread a command, from any thread. Never blocks, never raises."""
         self.inbox.post(command, argument)
 
     @property
@@ -81,7 +86,7 @@ class Core:
     @property
     def done(self) -> bool:
         """Closed, and nothing is left to wait for."""
-        if self._admission.drain_until is None or self.jobs.live or self._in_flight:
+        if self._admission.drain_until is None or self.requests.live or self._in_flight:
             return False
         return self.inbox.empty()
 
@@ -90,9 +95,10 @@ class Core:
         now = self.turn_began = self._clock()
         posted = not self.inbox.empty()
         if posted:
-            self._read_inbox(now)
-        self.jobs.expire(now, self._admission.drain_until)
-        if self.jobs.unflushed:
+            for command, argument in self.inbox.read():
+                self._handle(command, argument, now)
+        self.requests.expire(now, self._admission.drain_until)
+        if self.requests.unflushed:
             # Whoever is to be told of an end need not wait for the step.
             self._publish()
             self._flush(now)
@@ -101,16 +107,32 @@ class Core:
         self._flush(now)
         self.turn_began = None
 
-    def idle_seconds(self, most: float) -> float:
-        """Until something runs out of time, `most` at most."""
-        due = self._admission.next_deadline
+    def idle_until(self, most: float) -> float:
+        """When something runs out of time, in seconds of the clock; in `most` seconds at most."""
+        due = min(self._clock() + most, self._admission.next_deadline)
         if self._admission.drain_until is not None:
             due = min(due, self._admission.drain_until)
-        return max(0.0, min(most, due - self._clock()))
+        return due
 
     def snapshot(self) -> EngineStats:
         """The counters as they are now, also while a step runs. Any thread."""
-        return self._admission.complete(self.stats)
+        counters, ends = self._published
+        grammars = self.grammars.counters
+        stats = EngineStats(
+            **counters._asdict(),
+            finished=ends[End.FINISHED],
+            aborted=ends[End.ABORTED],
+            failed=ends[End.FAILED],
+            grammars_compiled=grammars.compiled,
+            grammar_hits=grammars.hits,
+            compile_seconds=grammars.compile_seconds,
+            masks=grammars.masks,
+            mask_seconds=grammars.mask_seconds,
+            forced_tokens=grammars.forced_tokens,
+            drafts=draft_stats(self.scheduler.speculator.counters),
+            fallbacks=getattr(self.runner, "fallbacks", ()),
+        )
+        return self.adapters.complete(self._admission.complete(stats))
 
     def probe_loops(self) -> None:
         """Look whether the event loops exist: a loop of paused streams alone is posted nothing.
@@ -120,81 +142,93 @@ class Core:
             bridge.redeliver()
 
     def fail_all(self, error: Callable[[], AsyncInferError]) -> None:
-        """End every job, wherever it is. What was delivered can be read.
+        """End every request, wherever it is. What was delivered can be read.
 
         Nothing is asked of the scheduler: what broke the loop may have left it in any state.
         """
         now = self.turn_began = self._clock()
         ended = [
-            job for job in self._admission.close(error) if self.jobs.tell(job, End.CLOSED, error())
+            request
+            for request in self._admission.close(error)
+            if self.requests.tell(request, End.CLOSED, error())
         ]
         held = self._admission.clear()
-        self.stats = dataclasses.replace(self.stats, running=0, waiting=0, paused=0)
+        self.adapters.close(error)
+        self._publish_empty()
         for bridge in self._bridges.copy().values():
             bridge.flush()
         released = self.inbox.close()
-        # Observers last: one that hangs keeps no consumer waiting. A job that ended while it was
-        # prepared has its place, or has given it back and is in the inbox.
-        for job in dict.fromkeys((*ended, *held, *self.jobs.live, *released)):
-            self.jobs.report(job, now)
+        # Observers last: one that hangs keeps no consumer waiting. A request that ended while it
+        # was prepared is in `held`, or in `released` if it has given its place back.
+        for request in dict.fromkeys((*ended, *held, *self.requests.live, *released)):
+            self.requests.report(request, now)
 
     def abandon(self, error: Callable[[], AsyncInferError]) -> None:
-        """End every job while the decode thread hangs. Of what that thread has, touches only what
-        goes to the loops. Any other thread."""
-        jobs = self._admission.close(error)
-        ends = [(job, self._admission.end(job, End.CLOSED, error())) for job in jobs]
+        """End every request while the decode thread hangs. Any other thread.
+
+        Of what the decode thread has, it touches only what goes to the event loops."""
+        requests = self._admission.close(error)
+        ends = [
+            (request, self._admission.end(request, End.CLOSED, error())) for request in requests
+        ]
         held = self._admission.clear()
-        self.inbox.close()
-        self.stats = dataclasses.replace(self.stats, running=0, waiting=0, paused=0)
+        self.adapters.close(error)
+        released = self.inbox.close()
+        self._publish_empty()
         for bridge in self._bridges.copy().values():
             # The chunks from before it began to hang.
             bridge.rescue()
-        for job, outcome in ends:
-            if outcome is not None:
-                job.buffer.bridge.send(Batch((job.buffer, outcome)))
+        send_news((request.buffer, outcome) for request, outcome in ends if outcome is not None)
         if self.events is not None:
-            told = [job for job in held if self._admission.claim_report(job)]
+            # A request that ended while it was prepared is in `held`, or in `released` if it has
+            # given its place back.
+            over = dict.fromkeys((*held, *released))
+            told = [request for request in over if self._admission.claim_report(request)]
             self.events.abandon(told, error(), self._clock())
+
+    def close(self) -> None:
+        """Give back the device's memory."""
+        self.scheduler.speculator.close()
+        self.runner.close()
 
     def discard(self, error: AsyncInferError) -> None:
         """The engine was not opened after all."""
-        self.runner.close()
+        self.close()
         if self.events is not None:
             self.events.close(error)
-
-    def _read_inbox(self, now: float) -> None:
-        for command, argument in self.inbox.read():
-            self._handle(command, argument, now)
 
     def _handle(self, command: Command, argument: Any, now: float) -> None:
         match command:
             case Command.SUBMIT:
                 self._take(argument, now)
             case Command.ABORT:
-                self.jobs.abort(argument, now)
+                self.requests.abort(argument, now)
             case Command.STOP:
-                self.jobs.stop(argument, now)
+                self.requests.stop(argument, now)
             case Command.RESUME:
-                self.jobs.resume(argument)
+                self.requests.resume(argument)
             case Command.RELEASE:
-                self.jobs.release(argument, now)
+                self.requests.release(argument, now)
+                self._admission.leave(argument)
             case Command.CLOSE:
                 self._closing = True
                 self._admission.drain(now + argument)
+            case Command.WAITING | Command.OVER | Command.FORK:
+                self.scheduler.converse(command.value, argument, now)
 
-    def _take(self, job: Job, now: float) -> None:
-        """A job arrives."""
-        if job.buffer.bridge.closed:
-            self.jobs.tell(job, End.CLOSED, EngineClosed("the event loop is closed"))
+    def _take(self, request: Request, now: float) -> None:
+        """Take over a request that intake has prepared."""
+        if request.buffer.bridge.closed:
+            self.requests.tell(request, End.CLOSED, EngineClosed("the event loop is closed"))
         elif self._closing:
-            self.jobs.tell(job, End.CLOSED, EngineClosed("the engine is closing"))
-        if self._admission.advance(job, Phase.TAKEN):
-            self._took += job.params.n
-            self.jobs.add(job)
+            self.requests.tell(request, End.CLOSED, EngineClosed("the engine is closing"))
+        if self._admission.advance(request, Phase.TAKEN):
+            self._took += request.params.n
+            self.requests.add(request)
         else:
             # It ended on the way.
-            self._admission.leave(job)
-            self.jobs.report(job, now)
+            self._admission.leave(request)
+            self.requests.report(request, now)
 
     def _compute(self, now: float, *, fresh: bool) -> None:
         while len(self._in_flight) < self._pace.ahead:
@@ -220,18 +254,18 @@ class Core:
     def _retract(self, step: Step, error: MemoryError, now: float) -> None:
         """The device had no room for a step: go on in smaller ones."""
         emit("step_retracted", tokens=step.tokens, rows=len(step.slots), error=str(error))
-        for request in self.scheduler.retract(step, now):
-            self.jobs.fail(output_of(request).job, now, error)
+        for sequence in self.scheduler.retract(step, now):
+            self.requests.fail(output_of(sequence).request, now, error)
 
     def _started(self, slot: int, now: float) -> None:
-        request = self.scheduler.tenant(slot)
-        assert request is not None
-        job = output_of(request).job
-        if job.started is None:
-            job.started = now
-            emit("request_admitted", job.context, request_id=job.request_id)
+        sequence = self.scheduler.sequence_at(slot)
+        assert sequence is not None
+        request = output_of(sequence).request
+        if request.started is None:
+            request.started = now
+            emit("request_admitted", request.context, request_id=request.id)
             if self.events is not None:
-                self.events.started(job, now)
+                self.events.started(request, now)
 
     def _commit(self, step: Step) -> None:
         # A handle may refer to its step: the garbage collector alone would find the two.
@@ -240,62 +274,71 @@ class Core:
         now = self._clock()
         self.scheduler.update(step, result, now)
         if self.events is not None and self.events.every_step:
-            self.events.stepped(step, now)
-        for request, error in step.failed:
-            self.jobs.fail(output_of(request).job, now, error)
+            drafts = self.scheduler.speculator.counters
+            self.events.stepped(step, now, self.grammars.counters, drafts)
+        for sequence, error in step.failed:
+            self.requests.fail(output_of(sequence).request, now, error)
         logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
-        # Runs for every token: what would be a call each is written out here.
-        for row, tokens, reason in zip(step.advanced, step.drawn, step.reasons, strict=True):
-            output = step.sequences[row].owner
-            assert isinstance(output, OutputStream)
-            job = output.job
+        rows = range(len(step.sequences))
+        # Runs for every token, so helpers are written out here.
+        for row, sequence, tokens, reason in zip(
+            rows, step.sequences, step.drawn, step.reasons, strict=True
+        ):
+            output: TokenSink = sequence.owner
             if output.ended:
                 continue
+            request = output.request
             if prompt_logprobs and row in prompt_logprobs:
                 position = step.starts[row] + 1
-                job.add_prompt_logprobs(position, prompt_logprobs[row])
+                request.add_prompt_logprobs(position, prompt_logprobs[row])
+            if result.pooled and row in result.pooled:
+                request.add_pooled(step.starts[row], result.pooled[row])
             if not tokens:
                 continue
-            if job.first_token is None:
-                job.first_token = now
+            if request.first_token is None:
+                request.first_token = now
                 if self.events is not None:
-                    self.events.first_token(job, now)
-            job.last_token = now
-            scored = logprobs[row] if logprobs and row in logprobs else ()
+                    self.events.first_token(request, now)
+            request.last_token = now
+            # A row with a draft may have drawn more than stands.
+            scored = logprobs[row][: len(tokens)] if logprobs and row in logprobs else ()
             try:
                 ended = output.advance(tokens, reason, scored)
             except BaseException as error:
-                if not panicked(error):
+                if not (panicked(error) or isinstance(error, RequestFailed)):
                     raise
-                # A tokenizer that cannot decode one answer harms no other.
-                self.jobs.fail(job, now, error)
+                # A tokenizer that cannot decode one answer, or an expression that takes too much
+                # work to look for, harms no other.
+                self.requests.fail(request, now, error)
                 continue
             if ended is not None:
-                self.jobs.finish(output, ended, now)
-            elif job.delivered >= job.room and job.full:
-                self.jobs.pause(output, now)
+                self.requests.finish(output, ended, now)
+            elif request.delivered >= request.room and request.full:
+                self.requests.pause(output, now)
 
     def _publish(self) -> None:
-        ends = self.jobs.ends
-        self.stats = EngineStats(
-            **self.scheduler.stats()._asdict(),
-            finished=ends[End.FINISHED],
-            aborted=ends[End.ABORTED],
-            failed=ends[End.FAILED],
-        )
+        # Twice in many steps, so an `EngineStats` is made where somebody asks for one.
+        self._published = self.scheduler.stats(), self.requests.ends.copy()
         if self._took:
             self._admission.took(self._took)
             self._took = 0
+
+    def _publish_empty(self) -> None:
+        """Nothing runs and nothing is pinned any more, whatever the scheduler holds."""
+        counters, ends = self._published
+        self._published = counters._replace(running=0, waiting=0, paused=0, blocks_pinned=0), ends
 
     def _flush(self, now: float) -> None:
         for loop, bridge in self._bridges.copy().items():
             bridge.flush()
             if bridge.closed:
                 # Nobody can read what belongs to an event loop that is gone.
-                for job in [job for job in self.jobs.live if job.buffer.bridge is bridge]:
-                    self.jobs.abort(job, now)
+                for request in [
+                    request for request in self.requests.live if request.buffer.bridge is bridge
+                ]:
+                    self.requests.abort(request, now)
                 self._publish()
                 bridge.flush()
                 del self._bridges[loop]
-        if self.jobs.unflushed:
-            self.jobs.flushed()
+        if self.requests.unflushed:
+            self.requests.flushed()

@@ -7,39 +7,39 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, TypeAlias
 
-from asyncinfer.engine.job import Job
+from asyncinfer.engine.request import Request
 
 __all__ = ["Deadlines"]
 
-#: Entries without a job that a heap may hold beside those with one.
+#: Entries without a request that a heap may hold beside those with one.
 SLACK = 64
 
-#: `[deadline, order, job]`; the job is None once it was discarded.
+#: `[deadline, order, request]`; the request is None once it was discarded.
 _Entry: TypeAlias = list[Any]
 
 
 class Deadlines:
-    """A heap whose entries let go of their jobs at once, long before their time comes."""
+    """A heap whose entries let go of their requests at once, long before their time comes."""
 
     def __init__(self) -> None:
         #: Seconds of the engine's clock; inf without a deadline. Read by other threads.
         self.next = math.inf
         self._heap: list[_Entry] = []
-        self._entries: dict[Job, _Entry] = {}
+        self._entries: dict[Request, _Entry] = {}
         self._order = count()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, job: Job) -> None:
-        """`job.deadline` is not None."""
-        entry = self._entries[job] = [job.deadline, next(self._order), job]
+    def add(self, request: Request) -> None:
+        """Add a request, whose `deadline` is not None."""
+        entry = self._entries[request] = [request.deadline, next(self._order), request]
         heappush(self._heap, entry)
         self._look()
 
-    def discard(self, job: Job) -> None:
-        """Forget the job, if it is here."""
-        entry = self._entries.pop(job, None)
+    def discard(self, request: Request) -> None:
+        """Forget the request, if it is here."""
+        entry = self._entries.pop(request, None)
         if entry is not None:
             entry[2] = None
             if len(self._heap) > 2 * len(self._entries) + SLACK:
@@ -47,21 +47,21 @@ class Deadlines:
                 heapify(self._heap)
             self._look()
 
-    def due(self, now: float) -> list[Job]:
-        """Jobs whose time has come. They stay here until they are discarded."""
-        due: list[Job] = []
-        # A copy, since a coroutine that is closed meanwhile discards its job. In a heap only later
-        # entries lie below an entry.
+    def due(self, now: float) -> list[Request]:
+        """Requests whose time has come. They stay here until they are discarded."""
+        due: list[Request] = []
+        # A copy, since a coroutine that is closed meanwhile discards its request. In a heap only
+        # later entries lie below an entry.
         heap, look = self._heap.copy(), [0]
         while look:
             place = look.pop()
             if place < len(heap):
-                deadline, _, job = heap[place]
+                deadline, _, request = heap[place]
                 if deadline <= now:
                     look += (2 * place + 1, 2 * place + 2)
-                    if job is not None:
-                        due.append(job)
-        return sorted(due, key=lambda job: job.deadline or 0.0)
+                    if request is not None:
+                        due.append(request)
+        return sorted(due, key=lambda request: request.deadline or 0.0)
 
     def _look(self) -> None:
         while self._heap and self._heap[0][2] is None:

@@ -1,18 +1,17 @@
-"""`EngineEvents`: turns what happens to jobs into events, for observers."""
+"""`EngineEvents`: turns what happens to requests into events, for observers."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from typing import Final, Literal
+from operator import sub
+from typing import Final, Literal, NamedTuple
 
 from asyncinfer import plugins
-from asyncinfer.chunk import EngineStats
 from asyncinfer.config import EngineConfig
-from asyncinfer.engine.job import End, Job
-from asyncinfer.engine.output_stream import OutputStream
+from asyncinfer.engine.request import End, Request, output_of
 from asyncinfer.engine.stream_buffer import Outcome
 from asyncinfer.errors import AsyncInferError, EngineClosed
+from asyncinfer.grammar import GrammarCounters
 from asyncinfer.protocols import (
     EngineEnded,
     EngineOpened,
@@ -24,7 +23,10 @@ from asyncinfer.protocols import (
     RequestSubmitted,
     StepTaken,
 )
+from asyncinfer.runtime import Runtime
 from asyncinfer.scheduler import Step
+from asyncinfer.speculation import DraftCounters
+from asyncinfer.stats import EngineStats
 from asyncinfer.telemetry import GuardedObserver, Observers
 
 __all__ = ["EngineEvents", "open_events"]
@@ -37,70 +39,117 @@ _OUTCOMES: Final[dict[End | None, Literal["finished", "aborted", "failed", "clos
 }
 
 
+class _Counted(NamedTuple):
+    """Totals of an engine, of which each step is told the growth, in the order of `StepTaken`."""
+
+    masks: int
+    mask_seconds: float
+    forced_tokens: int
+    accepted_tokens: int
+    rejected_tokens: int
+
+    @classmethod
+    def of(cls, grammars: GrammarCounters, drafts: DraftCounters) -> _Counted:
+        return cls(
+            grammars.masks,
+            grammars.mask_seconds,
+            grammars.forced_tokens,
+            drafts.accepted,
+            drafts.rejected,
+        )
+
+
 class EngineEvents:
     """Decode thread only, but for `abandon`. An engine without observers has none, and asks for
-    it only where something begins or ends, and once per step."""
+    it only where something begins or ends, and once per step.
 
-    def __init__(self, observers: Observers) -> None:
+    Args:
+        clock: of the times of events.
+    """
+
+    def __init__(self, observers: Observers, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self.every_step = observers.every_step
         self._observers = observers
+        #: What the last step was told with.
+        self._counted = _Counted(0, 0.0, 0, 0, 0)
 
     def opened(self, model: str, stats: Callable[[], EngineStats]) -> None:
         self._observers.start()
-        self._observers.tell(EngineOpened(time.monotonic(), model, stats))
+        self._observers.tell(EngineOpened(self._clock(), model, stats))
 
-    def submitted(self, job: Job) -> None:
-        job.announced = True
-        self._observers.tell(_beginning(job))
+    def submitted(self, request: Request) -> None:
+        request.announced = True
+        self._observers.tell(_beginning(request))
 
-    def started(self, job: Job, now: float) -> None:
-        self._observers.tell(RequestStarted(now, job.request_id))
+    def started(self, request: Request, now: float) -> None:
+        self._observers.tell(RequestStarted(now, request.id))
 
-    def first_token(self, job: Job, now: float) -> None:
-        self._observers.tell(FirstToken(now, job.request_id))
+    def first_token(self, request: Request, now: float) -> None:
+        self._observers.tell(FirstToken(now, request.id))
 
-    def preempted(self, job: Job, index: int) -> None:
-        self._observers.tell(RequestPreempted(time.monotonic(), job.request_id, index))
+    def preempted(self, request: Request, index: int) -> None:
+        self._observers.tell(RequestPreempted(self._clock(), request.id, index))
 
-    def stepped(self, step: Step, now: float) -> None:
-        """Before the step's tokens are handed on: what a job knows of is its last token."""
+    def stepped(
+        self, step: Step, now: float, grammars: GrammarCounters, drafts: DraftCounters
+    ) -> None:
+        """Tell of a step before its tokens are handed on, while `Request.last_token` is the token
+        before. The counters are those of the engine."""
         drawn, gaps = 0, []
-        for row, tokens in zip(step.advanced, step.drawn, strict=True):
-            output = step.sequences[row].owner
-            assert isinstance(output, OutputStream)
-            if output.ended:
+        for sequence, tokens in zip(step.sequences, step.drawn, strict=True):
+            output = output_of(sequence)
+            if output.ended or not tokens:
                 continue
             drawn += len(tokens)
-            if tokens and output.job.last_token is not None:
-                gaps.append(now - output.job.last_token)
-        self._observers.tell_step(StepTaken(now, len(step.slots), step.tokens, drawn, tuple(gaps)))
+            if output.request.last_token is not None:
+                gaps.append(now - output.request.last_token)
+        before, counted = self._counted, _Counted.of(grammars, drafts)
+        self._counted = counted
+        self._observers.tell_step(
+            StepTaken(
+                now,
+                len(step.slots),
+                step.tokens,
+                drawn,
+                tuple(gaps),
+                *map(sub, counted, before),
+            )
+        )
 
-    def ended(self, job: Job, outcome: Outcome, now: float) -> None:
-        """Called once for each job. One that ended before the decode thread had it begins here."""
-        if not job.announced:
-            self.submitted(job)
-        self._observers.tell(_end(job, outcome, now))
+    def ended(self, request: Request, outcome: Outcome, now: float) -> None:
+        """Called once for each request. A request that ended before the decode thread had
+        it is announced first."""
+        end = _end(request, outcome, now)
+        if request.announced:
+            self._observers.tell(end)
+        else:
+            request.announced = True
+            self._observers.tell(_beginning(request), end)
 
-    def abandon(self, jobs: list[Job], error: AsyncInferError, now: float) -> None:
-        """The decode thread hangs, and may for ever: tell the observers that have a thread of
-        their own. Watchdog only."""
-        for job in jobs:
-            if job.outcome is not None:
-                if not job.announced:
-                    self._observers.tell_threads(_beginning(job))
-                self._observers.tell_threads(_end(job, job.outcome, now))
-        self._observers.close_threads(_last(error))
+    def abandon(self, requests: list[Request], error: AsyncInferError, now: float) -> None:
+        """Tell of the ends of requests and engine, since the decode thread hangs. Watchdog only."""
+        ends: list[RequestSubmitted | RequestEnded] = []
+        for request in requests:
+            if request.outcome is not None:
+                ends += () if request.announced else (_beginning(request),)
+                ends.append(_end(request, request.outcome, now))
+        self._observers.abandon(ends, self._last(error))
 
-    def close(self, error: AsyncInferError) -> None:
-        """The engine has ended. Waits for the observers, a second at most."""
-        self._observers.close(_last(error))
+    def close(self, error: AsyncInferError, told: Callable[[], object] = bool) -> None:
+        """Tell of the engine's end, call `told`, and wait for observers, five seconds at most."""
+        self._observers.close(self._last(error), told)
 
     def discard(self) -> None:
-        """The engine could not be opened."""
+        """Close observers of an engine that could not be opened."""
         self._observers.discard()
 
+    def _last(self, error: AsyncInferError) -> EngineEnded:
+        closed = isinstance(error, EngineClosed)
+        return EngineEnded(self._clock(), None if closed else str(error))
 
-def open_events(config: EngineConfig) -> EngineEvents | None:
+
+def open_events(config: EngineConfig, runtime: Runtime) -> EngineEvents | None:
     """The observers of a configuration, none of them told anything yet; None without any.
     Raises `PluginError`."""
     if not config.observers:
@@ -110,38 +159,34 @@ def open_events(config: EngineConfig) -> EngineEvents | None:
         for entry in config.observers:
             # One by one: those that were made are closed if the next cannot be.
             chosen.append(plugins.observers.choose(entry))  # noqa: PERF401
-        return EngineEvents(Observers(chosen))
+        return EngineEvents(Observers(chosen, runtime), runtime.clock)
     except BaseException:
         for observer, label in chosen:
             GuardedObserver(observer, label).close()
         raise
 
 
-def _last(error: AsyncInferError) -> EngineEnded:
-    closed = isinstance(error, EngineClosed)
-    return EngineEnded(time.monotonic(), None if closed else str(error))
-
-
-def _beginning(job: Job) -> RequestSubmitted:
+def _beginning(request: Request) -> RequestSubmitted:
     return RequestSubmitted(
-        job.submitted,
-        job.request_id,
-        job.prompt_len,
-        job.params,
-        job.options.priority,
-        job.options.cache_scope,
-        job.context.copy(),
+        request.submitted,
+        request.id,
+        request.prompt_len,
+        request.params,
+        request.options.priority,
+        request.options.cache_scope,
+        request.context.copy(),
+        request.compile_seconds,
     )
 
 
-def _end(job: Job, outcome: Outcome, now: float) -> RequestEnded:
+def _end(request: Request, outcome: Outcome, now: float) -> RequestEnded:
     error = outcome.error
     return RequestEnded(
         now,
-        job.request_id,
-        _OUTCOMES[job.end],
-        # A job that ended while it was prepared has no answers.
-        tuple(output.reason for output in job.outputs) or (None,) * job.params.n,
+        request.id,
+        _OUTCOMES[request.end],
+        # A request that ended while it was prepared has no answers.
+        tuple(output.reason for output in request.outputs) or (None,) * request.params.n,
         outcome.usage,
         outcome.timings,
         None if error is None else type(error).__name__,

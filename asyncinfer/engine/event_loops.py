@@ -14,7 +14,7 @@ __all__ = ["current_bridge"]
 
 
 class AsyncioBridge(LoopBridge):
-    """asyncio and everything that keeps to its interface, such as uvloop."""
+    """An asyncio loop, or one with the same interface, such as uvloop's."""
 
     __slots__ = ("_loop",)
 
@@ -27,8 +27,8 @@ class AsyncioBridge(LoopBridge):
             self._loop.call_soon_threadsafe(function, *args)
         except Exception:
             # A closed loop raises `RuntimeError`, and a loop may close between any check and this
-            # call. After any other exception nothing reaches the loop's tasks either, and the
-            # streams of other loops must still hear of their ends.
+            # call. A loop that raises anything else cannot be reached either. The exception stays
+            # here, since the streams of other loops must still be told of their ends.
             self.closed = True
 
     def soon(self, function: Callable[..., object], *args: Any) -> None:
@@ -45,14 +45,10 @@ class AsyncioBridge(LoopBridge):
         task = asyncio.current_task(self._loop)
         return task is not None and task.cancelling() > 0
 
-    def prepare_wait(self, waiter: Waiter) -> bool:
+    def begin_wait(self, waiter: Waiter) -> Awaitable[object] | None:
         if asyncio._get_running_loop() is not self._loop:
-            return False
-        waiter.waiting = self._loop.create_future()
-        return True
-
-    def wait(self, waiter: Waiter) -> Awaitable[object]:
-        future: asyncio.Future[None] = waiter.waiting
+            return None
+        future = waiter.waiting = self._loop.create_future()
         return future
 
     def wake(self, waiter: Waiter) -> None:
@@ -65,8 +61,8 @@ class AsyncioBridge(LoopBridge):
 
 
 class _News:
-    """What a woken task takes from trio. trio would make an `outcome.Value` per wake-up, since that
-    is for one use only; this one is for every wake-up."""
+    """The result of a task's wait in trio. trio would make an `outcome.Value` for each wake-up,
+    which can be used only once; this object serves all wake-ups."""
 
     def unwrap(self) -> None: ...
 
@@ -97,8 +93,8 @@ class TrioBridge(LoopBridge):
         self._run_finished = trio.RunFinishedError
         succeeded = trio.lowlevel.Abort.SUCCEEDED
         waiting = trio.lowlevel.wait_task_rescheduled(lambda _: succeeded)
-        #: A waiting task hands this to trio, which only reads it. Made once: making it for each
-        #: wait takes a microsecond.
+        #: What a waiting task yields to trio, which only reads it. Making it takes a microsecond,
+        #: so one object serves every wait.
         self._sleep = waiting.send(None)
         waiting.close()
 
@@ -121,23 +117,23 @@ class TrioBridge(LoopBridge):
         except RuntimeError:
             return False
 
-    def prepare_wait(self, waiter: Waiter) -> bool:
+    def begin_wait(self, waiter: Waiter) -> Awaitable[object] | None:
         try:
             task = self._current_task()
         except RuntimeError:
-            return False
+            return None
         if task is not waiter.last_task:
             if self._current_token() is not self._token:
-                return False
+                return None
             waiter.last_task = task
         waiter.waiting = task
-        return True
+        return self._sleep_until_woken(waiter)
 
     @types.coroutine
-    def wait(self, waiter: Waiter) -> Generator[object, Any, None]:
-        # trio clears this field whenever it reschedules the task, also for a cancellation.
+    def _sleep_until_woken(self, waiter: Waiter) -> Generator[object, Any, None]:
+        # trio clears this field when it reschedules the task, also after a cancellation.
         waiter.waiting.custom_sleep_data = waiter
-        # Kept in no variable: a cancellation's traceback refers to this frame.
+        # No variable keeps the result: a cancellation's traceback refers to this frame.
         (yield self._sleep).unwrap()
 
     def wake(self, waiter: Waiter) -> None:
@@ -150,10 +146,10 @@ class TrioBridge(LoopBridge):
 
 
 def current_bridge(known: dict[object, LoopBridge]) -> LoopBridge:
-    """The bridge of the running event loop: that in `known`, or a new one, added there. Raises
-    `RuntimeError` outside an event loop."""
+    """The bridge of the running event loop. A new one is added to `known`. Raises `RuntimeError`
+    outside an event loop."""
     trio = sys.modules.get("trio")
-    # Missing while another thread is in the middle of importing trio.
+    # The attribute is missing while another thread imports trio.
     lowlevel = getattr(trio, "lowlevel", None)
     if lowlevel is not None and lowlevel.in_trio_task():
         key: object = lowlevel.current_trio_token()

@@ -10,36 +10,93 @@ from collections.abc import Iterator, Mapping, Sequence
 from sys import getsizeof
 from typing import Any, Final
 
+from asyncinfer.engine.spoken import SpokenMessages
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import FIXED_WORDS
+from asyncinfer.speculation import TOKEN_BYTES
+from asyncinfer.tools import ChatOptions
 
-__all__ = ["prepared_bytes", "submitted_bytes", "texts_of"]
+__all__ = [
+    "beam_bytes",
+    "drafting_bytes",
+    "matcher_bytes",
+    "prepared_bytes",
+    "submitted_bytes",
+    "texts_of",
+]
 
 _ENTRY: Final = 8
 _INTEGER: Final = 32
 #: An unread chunk of one token: two tuples, a short text and their place in a queue.
 _CHUNK: Final = 256
+#: A candidate of a beam search: a tuple of three, a token, a logprob and its place in a list.
+_CANDIDATE: Final = 64 + _INTEGER + 24 + _ENTRY
+#: Bytes of a matcher, and of each character of its format: after the first mask a format of a few
+#: characters took 5 kB and one of 22,000 characters 37 kB.
+_MATCHER: Final = 6144
+_MATCHER_CHAR: Final = 2
 
 
-def submitted_bytes(prompt: Any, buffer: int) -> int:
-    """What a request holds from its submission on: its prompt as it was given, and a full buffer.
+def submitted_bytes(
+    prompt: Any, buffer: int, chat: ChatOptions | None = None, prediction: Any = None
+) -> int:
+    """Bytes that a request holds from its submission on: its prompt as it was given, its tools, its
+    prediction, and a full buffer.
 
     Args:
         prompt: anything; what is no prompt is refused later and counts as nothing.
         buffer: tokens that the stream may hold unread.
+        prediction: the answer that is expected, None without.
     """
-    return _prompt_bytes(prompt) + buffer * _CHUNK
+    tools = 0 if chat is None else chat.held_bytes
+    expected = 0 if prediction is None else _prompt_bytes(prediction)
+    return _prompt_bytes(prompt) + tools + expected + buffer * _CHUNK
+
+
+def matcher_bytes(format_chars: int, answers: int) -> int:
+    """Bytes that the matchers of so many answers hold at their start, for a format of so many
+    characters. They grow with what an answer explores of its format, up to the bounds of
+    `asyncinfer.grammar`."""
+    return answers * (_MATCHER + _MATCHER_CHAR * format_chars)
 
 
 def prepared_bytes(prompt_len: int, num_keys: int, params: SamplingParams) -> int:
-    """What the preparation adds: the token ids and their chain keys, once for the prompt and once
-    as a list of each answer's own, and the logprobs of the prompt."""
+    """Bytes that the preparation adds: the token ids and their chain keys, once for the prompt and
+    once as a list of each answer's own, and the logprobs of the prompt."""
     tokens = prompt_len * (_INTEGER + _ENTRY * params.n)
     keys = num_keys * (getsizeof(bytes(32)) + _ENTRY * params.n)
     logprobs = 0
     if params.prompt_logprobs is not None:
         logprobs = 4 * prompt_len * (FIXED_WORDS + 2 * params.prompt_logprobs)
     return tokens + keys + logprobs
+
+
+def beam_bytes(
+    beams: int, candidates: int, prompt_len: int, most: int, blocks: int, format_chars: int
+) -> int:
+    """Bytes that a beam search adds to a request of one answer at its longest.
+
+    Each beam is a sequence of its own, which lives until its successors were computed: so many
+    lists of tokens and of keys, matchers, and lists of what may follow. Three tuples of its tokens
+    are the beam, the one before, and a finished answer.
+
+    Args:
+        candidates: that are looked at after each beam.
+        most: tokens of the longest answer.
+        blocks: of the longest sequence.
+        format_chars: of the format that the answers have to fit, 0 without one.
+    """
+    live = 2 * beams
+    lists = live * _ENTRY * (prompt_len + most + blocks)
+    answers = beams * most * (3 * _ENTRY + _INTEGER)
+    keys = beams * blocks * getsizeof(bytes(32))
+    matchers = matcher_bytes(format_chars, live) if format_chars else 0
+    return lists + answers + keys + live * candidates * _CANDIDATE + matchers
+
+
+def drafting_bytes(prompt_len: int, predicted: int, answers: int) -> int:
+    """Bytes that drafts add: the tokens of the prediction once, and those of each answer's text."""
+    return TOKEN_BYTES * (predicted + prompt_len * answers)
 
 
 def texts_of(message: Any) -> Iterator[str]:
@@ -60,5 +117,7 @@ def _prompt_bytes(prompt: Any) -> int:
     if not isinstance(prompt, Sequence) or not prompt:
         return 0
     if isinstance(prompt[0], Mapping):
-        return sum(getsizeof(text) for message in prompt for text in texts_of(message))
+        answered = prompt.answered if isinstance(prompt, SpokenMessages) else None
+        said = 0 if answered is None else len(answered.token_ids) * (_ENTRY + _INTEGER)
+        return said + sum(getsizeof(text) for message in prompt for text in texts_of(message))
     return len(prompt) * (_ENTRY + _INTEGER)

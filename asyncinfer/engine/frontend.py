@@ -18,13 +18,14 @@ from asyncinfer.engine.event_loops import current_bridge
 from asyncinfer.engine.footprint import submitted_bytes
 from asyncinfer.engine.inbox import Command
 from asyncinfer.engine.intake import Intake
-from asyncinfer.engine.job import Job
-from asyncinfer.engine.loop_bridge import Batch, LoopBridge, Waiter
+from asyncinfer.engine.loop_bridge import LoopBridge, Waiter, send_news
 from asyncinfer.engine.options import RequestOptions
-from asyncinfer.engine.runtime import Runtime
+from asyncinfer.engine.request import Request
+from asyncinfer.engine.stream_buffer import Outcome
 from asyncinfer.engine.turn_limit import TurnLimits
 from asyncinfer.errors import EngineClosed
 from asyncinfer.params import SamplingParams
+from asyncinfer.runtime import Runtime
 
 __all__ = ["Frontend"]
 
@@ -47,7 +48,7 @@ class Frontend:
         self._turns = TurnLimits()
 
     def opened(self, core: Core) -> None:
-        """Requests are taken from now on."""
+        """Take requests from now on."""
         self.core = core
         self._intake = Intake(core, self.config, self.admission, self._runtime)
 
@@ -92,71 +93,92 @@ class Frontend:
         options: RequestOptions,
         context: Context,
         bridge: LoopBridge,
-    ) -> Job:
-        """Give a request its place; `prepare` or `prepare_now` comes next. Raises `Overloaded`,
+        submitted: float | None = None,
+    ) -> Request:
+        """Give a request its place; `prepare` or `prepare_now` comes next. `submitted` is when it
+        was first submitted, in seconds of the clock; None for now. Raises `Overloaded`,
         `InvalidRequest` where it could never have a place, and what `check` does, which was
-        called."""
-        # A buffer larger than the answers can be is never filled.
+        called; `InvalidRequest` also for an adapter that is not loaded."""
+        assert self.core is not None
+        # A request is not charged for more buffer than its answers can fill.
         most = options.buffer
         if params.max_tokens is not None:
             most = min(most, params.max_tokens * params.n)
-        job = Job(
+        adapters = self.core.adapters
+        adapter = None if options.adapter is None else adapters.acquire(options.adapter)
+        request = Request(
             request_id,
             bridge,
             params,
             options,
-            self._runtime.clock(),
+            self._runtime.clock() if submitted is None else submitted,
             context,
-            submitted_bytes(prompt, most),
+            submitted_bytes(prompt, most, options.chat, options.prediction),
+            adapter,
         )
-        self.admission.enter(job)
-        return job
+        try:
+            self.admission.enter(request)
+        except BaseException:
+            if adapter is not None:
+                adapter.release()
+            raise
+        return request
 
-    async def prepare(self, job: Job, prompt: Any, options: RequestOptions) -> None:
+    async def prepare(self, request: Request, prompt: Any) -> None:
         """Hand a request with its prompt to the decode thread. Returns also when the request was
         aborted meanwhile. Raises `InvalidRequest`, and what the request ended with; then, and when
         it is cancelled, the request is gone."""
         assert self._intake is not None
         scope = anyio.current_effective_deadline()
-        hint = math.inf if job.deadline is None else job.deadline
+        until = math.inf if request.deadline is None else request.deadline
         if not math.isinf(scope):
-            hint = min(hint, job.submitted + scope - anyio.current_time())
-        await self._intake.take_in(job, prompt, options, None if math.isinf(hint) else hint)
+            until = min(until, request.submitted + scope - anyio.current_time())
+        await self._intake.take_in(request, prompt, None if math.isinf(until) else until)
 
-    def prepare_now(self, job: Job, prompt: Any, options: RequestOptions) -> None:
+    def prepare_now(self, request: Request, prompt: Any) -> None:
         """`prepare` on the spot, however long it takes."""
         assert self._intake is not None
-        self._intake.prepare_here(job, prompt, options, job.deadline)
+        self._intake.prepare_here(request, prompt, request.deadline)
 
     def post(self, command: Command, argument: Any) -> None:
-        """Ask the decode thread for something. Never blocks, never raises; finalizers may."""
+        """Hand the decode thread a command. Never blocks, never raises; finalizers may call it."""
         if self.core is not None:
             self.core.post(command, argument)
 
-    def abort(self, job: Job) -> None:
-        """The consumer left. Does nothing in a fork: a lock may be held there by nobody."""
+    def abort(self, request: Request) -> None:
+        """Abort a request whose consumer left. Does nothing in a fork, where a lock may stay held
+        by a thread that is gone."""
         if not self.here:
             return
-        outcome = self.admission.withdraw(job)
+        outcome = self.admission.withdraw(request)
         if outcome is None:
-            self.post(Command.ABORT, job)
+            self.post(Command.ABORT, request)
         else:
-            job.buffer.bridge.send(Batch((job.buffer, outcome)))
-            self.admission.told((job,))
+            send_news([(request.buffer, outcome)])
+            self.admission.told((request,))
 
     def drain(self, seconds: float) -> None:
         """Refuse new requests and those that are being prepared; the others have `seconds`."""
-        for job in self.admission.drain(self._runtime.clock() + seconds):
-            outcome = self.admission.withdraw(job, EngineClosed("the engine is closing"))
+        withdrawn: dict[Request, Outcome] = {}
+        for request in self.admission.drain(self._runtime.clock() + seconds):
+            outcome = self.admission.withdraw(request, EngineClosed("the engine is closing"))
             if outcome is not None:
-                job.buffer.bridge.send(Batch((job.buffer, outcome)))
-                self.admission.told((job,))
+                withdrawn[request] = outcome
+        send_news((request.buffer, outcome) for request, outcome in withdrawn.items())
+        self.admission.told(withdrawn)
+        if self.core is not None:
+            self.core.adapters.refuse_loads(lambda: EngineClosed("the engine is closing"))
         self.post(Command.CLOSE, seconds)
 
     @property
     def preparing(self) -> bool:
         """Whether a worker runs."""
         return self._intake is not None and self._intake.alive
+
+    def forget(self) -> None:
+        """Close what nobody waits for. Takes no lock: finalizers may call it."""
+        self.dismiss()
+        self.post(Command.CLOSE, 0.0)
 
     def dismiss(self) -> None:
         """Let the workers end. Waits for nothing; finalizers may call it."""

@@ -28,22 +28,26 @@ _OPTIONS: Final = {
 }
 
 
-def load_gguf(path: Path, config: EngineConfig, progress: Progress | None) -> Loaded:
+def load_gguf(
+    path: Path, config: EngineConfig, progress: Progress | None, *, draft: bool = False
+) -> Loaded:
     """Load the model in the GGUF file `path`. Raises `ModelLoadError`."""
-    metadata = read_header(path).metadata
-    # First of all, for what else there is in the file hangs on it.
+    # Held until the weights are loaded, so that the header is read once.
+    header = read_header(path)
+    metadata = header.metadata
+    # First, since all other keys depend on the architecture.
     gguf_architecture(metadata, str(path))
     tokenizer = gguf_tokenizer(metadata, str(path))
     template = gguf_template(metadata, str(path), tokenizer.shield)
     defaults = _defaults(metadata, path)
-    runner = open_runner(path, config, tokenizer.vocab_size, progress)
+    runner = open_runner(path, config, tokenizer.vocab_size, progress, draft=draft)
     notes = (*runner.notes, *template.notes)
-    return Loaded(runner, tokenizer, template, defaults, notes)
+    return Loaded(runner, tokenizer, template, defaults, notes, runner.architecture, runner.dtype)
 
 
 def _defaults(metadata: Mapping[str, Any], path: Path) -> GenerationDefaults:
-    """What the file says of sampling; a file that says nothing is of a greedy model, as a
-    checkpoint without a `generation_config.json`."""
+    """The file's sampling defaults; a file without any is sampled like a checkpoint without a
+    `generation_config.json`."""
     found = {name: metadata.get(f"general.sampling.{key}") for name, key in _OPTIONS.items()}
     values = {name: value for name, value in found.items() if value is not None}
     try:

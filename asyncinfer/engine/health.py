@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from asyncinfer.chunk import EngineHealth
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Core
 from asyncinfer.engine.thread import DecodeThread
 from asyncinfer.errors import EngineClosed
+from asyncinfer.stats import EngineHealth
 
 __all__ = ["failed", "health_of"]
 
@@ -20,7 +20,7 @@ SLOW: Final = 10.0
 def health_of(
     core: Core, admission: Admission, thread: DecodeThread, config: EngineConfig, now: float
 ) -> EngineHealth:
-    """Of an engine that was opened. Any thread."""
+    """The health of an engine that was opened. Any thread."""
     if thread.ended is not None:
         error = thread.ended()
         if isinstance(error, EngineClosed):
@@ -40,7 +40,7 @@ def health_of(
 
 
 def failed(thread: DecodeThread) -> EngineHealth:
-    """Of an engine that could not be opened, or was closed before it was."""
+    """The health of an engine that could not be opened, or was closed before it was open."""
     error = thread.load_error
     assert error is not None
     if isinstance(error, EngineClosed):

@@ -12,15 +12,21 @@ __all__ = ["Command", "Inbox"]
 
 
 class Command(Enum):
-    """What can be asked, each with an argument: seconds for CLOSE, a job for the others."""
+    """Commands, each with an argument: seconds for CLOSE, conversations for the last three, a
+    request for the others."""
 
     SUBMIT = "submit"
     ABORT = "abort"
     STOP = "stop"
     RESUME = "resume"
-    #: Give back what a job holds that another thread has ended, and report its end.
+    #: Give back what a request holds that has ended, and report its end.
     RELEASE = "release"
     CLOSE = "close"
+    #: The conversation waits for a tool; it is over; and, of a pair, the second begins as the first
+    #: is.
+    WAITING = "waiting"
+    OVER = "over"
+    FORK = "fork"
 
 
 class Inbox:
@@ -29,7 +35,7 @@ class Inbox:
     def __init__(self) -> None:
         # `SimpleQueue.put` is reentrant: a finalizer may call it on any thread at any point.
         self._queue: SimpleQueue[tuple[Command, Any]] = SimpleQueue()
-        #: What `wait` was woken by.
+        #: The command that woke `wait`, to be read first.
         self._woken_by: list[tuple[Command, Any]] = []
         self._closed = False
 
@@ -59,7 +65,7 @@ class Inbox:
                 yield self._queue.get_nowait()
 
     def close(self) -> list[Any]:
-        """Drop what was posted, and from now on what is. Returns the jobs to be released."""
+        """Drop all commands, those to come too. Returns the requests that were to be released."""
         dropped = self._drop()
         self._closed = True
         dropped += self._drop()

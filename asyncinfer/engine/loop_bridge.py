@@ -9,23 +9,38 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from itertools import islice
 from operator import length_hint
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeAlias
 
-if TYPE_CHECKING:
-    from asyncinfer.engine.stream_buffer import Content, StreamBuffer
+from asyncinfer.scheduler import RowLogprobs
 
-__all__ = ["BURST", "END_COST", "Batch", "Latch", "LoopBridge", "Waiter"]
+__all__ = [
+    "BURST",
+    "END_COST",
+    "Batch",
+    "ChunkWaiter",
+    "Content",
+    "Latch",
+    "LoopBridge",
+    "Packed",
+    "Waiter",
+    "send_news",
+]
 
 #: Chunks and ends delivered in one turn of a loop. Thousands would keep the loop busy for tens of
 #: milliseconds, and the objects between a wake-up and its task would set off the garbage collector.
 BURST = 128
 #: Chunks that an end counts for: its task leaves a loop and an `async with`, and often ends itself.
 END_COST = 4
+
+#: Logprobs on their way; the empty tuple for none.
+Packed: TypeAlias = RowLogprobs | tuple[()]
+#: The fields of a `Chunk`.
+Content: TypeAlias = tuple[str, tuple[int, ...], Packed, int, str | None]
 
 
 class Batch:
@@ -35,11 +50,11 @@ class Batch:
 
     def __init__(self, *news: tuple[Waiter, Any]) -> None:
         #: `contents[i]` is for `buffers[i]`.
-        self.buffers: list[StreamBuffer] = []
+        self.buffers: list[ChunkWaiter] = []
         self.contents: list[Content] = []
         #: Arguments of `Waiter.tell`.
         self.news = deque(news)
-        #: Somebody may wait for something in the batch.
+        #: Whether a task may wait for something in the batch.
         self.urgent = False
         #: Iterators keep the place of a delivery that an interrupt such as Ctrl-C breaks off.
         self.pending = iter(self.buffers)
@@ -57,12 +72,12 @@ class LoopBridge(ABC):
     __slots__ = ("_arrived", "_delivering", "_lock", "batch", "closed")
 
     def __init__(self) -> None:
-        #: The loop is gone: nothing can be woken there any more.
+        #: Whether the loop is gone, so that nothing can be woken there any more.
         self.closed = False
         #: The next `flush` sends this. Only the decode thread adds to it.
         self.batch = Batch()
         self._arrived: deque[Batch] = deque()
-        #: A call of `_deliver` is due on the loop.
+        #: Whether a call of `deliver` is due on the loop.
         self._delivering = False
         #: Held while `batch` is replaced.
         self._lock = Lock()
@@ -72,7 +87,8 @@ class LoopBridge(ABC):
         if self.batch.urgent:
             with self._lock:
                 batch, self.batch = self.batch, Batch()
-                self.send(batch)
+                self._arrived.append(batch)
+            self._announce()
 
     def rescue(self) -> None:
         """Send what a hanging decode thread has put and will not flush. Any thread.
@@ -86,36 +102,42 @@ class LoopBridge(ABC):
             batch = Batch(*stuck.news)
             batch.buffers += stuck.buffers[:whole]
             batch.contents += stuck.contents[:whole]
-            self.send(batch)
+            self._arrived.append(batch)
+        self._announce()
 
     def send(self, batch: Batch) -> None:
         """Have a batch delivered on the loop, after all that were sent before. Any thread."""
         self._arrived.append(batch)
+        self._announce()
+
+    def _announce(self) -> None:
+        """Call into the loop, which may be a host's own and hang: no lock is held here."""
         if self._delivering:
-            # The call that is due delivers this batch too, unless its loop is gone.
+            # The call that is due delivers the last batch too, unless its loop is gone.
             self.probe()
         else:
             self._delivering = True
-            self.post(self._deliver)
+            self.post(self.deliver)
         if self.closed:
             self._tell_ends()
 
     def redeliver(self) -> None:
         """Go on where an interrupt such as Ctrl-C broke a delivery off. Any thread."""
         if self._arrived:
-            self.post(self._deliver)
+            self.post(self.deliver)
             if self.closed:
                 self._tell_ends()
 
     def _tell_ends(self) -> None:
-        """Nobody waits on a loop that is gone, but anybody may ask how a stream ended."""
+        """Set the outcomes that cannot be delivered to a loop that is gone: streams may be asked
+        how they ended."""
         with suppress(IndexError):
             while True:
                 for waiter, news in self._arrived.popleft().news:
                     waiter.waiting = None
                     waiter.tell(news)
 
-    def _deliver(self) -> None:
+    def deliver(self) -> None:
         """Deliver `BURST` chunks, or fewer and ends; others have a turn before the rest."""
         left = BURST
         try:
@@ -126,10 +148,10 @@ class LoopBridge(ABC):
             self._delivering = False
             if self._arrived:
                 self._delivering = True
-                self.soon(self._deliver)
+                self.soon(self.deliver)
 
     def _deliver_some(self, batch: Batch, most: int) -> int:
-        """Deliver about `most` of the oldest batch; how many chunks may follow in this turn."""
+        """Deliver about `most` of the oldest batch. Returns how many more this turn may deliver."""
         before = length_hint(batch.pending)
         wake = self.wake
         for buffer, content in islice(batch.items, most):
@@ -169,13 +191,10 @@ class LoopBridge(ABC):
         return False
 
     @abstractmethod
-    def prepare_wait(self, waiter: Waiter) -> bool:
-        """Make the current task the one that waits on `waiter`; it calls `wait` next.
-        False, and nothing is done, where the caller does not run on this loop."""
-
-    @abstractmethod
-    def wait(self, waiter: Waiter) -> Awaitable[object]:
-        """Wait until `waiter` is woken, or for no reason; after `prepare_wait`. Cancellable."""
+    def begin_wait(self, waiter: Waiter) -> Awaitable[object] | None:
+        """Make the current task the one that waits on `waiter`. It then awaits the result, which
+        ends when `waiter` is woken, perhaps spuriously, and can be cancelled. None, and nothing is
+        done, where the caller does not run on this loop."""
 
     @abstractmethod
     def wake(self, waiter: Waiter) -> None:
@@ -184,6 +203,15 @@ class LoopBridge(ABC):
     @abstractmethod
     async def checkpoint(self) -> None:
         """Let other tasks run, and be cancelled here if a cancellation is due."""
+
+
+def send_news(news: Iterable[tuple[Waiter, Any]]) -> None:
+    """Have waiters told, with one batch for each event loop. Any thread."""
+    batches: dict[LoopBridge, Batch] = {}
+    for waiter, what in news:
+        batches.setdefault(waiter.bridge, Batch()).news.append((waiter, what))
+    for bridge, batch in batches.items():
+        bridge.send(batch)
 
 
 class Waiter:
@@ -206,12 +234,31 @@ class Waiter:
     async def wait_for(self, condition: Callable[[], object]) -> None:
         """Wait until `condition()` is true. Whoever makes it true has the waiter woken after."""
         while not condition():
-            here = self.bridge.prepare_wait(self)
-            assert here, "waited for on another event loop"
+            news = self.bridge.begin_wait(self)
+            assert news is not None, "waited for on another event loop"
             try:
-                await self.bridge.wait(self)
+                await news
             finally:
-                self.waiting = None
+                # A cancellation's traceback refers to this frame, which keeps no future alive.
+                self.waiting = news = None
+
+
+class Chunks(Protocol):
+    """What chunks are delivered into."""
+
+    def append(self, content: Content, /) -> None: ...
+
+
+class ChunkWaiter(Waiter):
+    """A waiter to which chunks are delivered before its news."""
+
+    __slots__ = ("chunks", "quiet")
+
+    def __init__(self, bridge: LoopBridge, chunks: Chunks) -> None:
+        super().__init__(bridge)
+        self.chunks = chunks
+        #: Whether the consumer wants everything at the end: no wake-ups, no bound but `max_tokens`.
+        self.quiet = False
 
 
 class Latch:
@@ -225,8 +272,7 @@ class Latch:
 
     def set(self) -> None:
         self.is_set = True
-        for waiter in self._waiters.copy():
-            waiter.bridge.send(Batch((waiter, None)))
+        send_news((waiter, None) for waiter in self._waiters.copy())
 
     async def wait(self, bridge: LoopBridge) -> None:
         waiter = Waiter(bridge)

@@ -7,7 +7,7 @@ from typing import Final
 __all__ = ["Pace"]
 
 #: Seconds of work to have on the device. Other Python threads keep the decode thread from running
-#: for about so long, and the device shall not fall idle meanwhile. More work would be thrown away
+#: for about so long, and the device must not run idle meanwhile. More work would be thrown away
 #: past a stop, and would keep new requests waiting.
 AHEAD: Final = 2e-3
 #: Weight of the last step in the average.

@@ -6,11 +6,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from asyncinfer.config import EngineConfig
+from asyncinfer.engine.chats import Chats
 from asyncinfer.engine.footprint import texts_of
 from asyncinfer.engine.source import Loaded
+from asyncinfer.engine.spoken import SpokenMessages
 from asyncinfer.errors import InvalidRequest, Size
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import check_fits
+from asyncinfer.tools import ChatOptions, MessageReader
 
 __all__ = ["PromptReader", "message_chars"]
 
@@ -25,28 +28,40 @@ class PromptReader:
         self._loaded = loaded
         self._spec = loaded.runner.spec
         self._config = config
+        self._chats = Chats(loaded)
 
-    def token_ids(
-        self, prompt: Any, params: SamplingParams, go_on: Callable[[], object]
-    ) -> list[int]:
-        """The prompt's token ids, at least one. Raises `InvalidRequest`, and what `go_on` raises,
-        which is called between two phases."""
+    def read(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        chat: ChatOptions | None,
+        go_on: Callable[[], object],
+    ) -> tuple[list[int], MessageReader | None]:
+        """The prompt's token ids, at least one, and what reads the answers to a chat. Raises
+        `InvalidRequest`, and what `go_on` raises, which is called between two phases."""
         tokenizer, spec = self._loaded.tokenizer, self._spec
+        message: MessageReader | None = None
+        if chat is not None and not _is_chat(prompt):
+            raise InvalidRequest(
+                "prompt", prompt, "must be chat messages, to have options of chats"
+            )
         if isinstance(prompt, str):
             self._check_chars(len(prompt))
             token_ids = tokenizer.encode(prompt)
         elif isinstance(prompt, list | tuple) and not prompt:
             raise InvalidRequest("prompt", prompt, "is empty: must hold a token id or a message")
-        elif isinstance(prompt, list | tuple) and isinstance(prompt[0], Mapping):
-            if self._loaded.template is None:
-                raise InvalidRequest("prompt", "chat messages", "this model has no chat template")
+        elif _is_chat(prompt):
+            self._chats.template()
             self.check_messages(prompt)
-            text = self._loaded.template.render(prompt)
+            text = self._chats.render(prompt, chat)
+            message = self._chats.reader(text, chat)
             go_on()
             self._check_chars(len(text))
-            token_ids = tokenizer.encode_chat(text)
+            token_ids = self._chats.encode(prompt, text, chat)
+            if isinstance(prompt, SpokenMessages):
+                prompt.prompt_ids = tuple(token_ids)
         elif isinstance(prompt, list | tuple) and isinstance(prompt[0], int):
-            # Before each token is looked at.
+            # Checked before looking at each token.
             check_fits(spec, len(prompt), params.max_tokens, params.prompt_logprobs)
             token_ids = [_token_id(i, token, spec.vocab_size) for i, token in enumerate(prompt)]
         else:
@@ -57,14 +72,28 @@ class PromptReader:
             if tokenizer.bos_id is None:
                 raise InvalidRequest("prompt", prompt, "is empty, and the model has no BOS token")
             token_ids = [tokenizer.bos_id]
-        return token_ids
+        return token_ids, message
+
+    def negative(self, params: SamplingParams, prompt: Sequence[int]) -> list[int]:
+        """The token ids of the negative prompt, at least one: the last of the prompt where there is
+        none; none at all where nothing is guided. Raises `InvalidRequest`."""
+        text = params.negative_prompt
+        if params.guidance_scale == 1:
+            return []
+        if not isinstance(text, str):
+            return [*(text or prompt[-1:])]
+        try:
+            self._check_chars(len(text))
+            return self._loaded.tokenizer.encode(text) or [*prompt[-1:]]
+        except InvalidRequest as error:
+            raise InvalidRequest("negative_prompt", error.value, error.bound) from error
 
     def check_messages(self, messages: Sequence[Any]) -> None:
         """Refuse messages before a template sees them: it may take long, and writes at least the
         messages' contents."""
         chars = message_chars(messages)
         self._check_limit(chars, "of messages")
-        # A template may leave out the assistant's thoughts.
+        # Only these roles: a template may leave out the assistant's reasoning.
         self._check_context(message_chars(messages, _SHOWN), "of messages")
         if not chars and not any(map(_has_calls, messages)):
             raise InvalidRequest("prompt", messages, "is empty: no message has any content")
@@ -96,6 +125,10 @@ def message_chars(messages: Sequence[Any], roles: Collection[str] | None = None)
         if roles is None or (isinstance(message, Mapping) and message.get("role") in roles)
         for text in texts_of(message)
     )
+
+
+def _is_chat(prompt: Any) -> bool:
+    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
 def _has_calls(message: Any) -> bool:

@@ -18,8 +18,8 @@ __all__ = ["resolve_samplers", "samplers_at_hand"]
 
 def samplers_at_hand(params: SamplingParams) -> bool:
     """Whether `resolve_samplers` takes microseconds: it imports nothing, does not look for what is
-    installed, and calls no code of an installed distribution. Otherwise an event loop is no place
-    for it."""
+    installed, and calls no code of an installed distribution. Only then may an event loop call
+    it."""
     return all(
         plugins.samplers.at_hand(name)
         for chosen in _listed(params.sampler)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from asyncinfer.chunk import LoadProgress
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.defaults import GenerationDefaults
 from asyncinfer.scheduler import StepRunner
+from asyncinfer.stats import LoadProgress
 from asyncinfer.text import ChatTemplate, Tokenizer
 
 __all__ = ["Loaded", "ModelSource", "Progress"]
@@ -24,10 +24,14 @@ class Loaded:
     runner: StepRunner
     tokenizer: Tokenizer
     template: ChatTemplate | None = None
-    #: How it is sampled where a request does not say.
+    #: Sampling options of requests that do not name them.
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     #: What to know of how it was loaded, for the log.
     notes: tuple[str, ...] = ()
+    #: The architecture's name, as `architectures` in `config.json` has it; empty where it has none.
+    architecture: str = ""
+    #: What it computes in, as torch names it, such as "float32"; empty where nobody can say.
+    dtype: str = ""
 
 
 class ModelSource(Protocol):

@@ -6,7 +6,6 @@ import contextvars
 import os
 import warnings
 from collections.abc import Generator
-from types import TracebackType
 from typing import Any
 
 import anyio
@@ -15,9 +14,9 @@ from asyncinfer.chunk import Chunk, Completion, Timings, Usage
 from asyncinfer.engine import process
 from asyncinfer.engine.frontend import Frontend
 from asyncinfer.engine.inbox import Command
-from asyncinfer.engine.job import Job
 from asyncinfer.engine.loop_bridge import LoopBridge
 from asyncinfer.engine.options import RequestOptions
+from asyncinfer.engine.request import Request
 from asyncinfer.engine.stream_buffer import StreamBuffer
 from asyncinfer.engine.transcript import Transcript
 from asyncinfer.errors import EngineClosed, StreamBusy
@@ -25,8 +24,8 @@ from asyncinfer.params import SamplingParams
 
 __all__ = ["Stream"]
 
-#: Seconds that `aclose` waits for the engine to confirm; its pages are released either way. The
-#: second is for a task that is cancelled, or whose time has run out.
+#: Seconds that `aclose` waits for the engine to confirm; the pages are released either way.
+#: LAST_MOMENT is for a task that is cancelled, or whose time has run out.
 ACK_TIMEOUT = 5.0
 LAST_MOMENT = 0.02
 #: Chunks read without a pause before other tasks get a turn.
@@ -50,17 +49,23 @@ class Stream:
         owner: object = None,
     ) -> None:
         """`owner` is kept alive as long as the stream: an engine that is dropped is closed."""
-        self.request_id = frontend.next_request_id()
+        self._id = self.request_id = frontend.next_request_id()
         self._frontend = frontend
         self._owner = owner
         self._prompt = prompt
         self._params = params
         self._options = options
         self._context = contextvars.copy_context()
-        self._job: Job | None = None
-        #: The job's, which is the decode thread's to write to, token by token.
+        self._request: Request | None = None
+        #: Requests made so far: more than one where a start was cancelled.
+        self._runs = 0
+        #: The request's buffer, once the decode thread may write to it.
         self._buffer: StreamBuffer | None = None
-        self._transcript = Transcript(params.n)
+        #: When the stream was first started, from which its deadline counts, also if that start was
+        #: cancelled and another follows. None before.
+        self._submitted: float | None = None
+        self._transcript = Transcript(params.n, params.json_reader)
+        self._plain = params.json_reader is None
         self._reading = False
         self._burst = 0
         self._stopped = False
@@ -72,7 +77,7 @@ class Stream:
         return self
 
     async def __anext__(self) -> Chunk:
-        # Runs for every token: what would be a call each is written out here.
+        # Runs for every token, so helpers are written out here.
         if self._reading:
             raise self._busy()
         self._reading = True
@@ -91,26 +96,27 @@ class Stream:
                         raise self._end()
             else:
                 self._burst = 0
-                # `buffer.wait_for(news)`, without the frames of it.
+                # `StreamBuffer.wait_for`, written out.
                 while not chunks or self._closed:
                     if self._closed or buffer.outcome is not None:
-                        # An end may have left what there is in another queue.
+                        # The end may have replaced `buffer.chunks` by another queue.
                         if self._closed or not buffer.chunks:
                             raise self._end()
                         break
                     if process.pid != self._frontend.process:
                         self._frontend.check_process()
-                    if not buffer.bridge.prepare_wait(buffer):
+                    news = buffer.bridge.begin_wait(buffer)
+                    if news is None:
                         raise self._elsewhere()
                     try:
-                        await buffer.bridge.wait(buffer)
+                        await news
                     finally:
-                        buffer.waiting = None
+                        buffer.waiting = news = None
             chunk = buffer.take()
             if buffer.paused:
-                self._go_on()
+                self._resume()
             self._transcript.add(chunk)
-            return chunk
+            return chunk if self._plain else self._transcript.readable(chunk)
         finally:
             self._reading = False
 
@@ -120,30 +126,34 @@ class Stream:
     async def __aenter__(self) -> Stream:
         self._claim()
         try:
-            if self._job is None:
+            if self._request is None:
                 await self._start()
         finally:
             self._reading = False
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is GeneratorExit:
+            # The task's coroutine is closed, perhaps by a finalizer: nothing can be awaited.
+            self._forget()
+        else:
+            await self.aclose()
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Tokens of the prompt, once the stream has begun."""
+        return self._request.prompt_len if self._request else None
 
     @property
     def usage(self) -> Usage | None:
         """Tokens taken, once the stream has ended."""
-        outcome = self._job.buffer.outcome if self._job else None
-        return outcome.usage if outcome else None
+        outcome = self._request.buffer.outcome if self._request else None
+        return self._transcript.usage(outcome.usage) if outcome else None
 
     @property
     def timings(self) -> Timings | None:
         """Times taken, once the stream has ended."""
-        outcome = self._job.buffer.outcome if self._job else None
+        outcome = self._request.buffer.outcome if self._request else None
         return outcome.timings if outcome else None
 
     def stop(self) -> None:
@@ -152,72 +162,81 @@ class Stream:
         if not self._stopped:
             self._stopped = True
             if self._buffer is not None:
-                self._frontend.post(Command.STOP, self._job)
+                self._frontend.post(Command.STOP, self._request)
 
     async def aclose(self) -> None:
         """Abort: the request's pages are free within a step. A second call does nothing."""
         self._closed = True
-        job = self._job
-        if job is None or job.buffer.outcome is not None:
+        request = self._request
+        if request is None or request.buffer.outcome is not None:
             return
-        self._frontend.abort(job)
-        buffer = job.buffer
-        # A task that reads is told of the end itself, and only one can wait on a buffer.
+        self._frontend.abort(request)
+        buffer = request.buffer
+        # A task that reads is told of the end by itself, and only one task can wait on a buffer.
         if not self._reading and buffer.bridge.here() and self._frontend.here:
             with anyio.move_on_after(_patience(buffer.bridge), shield=True):
                 await self._wait_for_end(buffer)
 
-    async def _start(self, *, quiet: bool = False) -> Job:
+    async def _start(self, *, quiet: bool = False) -> Request:
         """Validate, tokenise, submit. `quiet`: nothing is read before the end."""
         if self._closed:
             raise EngineClosed(f"{self.request_id}: the stream was closed before it began")
         frontend = self._frontend
         frontend.check()
-        job = self._job = frontend.admit(
-            self.request_id,
+        # Whoever watches may hear of the end of the run before only after this one has begun.
+        request_id = f"{self._id}.{self._runs + 1}" if self._runs else self._id
+        request = self._request = frontend.admit(
+            request_id,
             self._prompt,
             self._params,
             self._options,
             self._context,
             frontend.bridge(),
+            self._submitted,
         )
-        # Before the engine has it: the buffer of one that is awaited is never full.
-        job.buffer.quiet = quiet
+        self._submitted, self.request_id = request.submitted, request_id
+        self._runs += 1
+        # Set before the decode thread gets the request, which it never pauses when `quiet`.
+        request.buffer.quiet = quiet
         try:
-            await frontend.prepare(job, self._prompt, self._options)
+            await frontend.prepare(request, self._prompt)
         except BaseException:
-            # Gone; the stream may be started again.
-            self._job = None
+            # The request is gone; the stream may be started again.
+            self._request = None
             raise
-        self._buffer = job.buffer
-        self._catch_up(job)
-        return job
+        self._buffer = request.buffer
+        if request.message is not None:
+            self._transcript.read_messages(request.message)
+            self._plain = False
+        self._catch_up(request)
+        return request
 
-    def _catch_up(self, job: Job) -> None:
-        """Whoever closed or stopped the stream while its prompt was prepared may have found nothing
-        to end."""
+    def _catch_up(self, request: Request) -> None:
+        """Pass on a close or a stop that came while the prompt was prepared, when the decode thread
+        had nothing to end."""
         if self._closed:
-            self._frontend.abort(job)
+            self._frontend.abort(request)
         elif self._stopped:
-            self._frontend.post(Command.STOP, job)
+            self._frontend.post(Command.STOP, request)
 
-    def _go_on(self) -> None:
-        """Tell the engine, which waits for it, that there is room again, if there is."""
-        assert self._job is not None
-        if self._job.drained:
-            self._job.buffer.paused = False
-            self._frontend.post(Command.RESUME, self._job)
+    def _resume(self) -> None:
+        """Tell the decode thread, which has paused the request, that the buffer has room again, if
+        it has."""
+        assert self._request is not None
+        if self._request.drained:
+            self._request.buffer.paused = False
+            self._frontend.post(Command.RESUME, self._request)
 
     async def _complete(self) -> Completion:
         self._claim()
         try:
-            job = self._job or await self._start(quiet=True)
-            buffer = job.buffer
+            request = self._request or await self._start(quiet=True)
+            buffer = request.buffer
             if not buffer.bridge.here():
                 raise self._elsewhere()
             buffer.quiet = True
             if buffer.paused:
-                self._go_on()
+                self._resume()
             self._frontend.check_process()
             await self._wait_for_end(buffer)
             outcome = buffer.outcome
@@ -227,15 +246,19 @@ class Stream:
             while buffer.chunks:
                 self._transcript.add(buffer.take_packed())
             return await self._transcript.completion(self.request_id, buffer, outcome)
+        except GeneratorExit:
+            self._forget()
+            raise
         finally:
             self._reading = False
-            if self._job is not None and self._job.buffer.outcome is None:
+            left = None if self._closed else self._request
+            if left is not None and left.buffer.outcome is None:
                 # Cancelled: nobody else holds an answer that was awaited.
                 self._closed = True
-                self._frontend.abort(self._job)
+                self._frontend.abort(left)
 
     async def _wait_for_end(self, buffer: StreamBuffer) -> None:
-        """Several tasks may: one of them at the buffer, the others for that one."""
+        """Any number of tasks may wait: one waits at the buffer, the others wait for that one."""
         while buffer.outcome is None:
             if self._waited is not None:
                 await self._waited.wait()
@@ -249,7 +272,7 @@ class Stream:
 
     def _end(self) -> BaseException:
         """What a reader is told when there is nothing more to read."""
-        outcome = self._job.buffer.outcome if self._job else None
+        outcome = self._request.buffer.outcome if self._request else None
         if outcome is None or outcome.error is None:
             return StopAsyncIteration()
         return outcome.raised()
@@ -265,13 +288,20 @@ class Stream:
     def _elsewhere(self) -> StreamBusy:
         return StreamBusy(f"{self.request_id}: belongs to another event loop")
 
-    def __del__(self) -> None:
-        # Runs on any thread at any point: it may do no more than append to a queue.
-        job = getattr(self, "_job", None)
-        if job is None or job.buffer.outcome is not None or self._closed:
-            return
+    def _forget(self) -> bool:
+        """Abort without a lock, as a finalizer must, which runs on any thread at any point, also
+        where that thread holds one. Whether there was anything to abort."""
+        closed, self._closed = self._closed, True
+        request = self._request
+        if closed or request is None or request.buffer.outcome is not None:
+            return False
         if self._frontend.here:
-            self._frontend.post(Command.ABORT, job)
+            self._frontend.post(Command.ABORT, request)
+        return self._frontend.here
+
+    def __del__(self) -> None:
+        # One whose constructor raised has no request.
+        if hasattr(self, "_request") and self._forget():
             warnings.warn(
                 f"{self.request_id} was dropped before its end; use `async with`",
                 ResourceWarning,
@@ -280,8 +310,8 @@ class Stream:
             )
 
     def __repr__(self) -> str:
-        state = "new" if self._job is None else "open"
-        if self._closed or (self._job is not None and self._job.buffer.outcome is not None):
+        state = "new" if self._request is None else "open"
+        if self._closed or (self._request is not None and self._request.buffer.outcome is not None):
             state = "ended"
         return f"<asyncinfer.Stream {self.request_id} {state} pid={os.getpid()}>"
 

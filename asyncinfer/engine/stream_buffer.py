@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from io import StringIO
+from typing import TYPE_CHECKING
 
 from asyncinfer.chunk import Chunk, Timings, Usage
-from asyncinfer.engine.coalescing import Coalescing
-from asyncinfer.engine.loop_bridge import LoopBridge, Waiter
+from asyncinfer.engine.loop_bridge import ChunkWaiter, Content, LoopBridge
 from asyncinfer.scheduler import RowLogprobs
 
-__all__ = ["Content", "Outcome", "Packed", "ScoredBuffer", "StreamBuffer"]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
-#: The fields of a `Chunk`.
-Content = tuple[str, tuple[int, ...], "Packed", int, str | None]
-#: Logprobs on their way; the empty tuple for none.
-Packed: TypeAlias = "RowLogprobs | tuple[()]"
+__all__ = ["Coalescing", "Outcome", "ScoredBuffer", "StreamBuffer"]
 
 _new = tuple.__new__
 
@@ -38,8 +37,12 @@ class Outcome:
     error: BaseException | None
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
-    #: Of the prompt's tokens from the second one on, in parts; None if not asked for.
+    #: Logprobs of the prompt's tokens from the second one on, in parts; None if not asked for.
     prompt_logprobs: tuple[RowLogprobs, ...] | None = None
+    #: Scores of a beam search's answers, the best first; None for any other request.
+    scores: tuple[float, ...] | None = None
+    #: float32 `[hidden]` of a prompt that is embedded; None for any other.
+    embedding: npt.NDArray[np.float32] | None = None
 
     def raised(self) -> BaseException:
         """The error, which there must be, for one reader to raise: a copy that nothing refers to.
@@ -56,29 +59,85 @@ class Outcome:
         return copy
 
 
-class StreamBuffer(Waiter):
-    """One stream's chunks. The decode thread posts them; the stream's event loop does the rest.
+class Coalescing:
+    """A queue that holds at most `most` chunks one by one, and merges the others into one chunk
+    for each answer. Adding a chunk costs the same however many tokens wait.
 
-    The engine's job refers to the buffer and never to the stream, so that a forgotten stream can be
-    collected.
+    The reader has the queue, so no token is lost whichever thread ends the stream.
     """
 
-    __slots__ = ("chunks", "outcome", "paused", "quiet", "taken")
+    __slots__ = ("_late", "_most", "_single")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._single: deque[Content] = deque()
+        #: By answer, the chunk that those after the single ones are merged into.
+        self._late: dict[int, _Late] = {}
+
+    def __len__(self) -> int:
+        return len(self._single) + len(self._late)
+
+    def append(self, content: Content) -> None:
+        if not self._late and len(self._single) < self._most:
+            self._single.append(content)
+        else:
+            index = content[3]
+            late = self._late.get(index)
+            if late is None:
+                late = self._late[index] = _Late(index)
+            late.add(content)
+
+    def popleft(self) -> Content:
+        """The next chunk; `IndexError` if there is none."""
+        if self._single or not self._late:
+            return self._single.popleft()
+        return self._late.pop(next(iter(self._late))).content()
+
+
+class _Late:
+    """A chunk that later chunks are merged into."""
+
+    __slots__ = ("_index", "_logprobs", "_reason", "_text", "_tokens")
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._text = StringIO(newline="")
+        self._tokens: list[int] = []
+        self._logprobs: list[RowLogprobs] = []
+        self._reason: str | None = None
+
+    def add(self, content: Content) -> None:
+        text, tokens, logprobs, _, self._reason = content
+        self._text.write(text)
+        self._tokens += tokens
+        if logprobs:
+            self._logprobs.append(logprobs)
+
+    def content(self) -> Content:
+        logprobs = RowLogprobs.join(self._logprobs) if self._logprobs else ()
+        return self._text.getvalue(), tuple(self._tokens), logprobs, self._index, self._reason
+
+
+class StreamBuffer(ChunkWaiter):
+    """One stream's chunks. The decode thread posts them; the stream's event loop does the rest.
+
+    The engine's request refers to the buffer and never to the stream, so that a forgotten stream
+    can be collected.
+    """
+
+    __slots__ = ("outcome", "paused", "taken")
+
+    #: Plain tuples, which become chunks when they are taken: Python reuses freed tuples, so a step
+    #: of many streams does not set off the garbage collector.
+    chunks: deque[Content] | Coalescing
 
     def __init__(self, bridge: LoopBridge, coalesce: int | None = None) -> None:
         """`coalesce`: chunks beyond so many are merged; None keeps each."""
-        super().__init__(bridge)
-        #: Plain tuples, which become chunks when they are taken: Python reuses freed tuples, so a
-        #: step of many streams does not set off the garbage collector.
-        self.chunks: deque[Content] | Coalescing = (
-            deque() if coalesce is None else Coalescing(coalesce)
-        )
+        super().__init__(bridge, deque() if coalesce is None else Coalescing(coalesce))
         #: Tokens taken out.
         self.taken = 0
-        #: The engine waits for the consumer: below half full, it must be told.
+        #: Whether the engine has paused the request until it is told that the buffer is half empty.
         self.paused = False
-        #: The consumer wants everything at the end: no wake-ups, no bound but `max_tokens`.
-        self.quiet = False
         #: Set once, after the last chunk.
         self.outcome: Outcome | None = None
 
@@ -97,13 +156,19 @@ class StreamBuffer(Waiter):
         batch.urgent = True
 
     def tell(self, news: Outcome) -> None:
-        """The end: nothing comes after it, and a second one is ignored."""
+        """Take the end of the stream. Nothing is delivered after it, and a second one is
+        ignored."""
         if self.outcome is None:
             if news.error is not None:
-                sealed = _Sealed()
+                sealed, count = _Sealed(), self.taken
                 while self.chunks:
-                    deque.append(sealed, self.chunks.popleft())
+                    content = self.chunks.popleft()
+                    count += len(content[1])
+                    deque.append(sealed, content)
                 self.chunks = sealed
+                if news.usage.completion_tokens != count:
+                    # Another thread sent the end, before what the decode thread had drawn.
+                    news = replace(news, usage=replace(news.usage, completion_tokens=count))
             self.outcome = news
             super().tell(news)
 

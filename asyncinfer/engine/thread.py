@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import atexit
-import threading
 from collections.abc import Callable
+from contextlib import suppress
+from copy import copy
 
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Core
 from asyncinfer.engine.inbox import Command
 from asyncinfer.engine.loop_bridge import Latch, LoopBridge
-from asyncinfer.engine.runtime import Handle, Runtime
 from asyncinfer.engine.watchdog import Watchdog
 from asyncinfer.errors import AsyncInferError, EngineClosed, EngineDead, ModelLoadError
 from asyncinfer.plugins.supervision import call_in_progress, stack_of
+from asyncinfer.runtime import Handle, Runtime
 from asyncinfer.telemetry import emit
 
 __all__ = ["DecodeThread"]
@@ -37,7 +38,7 @@ class DecodeThread:
 
     def __init__(
         self,
-        open_core: Callable[[threading.Event], Core],
+        open_core: Callable[[Latch], Core],
         home: LoopBridge,
         admission: Admission,
         runtime: Runtime,
@@ -47,11 +48,12 @@ class DecodeThread:
         self.closed = Latch()
         #: Why no request can be served any more; None while open.
         self.ended: Callable[[], AsyncInferError] | None = None
-        #: The same, where a turn hung. The turn may have come back since.
+        #: `ended` where a turn hung, which may have come back since.
         self.hung: Callable[[], AsyncInferError] | None = None
         self.load_error: BaseException | None = None
         self.core: Core | None = None
-        self.cancelled = threading.Event()
+        #: Nobody waits for it, so that setting it takes no lock.
+        self.cancelled = Latch()
         self._open_core = open_core
         self._home = home
         self._admission = admission
@@ -64,15 +66,34 @@ class DecodeThread:
 
     def start(self) -> None:
         """Raises `EngineDead` if no thread can be started."""
+        # A daemon thread that is inside torch while the interpreter tears down can crash it. Before
+        # the start: a thread that fails at once takes it back.
+        atexit.register(self._at_exit)
         try:
             self._thread = self._runtime.start(self)
         except RuntimeError as error:
+            atexit.unregister(self._at_exit)
             raise _no_thread(error) from error
-        # A daemon thread that is inside torch while the interpreter tears down can crash it.
-        atexit.register(self._at_exit)
+
+    def opened_core(self) -> Core:
+        """The core, once `opened` is set. Raises what kept it from being opened."""
+        error = self.load_error
+        if isinstance(error, EngineClosed):
+            # A new error: what is raised refers to this frame, and so to the thread, which the
+            # thread's own error must not.
+            raise EngineClosed(str(error))
+        if error is not None:
+            self.load_error = _without_traceback(error)
+            try:
+                raise error
+            finally:
+                del error
+        assert self.core is not None
+        return self.core
 
     def cancel_open(self) -> None:
-        """Nobody waits for the engine any more: stop loading, or close what was opened."""
+        """Nobody waits for the engine any more: stop loading, or close what was opened. Takes no
+        lock: a finalizer may call it."""
         self.cancelled.set()
         if self.load_error is None:
             self.load_error = EngineClosed("the engine was closed while it was being opened")
@@ -81,7 +102,7 @@ class DecodeThread:
         self.opened.set()
 
     def notice_close(self) -> None:
-        """The admission drains."""
+        """Note that the admission drains, so that there is a time to end requests at."""
         if self._watchdog is not None:
             self._watchdog.notice()
 
@@ -113,10 +134,10 @@ class DecodeThread:
                 if self._runtime.clock() >= self._look:
                     self._look = self._runtime.clock() + LOOK_EVERY
                     core.probe_loops()
-                    if not core.jobs.live and not self._home.probe():
+                    if not core.requests.live and not self._home.probe():
                         self.ended = _orphaned
                 idle = not core.busy and not core.done and self.ended is None
-                return core.idle_seconds(LOOK_EVERY) if idle else 0.0
+                return core.idle_until(LOOK_EVERY) if idle else 0.0
         except BaseException as error:
             # The streams must hear of it, whatever it is: no caller is above to raise it to.
             self._end(core, error)
@@ -146,13 +167,15 @@ class DecodeThread:
             self._finish()
             return None
         self.core, self._watchdog = core, watchdog
-        if self.cancelled.is_set():
-            # Before `core` was there to be told.
+        if self.cancelled.is_set:
+            # The opening was cancelled before there was a `core` to be told.
             core.post(Command.CLOSE, 0.0)
         self.opened.set()
         return 0.0
 
     def _end(self, core: Core, cause: BaseException | None) -> None:
+        watchdog = self._watchdog
+        assert watchdog is not None
         if self.ended is None:
             self.ended = _closed if cause is None else _dead(cause)
         try:
@@ -161,20 +184,21 @@ class DecodeThread:
                 emit("engine_dead", cause=repr(cause))
             elif self.hung is None:
                 emit("engine_closed")
-            core.runner.close()
+            core.close()
         finally:
             try:
                 if core.events is not None:
-                    core.events.close(self.ended())
+                    # Observers may be waited for longer than a step may take.
+                    core.events.close(self.ended(), watchdog.stop)
             finally:
-                if self._watchdog is not None:
-                    self._watchdog.stop()
+                watchdog.stop()
                 self._finish()
 
     def _finish(self) -> None:
         atexit.unregister(self._at_exit)
-        self.opened.set()
+        # In this order: whoever waits for the opening may drop the engine at once.
         self.closed.set()
+        self.opened.set()
 
     def _hang(self) -> None:
         """A turn hangs and cannot be interrupted: tell the streams. Runs on the watchdog."""
@@ -227,8 +251,16 @@ def _load_error(error: BaseException) -> Exception:
     return failed
 
 
-def _dead(cause: BaseException) -> Callable[[], AsyncInferError]:
+def _without_traceback(error: BaseException) -> BaseException:
+    """A copy that keeps no frame alive."""
+    copied: BaseException | None = None
+    with suppress(Exception):
+        # An exception class may be one that cannot be copied.
+        copied = copy(error)
+    return copied or ModelLoadError(f"{type(error).__name__}: {error}")
 
+
+def _dead(cause: BaseException) -> Callable[[], AsyncInferError]:
     def error() -> AsyncInferError:
         # One exception per stream: tracebacks are written into it where it is raised.
         dead = EngineDead(f"the decode loop ended: {type(cause).__name__}: {cause}")

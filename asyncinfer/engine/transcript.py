@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final
 
-from asyncinfer.chunk import Choice, Chunk, Completion, TokenLogprob
-from asyncinfer.engine.loop_bridge import LoopBridge
-from asyncinfer.engine.stream_buffer import Content, Outcome, StreamBuffer
+from asyncinfer.chunk import Choice, Chunk, Completion, TokenLogprob, ToolCall, ToolCallDelta, Usage
+from asyncinfer.engine.loop_bridge import Content, LoopBridge
+from asyncinfer.engine.stream_buffer import Outcome, StreamBuffer
 from asyncinfer.scheduler import RowLogprobs
+from asyncinfer.structured_output import JsonReader
+from asyncinfer.tools import MessageDelta, MessageParser, MessageReader, Tool
 
 __all__ = ["Transcript", "unpack"]
 
+_NOTHING: Final = MessageDelta("", "", ())
 #: Logprobs, alternatives included, that are unpacked without a pause.
 UNPACKED = 4096
 
@@ -20,24 +26,63 @@ class Transcript:
     collector would walk the host's whole heap every few ten thousand tokens. The buffer keeps the
     logprobs."""
 
-    __slots__ = ("_answers",)
+    __slots__ = ("_answers", "_reader", "_tools")
 
-    def __init__(self, answers: int) -> None:
-        self._answers = [_Answer() for _ in range(answers)]
+    def __init__(self, answers: int, reader: JsonReader | None = None) -> None:
+        """`reader` reads the answers, if they are JSON."""
+        self._answers = [_Received() for _ in range(answers)]
+        self._reader = reader
+        self._tools: Mapping[str, Tool] = {}
+
+    def read_messages(self, message: MessageReader) -> None:
+        """The answers are messages, which `message` reads. To be called before the first chunk."""
+        self._tools = message.tools
+        for answer in self._answers:
+            answer.parser = message.parser()
+        span, reader = message.family.reasoning, self._reader
+        if reader is not None and span is not None and reader.after == span.close:
+            # The content of a message begins after it.
+            self._reader = reader._replace(after="")
+
+    def readable(self, chunk: Chunk) -> Chunk:
+        """A chunk just added, with a `partial` if the answers are JSON, and with the parts of a
+        message."""
+        answer = self._answers[chunk.index]
+        if answer.parser is None:
+            if self._reader is None:
+                return chunk
+            return AnswerChunk.of(chunk, answer.texts, self._reader)
+        delta = answer.read()
+        shown = chunk._replace(text=delta.content)
+        return AnswerChunk.of(shown, answer.texts, self._reader, delta)
 
     def add(self, chunk: Chunk | Content) -> None:
         text, token_ids, _, index, reason = chunk
         answer = self._answers[index]
-        answer.texts.append(text)
+        if answer.parser is None:
+            answer.texts.append(text)
+        else:
+            answer.unread.append(text)
+            answer.sizes.append(len(text))
+            answer.counts.append(len(token_ids))
         answer.token_ids.extend(token_ids)
         if reason is not None:
             answer.finish_reason = reason
+
+    def usage(self, usage: Usage) -> Usage:
+        """What the request took, with the tokens of reasoning that were read."""
+        thought = sum(answer.reasoning_tokens() for answer in self._answers)
+        return replace(usage, reasoning_tokens=thought) if thought else usage
 
     async def completion(
         self, request_id: str, buffer: StreamBuffer, outcome: Outcome
     ) -> Completion:
         """The whole answer, once all was taken. Other tasks have a turn every few milliseconds."""
-        bridge = buffer.bridge
+        bridge, scores = buffer.bridge, outcome.scores
+        answers = self._answers if scores is None else self._answers[: len(scores)]
+        for answer in self._answers:
+            if answer.parser is not None:
+                answer.read()
         choices = [
             Choice(
                 index=index,
@@ -45,8 +90,12 @@ class Transcript:
                 token_ids=tuple(answer.token_ids),
                 logprobs=await unpack(buffer.kept(index), bridge),
                 finish_reason=answer.finish_reason or "aborted",
+                reader=self._reader,
+                reasoning="".join(answer.reasoning),
+                tool_calls=tuple(call.whole(self._tools) for call in answer.calls),
+                score=None if scores is None else scores[index],
             )
-            for index, answer in enumerate(self._answers)
+            for index, answer in enumerate(answers)
         ]
         prompt: tuple[TokenLogprob | None, ...] | None = None
         if outcome.prompt_logprobs is not None:
@@ -54,14 +103,15 @@ class Transcript:
         return Completion(
             request_id=request_id,
             choices=tuple(choices),
-            usage=outcome.usage,
+            usage=self.usage(outcome.usage),
             timings=outcome.timings,
             prompt_logprobs=prompt,
+            embedding=outcome.embedding,
         )
 
 
 async def unpack(parts: Iterable[RowLogprobs], bridge: LoopBridge) -> tuple[TokenLogprob, ...]:
-    """Logprobs as consumers get them."""
+    """Logprobs unpacked for the consumer."""
     found: list[TokenLogprob] = []
     built = 0
     for part in parts:
@@ -74,12 +124,120 @@ async def unpack(parts: Iterable[RowLogprobs], bridge: LoopBridge) -> tuple[Toke
     return tuple(found)
 
 
-class _Answer:
-    """What was taken of one of the `n` answers."""
+class AnswerChunk(Chunk):
+    """A chunk of an answer that is JSON, or a message. It refers to the texts of all chunks and
+    reads them when asked: reading JSON takes time, and most consumers ask now and then."""
 
-    __slots__ = ("finish_reason", "texts", "token_ids")
+    _texts: list[str]
+    _count: int
+    _reader: JsonReader | None
+    _delta: MessageDelta
+
+    @classmethod
+    def of(
+        cls,
+        chunk: Chunk,
+        texts: list[str],
+        reader: JsonReader | None,
+        delta: MessageDelta = _NOTHING,
+    ) -> AnswerChunk:
+        """`texts` are those of the answer's chunks up to this one; later ones are appended."""
+        made = cls(*chunk)
+        made._texts, made._count, made._reader, made._delta = texts, len(texts), reader, delta
+        return made
+
+    @property
+    def partial(self) -> Any:
+        if self._reader is None:
+            return None
+        return self._reader.partial("".join(self._texts[: self._count]))
+
+    @property
+    def reasoning(self) -> str:
+        return self._delta.reasoning
+
+    @property
+    def tool_calls(self) -> tuple[ToolCallDelta, ...]:
+        return self._delta.tool_calls
+
+
+class _Received:
+    """What the consumer has taken of one of the `n` answers."""
+
+    __slots__ = (
+        "calls",
+        "counts",
+        "finish_reason",
+        "parser",
+        "reasoning",
+        "sizes",
+        "texts",
+        "token_ids",
+        "unread",
+    )
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
+        #: The parser of an answer that is a message, whose `texts` are then its content.
+        self.parser: MessageParser | None = None
+        #: Texts that the parser has not read.
+        self.unread: list[str] = []
+        #: Of each chunk that the parser gets, the characters and the tokens.
+        self.sizes = array("q")
+        self.counts = array("q")
+        self.reasoning: list[str] = []
+        self.calls: list[_Call] = []
+
+    def read(self) -> MessageDelta:
+        """Have the parser read on. Returns what that has added."""
+        assert self.parser is not None
+        delta = self.parser.feed("".join(self.unread))
+        self.unread.clear()
+        if self.finish_reason is not None:
+            delta = delta.then(self.parser.end())
+        self.texts.append(delta.content)
+        self.reasoning.append(delta.reasoning)
+        for call in delta.tool_calls:
+            if call.name is not None:
+                self.calls.append(_Call(call.id or "", call.name))
+            self.calls[-1].arguments.append(call.arguments)
+        return delta
+
+    def reasoning_tokens(self) -> int:
+        """See `Usage`. A token without text counts with the next one that has some."""
+        thoughts = [] if self.parser is None else self.parser.thoughts
+        total = at = waiting = place = 0
+        for size, count in zip(self.sizes, self.counts, strict=True):
+            if place == len(thoughts):
+                break
+            waiting += count
+            if not size:
+                continue
+            end, inside = at + size, 0
+            while place < len(thoughts) and thoughts[place][0] < end:
+                inside += min(end, thoughts[place][1]) - max(at, thoughts[place][0])
+                if thoughts[place][1] > end:
+                    break
+                place += 1
+            total += round(waiting * inside / size)
+            at, waiting = end, 0
+        return total
+
+
+class _Call:
+    """A tool call as its deltas come."""
+
+    __slots__ = ("arguments", "id", "name")
+
+    def __init__(self, call_id: str, name: str) -> None:
+        self.id = call_id
+        self.name = name
+        self.arguments: list[str] = []
+
+    def whole(self, tools: Mapping[str, Tool]) -> ToolCall:
+        """The complete call, for the consumer."""
+        tool = tools.get(self.name)
+        model = None if tool is None else tool.model
+        return ToolCall(self.id, self.name, "".join(self.arguments), model)

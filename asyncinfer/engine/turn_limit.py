@@ -18,7 +18,7 @@ class TurnLimits:
     """Lets `MOST` submissions pass in one turn of each event loop, in their order."""
 
     def __init__(self) -> None:
-        #: Of the loops on which somebody submits just now.
+        #: The limits of loops on which requests are submitted at the moment.
         self._limits: dict[LoopBridge, _TurnLimit] = {}
 
     async def wait(self, waiter: Waiter, ended: Callable[[], object] = bool) -> None:
@@ -64,11 +64,11 @@ class _TurnLimit:
         return waiter in self._waiting
 
     def leave(self, waiter: Waiter) -> None:
-        """The submission waits no more, whether it did or not."""
+        """Forget a submission, which may not have waited."""
         self._waiting.pop(waiter, None)
 
     def _turn(self) -> None:
-        """Every other callback of the loop had a turn."""
+        """Begin a new turn, after every other callback of the loop had one."""
         self._passed = 0
         while self._waiting and self._passed < MOST:
             waiter = next(iter(self._waiting))

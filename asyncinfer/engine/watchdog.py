@@ -10,9 +10,9 @@ from typing import Final
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Core
 from asyncinfer.engine.inbox import Command
-from asyncinfer.engine.job import End, Job, Phase
-from asyncinfer.engine.jobs import closed, too_late
-from asyncinfer.engine.loop_bridge import Batch, LoopBridge
+from asyncinfer.engine.loop_bridge import send_news
+from asyncinfer.engine.request import End, Phase, Request
+from asyncinfer.engine.requests import closed, too_late
 from asyncinfer.engine.stream_buffer import Outcome
 
 __all__ = ["Watchdog"]
@@ -63,7 +63,7 @@ class Watchdog:
         if self._over:
             return None
         now = self._clock()
-        if self._hangs(now):
+        if self.hangs(now):
             self._on_hang()
             return None
         self._end(self._admission.overdue(now - GRACE), now)
@@ -74,23 +74,23 @@ class Watchdog:
         due = self._admission.next_deadline
         if drain_until is not None and not draining:
             due = min(due, drain_until)
-        return max(1e-3, min(self._look_every, due + GRACE - now))
+        return min(now + self._look_every, max(now + 1e-3, due + GRACE))
 
     def wait(self, seconds: float) -> None:
         self._news.wait(seconds)
 
     def notice(self) -> None:
-        """The engine is closing: there is a time to look at."""
+        """Look again, since a closing engine has a new time to end requests at."""
         self._news.set()
 
     def stop(self) -> None:
-        """There is nothing to supervise any more."""
+        """End the watchdog: there is nothing to supervise any more."""
         self._over = True
-        # It refers to whoever holds the watchdog, and so to the model.
+        # Dropped, since it refers to the decode thread, and so to the model.
         self._on_hang = _nothing
         self._news.set()
 
-    def _hangs(self, now: float) -> bool:
+    def hangs(self, now: float) -> bool:
         # What passes between two looks counts for no more than they are apart: in a process that
         # was stopped, or a machine that slept, the decode thread had no chance to go on.
         passed = min(now - self._looked, 2 * self._look_every)
@@ -101,31 +101,29 @@ class Watchdog:
         self._seen = self._seen + passed if self._turn == turn else min(now - self._turn, passed)
         return self._seen > self._step_timeout
 
-    def _end(self, jobs: Iterable[Job], now: float) -> None:
-        self._tell((job, End.FAILED, too_late(job, now)) for job in jobs)
+    def _end(self, requests: Iterable[Request], now: float) -> None:
+        self._tell((request, End.FAILED, too_late(request, now)) for request in requests)
 
-    def _close(self, jobs: Iterable[Job]) -> None:
-        self._tell((job, End.CLOSED, closed(job)) for job in jobs)
+    def _close(self, requests: Iterable[Request]) -> None:
+        self._tell((request, End.CLOSED, closed(request)) for request in requests)
 
-    def _tell(self, ends: Iterable[tuple[Job, End, BaseException]]) -> None:
-        batches: dict[LoopBridge, Batch] = {}
-        jobs = []
-        for job, how, error in ends:
-            # The decode thread may be held up between ending a job and telling its consumer.
-            outcome = self._admission.end(job, how, error) or _instead(job.outcome, error)
-            batches.setdefault(job.buffer.bridge, Batch()).news.append((job.buffer, outcome))
-            jobs.append(job)
-        for bridge, batch in batches.items():
-            bridge.send(batch)
-        self._admission.told(jobs)
-        for job in jobs:
-            if job.phase is Phase.TAKEN:
-                self._core.post(Command.RELEASE, job)
+    def _tell(self, ends: Iterable[tuple[Request, End, BaseException]]) -> None:
+        told: dict[Request, Outcome] = {}
+        for request, how, error in ends:
+            # The decode thread may be held up between ending a request and telling its consumer.
+            told[request] = self._admission.end(request, how, error) or _instead(
+                request.outcome, error
+            )
+        send_news((request.buffer, outcome) for request, outcome in told.items())
+        self._admission.told(told)
+        for request in told:
+            if request.phase is Phase.TAKEN:
+                self._core.post(Command.RELEASE, request)
 
 
 def _nothing() -> None: ...
 
 
 def _instead(outcome: Outcome | None, error: BaseException) -> Outcome:
-    """A job's outcome, with the error in place of its own."""
+    """A request's outcome, with the error in place of its own."""
     return Outcome(error) if outcome is None else replace(outcome, error=error)

@@ -1,8 +1,10 @@
-"""Which implementation of a kernel runs: Triton's on a GPU, torch's elsewhere."""
+"""An operator: its arguments are checked, then a kernel runs, Triton's on a GPU and torch's
+elsewhere."""
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 from types import ModuleType
@@ -10,24 +12,61 @@ from typing import ParamSpec, TypeVar, cast
 
 import torch
 
-__all__ = ["dispatched", "has_triton_kernel", "kernel_for"]
+__all__ = [
+    "KernelError",
+    "check",
+    "dispatched",
+    "distrust",
+    "distrusted",
+    "has_triton_kernel",
+    "kernel_for",
+    "triton_is_missing",
+    "use_triton",
+    "wants_triton",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_thread = threading.local()
+
+
+class KernelError(RuntimeError):
+    """A Triton kernel could not be compiled or launched. It has changed nothing, unless the device
+    has failed."""
 
 
 def dispatched(reference: Callable[P, R], check: Callable[..., None]) -> Callable[P, R]:
     """The operator of a reference kernel, with its signature: hands the arguments to `check`, which
     raises `ValueError` for shapes and dtypes that do not fit, then runs the kernel for the device
-    of the first one."""
+    of the first one. What a Triton kernel raises is a `KernelError`, unless memory has run out."""
 
     @functools.wraps(reference)
     def operator(*args: P.args, **kwargs: P.kwargs) -> R:
         check(*args, **kwargs)
         first = args[0] if args else next(iter(kwargs.values()))
-        return kernel_for(reference, cast("torch.Tensor", first))(*args, **kwargs)
+        kernel = kernel_for(reference, cast("torch.Tensor", first))
+        if kernel is reference:
+            return reference(*args, **kwargs)
+        try:
+            return kernel(*args, **kwargs)
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:
+            # Compilers, drivers and launchers each have errors of their own.
+            lines = str(error).strip().splitlines() or [""]
+            why = f"{reference.__name__}: {type(error).__name__}: {lines[-1][:200]}"
+            raise KernelError(why) from error
 
     return operator
+
+
+def check(right: bool, name: str, *tensors: torch.Tensor | None) -> None:
+    """Raises `ValueError`, with the shapes and dtypes of `tensors`, unless they are `right` for the
+    kernel `name`."""
+    if not right:
+        seen = ", ".join("None" if t is None else f"{tuple(t.shape)} {t.dtype}" for t in tensors)
+        raise ValueError(f"kernel {name}: shapes or dtypes that do not fit: {seen}")
 
 
 def kernel_for(reference: Callable[P, R], tensor: torch.Tensor) -> Callable[P, R]:
@@ -41,16 +80,49 @@ def kernel_for(reference: Callable[P, R], tensor: torch.Tensor) -> Callable[P, R
 
 def has_triton_kernel(name: str, tensor: torch.Tensor) -> bool:
     """Whether the kernel runs in Triton for tensors on this one's device."""
-    if not tensor.is_cuda:
+    if not tensor.is_cuda or not wants_triton():
         return False
     module = _triton()
     return module is not None and name in module.__all__
 
 
+def triton_is_missing() -> str | None:
+    """Why there are no kernels in Triton, whatever the GPU; None where there are."""
+    if torch.version.hip is not None:
+        # torch calls AMD's GPUs CUDA devices, too.
+        return "the kernels were never compiled for AMD's GPUs"
+    # It is not made for every system.
+    return "triton is not installed" if find_spec("triton") is None else None
+
+
+def use_triton(wanted: bool) -> None:
+    """Whether operators that this thread calls from now on run Triton's kernels on a GPU. Other
+    threads, those of another engine among them, keep what they have."""
+    _thread.triton, _thread.fault = wanted, None
+
+
+def wants_triton() -> bool:
+    """What `use_triton` was last called with by this thread; at first True."""
+    wanted: bool = getattr(_thread, "triton", True)
+    return wanted
+
+
+def distrust(fault: str) -> None:
+    """Have this thread do without Triton's kernels, because of `fault`."""
+    use_triton(False)
+    _thread.fault = fault
+
+
+def distrusted() -> str | None:
+    """Why this thread does without Triton's kernels; None where nothing is wrong with them."""
+    fault: str | None = getattr(_thread, "fault", None)
+    return fault
+
+
 @functools.cache
 def _triton() -> ModuleType | None:
-    # Only a GPU needs Triton, which is not made for every system and takes long to import.
-    if find_spec("triton") is None:
+    # Only a GPU needs Triton, which takes long to import.
+    if triton_is_missing():
         return None
     from asyncinfer.kernels import triton
 

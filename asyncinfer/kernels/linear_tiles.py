@@ -6,10 +6,11 @@ programs and bytes, and not yet measured.
 
 **GEMV, up to 4 tokens.** One warp a program: its lanes then hold the inputs in the layout of the
 weight's tile, and nothing is exchanged inside the loop. 8 rows of the weight where that leaves
-three programs a multiprocessor, else 4 (with more tokens always 4, for their sums are registers);
-256 inputs at a time, 16 bytes a lane. About 32 KiB a multiprocessor must be on their way to keep
-the memory busy, so few programs have more stages. Of an int8 weight 4 rows and 512 inputs, up to 2
-tokens: with more, the sums would leave room for so few rows that most of what is read is inputs.
+three programs a multiprocessor, else 4 (with more tokens always 4, since their sums take
+registers); 256 inputs at a time, 16 bytes a lane. About 32 KiB a multiprocessor must be in flight
+to keep the memory busy, so few programs have more stages. An int8 weight takes 4 rows and 512
+inputs, up to 2 tokens: with more, sums would leave room for so few rows that most of what is read
+is inputs.
 
 **Skinny GEMM, up to 64 tokens.** Each program reads all its inputs anew from the L2 cache, as many
 as `tokens / rows` of the weight's own bytes: 64 rows up to 16 tokens, else 128. The inputs are
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 
 __all__ = ["SMALL_TOKENS", "Tiles", "gemv_tokens", "grouped_tiles", "tiles_for"]
 
-#: Up to so many tokens these kernels run, above that the device's own library.
+#: These kernels compute up to so many tokens, the device's own library more.
 SMALL_TOKENS = 64
 
 _MULTIPROCESSORS = 132
@@ -63,13 +64,14 @@ _TABLE: dict[tuple[int, int, int], Tiles] = {
 }
 
 
-def gemv_tokens(itemsize: int) -> int:
-    """Up to so many tokens a GEMV, above that a skinny GEMM."""
-    return 2 if itemsize == 1 else 4
+def gemv_tokens(itemsize: float) -> int:
+    """Up to how many tokens a product is a GEMV; with more it is a skinny GEMM."""
+    return 4 if itemsize >= 2 else 2
 
 
-def tiles_for(outputs: int, inputs: int, tokens: int, itemsize: int) -> Tiles:
-    """Tiles for a weight `[outputs, inputs]` of `itemsize` bytes an element, at 1 to 64 tokens.
+def tiles_for(outputs: int, inputs: int, tokens: int, itemsize: float) -> Tiles:
+    """Tiles for a weight `[outputs, inputs]` of `itemsize` bytes an element (a half for 4 bits), at
+    1 to 64 tokens.
 
     Equal for all token counts of a bucket: 1, 2, up to 4, 16, 32, 64.
     """
@@ -82,17 +84,17 @@ def tiles_for(outputs: int, inputs: int, tokens: int, itemsize: int) -> Tiles:
     return _skinny_rule(outputs, inputs, max(bucket, 16), itemsize)
 
 
-def _gemv_rule(outputs: int, bucket: int, itemsize: int) -> Tiles:
+def _gemv_rule(outputs: int, bucket: int, itemsize: float) -> Tiles:
     rows = 8 if bucket == 1 and outputs >= 8 * 3 * _MULTIPROCESSORS else 4
     depth = 256
-    if itemsize == 1:
+    if itemsize <= 1:
         rows, depth = 4, 512
     programs = max(outputs / rows / _MULTIPROCESSORS, 1)
     stages = _BYTES_ON_THEIR_WAY / programs / (rows * depth * itemsize)
     return Tiles(rows=rows, depth=depth, warps=1, stages=min(max(int(stages) + 1, 3), 8))
 
 
-def _skinny_rule(outputs: int, inputs: int, bucket: int, itemsize: int) -> Tiles:
+def _skinny_rule(outputs: int, inputs: int, bucket: int, itemsize: float) -> Tiles:
     rows = 128 if bucket > 16 and outputs >= 2048 else 64
     depth = 8192 // rows
     splits = 1
@@ -102,12 +104,12 @@ def _skinny_rule(outputs: int, inputs: int, bucket: int, itemsize: int) -> Tiles
         and inputs >= 2 * splits * _LEAST_STRETCH
     ):
         splits *= 2
-    # The inputs of an int8 weight have at least 2 bytes.
-    stages = _STAGED_BYTES // (depth * (rows * itemsize + bucket * max(itemsize, 2)))
+    # The inputs of a weight of 8 or 4 bits have at least 2 bytes.
+    stages = int(_STAGED_BYTES // (depth * (rows * itemsize + bucket * max(itemsize, 2))))
     return Tiles(rows=rows, depth=depth, warps=4, stages=min(max(stages, 2), 6), splits=splits)
 
 
-def grouped_tiles(rows: int, experts: int, itemsize: int) -> tuple[int, Tiles]:
+def grouped_tiles(rows: int, experts: int, itemsize: float) -> tuple[int, Tiles]:
     """How many of an expert's tokens a program takes, and its tiles, for `rows` rows over `experts`
     experts: about as many tokens as an expert has on average, 16 to 128."""
     tokens = 16
@@ -117,6 +119,6 @@ def grouped_tiles(rows: int, experts: int, itemsize: int) -> tuple[int, Tiles]:
         return min(tokens, 32), Tiles(rows=64, depth=32, warps=4, stages=3)
     weight_rows = 64 if tokens <= 32 else 128
     depth = 8192 // weight_rows
-    stages = _STAGED_BYTES // (depth * (weight_rows * itemsize + tokens * 2))
+    stages = int(_STAGED_BYTES // (depth * (weight_rows * itemsize + tokens * 2)))
     warps = 8 if tokens == 128 else 4
     return tokens, Tiles(rows=weight_rows, depth=depth, warps=warps, stages=min(stages, 6))

@@ -7,7 +7,7 @@ is the same in every batch, after a preemption, and in whichever order it is com
 A row's (seed, position) becomes 64 key bits (splitmix64), and each token id is mixed once into 32
 bits. For each row and token there remains one multiply-xorshift-multiply round, keyed by both
 halves of the row's bits. All of it is wrapping integer arithmetic, equal on every device; Triton
-has it in `triton/race.py`, and `sampling/reference.py` says it in plain Python.
+has it in `triton/race.py`, and `tests/sampling/reference.py` says it in plain Python.
 """
 
 from __future__ import annotations

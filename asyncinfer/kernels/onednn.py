@@ -14,8 +14,8 @@ import torch
 
 __all__ = ["available", "linear", "mkl_is_fast", "reorder", "reorder_is_faster"]
 
-#: The row count oneDNN plans a weight's layout for: layouts planned for 1 row are slow at 16, those
-#: planned for 16 are as fast as any at 1 and at 1,024.
+#: The row count that oneDNN plans a weight's layout for: layouts planned for 1 row are slow at 16;
+#: those planned for 16 are as fast as any at 1 and at 1,024.
 _PLANNED_ROWS = 16
 #: A float32 matrix with a side below this and at most so many bytes is multiplied faster by MKL on
 #: its fast path, for 1 to 2,048 rows: a call of MKL costs 5 us, a call of oneDNN 20.

@@ -8,7 +8,7 @@ import torch
 
 __all__ = ["AttentionWorkspace", "decode_splits", "invariant_chunk"]
 
-#: Four for each of an H100's or H200's multiprocessors.
+#: Programs of a decode launch: four for each multiprocessor of an H100 or H200.
 _PROGRAMS = 4 * 132
 
 

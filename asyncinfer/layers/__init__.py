@@ -7,8 +7,19 @@ from asyncinfer.layers.activation import (
     fused_gate,
     learned,
 )
-from asyncinfer.layers.attention import Prepare, SelfAttention
+from asyncinfer.layers.attention import (
+    HeadNorm,
+    Prepare,
+    ProjectionNorm,
+    Rotate,
+    RotatePart,
+    SelfAttention,
+    normed_first,
+    normed_last,
+    unrotated,
+)
 from asyncinfer.layers.block import (
+    MLP,
     Attention,
     DecoderLayer,
     FeedForward,
@@ -16,49 +27,45 @@ from asyncinfer.layers.block import (
     ParallelLayer,
     added,
     followed,
+    gated,
 )
-from asyncinfer.layers.checks import (
-    check_choice,
-    check_flags,
-    check_integers,
-    check_number,
-    refuse,
-)
-from asyncinfer.layers.embedding import Embedding
+from asyncinfer.layers.checks import check_choice, check_flags, check_integers, check_number, refuse
+from asyncinfer.layers.convolution import ShortConvolution
 from asyncinfer.layers.experts import Experts
+from asyncinfer.layers.forward_pass import ForwardPass
 from asyncinfer.layers.fused import FusedLayer, FusedMLP, normed_experts
+from asyncinfer.layers.gated_delta import GatedDeltaNet
 from asyncinfer.layers.latent import LatentAttention
-from asyncinfer.layers.mlp import MLP
-from asyncinfer.layers.norm import LayerNorm, Norm, NormKind, RMSNorm, make_norm
-from asyncinfer.layers.prepare import (
-    HeadNorm,
-    ProjectionNorm,
-    Rotate,
-    RotatePart,
-    normed_first,
-    unrotated,
-)
-from asyncinfer.layers.rope import Angles, RopeConfig, RopeType, RotaryEmbedding
-from asyncinfer.layers.router import GroupedRouter, Route, SoftmaxRouter
+from asyncinfer.layers.lora import LoraLayers, LoraLinear, LoraRows, LoraWeights
+from asyncinfer.layers.lora_rows import DeviceLoraRows, GroupedLoraRows, JoinedLoraRows
+from asyncinfer.layers.norm import Norm, NormKind, RMSNorm, make_norm
+from asyncinfer.layers.rope import RopeConfig, RopeType, RotaryEmbedding
+from asyncinfer.layers.router import GroupedRouter, Route, SoftmaxRouter, SparseMixer
 
 __all__ = [
     "ACTIVATIONS",
     "MLP",
     "Activation",
-    "Angles",
     "Attention",
     "DecoderLayer",
-    "Embedding",
+    "DeviceLoraRows",
     "Experts",
     "FeedForward",
+    "ForwardPass",
     "FusedLayer",
     "FusedMLP",
+    "GatedDeltaNet",
+    "GroupedLoraRows",
     "GroupedRouter",
     "HeadNorm",
+    "JoinedLoraRows",
     "LatentAttention",
     "Layer",
-    "LayerNorm",
     "LearnedActivation",
+    "LoraLayers",
+    "LoraLinear",
+    "LoraRows",
+    "LoraWeights",
     "Norm",
     "NormKind",
     "ParallelLayer",
@@ -72,7 +79,9 @@ __all__ = [
     "RotatePart",
     "Route",
     "SelfAttention",
+    "ShortConvolution",
     "SoftmaxRouter",
+    "SparseMixer",
     "activation",
     "added",
     "check_choice",
@@ -82,10 +91,12 @@ __all__ = [
     "clamped_swiglu",
     "followed",
     "fused_gate",
+    "gated",
     "learned",
     "make_norm",
     "normed_experts",
     "normed_first",
+    "normed_last",
     "refuse",
     "unrotated",
 ]

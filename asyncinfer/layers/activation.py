@@ -160,8 +160,8 @@ def _gated(function: Activation) -> Activation:
 
 
 def _checked(function: Activation, named: object) -> Activation:
-    """`function` of a plugin: what it raises, and an answer unlike its argument, is a `PluginError`
-    that names it."""
+    """`function` of a plugin: an exception of it, and a result whose shape or dtype is not that of
+    its argument, becomes a `PluginError` that names it."""
 
     def activate(x: torch.Tensor) -> torch.Tensor:
         try:

@@ -1,27 +1,53 @@
-"""Self-attention with packed projections over a paged KV cache."""
+"""Self-attention with packed projections over a paged KV cache, and what prepares its queries and
+keys: a norm, the rotation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 
-from asyncinfer.attention import Attend, AttentionVariant
+from asyncinfer.attention import AttentionVariant
+from asyncinfer.kernels import ops
+from asyncinfer.layers.forward_pass import ForwardPass
+from asyncinfer.layers.lora import LoraLinear
+from asyncinfer.layers.norm import Norm
 from asyncinfer.layers.rope import Angles
-from asyncinfer.quantization import Linear
 
-__all__ = ["Prepare", "SelfAttention"]
+__all__ = [
+    "HeadNorm",
+    "Prepare",
+    "ProjectionNorm",
+    "Rotate",
+    "RotatePart",
+    "SelfAttention",
+    "normed_first",
+    "normed_last",
+    "unrotated",
+]
 
-#: Prepares query and key heads `[tokens, heads, head_dim]` for attention: a norm, then the
+#: Prepares query and key heads `[tokens, heads, head_dim]` for attention: a norm and the
 #: rotation.
 Prepare = Callable[[torch.Tensor, Sequence[Angles]], torch.Tensor]
 
 
 class SelfAttention:
     """`[tokens, hidden]` to `[tokens, hidden]`. `qkv` is the packed projection: its output holds
-    the query heads, then the key heads, then the value heads."""
+    the query heads, then the key heads, then the value heads. With `gated` a gate for each query
+    head is before them all: its sigmoid multiplies what the head attended to."""
 
-    __slots__ = ("head_dim", "heads", "kv_heads", "layer", "out", "prepare", "qkv", "variant")
+    __slots__ = (
+        "gated",
+        "head_dim",
+        "heads",
+        "kv_heads",
+        "layer",
+        "out",
+        "prepare",
+        "qkv",
+        "variant",
+    )
 
     def __init__(
         self,
@@ -29,10 +55,11 @@ class SelfAttention:
         heads: int,
         kv_heads: int,
         head_dim: int,
-        qkv: Linear,
+        qkv: LoraLinear,
         prepare: Prepare,
-        out: Linear,
+        out: LoraLinear,
         variant: AttentionVariant | None = None,
+        gated: bool = False,
     ) -> None:
         self.layer = layer
         self.heads = heads
@@ -42,10 +69,102 @@ class SelfAttention:
         self.prepare = prepare
         self.out = out
         self.variant = variant
+        self.gated = gated
 
-    def __call__(self, x: torch.Tensor, angles: Sequence[Angles], attend: Attend) -> torch.Tensor:
-        qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
+    def __call__(self, x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
+        adapters = forward.adapters
+        qkv = self.qkv(x, adapters).view(x.shape[0], -1, self.head_dim)
+        gate = None
+        if self.gated:
+            gate, qkv = qkv[:, : self.heads], qkv[:, self.heads :]
         prepared = self.heads + self.kv_heads
-        qk = self.prepare(qkv[:, :prepared], angles)
+        qk = self.prepare(qkv[:, :prepared], forward.angles)
         q, k, v = qk[:, : self.heads], qk[:, self.heads :], qkv[:, prepared:]
-        return self.out(attend(self.layer, q, k, v, self.variant))
+        attended = forward.attends[self.layer](self.layer, q, k, v, self.variant)
+        if gate is not None:
+            attended = attended * gate.flatten(1).sigmoid()
+        return self.out(attended, adapters)
+
+
+class Rotate:
+    """Rotary position embedding by the angles at `index`."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __call__(self, qk: torch.Tensor, angles: Sequence[Angles]) -> torch.Tensor:
+        return ops.rope(qk, *angles[self.index])
+
+
+class RotatePart:
+    """`Rotate` for the first `size` dimensions of each head only."""
+
+    __slots__ = ("index", "size")
+
+    def __init__(self, index: int, size: int) -> None:
+        self.index = index
+        self.size = size
+
+    def __call__(self, qk: torch.Tensor, angles: Sequence[Angles]) -> torch.Tensor:
+        rotated = ops.rope(qk[..., : self.size], *angles[self.index])
+        return torch.cat((rotated, qk[..., self.size :]), dim=-1)
+
+
+def unrotated(qk: torch.Tensor, angles: Sequence[Angles]) -> torch.Tensor:
+    """Queries and keys unchanged: positions do not matter, or the embedding adds them."""
+    return qk
+
+
+class HeadNorm:
+    """RMS norm of each query head, with the weight `q` `[head_dim]`, and of each key head, with the
+    weight `k`, in float32."""
+
+    def __init__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        heads: int,
+        kv_heads: int,
+        eps: float,
+        plus_one: bool,
+    ) -> None:
+        weight = torch.cat((q.expand(heads, -1), k.expand(kv_heads, -1))).float()
+        self._weight = weight + 1 if plus_one else weight
+        self._eps = eps
+
+    def __call__(self, qk: torch.Tensor) -> torch.Tensor:
+        normed = F.rms_norm(qk.float(), qk.shape[-1:], None, self._eps)
+        return normed.mul_(self._weight).to(qk.dtype)
+
+
+class ProjectionNorm:
+    """A norm over all query heads together, and one over all key heads (OLMo-2)."""
+
+    def __init__(self, q: Norm, k: Norm, heads: int) -> None:
+        self._q = q
+        self._k = k
+        self._heads = heads
+
+    def __call__(self, qk: torch.Tensor) -> torch.Tensor:
+        q, k = qk[:, : self._heads].flatten(1), qk[:, self._heads :].flatten(1)
+        return torch.cat((self._q(q), self._k(k)), dim=1).view(qk.shape)
+
+
+def normed_first(norm: Norm, prepare: Prepare) -> Prepare:
+    """`norm`, then `prepare`."""
+
+    def both(qk: torch.Tensor, angles: Sequence[Angles]) -> torch.Tensor:
+        return prepare(norm(qk), angles)
+
+    return both
+
+
+def normed_last(norm: Norm, prepare: Prepare) -> Prepare:
+    """`prepare`, then `norm`."""
+
+    def both(qk: torch.Tensor, angles: Sequence[Angles]) -> torch.Tensor:
+        return norm(prepare(qk, angles))
+
+    return both

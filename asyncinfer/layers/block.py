@@ -1,17 +1,20 @@
-"""One layer of the decoder, in each order of attention, feed-forward and norms."""
+"""One layer of the decoder, in each order of attention, feed-forward and norms; and its usual
+feed-forward layer, the MLP."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
-from asyncinfer.attention import Attend
+from asyncinfer.layers.activation import Activation
+from asyncinfer.layers.forward_pass import ForwardPass
+from asyncinfer.layers.lora import LoraLinear, LoraRows
 from asyncinfer.layers.norm import Norm
-from asyncinfer.layers.rope import Angles
 
 __all__ = [
+    "MLP",
     "Attention",
     "DecoderLayer",
     "FeedForward",
@@ -19,16 +22,53 @@ __all__ = [
     "ParallelLayer",
     "added",
     "followed",
+    "gated",
 ]
 
-#: `[tokens, hidden]` to a new tensor of that shape.
-FeedForward = Callable[[torch.Tensor], torch.Tensor]
+#: Elements of `up`'s output at once, on a CPU. A larger output leaves the processor's cache, and
+#: the allocator returns it to the system, so that its pages are faulted in again at every layer.
+_CPU_TILE = 4 << 20
+
+
+class FeedForward(Protocol):
+    """An MLP, or experts."""
+
+    def __call__(self, x: torch.Tensor, adapters: LoraRows | None = None) -> torch.Tensor:
+        """`[tokens, hidden]` to a new tensor of that shape."""
+
+
+class MLP:
+    """`down(activation(up(x)))`; the output of `up` is `width` wide. In a gated layer `up` is the
+    packed gate and up projection."""
+
+    __slots__ = ("activation", "down", "tile", "up")
+
+    def __init__(
+        self, up: LoraLinear, activation: Activation, down: LoraLinear, width: int
+    ) -> None:
+        self.up = up
+        self.activation = activation
+        self.down = down
+        self.tile = max(128, _CPU_TILE // width)
+
+    def __call__(self, x: torch.Tensor, adapters: LoraRows | None = None) -> torch.Tensor:
+        if x.shape[0] > self.tile and not x.is_cuda:
+            parts = []
+            for first in range(0, x.shape[0], self.tile):
+                end = min(first + self.tile, x.shape[0])
+                theirs = None if adapters is None else adapters.part(first, end)
+                parts.append(self._tokens(x[first:end], theirs))
+            return torch.cat(parts)
+        return self._tokens(x, adapters)
+
+    def _tokens(self, x: torch.Tensor, adapters: LoraRows | None) -> torch.Tensor:
+        return self.down(self.activation(self.up(x, adapters)), adapters)
 
 
 class Attention(Protocol):
-    """Attention with its projections."""
+    """Attention with its projections, or what stands in its place."""
 
-    def __call__(self, x: torch.Tensor, angles: Sequence[Angles], attend: Attend) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
         """`[tokens, hidden]` to a new tensor of that shape."""
 
 
@@ -37,8 +77,8 @@ Layer = Attention
 
 
 class DecoderLayer:
-    """Attention, then feed-forward: each takes the normalised residual stream, and is added to
-    it."""
+    """Attention, then feed-forward: each takes the normalised residual stream, and its result is
+    added to the stream."""
 
     __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm")
 
@@ -50,9 +90,9 @@ class DecoderLayer:
         self.mlp_norm = mlp_norm
         self.mlp = mlp
 
-    def __call__(self, x: torch.Tensor, angles: Sequence[Angles], attend: Attend) -> torch.Tensor:
-        x = self.attention(self.attention_norm(x), angles, attend).add_(x)
-        return self.mlp(self.mlp_norm(x)).add_(x)
+    def __call__(self, x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
+        x = self.attention(self.attention_norm(x), forward).add_(x)
+        return self.mlp(self.mlp_norm(x), forward.adapters).add_(x)
 
 
 class ParallelLayer:
@@ -69,10 +109,10 @@ class ParallelLayer:
         self.mlp_norm = mlp_norm
         self.mlp = mlp
 
-    def __call__(self, x: torch.Tensor, angles: Sequence[Angles], attend: Attend) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
         normed = self.attention_norm(x)
-        attended = self.attention(normed, angles, attend)
-        fed = self.mlp(normed if self.mlp_norm is None else self.mlp_norm(x))
+        attended = self.attention(normed, forward)
+        fed = self.mlp(normed if self.mlp_norm is None else self.mlp_norm(x), forward.adapters)
         return attended.add_(fed).add_(x)
 
 
@@ -86,9 +126,18 @@ def followed(function: Callable[..., torch.Tensor], after: Norm) -> Callable[...
 
 
 def added(first: FeedForward, second: FeedForward) -> FeedForward:
-    """The sum of both layers."""
+    """A layer that gives the sum of both."""
 
-    def both(x: torch.Tensor) -> torch.Tensor:
-        return first(x).add_(second(x))
+    def both(x: torch.Tensor, adapters: LoraRows | None = None) -> torch.Tensor:
+        return first(x, adapters).add_(second(x, adapters))
+
+    return both
+
+
+def gated(layer: FeedForward, gate: Callable[[torch.Tensor], torch.Tensor]) -> FeedForward:
+    """`layer` times the sigmoid of `gate`, which gives `[tokens, 1]`."""
+
+    def both(x: torch.Tensor, adapters: LoraRows | None = None) -> torch.Tensor:
+        return layer(x, adapters).mul_(gate(x).sigmoid())
 
     return both

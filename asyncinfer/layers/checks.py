@@ -1,4 +1,4 @@
-"""Checks of a frozen dataclass's fields in its constructor. Each raises a `ValueError` that names
+"""Checks of a frozen dataclass's fields, for its constructor. Each raises a `ValueError` that names
 the class, the field, its value and the bounds."""
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ def refuse(owner: object, field: str, why: str) -> ValueError:
 
 
 def check_choice(owner: object, field: str, choices: Sequence[str | None]) -> None:
-    """The field is one of `choices`."""
+    """Check that the field is one of `choices`."""
     value = getattr(owner, field)
     if (value is not None and not isinstance(value, str)) or value not in choices:
         raise refuse(owner, field, f"must be one of {', '.join(map(repr, choices))}")
 
 
 def check_flags(owner: object, *fields: str) -> None:
-    """Each field is True or False."""
+    """Check that each field is True or False."""
     for field in fields:
         if not isinstance(getattr(owner, field), bool):
             raise refuse(owner, field, "must be True or False")
 
 
 def check_integers(owner: object, *fields: str, low: int, high: int) -> None:
-    """Each field is an integer from `low` to `high`."""
+    """Check that each field is an integer from `low` to `high`."""
     for field in fields:
         value = getattr(owner, field)
         if type(value) is not int or not low <= value <= high:
@@ -47,7 +47,7 @@ def check_integers(owner: object, *fields: str, low: int, high: int) -> None:
 
 
 def check_number(owner: object, field: str, *, high: float = math.inf) -> None:
-    """The field is a finite number above 0 and at most `high`."""
+    """Check that the field is a finite number above 0 and at most `high`."""
     value = getattr(owner, field)
     # The comparison also refuses an integer of too many digits, where a conversion would raise.
     if type(value) not in (int, float) or not 0 < value <= min(high, sys.float_info.max):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from asyncinfer.layers.activation import Activation
+from asyncinfer.layers.lora import LoraRows
 from asyncinfer.layers.router import Route
 from asyncinfer.quantization import GroupedLinear
 
@@ -35,7 +36,8 @@ class Experts:
         self._down = down
         self._numbers = numbers
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, adapters: LoraRows | None = None) -> torch.Tensor:
+        # No adapter changes experts: an adapter that would is refused when it is loaded.
         weights, chosen = self._route(x)
         sorted_experts, order = chosen.flatten().sort(stable=True)
         ends = torch.searchsorted(sorted_experts, self._numbers, right=True, out_int32=True)

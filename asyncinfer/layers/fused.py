@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from asyncinfer.attention import Attend, AttentionVariant, HeadNorms, PagedAttention
+from asyncinfer.attention import AttentionVariant, HeadNorms, PagedAttention
+from asyncinfer.kernels import ops
 from asyncinfer.layers.block import FeedForward
+from asyncinfer.layers.forward_pass import ForwardPass
+from asyncinfer.layers.lora import LoraRows
 from asyncinfer.layers.norm import RMSNorm
-from asyncinfer.layers.rope import Angles
 from asyncinfer.quantization import CudaLinear
 
 __all__ = ["FusedLayer", "FusedMLP", "normed_experts"]
@@ -20,25 +21,43 @@ __all__ = ["FusedLayer", "FusedMLP", "normed_experts"]
 class FusedMLP:
     """`x + mlp(norm(x))` of a gated MLP, in two launches where tokens are few."""
 
+    #: Before the names of its linear layers in the tensor table, as "layers.0.mlp".
+    name: str
     norm: RMSNorm
     #: The packed gate and up, and down; the activation by its name in `ops.linear_small`.
     up: CudaLinear
     down: CudaLinear
     activation: str
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, adapters: LoraRows | None = None) -> torch.Tensor:
         norm = self.norm
+        if adapters is not None:
+            return self._adapted(x, adapters)
         gated = self.up.fused(
             x, norm=norm.weight, eps=norm.eps, plus_one=norm.plus_one, activation=self.activation
         )
         return self.down.fused(gated, residual=x)
 
+    def _adapted(self, x: torch.Tensor, adapters: LoraRows) -> torch.Tensor:
+        """The MLP in separate launches, since adapters are added between a product and its gate."""
+        normed = self.norm(x)
+        y = self.up(normed)
+        adapters.add(f"{self.name}.up", normed, y)
+        if self.activation == "silu":
+            gated = ops.silu_mul(y)
+        else:
+            tanh = self.activation == "gelu_tanh"
+            gated = ops.gelu_mul(y, approximate="tanh" if tanh else "none")
+        y = self.down.fused(gated, residual=x)
+        adapters.add(f"{self.name}.down", gated, y)
+        return y
+
 
 def normed_experts(norm: RMSNorm, experts: FeedForward) -> FeedForward:
     """`x + experts(norm(x))` of a mixture of experts."""
 
-    def both(x: torch.Tensor) -> torch.Tensor:
-        return experts(norm(x)).add_(x)
+    def both(x: torch.Tensor, adapters: LoraRows | None = None) -> torch.Tensor:
+        return experts(norm(x), adapters).add_(x)
 
     return both
 
@@ -66,10 +85,20 @@ class FusedLayer:
     #: `[tokens, hidden]` to a new tensor: the feed-forward layer with its norm and residual.
     mlp: FeedForward
 
-    def __call__(self, x: torch.Tensor, angles: Sequence[Angles], attend: Attend) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
+        attend, adapters = forward.attends[self.index], forward.adapters
         assert isinstance(attend, PagedAttention)
         norm = self.attention_norm
-        qkv = self.qkv.fused(x, norm=norm.weight, eps=norm.eps, plus_one=norm.plus_one)
+        if adapters is None:
+            qkv = self.qkv.fused(x, norm=norm.weight, eps=norm.eps, plus_one=norm.plus_one)
+        else:
+            normed = norm(x)
+            qkv = self.qkv(normed)
+            adapters.add(f"layers.{self.index}.attention.qkv", normed, qkv)
         qkv = qkv.view(x.shape[0], -1, self.head_dim)
-        attended = attend.project(self.index, qkv, angles[self.rope], self.head_norms, self.variant)
-        return self.mlp(self.out.fused(attended, residual=x))
+        angles = forward.angles[self.rope]
+        attended = attend.project(self.index, qkv, angles, self.head_norms, self.variant)
+        y = self.out.fused(attended, residual=x)
+        if adapters is not None:
+            adapters.add(f"layers.{self.index}.attention.out", attended, y)
+        return self.mlp(y, adapters)

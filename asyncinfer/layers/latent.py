@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
-from asyncinfer.attention import Attend, AttentionVariant
+from asyncinfer.attention import AttentionVariant
 from asyncinfer.kernels import ops
+from asyncinfer.layers.forward_pass import ForwardPass
+from asyncinfer.layers.lora import LoraLinear
 from asyncinfer.layers.norm import Norm
-from asyncinfer.layers.rope import Angles
 from asyncinfer.quantization import Linear
 
 __all__ = ["LatentAttention"]
@@ -34,7 +35,7 @@ class LatentAttention:
         kv_norm: Norm,
         keys: torch.Tensor,
         values: torch.Tensor,
-        out: Linear,
+        out: LoraLinear,
         variant: AttentionVariant | None = None,
     ) -> None:
         """
@@ -56,16 +57,17 @@ class LatentAttention:
         self._out = out
         self._variant = variant
 
-    def __call__(self, x: torch.Tensor, angles: Sequence[Angles], attend: Attend) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
         tokens, (_, plain, rank) = x.shape[0], self._keys.shape
         query = self._query(x).view(tokens, self._heads, -1)
         down = self._kv_down(x)
         latent = self._kv_norm(down[:, :rank].contiguous())
         rotated = torch.cat((query[:, :, plain:], down[:, None, rank:]), dim=1)
-        rotated = ops.rope(rotated, *angles[self._rope])
+        rotated = ops.rope(rotated, *forward.angles[self._rope])
         absorbed = torch.bmm(query[:, :, :plain].transpose(0, 1), self._keys).transpose(0, 1)
         q = torch.cat((absorbed, rotated[:, : self._heads]), dim=-1)
         k = torch.cat((latent[:, None], rotated[:, self._heads :]), dim=-1)
-        seen = attend(self._layer, q, k, k, self._variant).view(tokens, self._heads, -1)
+        seen = forward.attends[self._layer](self._layer, q, k, k, self._variant)
+        seen = seen.view(tokens, self._heads, -1)
         values = torch.bmm(seen[:, :, :rank].transpose(0, 1), self._values)
-        return self._out(values.transpose(0, 1).flatten(1))
+        return self._out(values.transpose(0, 1).flatten(1), forward.adapters)

@@ -47,7 +47,8 @@ class RopeConfig:
     rope_type: RopeType = "default"
     #: Dimensions of each head that are rotated, its first; None for all.
     size: int | None = None
-    #: Dimensions that are rotated together are adjacent; else they are half of `size` apart.
+    #: Whether dimensions that are rotated together are adjacent; else they are half of `size`
+    #: apart.
     interleaved: bool = False
     theta: float = 10_000.0
     factor: float = 1.0
@@ -77,7 +78,7 @@ class RopeConfig:
             check_number(self, field)
         if self.theta <= 1.0:
             raise refuse(self, "theta", "must be above 1")
-        # Only these types do not use it.
+        # Only these types do not use `original_context`.
         unscaled = self.rope_type in ("default", "linear")
         check_integers(self, "original_context", low=0 if unscaled else 1, high=2**31 - 1)
         for field in ("low_freq_factor", "high_freq_factor"):
@@ -120,9 +121,9 @@ class RotaryEmbedding:
         self._half = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
         self._frequencies = _frequencies(config, head_dim, max_context).to(device)
         #: float32 `[2, max_context, 1, size]`: looked up in one operation.
-        self._table: torch.Tensor | None = None
+        self.table: torch.Tensor | None = None
         if 0 < 8 * max_context * head_dim <= _TABLE_BYTES.get(device.type, 0):
-            self._table = torch.stack(self._compute(torch.arange(max_context, device=device)))
+            self.table = torch.stack(self._compute(torch.arange(max_context, device=device)))
 
     @property
     def note(self) -> str | None:
@@ -138,9 +139,9 @@ class RotaryEmbedding:
 
     def __call__(self, positions: torch.Tensor) -> Angles:
         """The angles of positions int64 `[tokens]`."""
-        if self._table is None:
+        if self.table is None:
             return self._compute(positions)
-        cos, sin = self._table.index_select(1, positions)
+        cos, sin = self.table.index_select(1, positions)
         return cos, sin
 
     def _compute(self, positions: torch.Tensor) -> Angles:

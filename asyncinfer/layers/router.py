@@ -8,7 +8,7 @@ import torch
 
 from asyncinfer.quantization import Linear
 
-__all__ = ["GroupedRouter", "Route", "SoftmaxRouter"]
+__all__ = ["GroupedRouter", "Route", "SoftmaxRouter", "SparseMixer"]
 
 #: `[tokens, hidden]` to weights float32 and experts int64, `[tokens, active]` both.
 Route = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -35,7 +35,7 @@ class GroupedRouter:
     """The `active` best experts of the `active_groups` best of `groups` groups. Scores are the
     softmax of the logits (DeepSeek-V2), or with `sigmoid` the sigmoid of each (DeepSeek-V3).
     `correction` float32 `[experts]` is added to the scores for the choice only. A group's score is
-    that of its best expert, or with a correction the sum of its best two."""
+    the score of its best expert, or with a correction the sum of its best two."""
 
     def __init__(
         self,
@@ -48,10 +48,13 @@ class GroupedRouter:
         active_groups: int,
         correction: torch.Tensor | None,
         scale: float,
+        epsilon: float = 1e-20,
     ) -> None:
+        """`epsilon` is added to the sum of a token's weights where these are normalised."""
         self._logits = logits
         self._active = active
         self._normalise = normalise
+        self._epsilon = epsilon
         self._sigmoid = sigmoid
         self._groups = groups
         self._active_groups = active_groups
@@ -67,7 +70,7 @@ class GroupedRouter:
         chosen = choice.topk(self._active, dim=-1).indices
         weights = scores.gather(1, chosen)
         if self._normalise:
-            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + self._epsilon)
         return weights * self._scale, chosen
 
     def _best_groups(self, choice: torch.Tensor) -> torch.Tensor:
@@ -77,3 +80,26 @@ class GroupedRouter:
         kept = best.topk(self._active_groups, dim=-1).indices
         hidden = torch.ones_like(best, dtype=torch.bool).scatter_(1, kept, False)
         return grouped.masked_fill(hidden[:, :, None], float("-inf")).flatten(1)
+
+
+class SparseMixer:
+    """The two experts of SparseMixer (Liu et al., 2024): the best by the logits, and the best of
+    the others. The weight of each is its softmax among those that are as good, which are at most
+    `2 * jitter` below it, relative to the greater of the best and their own size."""
+
+    def __init__(self, logits: Linear, jitter: float) -> None:
+        self._logits = logits
+        self._jitter = jitter
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self._logits(x).float()
+        first, one = self._best(logits, logits)
+        others = logits.scatter(1, one, float("-inf"))
+        second, two = self._best(logits, others)
+        return torch.cat((first, second), dim=1), torch.cat((one, two), dim=1)
+
+    def _best(self, logits: torch.Tensor, among: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The weight of the best of `among` and its number, `[tokens, 1]` both."""
+        best, chosen = among.max(dim=1, keepdim=True)
+        far = (best - logits) / logits.abs().clamp(min=best) > 2 * self._jitter
+        return among.masked_fill(far, float("-inf")).softmax(dim=1).gather(1, chosen), chosen

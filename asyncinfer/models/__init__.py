@@ -7,7 +7,13 @@ from asyncinfer.models.experts import read_experts
 from asyncinfer.models.family import Family
 from asyncinfer.models.load import load_model, load_weights
 from asyncinfer.models.names import TensorNames
-from asyncinfer.models.parts import ExpertsConfig, LatentConfig, LayerConfig
+from asyncinfer.models.parts import (
+    ExpertsConfig,
+    GatedDeltaConfig,
+    LatentConfig,
+    LayerConfig,
+    ShortConvConfig,
+)
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.models.tensors import tensor_table
 from asyncinfer.models.windows import sliding_layers, windowed
@@ -19,6 +25,7 @@ __all__ = [
     "Examined",
     "ExpertsConfig",
     "Family",
+    "GatedDeltaConfig",
     "JsonReader",
     "LatentConfig",
     "LayerConfig",
@@ -27,6 +34,7 @@ __all__ = [
     "ModelConfig",
     "NamedModel",
     "RopeConfig",
+    "ShortConvConfig",
     "TensorNames",
     "examine",
     "load_model",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import get_args
 
+from asyncinfer.attention import StateShape
 from asyncinfer.layers import (
     ACTIVATIONS,
     Activation,
@@ -32,6 +33,7 @@ from asyncinfer.models.parts import (
     LayerConfig,
     QKNorm,
 )
+from asyncinfer.quantization.schemes import Scheme
 
 __all__ = ["ModelConfig"]
 
@@ -79,9 +81,12 @@ class ModelConfig:
     qkv_bias: bool = False
     #: Whether attention's output projection has a bias.
     out_bias: bool = False
-    #: On the projections of the feed-forward layer.
+    #: Whether the projections of the feed-forward layer have a bias.
     mlp_bias: bool = False
     head_bias: bool = False
+    #: Whether a gate for each query head, which the query projection gives behind the head's query,
+    #: multiplies by its sigmoid what the head attended to.
+    attention_gate: bool = False
     #: Multiplies attention's scores; None: 1 / sqrt(dimensions of a query head).
     attention_scale: float | None = None
     #: Scores become `cap * tanh(scores / cap)`.
@@ -97,8 +102,13 @@ class ModelConfig:
     names: TensorNames = field(default_factory=TensorNames)
     #: The checkpoint's own dtype as torch names it ("bfloat16"), or None where it does not say.
     dtype: str | None = None
+    #: How the checkpoint's matrices are quantised; None: they are not.
+    scheme: Scheme | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    #: The config of the published checkpoint, if the tensors here have other names or another
+    #: order, as in a GGUF file: adapters are made for that one.
+    published: ModelConfig | None = None
     #: Remarks for whoever loads the model, about how its `config.json` was read.
     notes: tuple[str, ...] = ()
 
@@ -112,13 +122,17 @@ class ModelConfig:
             raise refuse(self, "latent", "must be of LatentConfig, or None")
         if not isinstance(self.names, TensorNames):
             raise refuse(self, "names", "must be of TensorNames")
+        if self.scheme is not None and not isinstance(self.scheme, Scheme):
+            raise refuse(self, "scheme", "must be of Scheme, or None")
+        if not isinstance(self.published, ModelConfig | None):
+            raise refuse(self, "published", "must be a ModelConfig, or None")
         self._check_values()
         self._check_tuples()
         self._check_attention()
         self._check_feed_forward()
 
     def _check_values(self) -> None:
-        """Each field by itself."""
+        """Check each field by itself."""
         check_choice(self, "block", get_args(Block))
         check_choice(self, "norm", get_args(NormKind))
         check_choice(self, "qk_norm", (None, *get_args(QKNorm)))
@@ -136,7 +150,7 @@ class ModelConfig:
             if getattr(self, name) is not None:
                 check_number(self, name)
         check_flags(self, "norm_weight", "norm_bias", "gated_mlp", "tied_head", "sinks")
-        check_flags(self, "qkv_bias", "out_bias", "mlp_bias", "head_bias")
+        check_flags(self, "qkv_bias", "out_bias", "mlp_bias", "head_bias", "attention_gate")
         if self.norm.endswith("plus-one") and not self.norm_weight:
             raise refuse(self, "norm_weight", f"must be True with norm={self.norm!r}")
         self._check_activation()
@@ -160,13 +174,17 @@ class ModelConfig:
             )
         if not all(isinstance(layer, LayerConfig) for layer in layers):
             raise refuse(self, "layers", "must be of LayerConfig")
+        if len({layer.mixer for layer in layers if layer.mixer is not None}) > 1:
+            raise refuse(self, "layers", "must have one mixer")
+        if self.state_layers and self.windowed_layers:
+            raise refuse(self, "layers", "must not have windows beside a mixer")
         if not isinstance(ids, tuple) or not all(type(i) is int and 0 <= i <= last for i in ids):
             raise refuse(self, "eos_token_ids", f"must be a tuple of integers from 0 to {last}")
         if not isinstance(self.notes, tuple) or not all(isinstance(n, str) for n in self.notes):
             raise refuse(self, "notes", "must be a tuple of strings")
 
     def _check_attention(self) -> None:
-        """Fields of attention that depend on each other."""
+        """Check fields of attention that depend on each other."""
         if self.num_heads % self.num_kv_heads:
             raise refuse(self, "num_kv_heads", f"must divide num_heads={self.num_heads}")
         latent = self.latent
@@ -190,11 +208,17 @@ class ModelConfig:
         if names.transposed and latent is None and len(names.qkv) > 1:
             raise refuse(self, "names", "transposed needs one name in qkv")
 
+        if self.attention_gate and (latent is not None or len(names.qkv) != 3):
+            bound = "must be False with latent, or where one tensor has queries, keys and values"
+            raise refuse(self, "attention_gate", bound)
+
     def _check_rope(self, rope: RopeConfig | None) -> None:
         if self.latent is not None and (rope is None or rope.size != self.latent.rotated):
             raise refuse(self, "rope", f"must have the size {self.latent.rotated} of latent")
         if rope is None:
             return
+        if rope.interleaved and self.attention_gate:
+            raise refuse(self, "attention_gate", "must be False with an interleaved rope")
         if rope.interleaved and self.latent is not None:
             raise refuse(
                 self, "rope", "must not be interleaved with latent, which says that itself"
@@ -210,7 +234,7 @@ class ModelConfig:
             raise refuse(self, "rope", f"must have {size // 2} factors and as many long_factors")
 
     def _check_feed_forward(self) -> None:
-        """Fields of the feed-forward layers that depend on each other."""
+        """Check fields of the feed-forward layers that depend on each other."""
         names = self.names
         kinds = {self.layer_experts(index) is not None for index in range(self.num_layers)}
         if False in kinds:
@@ -234,13 +258,24 @@ class ModelConfig:
 
     @property
     def norms_have_bias(self) -> bool:
-        """Whether the layers' norms and the last one do."""
+        """Whether the layers' norms and the final norm have a bias."""
         return self.norm_weight and self.norm_bias and self.norm in ("layer", "layer-plus-one")
 
     @property
     def windowed_layers(self) -> tuple[int, ...]:
         """The layers that see a window only."""
         return tuple(i for i, layer in enumerate(self.layers) if layer.window is not None)
+
+    @property
+    def state_layers(self) -> tuple[int, ...]:
+        """The layers that keep a state in place of KV."""
+        return tuple(i for i, layer in enumerate(self.layers) if layer.mixer is not None)
+
+    @property
+    def state(self) -> tuple[StateShape, ...]:
+        """What each of `state_layers` keeps of a sequence."""
+        mixers = [layer.mixer for layer in self.layers if layer.mixer is not None]
+        return mixers[0].state(self.hidden_size) if mixers else ()
 
     @property
     def window(self) -> int | None:
@@ -260,13 +295,3 @@ class ModelConfig:
     def kv_parts(self) -> int:
         """Parts of the KV cache; see `KVShape`."""
         return 2 if self.latent is None else 1
-
-    @property
-    def mlp_width(self) -> int:
-        """The most elements per token that a feed-forward layer holds at once."""
-        experts = self.experts
-        if experts is None:
-            return 3 * self.intermediate_size
-        each = 3 * experts.intermediate_size + 2 * self.hidden_size
-        width = experts.active * each + 3 * experts.shared_size
-        return max(3 * self.intermediate_size, width)

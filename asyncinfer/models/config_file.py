@@ -11,6 +11,7 @@ from asyncinfer.errors import ModelLoadError
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.family_calls import FamilyCalls
 from asyncinfer.models.gguf import gguf_config
+from asyncinfer.models.quantised import read_scheme
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.models.remote_code import NEVER_RUN, model_code
 from asyncinfer.plugins import models
@@ -24,8 +25,9 @@ MOST_BYTES = 16 << 20
 
 
 def read_config(folder: str | Path) -> ModelConfig:
-    """Read and check `folder/config.json`, or the metadata of a GGUF file."""
-    if is_gguf(Path(folder)):
+    """Read and check `folder/config.json`, or the metadata of a GGUF file. Raises
+    `ModelLoadError`."""
+    if is_gguf(folder):
         with GgufCheckpoint(folder) as checkpoint:
             return gguf_config(checkpoint)
     values, file = read_config_json(folder)
@@ -47,14 +49,15 @@ def parse_config(values: Mapping[str, Any], *, file: str = _FILE) -> ModelConfig
     architecture = _architecture(config)
     family = FamilyCalls.find(architecture)
     notes = model_code(config, architecture, family.model_type())
-    quantised = config.object("quantization_config")
-    if quantised is not None:
-        raise quantised.refuse(
-            "quant_method",
-            "quantised checkpoints are not supported; take one in bfloat16, or dequantise it first",
-        )
+    scheme = read_scheme(config)
     read = family.read(values, file)
-    return replace(read, notes=(*read.notes, *notes)) if notes else read
+    if scheme is None and not notes:
+        return read
+    if scheme is not None and read.names.transposed:
+        raise config.refuse(
+            "quantization_config", f"is not supported where weights are [in, out]: {architecture}"
+        )
+    return replace(read, scheme=scheme, notes=(*read.notes, *notes))
 
 
 def _architecture(config: JsonReader) -> str:

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 
-from asyncinfer.attention import Attend, DeviceBatch, KVCache, begin_attention
-from asyncinfer.layers import Embedding, RMSNorm, RotaryEmbedding
+from asyncinfer.attention import Attend, DeviceBatch, KVCache, StatePass, begin_attention
+from asyncinfer.layers import ForwardPass, LoraRows, RMSNorm, RotaryEmbedding
+from asyncinfer.models.arrangement import arranged
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.layer import LayerBuilder, build_norm
-from asyncinfer.models.tensors import arranged
-from asyncinfer.quantization import CudaLinear, has_fused_kernels, make_linear
+from asyncinfer.quantization import (
+    CudaLinear,
+    PackedRows,
+    as_tensor,
+    has_fused_kernels,
+    held_for_rows,
+    make_linear,
+)
 from asyncinfer.weights import WeightSource
 
 __all__ = ["Decoder"]
@@ -31,34 +39,37 @@ class Decoder:
         Args:
             weights: gives each tensor of `tensor_table(config)` by name, in the table's order.
             max_context: length of the longest sequence; None: `config.max_context`.
-            storage: format of the layers' matrices; the head keeps the model's dtype.
+            storage: format of the layers' matrices; embedding and head stay as they are.
         """
         self.config = config
         weights = arranged(config, weights)
-        embedding = weights("embedding")
-        learned = None if config.learned_positions is None else weights("positions")
-        self._embed = Embedding(embedding, config.embedding_scale, learned)
+        embedding = held_for_rows(weights("embedding"))
+        learned = None
+        if config.learned_positions is not None:
+            learned = as_tensor(weights("positions"))
+        self.embedding = Embedding(embedding, config.embedding_scale, learned)
         self.device: torch.device = embedding.device
         self.dtype: torch.dtype = embedding.dtype
         layers = [config.layer(index) for index in range(config.num_layers)]
         ropes = list(dict.fromkeys(layer.rope for layer in layers if layer.rope is not None))
-        self._rotations = ropes
+        self._rope_configs = ropes
         self.keep_within(max_context or config.max_context)
         self._scale = config.query_scale
-        fused = has_fused_kernels(embedding)
+        fused = isinstance(embedding, torch.Tensor) and has_fused_kernels(embedding)
         builder = LayerBuilder(config, ropes, weights, self.device, self.dtype, fused, storage)
-        self._layers = [builder.layer(index) for index in range(config.num_layers)]
+        self.layers = [builder.layer(index) for index in range(config.num_layers)]
         self._norm = build_norm(config, "norm", weights)
         head = embedding if config.tied_head else weights("head.weight")
-        self._head = make_linear(head, weights("head.bias") if config.head_bias else None)
+        bias = as_tensor(weights("head.bias")) if config.head_bias else None
+        self.head = make_linear(head, bias)
 
     @torch.inference_mode()
     def keep_within(self, max_context: int) -> None:
-        """Set the length of the longest sequence."""
+        """Make the rotations for sequences of at most `max_context` tokens."""
         self.max_context = max_context
         self._ropes = [
             RotaryEmbedding(rope, self.config.head_dim, self.device, max_context)
-            for rope in self._rotations
+            for rope in self._rope_configs
         ]
 
     @property
@@ -72,40 +83,47 @@ class Decoder:
         positions: torch.Tensor,
         kv: Sequence[KVCache],
         batches: Sequence[DeviceBatch],
+        adapters: LoraRows | None = None,
+        states: StatePass | None = None,
     ) -> torch.Tensor:
         """Hidden states `[tokens, hidden]` in the model's dtype, before the final norm.
 
         `token_ids` and `positions` are int64 `[tokens]`, row after row as in each of `batches`: one
-        for each KV group in `kv`, with the same rows. Writes the KV of every token at the group's
-        `slot_mapping` before it is attended to.
+        for each KV group in `kv`, with the same rows. Each layer writes the KV of all tokens at
+        its group's `slot_mapping` before it attends. `adapters`: the tokens' LoRA adapters, if any
+        token has one. `states`: those of the same rows in layers that keep one in place of KV; the
+        caller commits them.
         """
-        x = self._embed(token_ids, positions)
+        x = self.embedding(token_ids, positions)
         angles = [rope(positions) for rope in self._ropes]
-        for layer, attend in zip(self._layers, self._attends(kv, batches), strict=True):
-            x = layer(x, angles, attend)
+        one = ForwardPass(angles, self._attends(kv, batches), adapters, states)
+        for layer in self.layers:
+            x = layer(x, one)
         return x
 
-    def _attends(self, kv: Sequence[KVCache], batches: Sequence[DeviceBatch]) -> list[Attend]:
-        """Each layer's attention."""
+    def _attends(self, kv: Sequence[KVCache], batches: Sequence[DeviceBatch]) -> dict[int, Attend]:
+        """Attention by layer; layers of one KV group share it."""
         attends: dict[int, Attend] = {}
         for group, batch in zip(kv, batches, strict=True):
             if group.layers:
                 attends.update(
                     dict.fromkeys(group.layers, begin_attention(group, batch, self._scale))
                 )
-        return [attends[layer] for layer in range(len(self._layers))]
+        return attends
+
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`[n, hidden]` after the final norm, as the head has it."""
+        return self._norm(hidden)
 
     def logits(self, hidden: torch.Tensor, *, as_stored: bool = False) -> torch.Tensor:
         """float32 `[n, vocab_size]` for the hidden states `[n, hidden]` of rows to sample. With
-        `as_stored` they stay in the model's dtype if nothing follows the head's product: the same
+        `as_stored` logits that are the head's product itself stay in the model's dtype: the same
         numbers without the conversion."""
-        if isinstance(self._head, CudaLinear) and isinstance(self._norm, RMSNorm):
+        if isinstance(self.head, CudaLinear) and isinstance(self._norm, RMSNorm):
             norm = self._norm
-            logits = self._head.fused(
-                hidden, norm=norm.weight, eps=norm.eps, plus_one=norm.plus_one
-            )
+            logits = self.head.fused(hidden, norm=norm.weight, eps=norm.eps, plus_one=norm.plus_one)
         else:
-            logits = self._head(self._norm(hidden))
+            logits = self.head(self._norm(hidden))
         cap, scale = self.config.logit_softcap, self.config.logit_scale
         if as_stored and cap is None and scale == 1.0:
             return logits
@@ -113,3 +131,32 @@ class Decoder:
         if scale != 1.0:
             logits = logits.mul_(scale)
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+
+class Embedding:
+    """A row of `weight` `[vocab, hidden]` per token, times `scale`, plus a row of `positions`
+    `[positions, hidden]` where positions are learned. Rows of a packed weight are unpacked as they
+    are looked up."""
+
+    def __init__(
+        self,
+        weight: torch.Tensor | PackedRows,
+        scale: float = 1.0,
+        positions: torch.Tensor | None = None,
+    ) -> None:
+        self.weight = weight
+        # Rounded to the weights' dtype, as models were trained with it.
+        self._scale = torch.tensor(scale, dtype=weight.dtype).item()
+        self._positions = positions
+
+    def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """`[tokens, hidden]` of int64 `[tokens]`, at positions int64 `[tokens]`."""
+        if isinstance(self.weight, torch.Tensor):
+            x = F.embedding(token_ids, self.weight)
+        else:
+            x = self.weight[token_ids].to(self.weight.dtype)
+        if self._scale != 1.0:
+            x = x.mul_(self._scale)
+        if self._positions is not None:
+            x = x.add_(F.embedding(positions, self._positions))
+        return x

@@ -18,7 +18,13 @@ from asyncinfer.models.load import without_prefix
 from asyncinfer.models.remote_code import tokenizer_code
 from asyncinfer.models.tensors import ignored_tensor, tensor_table
 from asyncinfer.plugins import models
-from asyncinfer.weights import SafetensorsCheckpoint, check_weights, following_links, read_json
+from asyncinfer.weights import (
+    SafetensorsCheckpoint,
+    alike,
+    check_weights,
+    following_links,
+    read_json,
+)
 from asyncinfer.weights.gguf import GgufCheckpoint, is_gguf
 
 __all__ = ["Examined", "examine"]
@@ -66,7 +72,11 @@ def _examine_folder(path: Path) -> Examined:
         parameters = sum(math.prod(stored.shape) for stored in checkpoint.tensors.values())
         try:
             config = without_prefix(parse_config(values, file=file), checkpoint)
-            check_weights(checkpoint, tensor_table(config), partial(ignored_tensor, config=config))
+            table = tensor_table(config)
+            ignored = partial(ignored_tensor, config=config)
+            if check_weights(checkpoint, table, ignored, config.scheme):
+                # The stored tensors are packed numbers and their scales.
+                parameters = _parameters(config)
             notes = (*config.notes, *tokenizer_code(path))
         except (ModelLoadError, PluginError) as error:
             problems = [str(error)]
@@ -94,10 +104,14 @@ def _examine_config(path: Path) -> Examined:
         config = parse_config(values, file=str(path))
     except (ModelLoadError, PluginError) as error:
         return Examined(_names(values), None, 0, (str(error),))
-    pieces = (piece for packed in tensor_table(config).values() for piece in packed.pieces)
-    parameters = sum(math.prod(piece.shape) for piece in pieces)
     notes = (*config.notes, "its weights were not looked at, only its config")
-    return Examined(_names(values), config, parameters, (), notes)
+    return Examined(_names(values), config, _parameters(config), (), notes)
+
+
+def _parameters(config: ModelConfig) -> int:
+    """Numbers in the tensors of the model."""
+    pieces = (piece for packed in tensor_table(config).values() for piece in packed.pieces)
+    return sum(math.prod(piece.shape) for piece in pieces)
 
 
 def _names(values: dict[str, Any]) -> tuple[str, ...]:
@@ -109,7 +123,7 @@ def _nearest(values: dict[str, Any], checkpoint: SafetensorsCheckpoint) -> list[
     """How the checkpoint's tensors differ from those of the nearest family."""
     best: tuple[int, list[str]] | None = None
     broken = []
-    # Rotations and code have no tensors, and a family could refuse the keys.
+    # Rotations and code have no tensors, and a family could refuse these keys.
     dropped = re.compile("rope|partial_ro|auto_map")
     values = {key: value for key, value in values.items() if not dropped.match(key)}
     # Llama first, so that it wins a tie: many families have the same tensors.
@@ -136,7 +150,7 @@ def _compare(
     there = checkpoint.tensors
     left_over = [n for n in there if n not in wanted and not ignored_tensor(n, config)]
     missing = [n for n in wanted if n not in there]
-    reshaped = [n for n, shape in wanted.items() if n in there and there[n].shape != shape]
+    reshaped = [n for n, shape in wanted.items() if n in there and not alike(there[n].shape, shape)]
     lines = [f"the nearest family is {name}; beside its tensors the checkpoint"]
     for what, tensors in (
         ("has", left_over),

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from asyncinfer.layers import RopeConfig
 from asyncinfer.models.config import ModelConfig
-from asyncinfer.models.parts import ExpertsConfig
+from asyncinfer.models.names import TensorNames
+from asyncinfer.models.parts import ExpertsConfig, LayerConfig
 from asyncinfer.models.reader import JsonReader
 
-__all__ = ["read_experts"]
+__all__ = [
+    "dense_first",
+    "plain_layers",
+    "read_experts",
+    "read_grouped_experts",
+    "without_further_layers",
+]
 
 #: Over all layers: several times as many as any model has, since each means a few tensors.
 _MOST_EXPERTS = 1 << 17
+_MOST = 1 << 16
 
 
 def read_experts(
@@ -23,3 +34,52 @@ def read_experts(
         active=config.integer("num_experts_per_tok", 1, count),
         intermediate_size=intermediate_size,
     )
+
+
+def plain_layers(config: JsonReader, layers: int) -> set[int]:
+    """Those of so many layers that `decoder_sparse_step` and `mlp_only_layers` leave without
+    experts."""
+    every = config.integer("decoder_sparse_step", 1, 1 << 10, 1)
+    plain = {layer for layer in range(layers) if (layer + 1) % every}
+    if config.has("mlp_only_layers"):
+        plain |= set(config.integers("mlp_only_layers", None, 0, layers - 1))
+    return plain
+
+
+def read_grouped_experts(config: JsonReader, llama: ModelConfig) -> ExpertsConfig:
+    """The experts of DeepSeek-V3, by its keys: sigmoid scores, groups, shared experts."""
+    size = config.integer("moe_intermediate_size", 1, _MOST)
+    experts = read_experts(config, llama, "n_routed_experts", size)
+    groups = config.integer("n_group", 1, experts.count)
+    if experts.count % groups or experts.count // groups < 2:
+        raise config.refuse("n_group", f"must share out {experts.count} experts, two or more")
+    active_groups = config.integer("topk_group", 1, groups)
+    if experts.active > active_groups * (experts.count // groups):
+        raise config.refuse("topk_group", f"has no {experts.active} experts for a token")
+    return replace(
+        experts,
+        normalise=config.boolean("norm_topk_prob"),
+        scoring="sigmoid",
+        groups=groups,
+        active_groups=active_groups,
+        correction=True,
+        scale=config.number("routed_scaling_factor", 1e-6, 1e6),
+        shared_size=size * config.integer("n_shared_experts", 0, 64),
+    )
+
+
+def dense_first(config: JsonReader, count: int, rope: RopeConfig | None) -> tuple[LayerConfig, ...]:
+    """The settings of `count` layers, the first `first_k_dense_replace` of which have no
+    experts."""
+    dense = config.integer("first_k_dense_replace", 0, _MOST)
+    if dense == 0:
+        return ()
+    return tuple(LayerConfig(rope=rope, experts=layer >= dense) for layer in range(count))
+
+
+def without_further_layers(config: JsonReader, llama: ModelConfig) -> TensorNames:
+    """The names, where tensors of the layers that predict further tokens (MTP) are ignored."""
+    extra = config.integer("num_nextn_predict_layers", 0, 16, 1)
+    further = range(llama.num_layers, llama.num_layers + extra)
+    ignored = tuple(rf"model\.layers\.{layer}\..*" for layer in further)
+    return replace(llama.names, ignored=(*llama.names.ignored, *ignored))

@@ -8,13 +8,19 @@ from typing import Any, ClassVar
 
 from asyncinfer.layers import ACTIVATIONS
 from asyncinfer.models.config import ModelConfig
-from asyncinfer.models.parts import DTYPES, MOST_HEADS, MOST_LAYERS, MOST_VOCAB, MOST_WIDTH
+from asyncinfer.models.parts import (
+    DTYPES,
+    MOST_HEAD_DIM,
+    MOST_HEADS,
+    MOST_LAYERS,
+    MOST_VOCAB,
+    MOST_WIDTH,
+)
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.models.rope_parameters import read_rope, scaled_context
 
 __all__ = ["Family"]
 
-_MOST_HEAD_DIM = 1 << 10
 _MOST_CONTEXT = 1 << 30
 #: The least epsilon that a norm of float32 shows.
 _LEAST_EPS = 1e-30
@@ -59,7 +65,7 @@ def _as_llama(config: JsonReader, family: Family, architecture: str) -> ModelCon
         raise config.refuse("num_key_value_heads", f"must divide num_attention_heads={num_heads}")
     if not config.has("head_dim") and hidden_size % num_heads:
         raise config.refuse("hidden_size", f"must divide by num_attention_heads={num_heads}")
-    head_dim = config.integer("head_dim", 1, _MOST_HEAD_DIM, hidden_size // num_heads)
+    head_dim = config.integer("head_dim", 1, MOST_HEAD_DIM, hidden_size // num_heads)
     if head_dim % 2:
         raise config.refuse("head_dim", f"must be even, not {head_dim}")
     max_context = config.integer("max_position_embeddings", 1, _MOST_CONTEXT)

@@ -10,16 +10,25 @@ from asyncinfer.layers import (
     Experts,
     FeedForward,
     GroupedRouter,
+    LoraLinear,
     Route,
     SoftmaxRouter,
+    SparseMixer,
     activation,
     added,
     clamped_swiglu,
+    gated,
     learned,
 )
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.parts import ExpertsConfig
-from asyncinfer.quantization import GroupedLinear, Linear, make_grouped_linear, make_linear
+from asyncinfer.quantization import (
+    GroupedLinear,
+    Linear,
+    as_tensor,
+    make_grouped_linear,
+    make_linear,
+)
 from asyncinfer.weights import WeightSource
 
 __all__ = ["FeedForwardBuilder", "build_linear"]
@@ -28,13 +37,16 @@ __all__ = ["FeedForwardBuilder", "build_linear"]
 def build_linear(weights: WeightSource, name: str, bias: bool, storage: str) -> Linear:
     """The linear layer of this name in the tensor table."""
     return make_linear(
-        weights(f"{name}.weight"), weights(f"{name}.bias") if bias else None, storage=storage
+        weights(f"{name}.weight"),
+        as_tensor(weights(f"{name}.bias")) if bias else None,
+        storage=storage,
     )
 
 
 class FeedForwardBuilder:
-    """Asks for weights in the tensor table's order. `storage` is their format, except for a router:
-    it is small, and its choices must be exact. `dtype` is the dtype of the computation."""
+    """Asks for weights in the tensor table's order. `storage` is their format, except for a router
+    and a shared expert's gate: they are small, and a choice must be exact. `dtype` is the dtype of
+    the computation."""
 
     def __init__(
         self,
@@ -59,7 +71,11 @@ class FeedForwardBuilder:
         mixture = self._experts(experts, f"{name}.experts")
         if not experts.shared_size:
             return mixture
-        return added(mixture, self._mlp(f"{name}.shared", experts.shared_size))
+        shared: FeedForward = self._mlp(f"{name}.shared", experts.shared_size)
+        if experts.shared_gate:
+            gate = build_linear(self._weights, f"{name}.experts.shared_gate", False, "plain")
+            shared = gated(shared, gate)
+        return added(mixture, shared)
 
     def _mlp(self, name: str, size: int) -> MLP:
         config = self._config
@@ -74,7 +90,7 @@ class FeedForwardBuilder:
         config = self._config
         with_weights = learned(config.activation)
         weights = [
-            self._weights(f"{name}.{index}")
+            as_tensor(self._weights(f"{name}.{index}"))
             for index in range(0 if with_weights is None else len(with_weights.weights))
         ]
         activate = activation(config.activation, gated=config.gated_mlp, weights=weights)
@@ -97,6 +113,8 @@ class FeedForwardBuilder:
 
     def _router(self, experts: ExpertsConfig, name: str) -> Route:
         logits = build_linear(self._weights, f"{name}.router", experts.router_bias, "plain")
+        if experts.scoring == "sparse-mixer":
+            return SparseMixer(logits, experts.jitter)
         plain = ("softmax", 1, False, 1.0)
         if (experts.scoring, experts.groups, experts.correction, experts.scale) == plain:
             return SoftmaxRouter(logits, experts.active, experts.normalise)
@@ -107,16 +125,19 @@ class FeedForwardBuilder:
             sigmoid=experts.scoring == "sigmoid",
             groups=experts.groups,
             active_groups=experts.active_groups,
-            correction=self._weights(f"{name}.correction") if experts.correction else None,
+            correction=(
+                as_tensor(self._weights(f"{name}.correction")) if experts.correction else None
+            ),
             scale=experts.scale,
+            epsilon=experts.epsilon,
         )
 
     def _grouped(self, name: str, bias: bool) -> GroupedLinear:
         return make_grouped_linear(
             self._weights(f"{name}.weight"),
-            self._weights(f"{name}.bias") if bias else None,
+            as_tensor(self._weights(f"{name}.bias")) if bias else None,
             storage=self._storage,
         )
 
-    def _linear(self, name: str, bias: bool) -> Linear:
-        return build_linear(self._weights, name, bias, self._storage)
+    def _linear(self, name: str, bias: bool) -> LoraLinear:
+        return LoraLinear(build_linear(self._weights, name, bias, self._storage), name)

@@ -30,7 +30,7 @@ class Gemma3(Gemma2):
 
     def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
         if config.has("attn_logit_softcapping"):
-            # transformers reads it and computes without; no checkpoint is known to have it.
+            # transformers reads this key and ignores it; no checkpoint is known to have it.
             raise config.refuse("attn_logit_softcapping", "no Gemma 3 has any: must be null")
         # Scaling that stands beside the layers' parameters is meant for the global ones.
         local = config.renamed(rope_theta="rope_local_base_freq", rope_scaling="")

@@ -8,13 +8,9 @@ from typing import Any, ClassVar
 
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.gemma3 import Gemma3
-from asyncinfer.models.reader import JsonReader
+from asyncinfer.models.text_part import TEXT_ALONE, text_values
 
 __all__ = ["Gemma3Multimodal"]
-
-_TEXT = "text_config"
-#: What `config.json` says beside `text_config`, and of all of it.
-_OF_ALL = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
 
 
 class Gemma3Multimodal(Gemma3):
@@ -29,16 +25,11 @@ class Gemma3Multimodal(Gemma3):
     }
 
     def read(self, architecture: str, values: Mapping[str, Any], file: str) -> ModelConfig:
-        whole = JsonReader(values, file)
-        text = whole.object(_TEXT)
-        if text is None:
-            raise whole.refuse(_TEXT, "is required")
-        of_all = {key: values[key] for key in _OF_ALL if values.get(key) is not None}
-        config = super().read(architecture, {**text.values, **of_all}, file)
+        config = super().read(architecture, text_values(values, file), file)
         names = replace(
             config.names,
             prefix="language_model.model.",
             head="language_model.lm_head",
             ignored=(*config.names.ignored, r"vision_tower\..*", r"multi_modal_projector\..*"),
         )
-        return replace(config, names=names, notes=("images are not supported: only text is read",))
+        return replace(config, names=names, notes=(TEXT_ALONE,))

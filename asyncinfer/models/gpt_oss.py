@@ -18,7 +18,7 @@ __all__ = ["GptOss"]
 
 
 class GptOss(Family):
-    """gpt-oss, saved in bfloat16: sinks, experts with biases, local and global layers in turns."""
+    """gpt-oss: sinks, experts with biases, local and global layers in turns."""
 
     model_type = "gpt_oss"
     defaults: ClassVar = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -17,6 +17,7 @@ from asyncinfer.layers import (
     HeadNorm,
     LatentAttention,
     Layer,
+    LoraLinear,
     Norm,
     NormKind,
     ParallelLayer,
@@ -32,13 +33,15 @@ from asyncinfer.layers import (
     make_norm,
     normed_experts,
     normed_first,
+    normed_last,
     unrotated,
 )
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.feed_forward import FeedForwardBuilder, build_linear
+from asyncinfer.models.mixer import build_mixer
 from asyncinfer.models.parts import LatentConfig
 from asyncinfer.models.tensors import block_norms
-from asyncinfer.quantization import CudaLinear, Linear
+from asyncinfer.quantization import CudaLinear, as_tensor
 from asyncinfer.weights import WeightSource
 
 __all__ = ["LayerBuilder", "build_norm"]
@@ -48,8 +51,8 @@ def build_norm(config: ModelConfig, name: str, weights: WeightSource) -> Norm:
     """The norm of this name in the tensor table."""
     return make_norm(
         config.norm,
-        weights(f"{name}.weight") if config.norm_weight else None,
-        weights(f"{name}.bias") if config.norms_have_bias else None,
+        as_tensor(weights(f"{name}.weight")) if config.norm_weight else None,
+        as_tensor(weights(f"{name}.bias")) if config.norms_have_bias else None,
         config.norm_eps,
     )
 
@@ -89,7 +92,12 @@ class LayerBuilder:
             for norm in block_norms(config)
         }
         attention: Attention
-        if config.latent is None:
+        mixer = config.layer(index).mixer
+        if mixer is not None:
+            attention = build_mixer(
+                index, mixer, f"{name}.mixer", config.norm_eps, self._tensor, self._linear
+            )
+        elif config.latent is None:
             attention = self._attention(index, f"{name}.attention")
         else:
             attention = self._latent(index, config.latent, f"{name}.attention")
@@ -122,6 +130,7 @@ class LayerBuilder:
             and config.qk_norm in (None, "head")
             and (config.layer_experts(index) is not None or self._gate() is not None)
             and config.layer(index).rope is not None
+            and not config.attention_gate
         )
 
     def _gate(self) -> str | None:
@@ -134,10 +143,10 @@ class LayerBuilder:
         plus_one = config.norm == "rms-plus-one"
 
         def norm(part: str) -> RMSNorm:
-            return RMSNorm(self._weights(f"{name}.{part}.weight"), config.norm_eps, plus_one)
+            return RMSNorm(self._tensor(f"{name}.{part}.weight"), config.norm_eps, plus_one)
 
         def linear(part: str, bias: bool) -> CudaLinear:
-            made = self._linear(f"{name}.{part}", bias)
+            made = build_linear(self._weights, f"{name}.{part}", bias, self._storage)
             assert isinstance(made, CudaLinear)
             return made
 
@@ -148,7 +157,7 @@ class LayerBuilder:
         )
         head_norms = None
         if config.qk_norm is not None:
-            q, k = (self._weights(f"{name}.attention.{part}_norm") for part in "qk")
+            q, k = (self._tensor(f"{name}.attention.{part}_norm") for part in "qk")
             head_norms = HeadNorms(q, k, config.norm_eps, plus_one)
         rope = config.layer(index).rope
         assert rope is not None
@@ -160,6 +169,7 @@ class LayerBuilder:
             gate = self._gate()
             assert gate is not None
             mlp = FusedMLP(
+                name=f"{name}.mlp",
                 norm=mlp_norm,
                 up=linear("mlp.up", config.mlp_bias),
                 down=linear("mlp.down", config.mlp_bias),
@@ -190,6 +200,7 @@ class LayerBuilder:
             self._prepare(index, name),
             out,
             self._variant(index, name),
+            config.attention_gate,
         )
 
     def _latent(self, index: int, latent: LatentConfig, name: str) -> LatentAttention:
@@ -197,9 +208,9 @@ class LayerBuilder:
 
         def norm(part: str) -> RMSNorm:
             # The epsilon of these norms is fixed in the architecture.
-            return RMSNorm(self._weights(f"{name}.{part}"), 1e-6)
+            return RMSNorm(self._tensor(f"{name}.{part}"), 1e-6)
 
-        query: FeedForward
+        query: Callable[[torch.Tensor], torch.Tensor]
         if latent.query_rank is None:
             query = self._linear(f"{name}.query", False)
         else:
@@ -208,7 +219,7 @@ class LayerBuilder:
             query = followed(query, self._linear(f"{name}.query", False))
         kv_down = self._linear(f"{name}.kv_down", config.qkv_bias)
         kv_norm = norm("kv_norm")
-        up = self._weights(f"{name}.kv_up.weight").view(config.num_heads, -1, latent.kv_rank)
+        up = self._tensor(f"{name}.kv_up.weight").view(config.num_heads, -1, latent.kv_rank)
         rope = config.layer(index).rope
         assert rope is not None
         return LatentAttention(
@@ -236,13 +247,14 @@ class LayerBuilder:
             return rotate
         plus_one = config.norm == "rms-plus-one"
         weights = [
-            self._weights(f"{name}.{part}_norm") if config.norm_weight else None for part in "qk"
+            self._tensor(f"{name}.{part}_norm") if config.norm_weight else None for part in "qk"
         ]
-        if config.qk_norm == "head":
+        if config.qk_norm != "projection":
             ones = torch.ones(config.head_dim, device=self._device)
             q, k = (ones if weight is None else weight for weight in weights)
             heads = config.num_heads, config.num_kv_heads
-            return normed_first(HeadNorm(q, k, *heads, config.norm_eps, plus_one), rotate)
+            norm = HeadNorm(q, k, *heads, config.norm_eps, plus_one)
+            return (normed_first if config.qk_norm == "head" else normed_last)(norm, rotate)
         kind: NormKind = "rms-plus-one" if plus_one else "rms"
         q_norm, k_norm = (make_norm(kind, weight, None, config.norm_eps) for weight in weights)
         return normed_first(ProjectionNorm(q_norm, k_norm, config.num_heads), rotate)
@@ -250,13 +262,16 @@ class LayerBuilder:
     def _variant(self, index: int, name: str) -> AttentionVariant | None:
         config = self._config
         window = config.layer(index).window
-        sinks = self._weights(f"{name}.sinks").float() if config.sinks else None
+        sinks = self._tensor(f"{name}.sinks").float() if config.sinks else None
         if window is None and config.attention_softcap is None and sinks is None:
             return None
         return AttentionVariant(window, config.attention_softcap, sinks)
 
-    def _linear(self, name: str, bias: bool) -> Linear:
-        return build_linear(self._weights, name, bias, self._storage)
+    def _tensor(self, name: str) -> torch.Tensor:
+        return as_tensor(self._weights(name))
+
+    def _linear(self, name: str, bias: bool) -> LoraLinear:
+        return LoraLinear(build_linear(self._weights, name, bias, self._storage), name)
 
 
 def _same(x: torch.Tensor) -> torch.Tensor:

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from asyncinfer.errors import ModelLoadError
+from asyncinfer.kernels import native
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.config_file import read_config
 from asyncinfer.models.decoder import Decoder
 from asyncinfer.models.tensors import ignored_tensor, tensor_table
+from asyncinfer.quantization import as_tensor
 from asyncinfer.weights import (
     OnProgress,
-    SafetensorsCheckpoint,
+    Packed,
     TensorFiles,
     WeightLoader,
     WeightSource,
     check_weights,
+    host_bytes,
     is_out_of_memory,
+    open_checkpoint,
 )
-from asyncinfer.weights.gguf import GgufCheckpoint, is_gguf
 
 __all__ = ["load_model", "load_weights", "without_prefix"]
+
+_NO_KERNEL: Final = (
+    "no kernel here multiplies quantised matrices (it needs llvmlite, and Linux on x86-64 or ARM)"
+)
+_AS_FLOATS: Final = f"{_NO_KERNEL}: they are held as floats, which take 2 to 6 times the memory"
+_UNPACKED: Final = f"{_NO_KERNEL}: they are unpacked in each step, since floats take half of memory"
 
 
 def load_model(
@@ -46,7 +56,7 @@ def load_model(
     Weights stream onto the device one tensor at a time, and `progress` is called on the way. Raises
     `ModelLoadError` for bad files, before any device memory is taken.
     """
-    with _opened(folder, device, dtype, progress) as (config, weights):
+    with _opened(folder, device, dtype, progress, storage) as (config, weights):
         return Decoder(config, weights, max_context, storage)
 
 
@@ -58,8 +68,8 @@ def load_weights(
 ) -> dict[str, torch.Tensor]:
     """The tensors of the decoder by the names of `tensor_table`, before a device lays them out for
     its matrix products. Raises as `load_model` does."""
-    with _opened(folder, device, dtype, progress) as (config, weights):
-        return {name: weights(name) for name in tensor_table(config)}
+    with _opened(folder, device, dtype, progress, "floats") as (config, weights):
+        return {name: as_tensor(weights(name)) for name in tensor_table(config)}
 
 
 @contextmanager
@@ -68,16 +78,32 @@ def _opened(
     device: torch.device | str,
     dtype: torch.dtype,
     progress: OnProgress | None,
+    storage: str,
 ) -> Iterator[tuple[ModelConfig, WeightSource]]:
     """The config and the source of the weights, which must be asked for each tensor in the
     block."""
     config = read_config(folder)
-    opened = GgufCheckpoint(folder) if is_gguf(Path(folder)) else SafetensorsCheckpoint(folder)
-    with opened as checkpoint, torch.inference_mode():
+    with open_checkpoint(folder) as checkpoint, torch.inference_mode():
         config = without_prefix(config, checkpoint)
         table = tensor_table(config)
-        check_weights(checkpoint, table, partial(ignored_tensor, config=config))
-        loader = WeightLoader(checkpoint, table, torch.device(device), dtype, progress)
+        ignored = partial(ignored_tensor, config=config)
+        quantised = check_weights(checkpoint, table, ignored, config.scheme)
+        device = torch.device(device)
+        keep_packed = _stays_packed(table, device, dtype, storage)
+        if storage == "plain" and device.type == "cpu" and not native.available():
+            pieces = (piece.name for packed in table.values() for piece in packed.pieces)
+            if quantised or any(checkpoint.packed_bytes(name) is not None for name in pieces):
+                note = _UNPACKED if keep_packed else _AS_FLOATS
+                config = replace(config, notes=(*config.notes, note))
+        loader = WeightLoader(
+            checkpoint,
+            table,
+            device,
+            dtype,
+            progress,
+            quantised=quantised,
+            keep_packed=keep_packed,
+        )
         try:
             yield config, loader
         except (RuntimeError, MemoryError) as error:
@@ -87,6 +113,21 @@ def _opened(
                 f"{device} has no room for the weights: {error}", file=str(folder)
             ) from error
         loader.finish()
+
+
+def _stays_packed(
+    table: Mapping[str, Packed], device: torch.device, dtype: torch.dtype, storage: str
+) -> bool:
+    """Whether quantised matrices are kept as they are."""
+    # Another format is made of their floats. A GPU's kernels read some of them only, and no
+    # embedding.
+    if storage != "plain" or device.type != "cpu":
+        return False
+    if native.available():
+        return True
+    # Floats are faster than numbers that each call unpacks, where there is room for them.
+    numbers = sum(math.prod(packed.shape) for packed in table.values())
+    return numbers * dtype.itemsize > host_bytes() // 2
 
 
 def without_prefix(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:

@@ -26,16 +26,16 @@ class Mixtral(Family):
         "rms_norm_eps": 1e-5,
         "rope_theta": 1_000_000.0,
     }
+    names: ClassVar = TensorNames(
+        router="block_sparse_moe.gate",
+        expert_up=("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
+        expert_down="block_sparse_moe.experts.{}.w2",
+    )
 
     def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
-        expert = "block_sparse_moe.experts.{}."
         return replace(
             llama,
             layers=windowed(config, llama),
             experts=read_experts(config, llama, "num_local_experts", llama.intermediate_size),
-            names=TensorNames(
-                router="block_sparse_moe.gate",
-                expert_up=(f"{expert}w1", f"{expert}w3"),
-                expert_down=f"{expert}w2",
-            ),
+            names=self.names,
         )

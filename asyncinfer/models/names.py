@@ -33,7 +33,30 @@ class TensorNames:
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     out: str = "self_attn.o_proj"
+    #: Of latent attention. Queries that are made from the hidden state are the first of `qkv`.
+    query_down: str = "self_attn.q_a_proj"
+    query_norm: str = "self_attn.q_a_layernorm"
+    query_up: str = "self_attn.q_b_proj"
+    kv_down: str = "self_attn.kv_a_proj_with_mqa"
+    kv_norm: str = "self_attn.kv_a_layernorm"
+    #: One tensor with keys and values of each head; or keys `[heads, rank, plain]` and values
+    #: `[heads, value, rank]`.
+    kv_up: tuple[str, ...] = ("self_attn.kv_b_proj",)
     sinks: str = "self_attn.sinks"
+    #: Of a short convolution: its projections and itself.
+    conv_in: str = "conv.in_proj"
+    conv: str = "conv.conv"
+    conv_out: str = "conv.out_proj"
+    #: Of a gated delta net: one tensor with queries, keys, values and the outputs' gates of the
+    #: first key head, then of the second, and so on; or one with all queries, then all keys and all
+    #: values, and one with the gates. Beta and step alike, or each in one tensor.
+    delta_in: tuple[str, ...] = ("linear_attn.in_proj_qkvz",)
+    delta_gates: tuple[str, ...] = ("linear_attn.in_proj_ba",)
+    delta_conv: str = "linear_attn.conv1d"
+    delta_rate: str = "linear_attn.A_log"
+    delta_bias: str = "linear_attn.dt_bias"
+    delta_norm: str = "linear_attn.norm"
+    delta_out: str = "linear_attn.out_proj"
     #: Gate and up projection of a gated feed-forward layer, or one tensor with both; else only up.
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
@@ -41,12 +64,15 @@ class TensorNames:
     correction: str = "mlp.gate.e_score_correction_bias"
     shared_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
     shared_down: str = "mlp.shared_experts.down_proj"
+    shared_gate: str = "mlp.shared_expert_gate"
     #: As `up` and `down`, with `{}` for the expert's number. A name without `{}` is one tensor of
     #: all experts, `[experts, in, out]`, whose name does not end in `.weight`.
     expert_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
     expert_down: str = "mlp.experts.{}.down_proj"
     #: The one tensor holds rows of gate and up alternately.
     expert_up_alternates: bool = False
+    #: The one tensor is `[experts, out, in]`.
+    expert_outputs_first: bool = False
     norm: str = "norm"
     head: str = "lm_head"
     #: The layers' linear weights are stored `[in, out]`.
@@ -56,7 +82,8 @@ class TensorNames:
     ignored: tuple[str, ...] = (r".*\brotary_emb\.inv_freq",)
 
     def __post_init__(self) -> None:
-        check_flags(self, "qkv_by_head", "expert_up_alternates", "transposed")
+        check_flags(self, "qkv_by_head", "transposed")
+        check_flags(self, "expert_up_alternates", "expert_outputs_first")
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(field.default, str):
@@ -68,7 +95,8 @@ class TensorNames:
                 or not all(isinstance(name, str) and name for name in value)
             ):
                 raise refuse(self, field.name, "must be a tuple of names")
-        for name, counts in (("qkv", (1, 3)), ("up", (1, 2)), ("shared_up", (1, 2))):
+        pairs = ("up", "shared_up", "kv_up", "delta_in", "delta_gates")
+        for name, counts in (("qkv", (1, 3)), *((pair, (1, 2)) for pair in pairs)):
             if len(getattr(self, name)) not in counts:
                 raise refuse(self, name, f"must be {counts[0]} name or {counts[1]}")
         self._check_experts()

@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+import torch
+
+from asyncinfer.attention import StateShape
 from asyncinfer.layers import (
     RopeConfig,
     check_choice,
@@ -19,15 +22,18 @@ __all__ = [
     "DTYPES",
     "MOST_CONTEXT",
     "MOST_HEADS",
+    "MOST_HEAD_DIM",
     "MOST_LAYERS",
     "MOST_VOCAB",
     "MOST_WIDTH",
     "Block",
     "ExpertsConfig",
+    "GatedDeltaConfig",
     "LatentConfig",
     "LayerConfig",
     "QKNorm",
     "Scoring",
+    "ShortConvConfig",
 ]
 
 # Far above any model: a larger value is a mistake or an attack.
@@ -35,6 +41,7 @@ MOST_WIDTH: Final = 1 << 20
 MOST_VOCAB: Final = 1 << 24
 MOST_LAYERS: Final = 1 << 10
 MOST_HEADS: Final = 1 << 12
+MOST_HEAD_DIM: Final = 1 << 10
 MOST_CONTEXT: Final = 2**31 - 1
 #: Dtypes of a checkpoint, by torch's names.
 DTYPES: Final = ("float32", "float16", "bfloat16")
@@ -46,10 +53,61 @@ _MOST_WINDOW: Final = 2**31 - 1
 #: after each, before it is added; "sandwich": both. "parallel": attention and feed-forward side by
 #: side, each after a norm of its own; "parallel-shared": after one norm.
 Block = Literal["pre", "post", "sandwich", "parallel", "parallel-shared"]
-#: RMS norm of queries and keys: of each head, or over the whole projection.
-QKNorm = Literal["head", "projection"]
+#: RMS norm of queries and keys: of each head, before the rotation or after it ("rotated-head"), or
+#: over the whole projection.
+QKNorm = Literal["head", "rotated-head", "projection"]
 #: The function from a router's logits to its scores.
-Scoring = Literal["softmax", "sigmoid"]
+Scoring = Literal["softmax", "sigmoid", "sparse-mixer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvConfig:
+    """LFM2's gated short convolution, in place of attention."""
+
+    #: Tokens that the convolution sees, the token itself among them.
+    width: int
+    #: Whether the convolution and both projections have a bias.
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        check_integers(self, "width", low=2, high=1 << 10)
+        check_flags(self, "bias")
+
+    def state(self, hidden_size: int) -> tuple[StateShape, ...]:
+        """What a layer keeps of a sequence: the inputs of the last tokens."""
+        return (StateShape((self.width - 1, hidden_size)),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDeltaConfig:
+    """Qwen3-Next's gated delta net, in place of attention: a convolution and a matrix per head,
+    which the gated delta rule changes with each token."""
+
+    #: Heads of queries and keys, and of values, a multiple of these.
+    key_heads: int
+    heads: int
+    #: Dimensions of a head of queries and keys, and of values.
+    key_dim: int
+    value_dim: int
+    #: Tokens that the convolution sees, the token itself among them.
+    width: int
+
+    def __post_init__(self) -> None:
+        check_integers(self, "key_heads", "heads", low=1, high=MOST_HEADS)
+        check_integers(self, "key_dim", "value_dim", low=1, high=MOST_HEAD_DIM)
+        check_integers(self, "width", low=2, high=1 << 10)
+        if self.heads % self.key_heads:
+            raise refuse(self, "heads", f"must be a multiple of key_heads={self.key_heads}")
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
+
+    def state(self, hidden_size: int) -> tuple[StateShape, ...]:
+        """What a layer keeps of a sequence: the convolution's last inputs, and the matrices."""
+        matrices = StateShape((self.heads, self.key_dim, self.value_dim), torch.float32)
+        return StateShape((self.width - 1, self.channels)), matrices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +120,14 @@ class LayerConfig:
     window: int | None = None
     #: Whether its feed-forward layer is a mixture of experts, if the model has any.
     experts: bool = True
+    #: What stands in place of attention and keeps a state; None: attention.
+    mixer: ShortConvConfig | GatedDeltaConfig | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.mixer, ShortConvConfig | GatedDeltaConfig | None):
+            raise refuse(self, "mixer", "must be a ShortConvConfig, a GatedDeltaConfig or None")
+        if self.mixer is not None and (self.rope is not None or self.window is not None):
+            raise refuse(self, "mixer", "must be None in a layer with a rope or a window")
         if self.rope is not None and not isinstance(self.rope, RopeConfig):
             raise refuse(self, "rope", "must be a RopeConfig or None")
         if self.window is not None:
@@ -92,8 +156,15 @@ class ExpertsConfig:
     correction: bool = False
     #: Multiplies the weights.
     scale: float = 1.0
+    #: Added to the sum of a token's weights where these are normalised, unless the scores are a
+    #: softmax without groups, correction or scale.
+    epsilon: float = 1e-20
+    #: Of "sparse-mixer": half the relative distance from the best logit within which others count.
+    jitter: float = 0.01
     #: `intermediate_size` of the shared expert, which every token takes; 0: there is none.
     shared_size: int = 0
+    #: Whether the shared expert's output is multiplied by the sigmoid of a projection of its input.
+    shared_gate: bool = False
     #: None: the model's activation. Else the clamped SwiGLU's (alpha, limit).
     clamped_swiglu: tuple[float, float] | None = None
 
@@ -102,10 +173,18 @@ class ExpertsConfig:
         check_integers(self, "active", low=1, high=self.count)
         check_integers(self, "intermediate_size", low=1, high=MOST_WIDTH)
         check_integers(self, "shared_size", low=0, high=64 * MOST_WIDTH)
-        check_flags(self, "normalise", "router_bias", "bias", "correction")
+        check_flags(self, "normalise", "router_bias", "bias", "correction", "shared_gate")
+        if self.shared_gate and not self.shared_size:
+            raise refuse(self, "shared_gate", "must be False without a shared expert")
         check_choice(self, "scoring", get_args(Scoring))
         check_number(self, "scale")
+        check_number(self, "epsilon", high=1.0)
+        check_number(self, "jitter", high=1.0)
         self._check_groups()
+        rest = (self.active, self.groups, self.normalise, self.correction, self.scale)
+        if self.scoring == "sparse-mixer" and rest != (2, 1, False, False, 1.0):
+            bound = "needs active=2, one group, and no normalise, correction or scale"
+            raise refuse(self, "scoring", bound)
         rule = self.clamped_swiglu
         if rule is not None and not (
             isinstance(rule, tuple)

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import ClassVar
 
 from asyncinfer.models.config import ModelConfig
-from asyncinfer.models.experts import read_experts
+from asyncinfer.models.experts import plain_layers, read_experts
 from asyncinfer.models.family import Family
+from asyncinfer.models.parts import LayerConfig
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.models.windows import windowed
 
@@ -34,22 +35,17 @@ class Qwen3MoE(Family):
             read_experts(config, llama, key, size),
             normalise=config.boolean("norm_topk_prob", False),
         )
-        llama = replace(llama, qk_norm="head", experts=experts)
-        if config.boolean("use_sliding_window", False):
-            llama = replace(llama, layers=windowed(config, llama))
-        plain = self._plain_layers(config, llama.num_layers)
+        layers = self.windows(config, llama)
+        llama = replace(llama, qk_norm="head", experts=experts, layers=layers)
+        plain = plain_layers(config, llama.num_layers)
         if not plain:
             return llama
-        layers = (
+        layers = tuple(
             replace(llama.layer(layer), experts=layer not in plain)
             for layer in range(llama.num_layers)
         )
-        return replace(llama, layers=tuple(layers))
+        return replace(llama, layers=layers)
 
-    def _plain_layers(self, config: JsonReader, layers: int) -> set[int]:
-        """Those without experts."""
-        every = config.integer("decoder_sparse_step", 1, 1 << 10, 1)
-        plain = {layer for layer in range(layers) if (layer + 1) % every}
-        if config.has("mlp_only_layers"):
-            plain |= set(config.integers("mlp_only_layers", None, 0, layers - 1))
-        return plain
+    def windows(self, config: JsonReader, llama: ModelConfig) -> tuple[LayerConfig, ...]:
+        """The layers with their windows, if they have any."""
+        return windowed(config, llama) if config.boolean("use_sliding_window", False) else ()

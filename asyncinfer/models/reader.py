@@ -33,6 +33,10 @@ class JsonReader:
         """The same object with more keys renamed."""
         return JsonReader(self.values, self.file, self._prefix, {**self._names, **names})
 
+    def replaced(self, values: Mapping[str, Any]) -> JsonReader:
+        """The same object with other values for some keys."""
+        return JsonReader({**self.values, **values}, self.file, self._prefix, self._names)
+
     def integer(self, key: str, low: int, high: int, default: int = _MISSING) -> int:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int):

@@ -47,8 +47,8 @@ def model_code(config: JsonReader, architecture: str, model_type: str | None) ->
 
 
 def tokenizer_code(folder: Path) -> tuple[str, ...]:
-    """The same for the folder's tokenizer. Its code is set aside if there is a fast tokenizer,
-    since `tokenizer.json` describes that completely. `ModelLoadError` if there is none."""
+    """`model_code` for the folder's tokenizer. Its code is set aside if there is a fast tokenizer,
+    since `tokenizer.json` describes that completely. Raises `ModelLoadError` if there is none."""
     path = checkpoint_file(folder, _TOKENIZER_CONFIG)
     values: dict[str, Any] = {} if path is None else read_json(path, _MOST_BYTES)
     code = values.get("auto_map")

@@ -147,5 +147,5 @@ def _longrope(rope: JsonReader, original: int, max_context: int, size: int) -> R
 
 def mscale_of(factor: float, mscale: float) -> float:
     """How much the attention's logits grow with the context (YaRN, section 3.4)."""
-    # transformers takes an mscale of 0 for none given.
+    # An mscale of 0 means that none is given, as in transformers.
     return 0.1 * (mscale or 1.0) * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -9,10 +9,10 @@ import torch
 
 from asyncinfer.layers import learned
 from asyncinfer.models.config import ModelConfig
-from asyncinfer.models.parts import LatentConfig
-from asyncinfer.weights import Packed, Piece, WeightSource
+from asyncinfer.models.parts import GatedDeltaConfig, LatentConfig, ShortConvConfig
+from asyncinfer.weights import Packed, Piece
 
-__all__ = ["arranged", "block_norms", "ignored_tensor", "tensor_table"]
+__all__ = ["block_norms", "ignored_tensor", "tensor_table"]
 
 _NORMS = {
     "pre": ("attention_norm", "mlp_norm"),
@@ -21,8 +21,6 @@ _NORMS = {
     "parallel": ("attention_norm", "mlp_norm"),
     "parallel-shared": ("attention_norm",),
 }
-_LINEAR = re.compile(r"layers\.(\d+)\.(attention|mlp|experts|shared)\.(\w+)\.(weight|bias)")
-_HEAD_NORM = re.compile(r"layers\.(\d+)\.attention\.[qk]_norm")
 
 
 def block_norms(config: ModelConfig) -> tuple[str, ...]:
@@ -43,7 +41,7 @@ def tensor_table(config: ModelConfig) -> dict[str, Packed]:
     for layer in range(config.num_layers):
         theirs = f"{prefix}{names.layers}.{layer}."
         for name, packed in (
-            *_attention(config, theirs),
+            *_attention(config, layer, theirs),
             *_mlp(config, layer, theirs),
             *_shared(config, layer, theirs),
         ):
@@ -56,21 +54,29 @@ def tensor_table(config: ModelConfig) -> dict[str, Packed]:
     return table
 
 
-def _attention(config: ModelConfig, theirs: str) -> Iterator[tuple[str, Packed]]:
+def _attention(config: ModelConfig, layer: int, theirs: str) -> Iterator[tuple[str, Packed]]:
     names, hidden = config.names, config.hidden_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    queries = 2 * q if config.attention_gate else q
     for name in block_norms(config):
         yield from _norm(config, name, theirs + getattr(names, name)).items()
 
+    mixer = config.layer(layer).mixer
+    if isinstance(mixer, GatedDeltaConfig):
+        yield from _delta(config, mixer, theirs)
+        return
+    if mixer is not None:
+        yield from _convolution(config, mixer, theirs)
+        return
     if config.latent is not None:
-        yield from _latent(config, config.latent, f"{theirs}self_attn.")
+        yield from _latent(config, config.latent, theirs)
         return
     yield from _linear(
-        config, theirs, "attention.qkv", names.qkv, (q, kv, kv), hidden, config.qkv_bias
+        config, theirs, "attention.qkv", names.qkv, (queries, kv, kv), hidden, config.qkv_bias
     )
     yield from _linear(config, theirs, "attention.out", (names.out,), (hidden,), q, config.out_bias)
     if config.qk_norm is not None and config.norm_weight:
-        sizes = (config.head_dim, config.head_dim) if config.qk_norm == "head" else (q, kv)
+        sizes = (config.head_dim, config.head_dim) if config.qk_norm != "projection" else (q, kv)
         for ours, name, size in zip(
             ("q_norm", "k_norm"), (names.q_norm, names.k_norm), sizes, strict=True
         ):
@@ -79,23 +85,56 @@ def _attention(config: ModelConfig, theirs: str) -> Iterator[tuple[str, Packed]]
         yield "attention.sinks", _one(theirs + names.sinks, config.num_heads)
 
 
+def _convolution(
+    config: ModelConfig, mixer: ShortConvConfig, theirs: str
+) -> Iterator[tuple[str, Packed]]:
+    names, hidden, bias = config.names, config.hidden_size, mixer.bias
+    yield from _linear(config, theirs, "mixer.in", (names.conv_in,), (3 * hidden,), hidden, bias)
+    yield "mixer.conv.weight", _one(f"{theirs}{names.conv}.weight", hidden, 1, mixer.width)
+    if bias:
+        yield "mixer.conv.bias", _one(f"{theirs}{names.conv}.bias", hidden)
+    yield from _linear(config, theirs, "mixer.out", (names.conv_out,), (hidden,), hidden, bias)
+
+
+def _delta(
+    config: ModelConfig, mixer: GatedDeltaConfig, theirs: str
+) -> Iterator[tuple[str, Packed]]:
+    names, hidden, inner = config.names, config.hidden_size, mixer.heads * mixer.value_dim
+    inputs = names.delta_in, (mixer.channels, inner), hidden, False
+    yield from _linear(config, theirs, "mixer.in", *inputs)
+    gates = names.delta_gates, (mixer.heads, mixer.heads), hidden, False
+    yield from _linear(config, theirs, "mixer.gates", *gates)
+    conv = _one(f"{theirs}{names.delta_conv}.weight", mixer.channels, 1, mixer.width)
+    yield "mixer.conv.weight", conv
+    for ours, name in (("rate", names.delta_rate), ("bias", names.delta_bias)):
+        # float32: an error in how fast a state decays grows with the tokens.
+        yield f"mixer.{ours}", Packed(_one(theirs + name, mixer.heads).pieces, torch.float32)
+    yield "mixer.norm", _one(f"{theirs}{names.delta_norm}.weight", mixer.value_dim)
+    yield from _linear(config, theirs, "mixer.out", (names.delta_out,), (hidden,), inner, False)
+
+
 def _latent(config: ModelConfig, latent: LatentConfig, theirs: str) -> Iterator[tuple[str, Packed]]:
-    hidden, heads, bias = config.hidden_size, config.num_heads, config.qkv_bias
-    last, inputs = "q_proj", hidden
+    names, hidden, heads = config.names, config.hidden_size, config.num_heads
+    bias = config.qkv_bias
+    last, inputs = names.qkv[0], hidden
     if latent.query_rank is not None:
-        last, inputs = "q_b_proj", latent.query_rank
-        yield from _linear(
-            config, theirs, "attention.query_down", ("q_a_proj",), (inputs,), hidden, bias
-        )
-        yield "attention.query_norm", _one(f"{theirs}q_a_layernorm.weight", inputs)
+        last, inputs = names.query_up, latent.query_rank
+        down = (names.query_down,), (inputs,), hidden, bias
+        yield from _linear(config, theirs, "attention.query_down", *down)
+        yield "attention.query_norm", _one(f"{theirs}{names.query_norm}.weight", inputs)
     queries = heads * (latent.plain + latent.rotated)
     yield from _linear(config, theirs, "attention.query", (last,), (queries,), inputs, False)
-    down = ("kv_a_proj_with_mqa",), (latent.kv_rank + latent.rotated,), hidden, bias
+    down = (names.kv_down,), (latent.kv_rank + latent.rotated,), hidden, bias
     yield from _linear(config, theirs, "attention.kv_down", *down)
-    yield "attention.kv_norm", _one(f"{theirs}kv_a_layernorm.weight", latent.kv_rank)
-    up = ("kv_b_proj",), (heads * (latent.plain + latent.value),), latent.kv_rank, False
-    yield from _linear(config, theirs, "attention.kv_up", *up)
-    out = ("o_proj",), (hidden,), heads * latent.value, config.out_bias
+    yield "attention.kv_norm", _one(f"{theirs}{names.kv_norm}.weight", latent.kv_rank)
+    if len(names.kv_up) == 2:
+        keys, values = (f"{theirs}{name}.weight" for name in names.kv_up)
+        yield "attention.key_up.weight", _one(keys, heads, latent.kv_rank, latent.plain)
+        yield "attention.value_up.weight", _one(values, heads, latent.value, latent.kv_rank)
+    else:
+        up = names.kv_up, (heads * (latent.plain + latent.value),), latent.kv_rank, False
+        yield from _linear(config, theirs, "attention.kv_up", *up)
+    out = (names.out,), (hidden,), heads * latent.value, config.out_bias
     yield from _linear(config, theirs, "attention.out", *out)
 
 
@@ -116,6 +155,9 @@ def _mlp(config: ModelConfig, layer: int, theirs: str) -> Iterator[tuple[str, Pa
     size = experts.intermediate_size
     router = (names.router,), (experts.count,), hidden, experts.router_bias
     yield from _linear(config, theirs, "experts.router", *router)
+    if experts.shared_gate:
+        gate = (names.shared_gate,), (1,), hidden, False
+        yield from _linear(config, theirs, "experts.shared_gate", *gate)
     if experts.correction:
         # float32, since scores may differ by less than a 16-bit step.
         pieces = _one(theirs + names.correction, experts.count).pieces
@@ -127,7 +169,8 @@ def _mlp(config: ModelConfig, layer: int, theirs: str) -> Iterator[tuple[str, Pa
         if "{}" not in parts[0]:
             outputs *= 2 if ours == "experts.up" else 1
             (part,) = parts
-            yield f"{ours}.weight", _one(theirs + part, experts.count, inputs, outputs)
+            shape = (outputs, inputs) if names.expert_outputs_first else (inputs, outputs)
+            yield f"{ours}.weight", _one(theirs + part, experts.count, *shape)
             if experts.bias:
                 yield f"{ours}.bias", _one(f"{theirs}{part}_bias", experts.count, outputs)
             continue
@@ -172,85 +215,6 @@ def _linear(
     )
     if bias:
         yield f"{ours}.bias", Packed(tuple(Piece(f"{part}.bias", (n,)) for part, n in pieces))
-
-
-def arranged(config: ModelConfig, weights: WeightSource) -> WeightSource:
-    """`weights` in the layout of the layers: linear weights `[out, in]`, those of experts
-    `[experts, out, in]`, the heads of the packed projection in order, gate before up."""
-
-    def arrange(name: str) -> torch.Tensor:
-        tensor = weights(name)
-        norm = _HEAD_NORM.fullmatch(name)
-        if norm is not None:
-            return _halves(config, int(norm[1]), tensor)
-        part = _LINEAR.fullmatch(name)
-        if part is None:
-            return tensor
-        layer, module, linear, kind = part.groups()
-        if module == "experts" and linear != "router":
-            return _arrange_experts(config, tensor, linear, kind).contiguous()
-        if config.names.transposed and kind == "weight":
-            tensor = tensor.t()
-        if config.latent is not None and config.latent.interleaved:
-            tensor = _latent_halves(config, config.latent, tensor, linear)
-        if config.names.qkv_by_head and linear == "qkv":
-            heads = tensor.view(config.num_heads, 3, config.head_dim, *tensor.shape[1:])
-            tensor = heads.transpose(0, 1).flatten(0, 2)
-        if linear == "qkv":
-            values = config.num_kv_heads * config.head_dim
-            before = tensor[:-values]
-            halves = _halves(config, int(layer), before)
-            if halves is not before:
-                tensor = torch.cat((halves, tensor[-values:]))
-        return tensor.contiguous()
-
-    return arrange
-
-
-def _halves(config: ModelConfig, layer: int, tensor: torch.Tensor) -> torch.Tensor:
-    """Rows of whole query and key heads, reordered so that a rotated pair is half of the rotated
-    dimensions apart instead of adjacent. Queries and keys are reordered alike, so their products
-    stay the same. Gives the tensor itself if the layer's pairs are not adjacent."""
-    rope = config.layer(layer).rope
-    if rope is None or not rope.interleaved:
-        return tensor
-    rows = tensor.view(-1, config.head_dim, *tensor.shape[1:])
-    return _split_pairs(rows, 0, rope.size or config.head_dim).reshape(tensor.shape)
-
-
-def _latent_halves(
-    config: ModelConfig, latent: LatentConfig, tensor: torch.Tensor, linear: str
-) -> torch.Tensor:
-    """The same for the projections of latent attention, whose rotated dimensions are the last of
-    each head."""
-    heads = {"query": config.num_heads, "kv_down": 1}.get(linear)
-    if heads is None:
-        return tensor
-    rows = tensor.view(heads, -1, *tensor.shape[1:])
-    first = rows.shape[1] - latent.rotated
-    return _split_pairs(rows, first, rows.shape[1]).view(tensor.shape)
-
-
-def _split_pairs(rows: torch.Tensor, first: int, end: int) -> torch.Tensor:
-    """`rows` `[heads, dimensions, ...]`, with the first of each pair in `first` to `end - 1` before
-    the second ones."""
-    rotated = rows[:, first:end]
-    return torch.cat((rows[:, :first], rotated[:, 0::2], rotated[:, 1::2], rows[:, end:]), dim=1)
-
-
-def _arrange_experts(
-    config: ModelConfig, tensor: torch.Tensor, linear: str, kind: str
-) -> torch.Tensor:
-    assert config.experts is not None
-    names = config.names
-    part = names.expert_up[0] if linear == "up" else names.expert_down
-    if "{}" in part:
-        return tensor.view(config.experts.count, -1, *tensor.shape[1:])
-    if kind == "weight":
-        tensor = tensor.transpose(1, 2)
-    if linear == "up" and names.expert_up_alternates:
-        tensor = torch.cat((tensor[:, 0::2], tensor[:, 1::2]), dim=1)
-    return tensor
 
 
 def ignored_tensor(name: str, config: ModelConfig) -> bool:

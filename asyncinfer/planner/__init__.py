@@ -3,8 +3,9 @@
 from asyncinfer.planner.floors import Floor, Speed, Storage, decode_floor, prefill_floor
 from asyncinfer.planner.formats import FORMATS, Format
 from asyncinfer.planner.gpus import Gpu, find_gpu, gpus
-from asyncinfer.planner.plan import FormatPlan, Plan, plan, plan_config
+from asyncinfer.planner.plan import FormatPlan, Plan, config_of, plan, plan_config
 from asyncinfer.planner.size import ModelSize
+from asyncinfer.planner.stored import StoredType
 
 __all__ = [
     "FORMATS",
@@ -16,6 +17,8 @@ __all__ = [
     "Plan",
     "Speed",
     "Storage",
+    "StoredType",
+    "config_of",
     "decode_floor",
     "find_gpu",
     "gpus",

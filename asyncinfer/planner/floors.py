@@ -2,7 +2,7 @@
 
 A decode step takes `max(weight bytes / bandwidth, 2 * parameters * batch / arithmetic)` and, since
 attention waits for what comes before it, `batch * tokens * KV bytes / bandwidth` on top; `tokens`
-are the context and the one that is new. An embedding is looked up, not read, unless it is the head
+are those of the context and the new one. An embedding is looked up, not read, unless it is the head
 too. A prefill is arithmetic: two operations per parameter of the layers and token, two per element
 of a query and of its answer for each key it attends to, and the head once. This is the roofline of
 Williams, Waterman and Patterson (2009), with a ceiling for each part.
@@ -41,21 +41,22 @@ class Storage:
     kv: float = 2.0
 
     def weight_bytes(self, size: ModelSize) -> int:
-        """Of all weights, as they lie in memory."""
+        """Bytes of all weights in memory."""
         small = size.linear + size.experts
         return round(self.weights * (size.parameters - small) + self.linear * small)
 
     def streamed_bytes(self, size: ModelSize, tokens: int) -> float:
-        """Of the weights that a step of `tokens` tokens reads."""
+        """Bytes of the weights that a step of `tokens` tokens reads."""
         linear = size.linear + size.experts * size.experts_read(tokens)
         return self.weights * (size.head_parameters + size.other) + self.linear * linear
 
     def kv_bytes_per_token(self, size: ModelSize) -> int:
-        """Of the keys and values of one token, over all layers."""
+        """Bytes of the keys and values of one token, over all layers."""
         return self.kv_bytes(size, len(size.windows))
 
     def kv_bytes(self, size: ModelSize, tokens: int) -> int:
-        """Of the keys and values of `tokens` tokens in one layer, or of as many in several."""
+        """Bytes of the keys and values of `tokens` tokens in one layer, or of that many in several
+        layers together."""
         return round(self.kv * size.kv_elements * tokens)
 
 
@@ -63,11 +64,11 @@ class Storage:
 class Floor:
     """The least seconds of a step, by part."""
 
-    #: Reading the weights.
+    #: Seconds of reading the weights.
     weights: float
-    #: Arithmetic, at the same time.
+    #: Seconds of arithmetic, at the same time.
     compute: float
-    #: Reading and writing keys and values.
+    #: Seconds of reading and writing keys and values.
     kv: float
 
     @property
@@ -83,7 +84,8 @@ class Floor:
 def decode_floor(
     size: ModelSize, speed: Speed, *, batch: int, context: int, storage: Storage | None = None
 ) -> Floor:
-    """One token for each of `batch` sequences that have `context` tokens behind them."""
+    """The floor of a decode step: one token for each of `batch` sequences that have `context`
+    tokens behind them."""
     storage = storage or Storage()
     tokens_read = batch * size.tokens_read(context + 1)
     matrices = 2 * batch * size.layer_parameters / (speed.linear_flops or speed.flops)
@@ -98,7 +100,7 @@ def decode_floor(
 def prefill_floor(
     size: ModelSize, speed: Speed, *, tokens: int, storage: Storage | None = None
 ) -> Floor:
-    """A prompt of `tokens` tokens with nothing cached, until its first answer's logits."""
+    """The floor of a prompt of `tokens` tokens with nothing cached, until its first logits."""
     storage = storage or Storage()
     matrices = 2 * tokens * size.layer_parameters / (speed.linear_flops or speed.flops)
     attention = 2 * size.attention_elements * size.pairs(tokens) / speed.flops

@@ -18,11 +18,13 @@ DTYPE_BYTES: Final = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """How weights and KV are stored. Embedding, head and norms always keep the model's dtype."""
+    """How weights and KV are stored."""
 
     name: str
     #: Bytes per number of the layers' matrices, their scales included; None: they stay as they are.
     linear: float | None = None
+    #: The same of embedding, head and norms.
+    others: float | None = None
     #: What the engine calls the format of keys and values.
     kv: str = "plain"
     #: Whether the matrix units take the layers' products in fp8, where they can.
@@ -33,7 +35,8 @@ class Format:
         size = DTYPE_BYTES[dtype]
         linear = size if self.linear is None else self.linear
         vector = vector_bytes(kv_format(self.kv), head_dim, getattr(torch, dtype))
-        return Storage(weights=size, linear=linear, kv=vector / head_dim)
+        others = size if self.others is None else self.others
+        return Storage(weights=others, linear=linear, kv=vector / head_dim)
 
     def speed(self, gpu: Gpu, dtype: str, *, nominal: bool) -> Speed:
         """What a GPU reaches with a model in `dtype`: measured figures if it has any, unless
@@ -50,11 +53,13 @@ class Format:
         )
 
 
-#: int8 has a scale per row, too few to count; int4 a scale and a zero for 128 numbers.
+#: Those of a GPU, whose kernels read no KV in 4 bits. int8 and fp8 have a scale per row, too few to
+#: count; int4 a float16 scale and offset for 32 numbers or for 128.
 FORMATS: Final = (
     Format(name="fp8 weights", linear=1.0, fp8_arithmetic=True),
     Format(name="int8 weights", linear=1.0),
-    Format(name="int4 weights", linear=0.5 + 2.5 / 128),
+    Format(name="int4 weights", linear=0.5 + 4 / 32),
+    Format(name="int4-128 weights", linear=0.5 + 4 / 128),
     Format(name="fp8 KV", kv="fp8"),
     Format(name="int8 KV", kv="int8"),
     Format(name="int8 weights and KV", linear=1.0, kv="int8"),

@@ -30,9 +30,9 @@ class Gpu:
     bandwidth: float
     #: Operations a second of the matrix units in bfloat16 and float16.
     bf16: float
-    #: The same in fp8; None: it has none.
+    #: The same in fp8; None: the GPU has no fp8.
     fp8: float | None = None
-    #: Of the plain units, in float32.
+    #: Operations a second of the plain units, in float32.
     fp32: float
     source: str = ""
     #: What a copy and a bfloat16 product reached; None: not measured.

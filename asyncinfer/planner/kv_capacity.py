@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from asyncinfer.cache import KVGroupSpec, steady_pages
+from asyncinfer.cache import STATE_WINDOW, KVGroupSpec, steady_pages
 from asyncinfer.config import MOST_RUNNING, EngineConfig
 from asyncinfer.models import ModelConfig
-from asyncinfer.runner.memory import pages_in_flight, share_out
+from asyncinfer.runner.memory import pages_in_flight, share_out, share_states
 
 __all__ = ["KVCapacity", "kv_capacity"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCapacity:
-    """What sequences hold of keys and values."""
+    """How many sequences fit, and the bytes of keys and values that they hold."""
 
     #: How many run at once.
     sequences: int
-    #: Layers that keep the KV of all tokens; the others keep a window.
+    #: Layers that keep the KV of all tokens; the others keep a window or a state.
     layers: int
-    #: Bytes of each sequence: whole blocks, and for layers with a window the pages it decodes with.
+    #: Bytes of each sequence: whole blocks, and the pages it decodes with in layers with a window
+    #: or a state.
     per_sequence: int
-    #: Bytes that layers with a window hold for query tokens in flight, of all sequences together.
+    #: Bytes that layers with a window or a state hold for query tokens in flight, of all sequences
+    #: together.
     in_flight: int
 
 
@@ -33,6 +35,7 @@ def kv_capacity(
     layer_bytes: int,
     free: Callable[[int], int],
     overlap: int,
+    state_bytes: int = 0,
 ) -> KVCapacity:
     """For sequences that grow to `engine.max_context` tokens, in an engine whose `max_running` is
     how many of them fit.
@@ -41,13 +44,19 @@ def kv_capacity(
         layer_bytes: of a block of KV in one layer.
         free: bytes there are for KV in an engine with this `max_running`.
         overlap: most steps in flight.
+        state_bytes: of a page of states, in a model that has them.
     """
     size, context = engine.block_size, engine.max_context or config.max_context
     width = -(-context // size)
     steady = 0 if config.window is None else steady_pages(config.window, size)
     in_flight = pages_in_flight(engine, overlap)
 
+    if config.state_layers:
+        steady = steady_pages(STATE_WINDOW, size)
+
     def shares(slots: int) -> tuple[KVGroupSpec, ...]:
+        if config.state_layers:
+            return share_states(free(slots), config, layer_bytes, state_bytes, slots * width)
         if config.window is None:
             return ()
         return share_out(free(slots), context, config, layer_bytes, size, slots, in_flight)
@@ -65,12 +74,13 @@ def kv_capacity(
     sequences = _most(run, MOST_RUNNING)
     chunks = min(in_flight, max(sequences, 1) * (width - steady))
     near = len(config.windowed_layers) if shares(max(sequences, 1)) else 0
-    far = config.num_layers - near
+    far = config.num_layers - near - len(config.state_layers)
+    page_bytes = near * layer_bytes or state_bytes
     return KVCapacity(
         sequences=sequences,
         layers=far,
-        per_sequence=(width * far + steady * near) * layer_bytes,
-        in_flight=chunks * near * layer_bytes,
+        per_sequence=width * far * layer_bytes + steady * page_bytes,
+        in_flight=chunks * page_bytes,
     )
 
 

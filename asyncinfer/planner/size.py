@@ -12,9 +12,9 @@ import torch
 from asyncinfer.attention import KVCache
 from asyncinfer.models import ModelConfig, tensor_table
 
-__all__ = ["ModelSize"]
+__all__ = ["ModelSize", "part_of"]
 
-_MATRIX = re.compile(r"layers\.\d+\.(?:attention|mlp|shared)\.\w+\.weight")
+_MATRIX = re.compile(r"layers\.\d+\.(?:attention|mixer|mlp|shared)\.\w+\.weight")
 _EXPERTS = re.compile(r"layers\.\d+\.experts\.(?:up|down)\.weight")
 
 
@@ -27,7 +27,7 @@ class ModelSize:
     lookup: int
     #: The part of `lookup` that is also multiplied with: a tied head.
     tied: int
-    #: A head of its own.
+    #: A head that is not tied.
     head: int
     #: Matrices of the layers, those of experts aside.
     linear: int
@@ -42,16 +42,16 @@ class ModelSize:
     head_dim: int
     #: Elements of the queries of one token in one layer, and of what attention gives for them.
     attention_elements: int
-    #: One for each layer: how many tokens it sees; None: all.
+    #: One for each layer with attention: how many tokens it sees; None: all.
     windows: tuple[int | None, ...]
 
     @classmethod
     def of(cls, config: ModelConfig) -> Self:
-        """Counted from `tensor_table(config)`."""
+        """The size of a model, counted from `tensor_table(config)`."""
         counts = dict.fromkeys(("lookup", "head", "linear", "experts", "other"), 0)
         for name, packed in tensor_table(config).items():
             elements = sum(math.prod(piece.shape) for piece in packed.pieces)
-            counts[_part(name, len(packed.shape))] += elements
+            counts[part_of(name, len(packed.shape))] += elements
         experts = config.experts
         return cls(
             **counts,
@@ -61,22 +61,26 @@ class ModelSize:
             kv_elements=KVCache.bytes_per_block(config, 1, torch.uint8) // config.num_layers,
             head_dim=config.head_dim,
             attention_elements=config.num_heads * _query_and_value(config),
-            windows=tuple(config.layer(index).window for index in range(config.num_layers)),
+            windows=tuple(
+                config.layer(index).window
+                for index in range(config.num_layers)
+                if config.layer(index).mixer is None
+            ),
         )
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """All parameters."""
         return self.lookup + self.head + self.linear + self.experts + self.other
 
     @property
     def layer_parameters(self) -> float:
-        """Those in the layers that one token is multiplied with."""
+        """Parameters of the layers that one token is multiplied with."""
         return self.linear + self.experts * self.expert_active / self.expert_count + self.other
 
     @property
     def head_parameters(self) -> int:
-        """Of the head, be it tied or not."""
+        """Parameters of the head, be it tied or not."""
         return self.head + self.tied
 
     def experts_read(self, tokens: int) -> float:
@@ -100,7 +104,8 @@ def _query_and_value(config: ModelConfig) -> int:
     return latent.plain + latent.rotated + latent.value
 
 
-def _part(name: str, dimensions: int) -> str:
+def part_of(name: str, dimensions: int) -> str:
+    """The field of `ModelSize` that counts a tensor of the table."""
     if name in ("embedding", "positions"):
         return "lookup"
     if name == "head.weight":

@@ -22,7 +22,7 @@ def find_misfit(factory: Callable[..., Any], args: Mapping[str, Any]) -> Misfit 
     """The first of `args` that `factory` does not take, else the first argument that is missing."""
     try:
         parameters = inspect.signature(factory).parameters.values()
-    # Written in C, or with a signature that raises: the call itself will tell.
+    # A factory written in C, or whose signature raises: the call itself will tell.
     except Exception:
         return None
     named = {

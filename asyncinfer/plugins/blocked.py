@@ -22,7 +22,7 @@ VARIABLE: Final = "ASYNCINFER_BLOCK_PLUGINS"
 #: Every plugin of a group that comes from an installed distribution.
 ALL: Final = "*"
 
-#: The groups that there are.
+#: All groups, to find misspelt ones in the variable.
 _groups: Final[set[str]] = set()
 
 

@@ -19,8 +19,8 @@ class Needs:
 
     protocol: type
     version: int
-    #: A protocol of optional methods: a plugin that has one must take its arguments.
-    optional: type | None = None
+    #: Protocols of optional methods: a plugin that has one must take its arguments.
+    optional: tuple[type, ...] = ()
 
 
 def check_factory(factory: object, needs: Needs, label: str) -> None:
@@ -58,7 +58,7 @@ def _lack(plugin: object, needs: Needs) -> str | None:
     if version != needs.version:
         what = f"version {version!r} of {needs.protocol.__name__}"
         return f"is written for {what}, this is version {needs.version}"
-    optional = {} if needs.optional is None else _methods(needs.optional)
+    optional = {name: each for kind in needs.optional for name, each in _methods(kind).items()}
     for name, needed in {**_methods(needs.protocol), **optional}.items():
         if name in optional and not hasattr(plugin, name):
             continue
@@ -92,6 +92,6 @@ def _accepts(plugin: object, name: str, count: int) -> bool:
     except TypeError:
         return False
     except ValueError:
-        # Written in C: it has no signature to look at.
+        # A method written in C may have no signature.
         return True
     return True

@@ -15,12 +15,15 @@ from asyncinfer.protocols import (
     EVICTION_PROTOCOL_VERSION,
     MODEL_PROTOCOL_VERSION,
     OBSERVER_PROTOCOL_VERSION,
+    PROPOSER_PROTOCOL_VERSION,
     SAMPLER_PROTOCOL_VERSION,
     SCHEDULING_PROTOCOL_VERSION,
     CapacityAware,
+    ConversationAware,
     EvictionPolicy,
     ModelFamily,
     Observer,
+    Proposer,
     SamplerPlugin,
     SchedulingPolicy,
 )
@@ -31,6 +34,7 @@ __all__ = [
     "ignored",
     "models",
     "observers",
+    "proposers",
     "register",
     "registries",
     "samplers",
@@ -44,6 +48,7 @@ cache_policies: Final[Registry[EvictionPolicy]] = Registry(
     EVICTION_PROTOCOL_VERSION,
     {
         "arc": "asyncinfer.cache.policies.arc:ARC",
+        "conversations": "asyncinfer.cache.policies.conversations:ByConversation",
         "cost-aware": "asyncinfer.cache.policies.cost_aware:CostAware",
         "lfu": "asyncinfer.cache.policies.lfu:LFU",
         "lru": "asyncinfer.cache.policies.lru:LRU",
@@ -52,7 +57,7 @@ cache_policies: Final[Registry[EvictionPolicy]] = Registry(
         "tail-first": "asyncinfer.cache.policies.leaves:TailFirst",
         "ttl": "asyncinfer.cache.policies.ttl:TTL",
     },
-    optional=CapacityAware,
+    optional=(CapacityAware, ConversationAware),
 )
 #: By the name that `config.json` gives under `architectures`.
 models: Final[Registry[ModelFamily]] = Registry(
@@ -60,24 +65,48 @@ models: Final[Registry[ModelFamily]] = Registry(
     ModelFamily,  # type: ignore[type-abstract]
     MODEL_PROTOCOL_VERSION,
     {
+        "ApertusForCausalLM": "asyncinfer.models.apertus:Apertus",
+        "ArceeForCausalLM": "asyncinfer.models.arcee:Arcee",
+        "Cohere2ForCausalLM": "asyncinfer.models.cohere2:Cohere2",
         "DeepseekV2ForCausalLM": "asyncinfer.models.deepseek_v2:DeepSeekV2",
         "DeepseekV3ForCausalLM": "asyncinfer.models.deepseek_v3:DeepSeekV3",
+        "Ernie4_5ForCausalLM": "asyncinfer.models.ernie4_5:Ernie45",
+        "Ernie4_5_MoeForCausalLM": "asyncinfer.models.ernie4_5_moe:Ernie45MoE",
+        "Exaone4ForCausalLM": "asyncinfer.models.exaone4:Exaone4",
         "GPT2LMHeadModel": "asyncinfer.models.gpt2:GPT2",
         "GPTNeoXForCausalLM": "asyncinfer.models.gpt_neox:GPTNeoX",
         "Gemma2ForCausalLM": "asyncinfer.models.gemma2:Gemma2",
         "Gemma3ForCausalLM": "asyncinfer.models.gemma3:Gemma3",
         "Gemma3ForConditionalGeneration": "asyncinfer.models.gemma3_multimodal:Gemma3Multimodal",
+        "Glm4ForCausalLM": "asyncinfer.models.glm4:GLM4",
+        "Glm4MoeForCausalLM": "asyncinfer.models.glm4_moe:GLM4MoE",
         "GptOssForCausalLM": "asyncinfer.models.gpt_oss:GptOss",
         "GraniteForCausalLM": "asyncinfer.models.granite:Granite",
+        "GraniteMoeForCausalLM": "asyncinfer.models.granitemoe:GraniteMoE",
+        "HunYuanDenseV1ForCausalLM": "asyncinfer.models.hunyuan_v1_dense:HunyuanDense",
+        "Lfm2ForCausalLM": "asyncinfer.models.lfm2:LFM2",
+        "Lfm2MoeForCausalLM": "asyncinfer.models.lfm2_moe:LFM2MoE",
         "LlamaForCausalLM": "asyncinfer.models.llama:Llama",
+        "MiniMaxM2ForCausalLM": "asyncinfer.models.minimax_m2:MiniMaxM2",
         "MistralForCausalLM": "asyncinfer.models.mistral:Mistral",
         "MixtralForCausalLM": "asyncinfer.models.mixtral:Mixtral",
+        "NemotronForCausalLM": "asyncinfer.models.nemotron:Nemotron",
         "Olmo2ForCausalLM": "asyncinfer.models.olmo2:OLMo2",
+        "Olmo3ForCausalLM": "asyncinfer.models.olmo3:OLMo3",
+        "OlmoeForCausalLM": "asyncinfer.models.olmoe:OLMoE",
         "Phi3ForCausalLM": "asyncinfer.models.phi3:Phi3",
         "PhiForCausalLM": "asyncinfer.models.phi:Phi",
+        # As the makers spell it, and as transformers does.
+        "PhiMoEForCausalLM": "asyncinfer.models.phimoe:PhiMoE",
+        "PhimoeForCausalLM": "asyncinfer.models.phimoe:PhiMoE",
         "Qwen2ForCausalLM": "asyncinfer.models.qwen2:Qwen2",
+        "Qwen2MoeForCausalLM": "asyncinfer.models.qwen2_moe:Qwen2MoE",
         "Qwen3ForCausalLM": "asyncinfer.models.qwen3:Qwen3",
         "Qwen3MoeForCausalLM": "asyncinfer.models.qwen3_moe:Qwen3MoE",
+        "Qwen3NextForCausalLM": "asyncinfer.models.qwen3_next:Qwen3Next",
+        "Qwen3_5ForCausalLM": "asyncinfer.models.qwen3_5:Qwen35",
+        "Qwen3_5ForConditionalGeneration": "asyncinfer.models.qwen3_5_multimodal:Qwen35Multimodal",
+        "SeedOssForCausalLM": "asyncinfer.models.seed_oss:SeedOss",
         "SmolLM3ForCausalLM": "asyncinfer.models.smollm3:SmolLM3",
         "Starcoder2ForCausalLM": "asyncinfer.models.starcoder2:StarCoder2",
     },
@@ -87,6 +116,15 @@ observers: Final[Registry[Observer]] = Registry(
     Observer,  # type: ignore[type-abstract]
     OBSERVER_PROTOCOL_VERSION,
     {"request-log": "asyncinfer.telemetry.request_log:RequestLog"},
+)
+proposers: Final[Registry[Proposer]] = Registry(
+    "asyncinfer.proposers",
+    Proposer,  # type: ignore[type-abstract]
+    PROPOSER_PROTOCOL_VERSION,
+    {
+        "prompt-lookup": "asyncinfer.speculation:PromptLookup",
+        "suffix": "asyncinfer.speculation.suffix_table:SuffixTable",
+    },
 )
 samplers: Final[Registry[SamplerPlugin]] = Registry(
     "asyncinfer.samplers",
@@ -115,7 +153,7 @@ schedulers: Final[Registry[SchedulingPolicy]] = Registry(
 
 def registries() -> tuple[Registry[Any], ...]:
     """The registries of all groups."""
-    return cache_policies, models, observers, samplers, schedulers
+    return cache_policies, models, observers, proposers, samplers, schedulers
 
 
 def register(group: str, name: str, factory: Callable[..., Any]) -> None:

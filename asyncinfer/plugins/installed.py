@@ -44,7 +44,7 @@ def installed() -> Installed:
     stamp = _stamp()
     last = _last
     if last is None or last[0] != stamp:
-        # Two threads may both read: they find the same.
+        # Two threads may both read, and then find the same.
         last = _last = stamp, _read()
     return last[1]
 

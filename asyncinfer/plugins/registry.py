@@ -50,7 +50,7 @@ class Registry(Generic[T]):
         version: int,
         builtins: Mapping[str, str],
         *,
-        optional: type | None = None,
+        optional: tuple[type, ...] = (),
         dataclasses_only: bool = False,
     ) -> None:
         """
@@ -58,7 +58,7 @@ class Registry(Generic[T]):
             version: of the protocol; a plugin may state the one it was written for as
                 `protocol_version`.
             builtins: names to `module:attribute`, strings so that nothing is imported before use.
-            optional: a protocol of methods that a plugin need not have.
+            optional: protocols of methods that a plugin need not have.
             dataclasses_only: plugins are frozen dataclasses, the parameters of a request.
         """
         self.group = group
@@ -92,7 +92,7 @@ class Registry(Generic[T]):
             raise PluginError(f"{label}: the name is taken, by a plugin that is {BUILT_IN}")
         if points := self._points(name):
             raise PluginError(f"{label}: the name is taken, by {_owners(points)}")
-        # One step, so that of two threads only one gets the name.
+        # `setdefault` is atomic, so that of two threads only one gets the name.
         if self._registered.setdefault(name, factory) is not factory:
             raise PluginError(f"{label}: the name is taken, by {self._registered[name]!r}")
         self._loaded.pop(name, None)
@@ -159,7 +159,7 @@ class Registry(Generic[T]):
             if name in self._hung:
                 raise PluginError(self._hung[name])
             try:
-                # Two threads may both load it: they find the same.
+                # Two threads may both load it, and then find the same.
                 source = self._loaded[name] = self._load(name)
             except PluginError as error:
                 if isinstance(error.__cause__, CallTimeout):
@@ -219,7 +219,7 @@ class Registry(Generic[T]):
         return tuple(point for point in found if point.name == name)
 
     def _clash(self, name: str) -> str | None:
-        """What is wrong where several installed plugins have one name."""
+        """A message if several installed plugins have one name; None otherwise."""
         values = {point.value: origin(point) for point in self._points(name)}
         if len(values) < 2:
             return None

@@ -60,8 +60,8 @@ def load(point: EntryPoint, label: str) -> Any:
 
 
 def _in_time(seconds: float, function: Callable[[], T]) -> T:
-    # On another thread an import would wait for one that the main thread is in the middle of. And
-    # on the main thread a person can end the wait by Ctrl-C.
+    # On another thread an import would wait for an import lock that the main thread may hold. On
+    # the main thread a person can end the wait by Ctrl-C.
     if threading.current_thread() is threading.main_thread():
         return function()
     return call_within(seconds, function)

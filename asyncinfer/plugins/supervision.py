@@ -1,8 +1,9 @@
 """`Supervisor`: calls one plugin, so that its faults harm only those who chose it.
 
-Samplers, cache policies, scheduling policies and observers are called while an engine runs. A
-supervisor times each call, catches whatever it raises, reports each kind of fault once, and says
-when the plugin may not be called any more (`retired`). Each kind of plugin has its own replacement.
+Samplers, cache policies, scheduling policies, proposers and observers are called while an engine
+runs. A supervisor times each call, catches whatever it raises, reports each kind of fault once, and
+says when the plugin may not be called any more (`retired`). Each kind of plugin has its own
+replacement.
 
 A call that never returns cannot be ended from within the process. For whoever watches a thread,
 `call_in_progress` names the call that it is in and `stack_of` shows its stack.
@@ -42,10 +43,11 @@ QUOTED: Final = 500
 #: Frames of a stack that are shown, the deepest ones.
 FRAMES: Final = 30
 
-#: All supervisors; and calls that none of them makes, by thread: label and method.
+#: All supervisors; and, by thread, label and method of calls that no supervisor makes.
 _supervisors: Final[WeakSet[Supervisor]] = WeakSet()
 _recorded: Final[dict[int, tuple[str, str]]] = {}
-_lock: Final = threading.Lock()
+# Reentrant: a finalizer may make or drop a supervisor while this thread has it.
+_lock: Final = threading.RLock()
 
 
 class PluginFault(PluginError):
@@ -104,7 +106,7 @@ class Supervisor:
         self.method: str | None = None
         self.thread = 0
         self.began = 0.0
-        #: Whether there is a debt or a count of calls in a row to update.
+        #: Whether a debt or a count of calls in a row has to be updated after a good call.
         self._owes = False
         #: By method: how many calls in a row were late, or raised.
         self._late: dict[str, int] = {}
@@ -164,7 +166,7 @@ class Supervisor:
         return fault
 
     def retire(self, what: str, cause: BaseException | None = None) -> PluginFault:
-        """Have the plugin not called any more; `retired` keeps the first reason."""
+        """Set `retired`, so that the plugin is not called any more; the first reason stays."""
         fault = self.fault(f"{what}; {self._consequence}", cause)
         if self.retired is None:
             self.retired = str(fault)

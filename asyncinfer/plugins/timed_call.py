@@ -1,4 +1,4 @@
-"""`call_within`: calls code of somebody else, and gives up waiting after some time."""
+"""`call_within`: calls a plugin's code, and gives up waiting after some time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ThreadCall(Generic[T]):
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ends within `seconds`."""
+        """Wait for the call. Returns whether it ended within `seconds`."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 

@@ -5,6 +5,8 @@ from asyncinfer.protocols.eviction import (
     EVICTION_PROTOCOL_VERSION,
     CachedBlock,
     CapacityAware,
+    ConversationAware,
+    ConversationState,
     EvictionPolicy,
 )
 from asyncinfer.protocols.model import MODEL_PROTOCOL_VERSION, ModelFamily
@@ -22,6 +24,11 @@ from asyncinfer.protocols.observer import (
     RequestSubmitted,
     StepTaken,
 )
+from asyncinfer.protocols.proposer import (
+    PROPOSER_PROTOCOL_VERSION,
+    DraftRequest,
+    Proposer,
+)
 from asyncinfer.protocols.sampler import (
     SAMPLER_PROTOCOL_VERSION,
     Sampler,
@@ -38,10 +45,14 @@ __all__ = [
     "EVICTION_PROTOCOL_VERSION",
     "MODEL_PROTOCOL_VERSION",
     "OBSERVER_PROTOCOL_VERSION",
+    "PROPOSER_PROTOCOL_VERSION",
     "SAMPLER_PROTOCOL_VERSION",
     "SCHEDULING_PROTOCOL_VERSION",
     "CachedBlock",
     "CapacityAware",
+    "ConversationAware",
+    "ConversationState",
+    "DraftRequest",
     "EngineEnded",
     "EngineOpened",
     "EventsDropped",
@@ -50,6 +61,7 @@ __all__ = [
     "ModelFamily",
     "Observer",
     "ObserverEvent",
+    "Proposer",
     "RequestEnded",
     "RequestPreempted",
     "RequestStarted",

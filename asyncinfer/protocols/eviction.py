@@ -12,11 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import FrozenInstanceError, dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
-__all__ = ["EVICTION_PROTOCOL_VERSION", "CachedBlock", "CapacityAware", "EvictionPolicy"]
+__all__ = [
+    "EVICTION_PROTOCOL_VERSION",
+    "CachedBlock",
+    "CapacityAware",
+    "ConversationAware",
+    "ConversationState",
+    "EvictionPolicy",
+]
 
 EVICTION_PROTOCOL_VERSION = 1
+
+#: What a conversation does: it has an answer or waits for its user; it has called a tool, whose
+#: result it goes on with; nothing more is expected of it.
+ConversationState = Literal["live", "waiting", "over"]
 
 
 # Compared by identity, since the fields change.
@@ -31,7 +42,7 @@ class BlockFields:
     depth: int
     #: Tokens to compute again if it goes: those of this block.
     tokens: int
-    #: Prefix-cache tenant ("" is the shared one).
+    #: The `cache_scope` of its request ("" is the shared one).
     scope: str
     #: Names the prefix that ends with this block, whatever block holds it: equal in one engine
     #: for equal tokens, scope and adapter. A block number is given to another prefix once its
@@ -45,8 +56,13 @@ class BlockFields:
     #: Logical time of publication and of the last use: grows with every cache operation.
     created: int = 0
     last_use: int = 0
-    #: Monotonic seconds of the last use, as the engine was told them.
+    #: Monotonic seconds of the last use.
     now: float = 0.0
+    #: What the conversations do that it belongs to: "waiting" if one of them is, else "live" if
+    #: one of them is, else "over"; None if it has never belonged to one.
+    conversation: ConversationState | None = None
+    #: Conversations that it has belonged to: above 1 it is a beginning that they share.
+    conversations: int = 0
 
 
 class CachedBlock(BlockFields):
@@ -56,7 +72,7 @@ class CachedBlock(BlockFields):
     __slots__ = ()
 
     def __setattr__(self, name: str, value: object) -> None:
-        # Each field is written once, where a block is made.
+        # A field may be written once, when a block is made.
         if hasattr(self, name):
             raise FrozenInstanceError(f"cannot assign to field {name!r}")
         object.__setattr__(self, name, value)
@@ -74,7 +90,8 @@ class EvictionPolicy(Protocol):
         """A block became part of the cache. It is in use, not evictable yet."""
 
     def released(self, block: CachedBlock) -> None:
-        """No request uses the block any more: it is evictable from now on."""
+        """No request uses the block any more, and no conversation pins it: it is evictable from
+        now on."""
 
     def reused(self, block: CachedBlock) -> None:
         """A request hit the block (`uses` and `last_use` are already current). If it was
@@ -96,3 +113,13 @@ class CapacityAware(Protocol):
     def opened(self, capacity_blocks: int) -> None:
         """The engine has so many blocks, cached ones and those that running requests fill
         together. Called once, before any block is published; it may take a second."""
+
+
+@runtime_checkable
+class ConversationAware(Protocol):
+    """An optional method of an eviction policy, for a ranking that depends on
+    `CachedBlock.conversation`."""
+
+    def conversation_changed(self, block: CachedBlock) -> None:
+        """`conversation` of an evictable block is another one now. Of a block in use it is
+        current when the block is released."""

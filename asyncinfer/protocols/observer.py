@@ -8,8 +8,9 @@ Order, for each request that the engine took in::
     RequestSubmitted -> [RequestStarted] -> (FirstToken | RequestPreempted)* -> RequestEnded
 
 with exactly one `RequestEnded`. All of it lies between `EngineOpened` and `EngineEnded`, after
-which comes `close()` and nothing more. Events of one engine come in the order of what they tell,
-one at a time. One that is refused (`Overloaded`, `InvalidRequest`) never was a request.
+which comes `close()` and nothing more. Events of one engine come one at a time, in
+the order in which things happened. There are none of a request that is refused (`Overloaded`,
+`InvalidRequest`).
 
 Thread: one of the observer's own, never an event loop and never the decode thread, so it may
 block, write files and use locks. It is woken some fifty times a second at most, so an event comes
@@ -31,8 +32,9 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
-from asyncinfer.chunk import EngineStats, Timings, Usage
+from asyncinfer.chunk import Timings, Usage
 from asyncinfer.params import SamplingParams
+from asyncinfer.stats import EngineStats
 
 __all__ = [
     "OBSERVER_PROTOCOL_VERSION",
@@ -56,7 +58,7 @@ OBSERVER_PROTOCOL_VERSION = 1
 class EngineOpened:
     """The engine takes requests."""
 
-    #: Monotonic seconds of what is told, as in every event.
+    #: When it happened, in monotonic seconds, as in every event.
     time: float
     #: The folder or hub id, or the class of the model source.
     model: str
@@ -79,7 +81,8 @@ class RequestSubmitted:
     """A request waits for its turn."""
 
     time: float
-    #: `Stream.request_id`; unique in one engine.
+    #: `Stream.request_id`; unique in one engine. A stream whose beginning was cancelled and that is
+    #: begun again makes a request of its own, "req-3.2" after "req-3".
     request_id: str
     #: 0 if the request ended while its prompt was prepared.
     prompt_tokens: int
@@ -89,11 +92,14 @@ class RequestSubmitted:
     #: A copy of the context that `stream()` was called in, for what it knows of a trace:
     #: `event.context.copy().run(...)`; another observer may be in this one.
     context: Context = field(default_factory=Context, compare=False, repr=False)
+    #: Seconds that the format of its answers took to compile, before they wait; 0 where it was
+    #: compiled already; None where answers have no format.
+    compile_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStarted:
-    """It left the queue for the first time: its prompt is computed from now on."""
+    """A request left the queue for the first time: its prompt is computed from now on."""
 
     time: float
     request_id: str
@@ -109,7 +115,7 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class RequestPreempted:
-    """One of its answers gave its blocks back and waits again; nothing it wrote is lost."""
+    """One answer of a request gave its blocks back and waits again; none of its tokens is lost."""
 
     time: float
     request_id: str
@@ -126,7 +132,8 @@ class RequestEnded:
     #: "finished": every answer is complete. "aborted": its consumer left. "failed": by an error
     #: of its own. "closed": with the engine.
     outcome: Literal["finished", "aborted", "failed", "closed"]
-    #: One per answer: "stop", "length", "stopped", or None where it did not come so far.
+    #: One per answer: "stop", "length", "repetition", "stopped", or None where the answer did not
+    #: end.
     finish_reasons: tuple[str | None, ...] = ()
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
@@ -147,6 +154,14 @@ class StepTaken:
     drawn_tokens: int
     #: Seconds since the answer before, for each token that was not the first of its request.
     gaps: tuple[float, ...] = ()
+    #: Since the last one: masks made for tokens to be drawn under a format, and the seconds that
+    #: took; tokens that their format left no choice for, and that were not drawn.
+    masks: int = 0
+    mask_seconds: float = 0.0
+    forced_tokens: int = 0
+    #: Drafted tokens that were right, and those that were wrong.
+    accepted_tokens: int = 0
+    rejected_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,18 +188,18 @@ ObserverEvent: TypeAlias = (
 
 @runtime_checkable
 class Observer(Protocol):
-    """Is told of the events of one engine. A subclass has everything but `observe` already."""
+    """Is told of the events of one engine. A subclass inherits everything but `observe`."""
 
     #: Whether it is told of `StepTaken`, which costs the decode thread some 0.2 us per token.
     every_step: ClassVar[bool] = False
     #: "own": a thread that belongs to the observer. "decode": the decode thread, between two
-    #: steps; there each call may take a millisecond, what is beyond adds up, what is left pays
-    #: it off, and one that owes a second is not called again.
+    #: steps; there each call may take a millisecond. Time beyond that is a debt, which unused time
+    #: pays off; an observer that owes a second is not called again.
     thread: ClassVar[Literal["own", "decode"]] = "own"
 
     @abstractmethod
     def observe(self, event: ObserverEvent) -> None:
-        """Something happened. Events are shared by all observers: they are frozen."""
+        """Receive an event. Events are frozen, since all observers share them."""
 
     def close(self) -> None:
         """The engine has ended and no event will come: give back what is held. Called once, on

@@ -96,7 +96,7 @@ class SamplerStep(Protocol):
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Samples for up to `slots` sequences at once. A subclass has `leave` and `state` already."""
+    """Samples for up to `slots` sequences at once. A subclass inherits `leave` and `state`."""
 
     @abstractmethod
     def join(self, slot: int, params: Any) -> None:
@@ -136,7 +136,8 @@ class SamplerPlugin(Protocol):
     #: Whether `sample` answers with tokens. Then it is the last of a request's samplers.
     draws: ClassVar[bool] = False
     #: Whether `sample` may be recorded in a CUDA graph: the same operations on tensors of the
-    #: same shape in every step, no look at values, no `recent`, `draw` or `uniform`.
+    #: same shape in every step, no look at values, no `recent`, `draw` or `uniform`. Declared only:
+    #: no engine records samplers yet.
     graph_safe: ClassVar[bool] = False
     #: Whether several positions of one slot may be drawn in one step, as when speculated tokens
     #: are verified: true of a sampler without state.

@@ -21,11 +21,11 @@ class RequestView:
     id: int
     #: Larger is more urgent.
     priority: int = 0
-    #: Monotonic seconds.
+    #: When it was submitted, in monotonic seconds.
     arrival: float = 0.0
     #: Monotonic seconds, None without one.
     deadline: float | None = None
-    #: Tokens.
+    #: Tokens of the prompt.
     prompt_len: int = 1
     #: Times it gave its blocks back and had to wait again.
     preemptions: int = 0
@@ -34,9 +34,9 @@ class RequestView:
 @runtime_checkable
 class SchedulingPolicy(Protocol):
     """Orders requests. Pure: the same arguments give the same answer; no clock of its own.
-    Called on the engine's decode thread only: when a request begins to wait, when somebody has to
-    be preempted, and for all that wait about four times a second. A policy whose ranks never
-    change with `now` may say so with an attribute `constant = True`, which spares the last.
+    Called on the engine's decode thread only: when a request begins to wait, when a request has
+    to be preempted, and about four times a second for all that wait. A policy whose ranks never
+    change with `now` may have an attribute `constant = True`, and is then not called for the last.
 
     Each call may take 0.1 ms; what it takes beyond is a debt that later calls pay off with what
     they leave. A policy that raises, owes a second, or whose rank is not a tuple of up to

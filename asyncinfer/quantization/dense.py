@@ -15,7 +15,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 class DenseLinear:
-    """`F.linear`: cuBLAS on a GPU, torch's BLAS on a CPU. Used where the other classes do not work,
+    """`F.linear`: cuBLAS on a GPU, torch's BLAS on a CPU. Used where the other classes do not work
     or are not faster."""
 
     __slots__ = ("bias", "weight")
@@ -44,19 +44,23 @@ class OneDnnLinear:
 class CudaLinear:
     """A GPU's layer: Triton kernels for as many tokens as a decode step has, cuBLAS above. With
     `scales` float32 `[out]` the weight is int8, which the kernels read directly; cuBLAS reads a
-    copy in floats that each call makes."""
+    copy in floats that each call makes. `code` and `offsets` are those of a weight of 4 bits."""
 
-    __slots__ = ("_arrivals", "bias", "scales", "weight")
+    __slots__ = ("_arrivals", "_code", "bias", "offsets", "scales", "weight")
 
     def __init__(
         self,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         scales: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
+        code: str | None = None,
     ) -> None:
         self.weight = weight.contiguous()
         self.bias = bias
         self.scales = scales
+        self.offsets = offsets
+        self._code = code
         # Not shared between layers, so that CUDA streams of several engines never share counters.
         counters = -(-weight.shape[0] // 64)
         self._arrivals = torch.zeros(counters, dtype=torch.int32, device=weight.device)
@@ -77,30 +81,60 @@ class CudaLinear:
         """The layer with the norm before it and the gate or residual after it, as in
         `ops.linear_small`; one launch if tokens are few."""
         if x.shape[0] <= SMALL_TOKENS:
-            return ops.linear_small(
-                x,
-                self.weight,
-                self.bias,
-                scales=self.scales,
-                norm=norm,
-                eps=eps,
-                plus_one=plus_one,
-                activation=activation,
-                residual=residual,
-                arrivals=self._arrivals,
-            )
+            return self.fused_small(x, norm, eps, plus_one, activation, residual)
+        return self.unfused(x, norm, eps, plus_one, activation, residual)
+
+    def fused_small(
+        self,
+        x: torch.Tensor,
+        norm: torch.Tensor | None,
+        eps: float,
+        plus_one: bool,
+        activation: str | None,
+        residual: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """`fused` for few tokens, in one launch."""
+        return ops.linear_small(
+            x,
+            self.weight,
+            self.bias,
+            scales=self.scales,
+            offsets=self.offsets,
+            code=self._code,
+            norm=norm,
+            eps=eps,
+            plus_one=plus_one,
+            activation=activation,
+            residual=residual,
+            arrivals=self._arrivals,
+        )
+
+    def unfused(
+        self,
+        x: torch.Tensor,
+        norm: torch.Tensor | None,
+        eps: float,
+        plus_one: bool,
+        activation: str | None,
+        residual: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """`fused` with each part in a launch of its own."""
         if norm is not None:
             x = ops.rms_norm(x, norm, eps, plus_one=plus_one)
-        weight = self.weight
-        if self.scales is not None:
-            weight = torch.empty(weight.shape, dtype=x.dtype, device=x.device)
-            torch.mul(self.weight, self.scales[:, None], out=weight)
-        y = F.linear(x, weight, self.bias)
+        y = self.product(x)
         if activation == "silu":
             y = ops.silu_mul(y)
         elif activation is not None:
             y = ops.gelu_mul(y, approximate="tanh" if activation == "gelu_tanh" else "none")
         return y if residual is None else y.add_(residual)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """The product alone, for many tokens."""
+        weight = self.weight
+        if self.scales is not None:
+            weight = torch.empty(weight.shape, dtype=x.dtype, device=x.device)
+            torch.mul(self.weight, self.scales[:, None], out=weight)
+        return F.linear(x, weight, self.bias)
 
 
 def has_fused_kernels(weight: torch.Tensor) -> bool:

@@ -8,8 +8,11 @@ import torch
 
 from asyncinfer.kernels import ops
 from asyncinfer.kernels.dispatch import has_triton_kernel
+from asyncinfer.quantization.cuda_int4 import Int4Grouped, kernels_read
+from asyncinfer.quantization.int4 import GROUPS, group_for, quantised_4_bits
 from asyncinfer.quantization.int8 import quantised
 from asyncinfer.quantization.linear import make_linear
+from asyncinfer.quantization.weight import QuantisedWeight
 
 __all__ = ["DenseGrouped", "GroupedLinear", "SeparateLinears", "make_grouped_linear"]
 
@@ -26,11 +29,15 @@ class SeparateLinears:
     """A linear layer for each expert, for CPUs, where a call costs little beside an expert's
     product. The host reads `ends`."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, storage: str) -> None:
-        # Copies, so that memory of the whole weight is freed when a format drops its part.
+    def __init__(
+        self, weight: torch.Tensor | QuantisedWeight, bias: torch.Tensor | None, storage: str
+    ) -> None:
+        # Copies, so that the whole weight is freed when a format replaces its part.
         self._experts = [
-            make_linear(w.clone(), None if bias is None else bias[expert], storage=storage)
-            for expert, w in enumerate(weight)
+            make_linear(
+                weight[expert].clone(), None if bias is None else bias[expert], storage=storage
+            )
+            for expert in range(weight.shape[0])
         ]
         self._size = weight.shape[1]
 
@@ -46,7 +53,7 @@ class SeparateLinears:
 
 class DenseGrouped:
     """Weights in full precision, or int8 with `scales`, in one grouped product. The host does not
-    read `ends`, so a GPU is not waited for."""
+    read `ends`, so it does not wait for a GPU."""
 
     def __init__(
         self,
@@ -63,13 +70,37 @@ class DenseGrouped:
 
 
 def make_grouped_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None = None, *, storage: str = "plain"
+    weight: torch.Tensor | QuantisedWeight,
+    bias: torch.Tensor | None = None,
+    *,
+    storage: str = "plain",
 ) -> GroupedLinear:
     """Layers of `weight` `[experts, out, in]` and `bias` `[experts, out]`, stored as `storage`
     names ("plain": as they are). Owns both from then on."""
-    if not has_triton_kernel("grouped_linear", weight) or storage not in ("plain", "int8"):
+    if isinstance(weight, QuantisedWeight) and storage != "plain":
+        weight = weight.dequantised()
+    if not isinstance(weight, QuantisedWeight) and storage in GROUPS:
+        weight = _in_4_bits(weight, storage)
+    if isinstance(weight, QuantisedWeight):
+        if weight.device.type == "cpu":
+            return SeparateLinears(weight, bias, storage)
+        if kernels_read(weight):
+            return Int4Grouped(weight, bias)
+        weight = weight.dequantised()
+    if not has_triton_kernel("grouped_linear", weight) or storage not in ("plain", "int8", "fp8"):
         return SeparateLinears(weight, bias, storage)
     if storage == "plain":
         return DenseGrouped(weight, bias)
+    # The grouped kernel reads no e4m3 numbers; int8 ones take as many bytes.
     numbers, scales = quantised(weight)
     return DenseGrouped(numbers, bias, scales)
+
+
+def _in_4_bits(weight: torch.Tensor, storage: str) -> torch.Tensor | QuantisedWeight:
+    """The weight as `make_linear` would store each expert, if a GPU's kernels can read that; else
+    the weight itself."""
+    group = group_for(weight.shape[2], GROUPS[storage])
+    if group is None or not has_triton_kernel("grouped_linear", weight):
+        return weight
+    made = quantised_4_bits(weight.flatten(0, 1), group).view(*weight.shape[:2])
+    return made if kernels_read(made) else weight

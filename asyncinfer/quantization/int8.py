@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
 from asyncinfer.kernels import onednn
+from asyncinfer.kernels.native import Layout, packed_kernel
 from asyncinfer.quantization.dense import CudaLinear, has_fused_kernels
+from asyncinfer.quantization.packed import PackedLinear
+from asyncinfer.quantization.weight import QuantisedWeight
 
-__all__ = ["Int8Linear", "int8", "quantised"]
+__all__ = ["Int8Linear", "int8", "product_by_blocks", "quantised"]
 
-#: Numbers of a weight that are converted to floats at a time: 1 MiB, which fits a core's cache.
-_BLOCK = 1 << 18
+#: Numbers of a weight that are converted to floats at a time: 4 MiB of float32, which fits the
+#: cache that cores share. Smaller blocks cost more in calls than they gain.
+_BLOCK = 1 << 20
 #: Up to so many tokens torch's own product of bfloat16 and int8 is faster.
 _PACKED_TOKENS = 4
 #: torch's own product reads beyond a row whose length is not a multiple of this.
@@ -35,7 +41,7 @@ def quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     ):
         floats = part.float()
         scale.copy_(floats.abs().amax(dim=1)).div_(127)
-        # A row of zeros has the scale 0, by which it must not be divided.
+        # A row of zeros has the scale 0, which must not divide it.
         divisor = torch.where(scale > 0, scale, 1.0)
         into.copy_(floats.div(divisor[:, None]).round_().clamp_(-127, 127))
     return numbers, scales
@@ -44,47 +50,64 @@ def quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 class Int8Linear:
     """A layer whose weight is int8, and converted to floats a block at a time in each call."""
 
-    __slots__ = ("_packed", "bias", "scales", "weight")
+    __slots__ = ("bias", "packed", "scales", "weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.weight, self.scales = quantised(weight)
         self.bias = bias
         # The scales for torch's own product, if it can be used.
-        self._packed: torch.Tensor | None = None
+        self.packed: torch.Tensor | None = None
         if weight.device.type == "cpu" and _packs(weight):
-            self._packed = self.scales.to(weight.dtype)
+            self.packed = self.scales.to(weight.dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._packed is not None and x.shape[0] <= _PACKED_TOKENS:
+        if self.packed is not None and x.shape[0] <= _PACKED_TOKENS:
             y: torch.Tensor = torch.ops.aten._weight_int8pack_mm(
-                x.contiguous(), self.weight, self._packed
+                x.contiguous(), self.weight, self.packed
             )
         else:
-            y = self._by_blocks(x)
+            y = self.by_blocks(x)
         return y if self.bias is None else y.add_(self.bias)
 
-    def _by_blocks(self, x: torch.Tensor) -> torch.Tensor:
-        # int8 numbers are exact in every dtype, but sums of them may overflow in float16.
-        dtype = torch.float32 if x.dtype is torch.float16 else x.dtype
-        own = x.device.type == "cpu" and onednn.available(dtype)
-        product = onednn.linear if own else F.linear
-        outputs, inputs = self.weight.shape
-        inside = x.to(dtype)
-        y = inside.new_empty(x.shape[0], outputs)
-        rows = min(_rows(inputs), outputs)
-        floats = inside.new_empty(rows, inputs)
-        parts = zip(torch.split(self.weight, rows), torch.split(y, rows, dim=1), strict=True)
-        for weight, out in parts:
-            out.copy_(product(inside, floats[: weight.shape[0]].copy_(weight)))
-        return y.mul_(self.scales).to(x.dtype)
+    def by_blocks(self, x: torch.Tensor) -> torch.Tensor:
+        return product_by_blocks(x, self.weight, self.scales, torch.Tensor.copy_)
 
 
-def int8(weight: torch.Tensor, bias: torch.Tensor | None) -> Int8Linear | CudaLinear:
+def int8(weight: torch.Tensor, bias: torch.Tensor | None) -> Int8Linear | PackedLinear | CudaLinear:
     """The layer for the weight's device and dtype."""
     if has_fused_kernels(weight):
         numbers, scales = quantised(weight)
         return CudaLinear(numbers, bias, scales)
+    layout = Layout("int8", weight.shape[1], halves=False, offset=False)
+    if weight.device.type == "cpu" and packed_kernel(layout, 1) is not None:
+        numbers, scales = quantised(weight)
+        return PackedLinear(QuantisedWeight(numbers, scales[:, None], None, weight.dtype), bias)
     return Int8Linear(weight, bias)
+
+
+def product_by_blocks(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    copy: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """`x W^T` for a weight of 8-bit numbers `[out, in]`, each row times its scale; `copy` writes
+    some of its rows to floats."""
+    # 8-bit numbers are exact in every dtype, but sums of them may overflow in float16, and a CPU
+    # without instructions for bfloat16 multiplies float32 several times as fast.
+    cpu = x.device.type == "cpu"
+    slow = cpu and x.dtype is torch.bfloat16 and not onednn.available(torch.bfloat16)
+    dtype = torch.float32 if slow or x.dtype is torch.float16 else x.dtype
+    own = cpu and onednn.available(dtype)
+    product = onednn.linear if own else F.linear
+    outputs, inputs = weight.shape
+    inside = x.to(dtype)
+    y = inside.new_empty(x.shape[0], outputs)
+    rows = min(_rows(inputs), outputs)
+    floats = inside.new_empty(rows, inputs)
+    for part, out in zip(torch.split(weight, rows), torch.split(y, rows, dim=1), strict=True):
+        out.copy_(product(inside, copy(floats[: part.shape[0]], part)))
+    return y.mul_(scales).to(x.dtype)
 
 
 def _rows(inputs: int) -> int:

@@ -7,8 +7,13 @@ from typing import Protocol
 
 import torch
 
+from asyncinfer.quantization.cuda_int4 import CudaInt4Linear, kernels_read
 from asyncinfer.quantization.dense import dense
+from asyncinfer.quantization.fp8 import fp8
+from asyncinfer.quantization.int4 import GROUPS, group_for, quantised_4_bits
 from asyncinfer.quantization.int8 import int8
+from asyncinfer.quantization.packed import PackedLinear, PackedRows
+from asyncinfer.quantization.weight import QuantisedWeight
 
 __all__ = ["Linear", "LinearFormat", "make_linear"]
 
@@ -24,11 +29,43 @@ class Linear(Protocol):
 #: may drop the weight for one in another layout.
 LinearFormat = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 
-_FORMATS: dict[str, LinearFormat] = {"plain": dense, "int8": int8}
+
+def _int4(group: int) -> LinearFormat:
+    """The format of 4 bits in groups of this size, or smaller ones where it does not divide a
+    weight's inputs; of 8 bits where none does."""
+
+    def made(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        found = group_for(weight.shape[1], group)
+        if found is None:
+            return int8(weight, bias)
+        return make_linear(quantised_4_bits(weight, found), bias)
+
+    return made
+
+
+_FORMATS: dict[str, LinearFormat] = {
+    "plain": dense,
+    "floats": dense,
+    "int8": int8,
+    "fp8": fp8,
+    **{name: _int4(group) for name, group in GROUPS.items()},
+}
 
 
 def make_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None = None, *, storage: str = "plain"
+    weight: torch.Tensor | QuantisedWeight | PackedRows,
+    bias: torch.Tensor | None = None,
+    *,
+    storage: str = "plain",
 ) -> Linear:
-    """A layer of `weight` `[out, in]` stored as `storage` names ("plain": as it is)."""
-    return _FORMATS[storage](weight, bias)
+    """A layer of `weight` `[out, in]` stored as `storage` names. "plain" is as it is: quantised
+    numbers stay so on a CPU and where a GPU's kernels can read them."""
+    if isinstance(weight, QuantisedWeight) and storage != "plain":
+        weight = weight.dequantised()
+    if isinstance(weight, torch.Tensor):
+        return _FORMATS[storage](weight, bias)
+    if isinstance(weight, PackedRows) or weight.device.type == "cpu":
+        return PackedLinear(weight, bias)
+    if kernels_read(weight):
+        return CudaInt4Linear(weight, bias)
+    return dense(weight.dequantised(), bias)

@@ -1,4 +1,4 @@
-"""From a step's plan to its tokens, on a real model."""
+"""From a step to its tokens, on a real model."""
 
 from asyncinfer.runner.input_batch import InputBatch
 from asyncinfer.runner.memory import plan_memory

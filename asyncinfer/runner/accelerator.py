@@ -1,47 +1,58 @@
-"""What a runner asks of a GPU beside operators: streams, events, pinned memory, graphs.
+"""What a runner needs of a GPU beside operators: streams, events, pinned memory, graphs.
 
-A seam, so that everything above it runs on a fake device that keeps a GPU's rules.
+Tests put a fake device in its place, which keeps a GPU's rules.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Final, Protocol
 
 import torch
 import torch.nn.functional as F
 
-__all__ = ["Accelerator", "CudaAccelerator", "Event", "Graph"]
+__all__ = ["Accelerator", "CudaAccelerator", "DeviceError", "Event", "Graph"]
+
+
+class DeviceError(RuntimeError):
+    """A device computes no more: CUDA repeats such an error until the process ends."""
+
+    def __init__(self, cause: object) -> None:
+        lines = str(cause).strip().splitlines() or [""]
+        super().__init__(
+            f"the device failed: {lines[0][:200]}; only a new process can use it again. Run "
+            "`asyncinfer doctor`; kernels='torch' and cuda_graphs='off' do without what it finds"
+        )
 
 
 class Event(Protocol):
     """A mark in a stream's order of work."""
 
     def record(self, stream: Any) -> None:
-        """Stands for all that `stream` was given so far."""
+        """Mark the end of the work that `stream` has been given so far."""
 
     def wait(self, stream: Any) -> None:
-        """`stream` does nothing more until the event is reached; the host goes on."""
+        """Let later work of `stream` wait for the event; the host goes on."""
 
     def synchronize(self) -> None:
-        """The host waits, asleep and without the GIL, until the event is reached."""
+        """Block the host until the event is reached, without the GIL and without spinning."""
 
 
 class Graph(Protocol):
     """Recorded work."""
 
     def replay(self) -> None:
-        """Do it again, on the same memory, on the current stream."""
+        """Run the recorded work on the current stream, on the same memory."""
 
     def reset(self) -> None:
-        """Give its memory back."""
+        """Free the graph's memory."""
 
 
 class Accelerator(Protocol):
-    """One GPU as the decode thread uses it. `main` and `side` are streams: a step's work, and the
-    copies of its results to the host."""
+    """One GPU as the decode thread uses it. The stream `main` takes the work of steps, and `side`
+    copies their results to the host."""
 
     @property
     def device(self) -> torch.device: ...
@@ -51,33 +62,33 @@ class Accelerator(Protocol):
     def side(self) -> Any: ...
 
     def adopt(self) -> None:
-        """What this thread does from now on goes to `main`."""
+        """Make `main` this thread's current stream."""
 
     def on_side(self) -> AbstractContextManager[object]:
-        """What is done inside goes to `side`."""
+        """Make `side` the current stream inside the context."""
 
     def pinned(self, size: int) -> torch.Tensor:
-        """uint8 `[size]` on the host that copies may read and write while the host goes on."""
+        """uint8 `[size]` of pinned host memory, for copies that run beside the host."""
 
     def event(self) -> Event: ...
 
     def capture(self, work: Callable[[], None], *, hold: int = 0) -> Graph:
-        """Record what `work` does, without doing it. All graphs share one pool of memory, of which
-        `hold` bytes are set aside at first. Whatever `work` or the device raises is raised."""
+        """Record `work` without running it. All graphs share one pool of memory; the first call
+        reserves `hold` bytes of it. Raises whatever `work` or the device raises."""
 
     def drain(self) -> None:
-        """Wait for all work."""
+        """Wait for all work of the device."""
 
     def close(self) -> None:
-        """Give back what torch holds and nobody uses, and leave the thread as `adopt` found it.
-        All work was waited for."""
+        """Free torch's unused memory, and restore the stream that `adopt` replaced. Call `drain`
+        before."""
 
 
-#: torch has 32 streams a device and hands them out in turn: made anew for every engine, one would
-#: sooner or later be another engine's, perhaps while it records. So those of closed ones are used
-#: again: main, side and recorder.
+#: The streams of closed engines: main, side and recorder, kept for later engines. torch has 32
+#: streams for a device and hands them out in turn, so that a new one could be the stream of another
+#: engine, which may be recording.
 _IDLE: Final[dict[torch.device, list[tuple[Any, Any, Any]]]] = {}
-#: One recording at a time in a process: torch's rule. Guards `_IDLE`, too.
+#: torch allows one recording at a time in a process. This lock also guards `_IDLE`.
 _ONE_AT_A_TIME: Final = threading.Lock()
 
 
@@ -88,7 +99,7 @@ class CudaAccelerator:
         self.device = device
         with _ONE_AT_A_TIME:
             idle = _IDLE.setdefault(device, [])
-            # Recording has a stream of its own: what `main` does goes on meanwhile.
+            # Recordings have a stream of their own, so that the work of `main` goes on meanwhile.
             self._streams = idle.pop() if idle else tuple(_stream(device) for _ in range(3))
         self.main, self.side, self._recorder = self._streams
         #: The thread's device and its stream on this one, before it was adopted.
@@ -100,7 +111,7 @@ class CudaAccelerator:
         stream = torch.cuda.current_stream(self.device)
         self._before = torch.cuda.current_device(), stream
         self.main.wait_stream(stream)
-        # And the device.
+        # `set_stream` sets the current device too.
         torch.cuda.set_stream(self.main)
 
     def on_side(self) -> AbstractContextManager[object]:
@@ -120,16 +131,17 @@ class CudaAccelerator:
             with torch.cuda.stream(self._recorder):
                 _wake_libraries(self.device)
         if hold and self._held is None:
-            self._held = self._record(lambda: self._hold(hold))
-        return self._record(work)
+            self._held = self.record(lambda: self._hold(hold))
+        return self.record(work)
 
-    def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Record what `work` launches. Raises whatever `work` or CUDA raises."""
         graph = torch.cuda.CUDAGraph()
         with _ONE_AT_A_TIME, torch.cuda.stream(self._recorder):
-            # Other threads of the program may use CUDA meanwhile: only this one's calls are
-            # recorded, and only this one may not wait for the device. What torch makes for its
-            # random numbers serves all graphs of the process, and so is no inference tensor.
-            with torch.inference_mode(False):
+            # Other threads may use CUDA meanwhile: "thread_local" restricts this thread alone. The
+            # state that torch makes here for random numbers serves all graphs of the process, so
+            # it must not be an inference tensor.
+            with torch.inference_mode(False), _copied_random_state(self.device):
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 work()
@@ -144,7 +156,7 @@ class CudaAccelerator:
         return graph
 
     def _end_failed(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Leave recording after a fault, whose own error is the one to tell."""
+        """End a recording whose work has raised; an error of the end itself is dropped."""
         try:
             graph.capture_end()
         except RuntimeError:
@@ -153,14 +165,14 @@ class CudaAccelerator:
             graph.reset()
 
     def _stop_allocating(self) -> None:
-        """A recording that CUDA calls off leaves torch's allocator as if it went on: it would put
-        off giving back what other streams have used, for good."""
-        # No public name. Where it was told already it raises.
+        """Tell torch's allocator that CUDA has aborted the recording. Otherwise it would never
+        free memory that several streams have used."""
+        # torch has no public name for it. It raises if the allocator knows already.
         with suppress(AttributeError, RuntimeError):
             torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
 
     def _hold(self, size: int) -> None:
-        """One block of the pool that later recordings are cut out of."""
+        """Allocate one block of the pool; later recordings take their memory from it."""
         torch.empty(size, dtype=torch.uint8, device=self.device)[:1].zero_()
 
     def drain(self) -> None:
@@ -183,14 +195,33 @@ class CudaAccelerator:
 
 
 def _wake_libraries(device: torch.device) -> None:
-    """Products make their libraries take what they work in, which they keep for good, for every
-    stream that they are used on. Taken while recording it would be memory of the graphs' pool,
-    none of whose first block, the largest, could be given back then."""
+    """Let the libraries of matrix products allocate their workspaces for the current stream.
+
+    They keep a workspace for good. One that is allocated in a recording is part of the graphs'
+    pool, whose first and largest block could then never be freed.
+    """
     for dtype in (torch.bfloat16, torch.float32):
         x = torch.zeros(16, 16, dtype=dtype, device=device)
         F.linear(x, x)
         F.linear(x, x, x[0])
         torch.bmm(x[None], x[None])
+
+
+@contextmanager
+def _copied_random_state(device: torch.device) -> Iterator[None]:
+    """Inside, the device's default generator has a copy of its state.
+
+    Torch that has no random state for each recording marks the generator's until the recording has
+    ended well, and whoever draws from a marked state raises. So the host's own state is put back as
+    soon as a recording has begun. What another thread draws within that call it may draw twice.
+    """
+    generator = torch.cuda.default_generators[device.index]
+    own = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(generator.clone_state())
+    try:
+        yield
+    finally:
+        generator.graphsafe_set_state(own)
 
 
 def _stream(device: torch.device) -> Any:

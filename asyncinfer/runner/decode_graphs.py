@@ -1,4 +1,4 @@
-"""`DecodeGraphs`: a graph of the whole decode step for every size of batch."""
+"""`DecodeGraphs`: a graph of the whole decode step for each batch size."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from asyncinfer.runner.accelerator import Accelerator, Graph
+from asyncinfer.runner.fallbacks import Fallbacks
 from asyncinfer.sampling import Draws
-from asyncinfer.telemetry import emit
 
 __all__ = ["DecodeGraphs", "batch_sizes"]
 
@@ -18,39 +18,43 @@ _MOST_ROWS = 256
 
 
 def batch_sizes(max_running: int) -> list[int]:
-    """Rows of the batches that are recorded, ascending: 1, 2, 4, then by 8 to 256, none above
-    `max_running` rows but the first that holds them all."""
+    """Rows of the recorded batches, ascending: 1, 2, 4, then multiples of 8 up to 256. The last is
+    `max_running` where that is smaller than 256."""
     most = min(max_running, _MOST_ROWS)
     sizes = [size for size in (1, 2, 4, *range(8, _MOST_ROWS + 1, 8)) if size < most]
     return [*sizes, most]
 
 
 class DecodeGraphs:
-    """Runs decode steps, recorded where they can be.
+    """Runs decode steps, from recordings where possible.
 
-    A batch of a new size, or that draws in a new way, is run as it is, which loads its kernels and
-    is the step that was asked for; then it is recorded, and from then on replayed. When recording
-    fails, it is tried no more: what was recorded is replayed, all else runs as it is.
+    The first batch of a size and kind of draw runs eagerly, which loads its kernels, and is then
+    recorded. Later ones are replayed. After a recording has failed, none is tried again: existing
+    graphs are replayed, and all other steps run eagerly.
 
     Args:
-        step: does a step of so many rows on what the device holds, or is recorded doing it.
-        sizes: as from `batch_sizes`.
-        hold: bytes set aside for what a step makes on its way.
+        step: the function to record: `step(rows, draws, adapted)` computes a step from the device's
+            state. Where `adapted`, some rows have an adapter; such steps have graphs of their own.
+        sizes: rows of the recorded batches, from `batch_sizes`.
+        hold: bytes reserved for the intermediate tensors of a step.
+        fallbacks: is told of a recording that failed.
     """
 
     def __init__(
         self,
         accelerator: Accelerator,
-        step: Callable[[int, Draws], None],
+        step: Callable[[int, Draws, bool], None],
         sizes: Sequence[int],
         *,
         hold: int = 0,
+        fallbacks: Fallbacks | None = None,
     ) -> None:
         self._accelerator = accelerator
         self._step = step
         self._sizes = list(sizes)
         self._hold = hold
-        self._graphs: dict[tuple[int, Draws], Graph] = {}
+        self._fallbacks = fallbacks or Fallbacks()
+        self._graphs: dict[tuple[int, Draws, bool], Graph] = {}
         self._recording = True
 
     @property
@@ -59,7 +63,7 @@ class DecodeGraphs:
 
     @property
     def recorded(self) -> int:
-        """How many graphs there are."""
+        """The number of graphs."""
         return len(self._graphs)
 
     def size_for(self, rows: int) -> int:
@@ -67,21 +71,21 @@ class DecodeGraphs:
         return next(size for size in self._sizes if size >= rows)
 
     def record_all(self) -> None:
-        """Record every size, the largest first: the smaller ones fit where it had its memory. The
-        batch must be nothing but padding."""
+        """Record every size, the largest first: smaller ones then fit into its memory. Every row of
+        the batch must be padding."""
         for size in reversed(self._sizes):
             for draws in Draws:
                 self.run(size, draws)
 
-    def run(self, size: int, draws: Draws) -> None:
-        """One step of `size` rows."""
-        graph = self._graphs.get((size, draws))
+    def run(self, size: int, draws: Draws, adapted: bool = False) -> None:
+        """Compute one step of `size` rows, some of which have an adapter if it is `adapted`."""
+        graph = self._graphs.get((size, draws, adapted))
         if graph is not None:
             graph.replay()
             return
-        self._step(size, draws)
+        self._step(size, draws, adapted)
         if self._recording:
-            self._record(size, draws)
+            self._record(size, draws, adapted)
 
     def close(self) -> None:
         for graph in self._graphs.values():
@@ -89,19 +93,21 @@ class DecodeGraphs:
         self._graphs.clear()
         self._recording = False
 
-    def _record(self, size: int, draws: Draws) -> None:
+    def _record(self, size: int, draws: Draws, adapted: bool) -> None:
         try:
             with _no_garbage_collection():
-                graph = self._accelerator.capture(lambda: self._step(size, draws), hold=self._hold)
+                graph = self._accelerator.capture(
+                    lambda: self._step(size, draws, adapted), hold=self._hold
+                )
         except RuntimeError as error:  # CUDA's errors, torch.OutOfMemoryError among them
             self._recording = False
-            emit("graphs_failed", rows=size, error=str(error))
+            self._fallbacks.add("graphs", f"recording {size} rows failed: {error}")
         else:
-            self._graphs[size, draws] = graph
+            self._graphs[size, draws, adapted] = graph
 
 
-#: Recordings that are under way or wait for their turn; the first of them switched the collector
-#: off, the last switches it on again if it was on.
+#: How many recordings run or wait for their turn. The first one switches the garbage collector off;
+#: the last one switches it on again, if it was on.
 _recording = 0
 _collecting = False
 _counting = threading.Lock()
@@ -109,7 +115,7 @@ _counting = threading.Lock()
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """What a collection frees on this thread may call CUDA in a way that spoils a recording."""
+    """No garbage collection inside: freeing a CUDA object on this thread may spoil a recording."""
     global _recording, _collecting
     with _counting:
         if not _recording:

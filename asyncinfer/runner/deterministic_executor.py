@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from asyncinfer.adapters import AdapterPool
 from asyncinfer.attention import KVCache
 from asyncinfer.models import Decoder
 from asyncinfer.runner.eager_executor import EagerExecutor
@@ -37,9 +38,10 @@ class DeterministicExecutor(EagerExecutor):
         history: TokenHistory,
         sampling: SamplingState,
         max_context: int,
+        adapters: AdapterPool | None = None,
     ) -> None:
-        super().__init__(decoder, kv, inputs, history, sampling)
-        self.tiles = TiledDecoder(decoder, kv, max_context)
+        super().__init__(decoder, kv, inputs, history, sampling, adapters)
+        self.tiles = TiledDecoder(decoder, kv, max_context, adapters)
 
     def forward(self, arrays: StepArrays) -> torch.Tensor:
         tokens = self.history.read(arrays.token_slots, arrays.positions)

@@ -1,16 +1,30 @@
-"""Which device and dtype an engine runs on, and on how many threads."""
+"""Which device, dtype and kernels an engine runs on, and on how many threads."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Final
 
 import torch
 
-from asyncinfer.attention import KVFormat, kv_format
+from asyncinfer.attention import KVCache, KVFormat, StateCache, kv_format, reads_pages
+from asyncinfer.config import EngineConfig, Graphs, Kernels
 from asyncinfer.errors import ModelLoadError
+from asyncinfer.kernels.dispatch import distrust, distrusted, triton_is_missing, use_triton
+from asyncinfer.kernels.trial import TrialShapes, find_fault
+from asyncinfer.models import ModelConfig
+from asyncinfer.runner.fallbacks import Fallbacks
 
-__all__ = ["choose_device", "choose_dtype", "choose_kv", "use_cpu_threads"]
+__all__ = [
+    "choose_device",
+    "choose_dtype",
+    "choose_graphs",
+    "choose_kernels",
+    "choose_kv",
+    "trial_shapes",
+    "use_cpu_threads",
+]
 
 _DTYPES: Final = {
     "float32": torch.float32,
@@ -34,15 +48,19 @@ def choose_device(name: str) -> torch.device:
         if (device.index or 0) >= there:
             raise ModelLoadError(f"device={name!r}: there are {there} CUDA devices")
         if ":" not in name:
-            # With an index, so that threads with another current device mean the same.
+            # With an index, so that it names the same device on threads with another current one.
             device = torch.device("cuda", torch.cuda.current_device())
     return device
 
 
 def choose_dtype(name: str, stored: str | None, device: torch.device) -> torch.dtype:
-    """The dtype called `name`; "auto" is the checkpoint's on a GPU and float32 on a CPU."""
+    """The dtype called `name`; "auto" is the checkpoint's on a GPU and float32 on a CPU. GPUs
+    before Ampere (compute capability 8.0) have no bfloat16: they take float16 in its place."""
     if name == "auto":
         name = (stored or "float32") if device.type == "cuda" else "float32"
+        halves = device.type == "cuda" and name.removeprefix("torch.") == "bfloat16"
+        if halves and torch.cuda.get_device_capability(device) < (8, 0):
+            name = "float16"
     dtype = _DTYPES.get(name.removeprefix("torch."))
     if dtype is None:
         raise ModelLoadError(f"dtype={name!r}: must be auto or one of {', '.join(_DTYPES)}")
@@ -50,7 +68,9 @@ def choose_dtype(name: str, stored: str | None, device: torch.device) -> torch.d
 
 
 def choose_kv(name: str, device: torch.device) -> KVFormat:
-    """The format of KV called `name`, if the device has what it takes. Raises `ModelLoadError`."""
+    """The KV format called `name`. Raises `ModelLoadError` where the device does not support it."""
+    if name == "int4" and device.type != "cpu":
+        raise ModelLoadError(f"kv='int4': needs a CPU, this is {device}; 'int8' runs on all")
     if name == "fp8" and device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         if capability < (8, 9):
@@ -60,6 +80,63 @@ def choose_kv(name: str, device: torch.device) -> KVFormat:
                 "takes as few bytes"
             )
     return kv_format(name)
+
+
+def trial_shapes(model: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> TrialShapes:
+    """What kernels are tried with for a model, whose keys and values are of `kv_dtype`."""
+    return TrialShapes(
+        hidden=model.hidden_size,
+        heads=model.num_heads,
+        kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        vocab=model.vocab_size,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+    )
+
+
+def choose_kernels(name: Kernels, shapes: TrialShapes, device: torch.device) -> str | None:
+    """Have this thread's operators run the kernels called `name`. Gives what is wrong with those
+    of Triton, which "auto" does without then.
+
+    Once they are wrong for one model they are used for no other on this thread: a draft model and
+    the one that it drafts for share it. Raises `ModelLoadError` where "triton" was asked for and
+    something is wrong with it.
+    """
+    if device.type != "cuda":
+        if name == "triton":
+            raise ModelLoadError(f"kernels='triton': needs a GPU, this is {device}")
+        return None
+    if name == "torch":
+        use_triton(False)
+        return None
+    fault = distrusted()
+    if fault is None:
+        use_triton(True)
+        fault = triton_is_missing() or find_fault(shapes, device)
+    if fault is None:
+        return None
+    if name == "triton":
+        raise ModelLoadError(f"kernels='triton': {fault}")
+    distrust(fault)
+    return fault
+
+
+def choose_graphs(
+    config: EngineConfig, kv: Sequence[KVCache | StateCache], fallbacks: Fallbacks
+) -> Graphs:
+    """When steps over the groups `kv` are recorded on a GPU: as `config` says where Triton's
+    kernels attend over all of them, else never, which is a fallback where nobody asked for it.
+
+    Torch's operators are not recorded: `reference.paged_attention` and `reference.kv_write` need
+    numbers on the host, and attention that does not reads the whole width of every table.
+    """
+    wanted = config.cuda_graphs
+    if wanted == "off" or all(isinstance(group, KVCache) and reads_pages(group) for group in kv):
+        return wanted
+    if config.kernels != "torch" and not config.deterministic:
+        fallbacks.add("graphs", "not all of its attention is by Triton's kernels")
+    return "off"
 
 
 def use_cpu_threads(count: int) -> None:

@@ -8,12 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from asyncinfer.attention import AttentionBatch, KVCache
+from asyncinfer.adapters import AdapterPool
+from asyncinfer.attention import AttentionBatch, KVCache, StateCache, StatePass, StateRows
+from asyncinfer.layers import LoraRows
 from asyncinfer.models import Decoder
 from asyncinfer.runner.input_batch import InputBatch, StepArrays
 from asyncinfer.runner.pending_step import EagerResults, PendingStep
 from asyncinfer.runner.step_buffers import StepBuffers
-from asyncinfer.sampling import Sampled, SamplingState, TokenHistory, score_tokens, upload
+from asyncinfer.sampling import Sampled, SamplingState, TokenHistory, guide, score_tokens, upload
 from asyncinfer.scheduler import Join, Step
 
 __all__ = ["EagerExecutor"]
@@ -31,62 +33,92 @@ class EagerExecutor:
     The methods `forward`, `logits`, `sample` and `score` are there to be overridden.
 
     Args:
-        kv: the pages of each KV group.
+        kv: the pages of each KV group; states on a CPU only.
         inputs: the slots' block tables, which this executor writes from now on.
         history: query tokens are read from it, and drawn tokens written to it.
+        adapters: the LoRA adapters that rows may have; None for none.
     """
 
     def __init__(
         self,
         decoder: Decoder,
-        kv: Sequence[KVCache],
+        kv: Sequence[KVCache | StateCache],
         inputs: InputBatch,
         history: TokenHistory,
         sampling: SamplingState,
+        adapters: AdapterPool | None = None,
     ) -> None:
         self.decoder = decoder
-        self.kv = kv
+        #: The groups of pages and those of states, each with its number.
+        self._paged = [(at, group) for at, group in enumerate(kv) if isinstance(group, KVCache)]
+        self._kept = [(at, group) for at, group in enumerate(kv) if isinstance(group, StateCache)]
         self.inputs = inputs
         self.history = history
         self.sampling = sampling
+        self.adapters = adapters
+        #: The states of the step that is being computed; None where no layer has one.
+        self._states: StatePass | None = None
 
-    def change(self, plan: Step, joins: Sequence[Join]) -> None:
-        """Take over what changes before the rows are computed: the growth of block tables, and
-        `joins`, which are those of the plan or none. Takes no memory of the device."""
+    def change(self, step: Step, joins: Sequence[Join]) -> list[tuple[int, I64, I64]]:
+        """Apply what changes before the rows are computed: `joins`, which are those of the step or
+        none, the growth of block tables and what states go back to. Allocates nothing on the
+        device. Returns what `InputBatch.grow` returns."""
+        self._states = None
         for join in joins:
             self.inputs.join(join)
-        self.inputs.grow(plan.groups)
+        grown = self.inputs.grow(step.groups)
+        for number, states in self._kept:
+            self._rewind(step, number, states)
+        return grown
 
-    def run(self, plan: Step, buffers: StepBuffers) -> PendingStep:
-        """Start the rows of a plan. Raises torch's error where the device has no memory."""
+    def run(self, step: Step, buffers: StepBuffers) -> PendingStep:
+        """Start the rows of a step, and the copy of their results into `buffers`. Raises torch's
+        error where the device has no memory."""
         tensors = [torch.empty(0), torch.empty(0)]
-        if not plan.slots:
+        if not step.slots:
             results = EagerResults()
         else:
-            arrays = self.inputs.build(plan)
+            arrays = self.inputs.build(step)
             hidden = self.forward(arrays)
+            self._fill_masks(step)
             results = EagerResults(
-                draw_rows=arrays.draw_rows.tolist(), prompts=dict(plan.prompt_logprobs)
+                draw_rows=arrays.draw_rows.tolist(),
+                prompts=dict(step.prompt_logprobs),
+                pooled=list(step.poolings),
+                drafts=step.drafts,
             )
             if len(arrays.draw_rows):
-                tensors = results.keep(self._draw(arrays, hidden))
-            if 0 in plan.samples:
-                tensors.append(self._chunk_peaks(results, plan, arrays, hidden))
-            for row, top in plan.prompt_logprobs.items():
-                tensors += self._score_prompt(plan, row, int(arrays.first_tokens[row]), hidden, top)
+                tensors = results.keep(self._draw(step, arrays, hidden))
+            if 0 in step.samples:
+                tensors.append(self._chunk_peaks(results, step, arrays, hidden))
+            for row, top in step.prompt_logprobs.items():
+                tensors += self._score_prompt(step, row, int(arrays.first_tokens[row]), hidden, top)
+            for row, pooling in step.poolings.items():
+                tensors.append(
+                    self._pool(step, row, int(arrays.first_tokens[row]), hidden, pooling)
+                )
         results.tensors = buffers.fetch_all(tensors)
+        if self._states is not None:
+            # Nothing can fail any more.
+            self._states.commit()
+            self._states = None
         return PendingStep(buffers, results.read)
 
-    def lost(self, plan: Step) -> None:
-        """The plan was taken back: nobody knows how far its rows were computed."""
+    def lost(self, step: Step) -> None:
+        """The step was taken back: nobody knows how far its rows were computed."""
+
+    def stop_replaying(self) -> bool:
+        """Compute every step as it is from now on; call it when the device has no work left. Gives
+        whether any would have been replayed."""
+        return False
 
     def close(self) -> None:
-        """Give back what was recorded. The device has no work left."""
+        """Free what was recorded, when the device has no work left."""
 
     # -- to be overridden ----------------------------------------------------------------------
 
     def forward(self, arrays: StepArrays) -> torch.Tensor:
-        """Hidden states of the step's query tokens, `[tokens, hidden]`."""
+        """Hidden states of the step's query tokens, `[tokens, hidden]` in the model's dtype."""
         places = self.history.places(arrays.token_slots, arrays.positions)
         places_there, positions, slot_mapping, block_tables, seq_lens, query_starts = upload(
             self.decoder.device,
@@ -99,23 +131,26 @@ class EagerExecutor:
         )
         batches = [
             AttentionBatch(
-                block_tables=block_tables[group],
+                block_tables=block_tables[number],
                 seq_lens=seq_lens,
                 query_starts=query_starts,
-                slot_mapping=slot_mapping[group],
+                slot_mapping=slot_mapping[number],
                 starts=arrays.starts,
                 counts=arrays.counts,
                 block_size=kv.block_size,
                 decode_rows=arrays.decode_rows,
                 sequences=arrays.sequences,
             )
-            for group, kv in enumerate(self.kv)
+            for number, kv in self._paged
         ]
-        tokens = self.history.at(places_there)
-        return self.decoder.forward(tokens, positions, self.kv, batches)
+        for number, states in self._kept:
+            self._states = self._begin_states(arrays, number, states)
+        tokens, kv = self.history.at(places_there), [kv for _, kv in self._paged]
+        adapters = self._lora_rows(arrays.adapters)
+        return self.decoder.forward(tokens, positions, kv, batches, adapters, self._states)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 `[n, vocab]` of `hidden` `[n, hidden]`, with the padding of the vocabulary."""
+        """float32 `[n, vocab]` of `hidden` `[n, hidden]`, padding of the vocabulary included."""
         return self.decoder.logits(hidden)
 
     def sample(self, logits: torch.Tensor, slots: I64, positions: I64) -> Sampled:
@@ -126,44 +161,95 @@ class EagerExecutor:
         """See `score_tokens`."""
         return score_tokens(logits, tokens, top)
 
+    def _lora_rows(self, slots: I64 | None) -> LoraRows | None:
+        """The adapters of query tokens, by the slot of each."""
+        if slots is None or self.adapters is None:
+            return None
+        if self.decoder.device.type == "cpu":
+            return self.adapters.rows(slots)
+        return self.adapters.rows_on_device(*upload(self.decoder.device, slots.astype(np.int32)))
+
     # -- inside --------------------------------------------------------------------------------
 
+    def _rewind(self, step: Step, number: int, states: StateCache) -> None:
+        """Have the states of a group go back to before what was wrong in drafts, and forget those
+        of slots that are left."""
+        if step.groups:
+            for slot, tokens in step.groups[number].rewound:
+                block = (tokens - 1) // states.block_size
+                states.rewind(slot, tokens, self.inputs.page(number, slot, block))
+        for slot in step.leaves:
+            states.drop_aside(slot)
+
+    def _begin_states(self, arrays: StepArrays, number: int, states: StateCache) -> StatePass:
+        """The states of a group that the rows of a step find and leave."""
+        slots = arrays.slots
+        drafted = {row: (slots[row], draft) for row, draft in arrays.drafted.items()}
+        tables = arrays.block_tables[number]
+        rows = StateRows.of(arrays.starts, arrays.counts, tables, states.block_size, drafted)
+        return StatePass(states, rows, slots)
+
+    def _fill_masks(self, step: Step) -> None:
+        """Make the masks of the step's draws, while the device computes the logits."""
+        if step.matchers:
+            rows = list(step.matchers)
+            self.sampling.masks.fill(
+                [step.slots[row] for row in rows],
+                [step.first_draw(row) for row in rows],
+                list(step.matchers.values()),
+                [step.drafts.get(row, ()) for row in rows],
+            )
+
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Padding of the model's vocabulary is cut off: no text stands for it."""
+        """`logits` without the padding of the vocabulary, whose ids stand for no text."""
         return self.logits(hidden)[:, : self.sampling.vocab_size]
 
-    def _draw(self, arrays: StepArrays, hidden: torch.Tensor) -> Sampled:
+    def _draw(self, step: Step, arrays: StepArrays, hidden: torch.Tensor) -> Sampled:
         if not np.array_equal(arrays.draw_tokens, np.arange(len(hidden))):
             hidden = hidden.index_select(0, *upload(hidden.device, arrays.draw_tokens))
         slots, positions = arrays.draw_slots, arrays.draw_positions
-        sampled = self.sample(self._logits(hidden), slots, positions)
-        tokens = sampled.tokens
-        if not arrays.draw_last.all():
-            # A row's earlier draws verify tokens that are known already.
-            new = np.flatnonzero(arrays.draw_last)
-            tokens = tokens.index_select(0, *upload(hidden.device, new))
-            slots, positions = slots[new], positions[new]
-        self.history.write(slots, positions, tokens)
+        if step.guided:
+            sampled = self._draw_guided(step, arrays, hidden)
+        else:
+            sampled = self.sample(self._logits(hidden), slots, positions)
+        # Draws overwrite the drafted tokens too: one that was right has been drawn again.
+        self.history.write(slots, positions, sampled.tokens)
+        return sampled
+
+    def _draw_guided(self, step: Step, arrays: StepArrays, hidden: torch.Tensor) -> Sampled:
+        """Draws of which some rows share one with their guide."""
+        logits, guided = self._logits(hidden), step.guided
+        # Of a pair, each row draws once.
+        first = np.searchsorted(arrays.draw_rows, [*guided])
+        beside = np.searchsorted(arrays.draw_rows, [row for row, _ in guided.values()])
+        guide(logits, first, beside, [scale for _, scale in guided.values()])
+        sampled = self.sample(logits, arrays.draw_slots, arrays.draw_positions)
+        at, after = upload(hidden.device, first, beside)
+        sampled.tokens.index_copy_(0, after, sampled.tokens.index_select(0, at))
         return sampled
 
     def _chunk_peaks(
-        self, results: EagerResults, plan: Step, arrays: StepArrays, hidden: torch.Tensor
+        self, results: EagerResults, step: Step, arrays: StepArrays, hidden: torch.Tensor
     ) -> torch.Tensor:
         """float32 `[chunks]`: the largest number in the last hidden state of each row that draws
-        nothing. Attention carries to it whatever is not finite in the chunk."""
-        rows = np.flatnonzero(np.array(plan.samples) == 0)
+        nothing. It tells whether the chunk is finite, for attention carries NaN and inf to it."""
+        rows = np.flatnonzero(np.array(step.samples) == 0)
         results.chunks = rows.tolist()
-        last = arrays.first_tokens[rows] + np.array(plan.counts)[rows] - 1
-        states = hidden.index_select(0, *upload(hidden.device, last))
+        first, counts = arrays.first_tokens[rows], np.array(step.counts)[rows]
+        if self._states is not None:
+            # A state is carried on, but no token needs to show what is wrong with it.
+            spans = zip(first.tolist(), counts.tolist(), strict=True)
+            return torch.stack([hidden[at : at + n].abs().amax() for at, n in spans]).float()
+        states = hidden.index_select(0, *upload(hidden.device, first + counts - 1))
         return states.abs().amax(dim=-1).float()
 
     def _score_prompt(
-        self, plan: Step, row: int, first: int, hidden: torch.Tensor, top: int
+        self, step: Step, row: int, first: int, hidden: torch.Tensor, top: int
     ) -> list[torch.Tensor]:
         """`score_tokens` of the prompt tokens that follow each of the row's query tokens."""
-        slot, start = plan.slots[row], plan.starts[row]
+        slot, start = step.slots[row], step.starts[row]
         last = int(self.inputs.prompt_lens[slot]) - 1
-        count = max(0, min(plan.counts[row], last - start))
+        count = max(0, min(step.counts[row], last - start))
         positions = np.arange(start + 1, start + count + 1)
         tokens = self.history.read(np.full(count, slot), positions)
         parts = [
@@ -175,3 +261,17 @@ class EagerExecutor:
             for i in range(0, max(count, 1), _SCORED_AT_ONCE)
         ]
         return [torch.cat(column) for column in zip(*parts, strict=True)]
+
+    def _pool(
+        self, step: Step, row: int, first: int, hidden: torch.Tensor, pooling: str
+    ) -> torch.Tensor:
+        """float32 `[hidden]` of the row's prompt tokens: the last one's state, or their sum."""
+        left = int(self.inputs.prompt_lens[step.slots[row]]) - step.starts[row]
+        end = first + min(step.counts[row], left)
+        if pooling == "last":
+            return self.decoder.normed(hidden[end - 1 : end])[0].float()
+        total = torch.zeros(hidden.shape[1], device=hidden.device)
+        for i in range(first, end, _SCORED_AT_ONCE):
+            part = hidden[i : min(i + _SCORED_AT_ONCE, end)]
+            total += self.decoder.normed(part).float().sum(dim=0)
+        return total

@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from asyncinfer.adapters import AdapterPool
 from asyncinfer.attention import KVCache
 from asyncinfer.models import Decoder
 from asyncinfer.runner.accelerator import Accelerator
 from asyncinfer.runner.decode_graphs import DecodeGraphs, batch_sizes
 from asyncinfer.runner.eager_executor import EagerExecutor
+from asyncinfer.runner.fallbacks import Fallbacks
 from asyncinfer.runner.input_batch import InputBatch
 from asyncinfer.runner.pending_step import EagerResults, PendingStep, drawn_result
 from asyncinfer.runner.recorded_step import RecordedStep
@@ -25,6 +27,7 @@ from asyncinfer.scheduler import Join, RunnerSpec, Step, StepResult
 __all__ = ["GraphExecutor"]
 
 I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
 
 #: A position that no step begins at.
 _UNKNOWN = -2
@@ -39,7 +42,8 @@ class GraphExecutor(EagerExecutor):
 
     Args:
         history: as `RecordedStep` needs it.
-        hold: bytes set aside for what a recorded step makes on its way.
+        hold: bytes set aside for the intermediate tensors of a recorded step.
+        fallbacks: is told of a recording that failed.
     """
 
     def __init__(
@@ -50,27 +54,31 @@ class GraphExecutor(EagerExecutor):
         spec: RunnerSpec,
         history: TokenHistory,
         sampling: SamplingState,
+        adapters: AdapterPool | None = None,
         *,
         hold: int = 0,
+        fallbacks: Fallbacks | None = None,
     ) -> None:
         sizes = batch_sizes(spec.max_slots)
         groups, width = len(spec.groups), spec.table_width
         self.state = SlotState(accelerator, spec.max_slots, groups, width, sizes[-1], OPTION_WORDS)
-        super().__init__(decoder, kv, InputBatch(spec, self.state.host_tables), history, sampling)
+        inputs = InputBatch(spec, self.state.host_tables)
+        super().__init__(decoder, kv, inputs, history, sampling, adapters)
         self._step = RecordedStep(
-            decoder, kv, spec, self.state, history, sizes[-1], max(2, spec.overlap)
+            decoder, kv, spec, self.state, history, sizes[-1], max(2, spec.overlap), adapters
         )
-        self.graphs = DecodeGraphs(accelerator, self._step, sizes, hold=hold)
+        self.graphs = DecodeGraphs(accelerator, self._step, sizes, hold=hold, fallbacks=fallbacks)
+        self._replaying = True
         self._accelerator = accelerator
-        #: Where replayed steps leave their results, in turns.
+        #: Where replayed steps leave their results, one after the other and round again.
         self._places = list(self._step.results)
-        self._turn = 0
+        self.turn = 0
         #: Replayed steps whose results were not read yet.
         self._unread = 0
 
     @torch.inference_mode()
     def record_all(self) -> None:
-        """Record every graph there can be. To be called before the first step."""
+        """Record every graph of rows without adapters. Call it before the first step."""
         buffers = PinnedBuffers(self._accelerator)
         self.state.send(buffers.staging)
         self.graphs.record_all()
@@ -78,57 +86,66 @@ class GraphExecutor(EagerExecutor):
         buffers.fetch_all([])
         buffers.wait()
 
-    def change(self, plan: Step, joins: Sequence[Join]) -> None:
-        super().change(plan, joins)
+    def change(self, step: Step, joins: Sequence[Join]) -> list[tuple[int, I64, I64]]:
+        grown = super().change(step, joins)
         for join in joins:
             for group, pages in enumerate(join.tables):
                 self.state.touch_tables(group, join.slot, np.arange(len(pages)))
+            self.state.set_adapter(join.slot, join.adapter)
             self.state.set_options(join.slot, option_words(join.params, join.seed))
-        for group, changes in enumerate(plan.groups):
-            if changes.grown:
-                slots, indices, _ = np.array(changes.grown).T
-                self.state.touch_tables(group, slots, indices)
+        for group, slots, indices in grown:
+            self.state.touch_tables(group, slots, indices)
+        return grown
 
-    def run(self, plan: Step, buffers: StepBuffers) -> PendingStep:
-        if plan.slots and self._replays(plan):
-            return self._decode(plan, buffers)
-        if plan.slots:
-            # Sent now, what has changed does not pile up while no step is replayed.
+    def run(self, step: Step, buffers: StepBuffers) -> PendingStep:
+        if step.slots and self._replays(step):
+            return self._decode(step, buffers)
+        if step.slots:
+            # Changes are sent with every step, so that they do not pile up while none is replayed.
             self.state.send(buffers.staging)
-        return super().run(plan, buffers)
+        return super().run(step, buffers)
 
-    def lost(self, plan: Step) -> None:
-        self.state.host_positions[plan.slots] = _UNKNOWN
-        self._step.turn_to(self._turn)
+    def lost(self, step: Step) -> None:
+        self.state.host_positions[step.slots] = _UNKNOWN
+        self._step.turn_to(self.turn)
+
+    def stop_replaying(self) -> bool:
+        self.graphs.close()
+        was, self._replaying = self._replaying, False
+        return was
 
     def close(self) -> None:
         self.graphs.close()
 
-    def _replays(self, plan: Step) -> bool:
-        """Whether the plan has nothing but rows of one token that draw one."""
-        rows = len(plan.slots)
-        decodes = plan.counts.count(1) == rows == plan.samples.count(1)
-        return decodes and rows <= self.graphs.most_rows and not plan.prompt_logprobs
+    def _replays(self, step: Step) -> bool:
+        """Whether the step has nothing but rows of one token that draw one."""
+        if not self._replaying:
+            return False
+        rows = len(step.slots)
+        decodes = step.counts.count(1) == rows == step.samples.count(1)
+        asks = step.prompt_logprobs or step.poolings or step.guided
+        return decodes and rows <= self.graphs.most_rows and not asks
 
-    def _decode(self, plan: Step, buffers: StepBuffers) -> PendingStep:
+    def _decode(self, step: Step, buffers: StepBuffers) -> PendingStep:
         if self._unread == len(self._places):
             raise RuntimeError(f"more than {len(self._places)} steps in flight")
-        rows = len(plan.slots)
+        rows = len(step.slots)
         size = self.graphs.size_for(rows)
-        slots, starts = self.state.place(plan.slots, plan.starts, size)
+        slots, starts = self.state.place(step.slots, step.starts, size)
         draws = Draws.serving(self.sampling.uses(slots), fused=self.sampling.fused)
         self.state.send(buffers.staging)
-        self.graphs.run(size, draws)
+        self.graphs.run(size, draws, bool((self.inputs.adapters[slots] >= 0).any()))
         self.state.counted(slots)
         if draws is Draws.LOGITS:
+            self._fill_masks(step)
             sampled = self.sampling.sample(self._step.logits[:rows], slots, starts + 1)
             self.history.write(slots, starts + 1, sampled.tokens)
             results = EagerResults(draw_rows=list(range(rows)))
             results.tensors = buffers.fetch_all(results.keep(sampled))
             return PendingStep(buffers, results.read)
-        landing = buffers.fetch(self._places[self._turn])
+        landing = buffers.fetch(self._places[self.turn])
         self._unread += 1
-        self._turn = (self._turn + 1) % len(self._places)
+        self.turn = (self.turn + 1) % len(self._places)
         return PendingStep(buffers, partial(self._read, landing, rows))
 
     def _read(self, landing: I32, rows: int) -> StepResult:

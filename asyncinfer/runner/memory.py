@@ -1,11 +1,11 @@
-"""How much a runner can hold: the KV cache's share of the device, and the limits that follow."""
+"""The memory plan of a runner: the size of the KV cache, and the limits that follow from it."""
 
 from __future__ import annotations
 
 import torch
 
 from asyncinfer.attention import KVCache, kv_format
-from asyncinfer.cache import KVGroupSpec, reach_of, steady_pages
+from asyncinfer.cache import STATE_WINDOW, KVGroupSpec, reach_of, steady_pages
 from asyncinfer.config import LEAST_CONTEXT, EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
@@ -17,22 +17,30 @@ from asyncinfer.sampling import OPTION_WORDS, Draws, draw_bytes
 from asyncinfer.scheduler import RunnerSpec
 
 __all__ = [
+    "DRAFT_GPU_BYTES",
     "GPU_OVERLAP",
     "activation_bytes",
+    "for_drafts",
     "graph_bytes",
     "graph_hold",
     "pages_in_flight",
     "plan_memory",
     "share_out",
+    "share_states",
+    "state_bytes",
 ]
 
-#: What a CPU engine takes unless it is told: pages are committed as they are first used.
+#: Default KV cache of a CPU engine: the system commits a page at its first use.
 _CPU_BYTES = 1 << 30
-#: What the driver keeps for one graph of some hundred kernels, about.
+#: The KV of a draft model: a share of `kv_bytes`, and what it takes where that is not given.
+_DRAFT_SHARE = 8
+_DRAFT_CPU_BYTES = 1 << 27
+DRAFT_GPU_BYTES = 1 << 30
+#: An estimate of what the driver keeps for one graph of some hundred kernels.
 _GRAPH_BYTES = 2 << 20
-#: What cuBLAS works in: 32 MiB on a large GPU, for each of the streams that products are given to.
+#: Workspaces of cuBLAS: 32 MiB on a large GPU, for each of two streams that compute products.
 _LIBRARY_BYTES = 64 << 20
-#: Most steps in flight on a GPU, unless it is told: see `asyncinfer.engine.pace`.
+#: Default of the most steps in flight on a GPU: see `asyncinfer.engine.pace`.
 GPU_OVERLAP = 4
 
 
@@ -42,13 +50,16 @@ def plan_memory(
     dtype: torch.dtype,
     device: torch.device,
     vocab_size: int,
+    *,
+    one_group: bool = False,
 ) -> RunnerSpec:
-    """What a runner of `model` holds. Call it when the weights are on the device.
+    """The limits of a runner of `model`. Call it when the weights are on the device.
 
     The KV cache takes `config.kv_bytes`; else `kv_fraction` of what is free beside the
     activations of the largest step and what recorded steps need (1 GiB on a CPU), but no more than
     fills every slot's context. A context that was not asked for shrinks to what fits. Layers with
-    a window may be a KV group of their own: see `share_out`.
+    a window may be a KV group of their own, unless there is to be `one_group`: see `share_out`.
+    Those with a state are: see `share_states`.
 
     Raises `ModelLoadError`: the device has no room beside the weights, or the options cannot be
     met: `max_context` is beyond the model's or does not fit the cache, `kv_bytes` hold no block.
@@ -70,8 +81,17 @@ def plan_memory(
         blocks = min(free // block_bytes, most)
     overlap = config.overlap or (GPU_OVERLAP if device.type == "cuda" else 1)
     groups: tuple[KVGroupSpec, ...] = (KVGroupSpec(blocks, layers=tuple(range(model.num_layers))),)
-    if model.window is not None:
-        layer_bytes, in_flight = block_bytes // model.num_layers, pages_in_flight(config, overlap)
+    layer_bytes, in_flight = block_bytes // model.num_layers, pages_in_flight(config, overlap)
+    if model.state_layers:
+        _check_states(config, device, one_group)
+        block_bytes = layer_bytes * (model.num_layers - len(model.state_layers))
+        groups = share_states(free, model, layer_bytes, state_bytes(model, dtype), most)
+        if groups[1].num_pages < steady_pages(STATE_WINDOW, size):
+            raise ModelLoadError(
+                f"{room}: a state takes {state_bytes(model, dtype)} bytes, and a request goes on "
+                f"with {steady_pages(STATE_WINDOW, size)} of them"
+            )
+    elif model.window is not None and not one_group:
         divided = share_out(free, context, model, layer_bytes, size, config.max_running, in_flight)
         groups = divided or groups
     blocks = groups[0].num_pages
@@ -100,14 +120,81 @@ def plan_memory(
         vocab_size=vocab_size,
         max_step_tokens=config.max_step_tokens,
         samplers=True,
+        masks=True,
+        drafts=True,
+        guides=True,
         overlap=overlap,
         context_bound=bound,
     )
 
 
+def for_drafts(config: EngineConfig, device: torch.device) -> EngineConfig:
+    """The options of a draft model in an engine of these: an eighth of `kv_bytes` for its KV, else
+    128 MiB on a CPU and 1 GiB on a GPU; no adapters, and a context of its own."""
+    if config.kv_bytes is not None:
+        held = max(1, config.kv_bytes // _DRAFT_SHARE)
+    else:
+        held = _DRAFT_CPU_BYTES if device.type == "cpu" else DRAFT_GPU_BYTES
+    return config.replace(
+        kv_bytes=held,
+        max_context=None,
+        max_adapters=0,
+        adapter_bytes=None,
+        cuda_graphs="off",
+        deterministic=False,
+    )
+
+
 def pages_in_flight(config: EngineConfig, overlap: int) -> int:
-    """Window pages of the query tokens of so many steps."""
+    """Window pages of the query tokens of `overlap` steps."""
     return -(-overlap * config.max_step_tokens // config.block_size)
+
+
+def _check_states(config: EngineConfig, device: torch.device, one_group: bool) -> None:
+    """Refuse options that layers with a state cannot meet."""
+    if one_group:
+        raise ModelLoadError("a model with states in place of KV cannot be a draft model")
+    if device.type != "cpu":
+        raise ModelLoadError(
+            f"device={config.device!r}: a model with states in place of KV runs on a CPU only"
+        )
+    if config.deterministic:
+        raise ModelLoadError(
+            "deterministic=True: a model with states in place of KV cannot be computed in tiles"
+        )
+
+
+def state_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of one page of states: what all layers that have one keep of a sequence."""
+    return len(model.state_layers) * sum(each.bytes(dtype) for each in model.state)
+
+
+def share_states(
+    free: int, model: ModelConfig, layer_bytes: int, page_bytes: int, most: int
+) -> tuple[KVGroupSpec, ...]:
+    """Divide `free` bytes between KV and states.
+
+    Where a page of states takes no more than a block, there are as many pages as blocks, so that
+    every block that is kept can be gone on from. Larger pages take half of the bytes. Of a short
+    context there are more pages than blocks, if that is what a request goes on with.
+
+    Args:
+        free: bytes.
+        layer_bytes: of a block in one layer.
+        page_bytes: of a page of states.
+        most: blocks that fill every slot.
+    """
+    states = model.state_layers
+    far = tuple(layer for layer in range(model.num_layers) if layer not in states)
+    block_bytes = layer_bytes * len(far)
+    halved = 0 < block_bytes < page_bytes
+    pages = free // 2 // page_bytes if halved else free // (block_bytes + page_bytes)
+    pages = min(pages, max(most, steady_pages(STATE_WINDOW, 1)))
+    blocks = most if not block_bytes else min((free - pages * page_bytes) // block_bytes, most)
+    return (
+        KVGroupSpec(blocks, layers=far),
+        KVGroupSpec(pages, STATE_WINDOW, states, state=True),
+    )
 
 
 def share_out(
@@ -119,9 +206,9 @@ def share_out(
     slots: int,
     in_flight: int,
 ) -> tuple[KVGroupSpec, ...]:
-    """`free` bytes for two groups, the layers that see everything and those with a window. None at
-    all if pages of their own do not pay: the context, or what of it fits, is hardly longer than the
-    window.
+    """Divide `free` bytes between two groups, the layers that see everything and those with a
+    window. Empty if a second group does not pay: the context, or what of it fits, is hardly longer
+    than the window.
 
     A request never holds more pages than its window spans and its tokens in flight, so pages for
     that in every slot are the most there need be; what a prefix's hits need is in what slots leave
@@ -169,41 +256,42 @@ def _free_bytes(
     if device.type == "cpu":
         return _CPU_BYTES
     free, _ = torch.cuda.mem_get_info(device)
-    # What torch holds and nobody uses is free to us, too.
+    # Memory that torch has reserved and does not use is free for the cache.
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     free -= activation_bytes(config, model, dtype) + graph_bytes(config, model, dtype)
+    free -= config.adapter_bytes or 0
     return int(config.kv_fraction * max(0, free))
 
 
 def activation_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    """About what the largest step needs beside weights and KV: the widest moment of a layer,
-    and the logits with the sampler's work on them; what attention's parts meet in; and what
-    libraries work in."""
+    """About the bytes that the largest step needs beside weights and KV: the most that a layer
+    holds at once, logits and the sampler's intermediate tensors, and the workspaces of attention
+    and of libraries."""
     rows = min(config.max_running, config.max_step_tokens)
     restored = _restored_bytes(config, config.max_step_tokens, model, dtype)
     step = _step_bytes(config.max_step_tokens, rows, model, dtype) + restored
-    # A pass that must not depend on the batch has a tile of rows, in up to 64 parts each.
+    # A deterministic pass attends for a tile of rows, each in up to 64 parts.
     parted = 64 * TILE if config.deterministic else rows
     return step + _attention_bytes(parted, model) + _LIBRARY_BYTES
 
 
 def graph_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    """About what decode steps need beside weights and KV: what stays on the device from step to
-    step; where they are recorded, what the largest makes on its way, and what the driver keeps for
-    each graph."""
+    """About the bytes that decode steps need beside weights and KV: what stays on the device from
+    step to step; where steps are recorded, also the intermediate tensors of the largest, and what
+    the driver keeps for each graph."""
     context = config.max_context or model.max_context
     history = 4 * (config.max_running + 1) * (context + 1)
     if config.cuda_graphs == "off" or config.deterministic:
         return history
     sizes = batch_sizes(config.max_running)
-    # Per slot: the tables, the options and a position.
-    words = _table_words(config, model) + OPTION_WORDS + 1
+    # Per slot: the tables, the options, a position and an adapter.
+    words = _table_words(config, model) + OPTION_WORDS + 2
     resident = history + 4 * (config.max_running + 1) * words + 4 * sizes[-1] * model.vocab_size
     return graph_hold(config, model, dtype) + resident + _GRAPH_BYTES * len(sizes) * len(Draws)
 
 
 def graph_hold(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    """What the largest recorded step makes on its way: all of them share it."""
+    """Bytes of the intermediate tensors of the largest recorded step, which all graphs share."""
     rows = batch_sizes(config.max_running)[-1]
     tables = 4 * rows * _table_words(config, model)
     restored = _restored_bytes(config, rows, model, dtype)
@@ -212,7 +300,7 @@ def graph_hold(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> 
 
 
 def _attention_bytes(rows: int, model: ModelConfig) -> int:
-    """Of the workspaces of one pass: each KV group has its own."""
+    """Bytes of the attention workspaces of one pass: each KV group has its own."""
     heads = model.num_heads, model.num_kv_heads, model.head_dim
     return _most_groups(model) * AttentionWorkspace.most_bytes(rows, *heads)
 
@@ -224,7 +312,7 @@ def _table_words(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def _most_groups(model: ModelConfig) -> int:
-    return 1 if model.window is None else 2
+    return 1 if model.window is None and not model.state_layers else 2
 
 
 def _step_bytes(tokens: int, rows: int, model: ModelConfig, dtype: torch.dtype) -> int:
@@ -236,7 +324,8 @@ def _step_bytes(tokens: int, rows: int, model: ModelConfig, dtype: torch.dtype) 
 def _restored_bytes(
     config: EngineConfig, tokens: int, model: ModelConfig, dtype: torch.dtype
 ) -> int:
-    """The largest matrix of a layer in `dtype`, as cuBLAS takes it where tokens are many."""
+    """Bytes of a layer's largest matrix in `dtype`: for many tokens quantised weights are restored
+    for cuBLAS."""
     if config.weights == "plain" or tokens <= SMALL_TOKENS:
         return 0
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim

@@ -1,4 +1,4 @@
-"""`ModelRunner`: a step's plan through the model and the sampler."""
+"""`ModelRunner`: a step through the model and the sampler."""
 
 from __future__ import annotations
 
@@ -7,25 +7,29 @@ from contextlib import suppress
 
 import torch
 
-from asyncinfer.attention import KVCache
+from asyncinfer.adapters import AdapterPool
+from asyncinfer.attention import KVCache, StateCache
 from asyncinfer.config import Graphs
+from asyncinfer.kernels.dispatch import KernelError, distrust
 from asyncinfer.models import Decoder
-from asyncinfer.runner.accelerator import Accelerator
+from asyncinfer.runner.accelerator import Accelerator, DeviceError
 from asyncinfer.runner.deterministic_executor import DeterministicExecutor
 from asyncinfer.runner.eager_executor import EagerExecutor
+from asyncinfer.runner.fallbacks import Fallbacks
 from asyncinfer.runner.graph_executor import GraphExecutor
 from asyncinfer.runner.input_batch import InputBatch
 from asyncinfer.runner.pending_step import PendingStep
 from asyncinfer.runner.step_buffers import BufferPool, StepBuffers
 from asyncinfer.sampling import SamplingState, TokenHistory
 from asyncinfer.scheduler import RunnerSpec, Step, StepResult
+from asyncinfer.stats import Fallback
 from asyncinfer.weights import is_out_of_memory
 
 __all__ = ["ModelRunner"]
 
 
 class ModelRunner:
-    """Applies what a plan changes and has its executor compute the rows; see `StepRunner` for the
+    """Applies what a step changes and has its executor compute the rows; see `StepRunner` for the
     order of calls.
 
     Drawn tokens stay on the device, in the history that the next step reads its inputs from, so
@@ -36,7 +40,7 @@ class ModelRunner:
     def __init__(
         self,
         decoder: Decoder,
-        kv: Sequence[KVCache],
+        kv: Sequence[KVCache | StateCache],
         spec: RunnerSpec,
         *,
         sampler_timeout: float = 0.25,
@@ -44,49 +48,74 @@ class ModelRunner:
         graphs: Graphs = "lazy",
         graph_memory: int = 0,
         deterministic: bool = False,
+        fallbacks: Fallbacks | None = None,
+        adapters: AdapterPool | None = None,
     ) -> None:
         """
         Args:
             kv: the pages of each KV group of `spec`.
             accelerator: None on a CPU.
             graphs: when decode steps are recorded on an accelerator.
-            graph_memory: bytes set aside for what a recorded step makes on its way.
+            graph_memory: bytes set aside for the intermediate tensors of a recorded step.
             deterministic: what a request gets is the same to the last bit whatever is computed with
                 it. Nothing is recorded then.
+            fallbacks: what it goes without from the start.
+            adapters: the LoRA adapters that requests may have; None: none.
         """
-        self._spec = spec
-        self._decoder = decoder
-        self._kv = kv
+        self.spec = spec
+        self.decoder = decoder
+        self.kv = kv
+        self._fallbacks = fallbacks or Fallbacks()
         self._accelerator = accelerator
+        self._deterministic = deterministic
         self._buffers = BufferPool(accelerator)
-        self._history = _history(spec, decoder.device, accelerator)
+        self.history = _history(spec, decoder.device, accelerator)
         self._sampling = SamplingState(
-            spec.max_slots, spec.vocab_size, self._history, sampler_timeout=sampler_timeout
+            spec.max_slots, spec.vocab_size, self.history, sampler_timeout=sampler_timeout
         )
-        state = self._history, self._sampling
+        #: None where requests have no adapters.
+        self.adapters = adapters
+        state = self.history, self._sampling
         self.executor: EagerExecutor
         if deterministic:
             inputs = InputBatch(spec)
-            self.executor = DeterministicExecutor(decoder, kv, inputs, *state, spec.max_context)
+            self.executor = DeterministicExecutor(
+                decoder, _without_states(kv), inputs, *state, spec.max_context, adapters
+            )
         elif accelerator is None or graphs == "off":
-            self.executor = EagerExecutor(decoder, kv, InputBatch(spec), *state)
+            self.executor = EagerExecutor(decoder, kv, InputBatch(spec), *state, adapters)
         else:
-            recorded = GraphExecutor(accelerator, decoder, kv, spec, *state, hold=graph_memory)
+            recorded = GraphExecutor(
+                *(accelerator, decoder, _without_states(kv), spec, *state, adapters),
+                hold=graph_memory,
+                fallbacks=self._fallbacks,
+            )
             if graphs == "start":
                 recorded.record_all()
             self.executor = recorded
 
     @property
-    def spec(self) -> RunnerSpec:
-        return self._spec
+    def architecture(self) -> str:
+        """The model's architecture, as its configuration names it."""
+        return self.decoder.config.architecture
+
+    @property
+    def dtype(self) -> str:
+        """What the model computes in, such as "float32"."""
+        return str(self.decoder.dtype).removeprefix("torch.")
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to know of how its model was loaded."""
-        return self._decoder.notes
+        """Remarks about how the model was loaded and is computed."""
+        return (*self.decoder.notes, *map(str, self._fallbacks.found))
+
+    @property
+    def fallbacks(self) -> tuple[Fallback, ...]:
+        """What of the GPU path it goes without, for any thread."""
+        return self._fallbacks.found
 
     @torch.inference_mode()
-    def launch(self, plan: Step) -> object:
+    def launch(self, step: Step) -> object:
         """Start a step; the handle is for `collect`.
 
         Where the device has no memory for the step this raises `MemoryError`, either before
@@ -95,31 +124,49 @@ class ModelRunner:
         staged: list[torch.Tensor] = []
         buffers = None
         try:
-            staged, buffers = self._reserve(plan)
+            staged, buffers = self._reserve(step)
         except (MemoryError, RuntimeError) as error:
-            reason = _no_room(error)
-        self._apply(plan, staged)
+            reason = self._no_room(error)
+        self._apply(step, staged)
         if buffers is not None:
             try:
-                step = self._compute(plan, buffers)
+                pending = self._compute(step, buffers)
                 self._sampling.commit()
-                return step
+                return pending
             except (MemoryError, RuntimeError) as error:
-                reason = _no_room(error)
-            # Only now: while the error lives, so do the tensors of every frame it came through. The
+                reason = self._no_room(error)
+            # After the `except`, whose error keeps the tensors of every frame it came through. The
             # buffers are dropped, because nobody will wait for the copies begun into them.
             self._sampling.roll_back()
-        self.executor.lost(plan)
+        self.executor.lost(step)
         raise MemoryError(reason)
 
     def collect(self, handle: object) -> StepResult:
         """Wait for a step and give its result."""
         assert isinstance(handle, PendingStep)
-        handle.buffers.wait()
+        try:
+            handle.buffers.wait()
+        except RuntimeError as error:
+            raise DeviceError(error) from error
         try:
             return handle.read()
         finally:
             self._buffers.give_back(handle.buffers)
+
+    def distrust(self, fault: str) -> None:
+        """Go on with torch's operators in place of Triton's kernels. Raises `DeviceError` where the
+        device has failed."""
+        self._wait_for_device()
+        distrust(fault)
+        self._fallbacks.add("kernels", fault)
+        self.stop_replaying("Triton's kernels are in them")
+
+    def stop_replaying(self, fault: str) -> None:
+        """Go on without recorded steps. Raises as `distrust` does."""
+        # The steps in flight end first: their graphs and buffers are theirs until then.
+        self._wait_for_device()
+        if self.executor.stop_replaying():
+            self._fallbacks.add("graphs", fault)
 
     def close(self) -> None:
         """Drop everything that lives on the device and give its memory back."""
@@ -129,34 +176,79 @@ class ModelRunner:
             with suppress(RuntimeError):
                 self._accelerator.drain()
         self.executor.close()
-        del self.executor, self._decoder, self._kv, self._history, self._sampling, self._buffers
+        self.adapters = None
+        del self.executor, self.decoder, self.kv, self.history, self._sampling, self._buffers
         if self._accelerator is not None:
             with suppress(RuntimeError):
                 self._accelerator.close()
 
-    def _reserve(self, plan: Step) -> tuple[list[torch.Tensor], StepBuffers]:
-        """All memory that the plan's changes take: the tokens of each join, on the device, and
-        buffers for the results."""
-        self._history.reserve(max((len(join.token_ids) for join in plan.joins), default=0))
-        staged = [self._history.stage(join.token_ids) for join in plan.joins]
-        return staged, self._buffers.take()
+    def _reserve(self, step: Step) -> tuple[list[torch.Tensor], StepBuffers]:
+        """All memory that the step's changes take: the tokens of each join, those forced and those
+        drafted, on the device; and buffers for the results. Raises torch's error where there is
+        none."""
+        ends = [len(join.token_ids) for join in step.joins]
+        ends += [forced.start + len(forced.token_ids) for forced in step.forced]
+        ends += [step.first_draw(row) + len(draft) for row, draft in step.drafts.items()]
+        self.history.reserve(max(ends, default=0))
+        told = [*(join.token_ids for join in step.joins), *(f.token_ids for f in step.forced)]
+        told += step.drafts.values()
+        return [self.history.stage(tokens) for tokens in told], self._buffers.take()
 
-    def _apply(self, plan: Step, staged: list[torch.Tensor]) -> None:
-        """Make the plan's changes. `staged` holds the tokens of its joins; it is empty where there
-        was no memory for them, and then nobody joins. Whoever joins a step that is taken back
-        leaves with the next one, so nobody is missed."""
-        joins = plan.joins if staged else []
-        for slot in plan.leaves:
+    def _apply(self, step: Step, staged: list[torch.Tensor]) -> None:
+        """Make the step's changes. `staged` holds the tokens of its joins, those forced and those
+        drafted. Where there was no memory for them it is empty, and no slot is joined: the step is
+        taken back, and the next one leaves the slots that were to join or had tokens forced."""
+        joins, forced, drafts = (step.joins, step.forced, step.drafts) if staged else ([], [], {})
+        for slot in step.leaves:
             self._sampling.leave(slot)
-        for join, tokens in zip(joins, staged, strict=True):
-            self._history.put(join.slot, tokens)
+        for each, tokens in zip(forced, staged[len(joins) :], strict=False):
+            self.history.put(each.slot, tokens, each.start)
+        for row, tokens in zip(drafts, staged[len(joins) + len(forced) :], strict=True):
+            self.history.put(step.slots[row], tokens, step.first_draw(row))
+        for join, tokens in zip(joins, staged, strict=False):
+            self.history.put(join.slot, tokens)
             self._sampling.join(join.slot, join)
-        self.executor.change(plan, joins)
+        self.executor.change(step, joins)
 
-    def _compute(self, plan: Step, buffers: StepBuffers) -> PendingStep:
-        for kv, changes in zip(self._kv, plan.groups, strict=False):
+    def _compute(self, step: Step, buffers: StepBuffers) -> PendingStep:
+        for kv, changes in zip(self.kv, step.groups, strict=False):
             kv.copy_blocks(changes.copies)
-        return self.executor.run(plan, buffers)
+        try:
+            return self.executor.run(step, buffers)
+        except KernelError as error:
+            if self._deterministic:
+                # Torch's operators would give other bits from here on.
+                raise
+            fault = str(error)
+        # After the `except`, as in `launch`.
+        self.distrust(fault)
+        self._sampling.roll_back()
+        self.executor.lost(step)
+        return self.executor.run(step, buffers)
+
+    def _wait_for_device(self) -> None:
+        """Wait for all work of the device. Raises `DeviceError` where it has failed."""
+        if self._accelerator is not None:
+            try:
+                self._accelerator.drain()
+            except RuntimeError as error:
+                raise DeviceError(error) from error
+
+    def _no_room(self, error: BaseException) -> str:
+        """What to say of an error for memory that could not be had. Any other error is raised
+        again, as a `DeviceError` where the device has failed."""
+        if is_out_of_memory(error):
+            return str(error) or "out of memory"
+        if not isinstance(error, DeviceError):
+            self._wait_for_device()
+        raise error
+
+
+def _without_states(kv: Sequence[KVCache | StateCache]) -> list[KVCache]:
+    """The groups, of which none may have states."""
+    plain = [group for group in kv if isinstance(group, KVCache)]
+    assert len(plain) == len(kv), "only the eager executor computes states"
+    return plain
 
 
 def _history(
@@ -168,10 +260,3 @@ def _history(
     # It has one slot more, for rows that fill up a batch. It never moves: graphs are recorded over
     # it, and `memory.py` counts on its size.
     return TokenHistory(spec.max_slots + 1, device, capacity=spec.max_context + 1)
-
-
-def _no_room(error: BaseException) -> str:
-    """What to say of an error for memory that could not be had. Any other error is raised again."""
-    if not is_out_of_memory(error):
-        raise error
-    return str(error) or "out of memory"

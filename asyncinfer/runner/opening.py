@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 
-from asyncinfer.attention import KVCache, reads_pages
-from asyncinfer.config import EngineConfig
+from asyncinfer.adapters import AdapterPool
+from asyncinfer.attention import KVCache, KVFormat, StateCache
+from asyncinfer.config import EngineConfig, Kernels
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.models import Decoder, load_model, read_config
+from asyncinfer.models import Decoder, ModelConfig, load_model, read_config
 from asyncinfer.runner.accelerator import CudaAccelerator
+from asyncinfer.runner.canary import check_opened
 from asyncinfer.runner.device import (
     choose_device,
     choose_dtype,
+    choose_graphs,
+    choose_kernels,
     choose_kv,
+    trial_shapes,
     use_cpu_threads,
 )
-from asyncinfer.runner.memory import graph_hold, plan_memory
+from asyncinfer.runner.fallbacks import Fallbacks
+from asyncinfer.runner.memory import for_drafts, graph_hold, plan_memory
 from asyncinfer.runner.model_runner import ModelRunner
 from asyncinfer.weights import OnProgress, is_out_of_memory
 
@@ -26,18 +33,27 @@ __all__ = ["open_runner", "runner_of"]
 
 
 def open_runner(
-    folder: Path, config: EngineConfig, tokens: int, progress: OnProgress | None = None
+    folder: Path,
+    config: EngineConfig,
+    tokens: int,
+    progress: OnProgress | None = None,
+    *,
+    draft: bool = False,
 ) -> ModelRunner:
-    """Load the model in `folder` and give it a KV cache. To be called on the thread that runs it.
+    """Load the model in `folder` and give it a KV cache. Call it on the thread that runs the model.
 
     Args:
         tokens: how many token ids the tokenizer knows; logits beyond are padding.
-        progress: hears of each tensor.
+        progress: called for each tensor.
+        draft: the model drafts for another one: it takes the share of memory that
+            `for_drafts` gives, and has no streams of its own.
 
     Raises `ModelLoadError`.
     """
     device = choose_device(config.device)
-    choose_kv(config.kv, device)
+    kv = choose_kv(config.kv, device)
+    if draft:
+        config = for_drafts(config, device)
     if config.cpu_threads is not None:
         use_cpu_threads(config.cpu_threads)
     model = read_config(folder)
@@ -47,7 +63,9 @@ def open_runner(
             f"token ids go up to {tokens - 1}, the model's embedding has {model.vocab_size} rows",
             file=str(folder / "tokenizer.json"),
         )
-    # Pinned memory goes by the thread's device: another's would be woken for it.
+    fault = _chosen_kernels(config.kernels, model, dtype, kv, device)
+    # Pinned memory belongs to the thread's current device: another device would get a context for
+    # it.
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         decoder = load_model(
             folder,
@@ -57,18 +75,32 @@ def open_runner(
             max_context=config.max_context,
             storage=config.weights,
         )
-    return runner_of(decoder, config, tokens)
+    if draft:
+        # It waits for each of its steps, on the stream of the runner that it drafts for.
+        return _runner(decoder, config, tokens, None, one_group=True)
+    return runner_of(decoder, config, tokens, fault)
 
 
-def runner_of(decoder: Decoder, config: EngineConfig, tokens: int) -> ModelRunner:
+def _chosen_kernels(
+    name: Kernels, model: ModelConfig, dtype: torch.dtype, kv: KVFormat, device: torch.device
+) -> str | None:
+    """Choose kernels before weights take memory, and say what is wrong with Triton's."""
+    _, kv_dtype = kv.tensors(model.head_dim, dtype)[0]
+    return choose_kernels(name, trial_shapes(model, dtype, kv_dtype), device)
+
+
+def runner_of(
+    decoder: Decoder, config: EngineConfig, tokens: int, fault: str | None = None
+) -> ModelRunner:
     """A runner of a decoder that is on its device already, for this thread, whose work on a GPU
-    goes to a stream of its own from now on. Raises `ModelLoadError`."""
+    goes to a stream of its own from now on. `fault` is what `choose_kernels` gave. Raises
+    `ModelLoadError`."""
     if decoder.device.type != "cuda":
         return _runner(decoder, config, tokens, None)
     accelerator = CudaAccelerator(decoder.device)
     accelerator.adopt()
     try:
-        return _runner(decoder, config, tokens, accelerator)
+        return _runner(decoder, config, tokens, accelerator, fault=fault)
     except BaseException:
         accelerator.drain()
         accelerator.close()
@@ -76,16 +108,33 @@ def runner_of(decoder: Decoder, config: EngineConfig, tokens: int) -> ModelRunne
 
 
 def _runner(
-    decoder: Decoder, config: EngineConfig, tokens: int, accelerator: CudaAccelerator | None
+    decoder: Decoder,
+    config: EngineConfig,
+    tokens: int,
+    accelerator: CudaAccelerator | None,
+    *,
+    one_group: bool = False,
+    fault: str | None = None,
 ) -> ModelRunner:
     kv_format = choose_kv(config.kv, decoder.device)
-    spec = plan_memory(config, decoder.config, decoder.dtype, decoder.device, tokens)
+    spec = plan_memory(
+        config, decoder.config, decoder.dtype, decoder.device, tokens, one_group=one_group
+    )
+    spec = dataclasses.replace(spec, hidden_size=decoder.config.hidden_size)
     if spec.max_context != decoder.max_context:
-        # Fewer fit than were asked for, and which rotation is right may depend on it.
+        # Fewer tokens fit than were asked for, and LongRoPE's factors depend on how many.
         decoder.keep_within(spec.max_context)
     try:
         kv = [
-            KVCache.allocate(
+            StateCache(
+                decoder.config.state,
+                group.num_pages,
+                spec.block_size,
+                decoder.dtype,
+                group.layers,
+            )
+            if group.state
+            else KVCache.allocate(
                 decoder.config,
                 group.num_pages,
                 spec.block_size,
@@ -96,22 +145,36 @@ def _runner(
             )
             for group in spec.groups
         ]
-    except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU's has no name
+    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
         raise ModelLoadError(
             f"{decoder.device} has no room for {spec.num_blocks} KV blocks: {error}"
         ) from error
+    fallbacks = Fallbacks()
+    if fault is not None:
+        fallbacks.add("kernels", fault)
     try:
-        return ModelRunner(
+        runner = ModelRunner(
             decoder,
             kv,
             spec,
             sampler_timeout=config.sampler_timeout,
             accelerator=accelerator,
-            # Torch's own attention reads the whole width of every table when it is recorded.
-            graphs=config.cuda_graphs if all(map(reads_pages, kv)) else "off",
+            graphs=choose_graphs(config, kv, fallbacks) if accelerator is not None else "off",
             graph_memory=graph_hold(config, decoder.config, decoder.dtype),
             deterministic=config.deterministic,
+            fallbacks=fallbacks,
+            adapters=AdapterPool(
+                decoder.config,
+                decoder.device,
+                decoder.dtype,
+                max_adapters=config.max_adapters,
+                max_rank=config.max_adapter_rank,
+                max_bytes=config.adapter_bytes,
+            ),
         )
+        if accelerator is not None:
+            check_opened(runner, config)
+        return runner
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise

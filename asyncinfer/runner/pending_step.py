@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,9 +34,10 @@ class EagerResults:
     """The results of a step that was not replayed, and what each of them stands for."""
 
     #: In this order: drawn tokens; peaks; verdicts on plugins; scores of the draws, if any were
-    #: asked for; peaks of `chunks`, if there are any; scores of each of `prompts`.
+    #: asked for; peaks of `chunks`, if there are any; scores of each of `prompts`; states of
+    #: each of `pooled`.
     tensors: list[torch.Tensor] = field(default_factory=list)
-    #: Row of the plan of each draw.
+    #: Row of the step of each draw.
     draw_rows: list[int] = field(default_factory=list)
     #: Draws that asked for logprobs, with the number of alternatives.
     scored: dict[int, int] = field(default_factory=dict)
@@ -44,6 +45,10 @@ class EagerResults:
     chunks: list[int] = field(default_factory=list)
     #: Rows that asked for prompt logprobs, with the number of alternatives.
     prompts: dict[int, int] = field(default_factory=dict)
+    #: Rows of which hidden states were asked for.
+    pooled: list[int] = field(default_factory=list)
+    #: Rows with a draft, and the draft.
+    drafts: Mapping[int, Sequence[int]] = field(default_factory=dict)
     #: What sampler plugins did.
     calls: list[PluginCall] = field(default_factory=list)
 
@@ -56,20 +61,24 @@ class EagerResults:
     def read(self) -> StepResult:
         """The step's result. Its tensors have arrived."""
         tokens, peaks, *scores = self.tensors
-        failed = {
-            self.draw_rows[draw]: _failure(peaks[draw].item())
+        wrong: dict[int, Exception] = {
+            draw: _failure(peaks[draw].item())
             for draw in (~peaks.isfinite()).nonzero()[:, 0].tolist()
         }
         for call in self.calls:
             verdict = None if call.verdict is None else scores.pop(0)
             for draw, error in call.failures(verdict).items():
-                failed.setdefault(self.draw_rows[draw], error)
+                wrong.setdefault(draw, error)
+        failed, spoilt = self._failures(wrong)
         if self.chunks:
             # Other requests will find these tokens' blocks, though nothing was drawn from them.
             chunks = scores.pop(_SCORES if self.scored else 0)
             for i in (~chunks.isfinite()).nonzero()[:, 0].tolist():
                 what = f"the model's hidden states are not finite ({chunks[i].item()})"
                 failed[self.chunks[i]] = RequestFailed(what)
+        # Copies: later steps have the buffers.
+        states = [scores.pop().numpy().copy() for _ in self.pooled]
+        pooled = dict(zip(reversed(self.pooled), states, strict=True))
         parts = [
             pack_scores([part.numpy() for part in scores[i : i + _SCORES]])
             for i in range(0, len(scores), _SCORES)
@@ -84,7 +93,24 @@ class EagerResults:
             row: row_logprobs(part, 0, len(part), top)
             for (row, top), part in zip(self.prompts.items(), parts, strict=True)
         }
-        return StepResult(tokens.tolist(), logprobs, prompt_logprobs, failed)
+        return StepResult(
+            tokens.tolist(), logprobs, prompt_logprobs, failed=failed, spoilt=spoilt, pooled=pooled
+        )
+
+    def _failures(
+        self, wrong: Mapping[int, Exception]
+    ) -> tuple[dict[int, Exception], dict[int, int]]:
+        """From draws that failed to rows that did, and to rows of which some draws can be used."""
+        failed: dict[int, Exception] = {}
+        spoilt: dict[int, int] = {}
+        for draw in sorted(wrong):
+            row = self.draw_rows[draw]
+            usable = draw - self.draw_rows.index(row) if row in self.drafts else 0
+            if usable and row not in failed:
+                spoilt.setdefault(row, usable)
+            elif not usable:
+                failed[row] = wrong[draw]
+        return failed, spoilt
 
     def _scored_rows(self) -> Iterator[tuple[int, int, int, int]]:
         """Each row that asked for logprobs, the range of its scored draws, and how many

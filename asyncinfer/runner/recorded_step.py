@@ -1,4 +1,4 @@
-"""`RecordedStep`: a decode step as one function of what the device holds, for graphs to record."""
+"""`RecordedStep`: a decode step as one function of device state, for graphs to record."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from asyncinfer.adapters import AdapterPool
 from asyncinfer.attention import DeviceBatch, KVCache
 from asyncinfer.kernels import ops
 from asyncinfer.models import Decoder
@@ -19,13 +20,13 @@ __all__ = ["RecordedStep"]
 class RecordedStep:
     """Embedding, layers, head and draw for the first rows of the batch in `SlotState`.
 
-    All it reads and writes has its place for good; what it makes on the way is gone afterwards.
-    The history needs a slot more than there are, for rows that fill up the batch, and room for all
-    that a slot can hold.
+    Its inputs and results keep their addresses, as a graph requires. Its intermediate tensors live
+    for one step. The history has an additional slot for padding rows, and the largest context in
+    every slot.
 
     Args:
         rows: most rows of a batch.
-        in_flight: most steps whose results wait to be fetched.
+        in_flight: most steps whose results are not fetched yet.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class RecordedStep:
         history: TokenHistory,
         rows: int,
         in_flight: int,
+        adapters: AdapterPool | None = None,
     ) -> None:
         device = state.rows.device
         self._decoder = decoder
@@ -45,22 +47,23 @@ class RecordedStep:
         self._vocab_size = spec.vocab_size
         self._state = state
         self._history = history
+        self._adapters = adapters
         self._sampler = RecordedSampler(spec.vocab_size, state.rows.device)
         self._query_starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
-        # Left as they are found by every launch that uses them.
+        # Zero: every launch finds them so and leaves them so.
         counters = rows * decoder.config.num_heads
         self._arrivals = torch.zeros(counters, dtype=torch.int32, device=device)
-        #: int32 `[in_flight, 2, rows]`: tokens drawn and the bits of float32 peaks, one step after
-        #: the other, round and round. A step's results stay until they were fetched while the next
-        #: steps run.
+        #: int32 `[in_flight, 2, rows]`: drawn tokens and the bits of float32 peaks. Steps take
+        #: the places in turn, so that a step's results stay while the next steps run.
         self.results = torch.zeros((in_flight, 2, rows), dtype=torch.int32, device=device)
         self._turn = torch.zeros(1, dtype=torch.int64, device=device)
         #: float32 `[rows, vocab_size]`, for steps that end with their logits.
         self.logits = torch.zeros((rows, spec.vocab_size), dtype=torch.float32, device=device)
 
-    def __call__(self, size: int, draws: Draws) -> None:
-        """One step of the first `size` rows. Positions are put on by one. Unless it ends with the
-        logits, the tokens go to the history and to the next place of `results`."""
+    def __call__(self, size: int, draws: Draws, adapted: bool = False) -> None:
+        """One step of the first `size` rows, which adds one to their positions. If it is `adapted`,
+        some of them have an adapter. Unless `draws` asks for the logits, drawn tokens go to the
+        history and to the next place of `results`."""
         state, rows = self._state, self._state.rows[:size]
         inputs = ops.decode_inputs(
             rows,
@@ -82,7 +85,10 @@ class RecordedStep:
             )
             for tables, mapping in zip(inputs.block_tables, inputs.slot_mapping, strict=True)
         ]
-        hidden = self._decoder.forward(inputs.tokens, inputs.positions, self._kv, batches)
+        lora = None
+        if adapted and self._adapters is not None:
+            lora = self._adapters.rows_on_device(state.adapters.index_select(0, rows))
+        hidden = self._decoder.forward(inputs.tokens, inputs.positions, self._kv, batches, lora)
         as_stored = draws is Draws.LOGITS or self._sampler.fused
         logits = self._decoder.logits(hidden, as_stored=as_stored)[:, : self._vocab_size]
         if draws is Draws.LOGITS:
@@ -90,11 +96,11 @@ class RecordedStep:
             return
         keys = (inputs.options, inputs.seeds, inputs.draw_positions)
         tokens, peaks = self._sampler(logits, *keys, draws)
-        # Rows that fill up the batch share a slot, and what they draw is of no use to anybody.
+        # Padding rows share a slot, and nobody reads what they draw.
         ops.keep_draws(
             tokens, peaks, inputs.draw_places, self._history.flat, self.results, self._turn
         )
 
     def turn_to(self, place: int) -> None:
-        """The next results go to this place."""
+        """Let the next step write its results to this place."""
         self._turn.fill_(place)

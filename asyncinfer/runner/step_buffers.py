@@ -20,9 +20,10 @@ _ALIGN = 16
 
 
 class StepBuffers:
-    """What one step in flight has to itself until it is collected.
+    """Host memory that one step in flight owns until it is collected.
 
-    This class serves a CPU, where results lie on the host already. `PinnedBuffers` serves a GPU.
+    This class serves a CPU, where results lie on the host already, and a draft model, which waits
+    for each of its steps. `PinnedBuffers` serves a GPU.
     """
 
     def __init__(self) -> None:
@@ -30,16 +31,16 @@ class StepBuffers:
         self.staging = Staging()
 
     def fetch(self, results: torch.Tensor) -> I32:
-        """Start the copy of int32 `results`. Gives the host's memory, to be read after `wait`."""
+        """Start the copy of int32 `results`. Returns the host's memory, to be read after `wait`."""
         return results.numpy()
 
     def fetch_all(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Start the copies of tensors of any dtype. Gives the host's tensors, to be read between
-        `wait` and the next use of these buffers."""
-        return list(results)
+        """Start the copies of tensors of any dtype. Returns the host's tensors, to be read
+        between `wait` and the next use of these buffers."""
+        return [tensor.cpu() for tensor in results]
 
     def wait(self) -> None:
-        """Return when the copies have arrived, and with them all that the step did."""
+        """Return when the copies have arrived. Then all other work of the step is done too."""
 
 
 class PinnedBuffers(StepBuffers):
@@ -52,8 +53,8 @@ class PinnedBuffers(StepBuffers):
         self._pinned = accelerator.pinned(0)
         #: Where replayed steps' results arrive, by shape: a tensor, and the same memory in numpy.
         self._landings: dict[torch.Size, tuple[torch.Tensor, I32]] = {}
-        #: The device's tensors, which torch must not give away before they were copied.
-        self._sources: list[torch.Tensor] = []
+        #: The device's tensors, kept until they are copied: torch would reuse their memory.
+        self.sources: list[torch.Tensor] = []
 
     def fetch(self, results: torch.Tensor) -> I32:
         landing = self._landings.get(results.shape)
@@ -61,7 +62,7 @@ class PinnedBuffers(StepBuffers):
             memory = self._accelerator.pinned(results.numel() * 4)
             host = memory.view(torch.int32).view(results.shape)
             landing = self._landings[results.shape] = host, host.numpy()
-        self._start([results], [landing[0]])
+        self.start([results], [landing[0]])
         return landing[1]
 
     def fetch_all(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -73,18 +74,20 @@ class PinnedBuffers(StepBuffers):
             memory = self._pinned[start : start + tensor.nbytes]
             hosts.append(memory.view(tensor.dtype).view(tensor.shape))
             start += size
-        self._start(results, hosts)
+        self.start(results, hosts)
         return hosts
 
     def wait(self) -> None:
         self._arrived.synchronize()
-        self._sources.clear()
+        self.sources.clear()
 
-    def _start(self, results: Sequence[torch.Tensor], hosts: Sequence[torch.Tensor]) -> None:
+    def start(self, results: Sequence[torch.Tensor], hosts: Sequence[torch.Tensor]) -> None:
+        """Copy `results` to `hosts` once the work launched so far is done, while later steps
+        run."""
         side = self._accelerator.side
         self._computed.record(self._accelerator.main)
         self._computed.wait(side)
-        self._sources += results
+        self.sources += results
         with self._accelerator.on_side():
             for result, host in zip(results, hosts, strict=True):
                 host.copy_(result, non_blocking=True)
@@ -92,7 +95,7 @@ class PinnedBuffers(StepBuffers):
 
 
 class BufferPool:
-    """Buffers of steps that were collected serve later steps.
+    """Hands the buffers of collected steps to later steps.
 
     Args:
         accelerator: None on a CPU.
@@ -108,5 +111,5 @@ class BufferPool:
         return StepBuffers() if self._accelerator is None else PinnedBuffers(self._accelerator)
 
     def give_back(self, buffers: StepBuffers) -> None:
-        """The step was collected and its results were read."""
+        """Take back the buffers of a step that was collected and whose results were read."""
         self._free.append(buffers)

@@ -1,4 +1,4 @@
-"""The sampler plugins that come with the package. They use what every plugin may use."""
+"""The sampler plugins that come with the package. They use the public plugin interface alone."""
 
 from asyncinfer.samplers.dry import DRY
 from asyncinfer.samplers.dynamic_temperature import DynamicTemperature

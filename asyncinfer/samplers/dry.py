@@ -1,4 +1,4 @@
-"""DRY: do not repeat yourself."""
+"""DRY (don't repeat yourself): a penalty on repetitions of earlier text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncinfer.protocols import Sampler, SamplerPlugin, SamplerStep, check_inte
 
 __all__ = ["DRY"]
 
-#: Longer repetitions are penalised as this one.
+#: The penalty does not grow beyond repetitions of this length.
 LONGEST: Final = 48
 MAX_BREAKERS: Final = 64
 
@@ -30,11 +30,11 @@ class DRY(SamplerPlugin):
 
     multiplier: float = 0.8
     base: float = 1.75
-    #: Repetitions shorter than this are free.
+    #: Shorter repetitions are not penalised.
     allowed_length: int = 2
-    #: How many of the last tokens are looked at, prompt included.
+    #: Number of last tokens that are searched, the prompt's included.
     window: int = 1024
-    #: Token ids (of newlines, quotes ...).
+    #: Token ids, such as those of newlines and quotes, that end every repetition.
     breakers: Sequence[int] = ()
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class DRY(SamplerPlugin):
             raise InvalidRequest("breakers", len(self.breakers), f"at most {MAX_BREAKERS}")
         for token in self.breakers:
             check_integer("breakers", token, 0, 2**31 - 1)
-        # A list came from JSON.
+        # JSON gives a list, which could be changed later.
         object.__setattr__(self, "breakers", tuple(self.breakers))
 
     commutes_with_speculation: ClassVar[bool] = True
@@ -62,15 +62,15 @@ class _DRY(Sampler):
         self.vocab_size = vocab_size
         self.penalty = torch.zeros((slots, 3), device=device)
         self.window = torch.ones(slots, dtype=torch.int64, device=device)
-        #: Which tokens are breakers, `[slots, vocab_size]`; made for the first who has some.
+        #: Whether a token is a breaker, `[slots, vocab_size]`; made for the first request with any.
         self.breaks: torch.Tensor | None = None
-        #: On the host: the widest window, and who has breakers.
+        #: On the host: each slot's window, and the slots with breakers.
         self.widths: dict[int, int] = {}
         self.breaking: set[int] = set()
 
     def join(self, slot: int, params: DRY) -> None:
         values = (params.multiplier, params.base, float(params.allowed_length))
-        # Numbers one by one: a tensor made of them would wait for the device.
+        # One number at a time: copying a tensor to the device would wait for it.
         for column, value in enumerate(values):
             self.penalty[slot, column] = value
         self.window[slot] = params.window
@@ -99,7 +99,7 @@ class _DRY(Sampler):
         device, slots = tokens.device, step.slots
         outside = torch.arange(width, 0, -1, device=device) > self.window[slots, None]
         tokens = tokens.masked_fill(outside, -1)
-        # -1 is what can be part of no repetition: breakers, and places before the text.
+        # Breakers and places before the text become -1, which no repetition contains.
         keys = tokens
         if self.breaking and self.breaks is not None:
             broken = self.breaks[slots[:, None], tokens.clamp(min=0)]
@@ -114,7 +114,7 @@ class _DRY(Sampler):
 
 
 def _match_lengths(keys: torch.Tensor) -> torch.Tensor:
-    """How many tokens that end at each place but the last are those that end at the last.
+    """For each place but the last: how many tokens up to it equal the last tokens of the row.
 
     Args:
         keys: int64 `[n, w]`; -1 equals nothing.
@@ -123,7 +123,7 @@ def _match_lengths(keys: torch.Tensor) -> torch.Tensor:
         int64 `[n, w - 1]`, at most `LONGEST`.
     """
     width = keys.shape[1]
-    # Equal to nothing, not even to another -1.
+    # -2 occurs in no key, so a -1 matches nothing.
     last = keys.masked_fill(keys < 0, -2)
     alive = torch.ones_like(keys[:, 1:], dtype=torch.bool)
     lengths = torch.zeros_like(keys[:, 1:])

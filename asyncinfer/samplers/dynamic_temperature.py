@@ -1,4 +1,4 @@
-"""Dynamic temperature: as warm as the model is unsure."""
+"""Dynamic temperature: higher where the model is less certain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncinfer.protocols import Sampler, SamplerPlugin, SamplerStep, check_real
 
 __all__ = ["DynamicTemperature"]
 
-#: Logits so far below the largest have next to no weight.
+#: Tokens whose logits are this far below the largest have almost no weight.
 LEAST: Final = -80.0
 
 
@@ -51,25 +51,24 @@ class _DynamicTemperature(Sampler):
 
     def join(self, slot: int, params: DynamicTemperature) -> None:
         values = (params.low, params.high, params.exponent)
-        # One by one: a tensor made of them would wait for the device.
+        # One number at a time: copying a tensor to the device would wait for it.
         for column, value in enumerate(values):
             self.params[slot, column] = value
 
     def sample(self, step: SamplerStep) -> None:
         low, high, exponent = self.params[step.slots].unbind(dim=1)
-        # Less its largest entry, a row cannot overflow.
+        # With its largest entry subtracted, a row's exponentials cannot overflow.
         logits = step.logits.sub_(step.logits.amax(dim=-1, keepdim=True))
-        # 1.0 and 0.0: several times faster than a mask of booleans, and their sum is exact.
+        # A mask of 1.0 and 0.0 is several times faster than one of booleans, and its sum is exact.
         possible = torch.gt(logits, -torch.inf, out=torch.empty_like(logits)).sum(dim=-1)
-        # What is less likely than that has no part in the entropy, and exp is slow where it
-        # underflows.
+        # Less likely tokens do not change the entropy, and exp is slow where it underflows.
         scores = logits.clamp(min=LEAST)
         weights = scores.exp()
-        # In float64 the sums do not hang on how a device splits a row.
+        # In float64 the rounded sums do not depend on how a device splits a row.
         total = weights.sum(dim=-1, dtype=torch.float64)
         mean = scores.mul_(weights).sum(dim=-1, dtype=torch.float64) / total
         entropy = (total.log() - mean).float()
-        # One token has no entropy, whatever it is divided by.
+        # A single possible token has entropy 0; the minimum of 2 avoids a division by log 1.
         share = (entropy / possible.clamp_(min=2).log()).clamp_(0.0, 1.0)
         temperature = low + (high - low) * share**exponent
         logits.div_(temperature[:, None])

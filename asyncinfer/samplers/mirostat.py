@@ -19,9 +19,9 @@ class Mirostat(SamplerPlugin):
 
     Basu et al., "Mirostat: A Neural Text Decoding Algorithm that Directly Controls Perplexity"
     (ICLR 2021), version 2 of its authors' implementation: tokens with a surprise above `mu` are
-    cut (the likeliest never is), one of the rest is drawn, and `mu` moves by `eta` times what its
-    surprise is off `tau`. `mu` begins at `2 * tau`. Surprises are those of the distribution
-    before the cut, after temperature and whatever truncation the request asks for.
+    cut (the likeliest never is), one of the rest is drawn, and `mu` moves by `eta` times the
+    distance of its surprise from `tau`. `mu` begins at `2 * tau`. Surprises are those of the
+    distribution before the cut, after temperature and whatever truncation the request asks for.
     """
 
     #: Target surprise, bits per token.
@@ -54,11 +54,11 @@ class _Mirostat(Sampler):
 
     def sample(self, step: SamplerStep) -> torch.Tensor:
         weights, mu = step.weights(), self.mu[step.slots]
-        # In float64 the sum does not hang on how a device splits a row.
+        # In float64 the rounded sum does not depend on how a device splits a row.
         total = weights.sum(dim=-1, dtype=torch.float64).float()
         # surprise <= mu  <=>  weight >= total * 2^-mu; the likeliest token's weight is 1.
         cut = (total * torch.exp2(-mu)).clamp_(max=1.0)
-        # 1.0 and 0.0: several times faster than a mask of booleans.
+        # A mask of 1.0 and 0.0 is several times faster than one of booleans.
         weights *= torch.ge(weights, cut[:, None], out=torch.empty_like(weights))
         tokens = step.draw(weights)
         surprise = -torch.log2(weights.gather(1, tokens[:, None])[:, 0] / total)

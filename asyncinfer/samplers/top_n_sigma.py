@@ -44,16 +44,16 @@ class _TopNSigma(Sampler):
 
     def sample(self, step: SamplerStep) -> None:
         logits = step.logits.sub_(step.logits.amax(dim=-1, keepdim=True))
-        # 1.0 and 0.0: several times faster than a mask of booleans.
+        # A mask of 1.0 and 0.0 is several times faster than one of booleans.
         open_ = torch.gt(logits, -torch.inf, out=torch.empty_like(logits))
         values = logits.clamp(min=LOWEST).mul_(open_)
-        # In float64 the sums do not hang on how a device splits a row.
+        # In float64 the rounded sums do not depend on how a device splits a row.
         count = open_.sum(dim=-1, keepdim=True, dtype=torch.float64)
         mean = values.sum(dim=-1, keepdim=True, dtype=torch.float64) / count
         spread = (values - mean.float()).mul_(open_).square_()
         variance = spread.sum(dim=-1, keepdim=True, dtype=torch.float64) / count
-        # Finite, so that n = 0 cuts whatever the spread.
+        # sigma stays finite, so that n = 0 keeps only the largest at any spread.
         sigma = variance.sqrt_().clamp_(max=1e30).float()
         kept = torch.ge(logits, -self.n[step.slots, None] * sigma, out=open_)
-        # None is above 0: over 0 it becomes -inf, but for the largest, which is always kept.
+        # No logit is above 0. Divided by 0, one that is cut becomes -inf; the largest is never cut.
         logits.div_(kept)

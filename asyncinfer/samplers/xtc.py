@@ -16,7 +16,7 @@ TINY: Final = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True)
 class XTC(SamplerPlugin):
-    """Exclude top choices: now and then, all likely tokens but the least likely of them go.
+    """Exclude top choices: at random steps, only the least likely of the likely tokens is kept.
 
     P. E. Weidmann, 2024 (text-generation-webui, pull request 6335): with chance `probability`, of
     the tokens at least `threshold` likely, only the least likely is kept (and what ties with it).
@@ -49,12 +49,12 @@ class _XTC(Sampler):
 
     def sample(self, step: SamplerStep) -> torch.Tensor:
         weights = step.weights()
-        # In float64 the sum does not hang on how a device splits a row.
+        # In float64 the rounded sum does not depend on how a device splits a row.
         total = weights.sum(dim=-1, dtype=torch.float64).float()
-        # A threshold of 0 does not bring back what is cut already.
+        # With a threshold of 0, tokens that are cut already must stay cut.
         least = (total * self.threshold[step.slots]).clamp_(min=TINY)
-        # 1.0 and 0.0: several times faster than a mask of booleans. Over 0 a weight is infinite, or
-        # NaN if it is 0 itself.
+        # A mask of 1.0 and 0.0 is several times faster than one of booleans. A weight divided by 0
+        # is infinite, and NaN if it is 0 itself.
         mask = torch.ge(weights, least[:, None], out=torch.empty_like(weights))
         kept = torch.div(weights, mask).nan_to_num_(nan=torch.inf).amin(dim=-1)
         kept.masked_fill_(step.uniform() >= self.probability[step.slots], torch.inf)

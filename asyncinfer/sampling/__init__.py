@@ -1,3 +1,4 @@
+from asyncinfer.sampling.guidance import guide
 from asyncinfer.sampling.history import TokenHistory
 from asyncinfer.sampling.logprobs import pack_scores, row_logprobs, score_tokens
 from asyncinfer.sampling.per_row import sample_per_row, score_per_row
@@ -17,6 +18,7 @@ __all__ = [
     "SamplingState",
     "TokenHistory",
     "draw_bytes",
+    "guide",
     "option_words",
     "pack_scores",
     "row_logprobs",

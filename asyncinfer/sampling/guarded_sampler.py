@@ -63,8 +63,8 @@ class GuardedSampler:
         )
 
     def join(self, slot: int, params: SamplerPlugin, saved: object) -> None:
-        """A request enters the slot: a new one, or a preempted one with what `leave` gave. Opens
-        the sampler for the first request."""
+        """A request enters the slot: a new one, or a preempted one with what `leave` returned.
+        Opens the sampler for the first request."""
         sampler = self._sampler
         if sampler is None:
             sampler = self._sampler = self._open(params)
@@ -73,7 +73,7 @@ class GuardedSampler:
             self._call(sampler, "state", check=lambda state: _restore(state, slot, saved))
 
     def leave(self, slot: int) -> object:
-        """The request leaves the slot; gives the slot's state, for a preempted one's return."""
+        """The request leaves the slot; returns the slot's state, for `join` after a preemption."""
         sampler = self._sampler
         assert sampler is not None
         saved = self._call(

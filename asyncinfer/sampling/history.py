@@ -52,9 +52,9 @@ class TokenHistory:
         (tokens,) = upload(self.device, np.asarray(token_ids, dtype=np.int32))
         return tokens
 
-    def put(self, slot: int, tokens: torch.Tensor) -> None:
-        """Replace the slot's tokens, at most `capacity`. Allocates nothing."""
-        self._tokens[slot, : len(tokens)] = tokens
+    def put(self, slot: int, tokens: torch.Tensor, start: int = 0) -> None:
+        """Replace the slot's tokens from a position on, up to `capacity`. Allocates nothing."""
+        self._tokens[slot, start : start + len(tokens)] = tokens
 
     def read(self, slots: I64, positions: I64) -> torch.Tensor:
         """int64 `[n]`: the token at each `(slot, position)`."""

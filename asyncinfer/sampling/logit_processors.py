@@ -13,6 +13,7 @@ from asyncinfer.sampling.history import TokenHistory
 from asyncinfer.sampling.options import Uses
 from asyncinfer.sampling.penalties import Occurrences, penalise_repetition
 from asyncinfer.sampling.token_lists import TokenLists
+from asyncinfer.sampling.token_masks import TokenMasks
 from asyncinfer.sampling.transfer import upload
 from asyncinfer.scheduler import Join
 
@@ -22,8 +23,8 @@ I64 = npt.NDArray[np.int64]
 
 
 class LogitProcessors:
-    """Logit bias, allowed tokens, bad words and `min_tokens`, then the penalties. Keeps token ids
-    by slot; numbers are in the table of options."""
+    """Applies logit bias, allowed tokens, bad words, grammars and `min_tokens`, then the penalties.
+    Keeps token ids by slot; numbers are in the table of options."""
 
     def __init__(self, vocab_size: int, history: TokenHistory) -> None:
         self._vocab_size = vocab_size
@@ -34,9 +35,10 @@ class LogitProcessors:
         self._stops = TokenLists(self._device)
         self._bad_words = BadWords(history)
         self._occurrences = Occurrences()
+        self.masks = TokenMasks(vocab_size, history.device)
 
     def join(self, slot: int, join: Join, row: npt.NDArray[Any]) -> Uses:
-        """Fill in the slot's `row` of the table; gives the processors that the slot uses."""
+        """Fill in the slot's `row` of the table; returns the options that the slot uses."""
         uses, params = Uses(0), join.params
         words = arrange(join.bad_ids, self._vocab_size)
         # The model cannot draw an id beyond its vocabulary, so there is nothing to bar.
@@ -52,6 +54,8 @@ class LogitProcessors:
         if words.tables:
             uses |= Uses.BAD_WORDS
             self._bad_words.put(slot, words)
+        if join.masked:
+            uses |= Uses.GRAMMAR
         if params.min_tokens and stops:
             uses |= Uses.MIN_TOKENS
             row["min_tokens"] = params.min_tokens
@@ -92,7 +96,8 @@ class LogitProcessors:
             logits[at, token] = kept
         if (rows := using(Uses.BAD_WORDS)).size:
             self._bad_words.bar(logits, slots[rows], rows, prompt_lens[rows], positions[rows])
-        # A grammar's mask belongs here.
+        if (rows := using(Uses.GRAMMAR)).size:
+            self.masks.bar(logits, slots[rows], positions[rows], rows)
         rows = using(Uses.MIN_TOKENS)
         rows = rows[(positions - prompt_lens < table["min_tokens"])[rows]]
         if rows.size:

@@ -11,7 +11,7 @@ import torch
 
 from asyncinfer.scheduler.row_logprobs import FIXED_WORDS, RowLogprobs
 
-__all__ = ["pack_scores", "row_logprobs", "score_tokens"]
+__all__ = ["pack_scores", "row_logprobs", "score_given", "score_processed", "score_tokens"]
 
 
 def score_tokens(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> list[torch.Tensor]:
@@ -31,6 +31,34 @@ def score_tokens(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> list[t
     ranks = (logits > chosen).sum(dim=-1).add_(1)
     best = logits.topk(min(top, logits.shape[1]), dim=-1)
     return [tokens, chosen[:, 0] - total, ranks, best.indices, best.values - total[:, None]]
+
+
+def score_given(
+    scores: Sequence[torch.Tensor], row: int, logits: torch.Tensor, ids: torch.Tensor
+) -> None:
+    """Make these tokens the alternatives of one row of what `score_tokens` gave, the best first.
+
+    Args:
+        logits: float32 `[vocab]`, the row's own.
+        ids: int64 `[k]`, of no more tokens than there are alternatives.
+    """
+    values, order = (logits[ids] - logits.logsumexp(dim=-1)).sort(descending=True, stable=True)
+    scores[3][row, : len(ids)] = ids[order]
+    scores[4][row, : len(ids)] = values
+
+
+def score_processed(
+    scores: Sequence[torch.Tensor], row: int, logits: torch.Tensor, processed: torch.Tensor
+) -> None:
+    """Make the likeliest tokens after biases and bars the alternatives of one row of what
+    `score_tokens` gave. What was added to a logit is added to its logprob, as transformers does.
+
+    Args:
+        logits, processed: float32 `[vocab]`, the row's own.
+    """
+    best = processed.topk(scores[3].shape[1])
+    scores[3][row] = best.indices
+    scores[4][row] = best.values - logits.logsumexp(dim=-1)
 
 
 def pack_scores(scored: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.int32]:

@@ -12,7 +12,9 @@ __all__ = ["Uses", "options_table"]
 
 
 class Uses(IntFlag):
-    """The options that a request uses beyond greedy decoding."""
+    """The options that a request uses beyond greedy decoding. A filter that the operator
+    `ops.sample` lacks stays out of `FUSED`; rows that use it are then drawn by the unfused chain.
+    """
 
     LOGPROBS = 1
     BIAS = 2
@@ -26,10 +28,15 @@ class Uses(IntFlag):
     LIKELY = 512
     TYPICAL = 1024
     PLUGIN = 2048
+    GRAMMAR = 4096
     #: Options that change logits before the temperature.
-    LOGITS = BIAS | ALLOWED | BAD_WORDS | MIN_TOKENS | REPETITION | OCCURRENCE
+    LOGITS = BIAS | ALLOWED | BAD_WORDS | GRAMMAR | MIN_TOKENS | REPETITION | OCCURRENCE
     #: Options that may bar tokens.
-    BARS = BIAS | ALLOWED | BAD_WORDS | MIN_TOKENS
+    BARS = BIAS | ALLOWED | BAD_WORDS | GRAMMAR | MIN_TOKENS
+    #: Options that bar tokens by what is left of the weights after the temperature, in this order.
+    FILTERS = LIKELY | TYPICAL
+    #: Options of a draw that `ops.sample` applies by itself.
+    FUSED = DRAW | TEMPERATURE | LIKELY
 
 
 _OPTIONS = np.dtype(

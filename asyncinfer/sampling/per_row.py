@@ -20,7 +20,7 @@ I64 = npt.NDArray[np.int64]
 def sample_per_row(
     state: SamplingState, logits: torch.Tensor, slots: I64, positions: I64
 ) -> Sampled:
-    """`SamplingState.sample`, row by row; plugins get one row a call too."""
+    """`SamplingState.sample`, row by row; a plugin too is called with one row at a time."""
     rows = [
         state.sample(_alone(logits, row), slots[row : row + 1], positions[row : row + 1])
         for row in range(len(logits))

@@ -67,7 +67,7 @@ def merge_calls(
         tokens, peak: what the chain drew from the logits that the plugins left, one per row.
     """
     for call in calls:
-        # Then another plugin was called with the logits that this one left.
+        # Whether another plugin was called with the logits that this one left.
         followed = call.tokens is None and call.verdict is not None
         if call.verdict is None and call.fault is None:
             call.verdict = peak if call.at is None else peak.index_select(0, call.at)

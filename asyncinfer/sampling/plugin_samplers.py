@@ -59,7 +59,7 @@ class PluginSamplers:
 
     @property
     def groups(self) -> int:
-        """How many there are now."""
+        """How many groups there are now."""
         return len(self._groups)
 
     def join(self, slot: int, samplers: Sequence[ChosenSampler]) -> int:

@@ -23,7 +23,7 @@ Table = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The rest of the built-in chain, for some rows of the table of options."""
+    """What the built-in chain does after the logit processors, for rows of the table of options."""
 
     #: float32 `[n, vocab]` from logits of that shape: temperature and truncation.
     weigh: Callable[[torch.Tensor, Table], torch.Tensor]
@@ -82,8 +82,8 @@ class PluginStep:
         self._following = following
         self._chain = chain
         self._history = history
-        self._its_logits = logits
-        self._its_positions = positions
+        self._row_logits = logits
+        self._row_positions = positions
         self._table = table
         # Copies: on a CPU the tensors share the arrays' memory, and a plugin may write to them.
         self._slots, self._positions, self._prompt_lens = upload(
@@ -93,14 +93,15 @@ class PluginStep:
         self._drawn: DrawCheck | None = None
 
     def close(self) -> DrawCheck | None:
-        """End the call; gives the check of the weights that were drawn from."""
+        """End the call; returns the check of the weights that were drawn from, None if none
+        were."""
         self._over = True
         return self._drawn
 
     @property
     def logits(self) -> torch.Tensor:
         self._check()
-        return self._its_logits
+        return self._row_logits
 
     @property
     def slots(self) -> torch.Tensor:
@@ -119,16 +120,16 @@ class PluginStep:
 
     def recent(self, count: int) -> torch.Tensor:
         self._check()
-        width = max(0, min(count, int(self._its_positions.max())))
+        width = max(0, min(count, int(self._row_positions.max())))
         return self._history.recent(self._slots, self._positions, width)
 
     def weights(self) -> torch.Tensor:
         self._check()
-        return self._chain.weigh(self._its_logits, self._table)
+        return self._chain.weigh(self._row_logits, self._table)
 
     def draw(self, weights: torch.Tensor) -> torch.Tensor:
         self._check()
-        shape, device = self._its_logits.shape, self._its_logits.device
+        shape, device = self._row_logits.shape, self._row_logits.device
         if type(weights) is not torch.Tensor:
             raise TypeError(f"weights must be a torch.Tensor: they are a {type(weights).__name__}")
         if (weights.dtype, weights.shape, weights.device) != (torch.float32, shape, device):
@@ -137,7 +138,7 @@ class PluginStep:
                 f"{str(weights.dtype).removeprefix('torch.')} {list(weights.shape)} on "
                 f"{weights.device}"
             )
-        tokens = self._chain.race(weights, self._its_positions, self._table)
+        tokens = self._chain.race(weights, self._row_positions, self._table)
         # amin gives NaN if there is one, infinity wins the race, and 0 wins where all are 0.
         drawn = DrawCheck(weights.amin(dim=-1), weights.gather(1, tokens[:, None])[:, 0])
         self._drawn = drawn if self._drawn is None else self._drawn.worse(drawn)
@@ -145,11 +146,11 @@ class PluginStep:
 
     def uniform(self, stream: int = 0) -> torch.Tensor:
         self._check()
-        # Each sampler of a row has numbers of its own, counted from the last: the one that may draw
-        # by them gets the same whatever comes before it.
+        # Each sampler of a row has numbers of its own, counted from the last sampler: the one that
+        # may draw gets the same numbers whatever comes before it.
         own = stream + (self._following << 32)
-        numbers = row_uniforms(self._table["seed"], self._its_positions, own)
-        return upload(self._its_logits.device, numbers)[0]
+        numbers = row_uniforms(self._table["seed"], self._row_positions, own)
+        return upload(self._row_logits.device, numbers)[0]
 
     def _check(self) -> None:
         if self._over:

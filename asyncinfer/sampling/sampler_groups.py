@@ -35,7 +35,7 @@ class SamplerGroups:
         """`open_sampler` makes the sampler of a plugin for the first slot that asks for it."""
         self._open_sampler = open_sampler
         self._plugins: list[GuardedSampler] = []
-        #: Groups with a slot at least: clients can think of any number of orders.
+        #: Only groups that have a slot, since clients may ask for any number of orders.
         self._groups: dict[tuple[GuardedSampler, ...], _SamplerGroup] = {}
         self._by_number: dict[int, _SamplerGroup] = {}
         self._unused = count()
@@ -56,8 +56,8 @@ class SamplerGroups:
         return self._by_number[number].plugins
 
     def join(self, slot: int, samplers: Sequence[ChosenSampler]) -> int:
-        """Sample the slot by these plugins from now on; gives the number of their group. A fault is
-        kept in `failed`, for the slot's next step."""
+        """Sample the slot by these plugins from now on; returns the number of their group. A fault
+        is kept in `failed`, for the slot's next step."""
         plugins = tuple(self._plugin(chosen) for chosen in samplers)
         member = self._members[slot] = _Member(self._group(plugins))
         for chosen, plugin in zip(samplers, plugins, strict=True):

@@ -15,7 +15,7 @@ from asyncinfer.sampling.filters import keep_likely, keep_typical
 from asyncinfer.sampling.fused import draw_fused, fuses
 from asyncinfer.sampling.history import TokenHistory
 from asyncinfer.sampling.logit_processors import LogitProcessors
-from asyncinfer.sampling.logprobs import score_tokens
+from asyncinfer.sampling.logprobs import score_given, score_processed, score_tokens
 from asyncinfer.sampling.options import Uses, options_table
 from asyncinfer.sampling.plugin_call import PluginCall, merge_calls
 from asyncinfer.sampling.plugin_samplers import PluginSamplers
@@ -30,10 +30,13 @@ I64 = npt.NDArray[np.int64]
 
 #: Just above the weight of a token that cannot win a draw.
 _NOTHING = math.exp(NEVER) * 1.00001
+# Made once: taking flags apart and together takes microseconds.
+_FILTERS = tuple(Uses.FILTERS)
+_UNFUSED = int(Uses.FILTERS & ~Uses.FUSED)
 
 
 def draw_bytes(rows: int, vocab_size: int) -> int:
-    """Bytes that `SamplingState.sample` takes for so many rows, about, with their logits."""
+    """About the bytes that `SamplingState.sample` takes for `rows` rows, with their logits."""
     entries = rows * vocab_size
     return 4 * (entries + 5 * min(entries, MOST_ENTRIES))
 
@@ -63,9 +66,9 @@ class SamplingState:
 
     Args:
         history: the slots' tokens. The caller keeps it current up to the position to draw.
-        sampler_timeout: seconds a plugin may take in a step.
-        fused: draw by one operator (`ops.sample`), except for rows with options that it lacks. By
-            default only where the operator is a kernel.
+        sampler_timeout: seconds that a call of a sampler plugin may take.
+        fused: draw by one operator (`ops.sample`), except for rows with options that it lacks;
+            None does so where that operator is a kernel.
     """
 
     def __init__(
@@ -81,21 +84,34 @@ class SamplingState:
         self.device = history.device
         self._table = options_table(slots)
         self._processors = LogitProcessors(vocab_size, history)
+        #: Those of the next step; see `TokenMasks.fill`.
+        self.masks = self._processors.masks
         self._plugins = PluginSamplers(slots, vocab_size, history, timeout=sampler_timeout)
-        self._chain = Chain(self._weigh, self._race)
+        self._chain = Chain(self._plugin_weights, self._race)
+        #: By slot: int64 `[k]`, the tokens of `logprob_token_ids`.
+        self._scored_ids: dict[int, torch.Tensor] = {}
+        #: Slots whose alternatives are the likeliest tokens that are not barred.
+        self._beams: set[int] = set()
         self._mixed = mix_tokens(vocab_size, self.device)
         self.fused = fuses(self._mixed) if fused is None else fused
 
     def join(self, slot: int, join: Join) -> None:
-        """The slot is sampled by `join.params` from now on."""
+        """Sample the slot by `join.params` from now on."""
         self.leave(slot)
         row, params = self._table[slot], join.params
         uses = self._processors.join(slot, join, row)
         row["seed"] = join.seed & (2**64 - 1)
         row["prompt_len"] = join.prompt_len
-        if params.logprobs is not None:
+        if params.alternatives is not None:
             uses |= Uses.LOGPROBS
-            row["logprobs"] = params.logprobs
+            row["logprobs"] = params.alternatives
+        if join.candidates:
+            uses |= Uses.LOGPROBS
+            row["logprobs"] = join.candidates
+            self._beams.add(slot)
+        if params.logprob_token_ids is not None:
+            ids = np.array(params.logprob_token_ids, np.int64)
+            self._scored_ids[slot] = upload(self.device, ids)[0]
         if not params.greedy:
             uses |= Uses.DRAW
             row["temperature"] = params.temperature
@@ -113,8 +129,10 @@ class SamplingState:
         row["uses"] = uses
 
     def leave(self, slot: int) -> None:
-        """Forget the slot's options, if it has any."""
+        """Forget the slot's options. A slot that has none may leave too."""
         self._table[slot] = np.zeros((), self._table.dtype)
+        self._scored_ids.pop(slot, None)
+        self._beams.discard(slot)
         self._processors.leave(slot)
         self._plugins.leave(slot)
 
@@ -131,7 +149,8 @@ class SamplingState:
         return int(np.bitwise_or.reduce(self._table["uses"][slots]))
 
     def sample(self, logits: torch.Tensor, slots: I64, positions: I64) -> Sampled:
-        """Draw one token per row. Does not wait for the device.
+        """Draw one token per row. Does not wait for the device. A slot may have several rows, at
+        positions one after the other: then its history holds the tokens between them.
 
         Args:
             logits: float32 `[n, vocab_size]`, n >= 1; changed in place.
@@ -140,14 +159,17 @@ class SamplingState:
         """
         table = self._table[slots]
         uses = table["uses"]
-        every = int(np.bitwise_or.reduce(uses))
+        all_uses = int(np.bitwise_or.reduce(uses))
         scored = np.flatnonzero(uses & Uses.LOGPROBS)
-        own = logits[upload(self.device, scored)[0]] if scored.size else None
-        if every & Uses.LOGITS:
+        model_logits = logits[upload(self.device, scored)[0]] if scored.size else None
+        if all_uses & Uses.LOGITS:
             self._processors.apply(logits, slots, positions, table)
+        processed = None
+        if model_logits is not None and not self._beams.isdisjoint(slots.tolist()):
+            processed = logits[upload(self.device, scored)[0]]
         drawing = uses & Uses.DRAW
         calls: list[PluginCall] = []
-        if every & Uses.PLUGIN:
+        if all_uses & Uses.PLUGIN:
             calls = self._plugins.call(self._chain, logits, slots, positions, table)
         drawn_by_plugins = 0
         for call in calls:
@@ -156,11 +178,12 @@ class SamplingState:
                 drawn_by_plugins += call.rows.size
         drawn = np.flatnonzero(drawing)
         if self.fused:
-            fusing = (drawing != 0) & (uses & Uses.TYPICAL == 0)
+            fusing = (drawing != 0) & (uses & _UNFUSED == 0)
             tokens, peak = draw_fused(logits, positions, table, fusing)
             drawn = np.flatnonzero((drawing != 0) & ~fusing)
         elif drawn.size + drawn_by_plugins == len(slots):
-            # No row is greedy, and finding the most likely token takes ten times as long.
+            # No row is greedy: the largest logit will do, and to find its token takes ten times as
+            # long.
             peak = logits.amax(dim=-1)
             tokens = torch.zeros(len(slots), dtype=torch.int64, device=self.device)
         else:
@@ -174,11 +197,17 @@ class SamplingState:
         if calls:
             tokens, peak = merge_calls(calls, tokens, peak)
         sampled = Sampled(tokens, peak, calls=calls)
-        if own is not None:
+        if model_logits is not None:
             tops = table["logprobs"][scored]
             sampled.scored_rows = dict(zip(scored.tolist(), tops.tolist(), strict=True))
             chosen = tokens[upload(self.device, scored)[0]]
-            sampled.scores = score_tokens(own, chosen, int(tops.max()))
+            sampled.scores = score_tokens(model_logits, chosen, int(tops.max()))
+            special = self._scored_ids or processed is not None
+            for row, slot in enumerate(slots[scored].tolist() if special else ()):
+                if slot in self._scored_ids:
+                    score_given(sampled.scores, row, model_logits[row], self._scored_ids[slot])
+                elif processed is not None and slot in self._beams:
+                    score_processed(sampled.scores, row, model_logits[row], processed[row])
         return sampled
 
     def _draw(
@@ -197,9 +226,10 @@ class SamplingState:
             )
         return self._race(self._weights(logits, peak, table), positions, table)
 
-    def _weigh(self, logits: torch.Tensor, table: npt.NDArray[Any]) -> torch.Tensor:
-        """float32 `[n, vocab]`: what rows, greedy or not, are drawn from, for plugins."""
-        # The race never draws a token of so little weight; a plugin is to see that as 0.
+    def _plugin_weights(self, logits: torch.Tensor, table: npt.NDArray[Any]) -> torch.Tensor:
+        """float32 `[n, vocab]`: the weights that a plugin sees. A greedy row has one, at its most
+        likely token."""
+        # The race never draws a token of so little weight, which a plugin sees as 0.
         weights = self._weights(logits, logits.amax(dim=-1), table)
         torch.threshold_(weights, _NOTHING, 0.0)
         greedy = np.flatnonzero(~table["uses"] & Uses.DRAW)
@@ -221,13 +251,13 @@ class SamplingState:
         # Relative to its largest entry, a row cannot overflow at any temperature.
         scores = logits - peak[:, None]
         uses = table["uses"]
-        every = int(np.bitwise_or.reduce(uses))
-        if every & Uses.TEMPERATURE:
+        all_uses = int(np.bitwise_or.reduce(uses))
+        if all_uses & Uses.TEMPERATURE:
             scores /= upload(self.device, table["temperature"][:, None])[0]
-        # exp is many times slower where it underflows, and nothing so small can be drawn.
+        # exp is many times slower where it underflows, and no token below NEVER can be drawn.
         weights = scores.clamp_(min=NEVER).exp()
-        for use in (Uses.LIKELY, Uses.TYPICAL):
-            if every & use:
+        for use in _FILTERS:
+            if all_uses & use:
                 self._truncate(use, scores, weights, table)
         return weights
 

@@ -23,8 +23,8 @@ class TokenLists:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._lists: dict[int, tuple[I64, F32]] = {}
-        #: The arguments of the last `entries` and its answer: a steady batch asks the same each
-        #: step.
+        #: The arguments and the result of the last `entries`: a steady batch asks for the same
+        #: slots in every step.
         self._asked: tuple[bytes, bytes] | None = None
         self._flat: list[torch.Tensor] = []
 

@@ -1,12 +1,13 @@
 """Which tokens of which sequences are computed in each step."""
 
 from asyncinfer.scheduler.counters import SchedulerStats
-from asyncinfer.scheduler.limits import check_fits
+from asyncinfer.scheduler.draft_model import DraftModel
+from asyncinfer.scheduler.limits import check_fits, check_guided
 from asyncinfer.scheduler.policy import FCFS, POLICIES, Deadline, Priority
 from asyncinfer.scheduler.row_logprobs import FIXED_WORDS, RowLogprobs
 from asyncinfer.scheduler.scheduler import Scheduler
-from asyncinfer.scheduler.sequence import ChosenSampler, Sequence, SequenceState
-from asyncinfer.scheduler.step import Join, PageChanges, Step
+from asyncinfer.scheduler.sequence import ChosenSampler, Pooling, Sequence, SequenceState
+from asyncinfer.scheduler.step import ForcedTokens, Join, PageChanges, Step
 from asyncinfer.scheduler.step_runner import RunnerSpec, StepResult, StepRunner
 
 __all__ = [
@@ -15,8 +16,11 @@ __all__ = [
     "POLICIES",
     "ChosenSampler",
     "Deadline",
+    "DraftModel",
+    "ForcedTokens",
     "Join",
     "PageChanges",
+    "Pooling",
     "Priority",
     "RowLogprobs",
     "RunnerSpec",
@@ -28,4 +32,5 @@ __all__ = [
     "StepResult",
     "StepRunner",
     "check_fits",
+    "check_guided",
 ]

@@ -10,7 +10,7 @@ __all__ = ["Counters", "SchedulerStats"]
 
 @dataclass(slots=True)
 class Counters:
-    """Grow only. The parts of a scheduler share one."""
+    """Totals since the start, shared by the parts of a scheduler."""
 
     #: Steps committed.
     steps: int = 0
@@ -38,11 +38,18 @@ class SchedulerStats(NamedTuple):
     blocks_free: int
     #: Blocks that hold a reusable prefix and that no sequence uses.
     blocks_cached: int
+    #: Blocks that conversations pin, in use or not.
+    blocks_pinned: int
     window_pages_total: int
     #: Window pages that hold nothing.
     window_pages_free: int
     #: Window pages that no sequence uses, kept for blocks that hold a reusable prefix.
     window_pages_cached: int
+    state_pages_total: int
+    #: State pages that hold nothing.
+    state_pages_free: int
+    #: State pages that no sequence uses, kept for blocks that hold a reusable prefix.
+    state_pages_cached: int
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int

@@ -36,7 +36,8 @@ class InflightPrefixes:
         return len(self._leading)
 
     def lead(self, sequence: Sequence) -> None:
-        """A running sequence was admitted, went on, or had blocks published."""
+        """Note the block that a running sequence computes next; called when it is admitted, goes on
+        after a pause, or had blocks published."""
         self._retire(sequence)
         j = sequence.published
         full = len(sequence.tokens) // self._block_size

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from asyncinfer.bounds import MAX_PROMPT_SCORES
+from asyncinfer.cache.window_pages import steady_pages
 from asyncinfer.errors import InvalidRequest, Size
 from asyncinfer.scheduler.step_runner import RunnerSpec
 
-__all__ = ["check_fits"]
+__all__ = ["check_fits", "check_guided"]
 
 
 def check_fits(
@@ -50,3 +53,42 @@ def check_fits(
         )
         raise InvalidRequest("max_tokens", max_tokens, bound)
     return total
+
+
+def check_guided(
+    spec: RunnerSpec, prompt_len: int, negative_len: int, total: int, max_tokens: int | None
+) -> int:
+    """`total`, which `check_fits` gave for the prompt, or less: so much that a guide of a negative
+    prompt fits beside it, with an answer of the same length.
+
+    Raises:
+        InvalidRequest: the two can never be computed together.
+    """
+    scale, size = "guidance_scale", spec.block_size
+    if not spec.guides:
+        raise InvalidRequest(scale, Size("two sequences"), "this model computes no guides")
+    for name, most in (("max_running", spec.max_slots), ("max_step_tokens", spec.max_step_tokens)):
+        if most < 2:
+            raise InvalidRequest(scale, Size("two sequences"), f"needs {name} >= 2, not {most}")
+    for group in spec.groups:
+        if group.window is not None and group.num_pages < 2 * steady_pages(group.window, size):
+            held = "pages of states hold" if group.state else "KV of layers with a window holds"
+            bound = f"the {held} one; a larger kv_bytes holds more"
+            raise InvalidRequest(scale, Size("two sequences"), bound)
+
+    def blocks(answer: int) -> int:
+        # The last token of an answer is never computed.
+        return sum(-(-(length + answer - 1) // size) for length in (prompt_len, negative_len))
+
+    most = min(total - prompt_len, spec.max_context - negative_len)
+    fits = bisect_right(range(most + 1), spec.num_blocks, key=blocks) - 1
+    if fits < 1:
+        bound = (
+            f"prompt, negative prompt and answer must fit the context of {spec.max_context} tokens "
+            f"and, together, a KV cache of {spec.num_blocks} blocks of {size}"
+        )
+        raise InvalidRequest("negative_prompt", Size(f"{negative_len} tokens"), bound)
+    if max_tokens is not None and fits < most:
+        bound = f"at most {fits}, so that the KV cache holds both sequences of guidance_scale"
+        raise InvalidRequest("max_tokens", max_tokens, bound)
+    return prompt_len + fits

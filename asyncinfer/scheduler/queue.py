@@ -17,8 +17,8 @@ __all__ = ["Ranking", "WaitingQueue"]
 
 Rank = tuple[tuple[float, ...], int]
 
-#: All that wait are ranked in one step, so a call may take less than a step can spare. A busy
-#: machine now and then is forgiven.
+#: One step may rank every waiting sequence, so that a call has to be short. What a busy machine
+#: does to a call now and then is forgiven.
 LIMITS: Final = Limits(seconds=0.0001, debt=1.0, raised=1)
 
 
@@ -49,7 +49,7 @@ class Ranking:
         self.constant = read_attribute(policy, "constant", False, label) is True
         #: Whether the policy was replaced.
         self.broken = False
-        #: None where there is nothing to supervise.
+        #: None for a shipped policy, which is trusted.
         self._supervisor: Supervisor | None = None
         if type(policy) not in POLICIES.values():
             self._supervisor = Supervisor(
@@ -88,7 +88,7 @@ class Ranking:
 
 
 def _checked(key: object) -> tuple[float, ...]:
-    """The rank as numbers of this language's own, whose order a plugin has no part in."""
+    """The rank as plain floats, so that no method of a plugin's is called to compare them."""
     if not isinstance(key, tuple) or len(key) > MOST_NUMBERS:
         raise TypeError(f"rank {key!r} is not a tuple of up to {MOST_NUMBERS} numbers")
     numbers = tuple([part if type(part) in (float, int) else float(part) for part in key])
@@ -167,7 +167,7 @@ class WaitingQueue:
         sequences, rank = list(self), self._ranking.rank
         ranks = [rank(sequence, now) for sequence in sequences]
         if self._broken is not self._ranking.broken:
-            # The policy broke, perhaps on the way: its ranks do not compare with FCFS's.
+            # The policy was replaced, perhaps just now: its ranks do not compare with FCFS's.
             self._broken = self._ranking.broken
             ranks = [rank(sequence, now) for sequence in sequences]
         places = [_Place(sequence) for sequence in sequences]

@@ -18,17 +18,17 @@ FIXED_WORDS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class RowLogprobs:
-    """A position is one record of 32-bit words, in the machine's order: token id, logprob (a
-    float), rank; then the ids of its alternatives, then their logprobs. Unpacked it takes fifteen
-    times as much, so it is unpacked where it is handed out and nowhere else."""
+    """A position is one record of 32-bit words, in the machine's byte order: token id, logprob (a
+    float), rank; then the ids of its alternatives, then their logprobs. An unpacked position takes
+    fifteen times as much memory, so it is unpacked only for the caller."""
 
     data: bytes
-    #: Of each position.
+    #: Alternatives of each position.
     alternatives: int
 
     @classmethod
     def of(cls, entries: abc.Sequence[TokenLogprob]) -> RowLogprobs:
-        """Of positions that have equally many alternatives."""
+        """Pack positions, which have equally many alternatives."""
         alternatives = len(entries[0].top) if entries else 0
         record = _record(alternatives)
         packed = [
@@ -45,7 +45,7 @@ class RowLogprobs:
 
     @classmethod
     def join(cls, parts: Iterable[RowLogprobs]) -> RowLogprobs:
-        """One after the other; of equally many alternatives, and at least one."""
+        """Join parts, one at least, which have equally many alternatives."""
         rows = list(parts)
         return cls(b"".join(row.data for row in rows), rows[0].alternatives)
 
@@ -54,12 +54,12 @@ class RowLogprobs:
         return len(self.data) // self._width
 
     def __iter__(self) -> Iterator[TokenLogprob]:
-        """Position by position, the alternatives best first, the lowest id first among equals."""
+        """Unpack position by position; alternatives come best first, equals by their ids."""
         stop = FIXED_WORDS + self.alternatives
         for words in _record(self.alternatives).iter_unpack(self.data):
             logprobs = words[stop:]
             top = zip(words[FIXED_WORDS:stop], logprobs, strict=True)
-            # They came best first, but nobody knows in which order equals did.
+            # `topk` gives them best first, but equals in no fixed order.
             equals = len(set(logprobs)) < self.alternatives
             pairs = sorted(top, key=lambda pair: (-pair[1], pair[0])) if equals else top
             yield TokenLogprob(words[0], words[1], words[2], tuple(pairs))

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from asyncinfer.cache.prefix_cache import PrefixCache
+from asyncinfer.cache.state_pages import StatePages
 from asyncinfer.protocols.scheduling import SchedulingPolicy
 from asyncinfer.scheduler.committer import Committer
 from asyncinfer.scheduler.counters import Counters, SchedulerStats
@@ -21,6 +23,7 @@ from asyncinfer.scheduler.sequence import Sequence, SequenceState
 from asyncinfer.scheduler.sequence_states import SequenceStates
 from asyncinfer.scheduler.step import Step
 from asyncinfer.scheduler.step_runner import RunnerSpec, StepResult
+from asyncinfer.speculation import Speculator
 
 __all__ = ["Scheduler"]
 
@@ -36,9 +39,10 @@ class Scheduler:
         cache: the prefix cache, made for `spec.block_size`; None computes every prompt.
         on_fault: told once when `policy` misbehaves and is replaced by first-come-first-served
             (a cache policy reports through the `PrefixCache`).
-        clock: monotonic seconds, by which `policy` is too slow; never, without one.
+        clock: monotonic seconds, to time `policy`; None never finds it too slow.
         label: what messages call `policy`.
         on_preempt: told of every sequence that loses its blocks.
+        speculator: makes drafts for sequences that have a drafter.
     """
 
     def __init__(
@@ -51,18 +55,28 @@ class Scheduler:
         on_preempt: Callable[[Sequence], None] | None = None,
         clock: Callable[[], float] | None = None,
         label: str | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self.spec = spec
         self.cache = cache
         self.counters = Counters()
         ranking = Ranking(policy, on_fault, clock, label)
-        self.states = SequenceStates(spec, cache, ranking, self.counters, on_preempt)
+        self.speculator = speculator or Speculator()
+        self.states = SequenceStates(
+            spec, cache, ranking, self.counters, on_preempt, self.speculator
+        )
         self.planner = Planner(spec, self.states, self.counters)
         self._committer = Committer(spec.block_size, self.states, self.counters)
+        #: The groups of pages by their kinds, for statistics.
+        self._first, *others = self.states.slots.blocks.groups
+        self._windows = [group for group in others if not isinstance(group, StatePages)]
+        self._kept = [group for group in others if isinstance(group, StatePages)]
         #: Steps scheduled and not yet committed, the oldest first.
         self.in_flight: deque[Step] = deque()
         self._scheduled = 0
-        #: Sequences that were too much for the device once, and have drawn no token since.
+        #: When the last step was committed.
+        self._updated = 0.0
+        #: Sequences that were in a retracted step, and have drawn no token since.
         self._retracted: list[Sequence] = []
 
     def check_fits(
@@ -73,10 +87,11 @@ class Scheduler:
         return check_fits(self.spec, prompt_len, max_tokens, prompt_logprobs)
 
     def add(self, sequence: Sequence) -> None:
-        """A new sequence; it waits. Forks are added after the sequence they fork from."""
+        """Queue a new sequence. Forks are added after the sequence they fork from."""
         assert sequence.state is NEW
-        if self.cache is not None and not sequence.keys:
-            sequence.keys = self.cache.keys(sequence.tokens, *sequence.tenant)
+        for each in (sequence, sequence.guide):
+            if self.cache is not None and each is not None and not each.keys:
+                each.keys = self.cache.keys(each.tokens, *each.namespace)
         self.states.wait(sequence)
 
     def finish(self, sequence: Sequence, now: float) -> None:
@@ -88,13 +103,30 @@ class Scheduler:
         self._forget_ended()
 
     def pause(self, sequence: Sequence) -> None:
-        """Schedule it no more until resumed (a token in flight is still committed). It keeps slot
-        and blocks until somebody needs them. Does nothing if it is paused or has ended."""
+        """Schedule a sequence no more until it is resumed (a token in flight is still committed).
+        It keeps slot and blocks until another needs them. Does nothing if it is paused or has
+        ended."""
         self.states.pause(sequence)
 
     def resume(self, sequence: Sequence) -> None:
-        """Go on with a paused sequence; does nothing if it is not paused."""
+        """Schedule a paused sequence again; does nothing if it is not paused."""
         self.states.resume(sequence)
+
+    def converse(self, what: str, argument: Any, now: float) -> None:
+        """A conversation is "waiting" for a tool or "over"; or, of a pair of them, a "fork" of the
+        first is the second."""
+        if self.cache is None:
+            return
+        self._set_time(now)
+        conversations = self.cache.conversations
+        match what:
+            case "waiting":
+                conversations.set_state(argument, "waiting")
+            case "over":
+                conversations.end(argument)
+            case "fork":
+                one, made = argument
+                conversations.fork(one, made, now)
 
     def schedule(self, now: float) -> Step | None:
         """The next step, None when nothing can be computed before an `update`, `resume` or `add`.
@@ -115,12 +147,14 @@ class Scheduler:
         last = self.in_flight.pop()
         assert last is step, "only the step scheduled last can be retracted"
         tokens = step.tokens
+        # A pair cannot be parted.
+        least = 2 if step.guided else 1
         self.planner.budget.shrink(tokens)
         step.take_back()
         lost: list[Sequence] = []
         for row, sequence in enumerate(step.sequences):
-            decodes = row < step.decodes
-            if not decodes or tokens == 1:
+            decodes = row < step.answers
+            if not decodes or tokens <= least:
                 if sequence in self._retracted:
                     lost.append(sequence)
                     self.states.finish(sequence)
@@ -128,6 +162,12 @@ class Scheduler:
                 self._retracted.append(sequence)
             if not decodes:
                 self.states.preempt(sequence)
+        for forced in step.forced:
+            # The runner may have had no room for these tokens: the sequence is preempted, and the
+            # runner is told all of its tokens when it joins again.
+            held = self.sequence_at(forced.slot)
+            if held is not None and held.state in (RUNNING, PAUSED):
+                self.states.preempt(held)
         self.states.slots.unpin(step)
         return lost
 
@@ -138,6 +178,10 @@ class Scheduler:
         oldest = self.in_flight.popleft()
         assert oldest is step, "steps are committed in the order they were scheduled"
         self.planner.budget.computed(retried=self._retracted != [] and self._retried(step))
+        if step.only_answers:
+            seconds = now - max(step.began, self._updated)
+            self.speculator.costs.add(step.tokens, seconds, bool(step.drafts))
+        self._updated = now
         self._committer.commit(step, result)
         self.states.slots.unpin(step)
         self._forget_ended()
@@ -155,7 +199,8 @@ class Scheduler:
         return any(sequence.id in rows for sequence in self._retracted)
 
     def _forget_ended(self) -> None:
-        """There may be no later step that would: an idle engine holds no prompt."""
+        """Drop retracted sequences that have ended. No later step may come to do so, and an idle
+        engine must hold no prompt."""
         if self._retracted:
             self._retracted = [r for r in self._retracted if r.state is not FINISHED]
 
@@ -163,10 +208,11 @@ class Scheduler:
         self.states.now = now
         if self.cache is not None:
             self.cache.now = now
+            self.cache.conversations.expire(now)
 
-    def tenant(self, slot: int) -> Sequence | None:
-        """Who owns a slot (for `Step.joins`: who was just admitted)."""
-        return self.states.slots.tenants[slot]
+    def sequence_at(self, slot: int) -> Sequence | None:
+        """The sequence that owns a slot, None if it is free."""
+        return self.states.slots.sequences[slot]
 
     @property
     def has_work(self) -> bool:
@@ -176,19 +222,22 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """The counters as they are now."""
         states, counters = self.states, self.counters
-        first, *others = states.slots.blocks.groups
         return SchedulerStats(
             running=states.running_count,
             waiting=len(states.queue)
             + len(states.prefixes.followers)
             + states.leaving_for(WAITING),
             paused=len(states.paused) + states.leaving_for(PAUSED),
-            blocks_total=first.pool.size,
-            blocks_free=len(first.pool.free),
-            blocks_cached=first.cached,
-            window_pages_total=sum([group.pool.size for group in others]),
-            window_pages_free=sum([len(group.pool.free) for group in others]),
-            window_pages_cached=sum([group.cached for group in others]),
+            blocks_total=self._first.pool.size,
+            blocks_free=len(self._first.pool.free),
+            blocks_cached=self._first.cached,
+            blocks_pinned=0 if self.cache is None else self.cache.conversations.pinned_blocks,
+            window_pages_total=sum([group.pool.size for group in self._windows]),
+            window_pages_free=sum([len(group.pool.free) for group in self._windows]),
+            window_pages_cached=sum([group.cached for group in self._windows]),
+            state_pages_total=sum([group.pool.size for group in self._kept]),
+            state_pages_free=sum([len(group.pool.free) for group in self._kept]),
+            state_pages_cached=sum([group.cached for group in self._kept]),
             prompt_tokens=counters.prompt_tokens,
             cached_tokens=counters.cached_tokens,
             generated_tokens=counters.generated_tokens,

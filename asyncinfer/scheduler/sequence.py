@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Any, Final, Literal
 
+from asyncinfer.cache.conversations import Conversation
 from asyncinfer.cache.page_group import BlockTable
-from asyncinfer.cache.prefix_cache import CacheEntry, Tenant
+from asyncinfer.cache.prefix_cache import CacheEntry, Namespace
+from asyncinfer.grammar import Matcher, Reasoning
 from asyncinfer.params import SamplingParams
 from asyncinfer.protocols.sampler import SamplerPlugin
 from asyncinfer.protocols.scheduling import RequestView
+from asyncinfer.speculation import Drafter
 
-__all__ = ["ChosenSampler", "Sequence", "SequenceState"]
+__all__ = ["ChosenSampler", "Pooling", "Sequence", "SequenceState"]
+
+#: Which of a prompt's last hidden states its embedding is: that of the last token, or their mean.
+Pooling = Literal["last", "mean"]
 
 
 class SequenceState(Enum):
@@ -42,37 +48,49 @@ class ChosenSampler:
 
 
 class Sequence:
-    """A request with `n > 1` answers has one sequence for each. The engine makes it and hands it
-    to `Scheduler.add`. Then each field has the writer that stands above it.
+    """One answer in progress; a request with `n > 1` answers has one sequence for each. The engine
+    makes it and hands it to `Scheduler.add`. From then on each field has the one writer that is
+    named above it.
     """
 
     __slots__ = (
+        "adapter_slot",
         "after",
         "arrival",
         "bad_ids",
         "cached_tokens",
+        "candidates",
         "capacity",
         "committed",
         "computed",
+        "conversation",
         "deadline",
+        "drafted",
+        "drafter",
         "draws_left",
         "followers",
         "following",
         "fork_of",
+        "guide",
+        "guided",
         "id",
-        "in_flight",
         "index",
         "keys",
+        "matcher",
         "max_total",
+        "namespace",
         "node",
         "owner",
         "params",
         "place",
+        "pooling",
         "preemptions",
         "priority",
         "prompt_len",
         "prompt_logprobs",
         "published",
+        "reasoning",
+        "resting",
         "samplers",
         "scored",
         "seed",
@@ -80,7 +98,6 @@ class Sequence:
         "state",
         "stop_ids",
         "tables",
-        "tenant",
         "tokens",
         "view",
     )
@@ -98,13 +115,23 @@ class Sequence:
         deadline: float | None = None,
         scope: str = "",
         adapter: str = "",
+        adapter_slot: int = -1,
         stop_ids: frozenset[int] = frozenset(),
         bad_ids: tuple[tuple[int, ...], ...] = (),
         samplers: tuple[ChosenSampler, ...] = (),
+        matcher: Matcher | None = None,
+        reasoning: Reasoning | None = None,
+        drafter: Drafter | None = None,
+        candidates: int = 0,
+        prompt_len: int | None = None,
         keys: list[bytes] | None = None,
         index: int = 0,
         fork_of: Sequence | None = None,
-        owner: object = None,
+        conversation: Conversation | None = None,
+        scored: int = 0,
+        pooling: Pooling | None = None,
+        guide: Sequence | None = None,
+        owner: Any = None,
     ) -> None:
         """
         Args:
@@ -113,31 +140,53 @@ class Sequence:
             seed: key of the random numbers, 64 bits. Each of `n` answers needs its own.
             arrival, deadline: monotonic seconds.
             scope, adapter: sequences that differ in either share no prefix.
+            adapter_slot: where the runner has its adapter, -1 without one.
             prompt_ids: a list is kept and not copied, so that answers to one prompt share it: it
                 must not change any more. The first token drawn makes a list of the sequence's own.
             keys: `PrefixCache.keys(prompt_ids, scope, adapter)`, best computed off the engine's
                 thread; None leaves it to the scheduler. Kept and shared like `prompt_ids`.
-            samplers: its own, not shared with another sequence.
+            samplers, matcher, reasoning, drafter: made for this sequence alone.
+            matcher: what the answer has to fit, at the answer's start.
+            reasoning: ends the answer's reasoning within its budget.
+            drafter: makes the sequence's drafts; None decodes one token a row.
+            candidates: above 0 the sequence is a beam: a draw gives so many tokens that may follow,
+                and appends none. The engine then forks or ends the sequence.
+            prompt_len: tokens of the prompt; None where `prompt_ids` are no more than that.
             index: which of the `n` answers.
-            fork_of: the sequence with index 0 and the same prompt, added before this one.
+            fork_of: a sequence, added before this one, that computes all tokens but the last.
+            conversation: the one that it is a request of; it alone, one after the other.
+            scored: with prompt logprobs: how many prompt tokens from the second on need none.
+            pooling: what the prompt's embedding is made of; None without one.
+            guide: the sequence of its negative prompt, which computes what this one draws after its
+                own prompt. It is not added: the scheduler takes the two together, or neither.
             owner: the engine's own record, which the scheduler never touches.
         """
         # Constant.
         self.id: Final = id
-        self.prompt_len: Final = len(prompt_ids)
+        self.prompt_len: Final = len(prompt_ids) if prompt_len is None else prompt_len
         self.params: Final = params
         self.seed: Final = seed
         self.priority: Final = priority
         self.arrival: Final = arrival
         self.deadline: Final = deadline
-        self.tenant: Tenant = (scope, adapter)
+        self.namespace: Namespace = (scope, adapter)
+        self.adapter_slot: Final = adapter_slot
         self.stop_ids: Final = stop_ids
         self.bad_ids: Final = bad_ids
         self.samplers: Final = samplers
+        #: `Committer` tells these the tokens.
+        self.matcher: Final = matcher
+        self.reasoning: Final = reasoning
+        self.drafter: Final = drafter
+        self.candidates: Final = candidates
         self.max_total: Final = max_total
+        self.conversation: Final = conversation
+        self.pooling: Final = pooling
         self.index: Final = index
         #: Alternatives per prompt logprob, None without. One answer of the `n` reports them.
         self.prompt_logprobs: Final = params.prompt_logprobs if index == 0 else None
+
+        self.guide: Final = guide
 
         # Written by the engine.
         self.owner = owner
@@ -148,6 +197,10 @@ class Sequence:
         self.after = SequenceState.NEW
         #: Times it lost its pages and had to be computed again.
         self.preemptions = 0
+        #: Whether no method drafts for it for a while, so that it decodes as those without do.
+        self.resting = False
+        #: The sequence that this one guides, from when that is added until it ends.
+        self.guided: Sequence | None = None
 
         # Written by `WaitingQueue` and by its `Ranking`.
         #: Where it stands in the queue.
@@ -176,25 +229,45 @@ class Sequence:
         self.tables: list[BlockTable] = []
         self.capacity = 0
         self.published = 0
-        self.node: CacheEntry | Tenant | None = self.tenant
+        self.node: CacheEntry | Namespace | None = self.namespace
         #: `Scheduler.add` makes those of the prompt where the engine did not.
         self.keys: list[bytes] = [] if keys is None else keys
 
         # Written by `Step` as it is scheduled or taken back.
         #: Draws that are still to be scheduled.
-        self.draws_left = max_total - self.prompt_len
+        self.draws_left = max_total - len(prompt_ids)
+        #: Drafted tokens that a step in flight computes, the last ones of its row.
+        self.drafted = 0
         #: Tokens whose KV is written or will be by a step in flight. `SlotAllocator` begins it.
         self.computed = 0
-        #: Steps in flight that compute a row of it. `Committer` counts it down.
-        self.in_flight = 0
 
         # Written by `Committer`.
-        #: Tokens whose KV is written. `SlotAllocator` begins it.
+        #: Tokens whose step was committed, so that their KV is written. `SlotAllocator` begins it.
         self.committed = 0
         #: Prompt and answer, as far as committed.
         self.tokens = prompt_ids if isinstance(prompt_ids, list) else list(prompt_ids)
         #: Prompt tokens whose logprob was committed.
-        self.scored = 0
+        self.scored = scored
+
+    @property
+    def in_flight(self) -> int:
+        """Tokens that steps in flight compute."""
+        return self.computed - self.committed
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether each row needs what the one before it drew, so that one is in flight at a time:
+        the token decides on the next mask and on what is appended without a draw, and the next
+        position depends on how many drafted tokens were right, unless nobody drafts at the moment.
+        Beams are chosen row by row, and the tokens of a guide come from the row that it guides."""
+        return bool(
+            self.matcher is not None
+            or self.reasoning is not None
+            or (self.drafter is not None and not self.resting)
+            or self.candidates
+            or self.guide is not None
+            or self.guided is not None
+        )
 
     @property
     def total_known(self) -> int:
@@ -202,8 +275,8 @@ class Sequence:
         return self.max_total - self.draws_left
 
     def chunk(self, budget: int) -> int:
-        """Tokens to compute next. A row never straddles the last prompt token whose logprob was
-        given before a preemption, so that none is given twice."""
+        """Query tokens to compute next, at most `budget`. After a preemption a row ends where
+        prompt logprobs were reported already, so that none is reported twice."""
         end = self.total_known
         if self.prompt_logprobs is not None and self.computed < self.scored:
             end = self.scored
@@ -211,7 +284,7 @@ class Sequence:
 
     @property
     def scope(self) -> str:
-        return self.tenant[0]
+        return self.namespace[0]
 
     @property
     def answer(self) -> list[int]:

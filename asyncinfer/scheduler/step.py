@@ -11,15 +11,16 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass, field
 
+from asyncinfer.grammar import Matcher
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler.sequence import ChosenSampler, Sequence
 
-__all__ = ["Join", "PageChanges", "Step"]
+__all__ = ["ForcedTokens", "Join", "PageChanges", "Step"]
 
 
 @dataclass(slots=True)
 class Join:
-    """A slot gets a new tenant before the step runs (also after a preemption)."""
+    """A slot gets a new sequence before the step runs (also after a preemption)."""
 
     slot: int
     #: Every token known so far: the prompt, and after a preemption the answer so far.
@@ -37,23 +38,46 @@ class Join:
     bad_ids: tuple[tuple[int, ...], ...] = ()
     #: In the order in which they are called; only the last may draw.
     samplers: tuple[ChosenSampler, ...] = ()
+    #: Whether a mask restricts what is drawn: see `Step.matchers`.
+    masked: bool = False
+    #: Above 0: each draw comes with so many tokens that may follow, as logprobs of the tokens that
+    #: are not barred.
+    candidates: int = 0
+    #: Slot of its LoRA adapter, -1 without one.
+    adapter: int = -1
+    #: It joins with a guide, or is one: its first row may come later than that of the other.
+    paired: bool = False
+
+
+@dataclass(slots=True)
+class ForcedTokens:
+    """Tokens that a slot's sequence goes on by, though the runner did not draw them."""
+
+    slot: int
+    #: Position of the first of them in the sequence.
+    start: int
+    token_ids: abc.Sequence[int]
 
 
 @dataclass(slots=True)
 class PageChanges:
-    """What changes in the pages of one KV group before a step is computed. Nobody tells when a page
-    is given back: its place in the table is not read any more."""
+    """What changes in the pages of one KV group before a step is computed. A page that is given
+    back is no change: no row reads its place in the table any more."""
 
     #: `(slot, index, page)`: block table entries added since the last step.
     grown: list[tuple[int, int, int]] = field(default_factory=list)
     #: `(source, target)` pages to copy whole before any row is computed (copy-on-write).
     copies: list[tuple[int, int]] = field(default_factory=list)
+    #: Of a state group, `(slot, tokens)`: the slot's last row had a draft that was wrong, and the
+    #: state goes back to what it was after so many tokens of the sequence. Before any copy.
+    rewound: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Step:
-    """The scheduler writes it but for `handle`. A runner applies, in this order: `leaves`, `joins`,
-    what each group's tables grow by, its copies; then it computes the rows."""
+    """The scheduler writes all of it except `handle`. A runner applies, in this order: `leaves`,
+    `joins`, `forced`, the growth of each group's tables, what its states go back to, its copies;
+    then it computes the rows."""
 
     number: int
     #: The rows: the slot of each.
@@ -62,29 +86,48 @@ class Step:
     starts: list[int] = field(default_factory=list)
     #: Query tokens of each row.
     counts: list[int] = field(default_factory=list)
-    #: Tokens each row draws, at its last positions: 0 inside a prompt, 1 to go on.
+    #: Tokens each row draws, at its last positions: 0 inside a prompt, 1 to go on, and one more for
+    #: each token of its draft.
     samples: list[int] = field(default_factory=list)
-    #: Slots whose tenants left since the last step, and those that get one.
+    #: Slots whose sequences left since the last step, and those that get one.
     leaves: list[int] = field(default_factory=list)
     joins: list[Join] = field(default_factory=list)
+    #: Tokens that were appended since the last step.
+    forced: list[ForcedTokens] = field(default_factory=list)
     #: Of each KV group; none at all where no table grows and nothing is copied.
     groups: list[PageChanges] = field(default_factory=list)
+    #: Rows that end with tokens that nobody has drawn yet: row -> these. They stand after all
+    #: tokens known, and the row draws at the position of each and at the one after them.
+    drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)
     #: Rows whose prompt logprobs were asked for: row -> how many alternatives.
     prompt_logprobs: dict[int, int] = field(default_factory=dict)
+    #: Rows of which hidden states are asked for: row -> "last" for that of its last token, "mean"
+    #: for the sum over all.
+    poolings: dict[int, str] = field(default_factory=dict)
+    #: Rows that draw with a guide: row -> the row of the guide, which is the next one and draws the
+    #: same token; and the scale.
+    guided: dict[int, tuple[int, float]] = field(default_factory=dict)
+    #: Rows whose draw a mask restricts: row -> what gives the mask.
+    matchers: dict[int, Matcher] = field(default_factory=dict)
 
     #: The sequence of each row, which no runner looks at. Rows below `decodes` are decode rows.
     sequences: list[Sequence] = field(default_factory=list)
     decodes: int = 0
+    #: When it was scheduled, in seconds of the scheduler's time.
+    began: float = 0.0
+    #: Rows below this one go on with an answer: decode rows, and those of stepwise sequences.
+    answers: int = 0
+    #: Whether a draft model read prompts before it, which took time.
+    behind: bool = False
     #: While it is in flight: what its launch gave, for its collection. Written by the decode loop.
     handle: object = None
 
-    #: What came out: rows that got tokens, prompt logprobs or an end, ascending. A row whose
-    #: sequence had ended before the step was committed is not among them.
-    advanced: list[int] = field(default_factory=list)
-    #: New answer tokens of each row in `advanced`; empty for a chunk of a scored prompt.
-    drawn: list[tuple[int, ...]] = field(default_factory=list)
-    #: Of each row in `advanced`: "stop" (a stop token, included in the tokens), "length", or None
-    #: where the sequence goes on.
+    #: What came out of each row, once the step is committed: new answer tokens, none inside a
+    #: prompt. None where nothing was committed, since the row failed or its sequence had ended.
+    drawn: list[tuple[int, ...] | None] = field(default_factory=list)
+    #: Why the row's sequence ended: "stop" (a stop token, included in the tokens), "complete"
+    #: (nothing more fits its grammar, and the last token is text), "length", or None where it did
+    #: not end with this row.
     reasons: list[str | None] = field(default_factory=list)
     #: Sequences whose row failed, and why. They have ended; nothing of the row was committed.
     failed: list[tuple[Sequence, Exception]] = field(default_factory=list)
@@ -94,44 +137,59 @@ class Step:
         """Query tokens of all rows."""
         return sum(self.counts)
 
+    @property
+    def only_answers(self) -> bool:
+        """Whether no tokens of a prompt are computed, so that its time is that of decoding."""
+        return self.answers == len(self.sequences) and not self.behind
+
+    def first_draw(self, row: int) -> int:
+        """Position of the first token that the row draws."""
+        return self.starts[row] + self.counts[row] - self.samples[row] + 1
+
     def add_decodes(self, decoding: abc.Iterable[Sequence]) -> None:
         """Add a row of one token for each of these that has a page for it, before all other rows.
         Runs for every token drawn: keep it lean."""
-        sequences, slots, starts = self.sequences, self.slots, self.starts
-        for sequence in decoding:
-            position, draws_left = sequence.computed, sequence.draws_left
-            if draws_left and position < sequence.capacity:
-                slots.append(sequence.slot)
-                starts.append(position)
-                sequences.append(sequence)
-                sequence.computed = position + 1
-                sequence.draws_left = draws_left - 1
-                sequence.in_flight += 1
-        self.decodes = len(sequences)
+        rows = [r for r in decoding if r.draws_left and r.computed < r.capacity]
+        self.sequences = rows
+        self.slots = [row.slot for row in rows]
+        self.starts = [row.computed for row in rows]
+        for row in rows:
+            row.computed += 1
+            row.draws_left -= 1
+        self.decodes = len(rows)
         self.counts = [1] * self.decodes
         self.samples = [1] * self.decodes
 
-    def add_chunk(self, sequence: Sequence, count: int) -> bool:
-        """Add a row of prompt tokens, or of answer tokens to be computed again. Gives whether it
-        draws, as it does after the last known token."""
+    def add_chunk(self, sequence: Sequence, count: int, draft: abc.Sequence[int] = ()) -> bool:
+        """Add a row of prompt tokens, or of answer tokens to be computed again. Returns whether
+        it draws, as it does after the last known token; only then it may have a draft."""
         start = sequence.computed
         sequence.computed = end = start + count
         top = sequence.prompt_logprobs
         if top is not None and sequence.scored <= start < sequence.prompt_len - 1:
             self.prompt_logprobs[len(self.sequences)] = top
         draws = end == sequence.total_known
+        if sequence.pooling is not None and start < sequence.prompt_len:
+            self.poolings[len(self.sequences)] = sequence.pooling
         self.slots.append(sequence.slot)
         self.starts.append(start)
-        self.counts.append(count)
-        self.samples.append(int(draws))
+        if draws and sequence.matcher is not None:
+            self.matchers[len(self.sequences)] = sequence.matcher
+        drafted = len(draft)
+        if drafted:
+            assert draws, "a draft comes after all tokens known"
+            self.drafts[len(self.sequences)] = tuple(draft)
+            sequence.drafted = drafted
+            sequence.computed += drafted
+        self.counts.append(count + drafted)
+        self.samples.append(draws + drafted)
         self.sequences.append(sequence)
-        sequence.in_flight += 1
-        sequence.draws_left -= draws
+        sequence.draws_left -= draws + drafted
         return draws
 
     def take_back(self) -> None:
         """The step is not computed: every sequence is where it was before it was scheduled."""
         for sequence, count, draws in zip(self.sequences, self.counts, self.samples, strict=True):
-            sequence.in_flight -= 1
             sequence.draws_left += draws
             sequence.computed -= count
+            sequence.drafted = 0

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from asyncinfer.cache.page_group import KVGroupSpec
 from asyncinfer.scheduler.row_logprobs import RowLogprobs
 from asyncinfer.scheduler.step import Step
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 __all__ = ["RunnerSpec", "StepResult", "StepRunner"]
 
@@ -22,8 +26,13 @@ class StepResult:
     logprobs: Mapping[int, RowLogprobs] = field(default_factory=dict)
     #: Row -> logprobs of the tokens at `starts + 1 .. starts + counts` that are prompt tokens.
     prompt_logprobs: Mapping[int, RowLogprobs] = field(default_factory=dict)
+    #: Row -> what `Step.poolings` asks for: float32 `[hidden]`, after the final norm.
+    pooled: Mapping[int, npt.NDArray[np.float32]] = field(default_factory=dict)
     #: Row -> why it failed (NaN logits, a sampler that raised). Nothing of it is committed.
     failed: Mapping[int, Exception] = field(default_factory=dict)
+    #: Row with a draft -> how many of its first draws can be used. The next one failed, which fails
+    #: the request only if all drafted tokens before it are right.
+    spoilt: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +51,17 @@ class RunnerSpec:
     max_step_tokens: int
     #: Whether it runs sampler plugins.
     samplers: bool = False
-    #: Most steps in flight at once that serve it.
+    #: Whether it restricts draws by masks: see `Step.matchers`.
+    masks: bool = False
+    #: Whether it computes drafts: see `Step.drafts`.
+    drafts: bool = False
+    #: Whether it computes guides: see `Step.guided`.
+    guides: bool = False
+    #: Size of the hidden states that it gives, see `Step.poolings`; 0: it gives none.
+    hidden_size: int = 0
+    #: Most steps in flight at once from which it gains.
     overlap: int = 1
-    #: What `max_context` comes from, for messages.
+    #: What bounds `max_context`, for messages.
     context_bound: str = "max_context"
 
     @property
@@ -63,7 +80,8 @@ class StepRunner(Protocol):
     `launch` may return before the device is done; `collect` waits for that step. Steps are
     collected in the order they were launched. An exception from either ends the engine, but for a
     `MemoryError` from `launch`: the device had no room to compute the step. Then the step's leaves
-    and grown tables hold, and its rows count for nothing; who joined leaves with the next step.
+    and grown tables stand and its rows do not count; the next step leaves the slots that joined in
+    it or had tokens forced.
     """
 
     @property

@@ -31,8 +31,19 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "hub_unreachable": LogEvent(
         logging.WARNING, ("model", "error"), "the copy in the hub's cache is taken as it is"
     ),
-    "graphs_failed": LogEvent(
-        logging.WARNING, ("rows", "error"), "no CUDA graph of so many rows; it goes on without"
+    "adapter_loaded": LogEvent(
+        logging.INFO, ("name", "rank", "bytes"), "requests may name the LoRA adapter"
+    ),
+    "adapter_unloaded": LogEvent(
+        logging.INFO, ("name",), "no further request may name the LoRA adapter"
+    ),
+    "adapter_base_differs": LogEvent(
+        logging.WARNING,
+        ("name", "base", "model"),
+        "a LoRA adapter was trained on a model of another name; its shapes fit",
+    ),
+    "fallback": LogEvent(
+        logging.WARNING, ("part", "reason"), "it goes on without Triton's kernels, or CUDA graphs"
     ),
     "engine_closed": LogEvent(logging.INFO, (), "its owner closed it"),
     "engine_dead": LogEvent(logging.ERROR, ("cause",), "the decode loop ended by a fault"),

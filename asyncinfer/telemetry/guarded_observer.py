@@ -13,7 +13,7 @@ from asyncinfer.telemetry.log import plugin_reporter
 
 __all__ = ["DECODE_THREAD", "OWN_THREAD", "GuardedObserver"]
 
-#: After so many calls of one method in a row that raise, an observer is not called again.
+#: An observer that raises in so many calls of one method in a row is not called again.
 STRIKES: Final = 3
 OWN_THREAD: Final = Limits(raised=STRIKES)
 DECODE_THREAD: Final = Limits(seconds=0.001, debt=1.0, raised=STRIKES)

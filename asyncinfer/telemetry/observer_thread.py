@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from queue import SimpleQueue
-from threading import Event, Thread
+from contextlib import suppress
+from math import inf
+from queue import Empty, SimpleQueue
+from threading import Event
 from typing import Final
 
 from asyncinfer.protocols import EngineEnded, EventsDropped, ObserverEvent, StepTaken
+from asyncinfer.runtime import Handle, Runtime
 from asyncinfer.telemetry.guarded_observer import GuardedObserver
 from asyncinfer.telemetry.log import emit
 
@@ -25,20 +28,30 @@ YIELD_SECONDS: Final = 50e-6
 
 
 class ObserverThread:
-    """Hands events to an observer on a daemon thread of its own, in bursts."""
+    """A worker that hands events to an observer, in bursts."""
 
-    def __init__(self, guarded: GuardedObserver) -> None:
+    name = "asyncinfer-observer"
+
+    def __init__(self, guarded: GuardedObserver, runtime: Runtime) -> None:
         self.guarded = guarded
+        #: Calls of the observer that have returned.
+        self.returned = 0
+        self._runtime = runtime
+        self._thread: Handle | None = None
         #: None ends the thread.
         self._queue: SimpleQueue[ObserverEvent | None] = SimpleQueue()
+        #: The entry that woke `wait`, to be handed over first.
+        self._woken_by: list[ObserverEvent | None] = []
+        #: Whether the thread rests after a burst, so that new events wait for its end.
+        self._rests = False
         self._closing = Event()
         self._dropped = 0
-        #: How many of these the observer was not told of yet.
+        #: How many dropped events the observer was not told of yet.
         self._unreported = 0
-        self._thread = Thread(target=self._run, name="asyncinfer-observer", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        """Raises `RuntimeError` if no thread can be started."""
+        self._thread = self._runtime.start(self)
 
     def tell(self, event: ObserverEvent) -> None:
         """Queue an event or drop it. Never blocks. One thread at a time."""
@@ -68,33 +81,54 @@ class ObserverThread:
         self._queue.put(None)
         self._closing.set()
 
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
     def join(self, timeout: float) -> None:
-        """Wait for the thread; one that does not end in time is left behind and reported."""
-        self._thread.join(timeout)
+        """Wait for the thread, at most `timeout` seconds."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def report(self) -> None:
+        """Log what was dropped, and that the thread is left behind if it runs."""
         if self._dropped:
             emit("events_dropped", observer=self.guarded.label, count=self._dropped)
-        if self._thread.is_alive():
-            self.guarded.report(f"is left behind: it did not end in {timeout:.1f} s")
+        if self.alive:
+            self.guarded.report("is left behind: it did not end in time")
 
     def _tell_dropped(self, now: float) -> None:
         self._queue.put(EventsDropped(now, self._unreported))
         self._unreported = 0
 
-    def _run(self) -> None:
-        while self._hand_over():
-            self._closing.wait(WAKE_SECONDS)
-        self.guarded.close()
+    @property
+    def ready(self) -> bool:
+        rests = self._rests and not self._closing.is_set()
+        return not rests and bool(self._woken_by or not self._queue.empty())
 
-    def _hand_over(self) -> bool:
-        """Wait for an event, then hand over all that are queued; gives whether more may come."""
-        event = self._queue.get()
-        began = time.perf_counter()
-        while event is not None:
-            self.guarded.tell(event)
-            if self._queue.empty():
-                return True
-            if time.perf_counter() - began > BURST_SECONDS:
-                time.sleep(YIELD_SECONDS)
-                began = time.perf_counter()
-            event = self._queue.get()
-        return False
+    def turn(self) -> float | None:
+        """Hand over all events that are queued."""
+        clock, told = self._runtime.clock, False
+        began = clock()
+        with suppress(Empty):
+            while True:
+                event = self._woken_by.pop() if self._woken_by else self._queue.get_nowait()
+                if event is None:
+                    self.guarded.close()
+                    return None
+                self.guarded.tell(event)
+                self.returned += 1
+                told = True
+                if clock() - began > BURST_SECONDS:
+                    time.sleep(YIELD_SECONDS)
+                    began = clock()
+        self._rests = told
+        return clock() + WAKE_SECONDS if told else inf
+
+    def wait(self, seconds: float) -> None:
+        if self._rests:
+            self._closing.wait(seconds)
+            return
+        with suppress(Empty):
+            self._woken_by.append(self._queue.get(timeout=seconds))

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final
 
 from asyncinfer.errors import PluginError
 from asyncinfer.plugins.supervision import read_attribute
 from asyncinfer.protocols import EngineEnded, Observer, ObserverEvent, StepTaken
+from asyncinfer.runtime import Runtime
+from asyncinfer.telemetry.direct_observer import DirectObserver
 from asyncinfer.telemetry.guarded_observer import DECODE_THREAD, GuardedObserver
 from asyncinfer.telemetry.observer_thread import ObserverThread
 
 __all__ = ["Observers"]
 
-#: Seconds that a close waits for all observers together.
-CLOSE_SECONDS: Final = 1.0
+#: Seconds that a close waits for all observers together, and for one in which no call returns.
+CLOSE_SECONDS: Final = 5.0
+HANGS_SECONDS: Final = 1.0
 
 
 class Observers:
@@ -24,42 +27,45 @@ class Observers:
     Args:
         observers: each with its name for messages. One that asks for a thread other than "own" and
             "decode" is a `PluginError`.
+        runtime: where their threads come from, and the time that their calls take.
     """
 
-    def __init__(self, observers: Iterable[tuple[Observer, str]]) -> None:
+    def __init__(self, observers: Iterable[tuple[Observer, str]], runtime: Runtime) -> None:
+        self._runtime = runtime
         self._threads: list[ObserverThread] = []
-        self._running: list[ObserverThread] = []
-        self._direct: list[GuardedObserver] = []
-        self._of_steps: list[ObserverThread | GuardedObserver] = []
-        self._guarded: list[GuardedObserver] = []
+        self._direct: list[DirectObserver] = []
+        self._receivers: list[ObserverThread | DirectObserver] = []
+        self._of_steps: list[ObserverThread | DirectObserver] = []
+        #: Whether `abandon` told of the end: the decode thread has nothing more to tell.
+        self._abandoned = False
         for observer, label in observers:
-            receiver: ObserverThread | GuardedObserver
+            receiver: ObserverThread | DirectObserver
             thread = read_attribute(observer, "thread", "own", label)
             if thread == "own":
-                guarded = GuardedObserver(observer, label)
-                receiver = ObserverThread(guarded)
+                guarded = GuardedObserver(observer, label, clock=runtime.clock)
+                receiver = ObserverThread(guarded, runtime)
                 self._threads.append(receiver)
             elif thread == "decode":
-                receiver = guarded = GuardedObserver(observer, label, DECODE_THREAD)
+                guarded = GuardedObserver(observer, label, DECODE_THREAD, runtime.clock)
+                receiver = DirectObserver(guarded)
                 self._direct.append(receiver)
             else:
                 raise PluginError(f"{label}: thread={thread!r}: must be 'own' or 'decode'")
-            self._guarded.append(guarded)
+            self._receivers.append(receiver)
             if read_attribute(observer, "every_step", False, label):
                 self._of_steps.append(receiver)
 
     def discard(self) -> None:
-        """Close all observers without an event; those whose threads run, on these."""
-        for thread in self._running:
-            thread.stop()
-        running = [thread.guarded for thread in self._running]
-        for guarded in self._guarded:
-            if guarded not in running:
-                guarded.close()
+        """Close all observers without an event, each on its thread if that runs."""
+        for receiver in self._receivers:
+            if isinstance(receiver, ObserverThread) and receiver.alive:
+                receiver.stop()
+            else:
+                receiver.guarded.close()
 
     @property
     def every_step(self) -> bool:
-        """Whether any of them wants to be told of steps."""
+        """Whether any observer wants to be told of steps."""
         return bool(self._of_steps)
 
     def start(self) -> None:
@@ -71,36 +77,65 @@ class Observers:
             except RuntimeError as error:
                 label = thread.guarded.label
                 raise PluginError(f"{label}: its thread cannot be started: {error}") from error
-            self._running.append(thread)
 
-    def tell(self, event: ObserverEvent) -> None:
-        """Tell all. Decode thread; never raises, never waits for a thread."""
-        self.tell_threads(event)
+    def tell(self, *events: ObserverEvent) -> None:
+        """Tell all observers of events. Decode thread only; never raises, never waits for a
+        thread."""
+        if self._abandoned:
+            return
+        # All of them hear of it before one is called here, which may hang.
+        for receiver in self._receivers:
+            for event in events:
+                receiver.tell(event)
         for direct in self._direct:
-            direct.tell(event)
-
-    def tell_threads(self, event: ObserverEvent) -> None:
-        """Tell only observers on threads of their own: the decode thread hangs, perhaps in one of
-        the others."""
-        for thread in self._threads:
-            thread.tell(event)
+            direct.hand_over()
 
     def tell_step(self, event: StepTaken) -> None:
-        """Tell those that want to be told of steps."""
+        """Tell the observers with `every_step` of a step."""
+        if self._abandoned:
+            return
         for receiver in self._of_steps:
             receiver.tell(event)
-
-    def close_threads(self, last: EngineEnded) -> None:
-        """Have the threads end after `last`, without waiting for them."""
-        for thread in self._threads:
-            thread.close(last)
-
-    def close(self, last: EngineEnded) -> None:
-        """Tell all of `last` and close them; waits at most `CLOSE_SECONDS` for queued events."""
-        self.close_threads(last)
         for direct in self._direct:
-            direct.tell(last)
-            direct.close()
-        until = time.monotonic() + CLOSE_SECONDS
+            direct.hand_over()
+
+    def abandon(self, ends: Iterable[ObserverEvent], last: EngineEnded) -> None:
+        """Tell all observers how everything ended and close them, while the decode thread hangs,
+        perhaps in one of them. Any other thread; waits for nothing.
+
+        Those of the decode thread get a thread each. Where none can be started, they hear of it
+        when the decode thread goes on.
+        """
+        self._abandoned = True
+        for event in ends:
+            for receiver in self._receivers:
+                receiver.tell(event)
+        for receiver in self._receivers:
+            receiver.close(last)
+        for direct in self._direct:
+            with suppress(RuntimeError):
+                self._runtime.start(direct)
+
+    def close(self, last: EngineEnded, told: Callable[[], object] = bool) -> None:
+        """Tell all observers of `last`, unless they were told, close them, call `told`, and wait
+        for queued events: `CLOSE_SECONDS` at most, `HANGS_SECONDS` for one that hangs."""
+        if not self._abandoned:
+            for receiver in self._receivers:
+                receiver.close(last)
+        for direct in self._direct:
+            direct.hand_over()
+        told()
+        clock = self._runtime.clock
+        until, busy = clock() + CLOSE_SECONDS, self._threads
+        while busy and (left := until - clock()) > 0:
+            returned = [thread.returned for thread in busy]
+            look = clock() + min(left, HANGS_SECONDS)
+            for thread in busy:
+                thread.join(max(0.0, look - clock()))
+            busy = [
+                thread
+                for thread, before in zip(busy, returned, strict=True)
+                if thread.alive and thread.returned > before
+            ]
         for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            thread.report()

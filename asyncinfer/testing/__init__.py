@@ -1,6 +1,6 @@
 """For tests of the engine, of applications that embed it, and of plugins.
 
-With the nouns that a fake is made of and handed: the plan of a step, its result, a tokenizer.
+Also the types that a fake runner needs: the step that it is handed, its result, a tokenizer.
 """
 
 from asyncinfer.cache import KVGroupSpec
@@ -31,6 +31,7 @@ from asyncinfer.testing.sampler_checks import check_sampler
 from asyncinfer.testing.sampler_cost import SamplerCase, sampler_costs
 from asyncinfer.testing.scenarios import simulate_scheduler
 from asyncinfer.testing.scheduler_checks import check_scheduler
+from asyncinfer.testing.scripted_model import Said, ScriptedModel
 from asyncinfer.testing.simulation import Simulation
 from asyncinfer.testing.simulator import SimulationReport, SimulationTrace, simulate
 from asyncinfer.text import Tokenizer
@@ -51,7 +52,9 @@ __all__ = [
     "RandomModel",
     "RuleError",
     "RunnerSpec",
+    "Said",
     "SamplerCase",
+    "ScriptedModel",
     "Sequence",
     "Simulation",
     "SimulationReport",

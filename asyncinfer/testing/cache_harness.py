@@ -10,11 +10,12 @@ from asyncinfer.cache import (
     BlockManager,
     BlockTable,
     CacheEntry,
+    Conversation,
     KVGroupSpec,
+    Namespace,
     PrefixCache,
-    Tenant,
 )
-from asyncinfer.protocols import EvictionPolicy
+from asyncinfer.protocols import ConversationState, EvictionPolicy
 
 __all__ = ["CacheHarness", "CacheRequest"]
 
@@ -24,17 +25,19 @@ SECRET: Final = b"asyncinfer.testing"
 
 @dataclass(slots=True)
 class CacheRequest:
-    """A request, as far as the block manager knows one."""
+    """The fields of a request that the block manager reads and writes."""
 
     tokens: list[int]
-    tenant: Tenant
+    namespace: Namespace
     keys: list[bytes]
     tables: list[BlockTable] = field(default_factory=list)
     capacity: int = 0
+    computed: int = 0
     published: int = 0
-    node: CacheEntry | Tenant | None = None
+    node: CacheEntry | Namespace | None = None
     #: Leading blocks that were found in the cache.
     hits: int = 0
+    conversation: Conversation | None = None
 
 
 class CacheHarness:
@@ -43,10 +46,10 @@ class CacheHarness:
 
     Args:
         blocks: blocks in the pool.
-        policy: checked by nothing but the engine's own guard.
+        policy: called through the engine's own guard.
         block_size: tokens per block.
-        on_fault: told once if the policy misbehaves and LRU takes over; raises the fault where
-            it happens, if not given.
+        on_fault: told once if the policy misbehaves and LRU takes over; None raises the fault.
+        pinned_share: of the blocks, how many open conversations may pin.
     """
 
     def __init__(
@@ -56,17 +59,38 @@ class CacheHarness:
         *,
         block_size: int = 16,
         on_fault: Callable[[Exception], None] | None = None,
+        pinned_share: float = 0.5,
     ) -> None:
         self.block_size = block_size
         self.cache = PrefixCache(
-            block_size, policy, secret=SECRET, on_fault=_raise if on_fault is None else on_fault
+            block_size,
+            policy,
+            secret=SECRET,
+            on_fault=_raise if on_fault is None else on_fault,
+            pinned_share=pinned_share,
         )
+        self._conversations: dict[object, Conversation] = {}
         self.manager = BlockManager.of([KVGroupSpec(blocks)], block_size, self.cache)
 
-    def request(self, tokens: Sequence[int], scope: str = "") -> CacheRequest:
-        """A request that holds nothing yet; its keys are computed here."""
+    def request(
+        self, tokens: Sequence[int], scope: str = "", conversation: object = None
+    ) -> CacheRequest:
+        """A request that holds nothing yet, perhaps of a conversation, by any name; its keys are
+        computed here."""
         listed = list(tokens)
-        return CacheRequest(listed, (scope, ""), self.cache.keys(listed, scope))
+        request = CacheRequest(listed, (scope, ""), self.cache.keys(listed, scope))
+        if conversation is not None:
+            request.conversation = self._conversations.setdefault(conversation, Conversation())
+        return request
+
+    def converse(self, conversation: object, state: ConversationState) -> None:
+        """What a conversation does now; after "over" its name is that of another one."""
+        known = self._conversations.setdefault(conversation, Conversation())
+        if state == "over":
+            self.cache.conversations.end(known)
+            del self._conversations[conversation]
+        else:
+            self.cache.conversations.set_state(known, state)
 
     def open(self, request: CacheRequest, now: float = 0.0) -> bool:
         """Take the cached prefix and blocks for the rest. False, and nothing changes, if there

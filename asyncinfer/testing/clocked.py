@@ -39,9 +39,9 @@ class _ClockedRunner:
     def spec(self) -> RunnerSpec:
         return self._runner.spec
 
-    def launch(self, plan: Step) -> object:
+    def launch(self, step: Step) -> object:
         began = time.thread_time()
-        handle = self._runner.launch(plan)
+        handle = self._runner.launch(step)
         self._model.seconds += time.thread_time() - began
         return handle
 

@@ -1,4 +1,4 @@
-"""`DecoderRun`: sequences through a decoder, in whatever steps."""
+"""`DecoderRun`: runs sequences through a decoder, in any steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from asyncinfer.attention import AttentionBatch
+    from asyncinfer.attention import AttentionBatch, StateCache
     from asyncinfer.models import Decoder
 
 __all__ = ["DecoderRun"]
@@ -17,13 +17,13 @@ _BLOCK: Final = 16
 
 
 class DecoderRun:
-    """Sequences on pages that lie scattered over a cache, which reads as NaN where nobody wrote.
+    """Sequences on pages scattered over a cache, which is NaN where nothing was written.
     `logits[row]` is float32 `[tokens, vocab]`, NaN for tokens that were not fed."""
 
     def __init__(self, decoder: Decoder, sequences: Sequence[Sequence[int]]) -> None:
         import torch
 
-        from asyncinfer.attention import KVCache
+        from asyncinfer.attention import KVCache, StateCache
 
         self._decoder = decoder
         self._sequences = [torch.tensor(ids) for ids in sequences]
@@ -31,10 +31,20 @@ class DecoderRun:
         blocks = list(range(sum(counts) + 3))
         random.Random(0).shuffle(blocks)
         self._tables = [[blocks.pop() for _ in range(count)] for count in counts]
+        config, pages = decoder.config, sum(counts) + 3
+        layers = [layer for layer in range(config.num_layers) if layer not in config.state_layers]
         self._kv = KVCache.allocate(
-            decoder.config, sum(counts) + 3, _BLOCK, decoder.dtype, decoder.device
+            config, pages, _BLOCK, decoder.dtype, decoder.device, layers=layers
         )
-        for tensor in self._kv.tensors:
+        #: None where no layer has one.
+        self._states: StateCache | None = None
+        tensors = self._kv.tensors
+        if config.state_layers:
+            self._states = StateCache(
+                config.state, pages, _BLOCK, decoder.dtype, config.state_layers
+            )
+            tensors = [*tensors, *self._states.tensors]
+        for tensor in tensors:
             tensor.fill_(float("nan"))
         self.done = [0] * len(sequences)
         self.logits = [
@@ -51,6 +61,8 @@ class DecoderRun:
         """Feed so many tokens of each sequence, in one step."""
         import torch
 
+        from asyncinfer.attention import StatePass, StateRows
+
         # Rows of one token go first.
         rows = sorted(counts.items(), key=lambda row: row[1] > 1)
         spans = [(row, self.done[row], self.done[row] + count) for row, count in rows]
@@ -58,7 +70,14 @@ class DecoderRun:
         positions = torch.cat([torch.arange(start, end) for _, start, end in spans])
         with torch.inference_mode():
             batch = self._batch(spans)
-            hidden = self._decoder.forward(ids, positions, [self._kv], [batch])
+            states: StatePass | None = None
+            if self._states is not None:
+                tables = batch.block_tables.numpy()
+                lying = StateRows.of(batch.starts, batch.counts, tables, _BLOCK)
+                states = StatePass(self._states, lying, [row for row, _, _ in spans])
+            hidden = self._decoder.forward(ids, positions, [self._kv], [batch], None, states)
+            if states is not None:
+                states.commit()
             logits = self._decoder.logits(hidden).float()
         parts = torch.split(logits, [end - start for _, start, end in spans])
         for (row, start, end), part in zip(spans, parts, strict=True):

@@ -9,11 +9,12 @@ from asyncinfer.cache import KVGroupSpec
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine import Loaded
 from asyncinfer.scheduler import RunnerSpec, Step
+from asyncinfer.testing.fake_adapters import FakeAdapters
 from asyncinfer.testing.fake_model import FakeRunner
 from asyncinfer.testing.fake_steps import FakeSteps, Gate
 from asyncinfer.testing.oracle import EOS_ID
 from asyncinfer.testing.strict_runner import StrictRunner
-from asyncinfer.text import Tokenizer
+from asyncinfer.text import ChatTemplate, Tokenizer
 
 __all__ = ["FakeModel"]
 
@@ -25,11 +26,13 @@ class FakeModel:
     Args:
         blocks: KV blocks.
         max_context: tokens of the longest sequence.
-        strict: every KV entry is read (`StrictRunner`); or only the last one, which is faster for
-            many rows and long ones (`FakeRunner`).
+        strict: read every KV entry (`StrictRunner`); False reads the last one only, which is
+            faster for many or long rows (`FakeRunner`), but computes no drafts and no guides.
         eos_every, gate, failing, no_room: see `FakeSteps`.
         load_error: raised instead of loading.
+        adapters: the LoRA adapters that requests may have.
         tokenizer: whose vocabulary tokens are drawn from; None is the byte-level one.
+        template: chat template; None refuses chat messages.
     """
 
     def __init__(
@@ -44,6 +47,8 @@ class FakeModel:
         no_room: Callable[[Step], bool] | None = None,
         load_error: BaseException | None = None,
         tokenizer: Tokenizer | None = None,
+        adapters: FakeAdapters | None = None,
+        template: ChatTemplate | None = None,
     ) -> None:
         self.blocks = blocks
         self.max_context = max_context
@@ -54,6 +59,8 @@ class FakeModel:
         self.no_room = no_room
         self.load_error = load_error
         self.tokenizer = tokenizer
+        self.adapters = adapters
+        self.template = template
         self.runner: FakeSteps | None = None
 
     def load(self, config: EngineConfig, progress: Any = None) -> Loaded:
@@ -68,6 +75,9 @@ class FakeModel:
             max_context=min(self.max_context, config.max_context or self.max_context),
             vocab_size=tokenizer.vocab_size,
             max_step_tokens=config.max_step_tokens,
+            masks=True,
+            drafts=self.strict,
+            guides=self.strict,
         )
         runner = StrictRunner if self.strict else FakeRunner
         self.runner = runner(
@@ -77,4 +87,5 @@ class FakeModel:
             failing=self.failing,
             no_room=self.no_room,
         )
-        return Loaded(self.runner, tokenizer)
+        self.runner.adapters = self.adapters
+        return Loaded(self.runner, tokenizer, self.template)

@@ -38,7 +38,7 @@ class FakePages:
             self._digest[target] = self._digest[source]
 
     def spoil(self, slot: int, start: int, count: int) -> None:
-        """Garbage in place of what a row stored."""
+        """Put garbage in place of what a row stored."""
         self._spoiled += 1
         self._entries[self._at(slot, np.arange(start, start + count))] = mix(self._spoiled)
 
@@ -53,7 +53,7 @@ class FakePages:
         return kv, digest
 
     def decode(self, slots: I64, positions: I64, kv: U64, digest: U64) -> U64:
-        """Rows of one token each; their digests."""
+        """Compute rows of one token each; returns their digests."""
         tokens = self._slots.history[slots, positions].astype(np.uint64)
         kv = kv * np.uint64(A) + mix_each(tokens + np.uint64(1))
         digest = digest + kv * self._weights[positions]
@@ -64,14 +64,14 @@ class FakePages:
     def prefill(
         self, slot: int, start: int, count: int, kv: np.uint64, digest: np.uint64
     ) -> np.uint64:
-        """A row of any length; the digest of its last token."""
+        """Compute a row of any length; returns the digest of its last token."""
         tokens = self._slots.history[slot, start : start + count].astype(np.uint64)
         up, down = self._powers[0][:count], self._powers[1][:count]
         chunk = up * (kv + np.cumsum(mix_each(tokens + np.uint64(1)) * down, dtype=np.uint64))
         return self.write(slot, start, chunk, digest)
 
     def write(self, slot: int, start: int, chunk: U64, digest: np.uint64) -> np.uint64:
-        """Store the KV of a row; the digest of its last token."""
+        """Store the KV of a row; returns the digest of its last token."""
         end = start + len(chunk)
         digests = digest + np.cumsum(chunk * self._weights[start:end], dtype=np.uint64)
         where = self._at(slot, np.arange(start, end))

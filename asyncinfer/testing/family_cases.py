@@ -47,11 +47,11 @@ _ANYBODYS: Final = frozenset(
         "use_cache",
     )
 )
-#: What few numbers of a config can be, and what none can.
+#: Values that few numbers of a config may have, and values that none may have.
 UNLIKELY: Final[tuple[Any, ...]] = (0, -1, 1.5, True, 10**12)
 LIES: Final[tuple[Any, ...]] = ("8", [8], {}, float("nan"), 10**400)
 _ACTIVATIONS: Final = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
-#: Of a rotation, beside its scaling.
+#: Keys of a rotation that stay when its scaling is changed.
 _KEPT: Final = ("rope_theta", "partial_rotary_factor")
 _ROPES: Final[tuple[Mapping[str, Any], ...]] = (
     {"rope_type": "linear", "factor": 4.0},
@@ -70,11 +70,11 @@ _ROPES: Final[tuple[Mapping[str, Any], ...]] = (
 class FamilyReport:
     """What `check_family` did with the configs near the one it was given."""
 
-    #: Those whose logits were those of transformers.
+    #: Configs whose logits equal those of transformers.
     compared: list[str] = field(default_factory=list)
-    #: Those that the family refused, as it may, each with its reason.
+    #: Configs that the family refused, as it may, each with its reason.
     refused: list[str] = field(default_factory=list)
-    #: Those that transformers itself does not take.
+    #: Configs that transformers itself does not take.
     not_taken: list[str] = field(default_factory=list)
 
 
@@ -122,7 +122,7 @@ def _others(key: str, values: Mapping[str, Any]) -> tuple[Any, ...]:
     if key == "hidden_act" or key.endswith(("activation", "activation_function")):
         return tuple(name for name in _ACTIVATIONS if name != value)
     if isinstance(value, float):
-        # One that small is a norm's epsilon.
+        # So small a number is a norm's epsilon.
         return (1.5 * value, 0.5 * value) if value > 1e-3 else (1e-2,)
     if value is None and not key.startswith("rope"):
         return (0.5, 2)

@@ -39,7 +39,7 @@ def check_family(
     (*returns*).
 
     Args:
-        family: makes one, such as its class.
+        family: makes a family, such as its class.
         model: a config of transformers, or a model of which the config is taken: a small one, in
             an odd shape, of 30 million parameters and 96 positions or so. Weights are random.
         tolerance: by which a logit may differ.
@@ -57,7 +57,7 @@ def check_family(
 
 
 def _check(family: Callable[[], Any], model: Any, tolerance: float, seed: int) -> FamilyReport:
-    # They import torch: who tests on a fake model needs none.
+    # Imported here: tests on a fake model need no torch.
     from asyncinfer.models.family_calls import FamilyCalls
     from asyncinfer.runner.device import use_cpu_threads
     from asyncinfer.testing.family_rules import FamilyRules

@@ -33,7 +33,7 @@ from asyncinfer.testing.rule_error import RuleError
 
 __all__ = ["FamilyRules"]
 
-#: A tie of two tokens: either may be drawn.
+#: Largest difference of two logits that counts as a tie, where either token may be drawn.
 TIE: Final = 2e-4
 
 
@@ -62,7 +62,7 @@ class FamilyRules:
         self._ids[-1][:SHARED] = self._ids[-2][:SHARED]
 
     def base(self) -> None:
-        """The config as it was given."""
+        """Check the config as it was given."""
         trial = self._base = FamilyTrial(self._class, self._config, self._folder / "0", self._seed)
         self._shape = shape = self._read(trial)
         if self._read(trial) != shape:
@@ -81,12 +81,12 @@ class FamilyRules:
         self._tensors(trial)
 
     def lies(self) -> None:
-        """Numbers that cannot be."""
+        """Check that impossible numbers are refused."""
         for key in numeric_keys(self._config):
             for value in (*UNLIKELY, *LIES):
                 try:
                     shape = self._base.read(self._calls, {key: value})
-                    # One that is not looked at makes no other shape.
+                    # A key that the family does not read changes no shape.
                     if value in LIES and shape != self._shape:
                         taken = f"with {key}={short_repr(value)} it reads another decoder: "
                         raise RuleError("lies", taken + _difference(shape, self._shape))
@@ -96,13 +96,13 @@ class FamilyRules:
                     raise RuleError("lies", f"with {key}={short_repr(value)}: {error}") from error
 
     def defaults(self) -> None:
-        """Keys that are left out."""
+        """Check what keys that are left out stand for."""
         for key in left_out(self._config):
             values = {name: value for name, value in self._base.values.items() if name != key}
             try:
                 shape = self._calls.read(values, "config.json")
             except ModelLoadError:
-                # To ask for it is honest.
+                # The family may insist on the key.
                 continue
             except PluginError as error:
                 raise RuleError("defaults", f"without {key}: {error}") from error
@@ -115,7 +115,7 @@ class FamilyRules:
                 )
 
     def nearby(self) -> FamilyReport:
-        """Configs with one key changed."""
+        """Check configs with one key changed."""
         report = FamilyReport()
         for number, (name, changes) in enumerate(nearby(self._config), 1):
             folder = self._folder / str(number)
@@ -198,7 +198,7 @@ class FamilyRules:
 
 
 class _Decoded:
-    """A `ModelSource` of a decoder that is there."""
+    """A `ModelSource` of a decoder that is loaded already."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder

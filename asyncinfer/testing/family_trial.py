@@ -44,7 +44,7 @@ class FamilyTrial:
         self.values: dict[str, Any] = json.loads((folder / "config.json").read_text())
 
     def right(self, ids: Sequence[int]) -> torch.Tensor:
-        """transformers' logits, float32 `[tokens, vocab]`."""
+        """The logits of transformers, float32 `[tokens, vocab]`."""
         import torch
 
         with torch.inference_mode():
@@ -52,7 +52,7 @@ class FamilyTrial:
         return logits.float().clone()
 
     def read(self, calls: FamilyCalls, changes: Mapping[str, Any] | None = None) -> ModelConfig:
-        """What the family reads of the `config.json`, with some keys changed."""
+        """The config that the family reads from `config.json`, with some keys changed."""
         return calls.read({**self.values, **(changes or {})}, "config.json")
 
     def load(self, config: ModelConfig) -> Decoder:
@@ -73,7 +73,7 @@ class FamilyTrial:
             return Decoder(config, loader)
 
     def change_tensors(self, add: str | None = None, drop: str | None = None) -> None:
-        """Write the weights again, with a tensor more or one less."""
+        """Write the weights again, with some tensors added or dropped."""
         import torch
         from safetensors.torch import load_file, save_file
 
@@ -86,7 +86,7 @@ class FamilyTrial:
         save_file(tensors, file, metadata={"format": "pt"})
 
     def tensors(self) -> list[str]:
-        """The checkpoint's names, one of those that differ in the layer's number only."""
+        """Names of the checkpoint's tensors, one for all layers."""
         from asyncinfer.weights import SafetensorsCheckpoint
 
         with SafetensorsCheckpoint(self.folder) as checkpoint:

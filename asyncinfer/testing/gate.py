@@ -16,7 +16,7 @@ class StepGate:
     `timeout` bounds every wait in seconds; past it the step raises, so that a broken test ends.
     """
 
-    def __init__(self, *, closed: bool = False, timeout: float = 30.0) -> None:
+    def __init__(self, *, closed: bool = False, timeout: float = 120.0) -> None:
         self._timeout = timeout
         self._condition = threading.Condition()
         self._permits = 0
@@ -24,7 +24,7 @@ class StepGate:
         #: Steps that reached the gate.
         self.arrived = 0
 
-    def __call__(self, phase: Literal["launch", "collect"], plan: Step) -> None:
+    def __call__(self, phase: Literal["launch", "collect"], step: Step) -> None:
         if phase != "launch":
             return
         with self._condition:

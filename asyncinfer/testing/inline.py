@@ -7,28 +7,32 @@ turns in the caller's hands.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from asyncinfer.chunk import Chunk, EngineStats
+from asyncinfer.chunk import Chunk
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine import ModelSource
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.assemble import open_scheduler
 from asyncinfer.engine.core import Core
+from asyncinfer.engine.draft import open_draft
 from asyncinfer.engine.frontend import Frontend
 from asyncinfer.engine.inbox import Command
-from asyncinfer.engine.job import Job
 from asyncinfer.engine.loop_bridge import LoopBridge, Waiter
 from asyncinfer.engine.options import RequestOptions
-from asyncinfer.engine.runtime import Handle, Worker
+from asyncinfer.engine.request import Request
+from asyncinfer.engine.transcript import Transcript
 from asyncinfer.params import SamplingParams
+from asyncinfer.runtime import Handle, Worker
+from asyncinfer.stats import EngineStats
+from asyncinfer.tools import ChatOptions
 
 __all__ = ["InlineEngine", "InlineStream"]
 
 
 class InlineEngine:
-    """Every method is synchronous; nothing happens but in `pump`.
+    """Every method is synchronous, and nothing happens except in `pump`.
 
     `now` is the engine's clock, in seconds: write it to let time pass.
     """
@@ -40,8 +44,9 @@ class InlineEngine:
         if self.config.observers:
             raise ValueError("observers: an inline engine has no threads to tell them on")
         self.now = 0.0
+        draft = open_draft(model, self.config, None)
         loaded = model.load(self.config, None)
-        self.scheduler = open_scheduler(loaded, self.config)
+        self.scheduler = open_scheduler(loaded, self.config, draft=draft)
         self.bridge = _InlineBridge()
         clock = _InlineRuntime(self)
         self.admission = Admission(
@@ -68,6 +73,8 @@ class InlineEngine:
         cache_scope: str = "",
         buffer: int | None = None,
         on_full: Any = None,
+        prediction: Any = None,
+        chat: ChatOptions | None = None,
         **sampling: Any,
     ) -> InlineStream:
         """Like `Engine.stream`, started. Raises what starting a stream raises."""
@@ -78,10 +85,12 @@ class InlineEngine:
             cache_scope=cache_scope,
             buffer=self.config.buffer if buffer is None else buffer,
             on_full=on_full or self.config.on_full,
+            prediction=prediction,
+            chat=chat,
         )
         frontend = self._frontend
         frontend.check()
-        job = frontend.admit(
+        request = frontend.admit(
             frontend.next_request_id(),
             prompt,
             params,
@@ -89,11 +98,11 @@ class InlineEngine:
             contextvars.copy_context(),
             self.bridge,
         )
-        frontend.prepare_now(job, prompt, options)
-        return InlineStream(frontend, job)
+        frontend.prepare_now(request, prompt)
+        return InlineStream(frontend, request, params)
 
     def pump(self, turns: int = 1) -> None:
-        """So many turns of the decode loop."""
+        """Run `turns` turns of the decode loop."""
         for _ in range(turns):
             self.core.step()
 
@@ -110,39 +119,45 @@ class InlineEngine:
 
 
 class InlineStream:
-    """The consumer's side of one inline request."""
+    """The consumer's side of one inline request. Answers to chats are read as `Stream` reads
+    them."""
 
-    def __init__(self, frontend: Frontend, job: Job) -> None:
+    def __init__(self, frontend: Frontend, request: Request, params: SamplingParams) -> None:
         self._frontend = frontend
-        self.job = job
+        self.request = request
         self.chunks: list[Chunk] = []
+        self._transcript = Transcript(params.n, params.json_reader)
+        if request.message is not None:
+            self._transcript.read_messages(request.message)
 
     def read(self, most: int | None = None) -> list[Chunk]:
         """Take up to `most` chunks (None: all there are), as a consumer would."""
-        buffer = self.job.buffer
+        buffer = self.request.buffer
         taken: list[Chunk] = []
         while buffer.chunks and (most is None or len(taken) < most):
-            taken.append(buffer.take())
-        if buffer.paused and self.job.drained:
+            chunk = buffer.take()
+            self._transcript.add(chunk)
+            taken.append(self._transcript.readable(chunk))
+        if buffer.paused and self.request.drained:
             buffer.paused = False
-            self._frontend.post(Command.RESUME, self.job)
+            self._frontend.post(Command.RESUME, self.request)
         self.chunks += taken
         return taken
 
     def abort(self) -> None:
-        self._frontend.abort(self.job)
+        self._frontend.abort(self.request)
 
     def stop(self) -> None:
-        self._frontend.post(Command.STOP, self.job)
+        self._frontend.post(Command.STOP, self.request)
 
     @property
     def ended(self) -> bool:
-        """Every chunk was read and the end is known."""
-        return self.job.buffer.outcome is not None and not self.job.buffer.chunks
+        """Whether every chunk was read and the end is known."""
+        return self.request.buffer.outcome is not None and not self.request.buffer.chunks
 
     @property
     def error(self) -> BaseException | None:
-        outcome = self.job.buffer.outcome
+        outcome = self.request.buffer.outcome
         return None if outcome is None else outcome.error
 
     def text(self, index: int = 0) -> str:
@@ -180,10 +195,7 @@ class _InlineBridge(LoopBridge):
     def here(self) -> bool:
         return True
 
-    def prepare_wait(self, waiter: Waiter) -> bool:
-        raise AssertionError("nobody waits inline")
-
-    async def wait(self, waiter: Waiter) -> None:
+    def begin_wait(self, waiter: Waiter) -> Awaitable[object] | None:
         raise AssertionError("nobody waits inline")
 
     def wake(self, waiter: Waiter) -> None:

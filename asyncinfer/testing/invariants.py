@@ -1,4 +1,4 @@
-"""What always holds between two calls of a `Scheduler`, as I1 to I12: messages begin with these."""
+"""What always holds between two calls of a `Scheduler`: I1 to I14, with which messages begin."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from asyncinfer.cache import BlockTable, PageGroup, WindowPages
 from asyncinfer.cache.chain import TOKEN_BYTES, pack
-from asyncinfer.cache.prefix_cache import CacheEntry
+from asyncinfer.cache.prefix_cache import CacheEntry, PrefixCache
 from asyncinfer.scheduler.scheduler import Scheduler
 from asyncinfer.scheduler.sequence import Sequence, SequenceState
 
@@ -19,16 +19,16 @@ class InvariantError(AssertionError):
     number."""
 
 
-def check_invariants(scheduler: Scheduler, requests: Iterable[Sequence]) -> None:
-    """Check everything. `requests` are all that were added and not yet forgotten, ended ones
+def check_invariants(scheduler: Scheduler, sequences: Iterable[Sequence]) -> None:
+    """Check everything. `sequences` are all that were added and not yet forgotten, ended ones
     included. Cost: linear in blocks and tables.
 
     Raises:
         InvariantError: something does not hold.
     """
-    requests = list(requests)
-    seated = [request for request in requests if request.slot >= 0]
-    _check_places(scheduler, requests)
+    sequences = list(sequences)
+    seated = [sequence for sequence in sequences if sequence.slot >= 0]
+    _check_places(scheduler, sequences)
     _check_slots(scheduler, seated)
     _check_references(scheduler, seated)
     _check_tables(scheduler, seated)
@@ -39,20 +39,21 @@ def check_invariants(scheduler: Scheduler, requests: Iterable[Sequence]) -> None
 
 
 def check_drained(scheduler: Scheduler) -> None:
-    """Nothing is left: no request anywhere, no page in use."""
+    """Check that nothing is left: no sequence anywhere, no page in use."""
     hold("drain", not scheduler.has_work and not scheduler.stats().paused, "work is left")
     for number, group in enumerate(scheduler.states.slots.blocks.groups):
         hold("drain", not any(group.pool.refs), "pages of group {} are in use", number)
         hold("drain", group.available == group.pool.size, "pages of group {} are lost", number)
 
 
-def _check_places(scheduler: Scheduler, requests: list[Sequence]) -> None:
+def _check_places(scheduler: Scheduler, sequences: list[Sequence]) -> None:
     states, state = scheduler.states, SequenceState
     seen: set[int] = set()
     for name, members, allowed in (
         ("queue", [*states.queue], (state.WAITING,)),
         ("following", [*states.prefixes.followers.values()], (state.WAITING,)),
         ("prefilling", [*states.prefilling.values()], (state.RUNNING,)),
+        ("stepwise", [*states.stepwise.values()], (state.RUNNING,)),
         ("decoding", [*states.decoding.values()], (state.RUNNING,)),
         ("paused", [*states.paused.values()], (state.PAUSED,)),
         ("leaving", [*states.leaving.values()], (state.LEAVING, state.FINISHED)),
@@ -61,13 +62,16 @@ def _check_places(scheduler: Scheduler, requests: list[Sequence]) -> None:
             hold("I8", r.id not in seen, "{} is in {} and elsewhere", r, name)
             hold("I8", r.state in allowed, "{} is in {}", r, name)
             seen.add(r.id)
+    for r in sequences:
+        rests = r.id in states.resting
+        hold("I8", r.resting == rests or r.state is state.FINISHED, "{} rests unknown", r)
     hold("I8", len(states.queue) == len([*states.queue]), "the queue miscounts")
-    for r in requests:
+    for r in sequences:
         if r.state is not state.FINISHED:
             hold("I8", r.id in seen, "{} is lost", r)
         if r.state is state.WAITING or (r.state is state.FINISHED and r.id not in seen):
             hold("I6", r.slot < 0 and not r.tables, "{} owns slot {}, {}", r, r.slot, r.tables)
-    hold("I8", len(seen) <= len(requests), "a sequence is nobody's")
+    hold("I8", len(seen) <= len(sequences), "a sequence is nobody's")
     for r in states.leaving.values():
         hold("I6", r.in_flight > 0, "{} is leaving, but nothing holds it", r)
     for r in states.prefixes.followers.values():
@@ -78,16 +82,16 @@ def _check_places(scheduler: Scheduler, requests: list[Sequence]) -> None:
 
 def _check_slots(scheduler: Scheduler, seated: list[Sequence]) -> None:
     slots = scheduler.states.slots
-    for request in seated:
-        hold("I8", slots.tenants[request.slot] is request, "{} is not in its slot", request)
-    taken = sum(tenant is not None for tenant in slots.tenants)
-    hold("I8", taken == len(seated), "a slot has a tenant that does not know it")
-    free = {slot for slot, tenant in enumerate(slots.tenants) if tenant is None}
-    hold("I8", sorted(slots.free) == sorted(free), "free slots are not those without a tenant")
+    for sequence in seated:
+        hold("I8", slots.sequences[sequence.slot] is sequence, "{} is not in its slot", sequence)
+    taken = sum(held is not None for held in slots.sequences)
+    hold("I8", taken == len(seated), "a slot has a sequence that does not know it")
+    free = {slot for slot, held in enumerate(slots.sequences) if held is None}
+    hold("I8", sorted(slots.free) == sorted(free), "free slots are not those without a sequence")
 
 
 def _check_references(scheduler: Scheduler, seated: list[Sequence]) -> None:
-    """I1 and I2 of every KV group."""
+    """Check I1 and I2 of every KV group."""
     for number, group in enumerate(scheduler.states.slots.blocks.groups):
         uses = Counter(page for r in seated for page in r.tables[number].live)
         for step in scheduler.in_flight:
@@ -107,7 +111,8 @@ def _cached(scheduler: Scheduler, group: PageGroup) -> set[int]:
     """Pages without references that are kept for published blocks."""
     published = {} if scheduler.cache is None else scheduler.cache.by_block
     if not isinstance(group, WindowPages):
-        return set() if scheduler.cache is None else set(scheduler.cache.guard.evictable)
+        cache = scheduler.cache
+        return set() if cache is None else {*cache.guard.evictable, *cache.conversations.idle}
     cached = group.unused.keys() | group.passed.keys()
     hold("I5", cached <= group.keeper.keys(), "an unused page is nobody's")
     pairs = {(page, block) for block, page in group.kept.items()}
@@ -120,12 +125,13 @@ def _check_tables(scheduler: Scheduler, seated: list[Sequence]) -> None:
     size = scheduler.spec.block_size
     chunks = Counter[int]()
     for step in scheduler.in_flight:
-        for request, count in zip(step.sequences, step.counts, strict=True):
-            chunks[request.id] += count
+        for sequence, count in zip(step.sequences, step.counts, strict=True):
+            chunks[sequence.id] += count
     for r in seated:
         blocks = r.capacity // size
         hold("I4", r.capacity == blocks * size, "{}: capacity {}", r, r.capacity)
-        hold("I4", blocks <= -(-r.total_known // size), "{} has {} blocks", r, blocks)
+        most = r.total_known + (0 if r.drafter is None else r.drafter.most)
+        hold("I4", blocks <= -(-most // size), "{} has {} blocks", r, blocks)
         hold(
             "I4",
             r.committed <= r.computed <= min(r.total_known, r.capacity),
@@ -133,8 +139,8 @@ def _check_tables(scheduler: Scheduler, seated: list[Sequence]) -> None:
             r,
             r.computed,
         )
+        hold("I4", r.in_flight == chunks[r.id], "{} lost a chunk", r)
         if r.state is not SequenceState.FINISHED:
-            hold("I4", r.computed - r.committed == chunks[r.id], "{} lost a chunk", r)
             hold("I4", r.draws_left >= 0, "{} draws too many tokens", r)
             hold("I4", len(r.tokens) <= r.total_known, "{} has tokens nobody drew", r)
         for group, table in zip(scheduler.states.slots.blocks.groups, r.tables, strict=True):
@@ -157,15 +163,12 @@ def _check_table(r: Sequence, group: PageGroup, table: BlockTable, blocks: int, 
 
 def _check_flights(scheduler: Scheduler) -> None:
     groups, size = scheduler.states.slots.blocks.groups, scheduler.spec.block_size
-    in_flight = Counter(r.id for step in scheduler.in_flight for r in step.sequences)
     for step in scheduler.in_flight:
-        for row, request in enumerate(step.sequences):
-            hold("I11", request.slot == step.slots[row], "{} lost its slot in flight", request)
-            known = request.in_flight == in_flight[request.id]
-            hold("I11", known, "{} miscounts its steps", request)
+        for row, sequence in enumerate(step.sequences):
+            hold("I11", sequence.slot == step.slots[row], "{} lost its slot in flight", sequence)
             start, end = step.starts[row], step.starts[row] + step.counts[row]
-            hold("I11", request.capacity >= end, "{} lost blocks in flight", request)
-            for group, table in zip(groups, request.tables, strict=True):
+            hold("I11", sequence.capacity >= end, "{} lost blocks in flight", sequence)
+            for group, table in zip(groups, sequence.tables, strict=True):
                 for page in table.pages[group.first(start) : -(-end // size)]:
                     used = page >= 0 and group.pool.refs[page] > 0
                     hold("I11", used, "page {} is free, but in flight", page)
@@ -189,6 +192,7 @@ def _check_cache(scheduler: Scheduler, seated: list[Sequence]) -> None:
             and entry.children == children.get(id(entry), 0)
         )
         hold("I5", right, "block {}: its key, tokens or children are wrong", entry.block)
+    check_conversations(cache)
     for r in seated:
         above: object = None
         data = pack(r.tokens)
@@ -200,10 +204,37 @@ def _check_cache(scheduler: Scheduler, seated: list[Sequence]) -> None:
             above = found
 
 
+def check_conversations(cache: PrefixCache) -> None:
+    """I14: every pin is that of an open conversation, and pins are as many as may be at most."""
+    talks, by_block = cache.conversations, cache.by_block
+    pinning = [each for state in talks.pinning.values() for each in state]
+    pins = Counter(id(entry) for each in pinning for entry in each.entries[: each.pinned])
+    pinned = {entry.block for entry in by_block.values() if entry.pins}
+    wrong = [e.block for e in by_block.values() if e.pins != pins[id(e)]]
+    hold("I14", not wrong, "blocks {}: pins are not those of conversations", wrong)
+    hold("I14", len(pins) == len(pinned), "a block that is gone is pinned")
+    hold("I14", len(pinned) == talks.pinned_blocks <= talks.most, "{} are pinned", pinned)
+    hold("I14", talks.idle.keys() <= pinned, "a block without pins is kept as if it had some")
+    both = talks.idle.keys() & cache.guard.evictable.keys()
+    hold("I14", not both, "blocks {} are pinned, and offered to the policy", both)
+    for state, conversations in talks.pinning.items():
+        for each in conversations:
+            right = each.state == state and not each.ended and each in talks.open
+            hold("I14", right and each.until >= talks.due, "one that is {} pins", each.state)
+    for name in ("live", "waiting"):
+        counts = Counter(id(e) for each in talks.open if each.state == name for e in each.entries)
+        wrong = [e.block for e in by_block.values() if getattr(e, name) != counts[id(e)]]
+        hold("I14", not wrong, "blocks {}: the conversations that are {} are others", wrong, name)
+    for entry in by_block.values():
+        state = "waiting" if entry.waiting else "live" if entry.live else "over"
+        told = entry.meta.conversation
+        hold("I14", told == (state if entry.meta.conversations else None), "told of {}", told)
+
+
 def _check_chain(
     r: Sequence, block: int, data: bytes, entry: CacheEntry, j: int, above: object
 ) -> None:
-    """The entry's whole prefix is the request's, whose packed tokens are `data`; `above` is the
+    """The entry's whole prefix is the sequence's, whose packed tokens are `data`; `above` is the
     entry before it, checked."""
     size = len(entry.data)
     while True:
@@ -215,7 +246,7 @@ def _check_chain(
             break
         entry, j = entry.parent, j - 1
     hold("I5", j == 0, "{}: block {} belongs elsewhere in a prefix", r, block)
-    hold("I10", entry.parent == r.tenant, "{}: block {} is of {}", r, block, entry.parent)
+    hold("I10", entry.parent == r.namespace, "{}: block {} is of {}", r, block, entry.parent)
 
 
 def _check_bounds(scheduler: Scheduler) -> None:

@@ -17,6 +17,7 @@ from asyncinfer.plugins import observers
 from asyncinfer.plugins.supervision import interrupted
 from asyncinfer.protocols import Observer, RequestEnded, RequestSubmitted
 from asyncinfer.testing.observer_fuzz import random_events
+from asyncinfer.testing.patience import LOOK_EVERY, Waited
 from asyncinfer.testing.rule_error import RuleError
 from asyncinfer.testing.traced_memory import traced_memory
 
@@ -89,7 +90,7 @@ def _broken(observer: Observer, events: Sequence[Any], patience: float) -> RuleE
     """The rule that is broken when the observer is told of these and closed."""
     contexts = (event.context for event in events if isinstance(event, RequestSubmitted))
     told = _Telling(observer, events)
-    # As another observer may be in it just then.
+    # In a context that another observer may be in at the same time.
     next(contexts, Context()).run(told.watch, patience)
     return told.broken
 
@@ -120,10 +121,11 @@ class _Telling(threading.Thread):
     def watch(self, patience: float) -> None:
         """Start it and see it to its end."""
         self.start()
-        returned = -1
-        while self.is_alive() and returned < self._returned:
+        returned, waited = 0, Waited()
+        while self.is_alive() and waited.seconds <= patience:
+            self.join(LOOK_EVERY)
+            waited.look(same=returned == self._returned)
             returned = self._returned
-            self.join(patience)
         if self.is_alive():
             self.broken = RuleError("returns", f"{self._call} did not in {patience:g} s")
 
@@ -131,7 +133,7 @@ class _Telling(threading.Thread):
         self._call = what
         try:
             call()
-        # An engine survives sys.exit() too, and this thread is none that Ctrl-C reaches.
+        # BaseException: an engine survives sys.exit() too, and Ctrl-C never reaches this thread.
         except BaseException as error:
             raise RuleError("never raises", f"{what} raised {error!r}") from error
         self._returned += 1
@@ -142,7 +144,7 @@ def _smallest(
 ) -> RuleError:
     """The rule with the fewest events in which it is broken in the same way."""
     case, before = list(events), 0
-    # A call that does not return takes a thread each time it is tried.
+    # Not for "returns": a call that does not return leaves a thread behind at each try.
     while len(case) != before and broken.rule != "returns":
         before = len(case)
         for event in case[1:-1]:
@@ -159,13 +161,13 @@ def _check_gives_back(factory: Factory, life: Sequence[Any], patience: float) ->
     kept, files = [], []
     for turn in range(4):
         before = {*threading.enumerate()}
-        # Kept, so that nothing is closed because nobody refers to it any more.
+        # Kept, so that no file is closed by the garbage collector.
         kept.append(_made(factory))
         broken = _broken(kept[-1], life, patience)
         if broken is not None:
             raise broken
         until = monotonic() + patience
-        # What all observers of a process share may stay.
+        # Threads that all observers of a process share may stay: they begin in the first turn.
         for thread in {*threading.enumerate()} - before if turn else ():
             thread.join(max(0.0, until - monotonic()))
             if thread.is_alive():
@@ -191,7 +193,7 @@ def _check_memory(observer: Observer, steps: bool) -> None:
                 told: Any = event
                 observer.observe(told)
                 ended += isinstance(event, RequestEnded)
-                # By then, what is bounded is full.
+                # By now everything bounded is full.
                 if ended == MANY and not early:
                     early = held()
             kept = held() - early

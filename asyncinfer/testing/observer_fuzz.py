@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, Literal
 
-from asyncinfer.chunk import EngineStats, Timings, Usage
+from asyncinfer.chunk import Timings, Usage
 from asyncinfer.params import SamplingParams
 from asyncinfer.protocols import (
     EngineEnded,
@@ -22,6 +22,7 @@ from asyncinfer.protocols import (
     RequestSubmitted,
     StepTaken,
 )
+from asyncinfer.stats import EngineStats
 
 __all__ = ["SomethingNew", "random_events"]
 
@@ -106,7 +107,7 @@ class _Request:
         return RequestSubmitted(time, self._id, self._prompt, params, priority, scope, context)
 
     def goes_on(self, time: float) -> ObserverEvent:
-        """What happens to it next."""
+        """The request's next event."""
         if self._chance.random() < 0.3:
             return self._ended(time)
         if not self._started:

@@ -46,7 +46,7 @@ class _FullCache:
         self._keys = self._new_keys()
 
     def admit(self, count: int) -> None:
-        """A prompt of so many blocks comes and goes."""
+        """Publish and release a prompt of so many blocks."""
         prompt: list[CachedBlock] = []
         for depth in range(count):
             above = prompt[-1] if prompt else None
@@ -82,7 +82,7 @@ class _FullCache:
         return done
 
     def _use_again(self) -> None:
-        """The oldest prompt, as far as it is still there."""
+        """Reuse and release the oldest prompt, as far as it is still cached."""
         prompt = [b for b in self._prompts.popleft() if self._blocks.get(b.block) is b]
         for block in prompt:
             metadata.set_uses(block, block.uses + 1)

@@ -14,7 +14,7 @@ from asyncinfer.testing.watched_policy import WatchedPolicy
 
 __all__ = ["Move", "random_moves", "run_moves"]
 
-Kind = Literal["serve", "open", "compute", "close", "ask", "wait"]
+Kind = Literal["serve", "open", "compute", "close", "ask", "wait", "tool", "over"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,23 +22,35 @@ class Move:
     """Something that happens to the cache."""
 
     kind: Kind
-    #: Which of the open requests (modulo their number), how many victims, or how many seconds.
+    #: Which of the open requests (modulo their number), how many victims, how many seconds, or
+    #: which conversation.
     number: int = 0
     tokens: tuple[int, ...] = ()
     scope: str = ""
+    #: The conversation that a request is of.
+    conversation: int | None = None
 
     def __str__(self) -> str:
         match self.kind:
             case "serve":
-                return f"serve {list(self.tokens)} in scope {self.scope!r}"
+                return f"serve {self._asked}"
             case "open":
-                return f"open a request for {list(self.tokens)} in scope {self.scope!r}"
+                return f"open a request for {self._asked}"
             case "compute" | "close":
                 return f"{self.kind} open request {self.number} (modulo their number)"
             case "ask":
                 return f"ask for {self.number} victims and take none"
             case "wait":
                 return f"{self.number} seconds pass"
+            case "tool":
+                return f"conversation {self.number} waits for a tool"
+            case "over":
+                return f"conversation {self.number} is over"
+
+    @property
+    def _asked(self) -> str:
+        of = "" if self.conversation is None else f" of conversation {self.conversation}"
+        return f"{list(self.tokens)} in scope {self.scope!r}{of}"
 
 
 def run_moves(
@@ -65,7 +77,7 @@ def random_moves(seed: int, count: int, longest: int) -> list[Move]:
     rng = Random(seed)
     prompts = [_prompt(rng, longest)]
     moves: list[Move] = []
-    kinds: tuple[Kind, ...] = ("serve", "open", "compute", "close", "wait")
+    kinds: tuple[Kind, ...] = ("serve", "open", "compute", "close", "wait", "tool", "over")
     for _ in range(count):
         kind = rng.choice(kinds)
         if kind in ("serve", "open"):
@@ -73,7 +85,8 @@ def random_moves(seed: int, count: int, longest: int) -> list[Move]:
             cut = rng.randint(0, len(old))
             prompt = (old[:cut] + _prompt(rng, longest))[:longest]
             prompts.append(prompt)
-            moves.append(Move(kind, tokens=prompt, scope=rng.choice(("", "", "tenant"))))
+            scope, of = rng.choice(("", "", "tenant")), rng.choice((None, None, 0, 1, 2, 3))
+            moves.append(Move(kind, tokens=prompt, scope=scope, conversation=of))
         else:
             moves.append(Move(kind, rng.randrange(4)))
     return moves
@@ -114,7 +127,7 @@ class _TrackedCache:
         harness = self._harness
         match move.kind:
             case "serve" | "open":
-                request = harness.request(move.tokens, move.scope)
+                request = harness.request(move.tokens, move.scope, move.conversation)
                 if harness.open(request, self._now):
                     self._open.append(request)
                     if move.kind == "serve":
@@ -128,6 +141,10 @@ class _TrackedCache:
                 self._policy.victims(move.number)
             case "wait":
                 self._now += move.number
+            case "tool":
+                harness.converse(move.number, "waiting")
+            case "over":
+                harness.converse(move.number, "over")
 
 
 def _cause(fault: PluginError) -> Exception:

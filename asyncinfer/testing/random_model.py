@@ -25,9 +25,9 @@ class RandomModel:
     less power, and run faster, on zeros. Its tokens are whole strings that mean nothing.
 
     Args:
-        config: of the model.
-        dtype: of the weights, such as "bfloat16"; None leaves it to the engine's `dtype`.
-        seed: of the weights, on a given device.
+        config: the model's shape.
+        dtype: dtype of the weights, such as "bfloat16"; None leaves it to the engine's `dtype`.
+        seed: seed of the weights, which depend on the device too.
     """
 
     def __init__(self, config: ModelConfig, *, dtype: str | None = None, seed: int = 0) -> None:
@@ -36,7 +36,7 @@ class RandomModel:
         self.seed = seed
 
     def load(self, config: EngineConfig, progress: Any = None) -> Loaded:
-        # Imports torch: fakes need none.
+        # Imported here: fakes need no torch.
         import torch
 
         from asyncinfer.models import Decoder, tensor_table
@@ -66,7 +66,7 @@ class RandomModel:
 
 
 def filler_tokenizer(size: int) -> Tokenizer:
-    """Byte-level, as those of today's models: every byte, then words that no merge makes."""
+    """A byte-level tokenizer of `size` tokens: every byte, then words that no merge makes."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 

@@ -25,7 +25,7 @@ class SamplerBench:
         vocab_size: tokens there are.
         slots: requests at once.
         device: where everything lives.
-        timeout: as `EngineConfig.sampler_timeout`; never by default.
+        timeout: as `EngineConfig.sampler_timeout`; by default there is none.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class SamplerBench:
 
     @torch.inference_mode()
     def leave(self, slot: int) -> None:
-        """Its request has ended."""
+        """End the request in a slot."""
         self._state.leave(slot)
         self._chosen.pop(slot, None)
 
@@ -81,7 +81,7 @@ class SamplerBench:
         self._enter(other, tokens, prompt_len, params, seed, chosen)
 
     def tokens(self, slot: int) -> list[int]:
-        """What the slot holds: prompt and answer."""
+        """The tokens of a slot: prompt and answer."""
         return list(self._tokens[slot][0])
 
     @torch.inference_mode()
@@ -106,7 +106,7 @@ class SamplerBench:
         slots: npt.NDArray[np.int64],
         positions: npt.NDArray[np.int64],
     ) -> Sampled:
-        """What the engine's step does, unchecked, with nothing appended."""
+        """Sample as the engine's step does: nothing is checked, and nothing appended."""
         values = torch.tensor(np.asarray(logits, np.float32), device=self.device)
         return self.step(values, slots, positions)
 

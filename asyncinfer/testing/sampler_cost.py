@@ -23,9 +23,9 @@ WARMUP = 2
 class SamplerCase:
     """One way to sample every row of a step."""
 
-    #: One, or several that are called in order; None is the built-in chain alone.
+    #: A plugin, or several that are called in order; None is the built-in chain alone.
     sampler: SamplerPlugin | Sequence[SamplerPlugin] | None = None
-    #: Of `SamplingParams`.
+    #: Options of `SamplingParams`.
     options: Mapping[str, Any] = field(default_factory=dict)
     #: The sampler of one more request, which has no row in the step.
     beside: SamplerPlugin | None = None

@@ -20,15 +20,15 @@ from asyncinfer.testing.watched_sampler import TorchCalls, WatchedPlugin
 
 __all__ = ["is_quick", "lets_go"]
 
-#: Of the time rule: rows and tokens as a small model has them, and calls of which the fastest
-#: counts, since a busy machine slows some of them.
+#: Rows, vocabulary and calls of the time rule: a small model's, and the fastest call counts, since
+#: a busy machine slows some of them.
 ROWS: Final = 8
 VOCABULARY: Final = 32_000
 CALLS: Final = 5
 
 
 def is_quick(trial: Trial) -> None:
-    """A step does not take so long that the engine would call the sampler no more."""
+    """Check that no step takes so long that the engine would stop calling the sampler."""
     timed = _Timed(trial.plugin)
     bench = trial.bench(ROWS, VOCABULARY)
     logits = np.random.Generator(np.random.Philox(key=1)).normal(size=(ROWS, VOCABULARY)) * 2
@@ -52,7 +52,7 @@ def is_quick(trial: Trial) -> None:
 
 
 def lets_go(trial: Trial) -> None:
-    """What a step brings is not kept: neither its logits nor what was computed of them."""
+    """Check that a step's logits, and tensors computed from them, are not kept."""
     results = _Results()
     bench = trial.bench(2)
     for slot in range(2):
@@ -70,7 +70,7 @@ def lets_go(trial: Trial) -> None:
 
 
 class _Results(TorchCalls):
-    """What torch functions gave, as long as somebody keeps it."""
+    """Counts the results of torch functions that are still referred to."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ from asyncinfer.testing.watched_sampler import TorchCalls, WatchedPlugin
 
 __all__ = ["RULES"]
 
-#: What no sampler may ask of a tensor in a step: each waits for the device.
+#: Methods of a tensor that no sampler may call in a step, since each waits for the device.
 WAITS: Final = frozenset(
     {"item", "tolist", "numpy", "cpu", "nonzero", "__bool__", "__int__", "__float__", "equal"}
 )
@@ -41,7 +41,7 @@ def _is_a_plugin(trial: Trial) -> None:
 
 
 def _answers(trial: Trial) -> None:
-    """Any vocabulary, any number of rows, any logits a model may give."""
+    """Answers are usable for any vocabulary, number of rows and logits that a model may give."""
     for vocab in (1, 2, VOCAB):
         for rows in (1, 2, SLOTS):
             for what, logits in _extremes(rows, vocab):
@@ -67,7 +67,7 @@ def _extremes(rows: int, vocab: int) -> Iterator[tuple[str, npt.NDArray[np.float
 
 
 def _does_not_mind_the_batch(trial: Trial) -> None:
-    """Alone or with others, in this slot or that, the same tokens."""
+    """A request gets the same tokens alone or with others, and in any slot."""
     for count in range(2, SLOTS + 1):
         for name, slots in (
             ("in slots of its row's number", list(range(count))),
@@ -80,7 +80,7 @@ def _does_not_mind_the_batch(trial: Trial) -> None:
 
 
 def _does_not_mind_a_pause(trial: Trial) -> None:
-    """Nothing happens to a slot in a step that it is not in."""
+    """A step changes nothing for a slot that has no row in it."""
     bench = trial.bench(2)
     seen: list[list[int]] = [[], []]
     for request in range(2):
@@ -96,17 +96,17 @@ def _does_not_mind_a_pause(trial: Trial) -> None:
 
 
 def _forgets(trial: Trial) -> None:
-    """A slot's next tenant finds nothing of the last one."""
+    """A slot's next request finds nothing of the last one."""
     bench = trial.bench(1)
     for request in range(3):
         trial.join(bench, 0, request)
         tokens = [bench.draw([model_says(request, step)], [0])[0] for step in range(STEPS)]
-        _same("reuse", trial.alone[request], tokens, f"tenant {request} of one slot")
+        _same("reuse", trial.alone[request], tokens, f"request {request} of one slot")
         bench.leave(0)
 
 
 def _survives_preemption(trial: Trial) -> None:
-    """What `state()` gives is all that has to be kept."""
+    """`state()` holds everything that a preempted request needs."""
     for at in range(STEPS):
         bench = trial.bench(3)
         trial.join(bench, 0, 0)
@@ -116,7 +116,7 @@ def _survives_preemption(trial: Trial) -> None:
             if step == at:
                 bench.leave(2)
                 bench.move(0, 2)
-                # A stranger takes the seat.
+                # Another request takes the slot.
                 trial.join(bench, 0, 4)
                 bench.draw([model_says(4, 0)], [0])
                 slot = 2
@@ -125,7 +125,7 @@ def _survives_preemption(trial: Trial) -> None:
 
 
 def _uses_the_engines_chance(trial: Trial) -> None:
-    """No generator but the engine's, neither drawn from nor seeded."""
+    """The sampler neither draws from nor seeds any random generator but the engine's."""
     numbers = np.random.get_state()
     python = random.getstate()
     with torch.random.fork_rng():
@@ -146,7 +146,7 @@ def _uses_the_engines_chance(trial: Trial) -> None:
 
 
 def _obeys_bars(trial: Trial) -> None:
-    """What may not be drawn is not drawn."""
+    """Barred tokens are never drawn."""
     for allowed in ([3], [3, 4], [0, 5, 9, 30]):
         for seed in range(8):
             bench = trial.bench(1)
@@ -209,7 +209,7 @@ def _declares_speculation(trial: Trial) -> None:
 
 
 def _is_vectorised(trial: Trial) -> None:
-    """As many operations for six rows as for two, none of which waits."""
+    """A step takes as many operations for six rows as for two, and none waits for the device."""
     counts = {}
     for rows in (2, SLOTS):
         bench = trial.bench(rows)
@@ -228,7 +228,7 @@ def _is_vectorised(trial: Trial) -> None:
 
 
 def _leaves_parameters_alone(trial: Trial) -> None:
-    """They are shared by the answers of a request."""
+    """Parameters are never changed, since the answers of a request share them."""
     before = copy.deepcopy(trial.plugin)
     tokens = trial.together([0, 1], requests=[0, 0])
     _hold("parameters", trial.plugin == before, f"{before} became {trial.plugin}")

@@ -15,7 +15,7 @@ from asyncinfer.testing.sampler_bench import SamplerBench
 __all__ = ["SLOTS", "STEPS", "VOCAB", "Trial", "model_says", "prompt"]
 
 VOCAB: Final = 31
-#: As many requests there are, numbered from 0.
+#: Number of slots, and of requests, which are numbered from 0.
 SLOTS: Final = 6
 #: Tokens of an answer: a prime, so that no cycle of a sampler ends with it.
 STEPS: Final = 11

@@ -81,7 +81,7 @@ def _made(factory: Factory) -> SchedulingPolicy:
 
 
 def views(seed: int, count: int, now: float = 1_000.0) -> Iterator[RequestView]:
-    """Requests as there may be at `now`, those at the bounds among them."""
+    """Requests that may exist at `now`, including those at the bounds."""
     rng = Random(seed)
     for id in range(count):
         arrival = rng.choice((now, now - rng.random(), now * rng.random()))

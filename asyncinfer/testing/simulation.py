@@ -11,10 +11,13 @@ from collections import abc, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from asyncinfer.cache import Conversation
 from asyncinfer.cache.prefix_cache import PrefixCache
 from asyncinfer.params import SamplingParams
+from asyncinfer.protocols import Proposer
 from asyncinfer.protocols.scheduling import SchedulingPolicy
 from asyncinfer.scheduler import RunnerSpec, Scheduler, Sequence, SequenceState, Step, StepResult
+from asyncinfer.speculation import Drafter, GuardedProposer, Speculator
 from asyncinfer.testing.invariants import InvariantError, check_drained, check_invariants, hold
 from asyncinfer.testing.strict_runner import StrictRunner
 from asyncinfer.testing.watched_pages import WatchedPages
@@ -24,9 +27,9 @@ __all__ = ["Simulation", "Track"]
 
 @dataclass(slots=True)
 class Track:
-    """What was asked for in one request, and what came."""
+    """What one request asked for, and what it got."""
 
-    request: Sequence
+    sequence: Sequence
     #: The oracle's answer up to its end, and how it ends.
     expected: list[int]
     ends: str
@@ -40,8 +43,8 @@ class Track:
 class Simulation:
     """Drives a `Scheduler` with `depth` steps in flight.
 
-    Time is `now`, in seconds, and moves only when somebody moves it. `failing` makes rows fail and
-    `no_room` steps, as `FakeSteps` has it.
+    `proposer` makes drafts for every sequence. Time is `now`, in seconds, and moves only when
+    somebody moves it. `failing` makes rows fail and `no_room` steps, as `FakeSteps` has it.
     """
 
     def __init__(
@@ -55,8 +58,15 @@ class Simulation:
         failing: Callable[[Step], Mapping[int, Exception]] | None = None,
         no_room: Callable[[Step], bool] | None = None,
         on_fault: Callable[[Exception], None] | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
-        self.scheduler = Scheduler(spec, policy=policy, cache=cache, on_fault=on_fault)
+        speculator = None
+        if proposer is not None:
+            guarded = GuardedProposer(proposer, "drafts", "drafts", vocab_size=spec.vocab_size)
+            speculator = Speculator([guarded])
+        self.scheduler = Scheduler(
+            spec, policy=policy, cache=cache, on_fault=on_fault, speculator=speculator
+        )
         self.runner = StrictRunner(spec, eos_every=eos_every, failing=failing, no_room=no_room)
         self.depth = depth
         self.now = 0.0
@@ -80,12 +90,13 @@ class Simulation:
         priority: int = 0,
         deadline: float | None = None,
         stop_ids: frozenset[int] = frozenset(),
+        conversation: Conversation | None = None,
     ) -> list[Track]:
         """Add a request, `params.n` answers of it. Raises `InvalidRequest` if it cannot fit."""
         max_total = self.scheduler.check_fits(len(prompt), params.max_tokens)
         answers: list[Track] = []
         for index in range(params.n):
-            request = Sequence(
+            sequence = Sequence(
                 self._ids,
                 prompt,
                 params,
@@ -96,29 +107,45 @@ class Simulation:
                 deadline=deadline,
                 scope=scope,
                 stop_ids=stop_ids,
+                drafter=self._drafter(params, len(prompt), seed + index, scope),
                 index=index,
-                fork_of=answers[0].request if index else None,
+                conversation=conversation,
+                fork_of=answers[0].sequence if index else None,
             )
             self._ids += 1
-            track = Track(request, *self._expect(prompt, params, seed + index, max_total, stop_ids))
+            track = Track(
+                sequence, *self._expect(prompt, params, seed + index, max_total, stop_ids)
+            )
             answers.append(track)
-            self.tracks[request.id] = track
-            self.scheduler.add(request)
+            self.tracks[sequence.id] = track
+            self.scheduler.add(sequence)
         self.check()
         return answers
+
+    def _drafter(
+        self, params: SamplingParams, prompt_len: int, seed: int, scope: str
+    ) -> Drafter | None:
+        if not self.scheduler.speculator.proposers:
+            return None
+        return Drafter(params, prompt_len, seed, scope=scope)
+
+    def converse(self, what: str, argument: object) -> None:
+        """As `Scheduler.converse`."""
+        self.scheduler.converse(what, argument, self.now)
+        self.check()
 
     def abort(self, track: Track) -> None:
         if track.ended is None:
             track.ended = "aborted"
-        self.scheduler.finish(track.request, self.now)
+        self.scheduler.finish(track.sequence, self.now)
         self.check()
 
     def pause(self, track: Track) -> None:
-        self.scheduler.pause(track.request)
+        self.scheduler.pause(track.sequence)
         self.check()
 
     def resume(self, track: Track) -> None:
-        self.scheduler.resume(track.request)
+        self.scheduler.resume(track.sequence)
         self.check()
 
     def schedule(self) -> bool:
@@ -141,9 +168,9 @@ class Simulation:
         return True
 
     def _retract(self, plan: Step) -> None:
-        for request in self.scheduler.retract(plan, self.now):
-            track = self.tracks[request.id]
-            hold("I7", track.ended is None, "{} lost after its end", request)
+        for sequence in self.scheduler.retract(plan, self.now):
+            track = self.tracks[sequence.id]
+            hold("I7", track.ended is None, "{} lost after its end", sequence)
             track.ended = "failed"
         self.check()
 
@@ -191,43 +218,45 @@ class Simulation:
         """Drop the tracks of ended requests that left the batch."""
         leaving = self.scheduler.states.leaving
         for track in [*self.tracks.values()]:
-            if track.ended is not None and track.request.id not in leaving:
-                del self.tracks[track.request.id]
+            if track.ended is not None and track.sequence.id not in leaving:
+                del self.tracks[track.sequence.id]
 
     # -- checks --------------------------------------------------------------------------------
 
     def check(self) -> None:
         """The invariants, and the pages that just became free or published."""
-        check_invariants(self.scheduler, [track.request for track in self.tracks.values()])
+        check_invariants(self.scheduler, [track.sequence for track in self.tracks.values()])
         for track in self.tracks.values():
-            ended = track.request.state is SequenceState.FINISHED
-            hold("I7", ended == (track.ended is not None), "{} ended silently", track.request)
+            ended = track.sequence.state is SequenceState.FINISHED
+            hold("I7", ended == (track.ended is not None), "{} ended silently", track.sequence)
         self._pages.check()
 
     def _deliver(self, plan: Step, result: StepResult) -> None:
         self.scheduler.update(plan, result, self.now)
-        for request, _ in plan.failed:
-            track = self.tracks[request.id]
-            hold("I7", track.ended is None, "{} failed after its end", request)
+        for sequence, _ in plan.failed:
+            track = self.tracks[sequence.id]
+            hold("I7", track.ended is None, "{} failed after its end", sequence)
             track.ended = "failed"
-        for row, tokens, reason in zip(plan.advanced, plan.drawn, plan.reasons, strict=True):
-            request = plan.sequences[row]
-            track = self.tracks[request.id]
-            hold("I7", track.ended is None, "{} went on after its end", request)
+        rows = zip(plan.sequences, plan.drawn, plan.reasons, strict=True)
+        for row, (sequence, tokens, reason) in enumerate(rows):
+            if tokens is None:
+                continue
+            track = self.tracks[sequence.id]
+            hold("I7", track.ended is None, "{} went on after its end", sequence)
             if row in plan.prompt_logprobs:
                 scores = result.prompt_logprobs[row]
                 first = plan.starts[row] + 1
                 track.scored += range(first, first + len(scores))
             track.tokens += tokens
             so_far = track.expected[: len(track.tokens)]
-            hold("I7", track.tokens == so_far, "{}: {}, not {}", request, track.tokens, so_far)
+            hold("I7", track.tokens == so_far, "{}: {}, not {}", sequence, track.tokens, so_far)
             if reason is not None:
                 track.ended = reason
                 whole = (reason, len(track.tokens)) == (track.ends, len(track.expected))
-                hold("I7", whole, "{} ended by {}: {}", request, reason, track.tokens)
-                if request.prompt_logprobs is not None:
-                    every = list(range(1, request.prompt_len))
-                    hold("I7", track.scored == every, "{}: logprobs of {}", request, track.scored)
+                hold("I7", whole, "{} ended by {}: {}", sequence, reason, track.tokens)
+                if sequence.prompt_logprobs is not None:
+                    every = list(range(1, sequence.prompt_len))
+                    hold("I7", track.scored == every, "{}: logprobs of {}", sequence, track.scored)
         hold("I12", len(self.scheduler.in_flight) <= self.depth, "too many steps in flight")
 
     def _expect(

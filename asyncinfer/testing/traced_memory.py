@@ -13,7 +13,7 @@ __all__ = ["traced_memory"]
 
 @contextmanager
 def traced_memory() -> Iterator[Callable[[], int]]:
-    """Gives a function that counts the bytes held by what was made within the block.
+    """Yields a function that counts the bytes held by objects made within the block.
 
     Logging is off within the block, because handlers such as pytest's keep every record.
     """

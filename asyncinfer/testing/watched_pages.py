@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from asyncinfer.cache import WindowPages
+from collections.abc import Mapping
+
+from asyncinfer.cache import StatePages, WindowPages
 from asyncinfer.cache.prefix_cache import CacheEntry
 from asyncinfer.scheduler import Scheduler
 from asyncinfer.testing.invariants import hold
-from asyncinfer.testing.oracle import WindowSum, fake_kv
+from asyncinfer.testing.oracle import RunningHash, Seen, WindowSum, fake_kv
 from asyncinfer.testing.strict_runner import StrictRunner
 
 __all__ = ["WatchedPages"]
@@ -16,7 +18,11 @@ class WatchedPages:
     """Poisons every page that became free since the last `check`, and compares every page that was
     published since with what it must hold."""
 
-    def __init__(self, scheduler: Scheduler, runner: StrictRunner) -> None:
+    def __init__(
+        self, scheduler: Scheduler, runner: StrictRunner, adapters: Mapping[str, int] | None = None
+    ) -> None:
+        """`adapters`: by the key that prefixes are cached by, the fake adapter it stands for."""
+        self._adapters = {} if adapters is None else adapters
         self._cache = scheduler.cache
         self._size = scheduler.spec.block_size
         self._groups = scheduler.states.slots.blocks.groups
@@ -37,7 +43,7 @@ class WatchedPages:
             self._check_kept(number, group)
 
     def poison(self) -> None:
-        """Poison what became free, and compare nothing."""
+        """Poison pages that became free, and compare nothing."""
         for number, group in enumerate(self._groups):
             listed = group.pool.free
             if listed == self._listed[number]:
@@ -59,13 +65,14 @@ class WatchedPages:
             self._stored = {entry: self._stored[entry] for entry in entries}
 
     def _check_kept(self, number: int, group: WindowPages) -> None:
-        """I5: a kept page holds exactly what a window is to see."""
+        """I5: a kept page holds exactly what a window is to see, or the state after its block."""
         kept: dict[int, tuple[CacheEntry, int]] = {}
         for block, page in group.kept.items():
             assert self._cache is not None
             kept[block] = entry, _ = self._cache.by_block[block], page
             if self._kept[number].get(block) != kept[block]:
-                stored = self._prefix(entry)[-self._size :]
+                last = 1 if isinstance(group, StatePages) else self._size
+                stored = self._prefix(entry)[-last:]
                 right = self._pages[1 + number].page(page) == [near[1 + number] for near in stored]
                 hold("I5", right, "page {} of group {} is wrong", page, 1 + number)
         self._kept[number] = kept
@@ -75,11 +82,17 @@ class WatchedPages:
         stored = self._stored.get(entry)
         if stored is None:
             above = self._prefix(entry.parent) if isinstance(entry.parent, CacheEntry) else []
-            windows = []
+            windows: list[Seen] = []
             for number, group in enumerate(self._windows, 1):
+                if isinstance(group, StatePages):
+                    windows.append(RunningHash(above[-1][number] if above else 0))
+                    continue
                 seen = above[max(0, len(above) - group.window + 1) :]
                 past = [near[number] for near in seen]
                 windows.append(WindowSum(group.window, len(above), past))
-            kv = above[-1][0] if above else 0
+            if isinstance(entry.parent, CacheEntry):
+                kv = above[-1][0]
+            else:
+                kv = self._adapters.get(entry.parent[1], 0)
             stored = self._stored[entry] = above + fake_kv(entry.tokens, windows, kv)
         return stored

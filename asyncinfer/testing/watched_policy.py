@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import FrozenInstanceError, astuple
-from time import perf_counter
-from typing import Any, Final
+from dataclasses import fields
+from operator import attrgetter
+from typing import Final
 
-from asyncinfer.plugins.supervision import interrupted, recorded
-from asyncinfer.protocols import CachedBlock, CapacityAware, EvictionPolicy
-from asyncinfer.testing.rule_error import RuleError
+from asyncinfer.protocols import CachedBlock, CapacityAware, ConversationAware, EvictionPolicy
+from asyncinfer.testing.rule_error import RuleError, WatchedCalls
 
 __all__ = ["WatchedPolicy"]
 
 #: Seconds that the engine allows a call, and each victim.
 ALLOWED: Final = 0.001
-#: Calls of one method in a row that take longer: a busy machine does not slow so many.
+#: All that a block says, as a tuple.
+_fields_of: Final = attrgetter(*(field.name for field in fields(CachedBlock)))
+#: Late calls of one method in a row that break the rule: a busy machine slows fewer.
 LATE: Final = 10
 
 
 class WatchedPolicy:
-    """Passes everything on. Raises `RuleError` where the policy breaks a rule."""
+    """Passes every call on. Raises `RuleError` where the policy breaks a rule."""
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
         self._evictable: set[int] = set()
-        #: How many calls of a method in a row took too long.
-        self._late: dict[str, int] = {}
+        self._calls = WatchedCalls(policy, "cache policy", LATE)
         #: Every answer, for comparisons.
         self.answers: list[list[int]] = []
 
     def opened(self, capacity_blocks: int) -> None:
         if isinstance(self._policy, CapacityAware):
-            self._call("opened", f"opened({capacity_blocks})", capacity_blocks)
+            what = f"opened({capacity_blocks})"
+            self._calls.call("opened", lambda: what, capacity_blocks, allowed=ALLOWED)
 
     def published(self, block: CachedBlock) -> None:
         self._tell("published", block)
@@ -49,9 +50,13 @@ class WatchedPolicy:
         self._evictable.discard(block.block)
         self._tell("removed", block)
 
+    def conversation_changed(self, block: CachedBlock) -> None:
+        if isinstance(self._policy, ConversationAware):
+            self._tell("conversation_changed", block)
+
     def victims(self, count: int) -> Sequence[int]:
         call = f"victims({count})"
-        answer = self._call("victims", call, count, allowed=ALLOWED * (1 + count))
+        answer = self._calls.call("victims", lambda: call, count, allowed=ALLOWED * (1 + count))
         if not isinstance(answer, Sequence) or isinstance(answer, str | bytes):
             raise RuleError("shape", f"{call} gave {answer!r}, not a sequence of block numbers")
         found = list(answer)
@@ -72,28 +77,8 @@ class WatchedPolicy:
         return found
 
     def _tell(self, method: str, block: CachedBlock) -> None:
-        before = astuple(block)
-        self._call(method, f"{method}(block {block.block})", block)
-        if astuple(block) != before:
+        before = _fields_of(block)
+        what = f"{method}(block {block.block})"
+        self._calls.call(method, lambda: what, block, allowed=ALLOWED)
+        if _fields_of(block) != before:
             raise RuleError("read only", f"{method}(block {before[0]}) wrote to the block")
-
-    def _call(self, method: str, what: str, argument: Any, allowed: float = ALLOWED) -> Any:
-        began = perf_counter()
-        try:
-            with recorded(f"cache policy {type(self._policy).__qualname__}", method):
-                answer = getattr(self._policy, method)(argument)
-        except FrozenInstanceError as error:
-            raise RuleError("read only", f"{what} raised {error!r}") from error
-        except BaseException as error:
-            if interrupted(error):
-                raise
-            raise RuleError("never raises", f"{what} raised {error!r}") from error
-        spent = perf_counter() - began
-        late = self._late[method] = self._late.get(method, 0) + 1 if spent > allowed else 0
-        if late == LATE:
-            raise RuleError(
-                "time",
-                f"{what} took {spent * 1e3:.3g} ms, as {LATE} calls in a row took too long; the "
-                f"engine, which allows {allowed * 1e3:g} ms, would replace the policy",
-            )
-        return answer

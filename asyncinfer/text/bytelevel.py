@@ -7,11 +7,12 @@ from typing import Final
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-__all__ = ["BYTE_TO_CHAR", "CHAR_TO_BYTE", "byte_level_backend", "bytes_of_token"]
+__all__ = ["BYTE_TO_CHAR", "CHAR_TO_BYTE", "byte_level_backend"]
 
 
 def _alphabet() -> dict[int, str]:
-    """Radford et al., 2019: bytes that print stand for themselves, the rest are moved past 255."""
+    """Each byte's character (Radford et al., 2019): printable bytes stand for themselves, the
+    others are moved past 255."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {byte: chr(byte) for byte in printable}
     for byte in range(256):
@@ -22,15 +23,6 @@ def _alphabet() -> dict[int, str]:
 
 BYTE_TO_CHAR: Final = _alphabet()
 CHAR_TO_BYTE: Final = {char: byte for byte, char in BYTE_TO_CHAR.items()}
-
-
-def bytes_of_token(token: str) -> bytes:
-    """The bytes a byte-level token stands for. A token with any character outside the alphabet
-    (an added one) stands for itself, as in the library's decoder."""
-    try:
-        return bytes([CHAR_TO_BYTE[char] for char in token])
-    except KeyError:
-        return token.encode("utf-8")
 
 
 def byte_level_backend(*, add_bos: bool) -> tokenizers.Tokenizer:

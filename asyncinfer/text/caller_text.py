@@ -1,8 +1,8 @@
 """`CallerText`: a text from the caller in a chat template.
 
-To code that reads it, it is the text itself. Where it is joined with text of the template, and
-where it is written, it gets the marks of a `Shield`. A text that is made of it alone (stripped,
-split, cut, in another case) is a `CallerText` too.
+Code that reads it sees the text itself. Where it is joined with text of the template, and where
+it is written, it gets the marks of a `Shield`. A text made of it alone (stripped, split, cut, in
+another case) is a `CallerText` too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _SPELLED: Final = re.compile(rf"(?<!\\)((?:\\\\)*)\\u{ord(MARK):04x}")
 
 
 class CallerText(str):
-    """A text. The shield is an attribute of the class, so that a text made of it has the same."""
+    """A text from the caller. The shield is an attribute of the class, so that a text made of this
+    one has the same shield."""
 
     __slots__ = ()
 

@@ -13,14 +13,14 @@ from asyncinfer.text.messages import check_messages, plain
 from asyncinfer.text.render_budget import RenderBudget
 from asyncinfer.text.sandbox import TEMPLATE_GLOBALS
 from asyncinfer.text.shield import Shield
-from asyncinfer.text.template_files import template_sources
+from asyncinfer.text.template_files import response_template, template_sources
 from asyncinfer.text.tokenizer_files import ROLES, special_tokens
 
 __all__ = ["ChatTemplate"]
 
 #: Variables that `render` sets itself.
 _OWN: Final = frozenset({"messages", "add_generation_prompt", *ROLES, *TEMPLATE_GLOBALS})
-#: These are None if they are not given, as in transformers.
+#: Variables that are None if they are not given, as in transformers.
 _NONE: Final = {"tools": None, "documents": None}
 #: Roles that programs use. They are not marked as the caller's text, since templates make control
 #: tokens of them.
@@ -42,6 +42,7 @@ class ChatTemplate:
         special_tokens: Mapping[str, str] | None = None,
         tool_source: str | None = None,
         shield: Shield | None = None,
+        response: Mapping[str, Any] | None = None,
     ) -> None:
         """
         Args:
@@ -52,7 +53,9 @@ class ChatTemplate:
             shield: of the tokenizer. Messages and options are marked by it for
                 `Tokenizer.encode_chat`: against special tokens, and in all but the assistant's
                 messages against any token that the template names.
+            response: the checkpoint's `response_template`, which describes answers.
         """
+        self.response = response
         self._default = CompiledTemplate(source)
         self._for_tools = self._default if tool_source is None else CompiledTemplate(tool_source)
         self._special_tokens = dict(special_tokens or {})
@@ -71,6 +74,7 @@ class ChatTemplate:
             tool_source=sources.get("tool_use"),
             special_tokens=special_tokens(path),
             shield=shield,
+            response=response_template(path),
         )
 
     def __bool__(self) -> bool:
@@ -83,6 +87,16 @@ class ChatTemplate:
         given = [it for it in (self._default, self._for_tools) if it.source is not None]
         faults = dict.fromkeys(it.fault for it in given)
         return tuple(f"{fault}; chats are refused" for fault in faults if fault is not None)
+
+    @property
+    def source(self) -> str:
+        """The text of the template that tools are written by; empty without one."""
+        return self._for_tools.source or ""
+
+    @property
+    def reads_tools(self) -> bool:
+        """Whether the template writes the tools of a request."""
+        return "tools" in self._for_tools.names
 
     def render(
         self,

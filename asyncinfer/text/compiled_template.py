@@ -20,7 +20,7 @@ MAX_SOURCE: Final = 500_000
 
 
 class CompiledTemplate:
-    """Compiles in the constructor, which never raises: `fault` tells."""
+    """A template, compiled in the constructor, which never raises: `fault` says what is wrong."""
 
     def __init__(self, source: str | None) -> None:
         self.source = source

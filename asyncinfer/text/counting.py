@@ -177,7 +177,7 @@ def _price(body: list[nodes.Node]) -> tuple[int, int]:
         if isinstance(node, nodes.TemplateData):
             size += len(node.data)
         if isinstance(node, nodes.For):
-            # Its rounds are charged by themselves.
+            # A nested loop charges its own rounds; only what it iterates over counts here.
             waiting.append(node.iter)
         elif not isinstance(node, nodes.Block | nodes.Macro | nodes.CallBlock):
             waiting += node.iter_child_nodes()

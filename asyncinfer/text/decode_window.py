@@ -37,7 +37,7 @@ class DecodeWindow:
         self._units = [[token_id] for token_id in before]
         #: The part of the window's text that was given.
         self._shown = self._decode(self._units)
-        #: Never settled, since every token depends on those before it.
+        #: Always False, since every token depends on those before it.
         self.settled = False
 
     def push(self, token_id: int) -> str:
@@ -62,13 +62,13 @@ class DecodeWindow:
     def _give(self, text: str) -> str:
         shown = self._shown
         if shown.startswith(text):
-            # Nothing is new, or the decoder took text back that may come again.
+            # Nothing is new, or the decoder removed text that may come back.
             return ""
         self._shown = text
         return text[len(shown) if text.startswith(shown) else _same(shown, text) :]
 
     def _cut(self) -> None:
-        """Drop old units: their text was given. Only an unfinished character at the end was not."""
+        """Drop old units, whose text was given; only an unfinished character at the end was not."""
         units = self._units
         kept = units[-self._KEPT :]
         text = _finished(self._decode(kept))
@@ -87,8 +87,8 @@ class DecodeWindow:
 
 class ByteRuns:
     """A window for decoders with tokens like `<0x0A>`. If a run of bytes is malformed, the library
-    writes U+FFFD for each of its bytes, even for characters that were shown by then. Here those
-    stay, and only bytes that make no character become U+FFFD."""
+    writes U+FFFD for each of its bytes, even for characters that were shown by then. Here shown
+    characters stay, and only bytes that make no character become U+FFFD."""
 
     __slots__ = ("_broken", "_decoder", "_held", "_pieces", "_window", "settled")
 
@@ -98,7 +98,7 @@ class ByteRuns:
         self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
         #: Bytes of an unfinished character.
         self._held: list[int] = []
-        #: The run of bytes is malformed, which makes the rest of the run malformed.
+        #: Whether the run of bytes is malformed, and so the rest of the run.
         self._broken = False
         self.settled = False
 

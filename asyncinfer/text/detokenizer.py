@@ -44,7 +44,7 @@ class Detokenizer:
             case _:
                 window = DecodeWindow(pieces, tail)
                 self._rest = ByteRuns(pieces, window) if pieces.kind.byte_fallback else window
-        #: True if nothing is held back: then a token adds just its own text.
+        #: Whether nothing is held back, so that a token adds just its own text.
         self._settled = self._rest.settled
 
     def push(self, token_id: int) -> str:
@@ -115,7 +115,7 @@ class _SentencePiece:
         self._decoder = _NEW_UTF8("strict")
         #: Bytes of an unfinished character.
         self._held = 0
-        #: The run of bytes is malformed, which makes the rest of the run malformed.
+        #: Whether the run of bytes is malformed, and so the rest of the run.
         self._broken = False
         #: Spaces still to be stripped from the start of the text.
         self._strip = strip
@@ -168,7 +168,8 @@ class _SentencePiece:
 
 
 def _remember(pieces: PieceTable, token_id: int, data: bytes) -> bool:
-    """Fill the table's entry if the token's bytes are whole characters; gives whether they are."""
+    """Fill the table's entry if the token's bytes are whole characters; returns whether they
+    are."""
     try:
         text = data.decode()
     except UnicodeDecodeError:

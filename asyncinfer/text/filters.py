@@ -21,12 +21,12 @@ __all__ = ["bounded_filters", "bounded_tests"]
 
 _Filter = Callable[..., Any]
 
-#: Left out: their output has no bound, and no chat template needs them.
+#: Filters that templates do not get: their output has no bound, and no chat template needs them.
 _LEFT_OUT: Final = frozenset({"pprint", "urlize", "wordwrap", "xmlattr"})
-#: Not charged: they look at one value and make nothing.
+#: Filters that are not charged: they look at one value and make nothing.
 _FREE: Final = frozenset({"abs", "attr", "count", "d", "default", "first", "float", "items"})
 _FREE_TOO: Final = frozenset({"last", "length", "random"})
-#: Steps for a thousand items or characters; those not listed, such as sorting, cost the most.
+#: Steps for a thousand items or characters; filters not listed, such as sorting, cost the most.
 _PRICES: Final = {
     "trim": 1,
     **dict.fromkeys(("capitalize", "lower", "upper"), 8),

@@ -26,7 +26,7 @@ _LOWER: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 
 def _words(digits: str) -> str:
-    """Llama 3's pattern, with so many digits together."""
+    """Llama 3's pattern; `digits` is the pattern of a number."""
     return (
         rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
         rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
@@ -34,7 +34,8 @@ def _words(digits: str) -> str:
 
 
 def _cased_words(digits: str, ending: str) -> str:
-    """GPT-4o's pattern: a word begins where its case goes up."""
+    """GPT-4o's pattern: a new word begins where a capital follows a small letter. `ending` is the
+    pattern of what may end a word."""
     start = r"[^\r\n\p{L}\p{N}]?"
     return (
         rf"{start}{_UPPER}*{_LOWER}+{ending}|{start}{_UPPER}+{_LOWER}*{ending}|{digits}"
@@ -46,18 +47,34 @@ _LLAMA3: Final = _words(r"\p{N}{1,3}")
 _QWEN2: Final = _words(r"\p{N}")
 _GPT4O: Final = _cased_words(r"\p{N}{1,3}", f"{_CONTRACTIONS}?")
 _TEKKEN: Final = _cased_words(r"\p{N}", "")
-#: By the name that a file gives: the pattern that cuts a text for a byte-level tokenizer, GPT-2's
+#: Signs end before a line does, where Qwen2's take line ends along.
+_SEED: Final = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
+)
+#: DeepSeek-V3's cuts, one after the other: numbers, Chinese and Japanese, all else.
+_DEEPSEEK3: Final = (
+    r"\p{N}{1,3}",
+    "[一-龥\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    rf"|{_SPACES}",
+)
+#: By the name that a file gives: the patterns that cut a text for a byte-level tokenizer, GPT-2's
 #: own, or GPT-2's after each digit was cut off.
 _GPT2: Final = "gpt-2"
 _DIGITS: Final = "digits, then gpt-2"
-_CUTS: Final[Mapping[str, str]] = {
+_CUTS: Final[Mapping[str, str | tuple[str, ...]]] = {
+    "chatglm-bpe": _LLAMA3,
     "codeshell": _DIGITS,
     "command-r": _DIGITS,
     "dbrx": _LLAMA3,
+    "deepseek-v3": _DEEPSEEK3,
+    "exaone4": _GPT2,
     "falcon3": _LLAMA3,
+    "glm4": _LLAMA3,
     "gpt-2": _GPT2,
     "gpt-4o": _GPT4O,
     "granite-docling": _GPT2,
+    "hunyuan-dense": _DEEPSEEK3,
     "jais": _GPT2,
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
@@ -69,6 +86,7 @@ _CUTS: Final[Mapping[str, str]] = {
     "pixtral": _TEKKEN,
     "qwen2": _QWEN2,
     "refact": _DIGITS,
+    "seed-coder": _SEED,
     "smaug-bpe": _LLAMA3,
     "smollm": _DIGITS,
     "stablelm2": _QWEN2,
@@ -90,7 +108,7 @@ _ENDS: Final = {
     "<|im_end|>",
     "<|return|>",
 }
-#: Ends an answer in Phi-3. In gpt-oss it ends one of the several messages of an answer.
+#: In Phi-3 this token ends an answer; in gpt-oss it ends one of an answer's several messages.
 _END: Final = "<|end|>"
 
 
@@ -171,7 +189,8 @@ def _byte_level(read: _Metadata, tokens: Sequence[str]) -> tokenizers.Tokenizer:
     if cut == _DIGITS:
         steps.append(pre_tokenizers.Digits(individual_digits=True))
     elif cut != _GPT2:
-        steps.append(pre_tokenizers.Split(Regex(cut), "isolated"))
+        patterns = (cut,) if isinstance(cut, str) else cut
+        steps += [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     words = cut in (_DIGITS, _GPT2)
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words))
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)

@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 __all__ = ["longest_token"]
 
-#: How many characters a normalizer makes one of at most: a composed one has a base and three marks.
+#: At most how many characters a normalizer makes one of: a composed one has a base and three marks.
 _SHRINK: Final = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Prepend": 1, "ByteLevel": 1}
 #: Pre-tokenizers that cut a text without dropping any of it.
 _CUTS: Final = {"ByteLevel", "Digits", "Metaspace", "Split", "Punctuation", "UnicodeScripts"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from asyncinfer.checks import check_string
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.text.shield import check_text
 
@@ -19,7 +20,7 @@ Text = Callable[[str], str]
 
 
 class _Misfit(Exception):
-    """A value that is refused. Each level that it leaves puts its own part before `where`."""
+    """A value is refused. Each level that the exception leaves puts its own part before `where`."""
 
     def __init__(self, value: object, bound: str, where: str = "") -> None:
         self.value = value
@@ -77,7 +78,7 @@ def _copy(value: object, text: Text, depth: int) -> Any:
             else:
                 return copy
         elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
-            # One by one: the number of items so far is the index of one that is refused.
+            # One by one, so that the number of items copied is the index of a refused one.
             items.extend(_copy(item, text, depth + 1) for item in value)
             return items
     except _Misfit as misfit:
@@ -131,7 +132,4 @@ def _part(where: str, part: object) -> str:
         raise InvalidRequest(where, part, "must be a mapping with type and text")
     if part.get("type") != "text":
         raise InvalidRequest(f"{where}.type", part.get("type"), "must be 'text'")
-    if not isinstance(part.get("text"), str):
-        raise InvalidRequest(f"{where}.text", part.get("text"), "must be a string")
-    spoken: str = part["text"]
-    return spoken
+    return check_string(f"{where}.text", part.get("text"))

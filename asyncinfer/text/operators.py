@@ -24,7 +24,7 @@ _REFUSED: Final = frozenset({"encode", "maketrans", "translate", "to_bytes", "fr
 _QUICK: Final = frozenset({"startswith", "endswith", "strip", "lstrip", "rstrip"})
 #: Methods that handle one character at a time.
 _LETTERS: Final = frozenset({"capitalize", "casefold", "lower", "swapcase", "title", "upper"})
-#: `%9.*f` and the like: the width or the precision is a value.
+#: A layout such as `%9.*f`, whose width or precision may be a value.
 _PERCENT: Final = re.compile(r"%%|%(?:\([^)]*\))?[-#0 +]*(?:\d*\.)?(\*)")
 
 
@@ -73,7 +73,7 @@ def call_method(
         return method(*arguments, **named)
     if name in _QUICK:
         result = method(*arguments, **named)
-        # The method read what it stripped, or its arguments.
+        # Charged: what the method stripped, or its arguments, which it read.
         looked = len(owner) - len(result) if isinstance(result, str) else _length(arguments)
         budget.step(looked >> 10)
         return budget.keep(result)
@@ -123,7 +123,7 @@ def replaced(budget: RenderBudget, text: str, old: str, new: str, count: int = -
         before = text + new * text.count(old) if budget.guarded("", new) != new else text
         return budget.keep(budget.guarded(before, text.replace(old, new, count)))
     if not isinstance(new, CallerText) and holds_token(budget.as_caller_text(new)):
-        # The template puts a special token of its own in, which must stay one.
+        # The template inserts a special token of its own, which must stay one.
         text = str(text)
     return budget.keep(text.replace(old, new, count))
 

@@ -1,4 +1,4 @@
-"""A library in Rust panics by an exception that is no `Exception`, as `tokenizers` does."""
+"""Panics of libraries in Rust, such as `tokenizers`: their exception is no `Exception`."""
 
 from __future__ import annotations
 

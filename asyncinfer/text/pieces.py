@@ -11,12 +11,12 @@ from typing import Any, Final, Literal
 
 import tokenizers
 
-from asyncinfer.text.bytelevel import bytes_of_token
+from asyncinfer.text.bytelevel import CHAR_TO_BYTE
 from asyncinfer.text.panic import panicked
 
 __all__ = ["DecoderKind", "PieceTable", "decoder_kind"]
 
-#: With a sign too, since the library's decoder parses the number by Rust's rules.
+#: A token for a byte. A sign is allowed, since the library parses the number by Rust's rules.
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
 #: The text after a prompt depends on at most so many of its last tokens.
 _TAIL: Final = 8
@@ -42,7 +42,7 @@ def decoder_kind(backend: tokenizers.Tokenizer) -> DecoderKind:
         return DecoderKind("other")
     steps = _steps(json.loads(backend.decoder.__getstate__()))
     names = [step["type"] for step in steps]
-    # Asked, since a step before ByteFallback may change such tokens so that it never sees them.
+    # Tried out, since a decoder before ByteFallback may change such tokens.
     fallback = "ByteFallback" in names and "é" in backend.decoder.decode(["<0xC3>", "<0xA9>"])
     if names == ["ByteLevel"]:
         return DecoderKind("byte_level")
@@ -98,7 +98,11 @@ class PieceTable:
 
     def _look_up(self, token: str) -> bytes:
         if self.kind.name == "byte_level":
-            return bytes_of_token(token)
+            try:
+                return bytes([CHAR_TO_BYTE[char] for char in token])
+            except KeyError:
+                # An added token stands for itself, as in the library's decoder.
+                return token.encode("utf-8")
         byte = _byte(token)
         return token.replace("▁", " ").encode("utf-8") if byte is None else byte
 

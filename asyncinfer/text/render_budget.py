@@ -95,7 +95,7 @@ class RenderBudget:
             raise SecurityError(f"the result of {what} is too large: {size} > {most}")
 
     def keep(self, value: _Made) -> _Made:
-        """Charge for `value`, which was just made, and give it back."""
+        """Charge for `value`, which was just made, and return it."""
         if isinstance(value, str):
             size = len(value)
             if size < _LONG <= self._short:
@@ -138,8 +138,8 @@ class RenderBudget:
         self._walk(values, MAX_SIZE)
 
     def walk(self, *values: Any) -> int:
-        """Charge for a visit of the values and all that they hold; gives how many there are. A
-        value that is held twice counts twice, as it would be written and compared twice."""
+        """Charge for a visit of the values and all that they hold; returns how many there are. A
+        value that is held twice counts twice, since it would be written and compared twice."""
         return self._walk(values, None)
 
     def _walk(self, values: Iterable[Any], most: int | None) -> int:
@@ -166,8 +166,8 @@ class RenderBudget:
 
 
 def _alone() -> int:
-    """References to a value that only the list of long values holds, counted as `_count_held`
-    does."""
+    """The reference count of a value that only the list of long values holds, as `_count_held`
+    sees it."""
     values = [(value, 1) for value in [object()]]
     (count,) = [getrefcount(value) for value, _ in values]
     return count

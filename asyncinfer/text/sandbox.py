@@ -98,7 +98,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             if isinstance(value, list | tuple | dict | range):
                 budget.step(len(value) >> 4)
         if isinstance(owner, LoopContext):
-            # `loop.changed` compares them.
+            # `loop.changed` compares its arguments with the last ones.
             budget.walk(*args)
         result = super().call(context, obj, *args, **kwargs)
         if type(result) is dict:

@@ -2,7 +2,40 @@
 
 from __future__ import annotations
 
-__all__ = ["StopStrings"]
+from typing import Protocol
+
+__all__ = ["StopChain", "StopStrings", "TextStop"]
+
+
+class TextStop(Protocol):
+    """Watches the text of one sequence, and ends it early."""
+
+    def push(self, text: str, ends: bool = True) -> tuple[str, bool]:
+        """See `StopStrings.push`."""
+
+    def flush(self) -> str:
+        """See `StopStrings.flush`."""
+
+
+class StopChain:
+    """Ends a text where either of two `TextStop`s does, whichever comes first."""
+
+    __slots__ = ("_first", "_second")
+
+    def __init__(self, first: TextStop, second: TextStop) -> None:
+        self._first = first
+        self._second = second
+
+    def push(self, text: str, ends: bool = True) -> tuple[str, bool]:
+        text, found = self._first.push(text, ends)
+        shown, earlier = self._second.push(text, ends)
+        if found and not earlier:
+            shown += self._second.flush()
+        return shown, found or earlier
+
+    def flush(self) -> str:
+        shown, found = self._second.push(self._first.flush())
+        return shown if found else shown + self._second.flush()
 
 
 class StopStrings:
@@ -12,11 +45,13 @@ class StopStrings:
     the longest suffix that could begin one is held back, and no more than that.
     """
 
-    __slots__ = ("_held", "_matchers")
+    __slots__ = ("_held", "_include", "_matchers")
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
-        """`stops` are not empty strings (`SamplingParams` has checked them)."""
+    def __init__(self, stops: tuple[str, ...], *, include: bool = False) -> None:
+        """`stops` are not empty strings (`SamplingParams` has checked them). `include`: show the
+        one that ends the text, too."""
         self._matchers = [_Matcher(stop) for stop in stops]
+        self._include = include
         self._held = ""
 
     def push(self, text: str, ends: bool = True) -> tuple[str, bool]:
@@ -24,19 +59,20 @@ class StopStrings:
         Unless `ends`, a stop string that `text` completes does not count; one that only begins in
         it still may."""
         held = len(self._held)
-        match, waiting = -1, 0
+        match, waiting, stop = -1, 0, ""
         for matcher in self._matchers:
             end = matcher.feed(text) if ends else matcher.skip(text)
             if end >= 0:
                 start = held + end - len(matcher.stop)
-                match = start if match < 0 else min(match, start)
+                if match < 0 or start < match:
+                    match, stop = start, matcher.stop
             elif matcher.depth > waiting:
                 waiting = matcher.depth
         if held:
             text = self._held + text
             self._held = ""
         if match >= 0:
-            return text[:match], True
+            return text[: match + len(stop) if self._include else match], True
         if waiting:
             self._held = text[-waiting:]
             text = text[:-waiting]
@@ -77,7 +113,7 @@ class _Matcher:
         return -1
 
     def skip(self, text: str) -> int:
-        """As `feed`, past every match."""
+        """`feed`, but past every match."""
         while (end := self.feed(text)) >= 0:
             self.depth = self._border(len(self.stop))
             text = text[end:]

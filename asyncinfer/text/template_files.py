@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.text.tokenizer_files import file_of, read_json
 
-__all__ = ["template_sources"]
+__all__ = ["response_template", "template_sources"]
 
 _FOLDER: Final = "additional_chat_templates"
 #: Templates of a folder, and bytes of one.
@@ -37,6 +38,16 @@ def template_sources(path: Path) -> dict[str, str]:
         return sources
     config = path / "tokenizer_config.json"
     return _named(config, read_json(path, config.name).get("chat_template"))
+
+
+def response_template(path: Path) -> Mapping[str, Any] | None:
+    """How the checkpoint describes its answers, in `tokenizer_config.json`; None where it does not.
+    Raises `ModelLoadError`."""
+    config = path / "tokenizer_config.json"
+    found = read_json(path, config.name).get("response_template")
+    if found is not None and not isinstance(found, Mapping):
+        raise ModelLoadError("response_template must be an object", file=str(config))
+    return found
 
 
 def _read(file: Path) -> str:

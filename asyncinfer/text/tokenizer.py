@@ -17,6 +17,7 @@ from asyncinfer.text.panic import panicked
 from asyncinfer.text.pieces import PieceTable, decoder_kind
 from asyncinfer.text.shield import Shield, check_text
 from asyncinfer.text.tokenizer_files import load_backend, named_ids
+from asyncinfer.text.word_cache import keep_no_prompts
 
 __all__ = ["Tokenizer"]
 
@@ -43,6 +44,7 @@ class Tokenizer:
         """`backend` belongs to this object from now on: truncation and padding are switched off."""
         backend.no_truncation()
         backend.no_padding()
+        keep_no_prompts(backend)
         self._backend = backend
         vocabulary = backend.get_vocab(with_added_tokens=True)
         #: The largest token id, plus one.
@@ -58,6 +60,10 @@ class Tokenizer:
         self.special_ids: frozenset[int] = frozenset(
             token_id for token_id, token in added.items() if token.special
         )
+        #: Tokens that were added to the vocabulary, special ones and others, by their text.
+        self.added_tokens: dict[str, int] = {
+            token.content: token_id for token_id, token in added.items()
+        }
         #: Keeps special tokens out of chat messages.
         self.shield = Shield(
             {token.content: token.normalized for token in added.values() if token.special},
@@ -107,9 +113,9 @@ class Tokenizer:
             raise InvalidRequest("prompt", text, f"the tokenizer fails for it: {error}") from error
         return batch[0].ids
 
-    def encode_chat(self, text: str) -> list[int]:
+    def encode_chat(self, text: str, *, inner: bool = False) -> list[int]:
         """Token ids of a rendered chat. Special tokens that the template wrote are special tokens;
-        those that `shield` has marked are plain text."""
+        those that `shield` has marked are plain text. `inner`: it follows other text."""
         first, *others = self.shield.pieces(text)
         if len(others) > MAX_COVERED:
             # Bounded, since each piece is tokenised by itself.
@@ -118,7 +124,8 @@ class Tokenizer:
                 Size(f"{len(others)} spelled-out special tokens"),
                 f"at most {MAX_COVERED}",
             )
-        return self._plain(first) + [token for piece in others for token in self._inner(piece)]
+        begun = self._inner(first) if inner else self._plain(first)
+        return begun + [token for piece in others for token in self._inner(piece)]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`; malformed bytes become U+FFFD, ids without a token are skipped.
@@ -136,6 +143,32 @@ class Tokenizer:
         """The bytes that the token adds to a text; None if that depends on its neighbours, so that
         only a `Detokenizer` knows. An id without a token adds nothing."""
         return self.pieces.bytes_of(token_id)
+
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token `text`; None if there is none."""
+        token_id: int | None = self._backend.token_to_id(text)
+        return token_id if token_id in self.special_ids else None
+
+    def encode_inner(self, text: str) -> list[int]:
+        """Token ids of `text` as it follows other text."""
+        return self._inner(text)
+
+    def difference(self, other: Tokenizer) -> tuple[int, str | None, str | None] | None:
+        """The first token id that stands for something else in the other's vocabulary, with its
+        text here and there, None for no token; None where the vocabularies are the same."""
+        ours, theirs = (each._backend.get_vocab(with_added_tokens=True) for each in (self, other))
+        if ours == theirs:
+            return None
+        token = min(number for _, number in ours.items() ^ theirs.items())
+        here, there = (
+            {number: text for text, number in each.items()}.get(token) for each in (ours, theirs)
+        )
+        return token, here, there
+
+    def to_json(self) -> str:
+        """The content of a `tokenizer.json`."""
+        text: str = self._backend.to_str()
+        return text
 
     def bad_word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
         """The ways `word` is written as tokens: at the start of a text, after a space, and
@@ -162,6 +195,6 @@ def _normalised(normalizer: Any, text: str) -> str:
     except BaseException as error:
         if not panicked(error):
             raise
-        # The text cannot be encoded either, which is reported there.
+        # `encode` fails for the text too, and reports it.
         return text
     return normal

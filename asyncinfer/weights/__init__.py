@@ -1,17 +1,18 @@
-from asyncinfer.weights.checkpoint import SafetensorsCheckpoint
+from asyncinfer.weights.checkpoint import SafetensorsCheckpoint, open_checkpoint
 from asyncinfer.weights.folder import checkpoint_file, following_links
 from asyncinfer.weights.json_file import read_json
-from asyncinfer.weights.loader import WeightLoader
-from asyncinfer.weights.memory import is_out_of_memory
+from asyncinfer.weights.loader import LoadProgress, OnProgress, WeightLoader
+from asyncinfer.weights.memory import host_bytes, is_out_of_memory
 from asyncinfer.weights.named import NAMED_MODELS, HubFile, NamedModel, WheelFile
-from asyncinfer.weights.packed import Packed, Piece, WeightSource, check_weights
-from asyncinfer.weights.progress import LoadProgress, OnProgress
+from asyncinfer.weights.packed import Packed, Piece, WeightSource, alike, check_weights
 from asyncinfer.weights.pull import pull, pulled
+from asyncinfer.weights.quantised import TORCH_DTYPES
 from asyncinfer.weights.resolve import resolve, resolve_config
-from asyncinfer.weights.tensor_files import StoredTensor, TensorFiles
+from asyncinfer.weights.tensor_files import TensorFiles
 
 __all__ = [
     "NAMED_MODELS",
+    "TORCH_DTYPES",
     "HubFile",
     "LoadProgress",
     "NamedModel",
@@ -19,15 +20,17 @@ __all__ = [
     "Packed",
     "Piece",
     "SafetensorsCheckpoint",
-    "StoredTensor",
     "TensorFiles",
     "WeightLoader",
     "WeightSource",
     "WheelFile",
+    "alike",
     "check_weights",
     "checkpoint_file",
     "following_links",
+    "host_bytes",
     "is_out_of_memory",
+    "open_checkpoint",
     "pull",
     "pulled",
     "read_json",

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.weights.folder import checkpoint_file, plain_name
+from asyncinfer.weights.gguf import GgufCheckpoint, is_gguf
 from asyncinfer.weights.json_file import read_json
 from asyncinfer.weights.safetensors_file import SafetensorsReader
 from asyncinfer.weights.tensor_files import StoredTensor, TensorFiles
 
-__all__ = ["INDEX", "SINGLE", "SafetensorsCheckpoint", "read_index"]
+__all__ = ["INDEX", "SINGLE", "SafetensorsCheckpoint", "open_checkpoint", "read_index"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -96,3 +97,9 @@ def read_index(folder: Path) -> dict[str, str]:
                 f"shard {file!r}: leads out of the folder", file=INDEX, tensor=name
             )
     return weight_map
+
+
+def open_checkpoint(path: str | Path) -> SafetensorsCheckpoint | GgufCheckpoint:
+    """Open a folder of safetensors, or a GGUF file, single or the first of several. Reads headers
+    only. Raises `ModelLoadError`."""
+    return GgufCheckpoint(path) if is_gguf(path) else SafetensorsCheckpoint(path)

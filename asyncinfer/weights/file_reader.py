@@ -9,11 +9,14 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from asyncinfer.errors import ModelLoadError
+from asyncinfer.machine import usable_cores
 
 __all__ = ["FileReader"]
+
+Result = TypeVar("Result")
 
 _MOST_THREADS: Final = 8
 
@@ -34,10 +37,7 @@ class FileReader(ABC):
     @property
     def threads(self) -> int:
         """How many threads `start` uses."""
-        usable = (
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        )
-        return min(_MOST_THREADS, usable or 1)
+        return min(_MOST_THREADS, usable_cores())
 
     @abstractmethod
     def read(self, file: str, tensor: str, offset: int, target: memoryview) -> None:
@@ -68,7 +68,7 @@ class FileReader(ABC):
                 )
             done += count
 
-    def start(self, function: Callable[..., None], *args: Any) -> Future[None]:
+    def start(self, function: Callable[..., Result], *args: Any) -> Future[Result]:
         """Call `function` on one of the threads."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="asyncinfer-load")

@@ -1,7 +1,9 @@
 """`HubModel`: a model of the hub, fetched by the hub's client within bounds of time.
 
 The client retries for minutes if a hub does not answer, and waits for ever if a hub accepts and
-stays silent. So it is called on another thread, and given up if nothing has come for a while.
+stays silent. So it is called on another thread, and given up if nothing has come for a while, or if
+nobody wants the model any more. Its thread then ends with the next part of a file, and so its locks
+are free for whoever wants the same file.
 """
 
 from __future__ import annotations
@@ -11,17 +13,20 @@ import re
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from threading import Event
 from typing import Any, Final, TypeVar
 
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.plugins.timed_call import ThreadCall
+from asyncinfer.runtime import go_on
 from asyncinfer.telemetry import emit
 from asyncinfer.weights.gguf import is_gguf
 
-__all__ = ["HubModel", "Unreachable"]
+__all__ = ["HubModel", "Unreachable", "is_hub_id"]
 
 T = TypeVar("T")
 
+_HUB_ID: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 #: Seconds to wait for the first answer if it is needed, and if it could only say that the copy in
 #: the cache is still the newest. `HF_HUB_ETAG_TIMEOUT` may lengthen the first.
@@ -32,10 +37,31 @@ FRESHNESS_SECONDS: Final = 2.0
 SILENT_SECONDS: Final = 60.0
 #: Seconds of silence after which an event is logged, and again after as many.
 TELL_SECONDS: Final = 3.0
+#: Seconds between two looks at a call of the client.
+LOOK_SECONDS: Final = 0.25
 
 
 class Unreachable(Exception):
     """The hub did not say whether it has the model."""
+
+
+class _GivenUp(BaseException):
+    """Nobody waits for the download any more. No `Exception`: the client does not try again."""
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether the hub's client takes this for the id of a model."""
+    if not _HUB_ID.fullmatch(text):
+        return False
+    # Imported here, since it takes a while.
+    from huggingface_hub import hf_hub_url
+
+    try:
+        # `hf_hub_url` checks the id as every call of the client does, and asks no server.
+        hf_hub_url(text, "config.json")
+    except ValueError:
+        return False
+    return True
 
 
 class HubModel:
@@ -99,12 +125,14 @@ class HubModel:
         return str(info.sha), frozenset(file.rfilename for file in info.siblings or ())
 
     def download(self, revision: str | None, files: Collection[str]) -> Path:
-        """Fetch those of `files` that the hub has; gives their folder."""
+        """Fetch those of `files` that the hub has; returns their folder. Raises `ModelLoadError`,
+        and what `go_on` does."""
         from huggingface_hub import constants, snapshot_download
 
         # Wildcards of fnmatch in a name would match other files.
         patterns = [re.sub(r"([*?[])", r"[\1]", file) for file in files]
         seconds = max(SILENT_SECONDS, 4.0 * constants.HF_HUB_DOWNLOAD_TIMEOUT)
+        given_up = Event()
         fetch = ThreadCall(
             lambda: snapshot_download(
                 self.model,
@@ -112,14 +140,17 @@ class HubModel:
                 allow_patterns=patterns,
                 cache_dir=self._cache,
                 endpoint=self._given_endpoint,
-                tqdm_class=self._bar(),
+                tqdm_class=self._bar(given_up),
             )
         )
         try:
             self._wait(fetch, seconds, self._progress)
-            return Path(fetch.outcome())
         except Unreachable as error:
             raise self.refused(str(error)) from error
+        finally:
+            given_up.set()
+        try:
+            return Path(fetch.outcome())
         except Exception as error:
             raise self.refused(self._why(error)) from error
 
@@ -133,7 +164,7 @@ class HubModel:
         if self.offline:
             where = f"the hub's cache ({self._cache}), and offline nothing else is asked"
         at = f" at revision {self.revision}" if self.revision else ""
-        what = "file" if is_gguf(Path(self.model)) else "folder"
+        what = "file" if is_gguf(self.model) else "folder"
         return ModelLoadError(
             f"model {self.model!r}: there is no such {what} in {os.getcwd()}, and it cannot be had "
             f"from {where}{at}: {why}. Give the path of a checkpoint's folder, or the id of a "
@@ -143,10 +174,12 @@ class HubModel:
     def _wait(
         self, call: ThreadCall[Any], seconds: float, progress: Callable[[], object] = lambda: None
     ) -> None:
-        """Wait for the call. `Unreachable` once `progress` has not changed for `seconds`."""
+        """Wait for the call. `Unreachable` once `progress` has not changed for `seconds`; what
+        `go_on` raises where nobody wants it any more."""
         seen, since = progress(), time.monotonic()
         told = TELL_SECONDS
-        while not call.wait(min(0.25, seconds / 4)):
+        while not call.wait(min(LOOK_SECONDS, seconds / 4)):
+            go_on()
             now = progress()
             if now != seen:
                 seen, since, told = now, time.monotonic(), TELL_SECONDS
@@ -188,9 +221,10 @@ class HubModel:
             text = "it has no such model, or a private one that needs a token (HF_TOKEN)"
         return text
 
-    def _bar(self) -> type[Any]:
-        """A class of the client's progress bar that counts its updates. It is disabled unless
-        progress is to be shown, since it writes to the host's stderr."""
+    def _bar(self, given_up: Event) -> type[Any]:
+        """A class of the client's progress bar that counts its updates, and ends a download that
+        was given up, as nothing else of the client's does. It is disabled unless progress is to be
+        shown, since it writes to the host's stderr."""
         import huggingface_hub.utils as hub
 
         base: Any = hub.tqdm  # type: ignore[attr-defined]
@@ -201,6 +235,8 @@ class HubModel:
             base.__init__(bar, *args, **{**given, **options})
 
         def update(bar: Any, n: float | None = 1) -> Any:
+            if given_up.is_set():
+                raise _GivenUp
             moved()
             return base.update(bar, n)
 

@@ -12,8 +12,8 @@ __all__ = ["resolve_gguf"]
 
 def resolve_gguf(hub: HubModel, file: str) -> Path:
     """Fetch the file of the repository that is named `file`, or is the only one with `file` in its
-    name; of a split model all parts, giving the first. The copy in the cache is taken if the hub
-    does not answer, or if the revision is a commit. Raises `ModelLoadError`."""
+    name; of a split model all parts. Returns the (first) file. The copy in the cache is taken if
+    the hub does not answer, or if the revision is a commit. Raises `ModelLoadError`."""
     cached = _cached(hub, file)
     if cached is not None and (hub.offline or hub.is_commit):
         return cached
@@ -26,7 +26,7 @@ def resolve_gguf(hub: HubModel, file: str) -> Path:
             raise hub.refused(str(error)) from error
         hub.log_unreachable(error)
         return cached
-    name = find_gguf([one for one in files if is_gguf(Path(one))], file, hub.model)
+    name = find_gguf([one for one in files if is_gguf(one)], file, hub.model)
     if cached is not None and cached.parent.name == commit:
         return cached
     # By the branch, not by the commit, so that the cache learns the branch's commit.
@@ -35,7 +35,7 @@ def resolve_gguf(hub: HubModel, file: str) -> Path:
 
 def _cached(hub: HubModel, file: str) -> Path | None:
     """The file in the cache, if all parts of its model are there."""
-    if not is_gguf(Path(file)):
+    if not is_gguf(file):
         return None
     names = split_names(file)
     folders = [hub.cached(name) for name in names]

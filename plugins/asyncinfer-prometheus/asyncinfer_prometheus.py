@@ -225,6 +225,7 @@ class _Exporter(Collector):
             ("held_requests", "Requests in the engine.", _requests),
             ("kv_blocks", "KV blocks, by what they hold.", _blocks),
             ("kv_window_pages", "The same of layers that see a window.", _window_pages),
+            ("kv_state_pages", "The same of layers that keep a state.", _state_pages),
         ):
             metric = GaugeMetricFamily(f"asyncinfer_{name}", text, labels=["engine", "state"])
             for label, _, stats in found:
@@ -234,8 +235,8 @@ class _Exporter(Collector):
         for name, (attribute, text) in HISTOGRAMS.items():
             metric = HistogramMetricFamily(f"asyncinfer_{name}", text, labels=["engine"])
             for label, series, _ in found:
-                its = getattr(series, attribute)
-                metric.add_metric([label], buckets=its.buckets(), sum_value=its.total)
+                histogram = getattr(series, attribute)
+                metric.add_metric([label], buckets=histogram.buckets(), sum_value=histogram.total)
             yield metric
         text = "Events that the exporter was too slow for."
         metric = CounterMetricFamily("asyncinfer_dropped_events", text, labels=["engine"])
@@ -256,6 +257,11 @@ def _blocks(stats: EngineStats) -> dict[str, int]:
 def _window_pages(stats: EngineStats) -> dict[str, int]:
     free, cached = stats.window_pages_free, stats.window_pages_cached
     return {"free": free, "cached": cached, "used": stats.window_pages_total - free - cached}
+
+
+def _state_pages(stats: EngineStats) -> dict[str, int]:
+    free, cached = stats.state_pages_free, stats.state_pages_cached
+    return {"free": free, "cached": cached, "used": stats.state_pages_total - free - cached}
 
 
 _exporters: WeakKeyDictionary[CollectorRegistry, _Exporter] = WeakKeyDictionary()

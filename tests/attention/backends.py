@@ -44,7 +44,7 @@ def _gathered(kv: KVCache, batch: AttentionBatch, scale: float) -> Attend:
 
 def _masked(kv: KVCache, batch: AttentionBatch, scale: float) -> Attend:
     """It takes decode rows alone; other passes gather."""
-    if batch.decode_rows < batch.rows:
+    if batch.decode_rows < len(batch.counts):
         return _gathered(kv, batch, scale)
     return MaskedAttention(kv, on_device(batch), scale)
 
@@ -79,7 +79,7 @@ def _interpreted() -> Iterator[None]:
 BACKENDS = {
     "gathered": Backend(_gathered),
     "gathered in small tiles": Backend(_gathered, _small_tiles),
-    "mirrored": Backend(GatheredAttention),
+    "contiguous": Backend(GatheredAttention),
     "masked": Backend(_masked),
     "invariant": Backend(_invariant),
     "paged": Backend(PagedAttention),

@@ -14,8 +14,8 @@ from asyncinfer.attention import (
     KVCache,
     KVFormat,
 )
+from asyncinfer.attention.contiguous import ContiguousKVPool
 from asyncinfer.attention.formats import PLAIN
-from asyncinfer.attention.mirror import Mirrors
 from asyncinfer.kernels import reference
 
 __all__ = ["Sequences", "Shape", "give_room"]
@@ -33,9 +33,9 @@ class Shape:
 
 
 def give_room(kv: KVCache, elements: int) -> None:
-    """Let mirrors take so much."""
+    """Let copies take so much."""
     layers, parts, _, kv_heads, _, head_dim = kv.storage.shape
-    kv.mirrors = Mirrors(elements, layers * parts * kv_heads * head_dim, kv.dtype)
+    kv.contiguous = ContiguousKVPool(elements, layers * parts * kv_heads * head_dim, kv.dtype)
 
 
 class Sequences:
@@ -48,10 +48,10 @@ class Sequences:
         block_size: int = 4,
         dtype: torch.dtype = torch.float32,
         *,
-        mirrored: bool = False,
+        contiguous: bool = False,
         format: KVFormat = PLAIN,
     ) -> None:
-        """`mirrored`: their numbers are known, and there is room for mirrors."""
+        """`contiguous`: their numbers are known, and there is room for copies."""
         self.shape = shape
         self.size = block_size
         num_blocks = sum(-(-length // block_size) for length in lengths) + 3
@@ -59,8 +59,8 @@ class Sequences:
         self.kv = KVCache.allocate(shape, num_blocks, block_size, dtype, "cpu", format=format)
         for tensor in self.kv.tensors:
             tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
-        self.mirrored = mirrored
-        if mirrored:
+        self.contiguous = contiguous
+        if contiguous:
             give_room(self.kv, 1 << 28)
         self.generator = torch.Generator().manual_seed(1)
 
@@ -110,7 +110,7 @@ class Sequences:
 
     def batch(self, rows: list[tuple[int, Row]]) -> AttentionBatch:
         _, batch = batch_of([row for _, row in rows], [self.tables[i] for i, _ in rows], self.size)
-        return replace(batch, sequences=[i for i, _ in rows]) if self.mirrored else batch
+        return replace(batch, sequences=[i for i, _ in rows]) if self.contiguous else batch
 
     def random(self, tokens: int, heads: int) -> torch.Tensor:
         values = torch.randn(tokens, heads, self.shape.head_dim, generator=self.generator)

@@ -13,7 +13,7 @@ import torch
 from attention.backends import BACKENDS, Backend
 from attention.cases import Case, Shape, Step
 
-from asyncinfer.attention import AttentionVariant
+from asyncinfer.attention import AttentionVariant, PagedAttention
 
 SINKS = torch.linspace(-2, 3, 6)
 VARIANTS = {
@@ -26,9 +26,9 @@ VARIANTS = {
     "sinks": AttentionVariant(sinks=SINKS),
     "everything": AttentionVariant(window=11, softcap=2.0, sinks=SINKS),
 }
-#: Whole prompts, chunks and decode rows, alone and together; sequences shorter and much longer than
-#: a window, which come and go.
-LENGTHS = [30, 8, 4, 18]
+#: Whole prompts, chunks and rows of one and of few query tokens, alone and together; sequences
+#: shorter and much longer than a window, which come and go.
+LENGTHS = [30, 11, 4, 22]
 STEPS: list[Step] = [
     [(0, 0, 20), (1, 0, 3)],
     [(1, 3, 1), (0, 20, 2)],
@@ -36,7 +36,8 @@ STEPS: list[Step] = [
     [(0, 23, 1), (1, 5, 1), (2, 1, 1), (3, 17, 1)],
     [(0, 24, 1), (1, 6, 1), (2, 2, 1)],
     [(0, 25, 1), (1, 7, 1), (2, 3, 1)],
-    [(0, 26, 4)],
+    [(1, 8, 1), (0, 26, 3), (3, 18, 2)],
+    [(0, 29, 1), (1, 9, 2), (3, 20, 2)],
 ]
 
 
@@ -47,14 +48,21 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
         yield chosen
 
 
+def reads(backend: Backend, kv: str) -> None:
+    """Skip where the backend does not read the format."""
+    if kv == "int4" and backend.make is PagedAttention:
+        pytest.skip("the paged kernels read whole bytes")
+
+
 @pytest.mark.parametrize(
     ("kv", "name"),
     [
         *(("plain", name) for name in VARIANTS),
-        *((kv, name) for kv in ("int8", "fp8") for name in ("causal", "everything")),
+        *((kv, name) for kv in ("int8", "fp8", "int4") for name in ("causal", "everything")),
     ],
 )
 def test_the_right_answers(backend: Backend, kv: str, name: str) -> None:
+    reads(backend, kv)
     case, variant = Case(LENGTHS, kv=kv), VARIANTS[name]
     case.run(backend, STEPS, variant)
     case.check(variant)
@@ -65,8 +73,9 @@ def test_the_right_answers(backend: Backend, kv: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["causal", "window"])
-@pytest.mark.parametrize("kv", ["plain", "int8"])
+@pytest.mark.parametrize("kv", ["plain", "int8", "int4"])
 def test_values_that_are_the_keys(backend: Backend, kv: str, name: str) -> None:
+    reads(backend, kv)
     case = Case(LENGTHS, Shape(num_kv_heads=1, kv_parts=1), kv=kv)
     case.run(backend, STEPS, VARIANTS[name])
     case.check(VARIANTS[name])
@@ -113,8 +122,9 @@ def test_a_step_writes_its_tokens_and_into_its_own_blocks(backend: Backend) -> N
     assert case.kv.storage[0].nan_to_num(0.0).eq(0.0).all()
 
 
-@pytest.mark.parametrize("kv", ["plain", "int8", "fp8"])
+@pytest.mark.parametrize("kv", ["plain", "int8", "fp8", "int4"])
 def test_what_a_window_no_longer_sees_may_be_gone(backend: Backend, kv: str) -> None:
+    reads(backend, kv)
     variant = AttentionVariant(window=6)
     case, done = Case([31], kv=kv), 0
     for count in (3, 14, 1, 9, 1, 1, 1, 1):
@@ -123,13 +133,14 @@ def test_what_a_window_no_longer_sees_may_be_gone(backend: Backend, kv: str) -> 
         # Given to somebody else, whose numbers are no numbers.
         unseen = case.tables[0][: (done - 6 + 1) // 4] if done > 6 else []
         for tensor in case.kv.tensors:
-            tensor[:, :, unseen] = torch.nan if tensor.is_floating_point() else -128
+            tensor[:, :, unseen] = torch.nan if tensor.is_floating_point() else 127
     case.check(variant)
 
 
-@pytest.mark.parametrize("kv", ["plain", "int8", "fp8"])
+@pytest.mark.parametrize("kv", ["plain", "int8", "fp8", "int4"])
 def test_nan_of_an_earlier_tenant_poisons_nobody(backend: Backend, kv: str) -> None:  # fault 26
     """What lies behind a row's last token may be read, with a weight of zero."""
+    reads(backend, kv)
     case = Case([14, 7], kv=kv)
     steps: list[Step] = [
         [(0, 0, 9), (1, 0, 3)],

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
+import pytest
 import torch
 
 from asyncinfer.attention import KVCache
@@ -30,6 +34,19 @@ def test_sizes() -> None:
     assert kv.storage.count_nonzero() == 0
     taken = KVCache.bytes_per_block(Shape(), 16, torch.bfloat16) * 5
     assert taken == kv.storage.numel() * kv.storage.element_size()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_memory_is_committed_when_it_is_used() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    before = resident()
+    kv = KVCache.allocate(Shape(), 1 << 16, 16, torch.float32, "cpu")
+    assert kv.storage.nbytes == 384 << 20
+    assert kv.storage.data_ptr() % 64 == 0
+    assert resident() - before < 32 << 20
+    assert kv.k[2][-1].count_nonzero() == 0
 
 
 def test_keys_and_values_are_views() -> None:

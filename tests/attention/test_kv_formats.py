@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import get_args
 
 import pytest
@@ -69,6 +70,50 @@ def test_what_is_read_is_what_was_written_but_for_rounding(kv: str, dtype: torch
     assert (error > 0.9 * BOUND[kv] * size).any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("head_dim", [16, 64, 80])
+def test_four_bits_are_off_by_half_a_step_of_their_group(head_dim: int, dtype: torch.dtype) -> None:
+    numbers = torch.Generator().manual_seed(1)
+    values = torch.randn(60, 2, head_dim, generator=numbers)
+    values *= torch.logspace(-3, 2, 60)[:, None, None]
+    # A large dimension costs its own group alone.
+    values[:, :, -1] *= 50
+    values[0] = 0.0
+    values[1] = 3.0
+    values = values.to(dtype)
+    shape = Shape(head_dim=head_dim)
+    cache = KVCache.allocate(shape, 15, 4, dtype, "cpu", format=kv_format("int4"))
+    poison(cache)
+    slots = torch.arange(60)
+    for pages, new in cache.encoded(1, values, values.flip(0)):
+        pages[slots // 4, :, slots % 4] = new
+    gather = Gather(cache, torch.arange(15)[None])
+    read = gather(1, torch.empty(gather.size, dtype=dtype))[:, 0].transpose(1, 2)
+    assert read[1].equal(read[0].flip(0))
+    torch.testing.assert_close(read[0], rounded(values, "int4").to(dtype), rtol=1e-6, atol=0.0)
+    assert read[0, :2].equal(values[:2])
+    group = gcd(head_dim, 32)
+    exact = values.double().unflatten(-1, (-1, group))
+    step = (exact.amax(-1, keepdim=True) - exact.amin(-1, keepdim=True)) / 15
+    error = (read[0].double().unflatten(-1, (-1, group)) - exact).abs()
+    # Half a step, and what float16 and the cache's dtype round.
+    slack = 2**-10 * exact.abs().amax(-1, keepdim=True) + torch.finfo(dtype).eps * exact.abs()
+    assert (error <= 0.5 * step + slack + 1e-7).all()
+    bits = 8 * vector_bytes(kv_format("int4"), head_dim, dtype) / head_dim
+    assert bits == 4 + 32 / group
+    assert (cache.head_dim, cache.k_scales, cache.v_scales) == (head_dim, [None] * 2, [None] * 2)
+
+
+def test_four_bits_keep_what_is_no_number_and_bound_what_is_too_large() -> None:
+    values = torch.tensor([[1e30, -1e30] * 8, [float("nan")] * 16, [1e-30] * 16])
+    codes, ends = kv_format("int4").encode(values)
+    out = torch.empty(1, 3, 16)
+    kv_format("int4").gather([codes[None], ends[None]], torch.tensor([0]), out)
+    assert out[0, 0].abs().sub(65504).abs().max() < 64
+    assert out[0, 1].isnan().all()
+    assert out[0, 2].abs().max() < 1e-7
+
+
 def test_bytes_are_turned_into_the_numbers_they_stand_for() -> None:
     every = torch.arange(256, dtype=torch.uint8)
     theirs = every.view(torch.float8_e4m3fn).float()
@@ -82,11 +127,11 @@ def test_bytes_are_turned_into_the_numbers_they_stand_for() -> None:
 @pytest.mark.parametrize("kv", SMALL)
 def test_a_page_takes_a_byte_a_number_and_a_scale_a_vector(kv: str, parts: int) -> None:
     shape = Shape(num_kv_heads=3, head_dim=80, kv_parts=parts)
-    its = kv_format(kv)
-    cache = KVCache.allocate(shape, 5, 16, torch.bfloat16, "cpu", format=its)
+    format = kv_format(kv)
+    cache = KVCache.allocate(shape, 5, 16, torch.bfloat16, "cpu", format=format)
     vectors = 2 * parts * 3 * 16
-    assert vector_bytes(its, 80, torch.bfloat16) == 84
-    assert KVCache.bytes_per_block(shape, 16, torch.bfloat16, its) == vectors * 84
+    assert vector_bytes(format, 80, torch.bfloat16) == 84
+    assert KVCache.bytes_per_block(shape, 16, torch.bfloat16, format) == vectors * 84
     assert sum(tensor.nbytes for tensor in cache.tensors) == 5 * vectors * 84
     assert cache.dtype is torch.bfloat16
     assert cache.storage.dtype.itemsize == 1

@@ -68,19 +68,19 @@ def test_padding_touches_nothing(name: str) -> None:
     torch.testing.assert_close(out[:n], expected, rtol=1e-5, atol=1e-6)
     assert out.isfinite().all()
     written = batch.slot_mapping.tolist()
-    behind = {its for slot in written for its in range(slot + 1, slot - slot % SIZE + SIZE)}
+    behind = {later for slot in written for later in range(slot + 1, slot - slot % SIZE + SIZE)}
     flat, old = (s.transpose(3, 4).flatten(2, 3) for s in (kv.storage, before))
     for slot in range(30 * SIZE):
-        its, was = flat[:, :, slot], old[:, :, slot]
+        now, was = flat[:, :, slot], old[:, :, slot]
         if slot in written:
             row = written.index(slot)
-            assert its[layer, 0].equal(k[row])
-            assert its[layer, 1].equal(v[row])
-            its, was = its[0], was[0]
+            assert now[layer, 0].equal(k[row])
+            assert now[layer, 1].equal(v[row])
+            now, was = now[0], was[0]
         if slot in behind:
-            assert its[layer].eq(0).all()
-            its, was = its[0], was[0]
-        torch.testing.assert_close(its, was, rtol=0, atol=0, equal_nan=True)
+            assert now[layer].eq(0).all()
+            now, was = now[0], was[0]
+        torch.testing.assert_close(now, was, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_batch_of_nothing_but_padding_changes_nothing() -> None:

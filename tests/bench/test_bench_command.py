@@ -20,7 +20,7 @@ def command(*args: str | Path) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "asyncinfer", "bench", *map(str, args)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
 
@@ -88,6 +88,8 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_the_run(
     assert "must end in one of" in said
     said = refusal(capsys, "lag", "--plot", tmp_path / "none" / "lag.png")
     assert "the folder does not exist" in said
+    said = refusal(capsys, "speculate", "--plot", tmp_path / "a.png")
+    assert "there is no plot of 'speculate'" in said
 
 
 def test_a_plot_without_matplotlib_names_the_extra(

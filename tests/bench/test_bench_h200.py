@@ -53,7 +53,7 @@ def test_a_part_that_raises_is_recorded_and_the_rest_goes_on(
     options = GpuOptions(parts=("ceilings", "kernels", "decode"), quick=True, device="cpu")
     result = measure_gpu(options, save=saved.append)
     assert [part.error for part in result.parts] == [None, "MemoryError: no room", None]
-    assert [len(its.parts) for its in saved] == [1, 2, 3]
+    assert [len(record.parts) for record in saved] == [1, 2, 3]
     assert not result.parts[1].figures
     assert result.parts[2].figures
     json.dumps(result.detail(), allow_nan=False)

@@ -56,9 +56,10 @@ def test_a_batch_that_is_never_full_is_no_measurement(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("loop", available_loops())
 def test_streams_get_what_was_asked_for(loop: str) -> None:
-    load = run_on(loop, measure_streams, 20, 2000.0, 0.2)
+    # Long beside what a busy machine may hold an event loop up for.
+    load = run_on(loop, measure_streams, 20, 2000.0, 1.5)
     assert load.streams == 20
-    assert load.tokens == 400
+    assert load.tokens == 3000
     assert load.latency.count == load.tokens
     # Never faster than asked for; how much slower is the machine's affair.
     assert 0 < load.rate <= 2000.0 * 1.5
@@ -67,7 +68,7 @@ def test_streams_get_what_was_asked_for(loop: str) -> None:
 
 def test_the_whole_command_has_its_figures() -> None:
     options = HostOptions(
-        loops=("asyncio",), running=4, steps=5, streams=10, rate=500, seconds=0.1, repeat=1
+        loops=("asyncio",), running=4, steps=5, streams=10, rate=500, seconds=1.0, repeat=1
     )
     told: list[str] = []
     figures = measure_host(options, told.append).figures()

@@ -32,14 +32,14 @@ def test_every_loader_loads_the_same(tmp_path: Path) -> None:
     name = "model.embed_tokens.weight"
     for found in (
         load("load_file", tmp_path / "model", torch.float32)[name],
-        ours._embed.weight,
+        ours.embedding.weight,
         alone["embedding"],
         dict(peer.named_parameters())[name],
     ):
         assert found.dtype is torch.float32
         assert torch.equal(found, plain[name].float())
-    assert {key: tuple(its.shape) for key, its in peer.named_parameters()} == {
-        key: tuple(its.shape) for key, its in plain.items()
+    assert {key: tuple(tensor.shape) for key, tensor in peer.named_parameters()} == {
+        key: tuple(tensor.shape) for key, tensor in plain.items()
     }
     assert len(list((tmp_path / "model").glob("*.safetensors"))) == 4
 

@@ -41,7 +41,7 @@ def test_the_whole_command_has_its_figures() -> None:
     ratio = result.samplers["min-p by a plugin"] / result.samplers["min-p"]
     assert ratio in [figure.value for figure in figures]
     assert result.observers["none"].tokens == 4 * 5
-    idle = {its.group for its in plugins.registries() if "bench-idle" in its.names()}
+    idle = {registry.group for registry in plugins.registries() if "bench-idle" in registry.names()}
     assert idle >= {f"asyncinfer.{kind}" for kind in ("cache_policies", "observers", "samplers")}
 
 

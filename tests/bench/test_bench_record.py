@@ -126,9 +126,15 @@ def test_what_else_differs_is_said(record: Record) -> None:
 
 
 def test_quantiles() -> None:
-    its = Quantiles.of(range(101))
-    assert (its.count, its.mean, its.p50, its.p99, its.max) == (101, 50, 50, 99, 100)
-    assert its.curve == pytest.approx(range(101))
+    quantiles = Quantiles.of(range(101))
+    assert (quantiles.count, quantiles.mean, quantiles.p50, quantiles.p99, quantiles.max) == (
+        101,
+        50,
+        50,
+        99,
+        100,
+    )
+    assert quantiles.curve == pytest.approx(range(101))
     with pytest.raises(BenchError, match="nothing was measured"):
         Quantiles.of([])
 

@@ -133,8 +133,8 @@ def test_the_peer_computes_the_same_tokens(tiny: Path) -> None:
 def test_the_peer_keeps_its_kv_cache_whatever_the_checkpoint_says(tiny: Path) -> None:
     peer = TransformersPeer(tiny)
     lengths: list[int] = []
-    peer._model.generation_config.use_cache = False
-    peer._model.register_forward_pre_hook(
+    peer.model.generation_config.use_cache = False
+    peer.model.register_forward_pre_hook(
         lambda _, __, inputs: lengths.append(inputs["input_ids"].shape[1]), with_kwargs=True
     )
     assert peer.generate([[1, 2, 3, 4, 5]], 4).shape == (1, 4)

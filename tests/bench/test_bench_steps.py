@@ -30,6 +30,7 @@ from asyncinfer.bench import BenchError
 from asyncinfer.models import parse_config
 from asyncinfer.planner import ModelSize, Storage, decode_floor, prefill_floor
 from asyncinfer.quantization.int8 import Int8Linear
+from asyncinfer.quantization.packed import PackedLinear
 from asyncinfer.testing import KVGroupSpec, RandomModel, RunnerSpec, Step
 from asyncinfer.testing.strict_runner import StrictRunner
 
@@ -84,11 +85,12 @@ def test_formats_of_8_bits_have_floors_of_their_own() -> None:
     size = ModelSize.of(parse_config(shape_json(TINY)))
     # A float32 scale beside every 16 numbers of KV.
     storage = Storage(weights=4, linear=1, kv=20 / 16)
-    with opened_driver(TINY, [(1, 40)], small) as its:
-        (kv,) = its.runner._kv  # type: ignore[attr-defined]
+    with opened_driver(TINY, [(1, 40)], small) as opened:
+        (kv,) = opened.runner.kv  # type: ignore[attr-defined]
         held = sum(tensor.nbytes for tensor in kv.tensors)
         assert held == kv.num_blocks * 16 * storage.kv_bytes_per_token(size)
-        assert isinstance(its.runner._decoder._layers[0].attention.out, Int8Linear)  # type: ignore[attr-defined]
+        layer = opened.runner.decoder.layers[0]  # type: ignore[attr-defined]
+        assert isinstance(layer.attention.out.base, Int8Linear | PackedLinear)
     speed = Ceilings(2e9, 3e9).speed
     for point in measure_decode(small).points:
         floor = decode_floor(
@@ -136,8 +138,8 @@ def driver(**changes: Any) -> tuple[StepDriver, list[Step]]:
 def test_the_driver_plans_what_a_scheduler_would() -> None:
     """The fake runner reads every KV entry of every row through its table, and fails for any that
     was not written; it draws what it must only if all of them are right."""
-    its, plans = driver()
-    spent = its.decode(3, 70, steps=5, warmup=2)
+    made, plans = driver()
+    spent = made.decode(3, 70, steps=5, warmup=2)
     assert len(spent) == 5
     chunks = [plan for plan in plans if plan.counts and plan.counts[0] > 1]
     assert [plan.counts for plan in chunks] == [[32], [32], [6]]
@@ -148,7 +150,7 @@ def test_the_driver_plans_what_a_scheduler_would() -> None:
     copies = [sum(len(group.copies) for group in plan.groups) for plan in plans]
     assert copies == [0, 0, 0, 5, 5, *[0] * 7]
     plans.clear()
-    assert its.prefill(70) > 0
+    assert made.prefill(70) > 0
     assert sum(plan.tokens for plan in plans) == 70
     assert [plan.leaves for plan in plans] == [[0, 1, 2], [], []]
     assert sum(map(sum, (plan.samples for plan in plans))) == 1
@@ -164,17 +166,16 @@ def test_the_driver_refuses_what_does_not_fit() -> None:
 
 
 def test_a_row_that_fails_ends_the_measurement() -> None:
-    its, _ = driver()
-    its.runner.failing = lambda plan: {0: RuntimeError("nan")}  # type: ignore[attr-defined]
+    made, _ = driver()
+    made.runner.failing = lambda plan: {0: RuntimeError("nan")}  # type: ignore[attr-defined]
     with pytest.raises(BenchError, match="row 0 of a step failed: nan"):
-        its.prefill(20)
+        made.prefill(20)
 
 
 def test_kernels_are_held_against_float64() -> None:
     found = measure_kernels(KernelOptions(quick=True, device="cpu"))
     assert {point.kernel for point in found.points} == {
         "rms_norm",
-        "add_rms_norm",
         "silu_mul",
         "linear_small",
         "grouped_linear",
@@ -207,14 +208,14 @@ def test_bytes_are_those_of_the_operands() -> None:
     config = parse_config(shape_json("qwen3-0.6b"))
     cpu = torch.device("cpu")
     cases = kernel_cases(config, batch=2, context=33, device=cpu, dtype=torch.bfloat16)
-    its = {case.title: case for case in cases}
-    down = its["linear_small down 2 x 3072 -> 1024"]
+    by_title = {case.title: case for case in cases}
+    down = by_title["linear_small down 2 x 3072 -> 1024"]
     # The residual is read, too.
     assert down.bytes == 2 * (3072 * 1024 + 2 * 3072 + 2 * 2 * 1024)
-    smaller = its["linear_small int8 down 2 x 3072 -> 1024"]
+    smaller = by_title["linear_small int8 down 2 x 3072 -> 1024"]
     assert smaller.bytes == down.bytes - 3072 * 1024 + 4 * 1024
     assert down.flops == 2 * 2 * 3072 * 1024
-    attention = its["paged_attention 2 x 16/8 x 128, context 33"]
+    attention = by_title["paged_attention 2 x 16/8 x 128, context 33"]
     assert attention.bytes == 2 * 2 * 34 * 8 * 128 * 2 + 2 * 2 * 16 * 128 * 2 + 2 * 3 * 4
 
 
@@ -253,10 +254,10 @@ def test_calls_into_torch_are_counted() -> None:
 
 def test_random_models_are_neither_zero_nor_wild() -> None:
     model = RandomModel(parse_config(shape_json(TINY)))
-    with opened_driver(TINY, [(1, 40)], OPTIONS) as its:
-        assert its.runner.spec.vocab_size == model.config.vocab_size
-        decoder = its.runner._decoder  # type: ignore[attr-defined]
+    with opened_driver(TINY, [(1, 40)], OPTIONS) as opened:
+        assert opened.runner.spec.vocab_size == model.config.vocab_size
+        decoder = opened.runner.decoder  # type: ignore[attr-defined]
         logits = decoder.logits(torch.randn(4, 64))
         assert 0.01 < logits.std() < 10
-        layer = decoder._layers[0]
-        assert layer is not decoder._layers[1]
+        layer = decoder.layers[0]
+        assert layer is not decoder.layers[1]

@@ -11,7 +11,14 @@ from random import Random
 import pytest
 from click.testing import CliRunner
 
-from asyncinfer.bench import BenchError, CacheOptions, Record, measure_cache, read_trace
+from asyncinfer.bench import (
+    BenchError,
+    CacheOptions,
+    Record,
+    agents_trace,
+    measure_cache,
+    read_trace,
+)
 from asyncinfer.bench.cache_optimum import optimal_hits
 from asyncinfer.bench.cache_trace import TraceRow
 from asyncinfer.cli.app import asyncinfer
@@ -132,7 +139,7 @@ def test_growth_is_a_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncinfer.bench.cache.GROWTH", (100, 1_000))
     options = CacheOptions(policies=["lru"], blocks=[300], block_size=1, growth=True)
     result = measure_cache(read_trace(SLICE), options)
-    (figure,) = [its for its in result.figures() if its.unit == "x"]
+    (figure,) = [each for each in result.figures() if each.unit == "x"]
     assert figure.name == "cost of 1,000 blocks in those of 100, lru"
     assert figure.value > 0
 
@@ -172,3 +179,36 @@ def test_an_empty_trace(tmp_path: Path) -> None:
     path.write_text("\n")
     with pytest.raises(BenchError, match="no requests"):
         read_trace(path)
+
+
+def test_who_knows_of_conversations_finds_more_of_agents() -> None:
+    rows = agents_trace(seed=1, beginnings=60)
+    assert rows == agents_trace(seed=1, beginnings=60) != agents_trace(seed=2, beginnings=60)
+    assert {row.then for row in rows} == {"live", "waiting", "over"}
+    found = {}
+    for share in (0.0, 0.5):
+        options = CacheOptions(
+            policies=["lru", "conversations"], blocks=[600], block_size=1, pinned_share=share
+        )
+        result = measure_cache(rows, options)
+        found.update({(each.policy, share): each.hits for each in result.replays})
+        assert max(found.values()) <= result.optimum[600]
+    assert found["conversations", 0.0] > 1.02 * found["lru", 0.0]
+    assert found["lru", 0.5] > found["lru", 0.0]
+
+
+def test_a_trace_may_tell_of_conversations(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    line = {"timestamp": 5, "hash_ids": [1], "conversation": 3, "then": "over"}
+    path.write_text(json.dumps(line))
+    assert read_trace(path) == [TraceRow(0.005, (1,), 3, "over")]
+    for wrong in ({"conversation": "a"}, {"then": "gone"}):
+        path.write_text(json.dumps(line | wrong))
+        with pytest.raises(BenchError, match=f":1: {next(iter(wrong))} "):
+            read_trace(path)
+
+
+def test_the_command_makes_a_trace_of_agents() -> None:
+    told = CliRunner().invoke(asyncinfer, ["bench", "cache"])
+    assert told.exit_code == 2
+    assert "give either TRACE or --agents" in told.output

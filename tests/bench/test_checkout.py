@@ -62,7 +62,7 @@ def test_a_wheel_lists_the_commands_all_the_same(capsys: pytest.CaptureFixture[s
 def test_a_wheel_measures_the_host_but_for_its_steps() -> None:
     result = measure_host(
         HostOptions(
-            loops=("asyncio",), running=4, steps=5, streams=10, rate=500, seconds=0.1, repeat=1
+            loops=("asyncio",), running=4, steps=5, streams=10, rate=500, seconds=1.0, repeat=1
         )
     )
     assert (result.scheduler, result.runner) == (None, None)

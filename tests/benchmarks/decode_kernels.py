@@ -40,7 +40,7 @@ def kernel_cases(
     if config.experts is not None:
         yield from expert_cases(normal, generator, batch, hidden, config.experts)
         return
-    yield from _norm_cases(normal(batch, hidden), normal(batch, hidden), normal(hidden))
+    yield from _norm_cases(normal(batch, hidden), normal(hidden))
     yield from _gate_cases(normal(batch, 2 * inner))
     if batch <= SMALL_TOKENS:
         qkv = (heads + 2 * kv_heads) * dim
@@ -50,7 +50,7 @@ def kernel_cases(
     yield from _sample_cases(logits)
 
 
-def _norm_cases(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> Any:
+def _norm_cases(x: torch.Tensor, weight: torch.Tensor) -> Any:
     size, eps = x.numel() * x.element_size(), 1e-5
     shape = f"{x.shape[0]} x {x.shape[1]}"
     yield KernelCase(
@@ -60,15 +60,6 @@ def _norm_cases(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -
         0,
         lambda: [ops.rms_norm(x, weight, eps)],
         lambda: [reference.rms_norm(x.double(), weight.double(), eps)],
-    )
-    yield KernelCase(
-        "add_rms_norm",
-        f"add_rms_norm {shape}",
-        4 * size + weight.nbytes,
-        0,
-        lambda: [ops.add_rms_norm(x, residual, weight, eps)[0]],
-        # Of the sum as it now lies there, rounded; every run adds to it.
-        lambda: [reference.rms_norm(residual.double(), weight.double(), eps)],
     )
 
 

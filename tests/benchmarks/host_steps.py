@@ -79,7 +79,7 @@ def _decode(
             times.launch.append((launched - scheduled) / 1e3)
             times.collect.append((collected - launched) / 1e3)
             times.update.append((ended - collected) / 1e3)
-            tokens += sum(map(len, plan.drawn))
+            tokens += sum(len(drawn) for drawn in plan.drawn if drawn is not None)
     if tokens != running * steps:
         raise BenchError(f"{tokens} tokens in {steps} steps of {running} requests")
     return times

@@ -21,8 +21,13 @@ def add_runs(record: Path, paths: Sequence[Path]) -> None:
     """Add runs to the record, or begin one."""
     runs = json.loads(record.read_text("utf-8"))["runs"] if record.exists() else []
     runs += [json.loads(path.read_text("utf-8")) for path in paths]
-    text = json.dumps({"total": total(runs), "runs": runs}, indent=1, allow_nan=False)
-    record.write_text(text + "\n", "utf-8")
+    record.write_text(as_text(runs), "utf-8")
+
+
+def as_text(runs: Sequence[dict[str, Any]]) -> str:
+    """The record: the sum, and below it each run in a row, with its commit, seeds and steps."""
+    rows = ",\n".join(json.dumps(run, allow_nan=False) for run in runs)
+    return f'{{"total": {json.dumps(total(runs), indent=1)},\n"runs": [\n{rows}\n]}}\n'
 
 
 def total(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

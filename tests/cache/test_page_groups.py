@@ -97,3 +97,29 @@ def test_a_kind_that_is_not_there_yet() -> None:
     blocks.close(first)
     blocks.close(second)
     assert blocks.available == 20
+
+
+def test_growing_together_is_growing_one_after_the_other() -> None:
+    """By a block each, where that takes cached blocks too."""
+    outcomes = []
+    for together in (True, False):
+        cache = PrefixCache(2)
+        blocks = BlockManager.of([KVGroupSpec(6), KVGroupSpec(9, window=3)], 2, cache)
+        blocks.close(computed(blocks, TOKENS[:8]))
+        assert (cache.evictable, blocks.available) == (4, 6)
+        pair = [Sequence(n, [n], GREEDY, max_total=99, seed=0, arrival=0.0) for n in (3, 4)]
+        for r in pair:
+            blocks.open(r, [])
+        for _ in range(2):
+            if together:
+                blocks.grow_each(pair)
+            else:
+                for r in pair:
+                    blocks.grow(r, 1)
+        # Which of them has which page depends on when cached ones are given up.
+        tables = [sorted(pair[0].tables[g].pages + pair[1].tables[g].pages) for g in (0, 1)]
+        free = [sorted(group.pool.free) for group in blocks.groups]
+        outcomes.append((tables, [r.capacity for r in pair], free, sorted(cache.by_block)))
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][1] == [4, 4]
+    assert len(outcomes[0][3]) == 2, "two of the cached blocks had to go"

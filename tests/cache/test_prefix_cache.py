@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from asyncinfer.cache import BlockHasher, CacheEntry, PrefixCache, Tenant
+from asyncinfer.cache import BlockHasher, CacheEntry, Namespace, PrefixCache
 from asyncinfer.cache.chain import pack
 
-SHARED: Tenant = ("", "")
+SHARED: Namespace = ("", "")
 
 
 @pytest.fixture
@@ -16,20 +16,20 @@ def cache() -> PrefixCache:
 
 
 def publish(
-    cache: PrefixCache, tokens: list[int], blocks: list[int], tenant: Tenant = SHARED
+    cache: PrefixCache, tokens: list[int], blocks: list[int], namespace: Namespace = SHARED
 ) -> list[CacheEntry | None]:
     """Publish `tokens` as one request would."""
     entries: list[CacheEntry | None] = []
-    node: CacheEntry | Tenant | None = tenant
-    for j, key in enumerate(cache.keys(tokens, *tenant)):
+    node: CacheEntry | Namespace | None = namespace
+    for j, key in enumerate(cache.keys(tokens, *namespace)):
         assert node is not None
         node = cache.publish(blocks[j], key, pack(tokens[2 * j : 2 * j + 2]), node)
         entries.append(node)
     return entries
 
 
-def hits(cache: PrefixCache, tokens: list[int], tenant: Tenant = SHARED) -> list[int]:
-    found = cache.match(cache.keys(tokens, *tenant), tokens, tenant, len(tokens))
+def hits(cache: PrefixCache, tokens: list[int], namespace: Namespace = SHARED) -> list[int]:
+    found = cache.match(cache.keys(tokens, *namespace), tokens, namespace, len(tokens))
     return [entry.block for entry in found]
 
 
@@ -48,11 +48,11 @@ def test_the_limit_bounds_a_hit(cache: PrefixCache) -> None:
 
 def test_scopes_and_adapters_share_nothing(cache: PrefixCache) -> None:
     # fault 51
-    publish(cache, [1, 2], [7], ("tenant", ""))
-    publish(cache, [1, 2], [8], ("", "tenant"))
+    publish(cache, [1, 2], [7], ("namespace", ""))
+    publish(cache, [1, 2], [8], ("", "namespace"))
     assert hits(cache, [1, 2]) == []
-    assert hits(cache, [1, 2], ("tenant", "")) == [7]
-    assert hits(cache, [1, 2], ("", "tenant")) == [8]
+    assert hits(cache, [1, 2], ("namespace", "")) == [7]
+    assert hits(cache, [1, 2], ("", "namespace")) == [8]
 
 
 def test_an_equal_prefix_is_published_once(cache: PrefixCache) -> None:
@@ -112,13 +112,13 @@ def test_a_child_outlives_its_parent_and_is_found_again(cache: PrefixCache) -> N
 
 def test_metadata_tells_a_policy_what_it_needs(cache: PrefixCache) -> None:
     cache.now = 5.0
-    parent, child = publish(cache, [1, 2, 3, 4], [7, 8], ("tenant", ""))
+    parent, child = publish(cache, [1, 2, 3, 4], [7, 8], ("namespace", ""))
     assert parent is not None
     assert child is not None
     assert (parent.meta.depth, child.meta.depth) == (0, 1)
     assert (parent.meta.parent, child.meta.parent) == (None, 7)
     assert (parent.meta.children, child.meta.children) == (1, 0)
-    assert (child.meta.scope, child.meta.tokens, child.meta.now) == ("tenant", 2, 5.0)
+    assert (child.meta.scope, child.meta.tokens, child.meta.now) == ("namespace", 2, 5.0)
     assert parent.meta.created < child.meta.created == child.meta.last_use
     cache.now = 6.0
     cache.release(8)

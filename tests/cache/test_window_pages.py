@@ -17,7 +17,7 @@ def manager(pages: int = 8, window: int = 5, blocks: int = 32) -> tuple[BlockMan
     return BlockManager(FullPages(blocks, cache), [windows], 2, cache), windows
 
 
-def request(id: int, blocks: BlockManager, tokens: list[int] = TOKENS) -> Sequence:
+def sequence(id: int, blocks: BlockManager, tokens: list[int] = TOKENS) -> Sequence:
     assert blocks.cache is not None
     return Sequence(
         id, tokens, GREEDY, max_total=99, seed=0, arrival=0.0, keys=blocks.cache.keys(tokens)
@@ -53,7 +53,7 @@ def test_what_a_token_sees(window: int, reach: int, firsts: list[int]) -> None:
 
 def test_a_request_holds_its_window_and_a_chunk() -> None:
     blocks, windows = manager(pages=4)
-    r = request(1, blocks)
+    r = sequence(1, blocks)
     assert compute(blocks, r) == 3
     assert (r.capacity, r.tables[1].first_live_page, windows.available) == (12, 4, 2)
     assert r.tables[1].pages[:4] == [-1] * 4
@@ -64,11 +64,11 @@ def test_a_request_holds_its_window_and_a_chunk() -> None:
 
 def test_pages_that_nobody_sees_stay_for_hits_until_their_room_is_needed() -> None:
     blocks, windows = manager(pages=8)
-    a = request(1, blocks)
+    a = sequence(1, blocks)
     compute(blocks, a)
     assert sorted(windows.kept) == sorted(a.tables[0].pages)
     assert (len(windows.passed), len(windows.unused)) == (4, 0)
-    b = request(2, blocks, [*TOKENS[:6], 90, 91])
+    b = sequence(2, blocks, [*TOKENS[:6], 90, 91])
     entries = blocks.match(b, 7)
     assert [entry.block for entry in entries] == a.tables[0].pages[:3]
     blocks.open(b, entries)
@@ -88,45 +88,45 @@ def test_pages_that_nobody_sees_stay_for_hits_until_their_room_is_needed() -> No
 
 def test_a_hit_ends_where_its_window_is_whole() -> None:
     blocks, windows = manager(pages=8)
-    a = request(1, blocks)
+    a = sequence(1, blocks)
     compute(blocks, a)
     blocks.close(a)
-    table = [entry.block for entry in blocks.match(request(2, blocks), 12)]
+    table = [entry.block for entry in blocks.match(sequence(2, blocks), 12)]
     assert len(table) == 6
     windows.drop(table[4])
-    assert len(blocks.match(request(2, blocks), 12)) == 4
+    assert len(blocks.match(sequence(2, blocks), 12)) == 4
     windows.drop(table[2])
     # Of the fourth block's two one is gone; the first two blocks have all there is before them.
-    assert len(blocks.match(request(2, blocks), 12)) == 2
+    assert len(blocks.match(sequence(2, blocks), 12)) == 2
     windows.drop(table[1])
-    assert len(blocks.match(request(2, blocks), 12)) == 1
+    assert len(blocks.match(sequence(2, blocks), 12)) == 1
     windows.drop(table[0])
-    assert blocks.match(request(2, blocks), 12) == []
+    assert blocks.match(sequence(2, blocks), 12) == []
 
 
 def test_a_page_computed_again_is_kept_for_the_block_that_lost_its_own() -> None:
     blocks, windows = manager(pages=8)
-    a = request(1, blocks)
+    a = sequence(1, blocks)
     compute(blocks, a)
     table = list(a.tables[0].pages)
     blocks.close(a)
     for block in table:
         windows.drop(block)
-    b = request(2, blocks)
+    b = sequence(2, blocks)
     compute(blocks, b)
     assert not set(b.tables[0].pages) & set(table), "it had to compute everything again"
     assert sorted(windows.kept) == sorted(table)
     blocks.close(b)
-    assert len(blocks.match(request(3, blocks), 12)) == 6
+    assert len(blocks.match(sequence(3, blocks), 12)) == 6
 
 
 def test_a_block_that_goes_takes_its_page_along() -> None:
     blocks, windows = manager(pages=8, blocks=6)
-    a = request(1, blocks)
+    a = sequence(1, blocks)
     compute(blocks, a)
     blocks.close(a)
     assert (len(windows.kept), len(windows.pool.free)) == (6, 2)
-    b = request(2, blocks, [7, 7, 7])
+    b = sequence(2, blocks, [7, 7, 7])
     blocks.open(b, [])
     blocks.grow(b, 2)
     assert (len(windows.kept), len(windows.pool.free)) == (4, 2)
@@ -134,9 +134,9 @@ def test_a_block_that_goes_takes_its_page_along() -> None:
 
 def test_answers_of_one_prompt_share_what_both_see() -> None:
     blocks, windows = manager(pages=8, window=6)
-    a = request(1, blocks, TOKENS[:10])
+    a = sequence(1, blocks, TOKENS[:10])
     compute(blocks, a)
-    b = request(2, blocks, TOKENS[:10])
+    b = sequence(2, blocks, TOKENS[:10])
     assert blocks.can_fork(a, 9)
     copies = blocks.fork(b, a, 9)
     assert copies == [
@@ -149,7 +149,7 @@ def test_answers_of_one_prompt_share_what_both_see() -> None:
     assert windows.pool.refs[source] == 1
     windows.release(source)
     assert windows.pool.refs[source] == 0
-    far = request(3, blocks, TOKENS[:10])
+    far = sequence(3, blocks, TOKENS[:10])
     blocks.close(b)
     compute(blocks, far)
     blocks.grow(far, 4)

@@ -7,6 +7,7 @@ import pty
 import select
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from support import heed_ctrl_c
@@ -49,14 +50,24 @@ class Terminal:
         """Press `key` until the program writes `text`. A signal that comes between readline's look
         for one and its wait for input goes unnoticed until the next key, in any Python program."""
         for _ in range(4):
+            self._settle()
             self.type(key)
             # A program that is only slow must not see the key twice.
-            while select.select([self._master], [], [], 10)[0]:
+            while select.select([self._master], [], [], 30)[0]:
                 self._more()
                 if text in self.screen[self._read :]:
                     self.until(text)
                     return
         raise AssertionError(f"no {text!r} after {self.screen[-300:]!r}")
+
+    def _settle(self) -> None:
+        """Let the program come to its wait for input: its main thread sleeps at ten looks in a
+        row, where the system tells."""
+        stat, asleep = Path(f"/proc/{self.process.pid}/stat"), 0
+        while asleep < 10 and self.process.poll() is None and stat.exists():
+            state = stat.read_text().rpartition(")")[2].split()[0]
+            asleep = asleep + 1 if state == "S" else 0
+            time.sleep(0.005)
 
     def until(self, text: str, more: int = 0) -> str:
         """What was written since the last call, up to `text` and `more` characters after it."""
@@ -73,10 +84,10 @@ class Terminal:
         """The exit code."""
         while self._more(closed_is_fine=True):
             pass
-        return self.process.wait(30)
+        return self.process.wait(120)
 
     def _more(self, closed_is_fine: bool = False) -> bool:
-        ready, _, _ = select.select([self._master], [], [], 30)
+        ready, _, _ = select.select([self._master], [], [], 240)
         assert ready, f"silence after {self.screen[-300:]!r}"
         try:
             data = os.read(self._master, 65536)

@@ -93,6 +93,7 @@ def test_the_prompt_from_stdin(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
         (("generate", "x", "--max-tokens", "0"), 1, "max_tokens=0"),
         (("generate", "x", "--max-context", "0"), 2, "max_context=0: must be >= 1"),
         (("generate", "x", "--kv-bytes", "lots"), 2, "'lots' is not a number of bytes"),
+        (("generate", "x", "--kernels", "cuda"), 2, "'auto', 'triton', 'torch'"),
         (("generate", "x", "--temperature", "warm"), 2, "temperature"),
         (("generate",), 2, "PROMPT"),
         (("generate", "x", "--unknown"), 2, "--unknown"),
@@ -106,6 +107,13 @@ def test_errors_are_one_line(run: Run, line: tuple[str, ...], code: int, says: s
     assert says in err
     assert "Traceback" not in err
     assert code == 2 or err.count("\n") == 1
+
+
+def test_kernels_reach_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["generate", "x", "-m", "embedded", "--device", "cpu", "--kernels", "triton"])
+    assert caught.value.code == 1
+    assert "kernels='triton': needs a GPU, this is cpu" in capsys.readouterr().err
 
 
 def test_a_model_that_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -130,7 +138,7 @@ def test_output_that_nobody_reads_any_more() -> None:
         f"{subprocess.list2cmdline(program)} --max-tokens 3000 | head -c 10",
         shell=True,
         capture_output=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert len(done.stdout) == 10
@@ -156,7 +164,7 @@ for line in (["--help"], ["--version"], ["generate", "--help"], ["chat", "-h"], 
 print(sorted({"torch", "transformers", "numpy"} & set(sys.modules)))
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=True
     )
     assert f"asyncinfer {asyncinfer.__version__}" in done.stdout
     assert done.stdout.endswith("2\n[]\n")
@@ -201,7 +209,7 @@ def test_a_closed_stdout_is_an_error_before_anything_is_done() -> None:
             shell=True,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
         assert done.returncode == 1
@@ -214,7 +222,7 @@ def test_a_conversation_that_nobody_reads_any_more() -> None:
     done = subprocess.run(
         ["bash", "-c", f"yes hello | {line} | head -c 10; echo ${{PIPESTATUS[1]}} >&2"],
         capture_output=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     # What was read of it may end within a character: random text is cut after ten bytes.
@@ -234,3 +242,20 @@ def test_a_cause_of_several_lines_is_said_once() -> None:
     assert one_line(error).count("longer than 3 s") == 1
     error.__cause__ = OSError("no\nroom")
     assert one_line(error).endswith("(caused by OSError: no room)")
+
+
+def test_an_answer_that_fits(run: Run, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "array", "items": {"type": "boolean"}, "maxItems": 2}', "utf-8")
+    code, out, _ = run("generate", "x", "--json-schema", str(schema), "--json", "--seed", "1")
+    answer = json.loads(out)
+    assert code == 0
+    assert all(isinstance(value, bool) for value in json.loads(answer["text"]))
+    assert "reader" not in answer["choices"][0]
+    line = ("generate", "x", "--choice", "left", "--choice", "right")
+    assert run(*line)[1] in ("left\n", "right\n")
+    code, _, err = run("generate", "x", "--regex", "[")
+    assert code == 1
+    assert "regex=" in err
+    code, _, err = run("generate", "x", "--json-schema", str(tmp_path / "none"))
+    assert code == 2

@@ -61,6 +61,7 @@ def test_an_argument_twice() -> None:
         ("--cache-policy", "mirostat", "no plugin 'mirostat'.*known: arc"),
         ("--scheduler", "fcfs:a=1", "'fcfs'.*no argument 'a': takes no arguments"),
         ("--observer", "request-log:slow=1", "'request-log'.*no argument 'slow'"),
+        ("--proposer", "prompt-lookup:longest=0", "'prompt-lookup'.*longest=0: must be"),
     ],
 )
 def test_an_error_names_option_plugin_and_argument(
@@ -94,15 +95,16 @@ def test_all_of_them_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = ["--sampler", "dry:base=2.0", "--sampler", "top-n-sigma:n=0.0"]
     engine = ["--cache-policy", 'ttl:seconds=60,scopes={"a":1}', "--scheduler", "priority:ageing=3"]
     told = ["--observer", "notes:word=one", "--observer", "notes:word=two"]
+    guesses = ["--proposer", "prompt-lookup:longest=4,shortest=1"]
     runs = [
         CliRunner().invoke(cli, [*common, *options], catch_exceptions=False)
-        for options in ([], [*chosen, *engine, *told], ["--top-k", "1"])
+        for options in ([], [*chosen, *engine, *told], ["--top-k", "1"], guesses)
     ]
-    plain, cut, best = (json.loads(run.stdout)["text"] for run in runs)
+    plain, cut, best, guessed = (json.loads(run.stdout)["text"] for run in runs)
     # Made once, by the engine, and not when the command line was read.
     assert Notes.made == ["one", "two"]
     # n = 0 leaves the likeliest token alone.
-    assert cut == best != plain
+    assert cut == best != plain == guessed
 
 
 def test_samplers_that_do_not_go_together() -> None:

@@ -18,7 +18,7 @@ COMMAND = [sys.executable, "-m", "asyncinfer"]
 def test_generate_completes_python(capsys: pytest.CaptureFixture[str]) -> None:
     line = ["generate", "def add(a, b):", "--max-tokens", "24", "-t", "0"]
     done = subprocess.run(
-        [*COMMAND, *line], capture_output=True, text=True, timeout=120, check=False
+        [*COMMAND, *line], capture_output=True, text=True, timeout=240, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("\n    ")
@@ -55,7 +55,7 @@ def test_a_device_that_is_none() -> None:
         [*COMMAND, "generate", "x", "--device", "toaster"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode in (1, 2)

@@ -43,7 +43,7 @@ def test_a_failure_and_its_replay(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Deadlines, "discard", lambda self, job: None)
+        patch.setattr(Deadlines, "discard", lambda self, request: None)
         assert run("--steps", "500", "--out", str(tmp_path)) == 1
         captured = capsys.readouterr()
         assert "1 failed" in captured.out

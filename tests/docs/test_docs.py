@@ -13,11 +13,10 @@ from __future__ import annotations
 import ast
 import asyncio
 import gc
+import io
 import logging
 import re
 import shlex
-import subprocess
-import sys
 import threading
 import types
 import warnings
@@ -28,13 +27,14 @@ from pathlib import Path
 
 import pytest
 
+from asyncinfer.cli import main
 from asyncinfer.models import NAMED_MODELS, pulled
 
+#: Frameworks, whose blocks are left out where one is not installed.
+FRAMEWORKS = ("langchain_core", "pydantic_ai")
 SMOLLM2 = NAMED_MODELS["smollm2"]
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-#: Seconds: enough for any of them on a busy machine, an end to one that hangs.
-TIMEOUT = 120
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)$")
 _NOTE = re.compile(r"<!-- (?P<kind>continues|not run: .+) -->")
@@ -101,17 +101,22 @@ def commands(found: list[Block]) -> list[tuple[Block, list[str]]]:
 
 
 def run(script: list[Block]) -> None:
-    """Run blocks in one fresh module; errors point at the page and line."""
+    """Run blocks in one fresh module; errors point at the page and line.
+
+    Blocks that await share one event loop, as cells of a notebook do: an engine opened in one block
+    ends when its loop is closed. Blocks that do not await run outside of the loop.
+    """
     module = types.ModuleType("__main__")
-    for block in script:
-        tree = ast.parse(block.code, str(block))
-        ast.increment_lineno(tree, block.line - 1)
-        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-        code = compile(tree, block.page, "exec", flags, dont_inherit=True)
-        if code.co_flags & CO_COROUTINE:
-            asyncio.run(eval(code, vars(module)))
-        else:
-            exec(code, vars(module))
+    with asyncio.Runner() as runner:
+        for block in script:
+            tree = ast.parse(block.code, str(block))
+            ast.increment_lineno(tree, block.line - 1)
+            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            code = compile(tree, block.page, "exec", flags, dont_inherit=True)
+            if code.co_flags & CO_COROUTINE:
+                runner.run(eval(code, vars(module)))
+            else:
+                exec(code, vars(module))
 
 
 FOUND = [
@@ -136,6 +141,9 @@ def logger() -> Iterator[logging.Logger]:
 def test_python_block(script: list[Block], monkeypatch: pytest.MonkeyPatch) -> None:
     if any('"smollm2"' in block.code for block in script) and pulled(SMOLLM2) is None:
         pytest.skip("needs the model: asyncinfer pull smollm2")
+    for package in FRAMEWORKS:
+        if any(f"from {package}" in block.code for block in script):
+            pytest.importorskip(package)
     monkeypatch.chdir(ROOT)
     # A busy machine may keep observers waiting.
     monkeypatch.setattr("asyncinfer.telemetry.observers.CLOSE_SECONDS", 60.0)
@@ -149,23 +157,31 @@ def test_python_block(script: list[Block], monkeypatch: pytest.MonkeyPatch) -> N
     for thread in set(threading.enumerate()) - before:
         if thread.name in ("asyncinfer-intake", "asyncinfer-observer"):
             # A close does not wait for these to the very end.
-            thread.join(30)
+            thread.join(120)
         if thread.is_alive() and thread.name.startswith("asyncinfer"):
             left.append(thread.name)
     assert not left, "an engine was left open"
 
 
+@pytest.mark.usefixtures("logger")
 @pytest.mark.parametrize(
     ("block", "words"), commands(FOUND), ids=lambda value: str(value) if value else None
 )
-def test_shell_command(block: Block, words: list[str]) -> None:
-    script = Path(sys.executable).with_name("asyncinfer")
-    program = [sys.executable, "-W", "error", str(script), *words[1:]]
-    done = subprocess.run(
-        program, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+def test_shell_command(
+    block: Block,
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In this process: importing torch would take longer than most commands. `tests/cli` and
+    `.ci/run` start the program itself."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    with pytest.raises(SystemExit) as exited:
+        main(words[1:])
+    shown = capsys.readouterr()
+    assert exited.value.code == 0, shown.err
+    assert shown.out.strip()
 
 
 # The reader of blocks itself, on a page that has everything.
@@ -230,6 +246,16 @@ def test_files_named_in_the_architecture_exist() -> None:
         )
     ]
     assert not missing
+
+
+def test_the_files_to_read_first_are_as_long_as_it_says() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    named = re.findall(r"^\| \d+ \| `(.+?)`", page, re.MULTILINE)
+    said = re.search(r"about ([\d,]+) lines", page)
+    assert len(named) == 15
+    assert said is not None
+    lines = sum(len((ROOT / "asyncinfer" / name).read_text().splitlines()) for name in named)
+    assert abs(lines - int(said[1].replace(",", ""))) < 0.1 * lines, lines
 
 
 def test_links_lead_somewhere() -> None:

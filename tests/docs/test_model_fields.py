@@ -18,6 +18,8 @@ REFERENCE = (Path(__file__).resolve().parents[2] / "docs" / "reference.md").read
 SHAPES: tuple[Any, ...] = (
     models.ModelConfig,
     models.LayerConfig,
+    models.ShortConvConfig,
+    models.GatedDeltaConfig,
     models.RopeConfig,
     models.ExpertsConfig,
     models.LatentConfig,

@@ -38,6 +38,6 @@ def open_engine(gate: StepGate) -> OpenEngine:
         assert stats.running == stats.waiting == stats.paused == 0
         assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
         assert places(engine) == 0
-        assert not core_of(engine).jobs.live
+        assert not core_of(engine).requests.live
 
     return opened

@@ -12,7 +12,7 @@ from fakes.fake_device import FakeDevice
 
 from asyncinfer.builtin import DRAFT_PATH
 from asyncinfer.config import EngineConfig
-from asyncinfer.engine.assemble import CheckpointSource
+from asyncinfer.engine.checkpoint import CheckpointSource
 from asyncinfer.engine.source import Loaded, Progress
 from asyncinfer.runner import ModelRunner
 from asyncinfer.testing import InlineEngine
@@ -39,14 +39,14 @@ class OnFakeDevice:
         plain = loaded.runner
         assert isinstance(plain, ModelRunner)
         spec = dataclasses.replace(plain.spec, overlap=config.overlap or 4)
-        runner = ModelRunner(plain._decoder, plain._kv, spec, accelerator=self._device)
+        runner = ModelRunner(plain.decoder, plain.kv, spec, accelerator=self._device)
         return dataclasses.replace(loaded, runner=runner)
 
 
 @pytest.fixture
 def device() -> Iterator[FakeDevice]:
-    with FakeDevice() as its:
-        yield its
+    with FakeDevice() as fake:
+        yield fake
 
 
 def engines(device: FakeDevice, overlap: int | None, **options: Any) -> Iterator[InlineEngine]:
@@ -57,13 +57,13 @@ def engines(device: FakeDevice, overlap: int | None, **options: Any) -> Iterator
 
 def run(engine: InlineEngine, streams: list[Any]) -> list[Any]:
     """To the end, with every invariant checked after every turn; what each stream got."""
-    requests = [answer.request for stream in streams for answer in stream.job.outputs]
+    sequences = [answer.sequence for stream in streams for answer in stream.request.outputs]
     for _ in range(500):
         engine.pump()
-        requests = requests or [
-            answer.request for stream in streams for answer in stream.job.outputs
+        sequences = sequences or [
+            answer.sequence for stream in streams for answer in stream.request.outputs
         ]
-        check_invariants(engine.scheduler, requests)
+        check_invariants(engine.scheduler, sequences)
         for stream in streams:
             stream.read()
         if not engine.core.busy and engine.core.inbox.empty():
@@ -96,7 +96,7 @@ def test_what_is_drawn_past_a_stop_is_thrown_away(device: FakeDevice, overlap: i
 def test_preempted_and_seated_again_under_steps_in_flight(device: FakeDevice) -> None:
     found = []
     for engine in engines(device, 3, prefix_cache=False, block_size=4, max_context=64):
-        block = engine.core.runner._kv[0].storage[:, :, 0].nbytes  # type: ignore[attr-defined]
+        block = engine.core.runner.kv[0].storage[:, :, 0].nbytes  # type: ignore[attr-defined]
         kv_bytes = 24 * block
         break
     for engine in engines(
@@ -150,3 +150,32 @@ def test_the_next_step_is_launched_before_the_last_is_collected(device: FakeDevi
     engine.run()
     stream.read()
     assert len(stream.token_ids()) == 30
+
+
+def drawn(engine: InlineEngine, each: list[dict[str, Any]]) -> list[list[int]]:
+    options: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True, "temperature": 0.8}
+    streams = [
+        engine.submit(prompt, seed=i, **{**options, **more})
+        for i, (prompt, more) in enumerate(zip(PROMPTS, each, strict=False))
+    ]
+    engine.run()
+    for stream in streams:
+        stream.read()
+        assert stream.error is None
+    return [stream.token_ids() for stream in streams]
+
+
+def test_guided_answers_beside_recorded_steps(device: FakeDevice) -> None:
+    each = [{"guidance_scale": 1.8, "max_tokens": 3}, {"max_tokens": 7}]
+    plain, ahead = (drawn(engine, each) for engine in engines(device, 2))
+    assert plain == ahead
+    assert device.calls["Graph.replay"] > 2
+
+
+def test_a_draft_model_beside_recorded_steps(device: FakeDevice) -> None:
+    draft = CheckpointSource(DRAFT_PATH, draft=True)
+    plain = drawn(next(engines(device, 2)), [{}])
+    _, ahead = engines(device, 2, draft=draft)
+    assert drawn(ahead, [{}]) == plain
+    (drafts,) = ahead.stats().drafts
+    assert sum(drafts.accepted) > 1

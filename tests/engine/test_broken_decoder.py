@@ -27,7 +27,7 @@ def test_only_the_answer_that_cannot_be_decoded_fails(
         for i in range(3)
     ]
     engine.pump(5)
-    broken = streams[1].job.outputs[1].detokenizer
+    broken = streams[1].request.outputs[1].detokenizer
     real = getattr(Detokenizer, method)
 
     def decode(self: Detokenizer, *arguments: Any) -> str:

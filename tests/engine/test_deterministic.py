@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from asyncinfer import Engine
 from asyncinfer.attention import KVCache
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.chunk import TokenLogprob
-from asyncinfer.engine.assemble import CheckpointSource
+from asyncinfer.engine.checkpoint import CheckpointSource
 from asyncinfer.models import read_config
 from asyncinfer.testing import InlineEngine
 
@@ -48,18 +49,18 @@ def engine(**options: Any) -> InlineEngine:
     return InlineEngine(CheckpointSource(MODEL_PATH), **{**defaults, **options})
 
 
-def answers(its: InlineEngine, requests: list[dict[str, Any]]) -> list[Answer]:
+def answers(inline: InlineEngine, requests: list[dict[str, Any]]) -> list[Answer]:
     """All at once."""
-    streams = [its.submit(**request) for request in requests]
-    its.run()
+    streams = [inline.submit(**request) for request in requests]
+    inline.run()
     found: list[Answer] = []
     for stream in streams:
         stream.read()
         assert stream.error is None
-        outcome = stream.job.buffer.outcome
+        outcome = stream.request.buffer.outcome
         assert outcome is not None
-        scores = tuple(its for chunk in stream.chunks for its in chunk.logprobs)
-        prompt = stream.job.prompt_logprobs
+        scores = tuple(score for chunk in stream.chunks for score in chunk.logprobs)
+        prompt = stream.request.prompt_logprobs
         prompt_scores = None if prompt is None else [entry for part in prompt for entry in part]
         found.append((tuple(stream.token_ids()), scores, prompt_scores))
     return found
@@ -68,8 +69,8 @@ def answers(its: InlineEngine, requests: list[dict[str, Any]]) -> list[Answer]:
 @pytest.fixture(scope="module")
 def alone() -> list[Answer]:
     """Each by itself, in an engine that computes its whole prompt at once."""
-    its = engine(prefix_cache=False)
-    found = [answers(its, [request])[0] for request in REQUESTS]
+    inline = engine(prefix_cache=False)
+    found = [answers(inline, [request])[0] for request in REQUESTS]
     assert all(len(tokens) == len(scores) == 14 for tokens, scores, _ in found)
     return found
 
@@ -85,23 +86,23 @@ def test_in_another_order_a_few_at_a_time(alone: list[Answer]) -> None:
 
 @pytest.mark.parametrize("budget", [24, 7])
 def test_prompts_in_chunks(alone: list[Answer], budget: int) -> None:
-    its = engine(prefix_cache=False, max_step_tokens=budget, max_running=7)
-    assert answers(its, REQUESTS) == alone
+    inline = engine(prefix_cache=False, max_step_tokens=budget, max_running=7)
+    assert answers(inline, REQUESTS) == alone
 
 
 def test_prefixes_from_the_cache(alone: list[Answer]) -> None:
-    its = engine()
+    inline = engine()
     for turn in range(2):
-        assert answers(its, REQUESTS) == alone
+        assert answers(inline, REQUESTS) == alone
         if turn:
-            assert its.stats().cached_tokens > 100
+            assert inline.stats().cached_tokens > 100
 
 
 def test_after_preemption(alone: list[Answer]) -> None:
     block = KVCache.bytes_per_block(read_config(MODEL_PATH), 4, torch.float32)
-    its = engine(prefix_cache=False, block_size=4, kv_bytes=40 * block, max_context=160)
-    assert answers(its, REQUESTS) == alone
-    assert its.stats().preemptions >= 3
+    inline = engine(prefix_cache=False, block_size=4, kv_bytes=40 * block, max_context=160)
+    assert answers(inline, REQUESTS) == alone
+    assert inline.stats().preemptions >= 3
 
 
 def test_with_two_steps_in_flight(alone: list[Answer]) -> None:
@@ -112,14 +113,21 @@ def test_answers_that_share_a_prompt() -> None:
     request = {**REQUESTS[3], "n": 3, "prompt": SHARED}
     found = []
     for company in ([], REQUESTS):
-        its = engine()
-        stream = its.submit(**request)
-        others = [its.submit(**other) for other in company]
-        its.run()
+        inline = engine()
+        stream = inline.submit(**request)
+        others = [inline.submit(**other) for other in company]
+        inline.run()
         stream.read()
         assert stream.error is None
         assert len(others) == len(company)
         found.append([[c for c in stream.chunks if c.index == index] for index in range(3)])
-        assert its.scheduler.counters.forks == 2
+        assert inline.scheduler.counters.forks == 2
     assert found[0] == found[1]
     assert len({tuple(chunk.token_ids for chunk in answer) for answer in found[0]}) == 3
+
+
+@pytest.mark.asyncio
+async def test_a_context_shorter_than_what_the_tiles_are_tried_with() -> None:
+    async with Engine(deterministic=True, max_context=24) as engine:
+        done = await engine.generate("def", max_tokens=4, ignore_eos=True)
+        assert len(done.token_ids) == 4

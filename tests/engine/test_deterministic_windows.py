@@ -52,12 +52,12 @@ def engine(kind: str, **options: Any) -> InlineEngine:
     return InlineEngine(model(kind), **{**defaults, **options})
 
 
-def answers(its: InlineEngine, numbers: list[int], **options: Any) -> list[Answer]:
+def answers(inline: InlineEngine, numbers: list[int], **options: Any) -> list[Answer]:
     """Of these prompts at once; what is free is NaN."""
-    _, windows = its.scheduler.states.slots.blocks.groups
-    _, kv = its.core.runner._kv  # type: ignore[attr-defined]
+    _, windows = inline.scheduler.states.slots.blocks.groups
+    _, kv = inline.core.runner.kv  # type: ignore[attr-defined]
     streams = [
-        its.submit(
+        inline.submit(
             PROMPTS[n],
             max_tokens=40,
             temperature=0.9,
@@ -69,8 +69,8 @@ def answers(its: InlineEngine, numbers: list[int], **options: Any) -> list[Answe
         for n in numbers
     ]
     least = windows.available
-    while its.core.busy or not its.core.inbox.empty():
-        its.pump()
+    while inline.core.busy or not inline.core.inbox.empty():
+        inline.pump()
         kv.storage[:, :, windows.pool.free] = torch.nan
         least = min(least, windows.available)
     held = windows.pool.size - least
@@ -93,10 +93,10 @@ def test_alone_and_in_company(kind: str) -> None:
     ]
     assert all(len(tokens) == len(scores) == 40 for tokens, scores in alone)
     assert answers(engine(kind, prefix_cache=False, max_step_tokens=24), everyone)[:2] == alone
-    its = engine(kind, max_step_tokens=20, overlap=2)
+    inline = engine(kind, max_step_tokens=20, overlap=2)
     for _ in range(2):
-        assert answers(its, everyone[::-1])[::-1][:2] == alone
-    assert its.stats().cached_tokens > 150
+        assert answers(inline, everyone[::-1])[::-1][:2] == alone
+    assert inline.stats().cached_tokens > 150
 
 
 def test_it_is_what_others_compute() -> None:

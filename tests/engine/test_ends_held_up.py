@@ -3,43 +3,142 @@
 from __future__ import annotations
 
 import contextvars
+import logging
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
 
-from asyncinfer import DeadlineExceeded, SamplingParams
+from asyncinfer import DeadlineExceeded, Overloaded, SamplingParams
+from asyncinfer.chunk import Usage
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.event_loops import current_bridge
-from asyncinfer.engine.job import End, Job, Phase
+from asyncinfer.engine.loop_bridge import Batch
 from asyncinfer.engine.options import RequestOptions
+from asyncinfer.engine.request import End, Phase, Request
+from asyncinfer.engine.stream_buffer import Outcome, StreamBuffer
 from asyncinfer.engine.watchdog import Watchdog
 
 pytestmark = pytest.mark.anyio
 
 
+class World:
+    """Requests and a watchdog; time stands still but for `now`."""
+
+    def __init__(self, limit: int = 4, max_bytes: int = 1 << 20) -> None:
+        self.now = 0.0
+        self.posted: list[Any] = []
+        self.admission = Admission(limit, max_bytes, lambda: self.now)
+        core: Any = SimpleNamespace(turn_began=0.0, post=lambda *what: self.posted.append(what))
+        self.watchdog = Watchdog(core, self.admission, 300.0, lambda: self.now, self.posted.clear)
+
+    def request(self, deadline: float | None = None, held_bytes: int = 0) -> Request:
+        options = RequestOptions(
+            priority=0, deadline=deadline, cache_scope="", buffer=8, on_full="pause"
+        )
+        bridge, context = current_bridge({}), contextvars.copy_context()
+        return Request("req-1", bridge, SamplingParams(), options, self.now, context, held_bytes)
+
+
 async def test_usage_of_a_request_whose_end_was_held_up_beyond_its_deadline() -> None:
     """The decode thread ended it, and is in a log handler before it could tell anybody."""
-    now = 0.0
-    admission = Admission(4, 1 << 20, lambda: now)
-    posted: list[Any] = []
-    core: Any = SimpleNamespace(turn_began=0.0, post=lambda *what: posted.append(what))
-    watchdog = Watchdog(core, admission, 300.0, lambda: now, posted.clear)
-    options = RequestOptions(priority=0, deadline=1.0, cache_scope="", buffer=8, on_full="pause")
-    context = contextvars.copy_context()
-    job = Job("req-1", current_bridge({}), SamplingParams(), options, now, context)
-    admission.enter(job)
-    admission.advance(job, Phase.TAKEN)
-    job.prompt_len = 5
-    now = 0.5
-    admission.end(job, End.FINISHED, None)
-    now = 2.0
-    watchdog.turn()
-    with anyio.fail_after(30):
-        await job.buffer.wait_for(lambda: job.buffer.outcome)
-    outcome = job.buffer.outcome
+    world = World()
+    request = world.request(deadline=1.0)
+    world.admission.enter(request)
+    world.admission.advance(request, Phase.TAKEN)
+    request.prompt_len = 5
+    world.now = 0.5
+    world.admission.end(request, End.FINISHED, None)
+    world.now = 2.0
+    world.watchdog.turn()
+    with anyio.fail_after(120):
+        await request.buffer.wait_for(lambda: request.buffer.outcome)
+    outcome = request.buffer.outcome
     assert outcome is not None
     assert isinstance(outcome.error, DeadlineExceeded)
     assert outcome.usage.prompt_tokens == 5
     assert outcome.timings.total == 0.5
+
+
+class Hanging(logging.Handler):
+    """Returns when it may, or says that it could not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.may_return = threading.Event(), threading.Event()
+        self.returned: bool | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.entered.set()
+        self.returned = self.may_return.wait(120)
+
+
+@pytest.mark.parametrize("refused", ["for max_requests", "at once", "while it is prepared"])
+async def test_a_log_handler_that_hangs_at_a_refusal_holds_up_no_deadline(refused: str) -> None:
+    limit, most = (1, 1000) if refused == "for max_requests" else (2, 1000)
+    world = World(limit, most)
+    first = world.request(deadline=1.0, held_bytes=600)
+    world.admission.enter(first)
+    world.admission.advance(first, Phase.TAKEN)
+    second = world.request(held_bytes=600 if refused == "at once" else 100)
+
+    def refuse() -> None:
+        with pytest.raises(Overloaded):
+            if refused == "while it is prepared":
+                world.admission.enter(second)
+                world.admission.charge(second, 500)
+            else:
+                world.admission.enter(second)
+
+    handler, logger = Hanging(), logging.getLogger("asyncinfer")
+    thread = threading.Thread(target=refuse)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        thread.start()
+        assert handler.entered.wait(120)
+        world.now = 2.0
+        world.watchdog.turn()
+        with anyio.fail_after(120):
+            await first.buffer.wait_for(lambda: first.buffer.outcome)
+        handler.may_return.set()
+        thread.join(120)
+    finally:
+        handler.may_return.set()
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    assert first.buffer.outcome is not None
+    assert isinstance(first.buffer.outcome.error, DeadlineExceeded)
+    assert handler.returned
+    assert world.admission.refused == 1
+
+
+async def test_a_request_that_ended_while_it_was_prepared_is_not_refused() -> None:
+    world = World(max_bytes=1000)
+    request = world.request(held_bytes=600)
+    world.admission.enter(request)
+    world.admission.end(request, End.ABORTED, None)
+    world.admission.charge(request, 200)
+    world.admission.charge(request, 5000)
+    assert (world.admission.refused, world.admission.held_bytes) == (0, 600)
+    world.admission.leave(request)
+    assert world.admission.held_bytes == 0
+
+
+async def test_usage_counts_no_token_that_came_after_the_end() -> None:
+    """The watchdog tells of the end while the decode thread is about to hand out a token."""
+    buffer = StreamBuffer(current_bridge({}))
+    buffer.put(("a", (1,), (), 0, None))
+    buffer.bridge.flush()
+    buffer.put(("b", (2, 3), (), 0, None))
+    late = Outcome(DeadlineExceeded("late"), Usage(prompt_tokens=5, completion_tokens=3))
+    buffer.bridge.send(Batch((buffer, late)))
+    buffer.bridge.flush()
+    with anyio.fail_after(120):
+        await buffer.wait_for(lambda: buffer.outcome)
+    assert buffer.outcome is not None
+    assert buffer.outcome.usage == Usage(prompt_tokens=5, completion_tokens=1)
+    assert [content[0] for content in buffer.chunks] == ["a"]

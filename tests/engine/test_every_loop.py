@@ -137,7 +137,7 @@ async def test_a_stop_string_that_begins_before_min_tokens(open_engine: OpenEngi
     async with open_engine() as engine:
         options = {"max_tokens": 120, "temperature": 0.0}
         chunks = [chunk async for chunk in engine.stream("hello", **options)]
-        ends = [sum(len(its.text) for its in chunks[: n + 1]) for n in range(len(chunks))]
+        ends = [sum(len(chunk.text) for chunk in chunks[: n + 1]) for n in range(len(chunks))]
         text = "".join(chunk.text for chunk in chunks)
         # Two characters of two tokens, each token a character.
         first = next(

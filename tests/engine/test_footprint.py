@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from sys import getsizeof
 
 import anyio
 import anyio.lowlevel
 import pytest
+from support import core_of
 
 from asyncinfer import Engine, InvalidRequest, Overloaded, SamplingParams
-from asyncinfer.engine.footprint import prepared_bytes, submitted_bytes
+from asyncinfer.engine.beam_search import BeamOutput
+from asyncinfer.engine.footprint import (
+    beam_bytes,
+    matcher_bytes,
+    prepared_bytes,
+    submitted_bytes,
+)
 from asyncinfer.testing import FakeModel
 
 CHUNK = submitted_bytes("", 1) - submitted_bytes("", 0)
@@ -78,17 +87,26 @@ async def test_what_finds_no_room_is_overloaded_until_somebody_leaves() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_prompt_for_whose_token_ids_there_is_no_room_is_refused() -> None:
+@pytest.mark.parametrize("length", [800, 3000], ids=["on the spot", "by a worker"])
+async def test_a_prompt_for_whose_token_ids_there_is_no_room_is_refused_once(
+    length: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """As token ids a text takes many times its bytes."""
-    text = "abcd" * 200
-    given = submitted_bytes(text, 4)
-    async with Engine(FakeModel(), max_held_bytes=given + 12 * CHUNK) as engine:
+    caplog.set_level(logging.INFO, "asyncinfer")
+    text = "a" * length
+    alone = submitted_bytes(text, 4) + prepared_bytes(length, length // 16, SamplingParams())
+    async with Engine(FakeModel(max_context=4096), max_held_bytes=alone + CHUNK) as engine:
+        await engine.generate(text, max_tokens=4)
         async with engine.stream("hello", max_tokens=500, buffer=8) as stream:
             await anext(stream)
-            with pytest.raises((Overloaded, InvalidRequest), match="max_held_bytes"):
+            with pytest.raises(Overloaded, match="max_held_bytes"):
                 await engine.generate(text, max_tokens=4)
-            held = engine.stats().held_bytes
-        assert 8 * CHUNK < held <= 10 * CHUNK
+            stats = engine.stats()
+            assert 8 * CHUNK < stats.held_bytes <= 10 * CHUNK
+            assert stats.refused == 1
+        assert engine.stats().aborted == 1
+    events = [record.asyncinfer["event"] for record in caplog.records]  # type: ignore[attr-defined]
+    assert events.count("request_refused") == 1
 
 
 @pytest.mark.anyio
@@ -102,6 +120,65 @@ async def test_whatever_ends_a_request_gives_its_bytes_back() -> None:
         with anyio.move_on_after(0):
             # Long enough for a worker thread.
             await engine.generate("x" * 3000, max_tokens=4)
-        with anyio.fail_after(60):
+        with anyio.fail_after(120):
             while engine.stats().held_bytes:
                 await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.anyio
+async def test_matchers_are_charged() -> None:
+    # A format's characters, times the answers: the prompt itself is small.
+    choices = ["a" * 1000, "b" * 1000]
+    chars = len(json.dumps(choices))
+    held = matcher_bytes(chars, 4)
+    assert held > 2 * 4 * chars
+    async with Engine(FakeModel(), max_held_bytes=held) as engine:
+        with pytest.raises(InvalidRequest, match="max_held_bytes"):
+            await engine.generate("q", choice=choices, n=4, max_tokens=2)
+        done = await engine.generate("q", choice=choices, n=2, max_tokens=2)
+        assert len(done.choices) == 2
+        assert engine.stats().held_bytes == 0
+
+
+@pytest.mark.anyio
+async def test_a_beam_search_is_charged_for_what_it_holds_at_its_longest() -> None:
+    prompt, beams, most = [200] * 40, 8, 60
+    held: list[int] = []
+
+    def measure(phase: str, step: object) -> None:
+        (request,) = core_of(engine).requests.live
+        mine: list[object] = []
+        for beam in request.outputs:
+            assert isinstance(beam, BeamOutput)
+            following = beam.following or []
+            mine += [beam.sequence.tokens, beam.sequence.keys, following, *following]
+            mine += [number for entry in following for number in entry[:2]]
+        held.append(sum(map(getsizeof, mine)))
+
+    async with Engine(FakeModel(gate=measure)) as engine:
+        done = await engine.beam_search(prompt, beams=beams, max_tokens=most, ignore_eos=True)
+    assert len(done.choices) == beams
+    # Without tokens that end an answer two are looked at for each beam. Blocks have 16 tokens.
+    charged = beam_bytes(beams, 2 * beams, len(prompt), most, (len(prompt) + most) // 16, 0)
+    # The beams' tuples are not counted here.
+    assert charged / 3 < max(held) < charged
+    with_format = beam_bytes(beams, 2 * beams, len(prompt), most, 6, 1000)
+    assert with_format - charged == matcher_bytes(1000, 2 * beams)
+
+
+@pytest.mark.anyio
+async def test_a_beam_search_at_the_bound_is_taken_and_one_past_it_never() -> None:
+    ids, held = [200] * 40, []
+    async with Engine(FakeModel(gate=lambda *_: held.append(engine.stats().held_bytes))) as engine:
+        await engine.beam_search(ids, beams=4, max_tokens=20)
+        assert engine.stats().held_bytes == 0
+    plain = submitted_bytes(ids, 20) + prepared_bytes(40, 2, SamplingParams())
+    assert min(held) == max(held) > plain + beam_bytes(4, 8, 40, 20, 3, 0) - 1
+    for most in (held[0], held[0] - 1):
+        async with Engine(FakeModel(), max_held_bytes=most) as engine:
+            if most == held[0]:
+                await engine.beam_search(ids, beams=4, max_tokens=20)
+            else:
+                with pytest.raises(InvalidRequest, match=f"max_held_bytes={most}"):
+                    await engine.beam_search(ids, beams=4, max_tokens=20)
+            assert engine.stats().held_bytes == 0

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from asyncinfer import DeadlineExceeded, EngineClosed, RequestFailed, StreamStalled
-from asyncinfer.engine.coalescing import Coalescing
 from asyncinfer.engine.inbox import Command
+from asyncinfer.engine.stream_buffer import Coalescing
 from asyncinfer.testing import FakeModel, InlineEngine, InlineStream
 
 LONG: dict[str, Any] = {"max_tokens": 400, "temperature": 0.0}
@@ -23,7 +23,7 @@ def right(engine: InlineEngine, count: int) -> list[int]:
 
 
 def used(stream: InlineStream) -> int:
-    outcome = stream.job.buffer.outcome
+    outcome = stream.request.buffer.outcome
     assert outcome is not None
     return outcome.usage.completion_tokens
 

@@ -4,6 +4,7 @@ objects: in a large program that may take hours, and a prompt or a model be held
 from __future__ import annotations
 
 import gc
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -12,9 +13,10 @@ from typing import Any
 import anyio
 import pytest
 
-from asyncinfer import AsyncInferError, Engine
-from asyncinfer.engine.job import Job
+from asyncinfer import AsyncInferError, Engine, EngineClosed, ModelLoadError, RequestFailed
+from asyncinfer.engine import Loaded
 from asyncinfer.engine.output_stream import OutputStream
+from asyncinfer.engine.request import Request
 from asyncinfer.scheduler import Sequence
 from asyncinfer.testing import FakeModel
 
@@ -24,23 +26,24 @@ pytestmark = pytest.mark.anyio
 LONG = "a long prompt " * 200
 
 
-def alive() -> list[object]:
-    return [each for each in gc.get_objects() if type(each) in (Job, OutputStream, Sequence)]
+def held() -> list[object]:
+    """What this test made and something holds. With the collector off all of it is young."""
+    kinds = (Request, OutputStream, Sequence)
+    return [each for each in gc.get_objects(generation=0) if type(each) in kinds]
 
 
 @pytest.fixture(autouse=True)
-def held() -> Iterator[Callable[[], list[object]]]:
-    """What is held beside what another test left, with the collector off."""
+def without_collector() -> Iterator[None]:
     gc.collect()
     gc.disable()
-    before = alive()
-    yield lambda: [each for each in alive() if not any(each is other for other in before)]
+    assert not held()
+    yield
     gc.enable()
 
 
 async def until(true: Callable[[], Any]) -> None:
     """A thread that has done its work may still be about to let go of it."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while not true():
         assert time.monotonic() < until
         await anyio.sleep(0.001)
@@ -83,10 +86,11 @@ async def fail(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("end", [finish, read, leave, leave_a_paused_one, cancel, refuse, fail])
-async def test_a_request_that_has_ended_is_gone(
-    end: Callable[[Engine], Any], held: Callable[[], list[object]]
-) -> None:
+async def test_a_request_that_has_ended_is_gone(end: Callable[[Engine], Any]) -> None:
     async with Engine(FakeModel(strict=False), drain_timeout=0.0) as engine:
+        async with engine.stream("hello", max_tokens=1000):
+            # What is held is found.
+            assert held()
         await end(engine)
         await until(lambda: not held())
 
@@ -100,3 +104,90 @@ async def test_a_closed_engine_keeps_no_model() -> None:
     await engine.aclose()
     del engine
     await until(lambda: runner() is None)
+
+
+class Waiting(FakeModel):
+    """Loads, and returns when it may."""
+
+    def __init__(self) -> None:
+        super().__init__(strict=False)
+        self.reached, self.may_return = threading.Event(), threading.Event()
+
+    def load(self, *args: Any) -> Loaded:
+        loaded = super().load(*args)
+        self.reached.set()
+        assert self.may_return.wait(120)
+        return loaded
+
+
+async def close_while_opening(engine: Engine, model: Waiting) -> None:
+    async def open_it() -> None:
+        with pytest.raises(EngineClosed):
+            await engine.__aenter__()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(open_it)
+        await until(model.reached.is_set)
+        group.start_soon(engine.aclose)
+        await until(lambda: engine.health().state == "closed")
+        model.may_return.set()
+
+
+async def test_an_engine_that_is_closed_while_it_opens_keeps_no_model() -> None:
+    model = Waiting()
+    engine = Engine(model)
+    await close_while_opening(engine, model)
+    gone = weakref.ref(engine), weakref.ref(model)
+    del engine, model
+    await until(lambda: not any(each() for each in gone))
+
+
+class _Odd(Exception):
+    """One that cannot be copied."""
+
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(one + other)
+
+
+@pytest.mark.parametrize("error", [ModelLoadError("no weights", file="x"), _Odd("a", "b")])
+async def test_an_engine_that_cannot_be_opened(error: Exception) -> None:
+    model = FakeModel(load_error=error)
+    forgotten = weakref.ref(model)
+    engine = Engine(model)
+    del model
+    with pytest.raises(type(error)) as raised:
+        await engine.__aenter__()
+    assert raised.value is error
+    assert raised.value.__traceback__ is not None
+    health = engine.health()
+    assert health.state == "dead"
+    assert str(error) in health.reasons[0]
+    del raised, health
+    error.__traceback__ = None
+    gone = weakref.ref(engine)
+    del engine
+    await until(lambda: gone() is None and forgotten() is None)
+
+
+async def test_the_error_of_a_request_keeps_nothing_of_its_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A consumer may keep it for as long as it likes, and others were in the step."""
+
+    def failing(self: OutputStream, *_: Any) -> None:
+        try:
+            raise ValueError("odd bytes")
+        except ValueError as error:
+            raise RequestFailed("no text") from error
+
+    monkeypatch.setattr(OutputStream, "advance", failing)
+    async with Engine(FakeModel()) as engine:
+        stream = engine.stream("hello", max_tokens=3)
+        with pytest.raises(RequestFailed, match="no text") as raised:
+            await stream
+    cause = raised.value.__cause__
+    assert isinstance(cause, ValueError)
+    assert cause.__traceback__ is None
+    (note,) = cause.__notes__
+    assert note.startswith(f"raised by failing, {__file__}:")
+    assert not [each for each in held() if isinstance(each, Sequence)]

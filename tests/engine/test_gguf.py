@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -18,7 +20,9 @@ Q = gguf.GGMLQuantizationType
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("kind", [Q.F16, Q.Q8_0, Q.Q4_1], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", [Q.F16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1], ids=lambda kind: kind.name
+)
 async def test_greedy_tokens_are_those_of_the_dequantised_model(kind: Q, tmp_path: Path) -> None:
     model = random_model("llama", "plain")
     path = write_gguf(model, tmp_path / "model.gguf", kind)
@@ -45,6 +49,25 @@ async def test_the_file_says_how_to_sample(tmp_path: Path) -> None:
     async with Engine(path, max_context=64) as engine:
         params = engine.default_params
         assert (round(params.temperature, 6), params.top_k) == (0.7, 40)
+
+
+@pytest.mark.anyio
+async def test_the_header_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_gguf(random_model("llama", "plain"), tmp_path / "model.gguf")
+    mapped: list[int] = []
+
+    class Counted(mmap.mmap):
+        def __new__(cls, fileno: int, length: int, **options: Any) -> Counted:
+            if fileno >= 0:
+                mapped.append(fileno)
+            return super().__new__(cls, fileno, length, **options)
+
+    monkeypatch.setattr(mmap, "mmap", Counted)
+    async with Engine(path, max_context=64):
+        assert len(mapped) == 1
+    # Nobody holds it once the model is open, and the file may be another by now.
+    async with Engine(path, max_context=64):
+        assert len(mapped) == 2
 
 
 @pytest.mark.anyio

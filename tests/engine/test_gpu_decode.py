@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from asyncinfer.builtin import MODEL_PATH
-from asyncinfer.engine.assemble import CheckpointSource
+from asyncinfer.engine.checkpoint import CheckpointSource
 from asyncinfer.runner import ModelRunner
 from asyncinfer.runner.accelerator import CudaAccelerator
 from asyncinfer.runner.graph_executor import GraphExecutor
@@ -45,22 +45,22 @@ def engine(**options: Any) -> InlineEngine:
     return InlineEngine(CheckpointSource(MODEL_PATH), **{**defaults, **options})
 
 
-def answers(its: InlineEngine, **options: Any) -> list[list[int]]:
+def answers(inline: InlineEngine, **options: Any) -> list[list[int]]:
     defaults = {"max_tokens": NEW, "temperature": 0.0, "ignore_eos": True}
-    streams = [its.submit(prompt, **{**defaults, **options}) for prompt in PROMPTS]
-    its.run()
+    streams = [inline.submit(prompt, **{**defaults, **options}) for prompt in PROMPTS]
+    inline.run()
     for each in streams:
         each.read()
         assert each.error is None
     return [each.token_ids() for each in streams]
 
 
-def close(its: InlineEngine) -> None:
-    its.core.runner.close()
+def close(inline: InlineEngine) -> None:
+    inline.core.runner.close()
 
 
-def recorded(its: InlineEngine) -> int:
-    runner = its.core.runner
+def recorded(inline: InlineEngine) -> int:
+    runner = inline.core.runner
     assert isinstance(runner, ModelRunner)
     executor = runner.executor
     return executor.graphs.recorded if isinstance(executor, GraphExecutor) else 0
@@ -72,11 +72,11 @@ def test_recorded_equals_eager_equals_transformers() -> None:
     peer = AutoModelForCausalLM.from_pretrained(MODEL_PATH, dtype=torch.float32).cuda().eval()
     found = {}
     for graphs in ("lazy", "start", "off"):
-        its = engine(cuda_graphs=graphs, max_running=8)
-        found[graphs] = answers(its)
-        assert (recorded(its) > 0) == (graphs != "off")
-        tokenizer = its.core.loaded.tokenizer
-        close(its)
+        inline = engine(cuda_graphs=graphs, max_running=8)
+        found[graphs] = answers(inline)
+        assert (recorded(inline) > 0) == (graphs != "off")
+        tokenizer = inline.core.loaded.tokenizer
+        close(inline)
     assert found["lazy"] == found["start"] == found["off"]
     for prompt, tokens in zip(PROMPTS, found["lazy"], strict=True):
         ids = torch.tensor([tokenizer.encode(prompt)], device="cuda")
@@ -95,32 +95,32 @@ def test_recorded_equals_eager_equals_transformers() -> None:
 def test_draws_are_the_same_however_far_ahead(options: dict[str, Any]) -> None:
     found = []
     for overlap, graphs in ((1, "off"), (1, "lazy"), (2, "lazy"), (4, "lazy")):
-        its = engine(overlap=overlap, cuda_graphs=graphs)
-        found.append(answers(its, seed=5, **options))
-        close(its)
-    assert all(its == found[0] for its in found)
+        inline = engine(overlap=overlap, cuda_graphs=graphs)
+        found.append(answers(inline, seed=5, **options))
+        close(inline)
+    assert all(each == found[0] for each in found)
 
 
 def test_a_steady_decode_step_never_waits_for_the_device() -> None:
-    its = engine(overlap=2)
+    inline = engine(overlap=2)
     for prompt in PROMPTS:
-        its.submit(prompt, max_tokens=200, temperature=0.7, ignore_eos=True)
-    its.pump(12)
-    graphs = recorded(its)
+        inline.submit(prompt, max_tokens=200, temperature=0.7, ignore_eos=True)
+    inline.pump(12)
+    graphs = recorded(inline)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        its.pump(100)
+        inline.pump(100)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert recorded(its) == graphs > 0
-    its.run()
-    close(its)
+    assert recorded(inline) == graphs > 0
+    inline.run()
+    close(inline)
 
 
 def test_a_recording_that_fails_costs_speed_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    its = engine()
-    expected = answers(its)
-    close(its)
+    inline = engine()
+    expected = answers(inline)
+    close(inline)
 
     def failing(self: Any, work: Any) -> Any:
         def wrong() -> None:
@@ -130,12 +130,12 @@ def test_a_recording_that_fails_costs_speed_only(monkeypatch: pytest.MonkeyPatch
 
         return record(self, wrong)
 
-    record = CudaAccelerator._record
-    monkeypatch.setattr(CudaAccelerator, "_record", failing)
-    its = engine()
-    assert answers(its) == expected
-    assert recorded(its) == 0
-    close(its)
+    record = CudaAccelerator.record
+    monkeypatch.setattr(CudaAccelerator, "record", failing)
+    inline = engine()
+    assert answers(inline) == expected
+    assert recorded(inline) == 0
+    close(inline)
 
 
 @pytest.mark.parametrize(
@@ -145,11 +145,11 @@ def test_a_recording_that_fails_costs_speed_only(monkeypatch: pytest.MonkeyPatch
 def test_closing_gives_memory_back(cycles: int, tokens: int) -> None:
     used = []
     for _ in range(cycles):
-        its = engine(max_running=4, cuda_graphs="lazy")
-        answers(its, max_tokens=tokens)
-        assert recorded(its) > 0
-        close(its)
-        del its
+        inline = engine(max_running=4, cuda_graphs="lazy")
+        answers(inline, max_tokens=tokens)
+        assert recorded(inline) > 0
+        close(inline)
+        del inline
         gc.collect()
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
@@ -160,14 +160,14 @@ def test_closing_gives_memory_back(cycles: int, tokens: int) -> None:
 
 
 def test_the_same_bits_alone_and_together() -> None:
-    its = engine(deterministic=True)
+    inline = engine(deterministic=True)
     options = {"max_tokens": 12, "temperature": 0.9, "seed": 3, "logprobs": 2, "ignore_eos": True}
 
     def chunks(prompts: list[str]) -> list[Any]:
-        streams = [its.submit(prompt, **options) for prompt in prompts]
-        its.run()
+        streams = [inline.submit(prompt, **options) for prompt in prompts]
+        inline.run()
         return [[(c.token_ids, c.logprobs) for c in each.read()] for each in streams]
 
     together = chunks(PROMPTS)
     assert together == [chunks([prompt])[0] for prompt in PROMPTS]
-    close(its)
+    close(inline)

@@ -14,8 +14,9 @@ import pytest
 
 from asyncinfer import EngineClosed, InvalidRequest, Overloaded, RequestFailed, SamplingParams
 from asyncinfer.engine.inbox import Command
-from asyncinfer.testing import FakeModel, InlineEngine, InlineStream
+from asyncinfer.testing import FakeModel, InlineEngine, InlineStream, Said, ScriptedModel
 from asyncinfer.text import Detokenizer
+from asyncinfer.tools import ChatOptions
 
 SEEDS = range(60)
 
@@ -88,8 +89,8 @@ class World:
             self.seen["refused"] += 1
             return
         params = SamplingParams(**sampling)
-        # A job that has ended keeps no outputs.
-        seeds = [output.request.seed for output in stream.job.outputs]
+        # A request that has ended keeps no outputs.
+        seeds = [output.sequence.seed for output in stream.request.outputs]
         assert len(seeds) == params.n
         self.clients.append(
             Client(stream, prompt, params, seeds, draw.choice([0.0, 0.1, 0.9, 1.0]))
@@ -141,7 +142,7 @@ class World:
             want = self.model.runner.oracle(  # type: ignore[union-attr]
                 client.prompt, params, seed, len(tokens)
             )
-            assert tokens == want, f"{stream.job.request_id} answer {index}"
+            assert tokens == want, f"{stream.request.id} answer {index}"
             ends = [chunk.finish_reason for chunk in chunks]
             assert ends[:-1] == [None] * (len(ends) - 1), "an end before the end"
             reason = ends[-1] if ends else None
@@ -212,3 +213,18 @@ def test_submitted_after_the_close_was_posted() -> None:
     assert len(running.token_ids()) == 5
     assert engine.core.done
     assert engine.admission.held == 0
+
+
+def test_a_chat_is_read_as_a_stream_reads_it() -> None:
+    said = Said("Yes.", reasoning="Well.", tool_calls=[("look", {})])
+    look = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+    engine = InlineEngine(ScriptedModel([said]))
+    chat = ChatOptions.of([look], "auto", True, None, False)
+    stream = engine.submit([{"role": "user", "content": "hi"}], chat=chat, max_tokens=200)
+    engine.run()
+    stream.read()
+    assert stream.ended
+    assert stream.text() == said.text
+    assert "".join(chunk.reasoning for chunk in stream.chunks) == said.reasoning
+    (called,) = [call for chunk in stream.chunks for call in chunk.tool_calls if call.name]
+    assert called.name == "look"

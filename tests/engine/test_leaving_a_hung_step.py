@@ -41,7 +41,7 @@ def test_the_exit_is_not_held_up(leave: str) -> None:
         [sys.executable, "-c", textwrap.dedent(PROGRAM.format(leave=leave))],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "leaving\n"), done.stderr

@@ -24,7 +24,8 @@ from asyncinfer import (
     PluginError,
     RequestFailed,
 )
-from asyncinfer.engine.intake import Intake
+from asyncinfer.engine.preparer import Preparer
+from asyncinfer.engine.watchdog import Watchdog
 from asyncinfer.plugins import observers
 from asyncinfer.plugins.supervision import Limits
 from asyncinfer.protocols import (
@@ -40,7 +41,9 @@ from asyncinfer.protocols import (
     RequestSubmitted,
     StepTaken,
 )
-from asyncinfer.telemetry import observer_thread
+from asyncinfer.runtime import Threads
+from asyncinfer.telemetry import GuardedObserver, Observers, observer_thread
+from asyncinfer.telemetry.direct_observer import DirectObserver
 from asyncinfer.testing import FakeModel, InlineEngine, StepGate
 
 pytestmark = pytest.mark.anyio
@@ -107,13 +110,14 @@ class Stuck(Recorder):
     def observe(self, event: ObserverEvent) -> None:
         super().observe(event)
         self.hangs.set()
-        assert self.let_go.wait(60)
+        assert self.let_go.wait(120)
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing waits for observers as long as they take, unless a test says otherwise."""
     monkeypatch.setattr("asyncinfer.telemetry.observers.CLOSE_SECONDS", 60.0)
+    monkeypatch.setattr("asyncinfer.telemetry.observers.HANGS_SECONDS", 60.0)
 
 
 def observer_threads() -> set[threading.Thread]:
@@ -229,13 +233,13 @@ async def test_one_that_ends_while_it_is_prepared(
     ends: str, open_engine: OpenEngine, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine took it in, and nobody knows yet how long its prompt is."""
-    prepare, go_on, recorder = Intake.prepare, threading.Event(), Recorder()
+    prepare, go_on, recorder = Preparer.prepare, threading.Event(), Recorder()
 
     def late(*arguments: Any) -> None:
-        assert go_on.wait(60)
+        assert go_on.wait(120)
         prepare(*arguments)
 
-    monkeypatch.setattr(Intake, "prepare", late)
+    monkeypatch.setattr(Preparer, "prepare", late)
     async with open_engine(observers=[recorder]) as engine:
         deadline = 1e-3 if ends == "deadline" else None
         stream = engine.stream("x" * 2000, n=2, cache_scope="a", deadline=deadline)
@@ -256,6 +260,37 @@ async def test_one_that_ends_while_it_is_prepared(
     (ended,) = recorder.of(RequestEnded)
     assert ended.outcome == {"deadline": "failed", "close": "closed", "leaves": "aborted"}[ends]
     assert ended.finish_reasons == (None, None)
+
+
+async def test_a_stream_that_is_begun_again_is_another_request(
+    open_engine: OpenEngine, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the first one may be told after the beginning of the second."""
+    prepare, reached, go_on = Preparer.prepare, threading.Event(), threading.Event()
+    recorder = Recorder()
+
+    def first_late(*arguments: Any) -> None:
+        if not reached.is_set():
+            reached.set()
+            assert go_on.wait(120)
+        prepare(*arguments)
+
+    monkeypatch.setattr(Preparer, "prepare", first_late)
+    async with open_engine(observers=[recorder]) as engine:
+        stream = engine.stream("x" * 2000, max_tokens=2)
+        async with anyio.create_task_group() as group:
+            group.start_soon(anext, stream)
+            await until(reached.is_set)
+            group.cancel_scope.cancel()
+        assert stream.request_id == "req-1"
+        done = await stream
+        go_on.set()
+    assert done.request_id == stream.request_id == "req-1.2"
+    assert recorder.about("req-1") == ["RequestSubmitted", "RequestEnded"]
+    life = ["RequestSubmitted", "RequestStarted", "FirstToken", "RequestEnded"]
+    assert recorder.about("req-1.2") == life
+    outcomes = {event.request_id: event.outcome for event in recorder.of(RequestEnded)}
+    assert outcomes == {"req-1": "aborted", "req-1.2": "finished"}
 
 
 async def test_one_that_ends_before_the_decode_thread_has_it(
@@ -406,9 +441,9 @@ async def test_one_that_hangs_holds_nobody_up(
             await until(lambda: len(recorder.events) == 5 + 4 * index)  # noqa: B023
     assert len(recorder.of(RequestEnded)) == 5
     assert not recorder.of(EventsDropped)
-    reports = [fault["error"] for fault in faults()]
+    # Where the machine is slow, the other one may not be done within that time either.
+    reports = [fault["error"] for fault in faults() if "Stuck" in fault["error"]]
     assert len(reports) == 2
-    assert "Stuck" in reports[0]
     assert "is too slow: events are dropped" in reports[0]
     assert "is left behind" in reports[1]
     (dropped,) = faults("events_dropped")
@@ -418,6 +453,84 @@ async def test_one_that_hangs_holds_nobody_up(
     await until(lambda: stuck.closed)
     assert stuck.of(EventsDropped) == [EventsDropped(stuck.of(EventsDropped)[0].time, 10)]
     assert isinstance(stuck.events[-1], EngineEnded)
+
+
+def test_a_close_waits_for_one_that_works_and_not_for_one_that_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("asyncinfer.telemetry.observers.CLOSE_SECONDS", 5.0)
+    monkeypatch.setattr("asyncinfer.telemetry.observers.HANGS_SECONDS", 1.0)
+    never = 1000
+
+    class Joined:
+        """A thread in which so many more calls return, one in each wait for it."""
+
+        ident = None
+
+        def __init__(self, worker: Any, calls: int) -> None:
+            self.worker = worker
+            self.calls = calls
+
+        def is_alive(self) -> bool:
+            return self.calls > 0
+
+        def join(self, timeout: float | None = None) -> None:
+            time.now += timeout or 0.0
+            if self.calls < never:
+                self.calls -= 1
+                self.worker.returned += 1
+
+    class Time:
+        def __init__(self, *calls: int) -> None:
+            self.now = 0.0
+            self._calls = [*calls]
+
+        def clock(self) -> float:
+            return self.now
+
+        def start(self, worker: Any) -> Joined:
+            return Joined(worker, self._calls.pop(0))
+
+    for calls, seconds in (((1, 1), 1.0), ((never, 3), 3.0), ((never, 1), 1.0), ((never, 9), 5.0)):
+        time = Time(*calls)
+        told = Observers([(Recorder(), "one"), (Recorder(), "other")], time)
+        told.start()
+        told.close(EngineEnded(0.0, None))
+        assert time.now == seconds, calls
+
+
+async def test_observers_that_work_after_a_close_are_no_step_that_hangs(
+    until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = Stuck()
+    engine = await Engine.open(FakeModel(), observers=[stuck], step_timeout=5.0)
+    await until(stuck.hangs.is_set)
+    thread = thread_of(engine)
+    stop, watching = Watchdog.stop, threading.Event()
+
+    def stopped(self: Watchdog) -> None:
+        stop(self)
+        watching.set()
+
+    monkeypatch.setattr(Watchdog, "stop", stopped)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.aclose)
+        await until(lambda: watching.is_set() or thread.hung is not None)
+        stuck.let_go.set()
+    assert thread.hung is None
+    assert stuck.closed == 1
+
+
+def test_one_of_the_decode_thread_is_told_nothing_after_its_close() -> None:
+    recorder = DecodeRecorder()
+    direct = DirectObserver(GuardedObserver(recorder, "recorder"))
+    direct.close(EngineEnded(1.0, None))
+    # By the decode thread, when it was given up a moment before.
+    direct.tell(RequestStarted(0.0, "req-1"))
+    direct.close(EngineEnded(2.0, None))
+    direct.hand_over()
+    assert recorder.events == [EngineEnded(1.0, None)]
+    assert recorder.closed == 1
 
 
 async def test_one_that_is_too_slow_for_the_decode_thread(
@@ -450,9 +563,10 @@ async def test_death_is_told() -> None:
     assert "gone" in (last.cause or "")
 
 
-async def test_a_hang_is_told(until: Until) -> None:
+@pytest.mark.parametrize("kind", [Recorder, DecodeRecorder])
+async def test_a_hang_is_told(kind: type[Recorder], until: Until) -> None:
     gate = StepGate(closed=True)
-    recorder = Recorder()
+    recorder = kind()
     engine = await Engine.open(FakeModel(gate=gate), observers=[recorder], step_timeout=0.2)
     with pytest.raises(EngineDead):
         await engine.generate("x")
@@ -463,6 +577,54 @@ async def test_a_hang_is_told(until: Until) -> None:
     (ended,) = recorder.of(RequestEnded)
     assert ended.outcome == "closed"
     assert "longer than 0.2 s" in (recorder.of(EngineEnded)[0].cause or "")
+    assert recorder.closed == 1
+
+
+async def test_one_that_hangs_the_decode_thread_keeps_the_ends_from_nobody(
+    until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class StuckOnDecode(Stuck):
+        thread: ClassVar[Literal["own", "decode"]] = "decode"
+
+        def observe(self, event: ObserverEvent) -> None:
+            observe = Stuck.observe if isinstance(event, RequestStarted) else Recorder.observe
+            observe(self, event)
+
+    limits = Limits(seconds=300.0, debt=300.0)
+    monkeypatch.setattr("asyncinfer.telemetry.observers.DECODE_THREAD", limits)
+    stuck, recorder = StuckOnDecode(), DecodeRecorder()
+    engine = await Engine.open(FakeModel(), observers=[stuck, recorder], step_timeout=0.2)
+    with pytest.raises(EngineDead):
+        await engine.generate("x")
+    await until(lambda: recorder.closed)
+    told = ["RequestSubmitted", "RequestStarted", "RequestEnded"]
+    assert recorder.about("req-1") == told
+    # One call at a time: nothing more is told to this one before it returns.
+    assert stuck.about("req-1") == told[:2]
+    stuck.let_go.set()
+    await until(lambda: not thread_of(engine).alive)
+    await engine.aclose()
+    for observer in (recorder, stuck):
+        assert (observer.about("req-1"), observer.closed) == (told, 1)
+
+
+async def test_a_hang_without_a_thread_to_spare_is_told_late(
+    until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(runtime: Threads, worker: object) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    gate = StepGate(closed=True)
+    recorder = DecodeRecorder()
+    engine = await Engine.open(FakeModel(gate=gate), observers=[recorder], step_timeout=0.2)
+    monkeypatch.setattr(Threads, "start", refused)
+    with pytest.raises(EngineDead):
+        await engine.generate("x")
+    assert not recorder.of(RequestEnded)
+    gate.open()
+    await until(lambda: not thread_of(engine).alive)
+    await engine.aclose()
+    assert recorder.about("req-1")[-1] == "RequestEnded"
     assert recorder.closed == 1
 
 
@@ -505,8 +667,8 @@ def named(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_by_name_and_with_arguments(open_engine: OpenEngine) -> None:
     async with open_engine(observers=["named", ("named", {"size": 7})]) as engine:
         await engine.generate("hello", max_tokens=2)
-    assert [its.size for its in Named.made] == [1, 7]
-    assert [len(its.events) for its in Named.made] == [6, 6]
+    assert [observer.size for observer in Named.made] == [1, 7]
+    assert [len(observer.events) for observer in Named.made] == [6, 6]
 
 
 class Deaf:
@@ -536,7 +698,7 @@ async def test_a_wrong_one_is_named_and_the_others_are_closed(wrong: Any, says: 
         await Engine.open(FakeModel(), observers=[recorder, "named", wrong])
     assert recorder.events == []
     assert recorder.closed == 1
-    assert [its.closed for its in Named.made] == [1]
+    assert [observer.closed for observer in Named.made] == [1]
     assert observer_threads() <= before
 
 
@@ -601,3 +763,25 @@ async def test_the_request_log(
     assert "DeadlineExceeded: req-2: deadline passed" in lines[1].getMessage()
     with pytest.raises(PluginError, match="slower_than=-1"):
         await Engine.open(FakeModel(), observers=[("request-log", {"slower_than": -1})])
+
+
+@pytest.mark.asyncio
+async def test_steps_tell_what_formats_and_drafts_cost() -> None:
+    told = StepRecorder()
+    options: dict[str, Any] = {"choice": ["an answer", "another"], "max_tokens": 20, "seed": 3}
+    async with Engine(FakeModel(), observers=[told], proposers=["prompt-lookup"]) as engine:
+        await engine.generate("hello", **options)
+        await engine.generate("hello", **options, logprobs=0)
+        await engine.generate("hello", max_tokens=4)
+        stats = engine.stats()
+    begun = [event for event in told.events if isinstance(event, RequestSubmitted)]
+    first, again, without = [event.compile_seconds for event in begun]
+    assert first == stats.compile_seconds > 0
+    assert (again, without) == (0.0, None)
+    steps = [event for event in told.events if isinstance(event, StepTaken)]
+    (drafts,) = stats.drafts
+    assert sum(step.masks for step in steps) == stats.masks > 2
+    assert sum(step.mask_seconds for step in steps) == pytest.approx(stats.mask_seconds)
+    assert sum(step.forced_tokens for step in steps) == stats.forced_tokens > 2
+    assert sum(step.accepted_tokens for step in steps) == sum(drafts.accepted) > 2
+    assert sum(step.rejected_tokens for step in steps) == sum(drafts.rejected)

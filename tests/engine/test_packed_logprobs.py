@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from asyncinfer import Engine, InvalidRequest, TokenLogprob
-from asyncinfer.engine.job import Job
+from asyncinfer.engine.request import Request
 from asyncinfer.engine.transcript import UNPACKED, unpack
 from asyncinfer.scheduler import RowLogprobs
 from asyncinfer.testing import FakeModel, InlineEngine
@@ -55,7 +55,7 @@ def test_a_prompts_logprobs_are_held_packed(unpacked: list[int]) -> None:
     stream = engine.submit(PROMPT, prompt_logprobs=128, max_tokens=3, temperature=0.0)
     engine.run()
     stream.read()
-    outcome = stream.job.buffer.outcome
+    outcome = stream.request.buffer.outcome
     assert outcome is not None
     assert outcome.prompt_logprobs is not None
     assert sum(len(rows.data) for rows in outcome.prompt_logprobs) == 499 * 4 * (3 + 2 * 128)
@@ -90,8 +90,9 @@ async def test_iterating_and_then_awaiting_gives_all_of_them(unpacked: list[int]
         assert sum(unpacked) == 15
         done = await stream
         assert [
-            choice.logprobs[: len(its)] for choice, its in zip(done.choices, seen, strict=True)
-        ] == [tuple(its) for its in seen]
+            choice.logprobs[: len(entries)]
+            for choice, entries in zip(done.choices, seen, strict=True)
+        ] == [tuple(entries) for entries in seen]
         assert [len(choice.logprobs) for choice in done.choices] == [40, 40]
         assert [[e.token_id for e in choice.logprobs] for choice in done.choices] == [
             list(choice.token_ids) for choice in done.choices
@@ -124,12 +125,12 @@ async def test_others_have_a_turn_while_they_areunpack() -> None:
 def test_prompt_logprobs_that_come_twice_are_kept_once() -> None:
     """As after a preemption."""
     engine = InlineEngine(FakeModel())
-    job: Job = engine.submit([1, 2, 3, 4, 5, 6], prompt_logprobs=0).job
+    request: Request = engine.submit([1, 2, 3, 4, 5, 6], prompt_logprobs=0).request
     entries = [TokenLogprob(token, -1.0, 1) for token in (2, 3, 4, 5, 6)]
     for position, chunk in ((1, entries[:2]), (1, entries[:3]), (3, entries[2:]), (3, entries[2:])):
-        job.add_prompt_logprobs(position, RowLogprobs.of(chunk))
-    assert job.prompt_logprobs is not None
-    assert [e.token_id for part in job.prompt_logprobs for e in part] == [2, 3, 4, 5, 6]
+        request.add_prompt_logprobs(position, RowLogprobs.of(chunk))
+    assert request.prompt_logprobs is not None
+    assert [e.token_id for part in request.prompt_logprobs for e in part] == [2, 3, 4, 5, 6]
 
 
 @pytest.mark.anyio

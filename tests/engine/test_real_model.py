@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncinfer import Engine
 from asyncinfer.attention import kv as kv_module
-from asyncinfer.attention.mirror import Mirror
+from asyncinfer.attention.contiguous import ContiguousKV
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.models import Decoder
 
@@ -48,7 +48,17 @@ def peer() -> Any:
 
 
 def greedy(peer: Any, prompt: list[int], count: int) -> list[int]:
-    """transformers' own greedy answer, cut after the end of text."""
+    """transformers' own greedy answer, cut after the end of text. Tests share prompts."""
+    key = tuple(prompt), count
+    if key not in _ANSWERS:
+        _ANSWERS[key] = _greedy(peer, prompt, count)
+    return _ANSWERS[key]
+
+
+_ANSWERS: dict[tuple[tuple[int, ...], int], list[int]] = {}
+
+
+def _greedy(peer: Any, prompt: list[int], count: int) -> list[int]:
     with torch.inference_mode():
         out = peer.generate(
             torch.tensor([prompt]),
@@ -127,16 +137,16 @@ async def test_greedy_with_chunked_prefill_and_prefix_hits(peer: Any) -> None:
 async def test_greedy_under_preemption(
     peer: Any, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without and with mirrors, for which this cache is too small by itself."""
-    monkeypatch.setattr(kv_module, "_MIRRORED", share)
-    mirrored, inner = [0], Mirror.extended
+    """Without and with copies, for which this cache is too small by itself."""
+    monkeypatch.setattr(kv_module, "_CONTIGUOUS_SHARE", share)
+    copied, inner = [0], ContiguousKV.extended
 
-    def counted(self: Mirror, *arguments: Any) -> torch.Tensor | None:
+    def counted(self: ContiguousKV, *arguments: Any) -> torch.Tensor | None:
         pages = inner(self, *arguments)
-        mirrored[0] += pages is not None
+        copied[0] += pages is not None
         return pages
 
-    monkeypatch.setattr(Mirror, "extended", counted)
+    monkeypatch.setattr(ContiguousKV, "extended", counted)
     # 24 blocks of 16 tokens: not enough for eight answers at once.
     per_block = 6 * 2 * 2 * 64 * 16 * 4
     async with Engine(device="cpu", kv_bytes=24 * per_block, prefix_cache=False) as engine:
@@ -144,7 +154,7 @@ async def test_greedy_under_preemption(
         prompts = [encode(engine, text) for text in PROMPTS]
         got = await answers(engine, prompts, max_tokens=80, temperature=0.0, ignore_eos=True)
         assert engine.stats().preemptions > 0
-        assert mirrored[0] > 100 if share else not mirrored[0]
+        assert copied[0] > 100 if share else not copied[0]
     for prompt, tokens in zip(prompts, got, strict=True):
         want = greedy(peer, prompt, 80)
         assert tokens[: len(want)] == want

@@ -33,7 +33,7 @@ class OnFakeDevice:
         plain = loaded.runner
         assert isinstance(plain, ModelRunner)
         spec = dataclasses.replace(plain.spec, overlap=2)
-        runner = ModelRunner(plain._decoder, plain._kv, spec, accelerator=self._device)
+        runner = ModelRunner(plain.decoder, plain.kv, spec, accelerator=self._device)
         return dataclasses.replace(loaded, runner=runner)
 
 
@@ -82,7 +82,7 @@ def test_the_same_tokens_recorded(family: str, monkeypatch: pytest.MonkeyPatch) 
     with FakeDevice() as device:
         assert answers(InlineEngine(OnFakeDevice(source(family), device), **OPTIONS)) == expected
     assert device.calls["Graph.replay"] > 5
-    assert len({token for its in expected for token in its}) > 5
+    assert len({token for tokens in expected for token in tokens}) > 5
 
 
 def test_experts_that_ask_the_host_cannot_be_recorded() -> None:

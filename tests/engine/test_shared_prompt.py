@@ -8,11 +8,11 @@ from asyncinfer.testing import FakeModel, InlineEngine
 def test_answers_that_wait_hold_one_prompt() -> None:
     engine = InlineEngine(FakeModel(max_context=4096), max_running=2, block_size=16)
     stream = engine.submit([7] * 2000, n=64, max_tokens=2, temperature=0.0)
-    requests = [answer.request for answer in stream.job.outputs]
-    assert len({id(request.tokens) for request in requests}) == 1
-    assert len({id(request.keys) for request in requests}) == 1
-    assert len(requests[0].keys) == 2000 // 16
+    sequences = [answer.sequence for answer in stream.request.outputs]
+    assert len({id(sequence.tokens) for sequence in sequences}) == 1
+    assert len({id(sequence.keys) for sequence in sequences}) == 1
+    assert len(sequences[0].keys) == 2000 // 16
     engine.run()
     stream.read()
     assert len({tuple(stream.token_ids(index)) for index in range(64)}) == 1
-    assert len(requests[0].tokens) == 2002
+    assert len(sequences[0].tokens) == 2002

@@ -1,4 +1,4 @@
-"""Between a stream's first use and its job: the prompt is prepared, and anything may happen."""
+"""Between a stream's first use and its request: the prompt is prepared, and anything may happen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import Any
 
 import anyio
 import pytest
-from support import OpenEngine, TimedEngine, Until, core_of, places, thread_of
+from support import (
+    OpenEngine,
+    TimedEngine,
+    Until,
+    core_of,
+    frontend_of,
+    places,
+    thread_of,
+)
 
 from asyncinfer import (
     DeadlineExceeded,
@@ -23,8 +31,8 @@ from asyncinfer import (
 )
 from asyncinfer.engine.core import Core
 from asyncinfer.engine.inbox import Command
-from asyncinfer.engine.intake import Intake
-from asyncinfer.engine.runtime import Handle, Threads, Worker
+from asyncinfer.engine.preparer import Preparer
+from asyncinfer.runtime import Handle, Threads, Worker
 from asyncinfer.testing import FakeModel, StepGate
 
 pytestmark = pytest.mark.anyio
@@ -36,17 +44,17 @@ LONG_PROMPT = "x" * 1500
 @pytest.fixture
 def preparing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
     """Holds every prompt on its worker thread until the event is set."""
-    prepare, events = Intake.prepare, []
+    prepare, events = Preparer.prepare, []
 
     def held() -> threading.Event:
         event = threading.Event()
         events.append(event)
 
         def late(*arguments: Any) -> None:
-            assert event.wait(30)
+            assert event.wait(120)
             prepare(*arguments)
 
-        monkeypatch.setattr(Intake, "prepare", late)
+        monkeypatch.setattr(Preparer, "prepare", late)
         return event
 
     return held
@@ -126,7 +134,7 @@ async def test_no_worker_is_started_once_the_engine_is_closed(
     async with open_engine() as engine:
         preparing().set()
         before = _workers()
-        engine._frontend.dismiss()
+        frontend_of(engine).dismiss()
         with pytest.raises(EngineClosed):
             await engine.generate(LONG_PROMPT, max_tokens=1)
         assert _workers() <= before
@@ -159,13 +167,13 @@ async def test_what_takes_long_is_prepared_off_the_loop(
     options: dict[str, Any],
     inline: bool,
 ) -> None:
-    prepare, threads = Intake.prepare, []
+    prepare, threads = Preparer.prepare, []
 
     def watched(*arguments: Any) -> None:
         threads.append(threading.current_thread())
         prepare(*arguments)
 
-    monkeypatch.setattr(Intake, "prepare", watched)
+    monkeypatch.setattr(Preparer, "prepare", watched)
     async with open_engine() as engine:
         await engine.generate(prompt, max_tokens=1, **options)
     assert (threads == [threading.current_thread()]) == inline
@@ -178,10 +186,10 @@ async def test_a_prompt_that_is_bad_after_its_deadline_has_a_line_in_the_log(
     told = threading.Event()
 
     def late(*_: Any) -> None:
-        assert told.wait(30)
+        assert told.wait(120)
         raise InvalidRequest("prompt", "x", "is bad")
 
-    monkeypatch.setattr(Intake, "prepare", late)
+    monkeypatch.setattr(Preparer, "prepare", late)
     with caplog.at_level("WARNING", "asyncinfer"):
         async with open_engine() as engine:
             with pytest.raises(DeadlineExceeded):
@@ -201,7 +209,7 @@ async def test_a_panic_while_a_prompt_is_prepared_fails_its_request(
 ) -> None:
     async with open_engine() as engine:
         with monkeypatch.context() as patch:
-            patch.setattr(Intake, "prepare", _raiser(PanicException("index out of range")))
+            patch.setattr(Preparer, "prepare", _raiser(PanicException("index out of range")))
             with pytest.raises(RequestFailed, match="index out of range") as caught:
                 await engine.generate(prompt, max_tokens=1)
         assert isinstance(caught.value.__cause__, PanicException)
@@ -257,7 +265,7 @@ async def test_an_engine_that_has_ended_keeps_no_command(until: Until, hangs: bo
     else:
         await engine.aclose(drain_timeout=0.0)
     stream.stop()
-    engine._frontend.post(Command.ABORT, stream)
+    frontend_of(engine).post(Command.ABORT, stream)
     assert core.inbox.empty()
     gate.open()
     await until(lambda: not thread.alive)

@@ -16,8 +16,8 @@ from support import TimedEngine, Until, admission_of, core_of, places, thread_of
 
 from asyncinfer import DeadlineExceeded, Engine, EngineClosed, EngineDead
 from asyncinfer.engine import closing
-from asyncinfer.engine.intake import Intake
-from asyncinfer.engine.loop_bridge import Batch
+from asyncinfer.engine.loop_bridge import Batch, LoopBridge
+from asyncinfer.engine.preparer import Preparer
 from asyncinfer.engine.stream_buffer import Outcome, StreamBuffer
 from asyncinfer.protocols import Observer, ObserverEvent, RequestSubmitted
 from asyncinfer.testing import FakeModel, InlineEngine, StepGate
@@ -36,7 +36,7 @@ class Hang:
 
     def __call__(self, *_: Any) -> None:
         self.reached.set()
-        assert self.let_go.wait(60)
+        assert self.let_go.wait(120)
 
 
 @pytest.fixture
@@ -83,14 +83,14 @@ def stuck(
         if phase == {"step": "launch", "collect": "collect"}.get(where):
             hang()
 
-    prepare = Intake.prepare
+    prepare = Preparer.prepare
 
     def held(*arguments: Any) -> None:
         hang()
         prepare(*arguments)
 
     if where == "template":
-        monkeypatch.setattr(Intake, "prepare", held)
+        monkeypatch.setattr(Preparer, "prepare", held)
 
     async def opened(kind: type[Engine] = Engine, **config: Any) -> tuple[Engine, list[str]]:
         if where == "observer":
@@ -112,14 +112,14 @@ async def finish(engine: Engine, hang: Hang, until: Until) -> None:
     hang.let_go.set()
     await until(lambda: places(engine) == 0)
     await engine.aclose(drain_timeout=0.0)
-    assert not core_of(engine).jobs.live
+    assert not core_of(engine).requests.live
     assert not admission_of(engine).untold()
 
 
 # fault 17
 async def test_a_deadline_passes(stuck: Callable[..., Any], hang: Hang, until: Until) -> None:
     engine, prompts = await stuck(TimedEngine)
-    with anyio.fail_after(30):
+    with anyio.fail_after(120):
         async with anyio.create_task_group() as group:
 
             async def late(prompt: str) -> None:
@@ -146,7 +146,7 @@ async def test_a_stream_that_was_read_from(until: Until, gate: StepGate) -> None
         await anext(stream)
         gate.wait_arrived(2)
         engine.time.go_by(1.0)
-        with anyio.fail_after(30), pytest.raises(DeadlineExceeded):
+        with anyio.fail_after(120), pytest.raises(DeadlineExceeded):
             async for _ in stream:
                 pass
         assert engine.stats().running == 1
@@ -161,7 +161,7 @@ async def test_a_close(
     stuck: Callable[..., Any], hang: Hang, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, prompts = await stuck()
-    with anyio.fail_after(30):
+    with anyio.fail_after(120):
         async with anyio.create_task_group() as group:
 
             async def closed(prompt: str) -> None:
@@ -187,7 +187,7 @@ async def test_a_close(
 @pytest.mark.parametrize("stuck", ON_THE_THREAD, indirect=True)
 async def test_a_death(stuck: Callable[..., Any], hang: Hang, until: Until) -> None:
     engine, prompts = await stuck(TimedEngine, step_timeout=1.0)
-    with anyio.fail_after(30):
+    with anyio.fail_after(120):
         async with anyio.create_task_group() as group:
 
             async def dead(prompt: str) -> None:
@@ -225,7 +225,7 @@ async def test_the_death_names_the_call(kind: str, hang: Hang, until: Until) -> 
         # The stack.
         assert "hang()" in str(at.value)
 
-    with anyio.fail_after(30):
+    with anyio.fail_after(120):
         async with anyio.create_task_group() as group:
             group.start_soon(dead)
             await until(hang.reached.is_set)
@@ -240,11 +240,64 @@ async def test_leaving_a_stream_that_is_cancelled_waits_for_no_step(gate: StepGa
         async with engine.stream("x", max_tokens=100) as other:
             await anext(other)
             gate.close()
-            with anyio.fail_after(30):
+            with anyio.fail_after(120):
                 with anyio.move_on_after(0.05):
                     async with engine.stream("y") as stream:
                         await anext(stream)
             gate.open()
+
+
+async def test_a_stream_that_is_begun_again_keeps_its_deadline(
+    hang: Hang, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a reader that has a timeout of its own around each chunk could wait for ever."""
+    monkeypatch.setattr(Preparer, "prepare", hang)
+    async with TimedEngine(FakeModel(), drain_timeout=0.0) as engine:
+        stream = engine.stream(LONG_PROMPT, deadline=1.0)
+        with anyio.fail_after(120):
+            async with anyio.create_task_group() as group:
+                group.start_soon(anext, stream)
+                await until(hang.reached.is_set)
+                group.cancel_scope.cancel()
+            engine.time.go_by(0.6)
+
+            async def read_on() -> None:
+                with pytest.raises(DeadlineExceeded, match=r"passed after 1\."):
+                    await anext(stream)
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(read_on)
+                await until(lambda: places(engine) == 2)
+                engine.time.go_by(0.6)
+        hang.let_go.set()
+
+
+async def test_a_close_tells_a_loop_once_of_all_that_are_prepared(
+    hang: Hang, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Preparer, "prepare", hang)
+    news: list[int] = []
+    send = LoopBridge.send
+
+    def counting(self: LoopBridge, batch: Batch) -> None:
+        news.append(len(batch.news))
+        send(self, batch)
+
+    monkeypatch.setattr(LoopBridge, "send", counting)
+    engine = await Engine.open(FakeModel())
+    with anyio.fail_after(120):
+        async with anyio.create_task_group() as group:
+
+            async def closed_under() -> None:
+                with pytest.raises(EngineClosed):
+                    await engine.generate(LONG_PROMPT)
+
+            for _ in range(20):
+                group.start_soon(closed_under)
+            await until(lambda: places(engine) == 20)
+            await engine.aclose(drain_timeout=0.0)
+    assert 20 in news
+    hang.let_go.set()
 
 
 async def test_what_a_step_delivers_after_the_end_is_dropped() -> None:
@@ -253,7 +306,7 @@ async def test_what_a_step_delivers_after_the_end_is_dropped() -> None:
     engine.pump(2)
     # The watchdog, while a step runs.
     outcome = Outcome(DeadlineExceeded("late"))
-    stream.job.buffer.bridge.send(Batch((stream.job.buffer, outcome)))
+    stream.request.buffer.bridge.send(Batch((stream.request.buffer, outcome)))
     read = len(stream.read())
     engine.run()
     assert stream.read() == []

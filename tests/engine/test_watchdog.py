@@ -36,7 +36,8 @@ class World:
     def look(self, after: float) -> float | None:
         """Let time pass; seconds until the next look."""
         self.engine.now += after
-        return self.watchdog.turn()
+        due = self.watchdog.turn()
+        return None if due is None else due - self.engine.now
 
 
 def test_a_step_that_takes_long_is_a_hang_by_the_looks_at_it() -> None:
@@ -101,6 +102,23 @@ def test_it_looks_at_the_next_deadline() -> None:
     world.engine.run()
     assert world.engine.admission.held == 0
     assert world.engine.stats().failed == 1
+
+
+def test_a_look_that_is_held_up_makes_the_next_one_no_later() -> None:
+    """The process was stopped between the reading of the clock and the wait for the next look."""
+    world = World()
+    world.engine.submit([1], max_tokens=1000, deadline=0.5)
+    read = world.engine.now
+
+    def stopped() -> float:
+        world.engine.now = read + 2.0
+        return read
+
+    engine = world.engine
+    watchdog = Watchdog(engine.core, engine.admission, 8.0, stopped, world.hang)
+    engine.now = read
+    due = watchdog.turn()
+    assert due == pytest.approx(read + 0.5 + GRACE)
 
 
 def test_the_decode_thread_was_first() -> None:

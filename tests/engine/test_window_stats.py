@@ -42,17 +42,17 @@ def engine(*windows: int | None, **options: Any) -> InlineEngine:
 
 @pytest.mark.parametrize("windows", [(None, WINDOW, WINDOW), (WINDOW, WINDOW)])
 def test_blocks_and_pages_from_opening_to_the_drain(windows: tuple[int | None, ...]) -> None:
-    its = engine(*windows)
-    stats = its.stats()
+    inline = engine(*windows)
+    stats = inline.stats()
     assert stats.blocks_free == stats.blocks_total == 2 * 256 // BLOCK
     # Three blocks that a window spans, one where it begins, one to write; two chunks' in flight.
     assert stats.window_pages_free == stats.window_pages_total > 0
     prompt = list(range(3, 103))
-    stream = its.submit(prompt, max_tokens=60, temperature=0.0, ignore_eos=True)
+    stream = inline.submit(prompt, max_tokens=60, temperature=0.0, ignore_eos=True)
     most = 0
-    while its.core.busy or not its.core.inbox.empty():
-        its.pump()
-        stats = its.stats()
+    while inline.core.busy or not inline.core.inbox.empty():
+        inline.pump()
+        stats = inline.stats()
         used = stats.window_pages_total - stats.window_pages_free - stats.window_pages_cached
         most = max(most, used)
         if stats.generated_tokens == 30:
@@ -63,7 +63,7 @@ def test_blocks_and_pages_from_opening_to_the_drain(windows: tuple[int | None, .
     stream.read()
     assert len(stream.token_ids()) == 60
 
-    stats = its.stats()
+    stats = inline.stats()
     assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
     assert stats.blocks_cached == 159 // BLOCK
     assert stats.window_pages_free + stats.window_pages_cached == stats.window_pages_total
@@ -72,11 +72,11 @@ def test_blocks_and_pages_from_opening_to_the_drain(windows: tuple[int | None, .
 
 @pytest.mark.parametrize("windows", [(None, None), (None, 250)])
 def test_without_pages_of_their_own_there_are_none(windows: tuple[int | None, ...]) -> None:
-    its = engine(*windows)
-    stream = its.submit([3, 4, 5], max_tokens=4, ignore_eos=True)
-    its.run()
+    inline = engine(*windows)
+    stream = inline.submit([3, 4, 5], max_tokens=4, ignore_eos=True)
+    inline.run()
     stream.read()
     assert len(stream.token_ids()) == 4
-    stats = its.stats()
+    stats = inline.stats()
     assert stats.window_pages_total == stats.window_pages_free == stats.window_pages_cached == 0
     assert stats.blocks_total == stats.blocks_free + stats.blocks_cached

@@ -162,7 +162,7 @@ class FakeDevice:
         finally:
             self._watch.idle, self._count.idle = before, counting
 
-    def _replay(self, recording: Recording) -> None:
+    def replay(self, recording: Recording) -> None:
         self._called("Graph.replay")
         if self._recording is not None:
             raise ReplayError("a graph was replayed while another was recorded")
@@ -205,12 +205,16 @@ class FakeDevice:
         ]
         if made or written:
             self._current.learn(self._host.known)
-            reads = [its for its in tensors if not any(its is other for other in written)]
+            reads = [tensor for tensor in tensors if not any(tensor is other for other in written)]
             self._memories.touch(
                 self._current,
                 name,
-                [its.untyped_storage() for its in reads if not self._is_pinned(its)],
-                [its.untyped_storage() for its in (*written, *made) if not self._is_pinned(its)],
+                [tensor.untyped_storage() for tensor in reads if not self._is_pinned(tensor)],
+                [
+                    tensor.untyped_storage()
+                    for tensor in (*written, *made)
+                    if not self._is_pinned(tensor)
+                ],
             )
         return out
 
@@ -234,16 +238,16 @@ class FakeDevice:
 
     def _arrive(self) -> None:
         """The host has waited: copies that were to be done by now are."""
-        done = [its for its in self._copies if self._host.has_waited(its.stream, its.time)]
-        self._copies = [its for its in self._copies if its not in done]
+        done = [copy for copy in self._copies if self._host.has_waited(copy.stream, copy.time)]
+        self._copies = [copy for copy in self._copies if copy not in done]
         with self._unwatched():
             for copy in done:
                 where = "pinned" if copy.target is None else "device"
                 if copy.source.ref.freed:
                     raise StreamOrderError(f"{where} memory was freed while it was copied")
                 before, now = (
-                    its.contiguous().view(torch.uint8)
-                    for its in (copy.content, copy.source.tensor())
+                    tensor.contiguous().view(torch.uint8)
+                    for tensor in (copy.content, copy.source.tensor())
                 )
                 if not torch.equal(before, now):
                     raise StreamOrderError(
@@ -266,7 +270,7 @@ class FakeGraph:
     def replay(self) -> None:
         if self._recording is None:
             raise ReplayError("a graph was replayed after it gave its memory back")
-        self._device._replay(self._recording)
+        self._device.replay(self._recording)
 
     def reset(self) -> None:
         self._recording = None

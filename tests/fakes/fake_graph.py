@@ -51,11 +51,11 @@ class Recording:
             for index, leaf in enumerate(tree_flatten(out)[0])
             if in_memory(leaf) and key_of(leaf) not in keys
         }
-        self._own |= {key_of(its) for its in fresh.values()}
+        self._own |= {key_of(tensor) for tensor in fresh.values()}
         if not fresh and not written:
             return out  # A view: whoever uses it knows the place.
         for tensor in given:
-            self._meet(tensor, any(tensor is its for its in written))
+            self._meet(tensor, any(tensor is other for other in written))
         args, kwargs = tree_map_only(torch.Tensor, self._placed, (args, kwargs))
         self.entries.append(_Entry(operator, args, kwargs, fresh))
         return out

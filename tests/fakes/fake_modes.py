@@ -68,5 +68,5 @@ def written_by(operator: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
 def host_must_wait(name: str, args: Any) -> bool:
     """Whether the host has to wait to know what an operator gives."""
     if name.startswith("index") and len(args) > 1 and isinstance(args[1], list | tuple):
-        return any(in_memory(its) and its.dtype is torch.bool for its in args[1])
+        return any(in_memory(tensor) and tensor.dtype is torch.bool for tensor in args[1])
     return name in _SYNCS

@@ -101,7 +101,7 @@ class Memories:
             memory.writer, memory.readers = (stream, stream.time), {}
         if len(self._memories) > 4096:
             kept = self._memories.items()
-            self._memories = {key: its for key, its in kept if not its.ref.freed}
+            self._memories = {key: memory for key, memory in kept if not memory.ref.freed}
 
     def written_before(self, stream: FakeStream, what: str, storage: torch.UntypedStorage) -> None:
         """`stream` has waited for whoever wrote this last. Raises `StreamOrderError`."""

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction, mangle_type
 
-__all__ = ["CAPABILITIES", "Code", "Launch", "recorded"]
+__all__ = ["CAPABILITIES", "SHARED", "Code", "Launch", "recorded"]
 
 #: What kernels are compiled for: the A100 and the H100 or H200.
 CAPABILITIES = (80, 90)
-#: Bytes of shared memory that one block may have.
-_SHARED = {80: 163 << 10, 90: 227 << 10}
+#: Bytes of shared memory that one block may have; also on the GPUs of consumers, and on the B200.
+SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
@@ -44,8 +45,7 @@ class Code:
 
     capability: int
     ptx: str
-    #: Opcodes of the machine code with their modifiers, such as `LDG.E.128`, one per instruction.
-    sass: tuple[str, ...]
+    cubin: bytes
     registers: int
     #: Bytes of local memory a thread: registers that did not fit, and arrays with varying indices.
     spills: int
@@ -54,7 +54,17 @@ class Code:
 
     @property
     def fits(self) -> bool:
-        return self.shared <= _SHARED[self.capability]
+        return self.shared <= SHARED[self.capability]
+
+    @cached_property
+    def sass(self) -> tuple[str, ...]:
+        """Opcodes of the machine code with their modifiers, such as `LDG.E.128`, one per
+        instruction. Listed when a test asks: that takes as long as a small kernel's compilation."""
+        listing = _inspect("nvdisasm", self.cubin, "-c", "-ndf")
+        found = re.findall(
+            r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", listing, re.M
+        )
+        return tuple(found)
 
     def count(self, opcode: str) -> int:
         """Instructions whose opcode begins so: "HGMMA", "LDGSTS", "LDG.E.128"."""
@@ -76,7 +86,7 @@ class Launch:
         return str(self.kernel.fn.__name__)
 
     def compile(self, capability: int) -> Code:
-        """Compile for `capability` (80: A100, 90: H100 and H200), specialised as a launch is."""
+        """Compile for a `capability` of `SHARED`, specialised as a launch is."""
         signature, constants, hints = {}, {}, {}
         for index, parameter in enumerate(self.kernel.params):
             value = self.arguments[parameter.name]
@@ -132,18 +142,15 @@ def _by_sixteen(value: Any) -> bool:
 
 def _code(capability: int, ptx: str, cubin: bytes, shared: int) -> Code:
     usage = Counter[str]()
-    for name, value in re.findall(r"(\w+):(\d+)", _inspect("cuobjdump", "-res-usage", cubin)):
+    for name, value in re.findall(r"(\w+):(\d+)", _inspect("cuobjdump", cubin, "-res-usage")):
         usage[name] = int(value)
-    listing = _inspect("nvdisasm", "-c", cubin)
-    sass = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", listing, re.M)
-    return Code(
-        capability, ptx, tuple(sass), usage["REG"], max(usage["LOCAL"], usage["STACK"]), shared
-    )
+    spills = max(usage["LOCAL"], usage["STACK"])
+    return Code(capability, ptx, cubin, usage["REG"], spills, shared)
 
 
-def _inspect(tool: str, option: str, cubin: bytes) -> str:
+def _inspect(tool: str, cubin: bytes, *options: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [str(_TOOLS / tool), option, file.name]
+        command = [str(_TOOLS / tool), *options, file.name]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout

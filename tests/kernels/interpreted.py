@@ -7,7 +7,7 @@ to stand before anything is imported. Here the kernels are wrapped anew for as l
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,11 +19,11 @@ from kernels.kernel_globals import replaced
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
 
-__all__ = ["interpreted"]
+__all__ = ["PATCHED", "interpreted"]
 
 #: What the interpreter changes while a kernel runs. Functions that a kernel calls are changed for
 #: too, and not changed back.
-_PATCHED = (
+PATCHED = (
     tl,
     tl.core,
     tl.math,
@@ -47,11 +47,12 @@ def interpreted() -> Iterator[None]:
     float32 and float16 only: its `tl.dot` of bfloat16 is wrong. A kernel must call the language's
     own functions as `tl.sum(x)`, not as `x.sum()`: methods are out of reach.
     """
-    before = [dict(vars(owner)) for owner in _PATCHED]
+    before = [dict(vars(owner)) for owner in PATCHED]
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TRITON_INTERPRET", "1")
             patch.setattr(interpreter, "_convert_float", _convert)
+            patch.setattr(interpreter, "_patch_lang", _patched_once())
             # Infinities and NaN come silently, as on a GPU; what comes of them the test checks.
             with (
                 np.errstate(all="ignore"),
@@ -62,10 +63,29 @@ def interpreted() -> Iterator[None]:
                 warnings.filterwarnings("ignore", "Conversion of an array", DeprecationWarning)
                 yield
     finally:
-        for owner, old in zip(_PATCHED, before, strict=True):
+        for owner, old in zip(PATCHED, before, strict=True):
+            now = dict(vars(owner))
+            # What was inherited before is an attribute of the class's own since.
+            for name in now.keys() - old.keys():
+                delattr(owner, name)
             for name, value in old.items():
-                if vars(owner).get(name) is not value:
+                if now.get(name) is not value:
                     setattr(owner, name, value)
+
+
+def _patched_once() -> Callable[[Any], Any]:
+    """The interpreter's own patching of the language, once for each module of kernels. It would do
+    so anew at every call of a function within a kernel, which takes longer than the call."""
+    patch_lang, done = interpreter._patch_lang, set[str]()
+
+    def patched(function: Any) -> Any:
+        if function.__module__ not in done:
+            done.add(function.__module__)
+            patch_lang(function)
+        # What is changed is put back by `interpreted`, not after each kernel.
+        return interpreter._LangPatchScope()
+
+    return patched
 
 
 def _convert(values: np.ndarray[Any, Any], source: Any, target: Any, _: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernels.compiled import Launch, recorded
+from kernels.compiled import SHARED, Launch, recorded
 
 from asyncinfer.kernels import triton
 from asyncinfer.kernels.triton import attention_tiling
@@ -34,6 +34,7 @@ PREFILL: dict[str, tuple[dict[str, Any], dict[int, int]]] = {
     "int8": ({"cache_dtype": INT8}, {80: 255, 90: 210}),
 }
 SLACK = 1.3
+ROWS: dict[str, Any] = {"decode_rows": 32}
 
 
 def launches(
@@ -82,6 +83,13 @@ def parametrised(table: dict[str, tuple[dict[str, Any], dict[int, int]]]) -> lis
     ]
 
 
+def on_device(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are launched as on a device of this capability."""
+    for module in ("prefill_attention", "decode_attention"):
+        name = f"asyncinfer.kernels.triton.{module}.device_shared"
+        monkeypatch.setattr(name, lambda _: SHARED[capability])
+
+
 @pytest.mark.parametrize(("options", "capability", "registers"), parametrised(DECODE))
 def test_decode(options: dict[str, Any], capability: int, registers: int) -> None:
     (launch,) = launches(decode_rows=32, **options)
@@ -108,9 +116,7 @@ def test_decode(options: dict[str, Any], capability: int, registers: int) -> Non
 def test_prefill(
     options: dict[str, Any], capability: int, registers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "asyncinfer.kernels.triton.prefill_attention.device_capability", lambda _: capability
-    )
+    on_device(capability, monkeypatch)
     (launch,) = launches(**options)
     code = launch.compile(capability)
     print(f"registers={code.registers} shared={code.shared}")
@@ -119,6 +125,31 @@ def test_prefill(
     assert code.fits
     assert code.count("LDGSTS") > 0
     assert code.count("HGMMA" if capability == 90 else "HMMA") > 0
+
+
+@pytest.mark.parametrize(
+    ("capability", "options"),
+    [
+        (86, {"head_dim": 256}),
+        (86, {"head_dim": 256, "dtype": torch.float32, "cache_dtype": torch.float32}),
+        (86, {"head_dim": 256, "dtype": torch.float32, "cache_dtype": torch.float32, **ROWS}),
+        (89, {"head_dim": 192, "cache_dtype": FP8}),
+        (89, {"head_dim": 256, **ROWS}),
+        (100, {"head_dim": 256}),
+        (120, {"head_dim": 128}),
+        (120, {"head_dim": 256, "cache_dtype": INT8}),
+    ],
+)
+def test_what_has_little_shared_memory_and_what_is_new(
+    capability: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_device(capability, monkeypatch)
+    (launch,) = launches(**options)
+    code = launch.compile(capability)
+    print(f"registers={code.registers} shared={code.shared}")
+    assert code.fits
+    # float32 is there for exactness.
+    assert code.spills <= (32 if options.get("dtype") is torch.float32 else 0)
 
 
 @pytest.mark.parametrize("decode_rows", [0, 32])
@@ -182,6 +213,6 @@ def test_fp8_needs_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tilings_do_not_depend_on_the_batch() -> None:
     for head_dim in (64, 80, 96, 128, 256):
-        small = attention_tiling.decode_tiling(4, head_dim, BF16)
+        small = attention_tiling.decode_tiling(4, head_dim, BF16, SHARED[90])
         assert small.m == 16
-        assert attention_tiling.prefill_tiling(head_dim, BF16, BF16, 90).m == 128
+        assert attention_tiling.prefill_tiling(head_dim, BF16, BF16, SHARED[90]).m == 128

@@ -34,6 +34,10 @@ def test_every_kernel_has_one_signature() -> None:
     for name in ops.__all__:
         operator, plain = getattr(ops, name), getattr(reference, name)
         assert operator.__wrapped__ is plain
+        if name not in triton.__all__:
+            # Layers with a state run on a CPU only.
+            assert name in ("causal_conv", "gated_delta_rule")
+            continue
         ours, theirs = (inspect.signature(one).parameters for one in (plain, getattr(triton, name)))
         assert list(ours.values()) == list(theirs.values()), name
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sampling import reference
 from scipy import stats
 
 from asyncinfer.kernels.noise import draw_race, hash_tokens, mix_tokens, row_keys
-from asyncinfer.sampling import reference
 
 
 def hashes(seeds: list[int], positions: list[int], vocab: int) -> torch.Tensor:

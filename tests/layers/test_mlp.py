@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from transformers.activations import ACT2FN
 
-from asyncinfer.layers import ACTIVATIONS, MLP, activation, learned
+from asyncinfer.layers import ACTIVATIONS, MLP, LoraLinear, activation, learned
 from asyncinfer.quantization import make_linear
 
 
@@ -15,7 +15,10 @@ def test_tiles_change_nothing() -> None:
     torch.manual_seed(0)
     gate, up, down = torch.randn(24, 16), torch.randn(24, 16), torch.randn(16, 24)
     mlp = MLP(
-        make_linear(torch.cat((gate, up))), activation("silu", gated=True), make_linear(down), 48
+        LoraLinear(make_linear(torch.cat((gate, up))), "up"),
+        activation("silu", gated=True),
+        LoraLinear(make_linear(down), "down"),
+        48,
     )
     x = torch.randn(300, 16)
     expected = (F.silu(x @ gate.T) * (x @ up.T)) @ down.T

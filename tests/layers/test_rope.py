@@ -135,8 +135,8 @@ def test_angles_that_are_looked_up(name: str) -> None:
     rope = read_rope(config, TRAINED, 64)
     looked_up = RotaryEmbedding(rope, 64, torch.device("cpu"), 4 * TRAINED)
     computed = RotaryEmbedding(rope, 64, torch.device("cpu"))
-    assert looked_up._table is not None
-    assert computed._table is None
+    assert looked_up.table is not None
+    assert computed.table is None
     positions = torch.tensor([4 * TRAINED - 1, 0, 7, TRAINED, TRAINED - 1, 7])
     for got, right in zip(looked_up(positions), computed(positions), strict=True):
         assert got.shape == right.shape == (6, 1, 64)
@@ -145,4 +145,4 @@ def test_angles_that_are_looked_up(name: str) -> None:
 
 def test_a_table_that_would_be_large_is_not_made() -> None:
     rope = read_rope(JsonReader({}, "config.json"), 1 << 20, 128)
-    assert RotaryEmbedding(rope, 128, torch.device("cpu"), 1 << 20)._table is None
+    assert RotaryEmbedding(rope, 128, torch.device("cpu"), 1 << 20).table is None

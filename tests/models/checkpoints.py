@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from attention.batches import batch_of, scattered_tables
 from attention.rounding import poison
@@ -13,8 +14,10 @@ from attention.sequences import give_room
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from asyncinfer.adapters import AdapterPool
 from asyncinfer.attention import KVCache, KVFormat
 from asyncinfer.attention.formats import PLAIN
+from asyncinfer.layers import LoraRows
 from asyncinfer.models import Decoder, load_model
 
 BASE: dict[str, Any] = {
@@ -111,6 +114,11 @@ class Sequences:
         poison(self.kv)
         give_room(self.kv, 1 << 28)
         self.done = [0] * len(lengths)
+        #: The slot of each sequence's adapter in the pool, -1 for none.
+        self.adapters = [-1] * len(lengths)
+        self.pool: AdapterPool | None = None
+        #: Whether they are computed as on a GPU.
+        self.lora_on_device = False
         self.logits = [
             torch.full((len(i), decoder.config.vocab_size), torch.nan) for i in token_ids
         ]
@@ -140,7 +148,7 @@ class Sequences:
         ids = torch.cat([self.token_ids[row][start:end] for row, start, end in spans])
         batch.sequences = [row for row, _ in rows]
         with torch.inference_mode():
-            hidden = self.decoder.forward(ids, positions, [self.kv], [batch])
+            hidden = self.decoder.forward(ids, positions, [self.kv], [batch], self._lora(spans))
             logits = self.decoder.logits(hidden)
         assert logits.dtype is torch.float32
         for (row, start, end), part in zip(
@@ -148,6 +156,15 @@ class Sequences:
         ):
             self.logits[row][start:end] = part
             self.done[row] = end
+
+    def _lora(self, spans: list[tuple[int, int, int]]) -> LoraRows | None:
+        if self.pool is None:
+            return None
+        rows, counts = [row for row, _, _ in spans], [end - start for _, start, end in spans]
+        slots = np.repeat([self.adapters[row] for row in rows], counts)
+        if self.lora_on_device:
+            return self.pool.rows_on_device(torch.from_numpy(slots).int())
+        return self.pool.rows(slots)
 
 
 def load(

@@ -62,6 +62,19 @@ DEEPSEEK: dict[str, Any] = {
     "first_k_dense_replace": 1,
 }
 
+GLM_MOE: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "num_hidden_layers": 3,
+}
+ERNIE_MOE: dict[str, Any] = {
+    "moe_num_experts": 6,
+    "moe_k": 2,
+    "moe_intermediate_size": 24,
+    "num_hidden_layers": 3,
+}
+
 #: transformers' name of the family -> kinds -> what of the config is changed.
 FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
     "llama": {
@@ -130,6 +143,149 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "plain": {},
         "biases": {**SEVEN_TO_ONE, "attention_bias": True, "tie_word_embeddings": True},
     },
+    "olmo3": {
+        "plain": {"sliding_window": 24, "num_hidden_layers": 4},
+        "listed, yarn": {
+            **SEVEN_TO_ONE,
+            "sliding_window": 17,
+            "layer_types": [GLOBAL, LOCAL],
+            "attention_bias": True,
+            "rope_parameters": {
+                GLOBAL: {
+                    "rope_type": "yarn",
+                    "rope_theta": 500_000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                },
+                LOCAL: {"rope_type": "default", "rope_theta": 500_000.0},
+            },
+        },
+    },
+    "olmoe": {
+        "plain": {"num_experts": 6, "num_experts_per_tok": 3},
+        "normalised, tied": {
+            **SEVEN_TO_ONE,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    },
+    "seed_oss": {
+        "plain": {"head_dim": 24},
+        "biases, tied": {
+            **SEVEN_TO_ONE,
+            "head_dim": 16,
+            "attention_out_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+        },
+    },
+    "arcee": {
+        "plain": {},
+        "biases, tied": {
+            **THREE_TO_ONE,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+        },
+    },
+    "nemotron": {
+        "plain": {},
+        "biases, tied": {
+            **THREE_TO_ONE,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+        },
+    },
+    "apertus": {
+        "plain": {},
+        "biases, tied": {**THREE_TO_ONE, "attention_bias": True, "tie_word_embeddings": True},
+    },
+    "ernie4_5": {
+        "plain": {"head_dim": 24},
+        "biases, untied": {
+            **SEVEN_TO_ONE,
+            "head_dim": 16,
+            "use_bias": True,
+            "tie_word_embeddings": False,
+        },
+    },
+    "ernie4_5_moe": {
+        "plain": ERNIE_MOE,
+        "some layers, biases, untied": {
+            **ERNIE_MOE,
+            **SEVEN_TO_ONE,
+            "num_hidden_layers": 5,
+            "moe_layer_interval": 2,
+            "moe_layer_end_index": 3,
+            "moe_num_shared_experts": 0,
+            "use_bias": True,
+            "tie_word_embeddings": False,
+        },
+    },
+    "glm4_moe": {
+        "plain": {**GLM_MOE, "head_dim": 24},
+        "norms, groups, biases": {
+            **GLM_MOE,
+            **SEVEN_TO_ONE,
+            "head_dim": 16,
+            "use_qk_norm": True,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "norm_topk_prob": False,
+            "attention_bias": True,
+            "first_k_dense_replace": 0,
+        },
+    },
+    "glm4": {
+        "plain": {"head_dim": 16},
+        "no biases, tied": {
+            **THREE_TO_ONE,
+            "head_dim": 24,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+        },
+    },
+    "exaone4": {
+        "plain": {"sliding_window": 24, "num_hidden_layers": 4},
+        "no windows, tied": {
+            **THREE_TO_ONE,
+            "head_dim": 24,
+            "sliding_window": None,
+            "layer_types": [GLOBAL, GLOBAL],
+            "tie_word_embeddings": True,
+        },
+    },
+    "cohere2": {
+        "plain": {"sliding_window": 24, "num_hidden_layers": 4, "logit_scale": 0.7},
+        "biases, untied": {
+            **THREE_TO_ONE,
+            "sliding_window": 17,
+            "layer_types": [GLOBAL, LOCAL],
+            "attention_bias": True,
+            "logit_scale": 0.5,
+            "tie_word_embeddings": False,
+        },
+    },
+    "hunyuan_v1_dense": {
+        "plain": {"head_dim": 24},
+        "stretched, biases, tied": {
+            **SEVEN_TO_ONE,
+            "head_dim": 16,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 10_000.0,
+                "factor": 1.0,
+                "alpha": 50.0,
+            },
+        },
+    },
     "starcoder2": {
         "window": {"sliding_window": 24},
         "no bias": {"use_bias": False, "tie_word_embeddings": False, **THREE_TO_ONE},
@@ -143,6 +299,26 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
             "max_position_embeddings": 1024,
             "original_max_position_embeddings": 256,
             "tie_word_embeddings": True,
+        },
+    },
+    "phimoe": {
+        "plain": {"num_local_experts": 6},
+        "longrope, biases": {
+            **THREE_TO_ONE,
+            "num_local_experts": 5,
+            "router_jitter_noise": 0.2,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "max_position_embeddings": 1024,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10_000.0,
+                "short_factor": [1.0 + 0.05 * i for i in range(8)],
+                "long_factor": [1.0 + 0.5 * i for i in range(8)],
+                "original_max_position_embeddings": 256,
+                "short_mscale": 1.2,
+                "long_mscale": 1.2,
+            },
         },
     },
     "phi": {
@@ -214,6 +390,50 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
             "num_experts_per_tok": 1,
             "sliding_window": 24,
             **SEVEN_TO_ONE,
+        },
+    },
+    "granitemoe": {
+        "plain": {**MULTIPLIERS, "num_local_experts": 6, "num_experts_per_tok": 3},
+        "biases, tied": {
+            **MULTIPLIERS,
+            **THREE_TO_ONE,
+            "num_local_experts": 5,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    },
+    "minimax_m2": {
+        "plain": {"num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": 16},
+        "half rotated, tied": {
+            **SEVEN_TO_ONE,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "head_dim": 24,
+            "rotary_dim": 12,
+            "tie_word_embeddings": True,
+        },
+    },
+    "qwen2_moe": {
+        "plain": {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 48,
+        },
+        "some layers, normalised, windows": {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "num_hidden_layers": 4,
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "max_window_layers": 2,
+            "qkv_bias": False,
+            "tie_word_embeddings": True,
         },
     },
     "qwen3_moe": {

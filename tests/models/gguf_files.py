@@ -14,26 +14,44 @@ from transformers import PreTrainedModel
 
 #: transformers' name of a family -> GGUF's.
 ARCHITECTURES = {
+    "arcee": "arcee",
+    "cohere2": "cohere2",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "ernie4_5": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "exaone4": "exaone4",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "glm4": "glm4",
     "gpt2": "gpt2",
     "gpt_neox": "gptneox",
     "gpt_oss": "gpt-oss",
     "granite": "granite",
+    "granitemoe": "granitemoe",
+    "hunyuan_v1_dense": "hunyuan-dense",
     "llama": "llama",
+    "minimax_m2": "minimax-m2",
     "mistral": "llama",
     "mixtral": "llama",
+    "nemotron": "nemotron",
     "olmo2": "olmo2",
+    "olmo3": "olmo2",
+    "olmoe": "olmoe",
     "phi": "phi2",
     "phi3": "phi3",
     "qwen2": "qwen2",
+    "qwen2_moe": "qwen2moe",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
+    "seed_oss": "seed_oss",
     "smollm3": "smollm3",
     "starcoder2": "starcoder2",
 }
+#: GGUF's architectures whose files say which layers have a window.
+PATTERNED = ("exaone4", "olmo2")
 #: Families whose queries and keys have the rows that are rotated together side by side in a file.
-INTERLEAVED = ("granite", "llama", "mistral", "mixtral", "smollm3")
+INTERLEAVED = ("arcee", "granite", "granitemoe", "llama", "mistral", "mixtral", "smollm3")
 TOKENS = 199
 
 Array = np.ndarray[Any, Any]
@@ -89,8 +107,8 @@ def _metadata(config: Any, name: str) -> dict[str, Any]:
     rope = get("rope_parameters") or {}
     parts = rope.get("full_attention", rope)
     rotated = int(head_dim * (parts.get("partial_rotary_factor") or 1.0))
-    eps = get("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon")
-    experts = get("num_local_experts", "num_experts")
+    eps = get("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps")
+    experts = get("num_local_experts", "num_experts", "n_routed_experts")
     values = {
         "context_length": get("max_position_embeddings", "n_positions"),
         "embedding_length": hidden,
@@ -106,14 +124,26 @@ def _metadata(config: Any, name: str) -> dict[str, Any]:
         "expert_count": experts,
         "expert_used_count": None if experts is None else get("num_experts_per_tok"),
         "expert_feed_forward_length": get("moe_intermediate_size"),
+        "expert_shared_feed_forward_length": get("shared_expert_intermediate_size"),
+        "expert_shared_count": get("moe_num_shared_experts"),
+        "leading_dense_block_count": get("moe_layer_start_index"),
+        "interleave_moe_layer_step": get("moe_layer_interval"),
         "rope.freq_base": parts.get("rope_theta"),
         "rope.dimension_count": None if name == "gpt2" else rotated,
         "embedding_scale": get("embedding_multiplier"),
         "attention.scale": get("attention_multiplier"),
         "residual_scale": get("residual_multiplier"),
-        "logit_scale": get("logits_scaling"),
+        "logit_scale": get("logits_scaling", "logit_scale"),
         "use_parallel_residual": get("use_parallel_residual"),
     }
+    if get("layer_types") and values["attention.sliding_window"] and name in PATTERNED:
+        pattern = [kind == "sliding_attention" for kind in config.layer_types]
+        values["attention.sliding_window_pattern"] = pattern
+    if parts.get("rope_type") == "dynamic":
+        # Hunyuan's converter stretches the base.
+        values["rope.freq_base"] *= parts["alpha"] ** (head_dim / (head_dim - 2))
+    if name == "deepseek2":
+        values |= _latent(config)
     if parts.get("rope_type") == "linear":
         values |= {"rope.scaling.type": "linear", "rope.scaling.factor": parts["factor"]}
     if parts.get("rope_type") == "yarn":
@@ -121,11 +151,41 @@ def _metadata(config: Any, name: str) -> dict[str, Any]:
         original = parts["original_max_position_embeddings"]
         values["rope.scaling.original_context_length"] = original
         # The file has no word for it; llama.cpp's gpt-oss does not round either.
-        assert parts.get("truncate") is False
+        assert parts.get("truncate", True) is (name != "gpt-oss")
     if parts.get("rope_type") == "longrope":
         values["rope.scaling.original_context_length"] = config.original_max_position_embeddings
     named = {f"{name}.{key}": value for key, value in values.items()}
     return {**named, **_tokenizer()}
+
+
+def _latent(config: Any) -> dict[str, Any]:
+    """Sizes by the names that they have where keys and values are apart, as V3's are, or not."""
+    rotated, heads = config.qk_rope_head_dim, config.num_attention_heads
+    size = config.qk_nope_head_dim + rotated
+    apart = config.model_type == "deepseek_v3"
+    grouped = apart or config.topk_method == "group_limited_greedy"
+    values = {
+        "attention.head_count_kv": 1 if apart else heads,
+        "attention.key_length": config.kv_lora_rank + rotated if apart else size,
+        "attention.value_length": config.kv_lora_rank if apart else config.v_head_dim,
+        "attention.key_length_mla": size if apart else None,
+        "attention.value_length_mla": config.v_head_dim if apart else None,
+        "attention.q_lora_rank": config.q_lora_rank,
+        "attention.kv_lora_rank": config.kv_lora_rank,
+        "rope.dimension_count": rotated,
+        "leading_dense_block_count": config.first_k_dense_replace,
+        "expert_shared_count": config.n_shared_experts,
+        "expert_weights_scale": float(config.routed_scaling_factor),
+        "expert_weights_norm": config.norm_topk_prob,
+        "expert_gating_func": 2 if apart else None,
+        "expert_group_count": config.n_group if grouped else None,
+        "expert_group_used_count": config.topk_group if grouped else None,
+    }
+    if config.rope_parameters["rope_type"] == "yarn":
+        scale = config.rope_parameters["mscale_all_dim"]
+        assert config.rope_parameters["mscale"] == scale
+        values["rope.scaling.yarn_log_multiplier"] = 0.1 * scale
+    return values
 
 
 def _tokenizer() -> dict[str, Any]:
@@ -183,6 +243,19 @@ def _split(config: Any, name: str, values: Array) -> Iterator[tuple[str, Array]]
             yield f"{base}.gate_proj{suffix}", turned[:, 0::2]
             yield f"{base}.up_proj{suffix}", turned[:, 1::2]
         return
+    if config.model_type == "granitemoe" and name.endswith("input_linear.weight"):
+        gate, up = np.split(values, 2, axis=1)
+        base = name.removesuffix("block_sparse_moe.input_linear.weight")
+        yield f"{base}mlp.experts.gate_proj.weight", gate
+        yield f"{base}mlp.experts.up_proj.weight", up
+        return
+    if config.model_type == "deepseek_v3" and "kv_b_proj" in name:
+        by_head = values.reshape(config.num_attention_heads, -1, values.shape[-1])
+        keys, rest = np.split(by_head, [config.qk_nope_head_dim], axis=1)
+        yield name.replace("kv_b", "k_b"), keys.swapaxes(1, 2)
+        yield name.replace("kv_b", "v_b"), rest
+        return
+    name = name.replace("e_score_correction_bias", "e_score_correction.bias")
     yield name, values
 
 
@@ -194,6 +267,10 @@ def _laid_out(config: Any, name: str, values: Array) -> Array:
         return rows.swapaxes(1, 2).reshape(values.shape)
     if kind.startswith("gemma") and "norm" in name:
         return values + 1
+    if kind == "nemotron" and name.endswith("norm.weight"):
+        return values + 1
+    if values.ndim == 2 and values.shape[0] == 1:
+        return values[0]
     if kind == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
         return values.T
     if kind == "gpt_neox" and ".query_key_value." in name:

@@ -13,45 +13,6 @@ def interleaved(llama: ModelConfig) -> ModelConfig:
     return replace(llama, rope=replace(llama.rope, interleaved=True))
 
 
-class Nemotron(Family):
-    """Nemotron: squared ReLU, layer norms by one plus their weight, half of each head rotated."""
-
-    model_type = "nemotron"
-    keys: ClassVar = {"rms_norm_eps": "norm_eps"}
-    defaults: ClassVar = {"norm_eps": 1e-5, "hidden_act": "relu2", "partial_rotary_factor": 0.5}
-    partial_rotary = True
-
-    def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
-        names = TensorNames(up=("mlp.up_proj",))
-        return replace(llama, norm="layer-plus-one", gated_mlp=False, names=names)
-
-
-class Apertus(Family):
-    """Apertus: xIELU, norms of heads."""
-
-    model_type = "apertus"
-    defaults: ClassVar = {
-        "rms_norm_eps": 1e-5,
-        "hidden_act": "xielu",
-        "rope_theta": 12_000_000.0,
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "original_max_position_embeddings": 8192,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-        },
-    }
-
-    def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
-        names = TensorNames(
-            attention_norm="attention_layernorm",
-            mlp_norm="feedforward_layernorm",
-            up=("mlp.up_proj",),
-        )
-        return replace(llama, qk_norm="head", gated_mlp=False, names=names)
-
-
 class Cohere(Family):
     """Command R: attention and feed-forward in parallel after one norm, interleaved rotation."""
 
@@ -105,8 +66,6 @@ class OLMo(Family):
 
 
 OUTSIDE = {
-    "NemotronForCausalLM": Nemotron,
-    "ApertusForCausalLM": Apertus,
     "CohereForCausalLM": Cohere,
     "GlmForCausalLM": GLM,
     "OlmoForCausalLM": OLMo,

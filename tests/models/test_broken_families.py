@@ -186,7 +186,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hanging]]:
     yield Hanging
     Hanging.go_on.set()
     for thread in set(threading.enumerate()) - threads:
-        thread.join(10)
+        thread.join(120)
         assert not thread.is_alive()
 
 

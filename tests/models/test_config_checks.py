@@ -9,11 +9,21 @@ from typing import Any, get_args
 import pytest
 
 from asyncinfer.layers import ACTIVATIONS, LearnedActivation, NormKind, RopeConfig
-from asyncinfer.models import ExpertsConfig, LatentConfig, LayerConfig, ModelConfig, TensorNames
+from asyncinfer.models import (
+    ExpertsConfig,
+    GatedDeltaConfig,
+    LatentConfig,
+    LayerConfig,
+    ModelConfig,
+    ShortConvConfig,
+    TensorNames,
+)
 
 NAN, INF = float("nan"), float("inf")
 ROPE = RopeConfig(original_context=128)
 LAYER = LayerConfig(rope=ROPE)
+CONVOLUTION = ShortConvConfig(width=3)
+DELTA = GatedDeltaConfig(key_heads=2, heads=4, key_dim=8, value_dim=6, width=4)
 EXPERTS = ExpertsConfig(count=8, active=2, intermediate_size=16)
 LATENT = LatentConfig(query_rank=None, kv_rank=16, plain=12, rotated=8, value=12)
 LLAMA = ModelConfig(
@@ -48,10 +58,12 @@ MODEL: dict[str, tuple[Any, ...]] = {
     "norm_weight": FLAGS,
     "experts": (8, {}, LATENT),
     "latent": (16, EXPERTS),
+    "published": (16, EXPERTS),
+    "scheme": (16, EXPERTS),
     **dict.fromkeys(("attention_scale", "attention_softcap", "logit_softcap"), OPTIONAL),
     **dict.fromkeys(("embedding_scale", "residual_scale", "logit_scale"), (*NUMBERS, None)),
     **dict.fromkeys(("norm_bias", "gated_mlp", "tied_head", "qkv_bias", "out_bias"), FLAGS),
-    **dict.fromkeys(("mlp_bias", "head_bias", "sinks"), FLAGS),
+    **dict.fromkeys(("mlp_bias", "head_bias", "sinks", "attention_gate"), FLAGS),
     "names": ({}, None, "model."),
     "dtype": ("int8", "torch.float16", 16),
     "bos_token_id": (-1, 100, True, "1"),
@@ -71,6 +83,8 @@ ROPES: dict[str, tuple[Any, ...]] = {
 }
 LAYERS: dict[str, tuple[Any, ...]] = {
     "rope": ("default", {}),
+    # The last two are right for a layer without a rope.
+    "mixer": ("convolution", {}, CONVOLUTION, DELTA),
     "window": (0, -1, True, 1.5, 2**40),
     "experts": FLAGS,
 }
@@ -79,11 +93,15 @@ MIXTURES: dict[str, tuple[Any, ...]] = {
     "active": (*SIZES, 9),
     "intermediate_size": SIZES,
     **dict.fromkeys(("normalise", "router_bias", "bias", "correction"), FLAGS),
-    "scoring": ("banana", None, "tanh"),
+    "scoring": ("banana", None, "tanh", "sparse-mixer"),
     "groups": (0, 3, 9, True),
     "active_groups": (0, 2, True),
     "scale": (*NUMBERS, None),
+    "epsilon": (*NUMBERS, None, 1.5),
+    "jitter": (*NUMBERS, None, 1.5),
     "shared_size": (-1, 1.5, True),
+    # True is right beside a shared expert.
+    "shared_gate": (*FLAGS, True),
     "clamped_swiglu": ((1.0,), [1.0, 2.0], (0.0, 1.0), (1.0, NAN), ("1", 2.0), 7.0),
 }
 LATENTS: dict[str, tuple[Any, ...]] = {
@@ -91,6 +109,11 @@ LATENTS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("kv_rank", "plain", "value"), SIZES),
     "rotated": (*SIZES, 7),
     "interleaved": FLAGS,
+}
+DELTAS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("key_heads", "key_dim", "value_dim"), SIZES),
+    "heads": (*SIZES, 3),
+    "width": (0, 1, True, 2.5, 1025),
 }
 LEARNED: dict[str, tuple[Any, ...]] = {
     "function": ("silu", None),
@@ -108,6 +131,8 @@ NAMES["prefix"] = (None, 3, ("a",))
 NAMES["qkv"] += (("q", "kv"), ("q", "k", "v", "g"), ())
 NAMES["up"] += (("a", "b", "c"), ())
 NAMES["shared_up"] += ((),)
+NAMES["delta_in"] += ((), ("a", "b", "c"))
+NAMES["delta_gates"] += ((),)
 NAMES["expert_up"] += (("w1", "w3"), ("{}.w1", "w3"), ("{0}.w1",), ("{.w1",), ())
 NAMES["ignored"] += (("(",), ("*",))
 
@@ -115,6 +140,8 @@ PARTS: list[tuple[Any, dict[str, tuple[Any, ...]]]] = [
     (LLAMA, MODEL),
     (ROPE, ROPES),
     (LAYER, LAYERS),
+    (CONVOLUTION, {"width": (0, 1, -3, True, 2.5, 1025), "bias": FLAGS}),
+    (DELTA, DELTAS),
     (EXPERTS, MIXTURES),
     (LATENT, LATENTS),
     (TensorNames(), NAMES),
@@ -190,6 +217,9 @@ TOGETHER: list[tuple[Any, dict[str, Any], str]] = [
     (LLAMA, {"norm": "rms-plus-one", "norm_weight": False}, "norm_weight"),
     (MLA, {"rope": replace(ROPE, size=8, interleaved=True)}, "rope"),
     (MLA, {"head_dim": 8}, "head_dim"),
+    (MLA, {"attention_gate": True}, "attention_gate"),
+    (LLAMA, {"attention_gate": True, "names": TensorNames(qkv=("qkv",))}, "attention_gate"),
+    (LLAMA, {"attention_gate": True, "rope": replace(ROPE, interleaved=True)}, "attention_gate"),
     (MLA, {"num_kv_heads": 2}, "num_kv_heads"),
     (MLA, {"qk_norm": "head"}, "qk_norm"),
     (MLA, {"rope": None}, "rope"),

@@ -31,11 +31,19 @@ def saved(model: PreTrainedModel, folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{case[1]}".replace(" ", "-"))
-def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[PreTrainedModel, Decoder]:
+Pair = tuple[PreTrainedModel, Decoder, Path]
+
+
+@pytest.fixture(
+    scope="module",
+    params=CASES,
+    ids=lambda case: f"{case[0]}-{case[1]}".replace(" ", "-"),
+)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A model, a decoder of it and its checkpoint; no test changes them."""
     model = random_model(*request.param)
-    decoder = load_model(saved(model, tmp_path), "cpu", torch.float32, max_context=256)
-    return model, decoder
+    folder = saved(model, tmp_path_factory.mktemp("checkpoint"))
+    return model, load_model(folder, "cpu", torch.float32, max_context=256), folder
 
 
 def tokens(*lengths: int) -> list[torch.Tensor]:
@@ -43,8 +51,8 @@ def tokens(*lengths: int) -> list[torch.Tensor]:
     return [torch.randint(0, 199, (length,), generator=generator) for length in lengths]
 
 
-def test_logits(pair: tuple[PreTrainedModel, Decoder]) -> None:
-    model, decoder = pair
+def test_logits(pair: Pair) -> None:
+    model, decoder, _ = pair
     ids = tokens(150, 33, 16, 47)
     ids[3][:32] = ids[0][:32]
     right = [expected(model, sequence) for sequence in ids]
@@ -96,13 +104,13 @@ RULES = (
 )
 
 
-def test_every_difference_shows(pair: tuple[PreTrainedModel, Decoder], tmp_path: Path) -> None:
+def test_every_difference_shows(pair: Pair) -> None:
     """Else the comparison above would prove nothing of it."""
-    _, decoder = pair
+    _, decoder, folder = pair
     (ids,) = tokens(60)
 
     def logits(config: ModelConfig) -> torch.Tensor:
-        with SafetensorsCheckpoint(tmp_path) as checkpoint, torch.inference_mode():
+        with SafetensorsCheckpoint(folder) as checkpoint, torch.inference_mode():
             table = tensor_table(config)
             loader = WeightLoader(checkpoint, table, torch.device("cpu"), torch.float32, None)
             changed = Decoder(config, loader, 256)
@@ -126,8 +134,10 @@ def test_every_difference_shows(pair: tuple[PreTrainedModel, Decoder], tmp_path:
         other = replace(ours.latent, interleaved=not ours.latent.interleaved)
         changed.append(replace(ours, latent=other))
         changed.append(replace(ours, attention_scale=2 * ours.query_scale))
-    if ours.norm == "rms-plus-one":
-        changed.append(replace(ours, norm="rms"))
+    if ours.qk_norm == "rotated-head":
+        changed.append(replace(ours, qk_norm="head"))
+    if ours.norm.endswith("-plus-one"):
+        changed.append(replace(ours, norm=ours.norm.removesuffix("-plus-one")))
     if ours.block == "parallel":
         changed.append(replace(ours, block="pre"))
     if ours.rope is not None and not ours.layers and ours.latent is None:
@@ -154,9 +164,15 @@ def with_layer(
 
 
 def other_experts(experts: ExpertsConfig) -> list[ExpertsConfig]:
+    if experts.scoring == "sparse-mixer":
+        return [replace(experts, scoring="softmax"), replace(experts, jitter=1.0)]
     others = []
     if 1 < experts.active < experts.count:
         others.append(replace(experts, normalise=not experts.normalise))
+    if experts.shared_gate:
+        others.append(replace(experts, shared_gate=False))
+    if experts.correction:
+        others.append(replace(experts, correction=False))
     if experts.scale != 1.0:
         others.append(replace(experts, scale=1.0))
     if experts.groups > 1:

@@ -93,10 +93,11 @@ def test_old_spellings(
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}".replace(" ", "-"))
 def test_what_is_left_out_is_what_transformers_takes(case: tuple[str, str]) -> None:
     """A config that says only what is not its family's default reads as the whole one does."""
-    model = random_model(*case)
-    (name,) = [n for n in models.names() if n == type(model).__name__]
-    whole = {**model.config.to_dict(), "architectures": [name]}
-    stock = type(model.config)().to_dict()
+    config = config_of(*case)
+    name = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__
+    assert name in models.names()
+    whole = {**config.to_dict(), "architectures": [name]}
+    stock = type(config)().to_dict()
     if "num_attention_heads" in whole:
         # Computed from others where it is not given.
         stock.pop("head_dim", None)
@@ -123,7 +124,7 @@ def test_what_is_left_out_is_what_transformers_takes(case: tuple[str, str]) -> N
 
 GROUPS = {"n_group": 2, "topk_group": 1}
 NOTHING = {"routed_scaling_factor": 0.0}
-MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+MXFP6 = {"quant_method": "mxfp6", "modules_to_not_convert": ["lm_head"]}
 #: Architecture -> what config.json says -> the key that the error names.
 LIES: list[tuple[str, str, dict[str, Any]]] = [
     ("MistralForCausalLM", "sliding_window", {"sliding_window": 0}),
@@ -169,12 +170,17 @@ LIES: list[tuple[str, str, dict[str, Any]]] = [
     ("Qwen3MoeForCausalLM", "mlp_only_layers", {"mlp_only_layers": [2]}),
     ("Qwen3MoeForCausalLM", "mlp_only_layers", {"mlp_only_layers": "all"}),
     ("Qwen3MoeForCausalLM", "num_experts", {"num_experts": -1}),
+    ("Qwen3NextForCausalLM", "hidden_act", {"hidden_act": "gelu"}),
+    ("Qwen3NextForCausalLM", "layer_types", {"layer_types": [GLOBAL, LOCAL]}),
+    ("Qwen3NextForCausalLM", "linear_num_value_heads", {"linear_num_value_heads": 24}),
+    ("Qwen3NextForCausalLM", "linear_conv_kernel_dim", {"linear_conv_kernel_dim": 1}),
+    ("Qwen3NextForCausalLM", "full_attention_interval", {"full_attention_interval": 0}),
     ("GptOssForCausalLM", "swiglu_limit", {"swiglu_limit": 0}),
     ("GptOssForCausalLM", "swiglu_alpha", {"swiglu_alpha": "x"}),
     (
         "GptOssForCausalLM",
         "quantization_config.quant_method",
-        {"quantization_config": MXFP4},
+        {"quantization_config": MXFP6},
     ),
     ("DeepseekV3ForCausalLM", "num_key_value_heads", {}),
     ("DeepseekV3ForCausalLM", "kv_lora_rank", {**DEEPSEEK, "kv_lora_rank": 0}),
@@ -307,6 +313,21 @@ def test_a_model_file_is_short() -> None:
     """On average: it states what differs, and nothing else."""
     files = {inspect.getsourcefile(type(models.resolve(name))) for name in models.names()}
     lines = [len(Path(file).read_text("utf-8").splitlines()) for file in files if file]
-    assert len(lines) == len(models.names())
+    assert len(lines) == len({type(models.resolve(name)) for name in models.names()})
     assert sum(lines) / len(lines) < 80
     assert max(lines) < 120
+
+
+def test_hunyuan_stretches_its_base_by_alpha() -> None:
+    """And leaves the context as it is; what would shrink the base is refused."""
+
+    def hunyuan(alpha: float) -> ModelConfig:
+        scaling = {"type": "dynamic", "factor": 2.0, "alpha": alpha}
+        return parse("HunYuanDenseV1ForCausalLM", SMALL, rope_scaling=scaling, rope_theta=5_000.0)
+
+    read = hunyuan(1000.0)
+    assert read.rope is not None
+    assert (read.rope.rope_type, read.max_context) == ("default", 256)
+    assert read.rope.theta == pytest.approx(5_000.0 * 1000.0 ** (16 / 14))
+    with pytest.raises(ModelLoadError, match=r"alpha=0\.5"):
+        hunyuan(0.5)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from adapters.peft_models import loaded_pool, random_adapter
 from kernels.interpreted import interpreted
 from models.checkpoints import Sequences, expected
 from models.families import FAMILIES, SMALL, randomised
@@ -48,7 +49,7 @@ def loaded(family: str, changes: dict[str, Any], folder: Path) -> tuple[Any, Dec
     model = randomised(AutoConfig.for_model(family, **{**SMALL, **changes}))
     model.save_pretrained(folder)
     made = load_model(folder, "cpu", torch.float32, max_context=256)
-    fused = [isinstance(layer, FusedLayer) for layer in made._layers]
+    fused = [isinstance(layer, FusedLayer) for layer in made.layers]
     # Layers without rotation are the only ones left out.
     rotated = [made.config.layer(i).rope is not None for i in range(made.config.num_layers)]
     assert fused == rotated
@@ -86,6 +87,40 @@ def test_fused_layers_give_the_same_logits(
     check(model, made, (150, 33), 140)
 
 
+def check_adapters(model: Any, made: Decoder, folder: Path) -> None:
+    """Two adapters and none in one batch, prompts and single tokens."""
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    generator = torch.Generator().manual_seed(5)
+    ids = [torch.randint(0, 199, (30,), generator=generator) for _ in range(3)]
+    configs: list[dict[str, Any]] = [
+        {"target_modules": "all-linear"},
+        {"target_modules": ["o_proj"], "r": 9},
+    ]
+    right = []
+    for index, config in enumerate(configs):
+        merged = random_adapter(model, folder / str(index), seed=index, **config)
+        model.load_state_dict(merged, strict=False)
+        right.append(expected(model, ids[index]))
+        model.load_state_dict(before)
+    right.append(expected(model, ids[2]))
+    pool, slots = loaded_pool(made, [folder / "0", folder / "1"])
+    run = Sequences(made, ids)
+    run.adapters, run.pool, run.lora_on_device = [*slots, -1], pool, True
+    run.step(s0=27, s1=28, s2=27)
+    for _ in range(2):
+        run.step(s0=1, s1=1, s2=1)
+    run.step(s0=1, s2=1)
+    for got, right_one in zip(run.logits, right, strict=True):
+        torch.testing.assert_close(got, right_one, rtol=0.0, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["llama-gelu", "qwen3-tied", "phi3-window"])
+def test_adapters(case: str, tmp_path: Path) -> None:
+    (family, changes) = next(each.values for each in CASES if each.id == case)
+    model, made = loaded(str(family), changes, tmp_path)
+    check_adapters(model, made, tmp_path)
+
+
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The Triton kernels themselves, wherever there is one."""
@@ -99,6 +134,12 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_with_the_kernels_themselves(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
     model, made = loaded(family, changes, tmp_path)
     check(model, made, (30, 20), 9)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_adapters_with_the_kernels_themselves(tmp_path: Path) -> None:
+    model, made = loaded("llama", LLAMA["plain"], tmp_path)
+    check_adapters(model, made, tmp_path)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -127,5 +168,5 @@ def test_heads_that_the_paged_kernels_do_not_take(head_dim: int, fused: bool) ->
         max_context=64,
     )
     table = tensor_table(config)
-    (layer,) = Decoder(config, lambda name: torch.zeros(table[name].shape))._layers
+    (layer,) = Decoder(config, lambda name: torch.zeros(table[name].shape)).layers
     assert isinstance(layer, FusedLayer) == fused

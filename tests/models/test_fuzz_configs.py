@@ -52,6 +52,7 @@ MORE = (
     *("rope_theta", "original_max_position_embeddings", "use_sliding_window", "torch_dtype"),
     *("short_factor", "long_factor", "factor", "rope_type", "type", "mscale", "mscale_all_dim"),
     *("beta_fast", "beta_slow", "attention_factor", "truncate", "low_freq_factor"),
+    *("quant_method", "weight_block_size", "modules_to_not_convert", "config_groups"),
 )
 
 
@@ -145,10 +146,11 @@ def mixtures() -> st.SearchStrategy[ExpertsConfig]:
         normalise=st.booleans(),
         router_bias=st.booleans(),
         bias=st.booleans(),
-        scoring=st.sampled_from(["softmax", "sigmoid"]),
+        scoring=st.sampled_from(["softmax", "sigmoid", "sparse-mixer"]),
         correction=st.booleans(),
         scale=st.sampled_from([1.0, 2.5]),
         shared_size=st.sampled_from([0, 8]),
+        shared_gate=st.booleans(),
         clamped_swiglu=maybe(st.just((1.7, 7.0))),
     )
 
@@ -160,6 +162,7 @@ NAMES = (
     TensorNames(qkv=("qkv",), up=("up",), shared_up=("up2",), transposed=True),
     TensorNames(qkv=("qkv",), qkv_by_head=True),
     TensorNames(expert_up=("up",), expert_down="down", expert_up_alternates=True),
+    TensorNames(expert_up=("up",), expert_down="down", expert_outputs_first=True),
 )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -17,41 +18,126 @@ from hypothesis import strategies as st
 from models.checkpoints import Sequences, expected
 from models.families import CASES, random_model
 from models.gguf_files import ARCHITECTURES, write_gguf
+from transformers import PreTrainedModel
 
+from asyncinfer.bench.weight_bytes import weight_bytes
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.models import load_model, tensor_table
-from asyncinfer.models.gguf import gguf_config
+from asyncinfer.kernels import native
+from asyncinfer.models import load, load_model, tensor_table
+from asyncinfer.models.gguf import architectures, gguf_config
+from asyncinfer.plugins import models
 from asyncinfer.weights.gguf import GgufCheckpoint
 
+Q = gguf.GGMLQuantizationType
 #: What is taken for granted of some families, in the place of what a case has.
-GRANTED = {
+GRANTED: dict[str, dict[str, Any]] = {
+    "deepseek_v3": {"attention_bias": False},
     "gemma2": {"query_pre_attn_scalar": 256},
     "gemma3_text": {"query_pre_attn_scalar": 64},
     "qwen3_moe": {"norm_topk_prob": True},
 }
 #: What a file has no words for, or llama.cpp takes for granted.
 UNSAID = {
+    ("cohere2", "biases, untied"): "which layers have windows, a head",
+    ("deepseek_v3", "not interleaved"): "pairs that are apart",
+    ("deepseek_v3", "yarn, queries whole"): "a rotation that is scaled; see test_latent_yarn",
+    ("olmoe", "normalised, tied"): "experts that sum to one",
     ("gemma2", "caps"): "biases of Gemma's attention, another scale",
     ("gemma2", "no caps, untied"): "Gemma 2 without caps",
     ("gemma3_text", "listed"): "which layers have windows",
     ("gemma3_text", "scaled"): "which layers have windows",
     ("gpt2", "unscaled"): "attention without a scale",
+    ("ernie4_5_moe", "some layers, biases, untied"): "the last layer with experts",
     ("gpt_oss", "listed, unscaled"): "which layers have windows, another limit",
     ("mixtral", "window, one of three"): "a window of every layer",
     ("phi", "all rotated"): "another activation",
     ("qwen2", "window above"): "which layers have windows",
+    ("qwen2_moe", "some layers, normalised, windows"): "which layers have experts",
     ("qwen3", "bias and windows"): "which layers have windows",
     ("qwen3_moe", "some layers, normalised"): "which layers have experts",
     ("qwen3_moe", "windows"): "which layers have windows",
     ("smollm3", "every other"): "another interval of layers without rotation",
     ("smollm3", "listed, untied, windows"): "which layers are rotated",
 }
+#: GGUF's architectures that are not loaded, by the reason.
+REFUSED = {
+    "no family of ours": (
+        "afmoe arctic baichuan bailingmoe bailingmoe2 bitnet bloom chameleon chatglm "
+        "codeshell command-r dbrx deci deepseek dots1 exaone exaone-moe falcon gemma "
+        "gemma3n gemma4 glm-dsa gptj grok grovemoe hunyuan-moe internlm2 jais "
+        "jais2 llama4 maincoder mimo2 minicpm minicpm3 mistral3 mistral4 mpt "
+        "olmo openelm orion pangu-embedded plamo plamo3 plm qwen refact "
+        "smallthinker stablelm starcoder step35 xverse"
+    ),
+    "layers that keep a state in place of KV": (
+        "arwkv7 falcon-h1 granitehybrid jamba kimi-linear lfm2 lfm2moe mamba mamba2 nemotron_h "
+        "nemotron_h_moe plamo2 qwen35 qwen35moe qwen3next rwkv6 rwkv6qwen2 rwkv7"
+    ),
+    "what the file has no tensors for, or more layers than the model": "apertus glm4moe",
+    "experts that llama.cpp weighs in another way": "phimoe",
+    "images or sound": (
+        "clip cogvlm deepseek2-ocr hunyuan_vl paddleocr qwen2vl qwen3vl qwen3vlmoe wavtokenizer-dec"
+    ),
+    "no text is written from left to right": (
+        "bert dream eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llada llada-moe llama-embed "
+        "modern-bert neo-bert nomic-bert nomic-bert-moe rnd1 t5 t5encoder"
+    ),
+}
+#: Families whose GGUF files are not loaded.
+WITHOUT_FILES = {
+    "ApertusForCausalLM": "its activation's weights are not tensors of a file",
+    "Glm4MoeForCausalLM": "a file counts the layers that predict further tokens",
+    "PhiMoEForCausalLM": "llama.cpp weighs its experts in another way",
+    "PhimoeForCausalLM": "llama.cpp weighs its experts in another way",
+    "Gemma3ForConditionalGeneration": "its text model alone is gemma3",
+    "Lfm2ForCausalLM": "the converter's convolutions are not read yet",
+    "Lfm2MoeForCausalLM": "the converter's convolutions are not read yet",
+    "Qwen3_5ForCausalLM": "the converter's gated delta nets are not read yet",
+    "Qwen3_5ForConditionalGeneration": "the converter's gated delta nets are not read yet",
+    "Qwen3NextForCausalLM": "the converter's gated delta nets are not read yet",
+}
+#: Of packed weights: halves of heads in order, experts, all three projections in one, no gate, a
+#: latent KV.
+PACKED_FAMILIES = ("llama", "mixtral", "phi3", "gpt2", "gemma3_text", "deepseek_v3")
 SAID = [case for case in CASES if case[0] in ARCHITECTURES and case not in UNSAID]
 
 
 @pytest.mark.parametrize("case", SAID, ids=lambda case: f"{case[0]}-{case[1]}".replace(" ", "-"))
 def test_logits(case: tuple[str, str], tmp_path: Path) -> None:
-    model = random_model(*case, **GRANTED.get(case[0], {}))
+    check_logits(random_model(*case, **GRANTED.get(case[0], {})), tmp_path)
+
+
+def test_latent_yarn(tmp_path: Path) -> None:
+    """The file has one number for two factors, which are equal in DeepSeek's models."""
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 4.0,
+        "mscale": 0.8,
+        "mscale_all_dim": 0.8,
+        "original_max_position_embeddings": 64,
+    }
+    model = random_model(
+        "deepseek_v3", "yarn, queries whole", attention_bias=False, rope_parameters=rope
+    )
+    check_logits(model, tmp_path)
+
+
+def test_every_architecture_is_mapped_or_refused_with_a_reason() -> None:
+    """GGUF's list grows with the package that reads it: a new name shows here."""
+    theirs = set(gguf.MODEL_ARCH_NAMES.values())
+    ours = {name for name in architectures.ARCHITECTURES if "+" not in name}
+    refused = {name for names in REFUSED.values() for name in names.split()}
+    assert ours <= theirs
+    assert not ours & refused
+    # The package may be older or newer than the list.
+    assert theirs - ours <= refused, sorted(theirs - ours - refused)
+    families = {each.family for each in architectures.ARCHITECTURES.values()}
+    left = {one for one in models.names() if models.is_built_in(one)} - families
+    assert left == WITHOUT_FILES.keys()
+
+
+def check_logits(model: PreTrainedModel, tmp_path: Path) -> None:
     decoder = load_model(
         write_gguf(model, tmp_path / "model.gguf"), "cpu", torch.float32, max_context=256
     )
@@ -61,6 +147,60 @@ def test_logits(case: tuple[str, str], tmp_path: Path) -> None:
     for _ in range(20):
         sequences.step(s0=1)
     torch.testing.assert_close(sequences.logits[0], expected(model, ids[0]), rtol=0.0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [next(case for case in CASES if case[0] == family) for family in PACKED_FAMILIES],
+    ids=lambda case: case[0],
+)
+@pytest.mark.parametrize("kind", [Q.Q4_1, Q.Q8_0], ids=lambda kind: kind.name)
+def test_packed_products_give_the_logits_of_floats(
+    case: tuple[str, str], kind: Q, tmp_path: Path
+) -> None:
+    """Rows in another order than in the file, experts, and an embedding that is the head."""
+    path = write_gguf(random_model(*case), tmp_path / "model.gguf", kind)
+    ids = [torch.randint(0, 199, (30,), generator=torch.Generator().manual_seed(3))]
+    found = []
+    for storage in ("plain", "floats"):
+        decoder = load_model(path, "cpu", torch.float32, max_context=64, storage=storage)
+        sequences = Sequences(decoder, ids)
+        sequences.step(s0=20)
+        for _ in range(10):
+            sequences.step(s0=1)
+        found.append(sequences.logits[0])
+    torch.testing.assert_close(*found, rtol=0.0, atol=1e-4)
+
+
+def held(path: Path, storage: str) -> int:
+    """Bytes of the weights in memory."""
+    decoder = load_model(path, "cpu", torch.float32, max_context=64, storage=storage)
+    return weight_bytes(decoder)
+
+
+def notes(path: Path, storage: str) -> tuple[str, ...]:
+    """What an engine logs of the model when it opens."""
+    return load_model(path, "cpu", torch.float32, max_context=64, storage=storage).notes
+
+
+def test_how_matrices_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_gguf(random_model("llama", "plain"), tmp_path / "model.gguf", Q.Q4_1)
+    monkeypatch.setattr(native, "available", lambda: True)
+    four, floats, eight = (held(path, storage) for storage in ("plain", "floats", "int8"))
+    # What is asked for is made of a file's numbers, whatever these are.
+    assert four < eight < floats
+    assert not notes(path, "plain")
+    # Without a kernel floats are faster, and need room. The log says which they are.
+    monkeypatch.setattr(native, "available", lambda: False)
+    assert held(path, "plain") == floats
+    (note,) = notes(path, "plain")
+    assert "needs llvmlite" in note
+    assert "held as floats" in note
+    assert not notes(path, "floats")
+    monkeypatch.setattr(load, "host_bytes", lambda: floats)
+    assert held(path, "plain") == four
+    (note,) = notes(path, "plain")
+    assert "unpacked in each step" in note
 
 
 class Header:
@@ -85,6 +225,7 @@ ODD = st.one_of(
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[GgufCheckpoint]]:
     families = ("llama", "phi3", "gemma3_text", "mixtral", "gpt_oss", "gpt2")
+    families += ("deepseek_v3", "exaone4")
     cases = [next(case for case in CASES if case[0] == family) for family in families]
     cases += [("llama", "tied, llama3"), ("phi3", "longrope")]
     folder = tmp_path_factory.mktemp("gguf")

@@ -77,7 +77,7 @@ def test_fused_layers(kernels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(decoder, "begin_attention", PagedAttention)
     monkeypatch.setitem(linear._FORMATS, "int8", fused)
     made = loaded(folder, "int8")
-    assert all(isinstance(layer, FusedLayer) for layer in made._layers)
+    assert all(isinstance(layer, FusedLayer) for layer in made.layers)
     if kernels:
         monkeypatch.setattr(dispatch, "has_triton_kernel", lambda name, _: name == "linear_small")
     with interpreted() if kernels else nullcontext():
@@ -99,7 +99,7 @@ def test_head_embedding_and_routers_stay_as_they_are(
     made = loaded(written("qwen3_moe", tmp_path), "int8")
     config = made.config
     assert config.experts is not None
-    assert not isinstance(made._head, Int8Linear)
+    assert not isinstance(made.head, Int8Linear)
     sparse = [i for i in range(config.num_layers) if config.layer_experts(i) is not None]
     assert sparse
     assert (config.experts.count, config.hidden_size) not in seen

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from asyncinfer import Completion, Engine
 from asyncinfer.attention import KVCache, kv_format
-from asyncinfer.attention.plain import PlainKV
+from asyncinfer.attention.formats import PlainKV
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.models import load_model, read_config
 
@@ -97,7 +97,12 @@ OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_step_tokens
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("family", "kind", "kv"),
-    [("qwen3", "tied", "fp8"), ("mistral", "window", "fp8"), ("gemma2", "plain", "int8")],
+    [
+        ("qwen3", "tied", "fp8"),
+        ("mistral", "window", "fp8"),
+        ("gemma2", "plain", "int8"),
+        ("qwen3", "tied", "int4"),
+    ],
 )
 async def test_chunks_hits_forks_and_windows(
     family: str, kind: str, kv: Any, tmp_path: Path
@@ -146,18 +151,18 @@ def test_recorded_steps(family: str, kind: str, tmp_path: Path) -> None:
     assert again.cached_tokens == 60
     assert held.scheduler.counters.forks == 2
     apart = 0.0
-    for request in held.requests:
-        ids = torch.tensor(request.tokens)
+    for sequence in held.sequences:
+        ids = torch.tensor(sequence.tokens)
         logits, plain = (rounded_logits(model, ids, kv) for kv in ("fp8", "plain"))
         apart = max(apart, (logits - plain).abs().max().item())
-        for at in range(request.prompt_len, len(request.tokens)):
+        for at in range(sequence.prompt_len, len(sequence.tokens)):
             best = logits[at - 1].max().item()
-            assert logits[at - 1, request.tokens[at]].item() == pytest.approx(best, abs=NEAR)
+            assert logits[at - 1, sequence.tokens[at]].item() == pytest.approx(best, abs=NEAR)
     assert apart > 5 * NEAR
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("kv", ["fp8", "int8"])
+@pytest.mark.parametrize("kv", ["fp8", "int8", "int4"])
 async def test_deterministic(kv: Any, tmp_path: Path) -> None:
     """To the last bit alone, in company and from the cache, in chunks of any size."""
     saved("qwen3", "tied", tmp_path)
@@ -188,7 +193,7 @@ class RoundedKV(PlainKV):
         return (rounded(values, self.kv).to(values.dtype),)
 
 
-@pytest.mark.parametrize("kv", ["fp8", "int8"])
+@pytest.mark.parametrize("kv", ["fp8", "int8", "int4"])
 def test_latent_kv(kv: str, tmp_path: Path) -> None:
     """One vector for all heads; transformers keeps none. Chunks, a shared prefix, decode."""
     random_model("deepseek_v2", "plain").save_pretrained(tmp_path)

@@ -97,7 +97,7 @@ def test_stored_in_any_float(folder: Path, stored: torch.dtype) -> None:
     decoder = load(folder)
     assert decoder.dtype is torch.float32
     exact = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].float()
-    assert torch.equal(decoder._embed.weight, exact)
+    assert torch.equal(decoder.embedding.weight, exact)
 
 
 def test_progress_that_raises_ends_the_load(folder: Path) -> None:

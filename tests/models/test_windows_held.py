@@ -86,7 +86,7 @@ class Held:
             self.spec, policy=FCFS(), cache=PrefixCache(BLOCK, secret=b"windows")
         )
         self.depth = depth
-        self.requests: list[Sequence] = []
+        self.sequences: list[Sequence] = []
         #: Most window pages of one request at a time.
         self.most = 0
 
@@ -96,7 +96,7 @@ class Held:
         for index in range(n):
             answers.append(
                 Sequence(
-                    len(self.requests),
+                    len(self.sequences),
                     prompt,
                     params,
                     max_total=len(prompt) + count,
@@ -106,7 +106,7 @@ class Held:
                     fork_of=answers[0] if index else None,
                 )
             )
-            self.requests.append(answers[-1])
+            self.sequences.append(answers[-1])
             self.scheduler.add(answers[-1])
         return answers
 
@@ -116,14 +116,14 @@ class Held:
         while True:
             while len(flights) < self.depth and (plan := self.scheduler.schedule(0.0)):
                 flights.append((plan, self.runner.launch(plan)))
-            for request in self.requests:
-                self.most = max([self.most, *(table.held for table in request.tables[1:])])
+            for sequence in self.sequences:
+                self.most = max([self.most, *(table.held for table in sequence.tables[1:])])
             if not flights:
                 break
             plan, handle = flights.popleft()
             self.scheduler.update(plan, self.runner.collect(handle), 0.0)
             assert not plan.failed
-            check_invariants(self.scheduler, self.requests)
+            check_invariants(self.scheduler, self.sequences)
             if not flights:
                 poison(self.near, windows.pool.free)
         check_drained(self.scheduler)
@@ -166,10 +166,10 @@ def test_window_and_chunk_are_all_that_is_held(
     held.run()
     assert again.cached_tokens == 100
     assert held.scheduler.counters.forks == 2
-    assert len(held.requests[0].answer) == 60
+    assert len(held.sequences[0].answer) == 60
 
-    for request in held.requests:
-        logits = expected(model, torch.tensor(request.tokens))
-        for at in range(request.prompt_len, len(request.tokens)):
+    for sequence in held.sequences:
+        logits = expected(model, torch.tensor(sequence.tokens))
+        for at in range(sequence.prompt_len, len(sequence.tokens)):
             best = logits[at - 1].max().item()
-            assert logits[at - 1, request.tokens[at]].item() == pytest.approx(best, abs=1e-4)
+            assert logits[at - 1, sequence.tokens[at]].item() == pytest.approx(best, abs=1e-4)

@@ -55,7 +55,7 @@ def together(config: ModelConfig, context: int, budget: int, count: int) -> bool
         RandomModel(config),
         config=options(context, kv_bytes=budget, max_running=count, prefix_cache=False),
     )
-    kv = engine.core.runner._kv  # type: ignore[attr-defined]
+    kv = engine.core.runner.kv  # type: ignore[attr-defined]
     held = sum(group.storage.nbytes for group in kv)
     assert held <= budget
     streams = [

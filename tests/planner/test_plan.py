@@ -11,6 +11,7 @@ import pytest
 import torch
 from planner.configs import CONFIGS
 
+from asyncinfer.adapters import AdapterPool
 from asyncinfer.attention import KVCache, kv_format
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import InvalidRequest, ModelLoadError
@@ -22,6 +23,7 @@ FORMATS = (
     "fp8 weights",
     "int8 weights",
     "int4 weights",
+    "int4-128 weights",
     "fp8 KV",
     "int8 KV",
     "int8 weights and KV",
@@ -55,6 +57,17 @@ def test_70b_does_not_fit_one_h100() -> None:
     assert small.limit == "bandwidth"
 
 
+def test_a_draft_model_takes_room_from_sequences() -> None:
+    draft = parse_config(CONFIGS["Qwen3-0.6B"])
+    alone, beside = planned("Llama-3.1-8B"), planned("Llama-3.1-8B", draft=draft)
+    # 596M parameters in bfloat16, 1 GiB of KV, and the tensors of its largest step.
+    assert alone.draft_bytes == 0
+    assert 2.2e9 < beside.draft_bytes < 4e9
+    for one, other in zip(alone.formats, beside.formats, strict=True):
+        assert one.sequences > other.sequences > 0.9 * one.sequences
+        assert one.weight_bytes == other.weight_bytes
+
+
 def test_limits() -> None:
     assert planned("Llama-3.1-8B", batch=1).formats[0].limit == "bandwidth"
     assert planned("Llama-3.1-8B", batch=1024, context=16).formats[0].limit == "compute"
@@ -73,6 +86,21 @@ def test_what_fits_is_what_fits() -> None:
     assert (planned_format.sequences + 1) * blocks > EngineConfig().kv_fraction * (room - 1e9)
 
 
+def test_adapters_take_their_memory() -> None:
+    config = parse_config(CONFIGS["Llama-3.1-8B"])
+    sizes = {"max_adapters": 100, "max_rank": 16, "max_bytes": 1 << 40}
+    pool = AdapterPool(config, torch.device("cpu"), torch.bfloat16, **sizes)
+    gpu, many = find_gpu("a100-40gb"), {"adapters": 100, "adapter_rank": 16}
+    without, found = (plan_config(config, gpu=gpu, **options) for options in ({}, many))
+    assert without.adapter_bytes == 0
+    assert found.adapter_bytes == pool.capacity > 8e9
+    first, other = without.formats[0], found.formats[0]
+    fewer = first.sequences - other.sequences
+    # What the adapters take is missing for sequences, to one of them.
+    assert abs(fewer * first.kv_bytes_per_sequence - EngineConfig().kv_fraction * 8.4e9) < 1.1e9
+    assert plan_config(config, gpu=gpu, adapters=100).adapter_bytes == 4 * found.adapter_bytes
+
+
 def test_smaller_formats() -> None:
     """Ideal gains of one sequence with little context: 1.9 times with one byte, 3.2 with half."""
     found = planned("Llama-3.1-8B", context=16)
@@ -80,12 +108,12 @@ def test_smaller_formats() -> None:
         "bfloat16",
         *FORMATS,
     )
-    whole, fp8, int8, int4, kv, kv8, both8, both = found.formats
+    whole, fp8, int8, int4, wide, kv, kv8, both8, both = found.formats
     gains = [
         round(whole.decode_floor / planned_format.decode_floor, 1)
-        for planned_format in (fp8, int8, int4)
+        for planned_format in (fp8, int8, int4, wide)
     ]
-    assert gains == [1.9, 1.9, 3.2]
+    assert gains == [1.9, 1.9, 2.8, 3.2]
     # 128 numbers and a float32 scale instead of 128 times two bytes.
     assert kv.kv_bytes_per_token * 256 == whole.kv_bytes_per_token * (128 + 4)
     for planned_format in (kv8, both8, both):
@@ -154,6 +182,8 @@ def test_every_gpu_is_plausible() -> None:
         ({"batch": 0}, "batch"),
         ({"batch": 1 << 21}, "batch"),
         ({"dtype": "int3"}, "dtype"),
+        ({"adapters": -1}, "adapters"),
+        ({"adapters": 1, "adapter_rank": 0}, "adapter_rank"),
     ],
 )
 def test_what_cannot_be(options: dict[str, Any], field: str, tmp_path: Path) -> None:

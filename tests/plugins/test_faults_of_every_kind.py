@@ -376,7 +376,7 @@ async def test_an_observer_that_hangs_on_its_own_thread_is_survived(
     stuck = Stuck()
     async with Engine(FakeModel(), observers=[FaultyObserver(stuck)]) as engine:
         assert not any(isinstance(each, Exception) for each in await serve(engine, {}))
-        assert stuck.begun.wait(60)
+        assert stuck.begun.wait(120)
         assert not any(isinstance(each, Exception) for each in await serve(engine, {}))
     (fault,) = reports()
     assert "plugin 'FaultyObserver'" in fault["error"]

@@ -40,7 +40,7 @@ class Gate(ModuleType):
     def wait(self, really: bool) -> None:
         if really:
             self.calls += 1
-            self.opened.wait(60)
+            self.opened.wait(120)
 
 
 @pytest.fixture
@@ -61,13 +61,13 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     yield made
     made.opened.set()
     for thread in set(threading.enumerate()) - before:
-        thread.join(60)
+        thread.join(120)
 
 
 def resolve(chosen: Any) -> Any:
     """On a thread of the engine's, as it were."""
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(plugins.schedulers.resolve, chosen).result(60)
+        return thread.submit(plugins.schedulers.resolve, chosen).result(120)
 
 
 def test_an_import(install: Any, gate: Gate) -> None:

@@ -22,6 +22,7 @@ from asyncinfer.protocols import (
     SchedulingPolicy,
 )
 from asyncinfer.samplers import XTC, Mirostat
+from asyncinfer.speculation import PromptLookup
 
 
 class Greeter(Protocol):
@@ -130,7 +131,7 @@ def test_a_ctrl_c_of_its_own_making(registry: Registry[Greeter], install: Any) -
         ThreadPoolExecutor(1) as thread,
         pytest.raises(PluginError, match=r"'hello' .*KeyboardInterrupt"),
     ):
-        thread.submit(registry.resolve, "hello").result(60)
+        thread.submit(registry.resolve, "hello").result(120)
 
 
 @pytest.mark.parametrize("target", ["hello_module", "", "hello_module:", "1 2 3", "..:a", ":Hello"])
@@ -231,6 +232,7 @@ PLUGINS: dict[str, tuple[Any, str]] = {
     "asyncinfer.cache_policies": (lambda: cache_policies.resolve("lru"), "published"),
     "asyncinfer.models": (Llama, "read"),
     "asyncinfer.observers": (Quiet, "observe"),
+    "asyncinfer.proposers": (PromptLookup, "propose"),
     "asyncinfer.samplers": (XTC, "frozen dataclass"),
     "asyncinfer.schedulers": (ByLength, "rank"),
 }
@@ -239,6 +241,7 @@ PLUGINS: dict[str, tuple[Any, str]] = {
 OTHERS: dict[str, Any] = {
     "asyncinfer.models": Mistral,
     "asyncinfer.observers": type("Again", (Quiet,), {}),
+    "asyncinfer.proposers": type("Again", (PromptLookup,), {}),
     "asyncinfer.samplers": Mirostat,
     "asyncinfer.schedulers": type("Again", (ByLength,), {}),
 }
@@ -271,7 +274,7 @@ def test_registering_in_a_group(group: str) -> None:
 
 def test_a_group_there_is_not_names_those_there_are() -> None:
     with pytest.raises(
-        PluginError, match=r"'samplers'.*asyncinfer\.observers, asyncinfer\.samplers"
+        PluginError, match=r"'samplers'.*asyncinfer\.proposers, asyncinfer\.samplers"
     ):
         register("samplers", "mine", XTC)
 

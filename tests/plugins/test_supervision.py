@@ -212,13 +212,13 @@ def test_the_call_that_a_thread_is_in_is_named_and_shown() -> None:
 
     def stuck_in_here() -> None:
         begun.set()
-        assert let_go.wait(60)
+        assert let_go.wait(120)
 
     plugin = Plugin(stuck_in_here)
     supervisor = supervised(plugin)
     thread = threading.Thread(target=lambda: supervisor.call(plugin, "act"))
     thread.start()
-    assert begun.wait(60)
+    assert begun.wait(120)
     assert thread.ident is not None
     assert call_in_progress(thread.ident) == "act() of plugin 'mine'"
     assert call_in_progress(threading.get_ident()) is None

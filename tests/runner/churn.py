@@ -9,7 +9,7 @@ __all__ = ["churn"]
 
 
 def churn(hand: Any, in_flight: int, seed: int, turns: int = 60) -> list[int]:
-    """About twenty tenants over six slots, so many steps ahead; every token, in order."""
+    """About twenty requests over six slots, so many steps ahead; every token, in order."""
     lot = random.Random(seed)
     lengths: dict[int, int] = {}
     flights: list[Any] = []

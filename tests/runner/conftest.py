@@ -105,13 +105,16 @@ class Hand:
         prompt_len: int | None = None,
         seed: int = 0,
         blocks: Sequence[int] = (),
+        adapter: int = -1,
         **options: Any,
     ) -> None:
-        """A tenant for the next step, `blocks` being what it has already."""
+        """A sequence for the next step, `blocks` being what it has already."""
         self.tables[slot] = list(blocks)
         params = SamplingParams(**{"temperature": 0.0, **options})
         n = len(tokens) if prompt_len is None else prompt_len
-        self.plan.joins.append(Join(slot, list(tokens), n, [list(blocks)], params, seed))
+        self.plan.joins.append(
+            Join(slot, list(tokens), n, [list(blocks)], params, seed, adapter=adapter)
+        )
 
     def row(self, slot: int, start: int, count: int, samples: int = 1) -> None:
         """A row of the next step; its blocks grow as it needs them."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -29,6 +30,16 @@ class Cuda:
         self.woken: list[int] = []
         #: Whether the graph's end fails, as when a call that is not allowed was recorded.
         self.invalid = False
+        #: Whether no recording can begin.
+        self.busy = False
+        self.random = Random()
+
+    def draw(self) -> int:
+        """A number for the host, by torch's rule before each recording had a state of its own."""
+        if self.random.state.marked:
+            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
+        self.random.state.drawn += 1
+        return self.random.state.drawn
 
     def stream_of(self, device: torch.device) -> Any:
         assert device == DEVICE
@@ -47,6 +58,33 @@ class Cuda:
             self.current = before
 
 
+@dataclass
+class RandomState:
+    drawn: int = 0
+    #: Whether a recording has it.
+    marked: bool = False
+
+
+class Random:
+    """A device's default generator."""
+
+    def __init__(self) -> None:
+        self.state = RandomState()
+
+    def graphsafe_get_state(self) -> Random:
+        shared = Random()
+        shared.state = self.state
+        return shared
+
+    def graphsafe_set_state(self, other: Random) -> None:
+        self.state = other.state
+
+    def clone_state(self) -> Random:
+        copied = Random()
+        copied.state = replace(self.state)
+        return copied
+
+
 class Stream:
     def __init__(self, number: int) -> None:
         self.number = number
@@ -57,67 +95,73 @@ class Stream:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    its = Cuda()
+    fake = Cuda()
 
     class Graph:
         def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
             assert capture_error_mode == "thread_local"
-            assert its.current.number % 3 == 0
-            assert its.current.number in its.woken
-            its.log.append("begin" if not torch.is_inference_mode_enabled() else "inference")
+            assert fake.current.number % 3 == 0
+            assert fake.current.number in fake.woken
+            self.random = fake.random.state
+            self.random.marked = True
+            if fake.busy:
+                raise RuntimeError("another recording is under way")
+            fake.log.append("begin" if not torch.is_inference_mode_enabled() else "inference")
 
         def capture_end(self) -> None:
-            if its.invalid:
+            if fake.invalid:
                 raise RuntimeError("operation not permitted when stream is capturing")
-            its.log.append("end")
+            self.random.marked = False
+            fake.log.append("end")
 
         def reset(self) -> None:
-            its.log.append("reset")
+            fake.log.append("reset")
 
     monkeypatch.setattr(accelerator, "_IDLE", {})
-    monkeypatch.setattr(accelerator, "_stream", its.stream_of)
+    monkeypatch.setattr(accelerator, "_stream", fake.stream_of)
     monkeypatch.setattr(
-        accelerator, "_wake_libraries", lambda device: its.woken.append(its.current.number)
+        accelerator, "_wake_libraries", lambda device: fake.woken.append(fake.current.number)
     )
     fakes: dict[str, Any] = {
         "CUDAGraph": Graph,
+        "default_generators": (None, fake.random),
         "graph_pool_handle": lambda: (0, 1),
-        "current_stream": lambda device: its.current,
-        "current_device": lambda: its.device,
-        "set_stream": its.set_stream,
-        "set_device": lambda device: setattr(its, "device", device),
-        "stream": its.stream,
-        "synchronize": lambda device: its.log.append("drain"),
-        "empty_cache": lambda: its.log.append("empty"),
+        "current_stream": lambda device: fake.current,
+        "current_device": lambda: fake.device,
+        "set_stream": fake.set_stream,
+        "set_device": lambda device: setattr(fake, "device", device),
+        "stream": fake.stream,
+        "synchronize": lambda device: fake.log.append("drain"),
+        "empty_cache": lambda: fake.log.append("empty"),
     }
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    told = its.log.append
+    for name, replacement in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, replacement)
+    told = fake.log.append
     end = "_cuda_endAllocateToPool"
     monkeypatch.setattr(torch._C, end, lambda device, pool: told(f"told {device}"), raising=False)
-    return its
+    return fake
 
 
 def test_streams_of_closed_accelerators_are_used_again(cuda: Cuda) -> None:
     first, second = CudaAccelerator(DEVICE), CudaAccelerator(DEVICE)
     assert cuda.made == 6
-    for its in (second, second, first):
-        its.close()
+    for each in (second, second, first):
+        each.close()
     again = [CudaAccelerator(DEVICE) for _ in range(3)]
     assert cuda.made == 9
-    assert len({its.main for its in again} | {its.side for its in again}) == 6
+    assert len({each.main for each in again} | {each.side for each in again}) == 6
 
 
 def test_a_thread_is_left_as_it_was_found(cuda: Cuda) -> None:
-    its = CudaAccelerator(DEVICE)
-    its.adopt()
-    assert (cuda.current, cuda.device) == (its.main, 1)
-    its.close()
+    opened = CudaAccelerator(DEVICE)
+    opened.adopt()
+    assert (cuda.current, cuda.device) == (opened.main, 1)
+    opened.close()
     assert (cuda.current, cuda.device) == (cuda.default, 0)
-    its.adopt()
+    opened.adopt()
     # Somebody else has the thread by now.
     cuda.current = other = object()
-    its.close()
+    opened.close()
     assert cuda.current is other
 
 
@@ -150,7 +194,7 @@ def test_one_recording_at_a_time(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) ->
 
     def work() -> None:
         thread.start()
-        assert tried.wait(30)
+        assert tried.wait(120)
         done.append((1, lock.locked()))
 
     first.capture(work)
@@ -167,26 +211,46 @@ def test_a_recording_that_fails_is_left(cuda: Cuda, invalid: bool, within: bool)
         if within:
             raise RuntimeError("not in a recording")
 
-    its = CudaAccelerator(DEVICE)
+    opened = CudaAccelerator(DEVICE)
     if not (invalid or within):
-        its.capture(work)
+        opened.capture(work)
         assert cuda.log == ["begin", "end"]
         return
     with pytest.raises(RuntimeError, match="not in a recording" if within else "not permitted"):
-        its.capture(work)
+        opened.capture(work)
     assert cuda.log == ["begin", "told 1"] if invalid else ["begin", "end", "reset"]
     assert cuda.current is cuda.default
+
+
+@pytest.mark.parametrize("fault", ["none", "begin", "work", "end"])
+def test_the_hosts_random_numbers_are_its_own(cuda: Cuda, fault: str) -> None:
+    """While a step is recorded, and after a recording that failed wherever."""
+    opened, drawn = CudaAccelerator(DEVICE), [cuda.draw()]
+
+    def work() -> None:
+        drawn.append(cuda.draw())
+        if fault == "work":
+            raise RuntimeError("not in a recording")
+
+    cuda.busy, cuda.invalid = fault == "begin", fault == "end"
+    host = cuda.random.state
+    with suppress(RuntimeError) if fault != "none" else nullcontext():
+        opened.capture(work)
+    assert cuda.random.state is host
+    drawn.append(cuda.draw())
+    assert drawn == list(range(1, len(drawn) + 1))
+    assert len(drawn) == (2 if fault == "begin" else 3)
 
 
 def test_one_block_is_held_for_all(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
     monkeypatch.setattr(CudaAccelerator, "_hold", lambda self, size: held.append(size))
-    its = CudaAccelerator(DEVICE)
+    opened = CudaAccelerator(DEVICE)
     nothing: Callable[[], None] = lambda: None  # noqa: E731
-    its.capture(nothing, hold=100)
-    its.capture(nothing, hold=100)
+    opened.capture(nothing, hold=100)
+    opened.capture(nothing, hold=100)
     assert held == [100]
     # Once, on the stream that records.
     assert cuda.woken == [3]
-    its.close()
+    opened.close()
     assert cuda.log == ["begin", "end"] * 3 + ["reset", "empty"]

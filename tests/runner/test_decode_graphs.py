@@ -12,6 +12,7 @@ from fakes.fake_device import FakeDevice
 
 from asyncinfer.runner.accelerator import Graph
 from asyncinfer.runner.decode_graphs import DecodeGraphs, batch_sizes
+from asyncinfer.runner.fallbacks import Fallbacks
 from asyncinfer.sampling import Draws
 
 GREEDY, LOGITS = Draws.GREEDY, Draws.LOGITS
@@ -19,8 +20,8 @@ GREEDY, LOGITS = Draws.GREEDY, Draws.LOGITS
 
 @pytest.fixture
 def device() -> Iterator[FakeDevice]:
-    with FakeDevice() as its:
-        yield its
+    with FakeDevice() as fake:
+        yield fake
 
 
 class Steps:
@@ -30,7 +31,7 @@ class Steps:
         self.ran: list[tuple[int, Draws]] = []
         self.collecting: list[bool] = []
 
-    def __call__(self, size: int, draws: Draws) -> None:
+    def __call__(self, size: int, draws: Draws, adapted: bool = False) -> None:
         self.ran.append((size, draws))
         self.collecting.append(gc.isenabled())
 
@@ -98,10 +99,10 @@ def test_engines_that_record_in_turn(device: FakeDevice, monkeypatch: pytest.Mon
     def in_turn(work: Callable[[], None], *, hold: int = 0) -> Graph:
         if threading.current_thread() is second:
             waits.set()
-            assert goes_on.wait(30)
+            assert goes_on.wait(120)
         else:
             second.start()
-            assert waits.wait(30)
+            assert waits.wait(120)
         return capture(work, hold=hold)
 
     def other() -> None:
@@ -130,17 +131,24 @@ def test_all_at_start_the_largest_first(device: FakeDevice) -> None:
 def test_a_recording_that_fails_is_told_once_and_all_goes_on(
     device: FakeDevice, caplog: pytest.LogCaptureFixture
 ) -> None:
-    steps = Steps()
-    graphs = DecodeGraphs(device, steps, [1, 2])
+    steps, fallbacks = Steps(), Fallbacks()
+    graphs = DecodeGraphs(device, steps, [1, 2], fallbacks=fallbacks)
     graphs.run(1, GREEDY)
     device.failing = 10
-    with caplog.at_level("WARNING", logger="asyncinfer"):
+    with (
+        caplog.at_level("WARNING", logger="asyncinfer"),
+        pytest.warns(RuntimeWarning, match="not recorded: recording 2 rows failed: CUDA") as warned,
+    ):
         for _ in range(3):
             graphs.run(2, GREEDY)
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1
-    assert "graphs_failed" in said[0]
+    assert "fallback part='graphs'" in said[0]
     assert "capturing" in said[0]
+    assert len(warned) == 1
+    (fallback,) = fallbacks.found
+    assert fallback.part == "graphs"
+    assert "2 rows" in fallback.reason
     assert device.calls["capture"] == 2
     assert gc.isenabled()
     steps.ran.clear()
@@ -150,7 +158,7 @@ def test_a_recording_that_fails_is_told_once_and_all_goes_on(
 
 
 def test_what_is_no_fault_of_the_device_is_raised(device: FakeDevice) -> None:
-    def step(size: int, draws: Draws) -> Any:
+    def step(size: int, draws: Draws, adapted: bool) -> Any:
         raise ValueError("wrong")
 
     with pytest.raises(ValueError, match="wrong"):

@@ -15,8 +15,8 @@ from fakes.fake_order import StreamOrderError
 
 @pytest.fixture
 def device() -> Iterator[FakeDevice]:
-    with FakeDevice() as its:
-        yield its
+    with FakeDevice() as fake:
+        yield fake
 
 
 def test_a_stream_must_wait_for_what_it_reads_and_overwrites(device: FakeDevice) -> None:

@@ -9,8 +9,10 @@ import pytest
 import torch
 from fakes.fake_device import FakeDevice
 from runner.churn import churn
+from runner.conftest import CONFIG
 from support import columns
 
+from asyncinfer.adapters import AdapterPool, check_adapter, open_adapter
 from asyncinfer.runner.eager_executor import EagerExecutor
 from asyncinfer.runner.graph_executor import GraphExecutor
 
@@ -31,8 +33,8 @@ PENALISED = {"frequency_penalty": 0.8}
 
 @pytest.fixture
 def device() -> Iterator[FakeDevice]:
-    with FakeDevice() as its:
-        yield its
+    with FakeDevice() as fake:
+        yield fake
 
 
 @pytest.fixture
@@ -83,7 +85,7 @@ def test_a_batch_that_changes_gets_the_tokens_it_would_get_without(
             del lengths[slot]
             for _ in range(2):
                 tokens += decode(hand, lengths).tokens
-        # Another order, a new tenant in an old slot, and one that is left out for a while.
+        # Another order, a new sequence in an old slot, and one that is left out for a while.
         lengths = {slot: lengths[slot] for slot in (4, 1, 3)}
         tokens += begin(hand, 2, **options)
         lengths[2] = len(PROMPTS[2])
@@ -97,6 +99,59 @@ def test_a_batch_that_changes_gets_the_tokens_it_would_get_without(
     assert answers[0] == answers[1]
     assert len(set(answers[0])) > 10
     assert executor(hand).graphs.recorded > 0
+
+
+def two_adapters() -> AdapterPool:
+    """Of other ranks and modules, in slots 0 and 1."""
+    pool = AdapterPool(CONFIG, torch.device("cpu"), torch.float32, max_adapters=3, max_rank=8)
+    numbers = torch.Generator().manual_seed(4)
+    for rank, modules in ((3, ("self_attn.q_proj", "mlp.up_proj")), (8, ("mlp.down_proj",))):
+        tensors = {}
+        for module in modules:
+            for layer in range(CONFIG.num_layers):
+                name = f"model.layers.{layer}.{module}"
+                found = pool.layout.modules[name]
+                outputs = found.layer.sizes[found.part]
+                down = torch.randn(rank, found.layer.inputs, generator=numbers)
+                up = torch.randn(outputs, rank, generator=numbers)
+                tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"] = down, up
+        with open_adapter(tensors, {"lora_alpha": 1}) as files:
+            pool.load(check_adapter(files, pool.layout, 8))
+    return pool
+
+
+def test_adapters_of_a_recorded_step(make_hand: Any, graph_hand: Any, device: FakeDevice) -> None:
+    """Who has which adapter changes with the batch; steps without any are graphs of their own."""
+    answers, without = [], []
+    for make in (make_hand, graph_hand):
+        hand = make(adapters=two_adapters())
+        tokens = []
+        lengths: dict[int, int] = {}
+        for slot, adapter in ((1, 0), (2, 1), (3, -1)):
+            tokens += begin(hand, slot, adapter=adapter)
+            lengths[slot] = len(PROMPTS[slot])
+            for _ in range(3):
+                tokens += decode(hand, lengths).tokens
+        for slot in (1, 2):
+            hand.leave(slot)
+            del lengths[slot]
+        for _ in range(3):
+            tokens += decode(hand, lengths).tokens
+        # A slot has another adapter than before.
+        for slot, adapter in ((2, 0), (1, 1)):
+            tokens += begin(hand, slot, adapter=adapter)
+            lengths[slot] = len(PROMPTS[slot])
+        for _ in range(4):
+            tokens += decode(hand, lengths).tokens
+        answers.append(tokens)
+        plain = make()
+        begin(plain, 1)
+        without.append(plain.decode(1, len(PROMPTS[1]), 8))
+    assert answers[0] == answers[1]
+    assert device.calls["Graph.replay"] > 5
+    hand = graph_hand(adapters=two_adapters())
+    begin(hand, 1, adapter=0)
+    assert hand.decode(1, len(PROMPTS[1]), 8) != without[0]
 
 
 def test_most_steps_are_replays(graph_hand: Any, device: FakeDevice) -> None:
@@ -137,7 +192,7 @@ def test_steps_in_flight(
         results += [hand.runner.collect(flight) for flight in flights]
         collected.append(results)
     plain, recorded = collected
-    assert [its.tokens for its in plain] == [its.tokens for its in recorded]
+    assert [result.tokens for result in plain] == [result.tokens for result in recorded]
     for a, b in zip(plain, recorded, strict=True):
         assert a.logprobs.keys() == b.logprobs.keys()
         for row, scores in a.logprobs.items():
@@ -197,7 +252,7 @@ def test_changes_do_not_pile_up_while_no_step_is_recorded(graph_hand: Any) -> No
     for i in range(5):
         hand.row(0, 11 + 2 * i, 2, samples=1)
         hand.step()
-        assert not executor(hand).state._changed
+        assert not executor(hand).state.changed
 
 
 @pytest.mark.parametrize("seed", [4, 5])

@@ -34,10 +34,10 @@ def the_host_does_not_wait(patch: pytest.MonkeyPatch) -> None:
 def results_are_not_kept_until_they_were_copied(patch: pytest.MonkeyPatch) -> None:
     def start(buffers: PinnedBuffers, *arguments: Any) -> None:
         whole(buffers, *arguments)
-        buffers._sources.clear()
+        buffers.sources.clear()
 
-    whole = PinnedBuffers._start
-    patch.setattr(PinnedBuffers, "_start", start)
+    whole = PinnedBuffers.start
+    patch.setattr(PinnedBuffers, "start", start)
 
 
 def steps_share_buffers(patch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def the_history_moves_under_the_graphs(patch: pytest.MonkeyPatch) -> None:
 def results_are_read_a_place_off(patch: pytest.MonkeyPatch) -> None:
     def shifted(executor: GraphExecutor, *arguments: Any, **options: Any) -> None:
         whole(executor, *arguments, **options)
-        executor._turn = 1
+        executor.turn = 1
 
     whole = GraphExecutor.__init__
     patch.setattr(GraphExecutor, "__init__", shifted)

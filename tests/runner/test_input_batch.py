@@ -47,7 +47,7 @@ def plans(draw: st.DrawFn) -> tuple[Step, dict[int, list[int]]]:
 
 def built(plan: Step) -> Any:
     batch = InputBatch(SPEC)
-    for slot in range(SLOTS):  # earlier tenants with long tables
+    for slot in range(SLOTS):  # earlier sequences with long tables
         batch.join(Join(slot, [1], 1, [[199] * 13], SamplingParams(), 0))
     for join in plan.joins:
         batch.join(join)
@@ -58,37 +58,41 @@ def built(plan: Step) -> Any:
 @given(plans())
 def test_arrays_equal_those_made_row_by_row(made: tuple[Step, dict[int, list[int]]]) -> None:
     plan, tables = made
-    its = built(plan)
+    arrays = built(plan)
     rows = sorted(range(len(plan.slots)), key=lambda row: plan.counts[row] != 1)
-    assert its.decode_rows == plan.counts.count(1)
-    assert its.starts == [plan.starts[row] for row in rows]
-    assert its.counts == [plan.counts[row] for row in rows]
-    assert its.seq_lens.tolist() == [plan.starts[row] + plan.counts[row] for row in rows]
-    assert its.query_starts.tolist() == [0, *np.cumsum(its.counts).tolist()]
+    assert arrays.decode_rows == plan.counts.count(1)
+    assert arrays.starts == [plan.starts[row] for row in rows]
+    assert arrays.counts == [plan.counts[row] for row in rows]
+    assert arrays.seq_lens.tolist() == [plan.starts[row] + plan.counts[row] for row in rows]
+    assert arrays.query_starts.tolist() == [0, *np.cumsum(arrays.counts).tolist()]
 
     where, token_slots, positions, mapping = {}, [], [], []
     for i, row in enumerate(rows):
         slot, table = plan.slots[row], tables[plan.slots[row]]
-        assert its.block_tables[0, i, : len(table)].tolist() == table
-        assert not its.block_tables[0, i, len(table) :].any()
+        assert arrays.block_tables[0, i, : len(table)].tolist() == table
+        assert not arrays.block_tables[0, i, len(table) :].any()
         for position in range(plan.starts[row], plan.starts[row] + plan.counts[row]):
             where[row, position] = len(positions)
             token_slots.append(slot)
             positions.append(position)
             mapping.append(table[position // BLOCK] * BLOCK + position % BLOCK)
-    assert its.token_slots.tolist() == token_slots
-    assert its.positions.tolist() == positions
-    assert its.slot_mapping.tolist() == [mapping]
-    assert its.block_tables.shape[2] == max(len(table) for table in tables.values())
+    assert arrays.token_slots.tolist() == token_slots
+    assert arrays.positions.tolist() == positions
+    assert arrays.slot_mapping.tolist() == [mapping]
+    assert arrays.block_tables.shape[2] == max(len(table) for table in tables.values())
 
     draws = []
     for row, slot in enumerate(plan.slots):
-        assert its.first_tokens[row] == where[row, plan.starts[row]]
+        assert arrays.first_tokens[row] == where[row, plan.starts[row]]
         end = plan.starts[row] + plan.counts[row]
-        for position in range(end - plan.samples[row], end):
-            last = position == end - 1
-            draws.append((row, where[row, position], slot, position + 1, last))
-    columns = (its.draw_rows, its.draw_tokens, its.draw_slots, its.draw_positions, its.draw_last)
+        drawn = range(end - plan.samples[row], end)
+        draws += [(row, where[row, position], slot, position + 1) for position in drawn]
+    columns = (
+        arrays.draw_rows,
+        arrays.draw_tokens,
+        arrays.draw_slots,
+        arrays.draw_positions,
+    )
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == draws
 
 
@@ -96,11 +100,11 @@ def test_arrays_equal_those_made_row_by_row(made: tuple[Step, dict[int, list[int
 def test_types_are_those_of_an_attention_batch(
     made: tuple[Step, dict[int, list[int]]],
 ) -> None:
-    its = built(made[0])
+    arrays = built(made[0])
     for name in ("block_tables", "seq_lens", "query_starts"):
-        assert getattr(its, name).dtype == np.int32
+        assert getattr(arrays, name).dtype == np.int32
     for name in ("token_slots", "positions", "slot_mapping", "draw_tokens", "draw_positions"):
-        assert getattr(its, name).dtype == np.int64
+        assert getattr(arrays, name).dtype == np.int64
 
 
 def test_arrays_of_one_step_survive_the_next() -> None:
@@ -130,17 +134,17 @@ def test_every_group_has_tables_and_places_of_its_own() -> None:
     batch.join(Join(1, [1], 1, [[9], [12]], SamplingParams(), 0))
     batch.grow([PageChanges([(2, 3, 8)]), PageChanges([(2, 3, 11)])])
     plan = Step(0, slots=[2, 1], starts=[7, 2], counts=[4, 1], samples=[1, 1])
-    its = batch.build(plan)
-    full, near = its.block_tables.tolist()
+    arrays = batch.build(plan)
+    full, near = arrays.block_tables.tolist()
     assert full == [[9, 0, 0, 0], [5, 6, 7, 8]]
     assert near == [[12, 0, 0, 0], [0, 3, 4, 11]]
-    full, near = its.slot_mapping.tolist()
+    full, near = arrays.slot_mapping.tolist()
     assert near == [12 * BLOCK + 2] + [
         page * BLOCK + offset for page, offset in ((4, 1), (4, 2), (11, 0), (11, 1))
     ]
     assert full[1:3] == [7 * BLOCK + 1, 7 * BLOCK + 2]
-    assert its.block_tables.flags.c_contiguous
-    assert its.slot_mapping.flags.c_contiguous
+    assert arrays.block_tables.flags.c_contiguous
+    assert arrays.slot_mapping.flags.c_contiguous
     batch.join(Join(2, [1], 1, [[1], [2]], SamplingParams(), 0))
     again = batch.build(Step(1, slots=[2], starts=[3], counts=[1], samples=[0]))
     assert again.block_tables.tolist() == [[[1, 0]], [[2, 0]]]

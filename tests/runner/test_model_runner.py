@@ -112,7 +112,7 @@ def test_a_join_after_a_preemption_goes_on_as_if_nothing_had_been(
     hand.row(2, 0, len(PROMPT))
     tokens = hand.step().tokens + hand.decode(2, len(PROMPT), 4)
     hand.leave(2)
-    # Another tenant writes where it was; then it comes back to another slot.
+    # Another sequence writes where it was; then it comes back to another slot.
     hand.join(2, OTHER * 5)
     hand.row(2, 0, 15)
     hand.step()
@@ -145,7 +145,7 @@ def test_a_shared_prefix_and_a_copied_block(hand: Any, greedy: Any) -> None:
     assert hand.decode(0, len(PROMPT) + 1, 2) == greedy(PROMPT, 4)[2:]
 
 
-def test_a_shorter_tenant_after_a_longer_one(hand: Any, greedy: Any) -> None:
+def test_a_shorter_sequence_after_a_longer_one(hand: Any, greedy: Any) -> None:
     hand.join(0, PROMPT * 8)
     hand.row(0, 0, 88)
     hand.step()
@@ -182,14 +182,14 @@ def test_logprobs_of_the_rows_that_ask(hand: Any, whole: Any) -> None:
     result = hand.step()
     assert result.logprobs.keys() == {0, 2}
     exact = whole(PROMPT).double().log_softmax(dim=-1)
-    its = columns(result.logprobs[0])
-    assert its.token_ids == [6, 6]
-    assert its.logprobs == pytest.approx(exact[-2:, 6].tolist(), abs=1e-4)
-    for row, top in zip(exact[-2:], its.top, strict=True):
+    entries = columns(result.logprobs[0])
+    assert entries.token_ids == [6, 6]
+    assert entries.logprobs == pytest.approx(exact[-2:, 6].tolist(), abs=1e-4)
+    for row, top in zip(exact[-2:], entries.top, strict=True):
         best = row.topk(3)
         assert [token for token, _ in top] == best.indices.tolist()
         assert [value for _, value in top] == pytest.approx(best.values.tolist(), abs=1e-4)
-        assert its.ranks[0] == int((exact[-2] > exact[-2, 6]).sum()) + 1
+        assert entries.ranks[0] == int((exact[-2] > exact[-2, 6]).sum()) + 1
     drawn = columns(result.logprobs[2])
     assert drawn.token_ids == result.tokens[-1:]
     exact = whole([*OTHER, 4])[-1].double().log_softmax(dim=-1)
@@ -211,11 +211,11 @@ def test_prompt_logprobs_equal_the_whole_forward_pass(
         hand.row(3, 3 + i, 1)
         hand.row(0, start, count, samples=int(start + count == len(PROMPT)))
         hand.plan.prompt_logprobs[1] = 2
-        its = columns(hand.step().prompt_logprobs[1])
-        token_ids += its.token_ids
-        logprobs += its.logprobs
-        ranks += its.ranks
-        tops += its.top
+        entries = columns(hand.step().prompt_logprobs[1])
+        token_ids += entries.token_ids
+        logprobs += entries.logprobs
+        ranks += entries.ranks
+        tops += entries.top
         start += count
     assert token_ids == PROMPT[1:]
     at = torch.arange(len(PROMPT) - 1)
@@ -229,30 +229,32 @@ def test_prompt_logprobs_stop_at_the_prompt_and_come_in_slices(
     hand: Any, whole: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    logits = hand.runner._decoder.logits
+    logits = hand.runner.decoder.logits
 
     def watched(hidden: torch.Tensor) -> torch.Tensor:
         asked.append(len(hidden))
         result: torch.Tensor = logits(hidden)
         return result
 
-    monkeypatch.setattr(hand.runner._decoder, "logits", watched)
+    monkeypatch.setattr(hand.runner.decoder, "logits", watched)
     prompt = (PROMPT * 55)[:600]
     known = [*prompt, 1, 2]  # as after a preemption
     hand.join(0, known, prompt_len=600, prompt_logprobs=0)
     hand.row(0, 0, 602)
     hand.plan.prompt_logprobs[0] = 0
-    its = columns(hand.step().prompt_logprobs[0])
-    assert its.token_ids == prompt[1:]
+    entries = columns(hand.step().prompt_logprobs[0])
+    assert entries.token_ids == prompt[1:]
     assert asked == [1, 256, 256, 87]
     exact = whole(prompt).double().log_softmax(dim=-1)
-    assert its.logprobs == pytest.approx(exact[torch.arange(599), prompt[1:]].tolist(), abs=1e-4)
+    assert entries.logprobs == pytest.approx(
+        exact[torch.arange(599), prompt[1:]].tolist(), abs=1e-4
+    )
 
 
 def test_tokens_beyond_the_tokenizers_are_never_drawn(  # fault 46
     hand: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder = hand.runner._decoder
+    decoder = hand.runner.decoder
     logits = decoder.logits
 
     def padding_wins(hidden: torch.Tensor) -> torch.Tensor:
@@ -265,15 +267,15 @@ def test_tokens_beyond_the_tokenizers_are_never_drawn(  # fault 46
     hand.row(0, 0, len(PROMPT))
     result = hand.step()
     assert result.tokens[0] < 55
-    its = columns(result.logprobs[0])
-    assert len(its.top[0]) == 55
-    assert sum(math.exp(value) for _, value in its.top[0]) == pytest.approx(1.0, abs=1e-4)
+    entries = columns(result.logprobs[0])
+    assert len(entries.top[0]) == 55
+    assert sum(math.exp(value) for _, value in entries.top[0]) == pytest.approx(1.0, abs=1e-4)
 
 
 def test_rows_with_logits_that_are_not_finite_fail_alone(  # fault 26
     hand: Any, greedy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder = hand.runner._decoder
+    decoder = hand.runner.decoder
     logits = decoder.logits
 
     def broken(hidden: torch.Tensor) -> torch.Tensor:
@@ -326,11 +328,11 @@ def test_global_state_of_torch_is_left_alone(hand: Any) -> None:
 
 def test_the_hosts_default_dtype_changes_nothing(new_hand: Any) -> None:
     def run() -> tuple[Any, ...]:
-        its = new_hand()
-        its.join(0, PROMPT, temperature=1.0, seed=5, top_p=0.9, logprobs=2, typical_p=0.9)
-        its.row(0, 0, len(PROMPT))
-        result = its.step()
-        tokens = result.tokens + its.decode(0, len(PROMPT), 5)
+        fresh = new_hand()
+        fresh.join(0, PROMPT, temperature=1.0, seed=5, top_p=0.9, logprobs=2, typical_p=0.9)
+        fresh.row(0, 0, len(PROMPT))
+        result = fresh.step()
+        tokens = result.tokens + fresh.decode(0, len(PROMPT), 5)
         return tokens, result.logprobs
 
     expected = run()

@@ -95,7 +95,7 @@ def test_a_step_without_memory_is_done_again_whatever_lacked_it(make: Any, make_
 
     def run(mode: OutOfMemory) -> Any:
         hand = make()
-        decoder = hand.runner._decoder
+        decoder = hand.runner.decoder
 
         def forward(*arguments: Any, real: Any = decoder.forward) -> torch.Tensor:
             mode.in_model = True
@@ -162,7 +162,7 @@ def test_without_pinned_memory_a_step_is_done_again(make_hand: Any) -> None:
 def test_what_is_no_lack_of_memory_is_raised(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     hand = make()
     monkeypatch.setattr(
-        hand.runner._history, "stage", lambda _: (_ for _ in ()).throw(RuntimeError("broken"))
+        hand.runner.history, "stage", lambda _: (_ for _ in ()).throw(RuntimeError("broken"))
     )
     hand.join(0, PROMPT)
     hand.row(0, 0, len(PROMPT))
@@ -176,7 +176,7 @@ def test_a_history_on_a_device_never_grows_and_is_counted(make_hand: Any, decode
     with FakeDevice() as device:
         for options in ({}, {"graphs": "off"}, {"deterministic": True}):
             hand = make_hand(accelerator=device, **options)
-            assert hand.runner._history.capacity == hand.spec.max_context + 1
+            assert hand.runner.history.capacity == hand.spec.max_context + 1
     bare = EngineConfig(cuda_graphs="off", max_running=6)
     assert graph_bytes(bare, decoder.config, torch.float32) == 4 * 7 * 641
 
@@ -187,7 +187,7 @@ def test_a_chunk_that_is_not_finite_fails_before_it_is_published(  # fault 26
 ) -> None:
     """It draws nothing, so that nobody looked at it; its blocks went into the prefix cache."""
     hand = make_hand()
-    decoder = hand.runner._decoder
+    decoder = hand.runner.decoder
     forward = decoder.forward
 
     def broken(*arguments: Any) -> torch.Tensor:

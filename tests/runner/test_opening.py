@@ -23,7 +23,7 @@ from asyncinfer.runner.device import (
     choose_kv,
     use_cpu_threads,
 )
-from asyncinfer.runner.memory import activation_bytes, graph_bytes, graph_hold
+from asyncinfer.runner.memory import activation_bytes, for_drafts, graph_bytes, graph_hold
 from asyncinfer.scheduler import RunnerSpec, check_fits
 from asyncinfer.weights import is_out_of_memory
 
@@ -58,11 +58,11 @@ def test_small_kv_is_more_blocks_by_the_bytes_it_saves(decoder: Decoder, kv: Any
     )
     assert bf16.num_blocks == spec.num_blocks
     runner = runner_of(decoder, EngineConfig(kv_bytes=30 * one, kv=kv), 55)
-    held = sum(tensor.nbytes for kv in runner._kv for tensor in kv.tensors)
+    held = sum(tensor.nbytes for kv in runner.kv for tensor in kv.tensors)
     assert 29.6 * one < held <= 30 * one
     # Beside windows too, whose pages are as much smaller.
     model = windowed(None, 128)
-    plain, small = (planned_windows(model, kv_bytes=1 << 18, kv=its) for its in ("plain", kv))
+    plain, small = (planned_windows(model, kv_bytes=1 << 18, kv=name) for name in ("plain", kv))
     (blocks, pages), (more_blocks, more_pages) = sizes(plain), sizes(small)
     assert more_pages >= pages > 0
     assert more_blocks + more_pages > 2.6 * (blocks + pages) - 2
@@ -82,6 +82,9 @@ def test_fp8_kv_needs_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ModelLoadError, match=message):
         open_runner(MODEL_PATH, EngineConfig(kv="fp8"), 100)
     assert choose_kv("int8", cuda) is kv_format("int8")
+    with pytest.raises(ModelLoadError, match="kv='int4': needs a CPU, this is cuda:0"):
+        open_runner(MODEL_PATH, EngineConfig(kv="int4"), 100)
+    assert choose_kv("int4", CPU) is kv_format("int4")
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 9))
     assert choose_kv("fp8", cuda) is choose_kv("fp8", CPU) is kv_format("fp8")
 
@@ -91,6 +94,11 @@ def test_a_cpu_takes_a_gibibyte_at_most_and_no_more_than_can_be_used(decoder: De
     assert planned(decoder, max_running=1 << 16).num_blocks == most
     assert planned(decoder, max_running=3).num_blocks == 3 * 40
     assert planned(decoder, max_running=3, max_context=17).num_blocks == 3 * 2
+
+
+def test_a_cache_that_the_host_has_no_room_for(decoder: Decoder) -> None:
+    with pytest.raises(ModelLoadError, match=r"cpu has no room for \d+ KV blocks: .*allocate"):
+        runner_of(decoder, EngineConfig(kv_bytes=1 << 50), 55)
 
 
 def test_a_context_nobody_asked_for_shrinks_to_the_cache(decoder: Decoder) -> None:
@@ -195,8 +203,8 @@ def test_int8_weights_leave_room_for_the_largest_of_them(decoder: Decoder) -> No
 def test_how_many_steps_ahead(decoder: Decoder) -> None:
     def overlap(device: str, **options: Any) -> int:
         config = EngineConfig(kv_bytes=1 << 20, **options)
-        its = torch.device(device)
-        return plan_memory(config, decoder.config, torch.float32, its, 55).overlap
+        where = torch.device(device)
+        return plan_memory(config, decoder.config, torch.float32, where, 55).overlap
 
     assert [overlap("cpu"), overlap("cuda:0"), overlap("cuda:0", overlap=7)] == [1, 4, 7]
 
@@ -267,6 +275,12 @@ def test_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device("cpu") == CPU
     assert choose_dtype("auto", "bfloat16", CPU) is torch.float32
     assert choose_dtype("auto", "float16", cuda) is torch.float16
+    # Before Ampere there is no bfloat16.
+    for capability, dtype in (((7, 5), torch.float16), ((8, 0), torch.bfloat16)):
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda _, it=capability: it)
+        assert choose_dtype("auto", "bfloat16", cuda) is dtype
+        assert choose_dtype("auto", "torch.bfloat16", cuda) is dtype
+        assert choose_dtype("bfloat16", None, cuda) is torch.bfloat16
     assert choose_dtype("bfloat16", "float16", CPU) is torch.bfloat16
     with pytest.raises(ModelLoadError, match="dtype='int8'"):
         choose_dtype("int8", None, CPU)
@@ -351,6 +365,20 @@ def test_pages_for_the_window_of_every_slot_and_the_tokens_in_flight() -> None:
     blocks, pages = sizes(planned_windows(model, kv_bytes=1 << 20))
     assert blocks == ((1 << 20) - pages * 2 * 2048) // 2048
     assert pages == 4 * 10 + 4
+
+
+def test_a_draft_model_has_one_group_and_a_small_share() -> None:
+    model, cpu = windowed(128, None, None), torch.device("cpu")
+    args = model, torch.float32, cpu, 1000
+    assert len(plan_memory(EngineConfig(kv_bytes=1 << 26), *args).groups) == 2
+    given = for_drafts(EngineConfig(kv_bytes=1 << 26, max_context=16, max_adapters=9), cpu)
+    spec = plan_memory(given, *args, one_group=True)
+    (group,) = spec.groups
+    assert group.window is None
+    assert group.layers == (0, 1, 2)
+    assert (given.kv_bytes, spec.max_context, given.max_adapters) == (1 << 23, 4096, 0)
+    assert for_drafts(EngineConfig(), cpu).kv_bytes == 1 << 27
+    assert for_drafts(EngineConfig(), torch.device("cuda")).kv_bytes == 1 << 30
 
 
 def test_where_bytes_are_few_there_are_as_many_blocks_as_in_one_pool() -> None:

@@ -17,8 +17,8 @@ SLOTS, GROUPS, WIDTH, ROWS, OPTIONS = 5, 2, 7, 4, 6
 
 @pytest.fixture
 def device() -> Iterator[FakeDevice]:
-    with FakeDevice() as its:
-        yield its
+    with FakeDevice() as fake:
+        yield fake
 
 
 @pytest.fixture

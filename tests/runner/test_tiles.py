@@ -29,7 +29,7 @@ class Rewriting:
 
     def forward(self, tokens: torch.Tensor, *arguments: Any) -> torch.Tensor:
         self.shapes.add(tuple(tokens.shape))
-        self.chunks.update(batch.chunk for batch in arguments[-1])
+        self.chunks.update(batch.chunk for batch in arguments[2])
         return self._change(self._decoder.forward(tokens, *arguments))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -65,8 +65,8 @@ def test_one_size_of_tile_for_everything(decoder: Decoder, make_hand: Any, greed
 def test_keys_are_parted_by_the_longest_context_alone(decoder: Decoder) -> None:
     for longest, chunk in ((640, 256), (131_072, 2048)):
         seen = Rewriting(decoder, lambda hidden: hidden)
-        its: Any = seen
-        TiledDecoder(its, [KVCache.allocate(decoder.config, 3, 4, torch.float32, "cpu")], longest)
+        fake: Any = seen
+        TiledDecoder(fake, [KVCache.allocate(decoder.config, 3, 4, torch.float32, "cpu")], longest)
         assert seen.chunks == {chunk}
 
 

@@ -1,4 +1,4 @@
-"""A tiny random decoder behind a real engine, and a way to open one."""
+"""A tiny random decoder behind a real engine, a way to open one, and the one event loop."""
 
 from __future__ import annotations
 
@@ -47,10 +47,18 @@ class TinyModel:
 
 
 @pytest.fixture
+def anyio_backend() -> str:
+    """One is enough: a sampler is far below the event loop."""
+    return "asyncio"
+
+
+@pytest.fixture
 def open_tiny() -> OpenTiny:
     @asynccontextmanager
     async def opened(**config: Any) -> AsyncIterator[Engine]:
         options = {"device": "cpu", "kv_bytes": 1 << 20, "drain_timeout": 0.0, **config}
+        # A machine that is busy makes no plugin slow.
+        options.setdefault("sampler_timeout", 60.0)
         async with Engine(TinyModel(), **options) as engine:
             yield engine
         stats = engine.stats()

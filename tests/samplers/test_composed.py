@@ -12,6 +12,7 @@ import anyio
 import numpy as np
 import pytest
 import torch
+from samplers.crowds import answers, check_preempted
 
 from asyncinfer import InvalidRequest, RequestFailed, SamplingParams
 from asyncinfer.protocols import Sampler, SamplerPlugin, SamplerStep
@@ -26,25 +27,6 @@ LISTS: list[list[Any]] = [
     [DRY(multiplier=3.0, allowed_length=1), XTC(threshold=0.01, probability=0.7)],
     [TopNSigma(n=1.5), DRY(multiplier=3.0, allowed_length=1), Mirostat(tau=2.0, eta=0.7)],
 ]
-
-
-@pytest.fixture(params=["asyncio"])
-def anyio_backend(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
-async def answers(engine: Any, requests: list[dict[str, Any]]) -> list[list[int]]:
-    """All at once."""
-    got: dict[int, list[int]] = {}
-
-    async def one(i: int) -> None:
-        options = {"max_tokens": 40, "ignore_eos": True, **requests[i]}
-        got[i] = list((await engine.generate(**options)).token_ids)
-
-    async with anyio.create_task_group() as group:
-        for i in range(len(requests)):
-            group.start_soon(one, i)
-    return [got[i] for i in range(len(requests))]
 
 
 @pytest.mark.parametrize("samplers", LISTS, ids=["draws", "state"])
@@ -62,13 +44,7 @@ async def test_a_seed_gives_the_same_tokens_alone_batched_and_preempted(
         assert await answers(engine, requests) == alone
     # Every list gives answers of its own.
     assert len({*map(tuple, alone)}) == 10
-    # 12 blocks of 16 tokens: four or five requests of 50 to 75 tokens do not fit together.
-    for overlap in (1, 2):
-        async with open_tiny(
-            kv_bytes=12 * 16 * 2 * 16 * 4, prefix_cache=False, overlap=overlap
-        ) as engine:
-            assert await answers(engine, requests) == alone
-            assert engine.stats().preemptions > 0
+    await check_preempted(open_tiny, requests, alone)
 
 
 async def test_deterministic(open_tiny: Any) -> None:
@@ -118,7 +94,7 @@ def test_parameters_are_frozen_with_the_list() -> None:
         ({"sampler": ["mirostat", "dry"]}, r"sampler[0]", "'mirostat'.*must be the last"),
         ({"sampler": ["xtc", Mirostat()]}, r"sampler[0]", "'xtc'.*must be the last"),
         ({"sampler": ["dry", DRY(base=2.0)]}, r"sampler[1]", "'DRY'.*into a list once"),
-        ({"sampler": ["dry", "nobody"]}, r"sampler[1]", "known: dry"),
+        ({"sampler": ["dry", "nobody"]}, r"sampler[1]", r"known: .*\bdry, "),
         ({"sampler": ["dry", ("xtc", {"threshold": 2})]}, r"sampler[1].threshold", r"\[0, 1\]"),
         ({"sampler": ["dry", ("xtc", {"treshold": 1})]}, r"sampler[1].treshold", "threshold, pro"),
         ({"sampler": ("xtc", {"threshold": 2})}, "sampler.threshold", r"\[0, 1\]"),

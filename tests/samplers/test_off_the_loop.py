@@ -37,11 +37,6 @@ class Seen:
 """
 
 
-@pytest.fixture(params=["asyncio"])
-def anyio_backend(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
 @pytest.fixture(autouse=True)
 def _forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins.samplers, "_loaded", {})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Event
 from typing import Any, ClassVar
@@ -13,6 +12,7 @@ from typing import Any, ClassVar
 import anyio
 import pytest
 import torch
+from samplers.crowds import answers, check_preempted
 from support import core_of
 
 from asyncinfer import Engine, InvalidRequest, PluginError, RequestFailed, plugins
@@ -29,25 +29,6 @@ BUILT_IN: dict[str, Any] = {
     "top-n-sigma": TopNSigma(n=1.5),
     "xtc": XTC(threshold=0.01, probability=0.7),
 }
-
-
-@pytest.fixture(params=["asyncio"])
-def anyio_backend(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
-async def answers(engine: Engine, requests: Sequence[dict[str, Any]]) -> list[list[int]]:
-    """All at once."""
-    got: dict[int, list[int]] = {}
-
-    async def one(i: int) -> None:
-        options = {"max_tokens": 40, "ignore_eos": True, **requests[i]}
-        got[i] = list((await engine.generate(**options)).token_ids)
-
-    async with anyio.create_task_group() as group:
-        for i in range(len(requests)):
-            group.start_soon(one, i)
-    return [got[i] for i in range(len(requests))]
 
 
 def crowd(sampler: Any) -> list[dict[str, Any]]:
@@ -73,13 +54,7 @@ async def test_a_seed_gives_the_same_tokens_alone_batched_and_preempted(
         changed = await answers(engine, plain)
     assert alone[0::3] != changed[0::3]
     assert alone[1::3] == changed[1::3]
-    # 12 blocks of 16 tokens: four or five requests of 50 to 75 tokens do not fit together.
-    for overlap in (1, 2):
-        async with open_tiny(
-            kv_bytes=12 * 16 * 2 * 16 * 4, prefix_cache=False, overlap=overlap
-        ) as engine:
-            assert await answers(engine, requests) == alone
-            assert engine.stats().preemptions > 0
+    await check_preempted(open_tiny, requests, alone)
 
 
 async def test_a_name_with_arguments_is_the_object(open_tiny: Any) -> None:
@@ -277,7 +252,7 @@ class _Faulty(Sampler):
             case "resize":
                 logits.resize_(1, 3)
             case "slow":
-                self.block.wait(0.06)
+                self.block.wait(0.35)
             case str(how) if how in WEIGHTS:
                 weights = step.weights()
                 weights[late] = torch.tensor(WEIGHTS[how]).repeat(1 + rows * 1000)[
@@ -506,15 +481,17 @@ class _Stubborn(Sampler):
 async def test_a_sampler_that_blocks_is_quarantined(  # fault 20
     open_tiny: Any, reports: Any
 ) -> None:
-    async with open_tiny(sampler_timeout=0.05) as engine:
+    async with open_tiny(sampler_timeout=0.3) as engine:
         for error in await beside_others(engine, "slow"):
             assert "'Faulty'" in str(error)
-            assert "3 calls of sample() in a row took more than sampler_timeout=0.05" in str(error)
+            assert "3 calls of sample() in a row took more than sampler_timeout=0.3" in str(error)
         steps = engine.stats().steps
         with pytest.raises(RequestFailed, match="not called any more"):
             await engine.generate("new", max_tokens=4, sampler=Faulty("slow"))
         assert engine.stats().steps == steps + 1
-    assert [("too slow" in line, "not called" in line) for line in reports()] == [
+    # Where the machine is slow, another one may be late once.
+    faults = [line for line in reports() if "'Faulty'" in line]
+    assert [("too slow" in line, "not called" in line) for line in faults] == [
         (True, False),
         (False, True),
     ]
@@ -522,7 +499,7 @@ async def test_a_sampler_that_blocks_is_quarantined(  # fault 20
 
 async def test_a_model_that_is_broken_is_not_the_plugins_fault(open_tiny: Any) -> None:
     async with open_tiny() as engine:
-        decoder: Any = core_of(engine).runner._decoder  # type: ignore[attr-defined]
+        decoder: Any = core_of(engine).runner.decoder  # type: ignore[attr-defined]
         head = decoder.logits
 
         def broken(hidden: torch.Tensor) -> torch.Tensor:

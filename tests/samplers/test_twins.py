@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from samplers.twins import TEMPERATURE, softmax, twin
+from sampling import reference
 from scipy.stats import chisquare
 
 from asyncinfer.kernels.noise import row_uniforms
 from asyncinfer.protocols import Sampler, SamplerPlugin, SamplerStep
 from asyncinfer.samplers import DRY, XTC, DynamicTemperature, Mirostat, TopNSigma
-from asyncinfer.sampling import reference
 from asyncinfer.testing.sampler_bench import SamplerBench
 
 VOCAB = 23

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from sampling import reference
 
 from asyncinfer.kernels.noise import row_uniforms
 from asyncinfer.params import SamplingParams
 from asyncinfer.samplers import DRY, XTC, DynamicTemperature, Mirostat, TopNSigma
-from asyncinfer.sampling import reference
 
 TEMPERATURE = 1.3
 

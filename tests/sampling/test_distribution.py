@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sampling import reference
 from scipy import stats
 
 from asyncinfer.params import SamplingParams
-from asyncinfer.sampling import reference
 
 VOCAB = 41
 DRAWS = 200_000

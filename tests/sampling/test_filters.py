@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sampling import reference
 
 from asyncinfer.params import SamplingParams
-from asyncinfer.sampling import filters, reference
+from asyncinfer.sampling import filters
 from asyncinfer.sampling.filters import keep_likely, keep_typical
 
 

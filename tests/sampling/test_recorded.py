@@ -103,15 +103,15 @@ def test_fused_draws_have_filters() -> None:
         words[slot] = option_words(params, slot**9)
     assert Draws.serving(state.uses(slots), fused=True) is Draws.TEMPERATURE
     sampler = RecordedSampler(VOCAB, cpu, fused=True)
-    its_options, seeds = taken(words, slots)
+    row_options, seeds = taken(words, slots)
     for position in range(20):
         numbers = torch.Generator().manual_seed(position)
         logits = torch.randn(len(slots), VOCAB, generator=numbers) * 3
         positions = np.full(len(slots), position)
         expected = state.sample(logits.clone(), slots, positions)
         there = torch.from_numpy(positions)
-        tokens, peak = sampler(logits, its_options, seeds, there, Draws.TEMPERATURE)
+        tokens, peak = sampler(logits, row_options, seeds, there, Draws.TEMPERATURE)
         assert tokens.tolist() == expected.tokens.tolist()
         assert peak.tolist() == expected.peak.tolist()
-        best, _ = sampler(logits, its_options, seeds, there, Draws.GREEDY)
+        best, _ = sampler(logits, row_options, seeds, there, Draws.GREEDY)
         assert best.tolist() == logits.argmax(dim=-1).tolist()

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from sampling import reference
 
 from asyncinfer.params import SamplingParams
-from asyncinfer.sampling import reference
 
 vocabularies = st.sampled_from([1, 2, 3, 17, 64, 257, 300])
 fractions = st.one_of(st.just(1.0), st.floats(0.01, 1.0))

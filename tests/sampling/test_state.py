@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sampling import reference
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from asyncinfer.params import SamplingParams
-from asyncinfer.sampling import reference
 
 VOCAB = 97
 NUMBERS = np.random.default_rng(11)

@@ -58,7 +58,7 @@ def test_requests_join_and_leave_between_steps(make: Make, greedy: Greedy) -> No
     assert sim.plan is not None
     assert sim.plan.leaves == [0]
     assert sim.plan.joins[0].slot == 0
-    assert sim.scheduler.tenant(0) is c.request
+    assert sim.scheduler.sequence_at(0) is c.sequence
     sim.drain()
     assert b.ended == c.ended == "length"
 
@@ -143,8 +143,18 @@ def test_the_counters_add_up(make: Make, greedy: Greedy) -> None:
     sim.drain()
     sim.submit(range(1, 11), greedy(4))
     sim.drain()
-    its = sim.scheduler
-    assert its.counters == Counters(steps=8, generated_tokens=8, prompt_tokens=20, cached_tokens=8)
-    assert (its.stats().running, its.stats().waiting, its.stats().paused) == (0, 0, 0)
-    assert its.stats().blocks_total == its.stats().blocks_free + its.stats().blocks_cached == 64
-    assert its.stats().blocks_cached == 3
+    scheduler = sim.scheduler
+    assert scheduler.counters == Counters(
+        steps=8, generated_tokens=8, prompt_tokens=20, cached_tokens=8
+    )
+    assert (scheduler.stats().running, scheduler.stats().waiting, scheduler.stats().paused) == (
+        0,
+        0,
+        0,
+    )
+    assert (
+        scheduler.stats().blocks_total
+        == scheduler.stats().blocks_free + scheduler.stats().blocks_cached
+        == 64
+    )
+    assert scheduler.stats().blocks_cached == 3

@@ -44,7 +44,7 @@ def test_its_blocks_are_not_published(make: Make, greedy: Greedy) -> None:
     assert sim.scheduler.stats().blocks_cached == 2, "those of the step before"
     again = sim.submit(prompt, greedy(2))[0]
     sim.drain()
-    assert again.request.cached_tokens == 8
+    assert again.sequence.cached_tokens == 8
     assert again.ended == "length"
 
 
@@ -54,9 +54,9 @@ def test_the_reason_is_handed_on(make: Make, greedy: Greedy) -> None:
     plan = sim.scheduler.schedule(0.0)
     assert plan is not None
     sim.scheduler.update(plan, sim.runner.collect(sim.runner.launch(plan)), 0.0)
-    assert plan.advanced == []
-    [(request, error)] = plan.failed
-    assert request is track.request
+    assert plan.drawn == [None]
+    [(sequence, error)] = plan.failed
+    assert sequence is track.sequence
     assert isinstance(error, ArithmeticError)
 
 

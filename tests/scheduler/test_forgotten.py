@@ -19,7 +19,7 @@ class Owner:
 
 
 def watched(track: Track) -> weakref.ref[Owner]:
-    owner = track.request.owner = Owner()
+    owner = track.sequence.owner = Owner()
     return weakref.ref(owner)
 
 
@@ -42,7 +42,7 @@ def test_one_that_ran_and_left_the_queue(make: Make, greedy: Greedy) -> None:
     first = sim.submit(range(1, 9), greedy(2))[0]
     owner = watched(first)
     others = [sim.submit(range(9, 17), greedy(30))[0] for _ in range(3)]
-    sim.run_until(lambda: others[0].request.slot >= 0)
+    sim.run_until(lambda: others[0].sequence.slot >= 0)
     assert first.ended is not None
     sim.forget()
     del first

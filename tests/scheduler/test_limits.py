@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from asyncinfer.cache import KVGroupSpec
+from asyncinfer.cache import STATE_WINDOW, KVGroupSpec
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler import RunnerSpec, check_fits
+from asyncinfer.scheduler import RunnerSpec, check_fits, check_guided
 from asyncinfer.testing.simulation import Simulation
 
 Make = Callable[..., Simulation]
@@ -92,3 +93,23 @@ def test_the_largest_request_that_fits_runs_to_its_end(
     ]
     sim.drain()
     assert [len(track.tokens) for track in tracks] == [13 - prompt_len] * 3
+
+
+@pytest.mark.parametrize(
+    ("window", "state", "pages", "bound"),
+    [
+        (12, False, 10, "the KV of layers with a window holds one"),
+        (STATE_WINDOW, True, 6, "the pages of states hold one"),
+    ],
+)
+def test_two_sequences_in_step_need_the_pages_of_two(
+    window: int, state: bool, pages: int, bound: str
+) -> None:
+    def fits(pages: int) -> int:
+        groups = KVGroupSpec(64), KVGroupSpec(pages, window, state=state)
+        return check_guided(replace(spec(64, 64), groups=groups, guides=True), 9, 5, 20, 11)
+
+    assert fits(pages) == 20
+    with pytest.raises(InvalidRequest, match=bound) as caught:
+        fits(pages - 1)
+    assert caught.value.field == "guidance_scale"

@@ -52,14 +52,14 @@ def test_the_paused_are_the_first_victims_for_blocks(make: Make, greedy: Greedy)
     sim.step()
     sim.pause(paused)
     sim.run_until(lambda: running.ended is not None)
-    assert paused.request.preemptions == 0, "there was room beside it"
+    assert paused.sequence.preemptions == 0, "there was room beside it"
     third = sim.submit([3] * 24, greedy(1))[0]
     sim.step()
-    assert paused.request.preemptions == 1
-    assert paused.request.state is SequenceState.PAUSED
+    assert paused.sequence.preemptions == 1
+    assert paused.sequence.state is SequenceState.PAUSED
     assert third.ended == "length"
     sim.resume(paused)
-    assert paused.request.state is SequenceState.WAITING
+    assert paused.sequence.state is SequenceState.WAITING
     sim.drain()
     assert len(paused.tokens) == 8
 
@@ -72,7 +72,7 @@ def test_the_paused_are_the_first_victims_for_slots(make: Make, greedy: Greedy) 
     third = sim.submit([3], greedy(2))[0]
     sim.step()
     assert len(third.tokens) == 1
-    assert (first.request.preemptions, second.request.preemptions) == (1, 0)
+    assert (first.sequence.preemptions, second.sequence.preemptions) == (1, 0)
     sim.drain()
 
 
@@ -83,8 +83,8 @@ def test_growth_takes_from_the_paused_before_the_running(make: Make, greedy: Gre
         sim.step()
     sim.pause(paused)
     sim.run_until(lambda: sim.scheduler.counters.preemptions > 0)
-    assert paused.request.preemptions == 1
-    assert old.request.preemptions == young.request.preemptions == 0
+    assert paused.sequence.preemptions == 1
+    assert old.sequence.preemptions == young.sequence.preemptions == 0
     sim.drain()
 
 
@@ -95,7 +95,7 @@ def test_a_waiting_request_can_be_paused(make: Make, greedy: Greedy) -> None:
     sim.pause(second)
     sim.run_until(lambda: first.ended is not None)
     assert not sim.step()
-    assert second.request.slot < 0
+    assert second.sequence.slot < 0
     sim.resume(second)
     sim.drain()
     assert len(second.tokens) == 3
@@ -107,7 +107,7 @@ def test_paused_and_resumed_while_it_leaves(make: Make, greedy: Greedy) -> None:
     sim.schedule()
     for _ in range(100):
         sim.schedule()
-        if b.request.state is SequenceState.LEAVING:
+        if b.sequence.state is SequenceState.LEAVING:
             break
         sim.update()
     sim.pause(b)
@@ -116,6 +116,6 @@ def test_paused_and_resumed_while_it_leaves(make: Make, greedy: Greedy) -> None:
     assert sim.scheduler.stats().waiting == 1
     sim.pause(b)
     sim.run_until(lambda: a.ended is not None)
-    assert b.request.state is SequenceState.PAUSED
+    assert b.sequence.state is SequenceState.PAUSED
     sim.drain()
     assert len(b.tokens) == 12

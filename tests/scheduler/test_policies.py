@@ -20,35 +20,40 @@ Make = Callable[..., Simulation]
 Greedy = Callable[..., SamplingParams]
 
 
-def request(id: int, arrival: float = 0.0, **options: Any) -> Sequence:
+def sequence(id: int, arrival: float = 0.0, **options: Any) -> Sequence:
     return Sequence(id, [1], SamplingParams(), max_total=9, seed=0, arrival=arrival, **options)
 
 
-def order(policy: SchedulingPolicy, requests: list[Sequence], now: float = 0.0) -> list[int]:
+def order(policy: SchedulingPolicy, sequences: list[Sequence], now: float = 0.0) -> list[int]:
     ranking = Ranking(policy)
-    return [r.id for r in sorted(requests, key=lambda r: ranking.rank(r, now))]
+    return [r.id for r in sorted(sequences, key=lambda r: ranking.rank(r, now))]
 
 
 def test_first_come_first_served() -> None:
-    requests = [request(1, 2.0, priority=9), request(2, 1.0), request(3, 1.0, deadline=0.5)]
-    assert order(FCFS(), requests) == [2, 3, 1]
+    sequences = [sequence(1, 2.0, priority=9), sequence(2, 1.0), sequence(3, 1.0, deadline=0.5)]
+    assert order(FCFS(), sequences) == [2, 3, 1]
 
 
 def test_priority_goes_by_urgency_then_arrival() -> None:
-    requests = [request(1), request(2, priority=1), request(3, priority=1), request(4, priority=-1)]
-    assert order(Priority(), requests) == [2, 3, 1, 4]
+    sequences = [
+        sequence(1),
+        sequence(2, priority=1),
+        sequence(3, priority=1),
+        sequence(4, priority=-1),
+    ]
+    assert order(Priority(), sequences) == [2, 3, 1, 4]
 
 
 def test_waiting_long_enough_overtakes_priority() -> None:
     # fault 50
-    low = request(1, arrival=0.0, priority=0)
-    assert order(Priority(ageing=10.0), [low, request(2, 9.0, priority=1)]) == [2, 1]
-    assert order(Priority(ageing=10.0), [low, request(2, 11.0, priority=1)]) == [1, 2]
+    low = sequence(1, arrival=0.0, priority=0)
+    assert order(Priority(ageing=10.0), [low, sequence(2, 9.0, priority=1)]) == [2, 1]
+    assert order(Priority(ageing=10.0), [low, sequence(2, 11.0, priority=1)]) == [1, 2]
 
 
 def test_the_earliest_deadline_goes_first_and_none_is_due_after_patience() -> None:
-    requests = [request(1), request(2, deadline=70.0), request(3, deadline=5.0)]
-    assert order(Deadline(patience=60.0), requests) == [3, 1, 2]
+    sequences = [sequence(1), sequence(2, deadline=70.0), sequence(3, deadline=5.0)]
+    assert order(Deadline(patience=60.0), sequences) == [3, 1, 2]
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan])
@@ -197,7 +202,7 @@ def test_a_slow_policy_is_replaced_and_reported_once(seconds: float, calls: int)
     ranking = Ranking(policy, faults.append, lambda: policy.now, "plugin 'mine'")
     queue = WaitingQueue(ranking)
     for id in range(2000):
-        queue.push(request(id, arrival=float(id)), 0.0)
+        queue.push(sequence(id, arrival=float(id)), 0.0)
     assert policy.calls == calls
     first = queue.peek(0.0)
     assert first is not None
@@ -212,10 +217,10 @@ def test_a_slow_call_now_and_then_is_forgiven() -> None:
     # Two of them in a row would be too much.
     for id in range(4):
         policy.seconds = 0.9
-        ranking.rank(request(id), 0.0)
+        ranking.rank(sequence(id), 0.0)
         policy.seconds = 0.0
         for _ in range(10_000):
-            ranking.rank(request(id), 0.0)
+            ranking.rank(sequence(id), 0.0)
     assert not ranking.broken
 
 
@@ -224,7 +229,7 @@ def test_a_policy_that_breaks_late_leaves_a_usable_order() -> None:
     faults: list[Exception] = []
     queue = WaitingQueue(Ranking(Broken(lambda: next(answers)), faults.append))
     for id in (1, 2, 3):
-        queue.push(request(id, arrival=float(id)), 0.0)
+        queue.push(sequence(id, arrival=float(id)), 0.0)
     assert len(faults) == 1
     first = queue.peek(0.0)
     assert first is not None
@@ -245,7 +250,7 @@ class Flipping:
 def test_ranks_that_change_with_time_are_refreshed() -> None:
     queue = WaitingQueue(Ranking(Flipping()))
     for id in range(3):
-        queue.push(request(id, arrival=float(id)), 0.0)
+        queue.push(sequence(id, arrival=float(id)), 0.0)
     first = queue.peek(0.0)
     assert first is not None
     assert first.id == 0
@@ -262,7 +267,7 @@ def test_two_thousand_waiting_requests_cost_a_step_nothing(make: Make, greedy: G
     sim.step(dt=0.0)
     scheduler = sim.scheduler
     for id in range(100, 2100):
-        scheduler.add(request(id))
+        scheduler.add(sequence(id))
     plan = scheduler.schedule(sim.now)
     assert plan is not None
     scheduler.update(plan, sim.runner.collect(sim.runner.launch(plan)), sim.now)
@@ -276,10 +281,10 @@ def test_two_thousand_waiting_requests_cost_a_step_nothing(make: Make, greedy: G
 
 def test_the_queue_forgets_what_was_removed() -> None:
     queue = WaitingQueue(Ranking(FCFS()))
-    requests = [request(id) for id in range(1000)]
-    for r in requests:
+    sequences = [sequence(id) for id in range(1000)]
+    for r in sequences:
         queue.push(r, 0.0)
-    for r in requests[:990]:
+    for r in sequences[:990]:
         queue.remove(r)
     assert len(queue) == 10
     assert queue.entries <= 2 * 10 + 64

@@ -24,7 +24,7 @@ def test_preempted_requests_give_the_same_tokens(
     sim.drain()
     assert sim.scheduler.counters.preemptions > 0
     assert all(len(track.tokens) == 40 for track in tracks)
-    assert tracks[0].request.preemptions == 0
+    assert tracks[0].sequence.preemptions == 0
 
 
 def test_the_worst_ranked_goes_first(make: Make, greedy: Greedy) -> None:
@@ -35,8 +35,8 @@ def test_the_worst_ranked_goes_first(make: Make, greedy: Greedy) -> None:
     )
     sim.run_until(lambda: sim.scheduler.counters.preemptions > 0)
     # The lowest priority is also the oldest running request, which is never a victim.
-    assert mid.request.preemptions == 1
-    assert low.request.preemptions == high.request.preemptions == 0
+    assert mid.sequence.preemptions == 1
+    assert low.sequence.preemptions == high.sequence.preemptions == 0
     sim.drain()
 
 
@@ -63,7 +63,7 @@ def test_no_preemption_storm(make: Make, greedy: Greedy, depth: int) -> None:
     assert all(len(track.tokens) == 40 for track in tracks)
     assert 0 < sim.scheduler.counters.preemptions <= 2 * len(tracks)
     assert sim.computed_tokens < 2 * useful
-    assert max(track.request.preemptions for track in tracks) <= 4
+    assert max(track.sequence.preemptions for track in tracks) <= 4
 
 
 def test_a_preempted_request_finds_its_own_prefix(make: Make, greedy: Greedy) -> None:
@@ -71,9 +71,9 @@ def test_a_preempted_request_finds_its_own_prefix(make: Make, greedy: Greedy) ->
     a = sim.submit(range(1, 13), greedy(16))[0]
     b = sim.submit(range(31, 43), greedy(16))[0]
     sim.drain()
-    assert b.request.preemptions == 1
+    assert b.sequence.preemptions == 1
     assert a.tokens + b.tokens
-    without_hits = 2 * (12 + 15) + len(b.request.tokens) - 1
+    without_hits = 2 * (12 + 15) + len(b.sequence.tokens) - 1
     assert sim.computed_tokens < without_hits
 
 
@@ -84,18 +84,18 @@ def test_one_in_flight_leaves_when_its_step_is_committed(make: Make, greedy: Gre
     sim.schedule()
     for _ in range(20):
         sim.schedule()
-        if b.request.preemptions:
+        if b.sequence.preemptions:
             break
         sim.update()
-    assert b.request.state is SequenceState.LEAVING
+    assert b.sequence.state is SequenceState.LEAVING
     assert sim.scheduler.stats().waiting == 1
-    drawn, blocks = len(b.tokens), list(b.request.tables[0].pages)
+    drawn, blocks = len(b.tokens), list(b.sequence.tables[0].pages)
     assert blocks, "the step in flight uses them"
     sim.update()
-    assert b.request.state is SequenceState.WAITING
+    assert b.sequence.state is SequenceState.WAITING
     assert len(b.tokens) == drawn + 1, "what was in flight is not lost"
     assert sim.scheduler.stats().blocks_free >= len(blocks)
-    assert a.request.preemptions == 0
+    assert a.sequence.preemptions == 0
     sim.drain()
 
 

@@ -22,7 +22,7 @@ def test_a_full_hit_leaves_one_token_to_compute(make: Make, greedy: Greedy) -> N
     sim.drain()
     again = sim.submit(range(1, 17), greedy(1))[0]
     sim.drain()
-    assert again.request.cached_tokens == 12
+    assert again.sequence.cached_tokens == 12
     assert sim.computed_tokens == 16 + 4
 
 
@@ -45,9 +45,9 @@ def test_a_prefix_being_computed_is_waited_for(make: Make, greedy: Greedy, depth
     sim.drain()
     # One step at a time, the leader takes the whole budget until its prefix is there.
     assert sim.scheduler.counters.shared == (5 if depth == 2 else 0)
-    assert [track.request.cached_tokens for track in followers] == [40] * 5
+    assert [track.sequence.cached_tokens for track in followers] == [40] * 5
     assert sim.computed_tokens == 41 + 1 + 5 * 2
-    assert first.request.cached_tokens == 0
+    assert first.sequence.cached_tokens == 0
 
 
 def test_two_that_arrive_together_compute_their_prefix_once(make: Make, greedy: Greedy) -> None:
@@ -72,8 +72,8 @@ def test_followers_do_not_block_others(make: Make, greedy: Greedy) -> None:
     follower = sim.submit([*prefix, 60], greedy(2))[0]
     other = sim.submit([99], greedy(2))[0]
     sim.schedule()
-    assert follower.request.following is leader.request
-    assert other.request.state is SequenceState.RUNNING
+    assert follower.sequence.following is leader.sequence
+    assert other.sequence.state is SequenceState.RUNNING
     assert (sim.scheduler.stats().running, sim.scheduler.stats().waiting) == (2, 1)
     sim.drain()
 
@@ -85,7 +85,7 @@ def test_followers_go_on_when_their_leader_does_not(make: Make, greedy: Greedy, 
     sim.schedule()
     assert sim.scheduler.counters.shared == 2
     if fate == "preempt":
-        sim.scheduler.states.preempt(leader.request)
+        sim.scheduler.states.preempt(leader.sequence)
     else:
         getattr(sim, fate)(leader)
     sim.run_until(lambda: all(track.ended for track in followers))
@@ -110,17 +110,17 @@ def test_a_wait_ends_with_the_part_that_is_shared() -> None:
     following = InflightPrefixes(block_size=4)
     cache = PrefixCache(4)
 
-    def request(id: int, tokens: list[int]) -> Sequence:
+    def sequence(id: int, tokens: list[int]) -> Sequence:
         keys = cache.keys(tokens)
         params = SamplingParams()
         return Sequence(id, tokens, params, max_total=99, seed=0, arrival=0.0, keys=keys)
 
     prompt = list(range(1, 25))
-    leader = request(1, prompt)
+    leader = sequence(1, prompt)
     following.lead(leader)
-    near, far = request(2, [*prompt[:9], 99]), request(3, prompt)
-    assert following.ahead(request(4, [99] * 9), 0, 8) is None
-    assert following.ahead(request(5, prompt[:4]), 0, 3) is None, "its last token is its own"
+    near, far = sequence(2, [*prompt[:9], 99]), sequence(3, prompt)
+    assert following.ahead(sequence(4, [99] * 9), 0, 8) is None
+    assert following.ahead(sequence(5, prompt[:4]), 0, 3) is None, "its last token is its own"
     assert following.ahead(near, 0, 9) == (leader, 8)
     assert following.ahead(far, 0, 23) == (leader, 20)
     following.follow(near, leader, 8)
@@ -128,7 +128,7 @@ def test_a_wait_ends_with_the_part_that_is_shared() -> None:
     leader.published, leader.committed = 1, 7
     following.lead(leader)
     assert following.advance(leader) == []
-    assert following.ahead(request(6, prompt), 1, 23) == (leader, 20)
+    assert following.ahead(sequence(6, prompt), 1, 23) == (leader, 20)
     leader.published, leader.committed = 2, 11
     assert following.advance(leader) == [near]
     assert near.following is None
@@ -194,11 +194,11 @@ def test_prompt_logprobs_come_once_each_in_spite_of_hits_and_preemptions(
     sim.step()
     sim.step()
     assert 0 < len(track.scored) < 19
-    sim.scheduler.states.preempt(track.request)
+    sim.scheduler.states.preempt(track.sequence)
     sim.drain()
     assert track.scored == list(range(1, 20))
-    assert track.request.preemptions == 1
-    assert track.request.cached_tokens == 0
+    assert track.sequence.preemptions == 1
+    assert track.sequence.cached_tokens == 0
 
 
 def test_only_the_first_answer_reports_prompt_logprobs(make: Make, greedy: Greedy) -> None:
@@ -212,11 +212,11 @@ def test_answers_share_the_prompt_until_they_draw(make: Make, greedy: Greedy) ->
     sim = make(budget=8, slots=2, context=128)
     prompt = list(range(1, 25))
     tracks = sim.submit(prompt, greedy(4, n=4))
-    requests = [track.request for track in tracks]
-    assert all(request.tokens is prompt for request in requests)
+    sequences = [track.sequence for track in tracks]
+    assert all(sequence.tokens is prompt for sequence in sequences)
     sim.run_until(lambda: len(tracks[0].tokens) == 1)
-    assert requests[0].tokens == [*prompt, *tracks[0].tokens]
-    assert all(request.tokens is prompt for request in requests[2:])
+    assert sequences[0].tokens == [*prompt, *tracks[0].tokens]
+    assert all(sequence.tokens is prompt for sequence in sequences[2:])
     assert len(prompt) == 24
     sim.drain()
     assert len(prompt) == 24
@@ -227,7 +227,7 @@ def test_a_prompt_paused_before_its_last_token_stays_as_it_was(make: Make, greed
     prompt = list(range(1, 10))
     tracks = sim.submit(prompt, greedy(4, n=2))
     sim.step()
-    assert tracks[0].request.computed == 8
+    assert tracks[0].sequence.computed == 8
     sim.pause(tracks[0])
     sim.resume(tracks[0])
     sim.drain()

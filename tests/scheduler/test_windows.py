@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from asyncinfer.cache import KVGroupSpec
 from asyncinfer.params import SamplingParams
+from asyncinfer.scheduler import Sequence
 from asyncinfer.testing.simulation import Simulation
 
 Greedy = Callable[..., SamplingParams]
@@ -14,7 +16,7 @@ PROMPT = [1 + (7 * i) % 98 for i in range(100)]
 
 
 def held(sim: Simulation, tracks: list[Any]) -> list[int]:
-    tables = [track.request.tables for track in tracks]
+    tables = [track.sequence.tables for track in tracks]
     return [table[1].held for table in tables if table]
 
 
@@ -56,7 +58,7 @@ def test_a_shared_prefix_longer_than_the_window_still_hits(
     sim.run_until(lambda: not sim.live())
     (track,) = sim.submit([*PROMPT, 9], greedy(8))
     sim.run_until(lambda: not sim.live())
-    assert track.request.cached_tokens == 100
+    assert track.sequence.cached_tokens == 100
     assert sim.scheduler.stats().window_pages_free + sim.scheduler.stats().window_pages_cached == 64
     sim.drain()
 
@@ -72,10 +74,10 @@ def test_a_prefix_whose_pages_went_is_computed_again_and_then_hits(
         sim.run_until(lambda: not sim.live())
     (again,) = sim.submit([*PROMPT, 9], greedy(1))
     sim.run_until(lambda: not sim.live())
-    assert again.request.cached_tokens < 100
+    assert again.sequence.cached_tokens < 100
     (third,) = sim.submit([*PROMPT, 8], greedy(1))
     sim.run_until(lambda: not sim.live())
-    assert third.request.cached_tokens == 100
+    assert third.sequence.cached_tokens == 100
     sim.drain()
 
 
@@ -89,7 +91,7 @@ def test_pages_that_are_passed_by_do_not_drive_out_those_that_are_asked_for(
         prompt = [*PROMPT, 5] if not first else [first, *PROMPT, 5]
         (track,) = sim.submit(prompt, greedy(20))
         sim.run_until(lambda: not sim.live())
-        hits.append(track.request.cached_tokens)
+        hits.append(track.sequence.cached_tokens)
     assert hits == [0, 100, 0, 0, 100]
     sim.drain()
 
@@ -123,7 +125,7 @@ def test_two_windows_in_one_model(make: Callable[..., Simulation], greedy: Greed
     while sim.live():
         sim.step()
         for track in first:
-            held = [table.held for table in track.request.tables[1:]] or [0, 0]
+            held = [table.held for table in track.sequence.tables[1:]] or [0, 0]
             most = [max(pair) for pair in zip(most, held, strict=True)]
     # The blocks of a window, and four of a chunk of 16 tokens.
     assert most[0] <= 3 + 4
@@ -131,7 +133,7 @@ def test_two_windows_in_one_model(make: Callable[..., Simulation], greedy: Greed
     assert sim.scheduler.counters.forks == 1
     (again,) = sim.submit([*PROMPT[:96], 9], greedy(40))
     sim.run_until(lambda: not sim.live())
-    assert again.request.cached_tokens == 96
+    assert again.sequence.cached_tokens == 96
     sim.drain()
 
 
@@ -145,4 +147,22 @@ def test_a_group_that_is_full_holds_up_all(make: Callable[..., Simulation], gree
         sim.step()
         together = max(together, sim.scheduler.stats().running)
     assert together == 1
+    sim.drain()
+
+
+def test_a_guided_pair_goes_on_in_the_pages_there_are(
+    make: Callable[..., Simulation], greedy: Greedy
+) -> None:
+    # Both prompts have room in one step, and 24 of their 49 pages in the windows' group.
+    sim = make(blocks=64, context=200, budget=192, windows=[KVGroupSpec(24, window=12)])
+    of = partial(Sequence, seed=0, arrival=0.0)
+    guide = of(1, PROMPT[4:], greedy(), max_total=104)
+    sequence = of(0, PROMPT, greedy(guidance_scale=2.0), max_total=108, guide=guide)
+    sim.scheduler.add(sequence)
+    while sim.scheduler.has_work:
+        step = sim.scheduler.schedule(0.0)
+        assert step is not None
+        sim.scheduler.update(step, sim.runner.collect(sim.runner.launch(step)), 0.0)
+    assert len(sequence.answer) == 8
+    assert guide.answer == sequence.answer[:-1]
     sim.drain()

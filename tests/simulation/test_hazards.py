@@ -10,58 +10,66 @@ from typing import Any
 
 import pytest
 
-from asyncinfer.engine import intake
+from asyncinfer.engine import closing, preparer, requests
+from asyncinfer.engine.adapter_registry import AdapterRegistry, AdapterUse
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.deadlines import Deadlines
 from asyncinfer.engine.frontend import Frontend
 from asyncinfer.engine.inbox import Command
 from asyncinfer.engine.intake import Intake
-from asyncinfer.engine.job import Job, Phase
 from asyncinfer.engine.prompt_workers import PromptWorkers
+from asyncinfer.engine.request import Phase, Request
 from asyncinfer.engine.stream_buffer import StreamBuffer
 from asyncinfer.engine.thread import DecodeThread
 from asyncinfer.engine.watchdog import Watchdog
+from asyncinfer.errors import Overloaded
+from asyncinfer.grammar import GrammarCompiler, Matcher
+from asyncinfer.sampling import PluginSamplers
+from asyncinfer.sampling.guarded_sampler import GuardedSampler
+from asyncinfer.scheduler.planner import StepBudget
 from asyncinfer.scheduler.queue import WaitingQueue
 from asyncinfer.scheduler.scheduler import Scheduler
-from asyncinfer.scheduler.step_budget import StepBudget
+from asyncinfer.scheduler.sequence_states import SequenceStates
+from asyncinfer.scheduler.slot_allocator import SlotAllocator
+from asyncinfer.telemetry.observers import Observers
 from asyncinfer.testing import simulate
 from asyncinfer.testing.simulator.model import SimulatedModel
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Plant:
-    return lambda patch: patch.setattr(owner, name, function)
+def replaced(owner: Any, name: str, value: Any) -> Plant:
+    return lambda patch: patch.setattr(owner, name, value)
 
 
 def inbox_forgotten(patch: pytest.MonkeyPatch) -> None:
     close = Admission.close
 
-    def taken_only(self: Admission, error: Any) -> list[Job]:
-        return [job for job in close(self, error) if job.phase is Phase.TAKEN]
+    def taken_only(self: Admission, error: Any) -> list[Request]:
+        return [request for request in close(self, error) if request.phase is Phase.TAKEN]
 
     patch.setattr(Admission, "close", taken_only)
 
 
 def prepared_for_nobody(patch: pytest.MonkeyPatch) -> None:
-    def regardless(self: Intake, job: Job, *args: Any) -> None:
+    def regardless(self: Intake, request: Request, *args: Any) -> None:
         try:
-            self.prepare(job, *args)
+            self._preparer.prepare(request, *args)
         except BaseException:
-            self._admission.refuse(job)
+            self._admission.refuse(request)
             raise
-        if self._admission.advance(job, Phase.QUEUED):
-            self._core.post(Command.SUBMIT, job)
+        if self._admission.advance(request, Phase.QUEUED):
+            self._core.post(Command.SUBMIT, request)
         else:
-            self._drop(job)
+            self._drop(request)
 
     patch.setattr(PromptWorkers, "drop", lambda self, task: False)
     patch.setattr(Intake, "prepare_here", regardless)
-    patch.setattr(intake, "_go_on", lambda job: None)
+    patch.setattr(preparer, "_raise_if_ended", lambda request: None)
 
 
 def stalled_while_reading(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Job, "unread_since", lambda self, now: self.paused_at)
+    patch.setattr(Request, "unread_since", lambda self, now: self.paused_at)
 
 
 def coalesced_lost(patch: pytest.MonkeyPatch) -> None:
@@ -76,7 +84,7 @@ def coalesced_lost(patch: pytest.MonkeyPatch) -> None:
 
 
 def thread_kept_that_never_ran(patch: pytest.MonkeyPatch) -> None:
-    start = PromptWorkers._start
+    start = PromptWorkers.start
 
     def careless(self: Any) -> None:
         try:
@@ -84,7 +92,7 @@ def thread_kept_that_never_ran(patch: pytest.MonkeyPatch) -> None:
         except Exception:
             self._threads += [None, None]
 
-    patch.setattr(PromptWorkers, "_start", careless)
+    patch.setattr(PromptWorkers, "start", careless)
 
 
 def removed_but_held(patch: pytest.MonkeyPatch) -> None:
@@ -102,8 +110,8 @@ def removed_but_held(patch: pytest.MonkeyPatch) -> None:
 def bytes_kept(patch: pytest.MonkeyPatch) -> None:
     leave = Admission.leave
 
-    def keeping(self: Admission, job: Job) -> None:
-        leave(self, job)
+    def keeping(self: Admission, request: Request) -> None:
+        leave(self, request)
         self.held_bytes += 1
 
     patch.setattr(Admission, "leave", keeping)
@@ -120,7 +128,7 @@ def close_goes_on_though_cancelled(patch: pytest.MonkeyPatch) -> None:
 
 
 def only_steps_are_watched(patch: pytest.MonkeyPatch) -> None:
-    hangs, gate = Watchdog._hangs, SimulatedModel._gate
+    hangs, gate = Watchdog.hangs, SimulatedModel.gate
     steps: list[int] = []
 
     def in_step(self: SimulatedModel, *args: Any) -> None:
@@ -136,8 +144,81 @@ def only_steps_are_watched(patch: pytest.MonkeyPatch) -> None:
         self._looked, self._turn = now, None
         return False
 
-    patch.setattr(SimulatedModel, "_gate", in_step)
-    patch.setattr(Watchdog, "_hangs", looking)
+    patch.setattr(SimulatedModel, "gate", in_step)
+    patch.setattr(Watchdog, "hangs", looking)
+
+
+def dropped_but_counted(patch: pytest.MonkeyPatch) -> None:
+    tell = StreamBuffer.tell
+
+    def counting(self: StreamBuffer, news: Any) -> None:
+        first = self.outcome is None
+        tell(self, news)
+        if first:
+            self.outcome = news
+
+    patch.setattr(StreamBuffer, "tell", counting)
+
+
+def refused_twice(patch: pytest.MonkeyPatch) -> None:
+    charge = Admission.charge
+
+    def twice(self: Admission, *args: Any) -> None:
+        try:
+            charge(self, *args)
+        except Overloaded:
+            self.refused += 1
+            raise
+
+    patch.setattr(Admission, "charge", twice)
+
+
+def a_hang_told_on_threads_only(patch: pytest.MonkeyPatch) -> None:
+    abandon = Observers.abandon
+
+    def to_threads(self: Observers, *args: Any) -> None:
+        receivers, direct = self._receivers, self._direct
+        self._receivers, self._direct = [*self._threads], []
+        abandon(self, *args)
+        self._receivers, self._direct = receivers, direct
+
+    patch.setattr(Observers, "abandon", to_threads)
+
+
+def freed_in_use(patch: pytest.MonkeyPatch) -> None:
+    def at_once(self: AdapterRegistry, use: AdapterUse) -> None:
+        if use.retired and self.pool is not None:
+            self.pool.release(use.loaded)
+
+    patch.setattr(AdapterRegistry, "_free_if_idle", at_once)
+
+
+def keyed_by_name(patch: pytest.MonkeyPatch) -> None:
+    made = AdapterUse.__init__
+
+    def named(self: AdapterUse, registry: AdapterRegistry, name: str, *rest: Any) -> None:
+        made(self, registry, name, *rest)
+        self.key = name
+
+    patch.setattr(AdapterUse, "__init__", named)
+
+
+def shared_matcher(patch: pytest.MonkeyPatch) -> None:
+    made = GrammarCompiler.matchers
+
+    def one(self: GrammarCompiler, form: Any, count: int, *rest: Any) -> list[Matcher]:
+        return made(self, form, 1, *rest) * count
+
+    patch.setattr(GrammarCompiler, "matchers", one)
+
+
+def state_lost(patch: pytest.MonkeyPatch) -> None:
+    leave = GuardedSampler.leave
+
+    def forgetting(self: GuardedSampler, slot: int) -> None:
+        leave(self, slot)
+
+    patch.setattr(GuardedSampler, "leave", forgetting)
 
 
 #: The first life's seed, the steps within which one of them fails, how, and the hazard.
@@ -153,13 +234,13 @@ HAZARDS: dict[str, tuple[int, int, str | tuple[str, ...], Plant]] = {
         0,
         1000,
         ("I9", "I13", "drain: a deadline"),
-        replaced(Deadlines, "discard", lambda self, job: None),
+        replaced(Deadlines, "discard", lambda self, request: None),
     ),
     "a deadline waits for the step": (
         0,
         2000,
         "liveness",
-        replaced(Watchdog, "_end", lambda self, jobs, now: None),
+        replaced(Watchdog, "_end", lambda self, requests, now: None),
     ),
     "a close while opening is dropped": (
         0,
@@ -169,7 +250,12 @@ HAZARDS: dict[str, tuple[int, int, str | tuple[str, ...], Plant]] = {
     ),
     "a consumer that reads steadily is stalled": (50, 4000, "end: ", stalled_while_reading),
     "what was coalesced is lost at an error": (0, 4000, "I7", coalesced_lost),
-    "a thread that cannot start is kept": (70, 6000, "liveness", thread_kept_that_never_ran),
+    "a thread that cannot start is kept": (
+        0,
+        6000,
+        ("liveness", "end: a close raised"),
+        thread_kept_that_never_ran,
+    ),
     "what left the queue is held": (0, 1000, "I13", removed_but_held),
     "steps stay small after a lack of room": (
         20,
@@ -184,7 +270,7 @@ HAZARDS: dict[str, tuple[int, int, str | tuple[str, ...], Plant]] = {
         only_steps_are_watched,
     ),
     "a close goes on though it is cancelled": (
-        0,
+        165,
         4000,
         "liveness",
         close_goes_on_though_cancelled,
@@ -195,11 +281,65 @@ HAZARDS: dict[str, tuple[int, int, str | tuple[str, ...], Plant]] = {
         "drain",
         bytes_kept,
     ),
+    "rows of a small step are always the same": (
+        40,
+        4000,
+        "I9",
+        replaced(SequenceStates, "rotate", lambda self, rows: None),
+    ),
+    "a close waits for as long as a step may take": (
+        490,
+        6000,
+        "liveness: a close",
+        replaced(closing, "CLOSE_GRACE", 1e9),
+    ),
+    "a refusal while a prompt is prepared counts twice": (85, 4000, "stats", refused_twice),
+    "usage counts tokens that were dropped": (950, 4000, "I7", dropped_but_counted),
+    "observers hear of an end twice": (
+        208,
+        1000,
+        "observer",
+        replaced(Admission, "claim_report", lambda self, request: True),
+    ),
+    "observers on the decode thread do not hear of its hang": (
+        37,
+        1000,
+        "observer",
+        a_hang_told_on_threads_only,
+    ),
     "a request that ended after a retraction is held": (
-        0,
+        80,
         4000,
         "I13",
         replaced(Scheduler, "_forget_ended", lambda self: None),
+    ),
+    "an adapter is given away under its requests": (65, 6000, "end: ", freed_in_use),
+    "an adapter has the prefixes of the one before it": (0, 4000, "end: ", keyed_by_name),
+    "a load of an adapter outlives the engine": (
+        0,
+        4000,
+        ("liveness: a load", "AssertionError"),
+        replaced(AdapterRegistry, "refuse_loads", lambda self, error: None),
+    ),
+    "answers share what has come of their format": (35, 4000, ("I7", "end"), shared_matcher),
+    "the runner is not told of tokens that must follow": (
+        100,
+        4000,
+        "end: ",
+        replaced(SlotAllocator, "force", lambda self, sequence, tokens: None),
+    ),
+    "a sampler begins anew after a preemption": (200, 2000, ("I7", "end"), state_lost),
+    "a step without room leaves samplers changed": (
+        232,
+        2000,
+        ("I7", "end"),
+        replaced(PluginSamplers, "roll_back", PluginSamplers.commit),
+    ),
+    "the error of a request keeps those of its step": (
+        260,
+        2000,
+        "I13",
+        replaced(requests, "_drop_frames", lambda error: None),
     ),
 }
 

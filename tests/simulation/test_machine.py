@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from fuzzing import FACTOR
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -135,16 +136,16 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-def test_machine() -> None:
+def test_fuzz_machine() -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(
-            max_examples=2000,
+            max_examples=500 * FACTOR,
             stateful_step_count=20,
             deadline=None,
-            derandomize=True,
+            derandomize=FACTOR == 1,
             database=None,
             suppress_health_check=list(HealthCheck),
         ),

@@ -54,7 +54,7 @@ assert config == structlog.get_config() and not structlog.is_configured()
 assert logging.getLogger("asyncinfer").level == logging.NOTSET
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -134,6 +134,6 @@ emit("request_failed", request_id="r", error="e")
 assert {name.partition(".")[0] for name in {*sys.modules} - before} <= {"asyncinfer"}
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False
     )
     assert (done.returncode, done.stderr) == (0, "request_failed request_id='r' error='e'\n")

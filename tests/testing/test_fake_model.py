@@ -194,7 +194,7 @@ BAD_PLANS = {
     "a repeated token": Step(1, [0], [5], [1], [0]),
     "an unknown token": Step(1, [0], [6], [2], [1]),
     "a draw in the middle": Step(1, [0], [6], [1], [2]),
-    "no tenant": Step(1, [1], [0], [1], [1]),
+    "an empty slot": Step(1, [1], [0], [1], [1]),
     "a slot twice": Step(1, [0, 0], [6, 6], [1, 1], [1, 1]),
     "a gap in the table": Step(1, [0], [6], [1], [1], groups=[PageChanges(grown=[(0, 3, 5)])]),
     "an entry twice": Step(1, [0], [6], [1], [1], groups=[PageChanges(grown=[(0, 1, 5)])]),

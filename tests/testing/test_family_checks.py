@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from models.families import SMALL
-from models.outside_families import GLM, Cohere, Nemotron, OLMo
+from models.outside_families import GLM, Cohere, OLMo
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from asyncinfer.models import Family, JsonReader, ModelConfig, RopeConfig
 from asyncinfer.models.mistral import Mistral
+from asyncinfer.models.nemotron import Nemotron
 from asyncinfer.testing import RuleError, check_family
 
 
@@ -208,7 +209,7 @@ def test_a_family_that_hangs() -> None:
         go_on.set()
         for thread in threading.enumerate():
             if thread.name == "asyncinfer-call":
-                thread.join(60)
+                thread.join(120)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,17 @@ from asyncinfer.plugins import cache_policies
 from asyncinfer.protocols import CachedBlock
 from asyncinfer.testing import RuleError, check_cache_policy
 
-SHIPPED = ("arc", "cost-aware", "lfu", "lru", "prefix-lhd", "s3-fifo", "tail-first", "ttl")
+SHIPPED = (
+    "arc",
+    "conversations",
+    "cost-aware",
+    "lfu",
+    "lru",
+    "prefix-lhd",
+    "s3-fifo",
+    "tail-first",
+    "ttl",
+)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -302,7 +312,7 @@ def stuck_in_here() -> None:
 def test_a_policy_that_hangs_is_named_and_shown(policy: type) -> None:
     says = rf"^returns: (reused|victims)\(\) of cache policy {policy.__name__} did not return"
     with pytest.raises(RuleError, match=says) as caught:
-        check_cache_policy(policy, patience=0.5)
+        check_cache_policy(policy, patience=1.0)
     assert "in stuck_in_here" in str(caught.value)
 
 
@@ -336,6 +346,7 @@ def test_the_smallest_case_is_shown() -> None:
         check_cache_policy(KeepsReused, growth=False)
     lines = str(caught.value).splitlines()
     assert "in a pool of 8 blocks" in lines[1]
-    # Cached, and again in use: not a move more.
+    # Cached, again in use and asked for, in one of the two orders that do it: not a move more.
     assert len(lines) == 6
-    assert lines[2] == "  1. serve [0] in scope ''"
+    kinds = [line.split()[1] for line in lines[2:5]]
+    assert kinds in (["serve", "open", "ask"], ["ask", "open", "serve"])

@@ -80,24 +80,38 @@ def byte_level(pair: tuple[list[str], list[tuple[str, str]]], pre: str) -> dict[
     return metadata(pair[0], model="gpt2", pre=pre, merges=merges)
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "llama-bpe", "smollm"])
+#: The cuts in published `tokenizer.json` files.
+PUBLISHED_CUTS = {
+    "deepseek-v3": [
+        r"\p{N}{1,3}",
+        "[一-龥぀-ゟ゠-ヿ]+",
+        "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+        "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+    ],
+    "llama-bpe": [TikTokenConverter(vocab_file="-").pattern],
+    "seed-coder": [
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ],
+}
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "smollm", *PUBLISHED_CUTS])
 def test_byte_level(pre: str, bytewise: tuple[list[str], list[tuple[str, str]]]) -> None:
     tokens, merges = bytewise
     vocabulary = {token: index for index, token in enumerate(tokens)}
     plain = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": None}
     if pre == "gpt-2":
-        right = GPT2Tokenizer(vocab=vocabulary, merges=merges, **plain)._tokenizer
+        right = GPT2Tokenizer(vocab=vocabulary, merges=merges, **plain).backend_tokenizer
     elif pre == "qwen2":
-        right = Qwen2Tokenizer(vocab=vocabulary, merges=merges, **plain)._tokenizer
+        right = Qwen2Tokenizer(vocab=vocabulary, merges=merges, **plain).backend_tokenizer
     else:
         right = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre == "llama-bpe"))
         last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre == "smollm")
-        if pre == "smollm":
-            first: Any = pre_tokenizers.Digits(individual_digits=True)
-        else:
-            pattern = TikTokenConverter(vocab_file="-").pattern
-            first = pre_tokenizers.Split(Regex(pattern), "isolated")
-        right.pre_tokenizer = pre_tokenizers.Sequence([first, last])
+        cuts: list[Any] = [pre_tokenizers.Digits(individual_digits=True)]
+        if pre != "smollm":
+            cuts = [pre_tokenizers.Split(Regex(one), "isolated") for one in PUBLISHED_CUTS[pre]]
+        right.pre_tokenizer = pre_tokenizers.Sequence([*cuts, last])
         right.decoder = decoders.ByteLevel()
     ours = gguf_tokenizer({**byte_level(bytewise, pre)}, "a.gguf")
     first = [ours.bos_id] if pre == "llama-bpe" else []
@@ -152,7 +166,10 @@ BAD: dict[str, tuple[Mapping[str, Any], str]] = {
     "no tokens": ({"tokens": None}, "tokens=None: must be a list of strings"),
     "tokens of numbers": ({"tokens": [1, 2]}, "tokens=[1, 2]: must be a list of strings"),
     "a model unheard of": ({"model": "rwkv"}, "model='rwkv': must be gpt2 or llama"),
-    "a cut unheard of": ({"pre": "klingon"}, "pre='klingon': must be one of codeshell, "),
+    "a cut unheard of": (
+        {"pre": "klingon"},
+        "pre='klingon': must be one of chatglm-bpe, codeshell, ",
+    ),
     "no merges": ({"merges": None}, "merges=None: must be a list of strings"),
     "half a merge": ({"merges": ["a"]}, "entry 0 is no pair"),
     "a merge of strangers": ({"merges": ["klingon words"]}, "do not fit the tokens"),

@@ -200,7 +200,7 @@ assert os.waitpid(child, 0)[1] == 0
 assert dict(os.environ) == before
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

@@ -6,10 +6,12 @@ import contextlib
 import hashlib
 import json
 import socket
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
 from threading import Thread
 from typing import Any
+
+from weights.http_server import served
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -17,7 +19,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 class Hub:
     """`files` of `repository`, at one commit, which `branches` name too. `fetched` tells what was
     downloaded, `asked` all that was asked for. With a `token` it is a private repository: nobody
-    without it is told that it is there."""
+    without it is told that it is there. A file is sent in parts of 1,000 bytes, each after a call
+    of `part` with its name."""
 
     def __init__(
         self,
@@ -26,39 +29,23 @@ class Hub:
         *,
         token: str | None = None,
         branches: tuple[str, ...] = ("main",),
+        part: Callable[[str], object] = lambda name: None,
     ) -> None:
         self.repository = repository
         self.token = token
         self.branches = branches
+        self.part = part
         self.files = files
         self.fetched: list[str] = []
         self.asked: list[str] = []
+        self.sent = 0
         self.url = ""
 
     @contextlib.contextmanager
     def serve(self) -> Iterator[Hub]:
-        hub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                hub._answer(self)
-
-            def do_HEAD(self) -> None:
-                hub._answer(self)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{server.server_port}"
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
+        with served(self._answer) as place:
+            self.url = f"http://{place}"
             yield self
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
 
     def _answer(self, request: BaseHTTPRequestHandler) -> None:
         path = request.path.split("?")[0]
@@ -80,13 +67,18 @@ class Hub:
             name = path.removeprefix(files)
             if request.command == "GET":
                 self.fetched.append(name)
-            self._send(request, self.files[name])
+            self._send(request, self.files[name], name=name)
         else:
             code = "RevisionNotFound" if path.startswith(api) else "RepoNotFound"
             self._send(request, b"", status=404, code=code)
 
     def _send(
-        self, request: BaseHTTPRequestHandler, body: Any, status: int = 200, code: str = ""
+        self,
+        request: BaseHTTPRequestHandler,
+        body: Any,
+        status: int = 200,
+        code: str = "",
+        name: str = "",
     ) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         request.send_response(status)
@@ -97,7 +89,12 @@ class Hub:
             request.send_header("X-Error-Code", code)
         request.end_headers()
         if request.command == "GET":
-            request.wfile.write(data)
+            with contextlib.suppress(ConnectionError):
+                for start in range(0, len(data), 1000):
+                    if name:
+                        self.part(name)
+                    request.wfile.write(data[start : start + 1000])
+                    self.sent += 1000
 
     @staticmethod
     def _hash(data: bytes) -> str:

@@ -9,12 +9,22 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import torch
 from fuzzing import fuzz
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.weights.gguf import GgufCheckpoint, find_gguf, read_header, split_names
+from asyncinfer.quantization import PackedRows, QuantisedWeight
+from asyncinfer.weights import LoadProgress, Packed, Piece, WeightLoader
+from asyncinfer.weights.gguf import (
+    PACKED_TYPES,
+    GgufCheckpoint,
+    find_gguf,
+    read_header,
+    split_names,
+)
+from asyncinfer.weights.gguf import checkpoint as checkpoint_module
 
 Q = gguf.GGMLQuantizationType
 FLOATS = (Q.F32, Q.F16)
@@ -83,6 +93,17 @@ def test_the_header_says_what_the_package_reads(tmp_path: Path) -> None:
         assert (info.kind, info.offset) == (tensor.tensor_type, tensor.data_offset)
 
 
+def test_a_header_that_is_held_is_that_of_the_file_as_it_was(tmp_path: Path) -> None:
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    path = written(tmp_path / "a.gguf", {"x": (Q.F32, values)})
+    held = read_header(path)
+    assert read_header(path) is held
+    other = written(tmp_path / "b.gguf", {"z": (Q.F32, values)})
+    other.replace(path)
+    assert read_header(path).tensors.keys() == {"z"}
+    assert held.tensors.keys() == {"x"}
+
+
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
 def test_every_type(kind: Q, tmp_path: Path) -> None:
     """Each number as the package has it, read whole, and in pieces that begin within a block."""
@@ -102,6 +123,61 @@ def test_every_type(kind: Q, tmp_path: Path) -> None:
         for start in range(0, len(raw), 844):
             checkpoint.reader.read("a.gguf", "x", start, pieces[start : start + 844].data)
         np.testing.assert_array_equal(pieces, raw)
+
+
+@pytest.mark.parametrize("kind", PACKED_TYPES, ids=lambda kind: kind.name)
+def test_packed_types_keep_their_numbers(
+    kind: Q, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers, scales and offsets make what the package has, read a few rows at a time."""
+    packed = random_bytes(kind, 5, 512)
+    path = written(tmp_path / "a.gguf", {"x": (kind, packed)})
+    right = torch.from_numpy(gguf.dequantize(packed, kind).copy())
+    monkeypatch.setattr(checkpoint_module, "_CHUNK", 2 * packed.shape[1])
+    with GgufCheckpoint(path) as checkpoint:
+        assert checkpoint.packed_bytes("x") == packed.nbytes
+        weight = checkpoint.read_packed("x", torch.float32)
+    assert (weight.bits, weight.group) == (PACKED_TYPES[kind].bits, PACKED_TYPES[kind].group)
+    torch.testing.assert_close(weight.dequantised(), right, rtol=1e-6, atol=0.0)
+    rows = PackedRows(weight)
+    # Of whole numbers of 4 bits scales that are no float16 lose bits.
+    scales = weight.scales.abs().amax()
+    offsets = 0.0 if weight.offsets is None else weight.offsets.abs().amax()
+    lost = 2.0**-11 if kind is Q.Q4_K else 2.0**-22
+    bound = float(lost * (255 * scales + offsets))
+    torch.testing.assert_close(rows[0:5], right, rtol=1e-6, atol=bound)
+    if kind in (Q.Q8_0, Q.IQ4_NL):
+        assert rows.nbytes == packed.nbytes
+
+
+def test_the_loader_gives_pieces_below_each_other_as_they_are_quantised(tmp_path: Path) -> None:
+    tensors = {name: (Q.Q4_1, random_bytes(Q.Q4_1, 3, 64)) for name in ("a", "b")}
+    tensors["c"] = (Q.F32, np.ones((2, 64), np.float32))
+    told: list[LoadProgress] = []
+    table = {
+        "both": Packed((Piece("a", (3, 64)), Piece("b", (3, 64)))),
+        "mixed": Packed((Piece("a", (3, 64)), Piece("c", (2, 64)))),
+    }
+    with GgufCheckpoint(written(tmp_path / "a.gguf", tensors)) as checkpoint:
+        cpu = torch.device("cpu")
+        loader = WeightLoader(checkpoint, table, cpu, torch.float32, told.append, keep_packed=True)
+        both, mixed = loader("both"), loader("mixed")
+    right = [torch.from_numpy(gguf.dequantize(tensors[name][1], Q.Q4_1)) for name in ("a", "b")]
+    assert isinstance(both, QuantisedWeight)
+    assert torch.equal(both.dequantised(), torch.cat(right))
+    assert isinstance(mixed, torch.Tensor)
+    assert torch.equal(mixed, torch.cat([right[0], torch.ones(2, 64)]))
+    assert told[-1].bytes_done == told[-1].bytes_total == 2 * 3 * 40 + 4 * 5 * 64
+
+
+def test_other_tensors_are_not_packed(tmp_path: Path) -> None:
+    tensors = {
+        "a": (Q.F16, np.ones((2, 64), np.float16)),
+        "b": (Q.Q2_K, random_bytes(Q.Q2_K, 2, 256)),
+        "c": (Q.Q8_0, random_bytes(Q.Q8_0, 1, 64)[0]),
+    }
+    with GgufCheckpoint(written(tmp_path / "a.gguf", tensors)) as checkpoint:
+        assert [checkpoint.packed_bytes(name) for name in "abc"] == [None] * 3
 
 
 def test_experts_are_given_one_by_one(tmp_path: Path) -> None:
@@ -165,10 +241,14 @@ def text(value: bytes, length: int | None = None) -> bytes:
 
 
 def tensor(
-    dims: tuple[int, ...], kind: int = 0, offset: int = 0, count: int | None = None
+    dims: tuple[int, ...],
+    kind: int = 0,
+    offset: int = 0,
+    count: int | None = None,
+    name: bytes = b"x",
 ) -> bytes:
     shape = struct.pack(f"<I{len(dims)}Q", len(dims) if count is None else count, *dims)
-    return text(b"x") + shape + struct.pack("<IQ", kind, offset)
+    return text(name) + shape + struct.pack("<IQ", kind, offset)
 
 
 PAD = b"\0" * 64
@@ -211,6 +291,18 @@ BROKEN = {
     "half a block": (header(1, rest=tensor((16,), kind=2) + PAD), "x: rows of 16 numbers: Q4_0"),
     "beyond the end": (header(1, rest=tensor((4096,)) + PAD), "x: ends at byte"),
     "an offset of 2^63": (header(1, rest=tensor((4,), offset=2**63) + PAD), "x: ends at byte"),
+    "2^40 experts": (
+        header(1, rest=tensor((32, 2**40), name=b"blk.0.ffn_up_exps.weight") + PAD),
+        "ends at byte",
+    ),
+    "20,000 experts": (
+        header(1, rest=tensor((1, 20_000), name=b"blk.0.ffn_up_exps.weight") + b"\0" * 80_064),
+        "20000 experts, more than 16384",
+    ),
+    "a key of 2^16 bytes": (
+        header(pairs=1, rest=text(b"k" * 2**16) + PAD),
+        "metadata key 0: 65536 bytes, more than 65535",
+    ),
     "the same name twice": (header(2, rest=tensor((1,)) * 2 + PAD), "x: occurs twice"),
     "an alignment of 3": (
         header(pairs=1, rest=text(b"general.alignment") + struct.pack("<II", 4, 3) + PAD),
@@ -228,6 +320,19 @@ def test_a_broken_file_is_refused_with_what_is_wrong(name: str, tmp_path: Path) 
         GgufCheckpoint(path)
     assert says in str(caught.value)
     assert "a.gguf" in str(caught.value)
+
+
+def test_a_sparse_file_is_not_taken_for_a_header(tmp_path: Path) -> None:
+    """Its holes would become metadata of as many bytes."""
+    path = tmp_path / "a.gguf"
+    for item, each, what in ((0, 1, "numbers"), (8, 8, "values")):
+        with path.open("wb") as file:
+            count = 2**36 // each - 1024
+            rest = text(b"key") + struct.pack("<IIQ", 9, item, count)
+            file.write(header(pairs=1, rest=rest))
+            file.truncate(2**36)
+        with pytest.raises(ModelLoadError, match=f"metadata key: {count} {what}"):
+            GgufCheckpoint(path)
 
 
 SOUND = np.arange(64, dtype=np.float32).reshape(2, 32)

@@ -82,12 +82,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The buffers that are made."""
     buffers: list[Any] = []
 
-    class Counted(loader_module._Buffer):
+    class Counted(loader_module.HostBuffer):
         def __init__(self, size: int, device: torch.device) -> None:
             super().__init__(size, device)
             buffers.append(self)
 
-    monkeypatch.setattr(loader_module, "_Buffer", Counted)
+    monkeypatch.setattr(loader_module, "HostBuffer", Counted)
     return buffers
 
 
@@ -107,7 +107,7 @@ def test_no_buffer_is_written_to_before_its_copy_is_done(
     """A GPU copies when it gets to it; here it never does before somebody waits."""
     waited: list[int] = []
 
-    class Slow(loader_module._Buffer):
+    class Slow(loader_module.HostBuffer):
         copying: tuple[Any, torch.Tensor] | None = None
 
         def copy(self, chunk: Any) -> None:
@@ -124,12 +124,12 @@ def test_no_buffer_is_written_to_before_its_copy_is_done(
                 waited.append(chunk.size)
                 self.copying = None
 
-    monkeypatch.setattr(loader_module, "_Buffer", Slow)
+    monkeypatch.setattr(loader_module, "HostBuffer", Slow)
     write(tmp_path, torch.float32)
     with SafetensorsCheckpoint(tmp_path) as checkpoint:
         loader = WeightLoader(checkpoint, TABLE, CPU, torch.bfloat16, None, chunk=64)
         found = {name: loader(name) for name in TABLE}
-        for buffer in loader._buffers:
+        for buffer in loader.buffers:
             buffer.wait()
         for name, packed in TABLE.items():
             plain = torch.cat([library(tmp_path, piece.name) for piece in packed.pieces])
@@ -163,7 +163,7 @@ def test_a_pinned_buffer_waits_for_its_event(
 
     made: list[Any] = []
 
-    class Pinned(loader_module._Buffer):
+    class Pinned(loader_module.HostBuffer):
         def __init__(self, size: int, device: torch.device) -> None:
             with monkeypatch.context() as patch:
                 patch.setattr(torch, "empty", empty)
@@ -178,7 +178,7 @@ def test_a_pinned_buffer_waits_for_its_event(
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
-    monkeypatch.setattr(loader_module, "_Buffer", Pinned)
+    monkeypatch.setattr(loader_module, "HostBuffer", Pinned)
     write(tmp_path, torch.float32)
     with SafetensorsCheckpoint(tmp_path) as checkpoint:
         loader = WeightLoader(checkpoint, TABLE, CPU, torch.bfloat16, None, chunk=64)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from asyncinfer.weights import memory
 from asyncinfer.weights.memory import empty
 
 CPU = torch.device("cpu")
@@ -72,6 +73,27 @@ def test_a_kernel_without(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="Linux alone has it")
+def test_a_container_has_less_memory_than_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = memory.host_bytes()
+    assert machine > 0
+    monkeypatch.setattr(memory, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path / "groups")
+    everything = memory.host_bytes()
+    assert everything >= machine
+    inner = tmp_path / "groups" / "outer" / "inner"
+    inner.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("1:name=systemd:/x\n0::/outer/inner\n")
+    (inner / "memory.max").write_text("max\n")
+    assert memory.host_bytes() == everything
+    (inner.parent / "memory.max").write_text("4096\n")
+    assert memory.host_bytes() == 4096
+    (inner / "memory.max").write_text("1024\n")
+    assert memory.host_bytes() == 1024
+
+
 def test_more_than_there_is() -> None:
     with pytest.raises(MemoryError, match="1125899906842624 bytes"):
         empty((1 << 50,), torch.uint8, CPU)

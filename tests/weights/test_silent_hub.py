@@ -20,6 +20,7 @@ from safetensors.torch import save
 from weights.hub import COMMIT, Hub, SilentHub
 
 from asyncinfer.errors import ModelLoadError
+from asyncinfer.runtime import stoppable
 from asyncinfer.weights import hub as hub_module
 from asyncinfer.weights import resolve, resolve_config
 
@@ -139,6 +140,18 @@ def test_a_file_that_the_cache_lacks_is_fetched(tmp_path: Path) -> None:
     assert (folder / "chat_template.jinja").read_bytes() == b"{{ messages }}"
 
 
+def test_templates_of_a_subfolder_are_fetched(tmp_path: Path) -> None:
+    """Then nothing is missing, and the hub is asked once."""
+    name = "additional_chat_templates/tool_use.jinja"
+    more = {**FILES, name: b"{{ tools }}", "additional_chat_templates/readme.txt": b"no"}
+    folder = fetched(tmp_path, more)
+    assert (folder / name).read_bytes() == b"{{ tools }}"
+    assert not (folder / "additional_chat_templates" / "readme.txt").exists()
+    with Hub("org/name", more).serve() as hub:
+        assert resolve("org/name", cache_dir=tmp_path, endpoint=hub.url) == folder
+    assert hub.asked == ["/api/models/org/name"]
+
+
 def test_a_newer_commit_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fetched(tmp_path)
     monkeypatch.setattr("weights.hub.COMMIT", "f" * 40)
@@ -173,7 +186,7 @@ class Stuck:
         bar.close()
         self.be_seen()
         self.now += 1000.0
-        self.go_on.wait(60)
+        self.go_on.wait(120)
         return ""
 
     def be_seen(self) -> None:
@@ -199,9 +212,55 @@ def test_a_download_that_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         stuck.go_on.set()
         for thread in threading.enumerate():
             if thread.name == "asyncinfer-call":
-                thread.join(10)
+                thread.join(120)
     assert stuck.given == 22
     assert "model 'org/name'" in str(caught.value)
+
+
+class Left(Exception):
+    """Whoever wanted a model has gone."""
+
+
+def test_a_download_that_nobody_wants_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who wanted it waits no longer, and the client ends with the next part of the file: its lock
+    is free for the next one, who gets the file."""
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    files = {**FILES, "model.safetensors": save({"w": torch.zeros(50_000)})}
+    begun, left = threading.Event(), threading.Event()
+
+    def part(name: str) -> None:
+        if name == "model.safetensors":
+            begun.set()
+            assert left.wait(120)
+
+    def check() -> None:
+        if begun.is_set():
+            raise Left
+
+    with Hub("org/name", files, part=part).serve() as hub:
+        with pytest.raises(Left), stoppable(check):
+            resolve("org/name", cache_dir=tmp_path, endpoint=hub.url)
+        calls = [one for one in threading.enumerate() if one.name == "asyncinfer-call"]
+        assert calls
+        left.set()
+        for call in calls:
+            call.join(120)
+        assert not any(call.is_alive() for call in calls)
+        # Nobody fetched the file to its end, and nothing of it is in the way.
+        assert not [*tmp_path.rglob("model.safetensors")]
+        folder = resolve("org/name", cache_dir=tmp_path, endpoint=hub.url)
+        assert (folder / "model.safetensors").read_bytes() == files["model.safetensors"]
+
+
+def test_a_silent_hub_that_nobody_waits_for(silent: SilentHub, tmp_path: Path) -> None:
+    def check() -> None:
+        if silent.accepted:
+            raise Left
+
+    with pytest.raises(Left), stoppable(check):
+        resolve("org/name", cache_dir=tmp_path, endpoint=silent.url)
 
 
 def test_a_broken_index_in_the_cache_heals(tmp_path: Path) -> None:

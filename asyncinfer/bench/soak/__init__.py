@@ -1,4 +1,4 @@
-"""`asyncinfer bench soak`: load over a long time, and what is left of it."""
+"""`asyncinfer bench soak`: load over a long time, and what it leaves behind."""
 
 from asyncinfer.bench.soak.plot import plot_soak
 from asyncinfer.bench.soak.run import SoakOptions, SoakResult, measure_soak

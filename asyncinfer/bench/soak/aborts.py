@@ -1,4 +1,4 @@
-"""Requests that are left at a random moment: how soon their pages are free, and what stays."""
+"""Requests that are aborted at a random moment: how soon their pages are free, and what leaks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STEP, PATIENCE = 0.003, 0.03
 
 @dataclass(frozen=True, slots=True)
 class AbortRun:
-    """`decoding` and `tokenising` requests were left."""
+    """The result of aborting `decoding` and `tokenising` requests."""
 
     decoding: int
     tokenising: int
@@ -130,7 +130,7 @@ class _Aborts:
                     await anext(stream)
                 began = time.perf_counter()
                 if choose.random() < 0.5:
-                    # From outside, in the middle of a read.
+                    # Cancelled from another task, in the middle of a read.
                     scope.cancel()
                     await anext(stream)
         if began is not None:

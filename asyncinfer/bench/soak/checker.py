@@ -1,4 +1,4 @@
-"""Prompts whose answers are known, and the check of what consumers were given."""
+"""Prompts with known answers, and the check of what consumers have received."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAMILIES = 32
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A request, and what the model must answer."""
+    """A request, and the answer that the model must give."""
 
     prompt: str
     params: SamplingParams
@@ -62,16 +62,16 @@ class Cases:
 
 @dataclass(slots=True)
 class Counts:
-    """What consumers were given, token by token."""
+    """Counts of received tokens."""
 
     delivered: int = 0
-    #: Never given, or skipped.
+    #: Tokens that never arrived.
     lost: int = 0
-    #: Given once more.
+    #: Tokens that arrived twice.
     doubled: int = 0
-    #: Not what the model answers.
+    #: Tokens that differ from the model's answer.
     wrong: int = 0
-    #: Given after the stream was left.
+    #: Tokens that arrived after the stream was closed.
     late: int = 0
     requests: int = 0
     aborted: int = 0

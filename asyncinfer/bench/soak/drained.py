@@ -1,4 +1,4 @@
-"""What an engine still holds although nobody asks it for anything."""
+"""What an engine still holds after its last request."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ and pages sampled."""
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from asyncinfer.bench.record import BenchError
 from asyncinfer.bench.soak.checker import Cases, Counts, Reader
 from asyncinfer.bench.soak.drained import pages_lost, places_lost
 from asyncinfer.bench.soak.lateness import Lateness, watch_lateness
-from asyncinfer.bench.soak.process import in_use_mib, rss_mib
+from asyncinfer.bench.soak.process import in_use_mib, kept_mib, rss_mib
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.testing import FakeModel, FakeRunner, Step, Tokenizer
 
@@ -39,9 +40,13 @@ class Sample:
     """At one moment; lag and long prompts since the sample before."""
 
     seconds: float
-    #: MiB resident, and taken from malloc; None where the system does not say.
+    #: MiB resident, taken from malloc, and given back to it but kept there; None where the system
+    #: does not say.
     rss: float
     in_use: float | None
+    kept: float | None
+    #: Memory blocks that Python's own allocators have given out, large and small.
+    python_blocks: int
     tokens: int
     running: int
     #: Streams that consumers have open.
@@ -188,11 +193,13 @@ class _Load:
         )
 
     def _sample(self, seconds: float, lag: Lateness, phase: str) -> Sample:
-        stats, in_use = self.engine.stats(), in_use_mib()
+        stats, in_use, kept = self.engine.stats(), in_use_mib(), kept_mib()
         return Sample(
             seconds=round(seconds, 3),
             rss=round(rss_mib(), 2),
             in_use=None if in_use is None else round(in_use, 2),
+            kept=None if kept is None else round(kept, 2),
+            python_blocks=sys.getallocatedblocks(),
             tokens=self.counts.delivered,
             running=stats.running,
             held=self.open,
@@ -254,6 +261,9 @@ class _Load:
             except Exception as error:
                 self.errors[f"long prompt: {type(error).__name__}"] += 1
             self.long_prompts += 1
+            # One that was left is tokenised to its end.
+            while engine.stats().held_bytes:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
             self.long_under_way = False
             await anyio.sleep(max(1.0, time.monotonic() - began))
 

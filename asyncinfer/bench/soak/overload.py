@@ -21,8 +21,9 @@ __all__ = ["ImpatientRun", "OverloadRun", "measure_impatient", "measure_overload
 
 #: Requests held, tokens of an answer, seconds of a step.
 HELD, ANSWER, STEP = 32, 100, 0.005
-#: How much more arrives than can be answered.
-TIMES = 10
+#: How much more arrives than can be answered, and how many callers at least: a machine may be
+#: busy with other things for all of the time.
+TIMES, LEAST = 10, 4 * HELD
 #: Callers that wait for `PATIENCE` seconds, beside an engine that holds `FEW`.
 CALLERS, FEW, PATIENCE = 40, 4, 0.01
 #: Characters of their prompts: a tenth of a second to tokenise.
@@ -73,13 +74,14 @@ async def measure_overload(seconds: float) -> OverloadRun:
                 tasks.start_soon(_Arrivals(engine).one)
         rate = TIMES * HELD / (time.monotonic() - began)
         arrivals = _Arrivals(engine)
-        began, sent = time.monotonic(), 0
+        began, sent, gone = time.monotonic(), 0, 0.0
         async with anyio.create_task_group() as tasks:
-            while (gone := time.monotonic() - began) < seconds:
+            while gone < seconds or sent < LEAST:
                 for _ in range(int(rate * gone) - sent):
                     tasks.start_soon(arrivals.one)
                     sent += 1
                 await anyio.sleep(0.002)
+                gone = time.monotonic() - began
         return OverloadRun(
             seconds=gone,
             offered=sent / gone,

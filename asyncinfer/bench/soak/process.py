@@ -1,4 +1,4 @@
-"""What a process holds: memory, threads, file descriptors, tasks."""
+"""The resources of a process: memory, threads, file descriptors, tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Final
 
 import anyio
 
-__all__ = ["Holdings", "in_use_mib", "rss_mib", "settled"]
+__all__ = ["Holdings", "in_use_mib", "kept_mib", "rss_mib", "settled"]
 
 _STATM: Final = Path("/proc/self/statm")
 _DESCRIPTORS: Final = Path("/proc/self/fd")
@@ -25,17 +25,17 @@ _MIB: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What a process may not hold more of after an engine than before it."""
+    """Counts that must not be higher after an engine than before it."""
 
     threads: int
     #: None where the system does not list them.
     descriptors: int | None
-    #: Of the event loop that asks.
+    #: Tasks of the calling event loop.
     tasks: int
 
     @classmethod
     def now(cls) -> Holdings:
-        """Of this process; on an event loop."""
+        """The counts of this process. Call it on an event loop."""
         return cls(threading.active_count(), _descriptors(), _tasks())
 
     def beyond(self, before: Holdings) -> dict[str, int]:
@@ -93,13 +93,25 @@ class _Mallinfo(ctypes.Structure):
 def in_use_mib() -> float | None:
     """Memory that was taken from malloc and not given back, of all threads: RSS without what the
     allocator keeps for later. None where it is not glibc's."""
+    found = _mallinfo()
+    return None if found is None else float(found.uordblks + found.hblkhd) / _MIB
+
+
+def kept_mib() -> float | None:
+    """Memory that was given back to malloc, which keeps it for later, of all threads. Some of it
+    may not be resident. None where it is not glibc's."""
+    found = _mallinfo()
+    return None if found is None else float(found.fordblks) / _MIB
+
+
+def _mallinfo() -> _Mallinfo | None:
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError):
         return None
     mallinfo.restype = _Mallinfo
-    found = mallinfo()
-    return float(found.uordblks + found.hblkhd) / _MIB
+    found: _Mallinfo = mallinfo()
+    return found
 
 
 def _descriptors() -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
@@ -11,7 +11,7 @@ from asyncinfer.bench.loops import run_on
 from asyncinfer.bench.record import Figure
 from asyncinfer.bench.soak.aborts import AbortRun, measure_aborts
 from asyncinfer.bench.soak.cycles import CloseRun, CycleRun, measure_close, measure_cycles
-from asyncinfer.bench.soak.load import LoadRun, measure_load
+from asyncinfer.bench.soak.load import LoadRun, Sample, measure_load
 from asyncinfer.bench.soak.overload import (
     ImpatientRun,
     OverloadRun,
@@ -26,19 +26,27 @@ WARM_UP: Final = 0.2
 #: Seconds from which on growth is stated per hour: of less, it would be mostly noise.
 LONG_ENOUGH: Final = 900.0
 
+#: Where memory is: a figure's name, its unit, the target per hour, and what samples say of it.
+HOLDERS: Final[tuple[tuple[str, str, float | None, Callable[[Sample], float | None]], ...]] = (
+    ("memory's growth", "MiB", 5.0, lambda sample: sample.rss),
+    ("  of what was taken from malloc", "MiB", 5.0, lambda sample: sample.in_use),
+    ("  of what malloc keeps for later", "MiB", None, lambda sample: sample.kept),
+    ("  of Python's memory blocks", "blocks", None, lambda sample: sample.python_blocks),
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakOptions:
-    """The work."""
+    """The sizes of the parts."""
 
     loop: str = "asyncio"
     #: Of the load; the other parts take a minute or two beside.
     seconds: float = 60.0
     seed: int = 1
-    #: Held at once, and their tokens a second in all.
+    #: Streams held at once, and the tokens a second of all of them.
     streams: int = 2000
     rate: float = 20_000.0
-    #: Requests left at random moments.
+    #: Requests aborted at random moments.
     aborts: int = 10_000
     #: Engines opened and closed.
     cycles: int = 500
@@ -63,7 +71,7 @@ class SoakResult:
         return (*self.counts(), *self.times())
 
     def counts(self) -> tuple[Figure, ...]:
-        """What has to come out on any machine, however slow: all of them are 0."""
+        """Figures that must be 0 on every machine, however slow."""
         load, aborts, tokens = self.load, self.aborts, self.load.counts
         found = {
             "tokens lost": tokens.lost,
@@ -86,7 +94,7 @@ class SoakResult:
         return tuple(Figure(name, value, "", "lower", 0.0) for name, value in found.items())
 
     def times(self) -> tuple[Figure, ...]:
-        """What depends on the machine."""
+        """Figures that depend on the machine."""
         load, aborts, impatient = self.load, self.aborts, self.impatient
         held = median(sample.held for sample in load.samples)
         found = [
@@ -140,16 +148,26 @@ class SoakResult:
         fifth = max(1, len(quiet) // 5)
         early, late = quiet[:fifth], quiet[-fifth:]
         hours = (median(s.seconds for s in late) - median(s.seconds for s in early)) / 3600
-        found = {"memory's growth": median(s.rss for s in late) - median(s.rss for s in early)}
-        if all(s.in_use is not None for s in (*early, *late)):
-            grown = median(s.in_use or 0 for s in late) - median(s.in_use or 0 for s in early)
-            found["  of what was taken from malloc"] = grown
-        if self.load.seconds < LONG_ENOUGH:
-            return [Figure(name, grown, "MiB", "lower") for name, grown in found.items()]
-        return [Figure(n, grown / hours, "MiB/h", "lower", 5.0) for n, grown in found.items()]
+        found = []
+        for name, unit, target, measure in HOLDERS:
+            before, after = (_median(part, measure) for part in (early, late))
+            if before is None or after is None:
+                continue
+            grown = after - before
+            if self.load.seconds < LONG_ENOUGH:
+                found.append(Figure(name, grown, unit, "lower"))
+            else:
+                found.append(Figure(name, grown / hours, f"{unit}/h", "lower", target))
+        return found
 
     def _ttft_ratio(self) -> float:
         return self.overload.admitted.p50 / self.overload.unloaded.p50
+
+
+def _median(samples: Sequence[Sample], measure: Callable[[Sample], float | None]) -> float | None:
+    """None where a sample lacks it."""
+    values = [value for value in map(measure, samples) if value is not None]
+    return median(values) if len(values) == len(samples) else None
 
 
 def measure_soak(
@@ -164,7 +182,7 @@ def measure_soak(
     overload = run_on(options.loop, measure_overload, options.overload_seconds)
     report("callers that do not wait")
     impatient = run_on(options.loop, measure_impatient, options.seed)
-    # Last: what breaks a shorter part is not to cost an hour.
+    # The load comes last: a fault in a shorter part then shows before an hour has passed.
     load = run_on(
         options.loop,
         measure_load,

@@ -22,7 +22,7 @@ class Kind:
         self.queues: list[dict[int, int]] = [{} for _ in range(AGES)]
         #: Age class -> its queue's place among all, worst first.
         self.places: list[int] = [0] * AGES
-        #: Age class -> whether there is a time at which its queue is to be looked at.
+        #: Age class -> whether a time to look at its queue is in `_due`.
         self.timed: list[bool] = [False] * AGES
 
 
@@ -58,7 +58,7 @@ class Aged:
         for place, (kind, age) in enumerate(places):
             kind.places[age] = place
         self._order = places
-        # Sorted, and so a heap.
+        # A sorted list is a heap.
         self._full = [place for place, (kind, age) in enumerate(places) if kind.queues[age]]
 
     def put(self, block: int, rank: tuple[Kind, int]) -> None:

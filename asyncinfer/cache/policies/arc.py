@@ -12,8 +12,9 @@ __all__ = ["ARC"]
 
 
 class ARC:
-    """Balances what was used once against what was used more often, by which of the two it
-    regrets (Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache", FAST 2003).
+    """Balances blocks used once against blocks used more often, by which of the two it regrets
+    to have given up (Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache", FAST
+    2003).
 
     Two lists of blocks, least recently released first, and two of ghosts: the keys that each of
     them gave up. A ghost that comes back moves the balance to its list. The paper's capacity is
@@ -81,7 +82,7 @@ class ARC:
 
 
 class _List:
-    """One of the two."""
+    """One of the two lists, with its ghosts."""
 
     def __init__(self) -> None:
         #: Blocks, those in use too; and the evictable ones in the order of release.

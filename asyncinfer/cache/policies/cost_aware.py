@@ -9,10 +9,10 @@ __all__ = ["CostAware"]
 
 
 class CostAware(LeavesFirst):
-    """Keeps what is dear to compute and often reused (Cherkasova, "Improving WWW proxies
+    """Keeps blocks that are dear to compute and often reused (Cherkasova, "Improving WWW proxies
     performance with Greedy-Dual-Size-Frequency caching", HP Labs 1998): the leaf of the lowest
-    `clock + requests * cost` goes, and the clock is the rank of what went last, so that what is
-    not used any more grows old.
+    `clock + requests * cost` goes, and the clock is the rank of the last victim, so that blocks
+    that are not used any more fall behind.
 
     A block at depth `d` costs its tokens through the layers, and attention over all before them:
     `cost = 1 + d * tokens / balance`.

@@ -24,10 +24,10 @@ class Ghosts(Generic[T]):
         self._notes[key] = note
 
     def take(self, key: bytes) -> T | None:
-        """The note of a prefix that came back, which is a ghost no more."""
+        """Remove and return the note of a prefix that came back; None if there is none."""
         return self._notes.pop(key, None)
 
     def trim(self, size: int) -> Iterator[T]:
-        """Forget the oldest until at most `size` are left; the notes forgotten."""
+        """Forget the oldest until at most `size` are left; yields the notes forgotten."""
         while len(self._notes) > size:
             yield self._notes.pop(next(iter(self._notes)))

@@ -27,9 +27,9 @@ class Order(Protocol):
 
 
 class LeavesFirst(ABC):
-    """Gives up the leaf of the lowest rank: a block without cached blocks after it. What is
-    behind a gap can never be hit, so taking anything but a leaf wastes the room of all that
-    follows it. O(log n) per block, besides `rank`."""
+    """Gives up the leaf of the lowest rank: a block without cached blocks after it. A block
+    behind a gap can never be hit, so evicting anything but a leaf wastes the room of all blocks
+    that follow it. O(log n) per block, besides `rank`."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, CachedBlock] = {}
@@ -44,7 +44,7 @@ class LeavesFirst(ABC):
     def published(self, block: CachedBlock) -> None:
         self._blocks[block.block] = block
         if block.parent is not None:
-            # It is evictable if another request computed the same prefix in blocks of its own.
+            # The parent is evictable if another request computed the same prefix in its own blocks.
             self._leaves.discard(block.parent)
 
     def released(self, block: CachedBlock) -> None:
@@ -77,12 +77,12 @@ class LeavesFirst(ABC):
                 if not left[parent.block]:
                     bared.add(parent.block)
                     self._leaves.put(parent.block, self._ranks[parent.block])
-        # Nothing has changed until the engine says so.
+        # Nothing has changed until the engine calls `removed`.
         for number, rank in found.items():
             self._leaves.put(number, rank)
         for number in bared:
             self._leaves.discard(number)
-        # No leaf is evictable when all are in use by requests with copies of what is before them.
+        # No leaf is evictable when all are used by requests that hold copies of the blocks before.
         return list(found) or list(islice(self._ranks, count))
 
     def _parent(self, block: CachedBlock) -> CachedBlock | None:
@@ -93,8 +93,8 @@ class LeavesFirst(ABC):
 
 
 class TailFirst(LeavesFirst):
-    """Among the leaves, the one used last the longest ago: LRU that never breaks a prefix in the
-    middle, not even where two requests computed the same one at the same time."""
+    """Gives up the least recently used leaf: LRU that never breaks a prefix in the middle, not
+    even where two requests computed the same one at the same time."""
 
     def rank(self, block: CachedBlock) -> int:
         return block.last_use

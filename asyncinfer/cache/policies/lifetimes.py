@@ -10,11 +10,11 @@ __all__ = ["AGES", "Lifetimes", "age_class", "age_start"]
 #: Ages fall into classes: the first below 64 ticks, then two to an octave.
 FIRST_BITS: Final = 6
 AGES: Final = 44
-#: What is taken for granted before anything is known: an unused block is the less likely to be
-#: used again the older it is. As strong as one block watched for ever.
+#: The assumption before anything is learned, as strong as one block watched for ever: the older an
+#: unused block is, the less likely it is used again.
 PRIOR: Final = 0.2
 PRIOR_AGE: Final = 1000
-#: Ends after which what was learned counts half.
+#: Calls of `ended` after which what was learned counts half.
 MEMORY: Final = 20_000
 
 

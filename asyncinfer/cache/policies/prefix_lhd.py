@@ -11,13 +11,13 @@ from asyncinfer.protocols.eviction import CachedBlock
 
 __all__ = ["PrefixLHD"]
 
-#: Requests that used a prefix before it is one of the evergreens.
+#: Prefixes with more uses than this are one kind, the evergreens.
 EVERGREEN: Final = 8
-#: Below that, so many uses are told apart.
+#: Uses beyond this number, and up to `EVERGREEN`, are not told apart.
 APART: Final = 4
-#: Prefixes remembered, in cached blocks.
+#: Prefixes remembered, for each cached block.
 MEMORY: Final = 4
-#: Ends between two lessons.
+#: Calls of `ended` between two of `learn`.
 LESSON: Final = 256
 
 
@@ -35,7 +35,7 @@ class PrefixLHD(LeavesFirst):
 
     def __init__(self) -> None:
         super().__init__()
-        # Before anything is known, the least used go first: equals are ranked by their number.
+        # Before anything is learned, the least used go first: equals are ranked by their number.
         self._kinds = [Kind(number) for number in range(APART + 3)]
         self._aged = Aged(self._kinds)
         self._leaves = self._aged

@@ -1,13 +1,17 @@
-"""`Ranked`: blocks in the order of a rank."""
+"""`Ranked`: blocks in the order of a rank; `LowestFirst`: policies that give up the lowest."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-__all__ = ["Ranked"]
+from asyncinfer.protocols.eviction import CachedBlock
 
-#: Entries that may be out of date before there is any sweeping.
+__all__ = ["LowestFirst", "Ranked"]
+
+#: Entries out of date below which the heap is never swept.
 SLACK = 64
 
 
@@ -62,3 +66,31 @@ class Ranked:
         for item in found:
             heappush(self._heap, item)
         return [block for _, _, block in found]
+
+
+class LowestFirst(ABC):
+    """Gives up the block of the lowest rank, among equals the one released first. O(log n) per
+    block, besides `rank`."""
+
+    def __init__(self) -> None:
+        self._free = Ranked()
+
+    @abstractmethod
+    def rank(self, block: CachedBlock) -> Any:
+        """The rank of a block that is released."""
+
+    def published(self, block: CachedBlock) -> None:
+        """It is in use, and so has no rank yet."""
+        return
+
+    def released(self, block: CachedBlock) -> None:
+        self._free.put(block.block, self.rank(block))
+
+    def reused(self, block: CachedBlock) -> None:
+        self._free.discard(block.block)
+
+    def removed(self, block: CachedBlock) -> None:
+        self._free.discard(block.block)
+
+    def victims(self, count: int) -> Sequence[int]:
+        return self._free.lowest(count)

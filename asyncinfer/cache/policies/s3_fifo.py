@@ -40,7 +40,7 @@ class S3FIFO:
         self._main: dict[int, int] = {}
         self._used: set[int] = set()
         self._promoted: set[int] = set()
-        #: Taken off their queues, offered and not yet removed; whether each was in the small one.
+        #: Victims offered and not yet removed -> whether each was in the small queue.
         self._leaving: dict[int, bool] = {}
         self._ghosts = Ghosts[bool]()
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["QUANTISED", "check", "check_caches", "check_range", "check_weight"]
+from asyncinfer.kernels.dispatch import check
+from asyncinfer.kernels.reference.floats_of import CODES
+
+__all__ = ["QUANTISED", "check_caches", "check_range", "check_weight"]
 
 #: Dtypes of a cache other than the queries' own: they need a scale per token and head.
 QUANTISED = (torch.float8_e4m3fn, torch.int8)
-
-
-def check(right: bool, name: str, *tensors: torch.Tensor | None) -> None:
-    if not right:
-        seen = ", ".join("None" if t is None else f"{tuple(t.shape)} {t.dtype}" for t in tensors)
-        raise ValueError(f"kernel {name}: shapes or dtypes that do not fit: {seen}")
 
 
 def check_range(name: str, field: str, value: int | None, low: int, high: int | None) -> None:
@@ -23,14 +20,38 @@ def check_range(name: str, field: str, value: int | None, low: int, high: int | 
 
 
 def check_weight(
-    name: str, x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor | None
+    name: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scales: torch.Tensor | None,
+    offsets: torch.Tensor | None = None,
+    code: str | None = None,
 ) -> None:
-    """The weight has the dtype of `x`, or is int8 with a scale for each row."""
-    expected = x.dtype if scales is None else torch.int8
-    check(weight.dtype is expected and weight.is_contiguous(), name, x, weight, scales)
-    if scales is not None:
-        right = scales.dtype is torch.float32 and scales.shape == weight.shape[:-1]
-        check(right and scales.is_contiguous(), name, weight, scales)
+    """Check that the weight has the inputs of `x` and its dtype, is int8 with a scale for each row,
+    or is of 4 bits: two inputs a byte, with a scale for each group of a row's inputs."""
+    check(weight.is_contiguous(), name, x, weight)
+    for factors in (scales, offsets):
+        check(factors is None or factors.is_contiguous(), name, weight, factors)
+    if code is None:
+        right = weight.dtype is (x.dtype if scales is None else torch.int8) and offsets is None
+        right = right and weight.shape[-1] == x.shape[1]
+        if scales is not None:
+            right = right and scales.dtype is torch.float32 and scales.shape == weight.shape[:-1]
+        check(right, name, x, weight, scales)
+        return
+    if code not in CODES:
+        raise ValueError(f"kernel {name}: code={code!r}: must be one of {', '.join(CODES)}")
+    right = weight.dtype is torch.uint8 and 2 * weight.shape[-1] == x.shape[1]
+    right = right and scales is not None and scales.shape[:-1] == weight.shape[:-1]
+    check(right, name, x, weight, scales)
+    assert scales is not None
+    check(scales.dtype.is_floating_point and scales.shape[-1] > 0, name, weight, scales)
+    group, rest = divmod(x.shape[1], scales.shape[-1])
+    whole = scales.shape[-1] == 1 or (group >= 16 and group & (group - 1) == 0)
+    check(rest == 0 and whole, name, x, weight, scales)
+    if offsets is not None:
+        right = offsets.shape == scales.shape and offsets.dtype.is_floating_point
+        check(right, name, scales, offsets)
 
 
 def check_caches(
@@ -42,8 +63,8 @@ def check_caches(
     k_scales: torch.Tensor | None,
     v_scales: torch.Tensor | None,
 ) -> None:
-    """`new` `[tokens, ...]` can be written to the caches: each block is contiguous, and they have
-    the dtype of `new`, or are quantised with scales."""
+    """Check that `new` `[tokens, ...]` can be written to the caches: each block is contiguous, and
+    they have the dtype of `new`, or are quantised with scales."""
     check(k_cache.ndim == 4 and k_cache.shape == v_cache.shape, name, k_cache, v_cache)
     head_dim, block = k_cache.shape[3], k_cache.shape[2] * k_cache.shape[3]
     right = k_cache.stride() == v_cache.stride() and k_cache.stride()[1:] == (block, head_dim, 1)

@@ -1,4 +1,4 @@
-"""The two ends of a decode step: its inputs, and the draw with where it goes."""
+"""The two ends of a decode step: its inputs; the draw, and where drawn tokens are written."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from asyncinfer.kernels import reference
-from asyncinfer.kernels.dispatch import dispatched
-from asyncinfer.kernels.ops.checks import check
+from asyncinfer.kernels.dispatch import check, dispatched
 
 __all__ = ["decode_inputs", "keep_draws", "sample"]
 

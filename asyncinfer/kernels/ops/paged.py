@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from asyncinfer.kernels import reference
-from asyncinfer.kernels.dispatch import dispatched
-from asyncinfer.kernels.ops.checks import QUANTISED, check, check_caches, check_range
+from asyncinfer.kernels.dispatch import check, dispatched
+from asyncinfer.kernels.ops.checks import QUANTISED, check_caches, check_range
 
 __all__ = ["kv_write", "paged_attention", "rope_kv_write"]
 

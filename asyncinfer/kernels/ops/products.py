@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from asyncinfer.kernels import reference
-from asyncinfer.kernels.dispatch import dispatched
-from asyncinfer.kernels.ops.checks import check, check_range, check_weight
+from asyncinfer.kernels.dispatch import check, dispatched
+from asyncinfer.kernels.ops.checks import check_range, check_weight
 
 __all__ = ["grouped_linear", "linear_small"]
 
@@ -19,6 +19,8 @@ def _check_linear_small(
     bias: torch.Tensor | None = None,
     *,
     scales: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    code: str | None = None,
     norm: torch.Tensor | None = None,
     activation: str | None = None,
     residual: torch.Tensor | None = None,
@@ -26,10 +28,10 @@ def _check_linear_small(
     **_: Any,
 ) -> None:
     name = "linear_small"
-    check(x.ndim == weight.ndim == 2 and x.shape[1] == weight.shape[1], name, x, weight)
-    check_weight(name, x, weight, scales)
+    check(x.ndim == weight.ndim == 2, name, x, weight)
+    check_weight(name, x, weight, scales, offsets, code)
     check_range(name, "tokens", x.shape[0], 0, 64)
-    outputs, inputs = weight.shape
+    outputs, inputs = weight.shape[0], x.shape[1]
     if activation not in (None, "silu", "gelu", "gelu_tanh"):
         known = "silu, gelu, gelu_tanh or None"
         raise ValueError(f"kernel {name}: activation={activation!r}: must be {known}")
@@ -52,10 +54,12 @@ def _check_grouped_linear(
     bias: torch.Tensor | None = None,
     *,
     scales: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    code: str | None = None,
 ) -> None:
     name = "grouped_linear"
-    check(x.ndim == 2 and weight.ndim == 3 and x.shape[1] == weight.shape[2], name, x, weight)
-    check_weight(name, x, weight, scales)
+    check(x.ndim == 2 and weight.ndim == 3, name, x, weight)
+    check_weight(name, x, weight, scales, offsets, code)
     right = ends.dtype is torch.int32 and ends.shape == weight.shape[:1] and ends.is_contiguous()
     check(right and ends.numel() > 0, name, weight, ends)
     right = bias is None or (bias.shape == weight.shape[:2] and bias.is_contiguous())

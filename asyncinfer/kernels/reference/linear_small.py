@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from asyncinfer.kernels.reference.gelu_mul import gelu_mul
-from asyncinfer.kernels.reference.rms_norm import rms_norm
-from asyncinfer.kernels.reference.silu_mul import silu_mul
+from asyncinfer.kernels.reference.floats_of import floats_of
+from asyncinfer.kernels.reference.norms import gelu_mul, rms_norm, silu_mul
 
 __all__ = ["linear_small"]
 
@@ -18,6 +17,8 @@ def linear_small(
     bias: torch.Tensor | None = None,
     *,
     scales: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    code: str | None = None,
     norm: torch.Tensor | None = None,
     eps: float = 1e-6,
     plus_one: bool = False,
@@ -29,6 +30,7 @@ def linear_small(
 
     - `scales` float32 `[outputs]`: the weight is int8, and each of its rows is multiplied by its
       scale.
+    - `code`: the weight is one of 4 bits, with `scales` and `offsets` as in `reference.floats_of`.
     - `norm` `[inputs]`: the weight of an RMSNorm of `x` before, with `eps` and `plus_one` as in
       `rms_norm`.
     - `activation` "silu", "gelu" or "gelu_tanh": the product is a packed gate and up, gate first;
@@ -39,7 +41,10 @@ def linear_small(
     """
     if norm is not None:
         x = rms_norm(x, norm, eps, plus_one=plus_one)
-    if scales is not None:
+    if code is not None:
+        assert scales is not None
+        weight = floats_of(weight, scales, offsets, code).to(x.dtype)
+    elif scales is not None:
         weight = (weight * scales[:, None]).to(x.dtype)
     y = F.linear(x, weight, bias)
     if activation == "silu":

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from asyncinfer.kernels.reference.kv_write import kv_write
-from asyncinfer.kernels.reference.rms_norm import rms_norm
-from asyncinfer.kernels.reference.rope import rope
+from asyncinfer.kernels.reference.norms import rms_norm, rope
 
 __all__ = ["rope_kv_write"]
 

@@ -1,12 +1,12 @@
 """The kernels in Triton. `ops` runs those in `__all__` for CUDA tensors."""
 
-from asyncinfer.kernels.triton.add_rms_norm import add_rms_norm
 from asyncinfer.kernels.triton.decode_inputs import decode_inputs
 from asyncinfer.kernels.triton.gelu_mul import gelu_mul
 from asyncinfer.kernels.triton.grouped_linear import grouped_linear
 from asyncinfer.kernels.triton.keep_draws import keep_draws
 from asyncinfer.kernels.triton.kv_write import kv_write
 from asyncinfer.kernels.triton.linear_small import linear_small
+from asyncinfer.kernels.triton.lora_add import lora_add
 from asyncinfer.kernels.triton.paged_attention import paged_attention
 from asyncinfer.kernels.triton.rms_norm import rms_norm
 from asyncinfer.kernels.triton.rope import rope
@@ -15,13 +15,13 @@ from asyncinfer.kernels.triton.sample import sample
 from asyncinfer.kernels.triton.silu_mul import silu_mul
 
 __all__ = [
-    "add_rms_norm",
     "decode_inputs",
     "gelu_mul",
     "grouped_linear",
     "keep_draws",
     "kv_write",
     "linear_small",
+    "lora_add",
     "paged_attention",
     "rms_norm",
     "rope",

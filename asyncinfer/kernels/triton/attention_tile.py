@@ -44,7 +44,7 @@ def attend_tile(
     N: tl.constexpr,
 ):  # fmt: skip
     """Add the keys `start .. start + N - 1` of one KV head, as far as they are below `end`, to the
-    state `values`, `peak`, `total`, and give it back.
+    state `values`, `peak`, `total`, and return it.
 
     `queries` `[M, D]` are at `position` `[M]`. `table` points at the row's block table. Unless
     `MASKED`, every query sees every key of the tile.
@@ -68,7 +68,8 @@ def attend_tile(
         k = tl.load(k_at)
         v = tl.load(v_at)
 
-    # IEEE: else float32 would be rounded to tf32. Of no effect on shorter types.
+    # Three products of tf32 keep float32's precision, which one would not. Shorter dtypes ignore
+    # this.
     scores = tl.dot(queries, k.to(queries.dtype), input_precision="tf32x3")
     if k_scales is not None:
         scale_at = (block * KV_HEADS + kv_head) * BLOCK_SIZE + at % BLOCK_SIZE
@@ -86,7 +87,7 @@ def attend_tile(
         scores = tl.where(visible, scores, float("-inf"))
 
     highest = tl.maximum(peak, tl.max(scores, axis=1) * unit)
-    # A query that has seen no key yet: keep -inf - -inf out.
+    # A query that has seen no key yet would compute -inf - -inf, which is NaN.
     base = tl.where(highest == float("-inf"), 0.0, highest)
     weights = tl.exp2(scores * unit - base[:, None])
     shrink = tl.exp2(peak - base)

@@ -1,9 +1,10 @@
 """How large the attention kernels' tiles are.
 
-Chosen from what the compiler makes of them for sm_80 and sm_90: no register spilled (float32, which
-is here for exactness, may spill a few), two blocks of a decode kernel on a multiprocessor, and on
-sm_90 prefill's products through wgmma. They depend on a model and a device alone, never on a batch:
-a row is computed alike in every batch.
+Chosen from what the compiler makes of them for sm_80 to sm_120: they fit a device's shared memory,
+no register is spilled (float32, which is here for exactness, may spill a few), two blocks of a
+decode kernel lie on a multiprocessor of sm_80 and sm_90, and sm_90 computes prefill's products
+through wgmma. They depend on a model and a device alone, never on a batch: a row is computed alike
+in every batch.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from dataclasses import dataclass
 import torch
 import triton
 
-__all__ = ["Tiling", "decode_tiling", "device_capability", "prefill_tiling"]
+__all__ = ["Tiling", "decode_tiling", "device_capability", "device_shared", "prefill_tiling"]
 
 #: Bytes that the parts in flight may take while a row's parts are joined.
 _JOIN_BYTES = 32 << 10
 #: Keys and values are loaded two tiles ahead, the block table's entries for them two more.
 _STAGES = 5
+#: Shared memory of a program on an A100, rounded down, and on an H100 or B200. GPUs of consumers
+#: (sm_86, sm_89, sm_120) have 99 KiB.
+_ROOMY, _LARGE = 160 << 10, 227 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +40,12 @@ class Tiling:
 
 
 @functools.cache
-def decode_tiling(queries: int, head_dim: int, dtype: torch.dtype) -> Tiling:
-    """For `queries` query tokens times heads that share a KV head, with `q` of `dtype`."""
+def decode_tiling(queries: int, head_dim: int, dtype: torch.dtype, shared: int) -> Tiling:
+    """For `queries` query tokens times heads that share a KV head, with `q` of `dtype`, where a
+    program may have `shared` bytes of shared memory."""
     d = max(16, triton.next_power_of_2(head_dim))
     if dtype is torch.float32:
-        return Tiling(16, 32, d, 8, stages=4)
+        return Tiling(16, _float32_keys(d, shared), d, 8, stages=4)
     largest = 64 if d <= 128 else 32
     m = min(max(16, triton.next_power_of_2(queries)), largest)
     join_stages = max(1, min(4, _JOIN_BYTES // (4 * m * d)))
@@ -49,14 +54,19 @@ def decode_tiling(queries: int, head_dim: int, dtype: torch.dtype) -> Tiling:
 
 @functools.cache
 def prefill_tiling(
-    head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, capability: int
+    head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, shared: int
 ) -> Tiling:
-    """With `q` of `dtype`, on a device of `capability` (80, 90)."""
+    """With `q` of `dtype`, where a program may have `shared` bytes of shared memory."""
     d = max(16, triton.next_power_of_2(head_dim))
     if dtype is torch.float32:
-        return Tiling(32 if d <= 128 else 16, 32, d, 8, stages=4)
-    roomy = capability >= 90 or (d <= 128 and cache_dtype is dtype)
-    return Tiling(128 if roomy else 64, 64 if d <= 128 else 32, d, 8)
+        return Tiling(32 if d <= 128 else 16, _float32_keys(d, shared), d, 8, stages=4)
+    large = shared >= _LARGE or (shared >= _ROOMY and d <= 128 and cache_dtype is dtype)
+    stages = _STAGES if d <= 128 or shared >= _ROOMY else _STAGES - 1
+    return Tiling(128 if large else 64, 64 if d <= 128 else 32, d, 8, stages=stages)
+
+
+def _float32_keys(d: int, shared: int) -> int:
+    return 32 if d <= 128 or shared >= _ROOMY else 16
 
 
 @functools.cache
@@ -66,3 +76,13 @@ def device_capability(device: torch.device) -> int:
         return 90
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
+
+
+@functools.cache
+def device_shared(device: torch.device) -> int:
+    """Bytes of shared memory that a program may ask for; an H100's for a device that is not CUDA,
+    where kernels are only tried."""
+    if device.type != "cuda":
+        return _LARGE
+    about = torch.cuda.get_device_properties(device)
+    return int(getattr(about, "shared_memory_per_block_optin", about.shared_memory_per_block))

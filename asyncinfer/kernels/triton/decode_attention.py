@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from asyncinfer.kernels.triton.attention_tile import attend_tile, finished, load_queries
-from asyncinfer.kernels.triton.attention_tiling import decode_tiling
+from asyncinfer.kernels.triton.attention_tiling import decode_tiling, device_shared
 from asyncinfer.kernels.triton.kv_layout import KVLayout
 from asyncinfer.kernels.workspace import AttentionWorkspace
 
@@ -43,7 +43,7 @@ def decode_attention(
     _, heads, head_dim = q.shape
     group = heads // kv.heads
     queries = group * max_query_len
-    tiling = decode_tiling(queries, head_dim, q.dtype)
+    tiling = decode_tiling(queries, head_dim, q.dtype, device_shared(q.device))
     grid = (rows, kv.heads, splits * triton.cdiv(queries, tiling.m))
     _decode_attention[grid](
         q, kv.k, kv.v, kv.k_scales, kv.v_scales, sinks, block_tables, seq_lens, query_starts, out,
@@ -121,7 +121,7 @@ def _decode_attention(
     tl.store(lse + mine, peak + tl.log2(tl.where(total > 0.0, total, 1.0)), mask=m < QUERIES)
     there = (m < QUERIES)[:, None] & wide
     tl.store(outputs + mine[:, None] * HEAD_DIM + d[None, :], values, mask=there)
-    # Every thread's part is written before one thread tells the other programs so.
+    # All threads write their parts before one of them counts the program as arrived.
     tl.debug_barrier()
     arrival = arrivals + (row * KV_HEADS + kv_head) * tl.cdiv(QUERIES, M) + tile
     if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") < parts - 1:
@@ -132,7 +132,7 @@ def _decode_attention(
     values = tl.zeros((M, D), tl.float32)
     for part in tl.range(0, parts, num_stages=JOIN_STAGES):
         at = (group_of_parts + part) * QUERIES + m
-        # Past the first-level cache, which other multiprocessors' writes do not reach.
+        # ".cg" bypasses the L1 cache, which does not see writes of other multiprocessors.
         part_lse = tl.load(lse + at, mask=m < QUERIES, other=0.0, cache_modifier=".cg")
         part_at = outputs + at[:, None] * HEAD_DIM + d[None, :]
         part_values = tl.load(part_at, mask=there, other=0.0, cache_modifier=".cg")

@@ -51,7 +51,7 @@ def _gate_mul(
 @triton.jit
 def gate(x, ACTIVATION: tl.constexpr):
     """float32 "silu", "gelu" (by the error function) or "gelu_tanh" of `x`."""
-    # Triton 3.2 takes two at a time.
+    # In pairs: Triton 3.2 chains no more than two `or` operands.
     tl.static_assert((ACTIVATION == "silu" or ACTIVATION == "gelu") or ACTIVATION == "gelu_tanh")
     if ACTIVATION == "silu":
         return x * tl.sigmoid(x)

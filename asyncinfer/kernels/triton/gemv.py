@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from asyncinfer.kernels.triton.gate import gate
+from asyncinfer.kernels.triton.weight_tile import tile_pointers, weight_tile
 
 __all__ = ["gemv", "gemv_block"]
 
@@ -20,6 +21,7 @@ def gemv(
     x,
     weight,
     scales,
+    offsets,
     bias,
     residual,
     norm,
@@ -32,6 +34,8 @@ def gemv(
     INPUTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    CODE: tl.constexpr,
     STAGES: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PLUS_ONE: tl.constexpr,
@@ -42,6 +46,7 @@ def gemv(
         x,
         weight,
         scales,
+        offsets,
         bias,
         residual,
         norm,
@@ -54,6 +59,8 @@ def gemv(
         INPUTS,
         BLOCK_N,
         BLOCK_K,
+        GROUP,
+        CODE,
         STAGES,
         ACTIVATION,
         PLUS_ONE,
@@ -66,6 +73,7 @@ def gemv_block(
     x,
     weight,
     scales,
+    offsets,
     bias,
     residual,
     norm,
@@ -78,16 +86,18 @@ def gemv_block(
     INPUTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    CODE: tl.constexpr,
     STAGES: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PLUS_ONE: tl.constexpr,
 ):
     """`TOKENS` (1 to 4) rows of `x`; `BLOCK_N` rows of the weight, or with an `ACTIVATION` half as
     many of the gate and as many of the up part. `scales`, if any: what each row of the weight is
-    multiplied by."""
+    multiplied by, or with a `CODE` each `GROUP` of a row."""
     columns = tl.arange(0, BLOCK_K)
     rows = weight_rows(block, OUTPUTS, BLOCK_N, ACTIVATION)
-    weight += rows.to(tl.int64)[:, None] * INPUTS + columns[None, :]
+    weight = tile_pointers(weight, rows, INPUTS, BLOCK_K, CODE)
     sum0 = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     sum1, sum2, sum3 = sum0, sum0, sum0
     square0 = tl.zeros((BLOCK_K,), tl.float32)
@@ -95,10 +105,11 @@ def gemv_block(
     for start in tl.range(0, INPUTS, BLOCK_K, num_stages=STAGES):
         if INPUTS % BLOCK_K == 0:
             inside = tl.full((BLOCK_K,), True, tl.int1)
-            tile = tl.load(weight + start).to(tl.float32)
         else:
             inside = start + columns < INPUTS
-            tile = tl.load(weight + start, mask=inside[None, :], other=0).to(tl.float32)
+        tile = weight_tile(
+            weight, scales, offsets, rows, start, INPUTS, BLOCK_N, BLOCK_K, GROUP, CODE
+        ).to(tl.float32)
         factors = tl.full((BLOCK_K,), 1.0, tl.float32)
         if norm is not None:
             factors = tl.load(norm + start + columns, mask=inside, other=0.0).to(tl.float32)
@@ -136,7 +147,7 @@ def gemv_block(
         y = tl.sum(products, axis=1)
         if norm is not None:
             y *= tl.rsqrt(tl.sum(square, axis=0) / INPUTS + eps)
-        if scales is not None:
+        if scales is not None and CODE is None:
             y *= tl.load(scales + rows)
         if bias is not None:
             y += tl.load(bias + rows).to(tl.float32)

@@ -1,15 +1,17 @@
 """Rows sorted by expert times the matrices of their experts, on the tensor cores.
 
-The rows of each expert are cut into tiles of their own. How many tiles that makes only the device
-knows; the grid has as many as there can be at most, and a program finds its tile's expert in the
-list of ends. The weight is the first operand, as in the skinny GEMM: its rows fill an instruction
-even where an expert has a single token.
+The rows of each expert are cut into tiles of their own. Only the device knows how many tiles
+that makes; the grid has as many as there can be at most, and a program finds its tile's expert in
+the list of ends. The weight is the first operand, as in the skinny GEMM: its rows fill an
+instruction even where an expert has a single token.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from asyncinfer.kernels.triton.weight_tile import tile_pointers, weight_tile
 
 __all__ = ["grouped_gemm"]
 
@@ -19,6 +21,7 @@ def grouped_gemm(
     x,
     weight,
     scales,
+    offsets,
     ends,
     bias,
     out,
@@ -31,17 +34,19 @@ def grouped_gemm(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    TOGETHER: tl.constexpr,
     GROUP: tl.constexpr,
+    CODE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """At most `BLOCK_M` rows of `x`, all of one expert, and `BLOCK_N` rows of its weight. Grid
-    `tiles * blocks`, `GROUP` tiles and all blocks after one another, tiles first: programs that
+    `tiles * blocks`, `TOGETHER` tiles and all blocks after one another, tiles first: programs that
     run together share what they read in the L2 cache."""
     BLOCKS: tl.constexpr = (OUTPUTS + BLOCK_N - 1) // BLOCK_N
     program = tl.program_id(0)
-    first = program // (GROUP * BLOCKS) * GROUP
-    program = program % (GROUP * BLOCKS)
-    size = tl.minimum(tiles - first, GROUP)
+    first = program // (TOGETHER * BLOCKS) * TOGETHER
+    program = program % (TOGETHER * BLOCKS)
+    size = tl.minimum(tiles - first, TOGETHER)
     tile = first + program % size
     block = program // size
 
@@ -61,24 +66,29 @@ def grouped_gemm(
     tokens = begin + tl.arange(0, BLOCK_M)
     outputs = block * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(outputs, OUTPUTS - 1)
-    weight += expert.to(tl.int64) * (OUTPUTS * INPUTS)
-    weight += rows.to(tl.int64)[:, None] * INPUTS + columns[None, :]
+    SIZE: tl.constexpr = OUTPUTS * INPUTS if CODE is None else OUTPUTS * (INPUTS // 2)
+    weight = tile_pointers(weight + expert.to(tl.int64) * SIZE, rows, INPUTS, BLOCK_K, CODE)
+    GROUPS: tl.constexpr = 1 if CODE is None else INPUTS // GROUP
+    if scales is not None:
+        scales += expert.to(tl.int64) * (OUTPUTS * GROUPS)
+    if offsets is not None:
+        offsets += expert.to(tl.int64) * (OUTPUTS * GROUPS)
     # Rows beyond the last are read as the last; their sums are not stored.
     x += tl.minimum(tokens, stop - 1).to(tl.int64)[None, :] * X_STRIDE + columns[:, None]
     sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for start in tl.range(0, INPUTS, BLOCK_K, num_stages=STAGES):
+        part = weight_tile(
+            weight, scales, offsets, rows, start, INPUTS, BLOCK_N, BLOCK_K, GROUP, CODE
+        )
         if INPUTS % BLOCK_K == 0:
-            part = tl.load(weight + start)
             inputs = tl.load(x + start)
         else:
-            inside = start + columns < INPUTS
-            part = tl.load(weight + start, mask=inside[None, :], other=0)
-            inputs = tl.load(x + start, mask=inside[:, None], other=0)
+            inputs = tl.load(x + start, mask=(start + columns < INPUTS)[:, None], other=0)
         # Whole numbers of 8 bits are exact in every dtype.
         sums = tl.dot(part.to(inputs.dtype), inputs, sums, input_precision="ieee")
 
-    if scales is not None:
-        sums *= tl.load(scales + expert * OUTPUTS + rows)[:, None]
+    if scales is not None and CODE is None:
+        sums *= tl.load(scales + rows)[:, None]
     if bias is not None:
         sums += tl.load(bias + expert * OUTPUTS + rows).to(tl.float32)[:, None]
     target = out + tokens.to(tl.int64)[None, :] * OUTPUTS + outputs[:, None]

@@ -15,6 +15,7 @@ def grouped_gemv(
     x,
     weight,
     scales,
+    offsets,
     ends,
     bias,
     out,
@@ -25,6 +26,8 @@ def grouped_gemv(
     BLOCK_E: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    CODE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """One row of `x` and `BLOCK_N` rows of its expert's weight. Grid `(rows, blocks)`: rows of one
@@ -35,9 +38,13 @@ def grouped_gemv(
     theirs = tl.load(ends + experts, mask=experts < EXPERTS, other=row + 1)
     # The last expert for a row beyond its end, so that no list of ends leads out of the weight.
     expert = tl.minimum(tl.sum((theirs <= row).to(tl.int32), axis=0), EXPERTS - 1)
-    weight += expert.to(tl.int64) * (OUTPUTS * INPUTS)
+    SIZE: tl.constexpr = OUTPUTS * INPUTS if CODE is None else OUTPUTS * (INPUTS // 2)
+    weight += expert.to(tl.int64) * SIZE
+    GROUPS: tl.constexpr = 1 if CODE is None else INPUTS // GROUP
     if scales is not None:
-        scales += expert * OUTPUTS
+        scales += expert.to(tl.int64) * (OUTPUTS * GROUPS)
+    if offsets is not None:
+        offsets += expert.to(tl.int64) * (OUTPUTS * GROUPS)
     if bias is not None:
         bias += expert * OUTPUTS
     gemv_block(
@@ -45,6 +52,7 @@ def grouped_gemv(
         x + row.to(tl.int64) * X_STRIDE,
         weight,
         scales,
+        offsets,
         bias,
         None,
         None,
@@ -57,6 +65,8 @@ def grouped_gemv(
         INPUTS,
         BLOCK_N,
         BLOCK_K,
+        GROUP,
+        CODE,
         STAGES,
         None,
         False,

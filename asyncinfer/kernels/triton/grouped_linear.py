@@ -14,7 +14,7 @@ __all__ = ["grouped_linear"]
 #: Up to so many rows each is a product of its own: one token, with as many experts as models take.
 _GEMV_ROWS = 8
 #: Tiles of rows whose programs run together.
-_GROUP = 8
+_TOGETHER = 8
 
 
 def grouped_linear(
@@ -24,6 +24,8 @@ def grouped_linear(
     bias: torch.Tensor | None = None,
     *,
     scales: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    code: str | None = None,
 ) -> torch.Tensor:
     """As the reference kernel, rounded once at the end.
 
@@ -32,6 +34,7 @@ def grouped_linear(
     """
     rows, inputs = x.shape
     experts, outputs, _ = weight.shape
+    itemsize = weight.element_size() if code is None else 0.5
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     if not rows:
         return out
@@ -42,13 +45,16 @@ def grouped_linear(
         "OUTPUTS": outputs,
         "INPUTS": inputs,
         "BLOCK_E": triton.next_power_of_2(experts),
+        "GROUP": 0 if scales is None or code is None else inputs // scales.shape[-1],
+        "CODE": code,
     }
     if rows <= _GEMV_ROWS:
-        tiles = tiles_for(outputs, inputs, 1, weight.element_size())
+        tiles = tiles_for(outputs, inputs, 1, itemsize)
         grouped_gemv[(rows, triton.cdiv(outputs, tiles.rows))](
             x,
             weight,
             scales,
+            offsets,
             ends,
             bias,
             out,
@@ -59,7 +65,7 @@ def grouped_linear(
             num_warps=tiles.warps,
         )
         return out
-    tokens, tiles = grouped_tiles(rows, experts, weight.element_size())
+    tokens, tiles = grouped_tiles(rows, experts, itemsize)
     # Every expert in use may have one tile that is not full.
     used = min(experts, rows)
     most = used + (rows - used) // tokens
@@ -67,6 +73,7 @@ def grouped_linear(
         x,
         weight,
         scales,
+        offsets,
         ends,
         bias,
         out,
@@ -75,7 +82,7 @@ def grouped_linear(
         BLOCK_M=tokens,
         BLOCK_N=tiles.rows,
         BLOCK_K=tiles.depth,
-        GROUP=_GROUP,
+        TOGETHER=_TOGETHER,
         STAGES=tiles.stages,
         num_warps=tiles.warps,
     )

@@ -19,6 +19,8 @@ def linear_small(
     bias: torch.Tensor | None = None,
     *,
     scales: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    code: str | None = None,
     norm: torch.Tensor | None = None,
     eps: float = 1e-6,
     plus_one: bool = False,
@@ -38,11 +40,13 @@ def linear_small(
     out = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
     if not tokens:
         return out
-    gemv_most = gemv_tokens(weight.element_size())
+    itemsize = weight.element_size() if code is None else 0.5
+    group = 0 if scales is None or code is None else inputs // scales.shape[1]
+    gemv_most = gemv_tokens(itemsize)
     if norm is not None and tokens > gemv_most:
         x, norm = rms_norm(x, norm, eps, plus_one=plus_one), None
     x = x if x.stride(1) == 1 else x.contiguous()
-    tiles = tiles_for(outputs, inputs, tokens, weight.element_size())
+    tiles = tiles_for(outputs, inputs, tokens, itemsize)
     blocks = triton.cdiv(outputs, tiles.rows)
     residual_stride = 0 if residual is None else residual.stride(0)
     if tokens <= gemv_most:
@@ -50,6 +54,7 @@ def linear_small(
             x,
             weight,
             scales,
+            offsets,
             bias,
             residual,
             norm,
@@ -62,6 +67,8 @@ def linear_small(
             INPUTS=inputs,
             BLOCK_N=tiles.rows,
             BLOCK_K=tiles.depth,
+            GROUP=group,
+            CODE=code,
             STAGES=tiles.stages,
             ACTIVATION=activation,
             PLUS_ONE=plus_one,
@@ -79,6 +86,7 @@ def linear_small(
         x,
         weight,
         scales,
+        offsets,
         bias,
         residual,
         out,
@@ -92,6 +100,8 @@ def linear_small(
         BLOCK_M=block_m,
         BLOCK_N=tiles.rows,
         BLOCK_K=tiles.depth,
+        GROUP=group,
+        CODE=code,
         SPLITS=tiles.splits,
         STAGES=tiles.stages,
         ACTIVATION=activation,

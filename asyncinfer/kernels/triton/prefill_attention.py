@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from asyncinfer.kernels.triton.attention_tile import attend_tile, finished, load_queries
-from asyncinfer.kernels.triton.attention_tiling import device_capability, prefill_tiling
+from asyncinfer.kernels.triton.attention_tiling import device_shared, prefill_tiling
 from asyncinfer.kernels.triton.kv_layout import KVLayout
 
 __all__ = ["prefill_attention"]
@@ -36,7 +36,7 @@ def prefill_attention(
     tokens, heads, head_dim = q.shape
     group = heads // kv.heads
     rows = seq_lens.shape[0] - first_row
-    tiling = prefill_tiling(head_dim, q.dtype, kv.k.dtype, device_capability(q.device))
+    tiling = prefill_tiling(head_dim, q.dtype, kv.k.dtype, device_shared(q.device))
     # A row of n queries times heads needs n / m programs, rounded up.
     grid = (kv.heads, tokens * group // tiling.m + rows)
     _prefill_attention[grid](
@@ -64,7 +64,7 @@ def _prefill_attention(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(0)
-    # The last first: later queries see more keys.
+    # The last queries first: they see the most keys, and so take longest.
     program = tl.num_programs(1) - 1 - tl.program_id(1)
     query_starts += first_row
     row = _row_of(program, query_starts, rows, GROUP, M)
@@ -112,7 +112,7 @@ def _prefill_attention(
 
 @triton.jit
 def _first_program(row, tokens_before, GROUP: tl.constexpr, M: tl.constexpr):
-    """The number of a row's first program: every row has as many as it needs, and some one more."""
+    """The number of a row's first program. A row has as many programs as it needs, or one more."""
     return tokens_before * GROUP // M + row
 
 

@@ -151,7 +151,7 @@ def _cut(
     source = logits + row * STRIDE
     # The bits of positive floats are in the order of their values; these are infinity's.
     limit = tl.full((), 0x7F800000, tl.int32)
-    # A greedy row needs none, and one that is spoilt has none.
+    # A greedy row needs no cut, and a row that is not finite has none.
     if (temperature > 0.0) & (tl.abs(peak) < float("inf")):
         if top_k is not None:
             count = tl.load(top_k + row)
@@ -185,7 +185,7 @@ def _draw(
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Who wins the race among the tokens of a part of a row, and with what."""
+    """The token that wins the race in a part of a row, and its race variable."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperatures + row)
     if temperature > 0.0:
@@ -202,7 +202,7 @@ def _draw(
             kept = kept & (scores >= tl.log(tl.load(min_p + row)))
         weights = tl.exp(tl.maximum(scores, _NEVER))
         low, high = race_keys(tl.load(seeds + row), tl.load(positions + row))
-        # What was cut loses to any that was not: those are all below 0.
+        # A token that was cut gets 0 and loses, for all others are below 0.
         arrival = tl.where(kept, tl.div_rn(weights, race(columns, low, high)), 0.0)
         arrival = tl.where(inside, arrival, 1.0)
         best, at = tl.min(arrival, axis=0, return_indices=True, return_indices_tie_break_left=True)
@@ -229,7 +229,7 @@ def _settle(
     SPLITS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """The parts of a row together."""
+    """Join the parts of a row: its token, its largest logit and the token's logprob."""
     row = tl.program_id(0).to(tl.int64)
     parts = tl.arange(0, PARTS)
     there = parts < SPLITS
@@ -248,7 +248,7 @@ def _settle(
                 arrival, axis=0, return_indices=True, return_indices_tie_break_left=True
             )
             chosen = every + row * SPLITS + part
-    # Of a spoilt row it may be anything.
+    # The place is arbitrary where logits are not finite.
     token = tl.minimum(tl.maximum(tl.load(places + chosen), 0), VOCAB - 1)
     logit = tl.load(logits + row * STRIDE + token).to(tl.float32)
     tl.store(tokens + row, token.to(tl.int64))

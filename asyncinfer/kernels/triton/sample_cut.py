@@ -27,7 +27,7 @@ def find_cut(
     of the interval that holds the answer one of four parts, shrunk to where tokens are.
     """
     slope = tl.div_rn(-1.4426950408889634 + tl.zeros_like(temperature), temperature)
-    # Within `low` they are too few, within `high` enough; -1 is less than any distance.
+    # Within `low` lie too few tokens, within `high` enough; -1 is less than any distance.
     low, high = tl.full((), -1, tl.int32), limit
     if BY_MASS:
         sums = tl.zeros((BLOCK,), tl.float32)
@@ -61,7 +61,7 @@ def find_cut(
         else:
             low = third
         low = tl.maximum(low, after)
-    # Division brings together up to three distances that follow one another.
+    # Division can make up to three neighbouring distances equal.
     scaled = tl.div_rn(high.to(tl.float32, bitcast=True), temperature)
     for _ in tl.static_range(3):
         beyond = (high + 1).to(tl.float32, bitcast=True)
@@ -73,7 +73,7 @@ def find_cut(
 def _turn(
     logits, start, peak, slope, VOCAB: tl.constexpr, BLOCK: tl.constexpr, BY_MASS: tl.constexpr
 ):
-    """Bits of some tokens' distances from `peak`, and what they count for."""
+    """Bits of a block's distances from `peak`, and the weight of each token in the sum."""
     columns = start + tl.arange(0, BLOCK)
     inside = columns < VOCAB
     values = tl.load(logits + columns, mask=inside, other=float("-inf")).to(tl.float32)

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from asyncinfer.kernels.triton.gate import gate
 from asyncinfer.kernels.triton.gemv import weight_rows
+from asyncinfer.kernels.triton.weight_tile import tile_pointers, weight_tile
 
 __all__ = ["skinny_gemm"]
 
@@ -22,6 +23,7 @@ def skinny_gemm(
     x,
     weight,
     scales,
+    offsets,
     bias,
     residual,
     out,
@@ -35,31 +37,34 @@ def skinny_gemm(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    CODE: tl.constexpr,
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
     """`tokens` (at most `BLOCK_M`) rows of `x`; `BLOCK_N` rows of the weight, or with an
     `ACTIVATION` half as many of the gate and as many of the up part. `scales`, if any: what each
-    row of the weight, then int8, is multiplied by. Grid `(blocks, SPLITS)`."""
+    row of the weight, then int8, is multiplied by, or with a `CODE` each `GROUP` of a row. Grid
+    `(blocks, SPLITS)`."""
     STRETCH: tl.constexpr = (INPUTS + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
     block = tl.program_id(0)
     begin = tl.program_id(1) * STRETCH
     columns = tl.arange(0, BLOCK_K)
     token = tl.arange(0, BLOCK_M)
     rows = weight_rows(block, OUTPUTS, BLOCK_N, ACTIVATION)
-    weight += rows.to(tl.int64)[:, None] * INPUTS + columns[None, :]
+    weight = tile_pointers(weight, rows, INPUTS, BLOCK_K, CODE)
     # Tokens beyond the last are read as the last; their sums are not stored.
     x += tl.minimum(token, tokens - 1)[None, :] * X_STRIDE + columns[:, None]
     sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for start in tl.range(begin, tl.minimum(begin + STRETCH, INPUTS), BLOCK_K, num_stages=STAGES):
+        tile = weight_tile(
+            weight, scales, offsets, rows, start, INPUTS, BLOCK_N, BLOCK_K, GROUP, CODE
+        )
         if INPUTS % BLOCK_K == 0:
-            tile = tl.load(weight + start)
             inputs = tl.load(x + start)
         else:
-            inside = start + columns < INPUTS
-            tile = tl.load(weight + start, mask=inside[None, :], other=0)
-            inputs = tl.load(x + start, mask=inside[:, None], other=0.0)
+            inputs = tl.load(x + start, mask=(start + columns < INPUTS)[:, None], other=0.0)
         # Whole numbers of 8 bits are exact in every dtype.
         sums = tl.dot(tile.to(inputs.dtype), inputs, sums, input_precision="ieee")
 
@@ -67,7 +72,7 @@ def skinny_gemm(
         at = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + token[None, :]
         partials += block * (SPLITS * BLOCK_N * BLOCK_M) + at
         tl.store(partials + tl.program_id(1) * (BLOCK_N * BLOCK_M), sums)
-        # Every thread's part is written before the program counts as arrived.
+        # All threads write their parts before the program counts as arrived.
         tl.debug_barrier()
         arrived = tl.atomic_add(arrivals + block, 1, sem="acq_rel", scope="gpu")
         if arrived < SPLITS - 1:
@@ -79,7 +84,7 @@ def skinny_gemm(
 
     SIZE: tl.constexpr = OUTPUTS if ACTIVATION is None else OUTPUTS // 2
     BLOCK: tl.constexpr = BLOCK_N if ACTIVATION is None else BLOCK_N // 2
-    if scales is not None:
+    if scales is not None and CODE is None:
         sums *= tl.load(scales + rows)[:, None]
     if bias is not None:
         sums += tl.load(bias + rows).to(tl.float32)[:, None]

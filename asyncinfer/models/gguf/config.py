@@ -13,6 +13,7 @@ from asyncinfer.layers import RopeConfig
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.family import Family
 from asyncinfer.models.gguf.architectures import ARCHITECTURES, GgufArchitecture
+from asyncinfer.models.windows import FULL, SLIDING
 from asyncinfer.plugins import models
 from asyncinfer.weights.gguf import GgufCheckpoint
 
@@ -31,6 +32,8 @@ _KEYS: Final = {
     "sliding_window": "attention.sliding_window",
 }
 _EPS: Final = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+#: The number of a file's `expert_gating_func`.
+_SIGMOID: Final = 2
 #: Models whose attention is scaled by `hidden_size / heads` though `head_dim` differs: architecture
 #: and number of layers.
 _SCALED_BY_WIDTH: Final = (("gemma2", 46), ("gemma3", 62))
@@ -59,6 +62,10 @@ def gguf_architecture(metadata: Mapping[str, Any], file: str) -> tuple[str, Gguf
         kind = "llama+experts"
     elif name == "llama" and _plain(metadata.get("llama.attention.sliding_window")):
         kind = "llama+window"
+    elif name == "olmo2" and _plain(metadata.get("olmo2.attention.sliding_window")):
+        kind = "olmo2+window"
+    elif name == "deepseek2" and _plain(metadata.get("deepseek2.expert_gating_func")) == _SIGMOID:
+        kind = "deepseek2+sigmoid"
     architecture = ARCHITECTURES.get(kind)
     if architecture is None:
         known = ", ".join(one for one in ARCHITECTURES if "+" not in one)
@@ -77,6 +84,8 @@ def _values(
 
     values = {key: get(theirs) for key, theirs in {**_KEYS, **architecture.keys}.items()}
     values["rms_norm_eps"] = next((get(key) for key in _EPS if get(key) is not None), None)
+    if architecture.patterned:
+        values |= _layer_types(metadata.get(f"{name}.attention.sliding_window_pattern"))
     embedding = tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelLoadError(
@@ -99,9 +108,16 @@ def _values(
         values["query_pre_attn_scalar"] = by_width if wide else head_dim
     values |= _rope(get, checkpoint, architecture.scaling)
     # The family has defaults for keys that the file leaves out.
-    return {key: value for key, value in values.items() if value is not None} | dict(
-        architecture.values
-    )
+    given = {key: value for key, value in values.items() if value is not None}
+    derived = {} if architecture.derived is None else architecture.derived(get)
+    return {**given, **architecture.values, **derived}
+
+
+def _layer_types(pattern: Any) -> dict[str, Any]:
+    """Which layers have a window: a file's flag for each, or every how manieth has none."""
+    if isinstance(pattern, np.ndarray):
+        return {"layer_types": [SLIDING if flag else FULL for flag in pattern[: 1 << 12]]}
+    return {"sliding_window_pattern": pattern}
 
 
 def _rope(
@@ -129,6 +145,10 @@ def _rope(
         return {}
     if kind == "linear":
         return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
+    scale = get("rope.scaling.yarn_log_multiplier")
+    if isinstance(scale, float):
+        # DeepSeek's factor of attention; llama.cpp takes that of the rotation to be the same.
+        trained |= dict.fromkeys(("mscale", "mscale_all_dim"), 10 * scale)
     given = _given(
         attention_factor=get("rope.scaling.attn_factor"),
         beta_fast=get("rope.scaling.yarn_beta_fast"),
@@ -148,6 +168,9 @@ def _as_stored(
     if "blk.0.ffn_gate.weight" not in tensors:
         # The gate is packed with up, or there is none.
         names = replace(names, up=("ffn_up",))
+    if "blk.0.attn_kv_b.weight" in tensors:
+        names = replace(names, kv_up=("attn_kv_b",))
+    projections = names.qkv if config.latent is None else (names.kv_down,)
 
     def has(*parts: str) -> bool:
         return any(f"blk.0.{part}.bias" in tensors for part in parts)
@@ -158,10 +181,11 @@ def _as_stored(
         layers = tuple(replace(layer, rope=_interleaved(layer.rope)) for layer in layers)
     return replace(
         config,
+        published=config,
         names=names,
         rope=rope,
         layers=layers,
-        qkv_bias=has(*names.qkv),
+        qkv_bias=has(*projections),
         out_bias=has(names.out),
         mlp_bias=has(names.down),
         head_bias="output.bias" in tensors,

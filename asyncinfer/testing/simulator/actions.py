@@ -6,12 +6,21 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from asyncinfer.errors import AsyncInferError, InvalidRequest
+from asyncinfer.errors import (
+    AsyncInferError,
+    EngineClosed,
+    EngineDead,
+    InvalidRequest,
+    ModelLoadError,
+)
 from asyncinfer.scheduler import check_fits
+from asyncinfer.testing.invariants import hold
 from asyncinfer.testing.simulator.checks import ACK
 from asyncinfer.testing.simulator.consumer import Consumer
 from asyncinfer.testing.simulator.expected import Expected
+from asyncinfer.testing.simulator.samplers import samplers_of
 from asyncinfer.testing.simulator.scenario import Ask
+from asyncinfer.testing.simulator.talks import Talk
 from asyncinfer.testing.simulator.vocabulary import simulated_tokenizer
 
 if TYPE_CHECKING:
@@ -21,8 +30,8 @@ __all__ = ["Actions"]
 
 
 class Actions:
-    """Each does nothing where there is nobody to do it to, so that an action can be left out of a
-    trace without those after it becoming senseless."""
+    """An action does nothing where it finds no target, so that actions can be left out of a trace
+    without making later ones invalid."""
 
     def __init__(self, life: Life) -> None:
         self._life = life
@@ -41,17 +50,20 @@ class Actions:
         expected = None
         with suppress(InvalidRequest):
             total = check_fits(life.model.spec, len(ask.prompt), ask.max_tokens)
-            expected = Expected(life.scenario, ask, ask.prompt, total)
+            expected = Expected(life.scenario, ask, ask.prompt, total, life.adapters)
         if ask.form == "chat":
             if not prompt.strip():
                 # Whether that is a message is the template's affair.
                 return
             prompt = [{"role": "user", "content": prompt}]
-        consumer = Consumer(life.engine, ask, prompt, expected, life.leaving)
+        samplers = None if ask.sampler is None else samplers_of(ask.sampler, life.host)
+        consumer = Consumer(life.engine, ask, prompt, expected, life.leaving, samplers)
         if ask.form != "ids":
             life.texts.setdefault(text, []).append(consumer)
         life.consumers[ask.id] = consumer
         consumer.task = loop.create_task(consumer.run())
+
+        life.count_blocks(ask)
 
     def do_cancel(self, id: int) -> None:
         """`Task.cancel` of a consumer."""
@@ -77,6 +89,121 @@ class Actions:
             consumer.closed = True
             task = life.loops[consumer.ask.loop].create_task(consumer.stream.aclose())
             life.closers[task] = life.host.now + ACK
+
+    # -- conversations -------------------------------------------------------------------------
+
+    def do_talk(self, id: int, index: int, scope: str, ttl: float | None) -> None:
+        """A session is opened."""
+        life = self._life
+        with suppress(EngineClosed, EngineDead):
+            life.talks[id] = Talk(life.engine.session(ttl=ttl, cache_scope=scope), index, scope)
+
+    def do_say(self, id: int, values: dict[str, Any]) -> None:
+        """A consumer says something in a session."""
+        life, said = self._life, Ask.from_json(values)
+        talk = life.talks.get(id)
+        if talk is None or talk.consumer is not None or said.id in life.consumers:
+            return
+        ask, loop = talk.whole(said), life.open_loop(talk.loop)
+        if loop is None or not talk.new_text(said.prompt).strip():
+            return
+        expected = None
+        with suppress(InvalidRequest):
+            total = check_fits(life.model.spec, len(ask.prompt), ask.max_tokens)
+            expected = Expected(life.scenario, ask, ask.prompt, total, life.adapters)
+        consumer = Consumer(life.engine, ask, said.prompt, expected, life.leaving, begin=talk.begin)
+        life.count_blocks(ask)
+        talk.speaks(consumer, said)
+        life.texts.setdefault(talk.new_text(said.prompt), []).append(consumer)
+        life.consumers[ask.id] = consumer
+        life.speaking[ask.id] = talk
+        consumer.task = loop.create_task(consumer.run())
+
+    def do_fork(self, id: int, made: int) -> None:
+        """A second conversation begins as one that there is."""
+        talks = self._life.talks
+        if id in talks and talks[id].consumer is None:
+            talks[made] = talks[id].fork()
+
+    def do_rewind(self, id: int, count: int) -> None:
+        """The last messages of a conversation are taken back."""
+        talk = self._life.talks.get(id)
+        if talk is not None and talk.consumer is None:
+            talk.rewind(count)
+
+    def do_part(self, id: int, dropped: bool) -> None:
+        """A session is closed, perhaps while it is answered, or forgotten."""
+        talk = self._life.talks.get(id)
+        if talk is not None and (talk.consumer is None or talk.consumer.stream is not None):
+            del self._life.talks[id]
+            if not dropped:
+                talk.close()
+
+    def do_pin(self, id: int, index: int, prompt: list[int], ttl: float | None) -> None:
+        """A prompt is pinned."""
+        if (loop := self._life.open_loop(index)) is not None:
+            self._life.loads.add(loop.create_task(self._pin(id, prompt, ttl)))
+
+    def do_unpin(self, id: int) -> None:
+        """Its pin is closed."""
+        if (pin := self._life.pins.pop(id, None)) is not None:
+            pin.close()
+
+    async def _pin(self, id: int, prompt: list[int], ttl: float | None) -> None:
+        life = self._life
+        outcome = "entered"
+        try:
+            life.pins[id] = await life.engine.pin(prompt, ttl=ttl).__aenter__()
+        except AsyncInferError as error:
+            life.checks.refused(error, pin=True)
+            outcome = type(error).__name__
+        life.seen[f"pin: {outcome}"] += 1
+
+    # -- adapters ------------------------------------------------------------------------------
+
+    def do_load(self, name: str, adapter: int, index: int) -> None:
+        """An adapter is loaded under a name, perhaps in place of another."""
+        if (loop := self._life.open_loop(index)) is not None:
+            self._life.loads.add(loop.create_task(self._load(name, adapter)))
+
+    def do_unload(self, name: str) -> None:
+        """An adapter's name is taken away."""
+        life = self._life
+        life.loads.add(life.loops[0].create_task(self._unload(name)))
+
+    def do_cancel_loads(self) -> None:
+        """`Task.cancel` of all tasks that load adapters."""
+        for load in self._life.loads:
+            load.cancel()
+
+    async def _load(self, name: str, adapter: int) -> None:
+        life = self._life
+        life.adapters.asked(name, adapter)
+        outcome = "loaded"
+        try:
+            source: Any = {"content": adapter}
+            await life.engine.adapters.load(name, source)
+            life.adapters.loaded(name, adapter)
+        except ModelLoadError as error:
+            # There may be room again by now.
+            meant = "fault" in str(error) or "room for" in str(error)
+            hold("end", meant, "adapter {}: {}", name, error)
+            outcome = "ModelLoadError"
+        except AsyncInferError as error:
+            life.checks.refused(error)
+            outcome = type(error).__name__
+        life.seen[f"adapter: {outcome}"] += 1
+
+    async def _unload(self, name: str) -> None:
+        life = self._life
+        known = life.adapters.known(name)
+        try:
+            await life.engine.adapters.unload(name)
+            life.adapters.unloaded(known)
+        except InvalidRequest:
+            hold("end", not known, "adapter {} is unknown", name)
+        except AsyncInferError as error:
+            life.checks.refused(error)
 
     # -- time and threads ----------------------------------------------------------------------
 

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from asyncinfer.engine.footprint import (
+    drafting_bytes,
+    matcher_bytes,
+    prepared_bytes,
+    submitted_bytes,
+)
+from asyncinfer.errors import AsyncInferError, Overloaded
+from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import Scheduler
 from asyncinfer.testing.invariants import check_drained, check_invariants, hold
 from asyncinfer.testing.simulator.consumer import Consumer
+from asyncinfer.testing.simulator.formats import chars
+from asyncinfer.testing.simulator.observers import WatchingObserver
+from asyncinfer.testing.simulator.samplers import may_fail
 from asyncinfer.testing.simulator.state import FOUND_OUT
+from asyncinfer.testing.simulator.vocabulary import simulated_tokenizer
 from asyncinfer.testing.watched_pages import WatchedPages
 
 if TYPE_CHECKING:
@@ -27,14 +39,14 @@ LAST_STEPS: Final = 1.0
 #: Fair seconds after which nothing may hold a request that has ended.
 FORGOTTEN: Final = 1.0
 
-#: Ends that leave everything that was drawn to be read.
+#: Ends after which everything that was drawn can still be read.
 _READ_TO_THE_END: Final = frozenset(
     ("DeadlineExceeded", "StreamStalled", "RequestFailed", "EngineClosed")
 )
 
 
 class Checks:
-    """Raises `InvariantError` where something does not hold."""
+    """Checks a life; raises `InvariantError` where something does not hold."""
 
     def __init__(self, life: Life, every: int) -> None:
         self._life = life
@@ -45,8 +57,8 @@ class Checks:
         self._pages: WatchedPages | None = None
         #: Consumers that ended, and when, in fair seconds.
         self._ended: deque[tuple[float, Consumer]] = deque()
-        #: Requests that the engine refused.
-        self._refused = 0
+        #: Requests that the engine refused, and that it may have: nobody waited any more.
+        self._refused = self._unheard = 0
         #: Steps launched; the last one that each decoding request was in; how many it may miss.
         self._launched = 0
         self._served: dict[int, int] = {}
@@ -58,7 +70,7 @@ class Checks:
         core, runner = self._life.engine.core, self._life.model.runner
         assert core is not None
         assert runner is not None
-        self._pages = WatchedPages(core.scheduler, runner)
+        self._pages = WatchedPages(core.scheduler, runner, self._life.adapters.by_key)
 
     # -- at every moment -----------------------------------------------------------------------
 
@@ -92,23 +104,25 @@ class Checks:
         if self._steps % self._every:
             self._pages.poison()
             return
-        requests = {
-            answer.request.id: answer.request for job in core.jobs.live for answer in job.outputs
+        sequences = {
+            answer.sequence.id: answer.sequence
+            for request in core.requests.live
+            for answer in request.outputs
         }
-        requests.update(core.scheduler.states.leaving)
-        check_invariants(core.scheduler, requests.values())
+        sequences.update(core.scheduler.states.leaving)
+        check_invariants(core.scheduler, sequences.values())
         self._pages.check()
 
     def _check_starving(self, scheduler: Scheduler) -> None:
         """I9: whoever could decode does so, in turns if need be."""
         self._launched += 1
         now, before, self._served = self._launched, self._served, {}
-        rows = {request.id for request in scheduler.in_flight[-1].sequences}
-        for request in scheduler.states.decoding.values():
-            can = request.draws_left > 0 and request.computed < request.capacity
-            last = now if request.id in rows or not can else before.get(request.id, now)
-            self._served[request.id] = last
-            hold("I9", now - last <= self._patience, "{} decodes no more", request)
+        rows = {sequence.id for sequence in scheduler.in_flight[-1].sequences}
+        for sequence in scheduler.states.decoding.values():
+            can = sequence.draws_left > 0 and sequence.computed < sequence.capacity
+            last = now if sequence.id in rows or not can else before.get(sequence.id, now)
+            self._served[sequence.id] = last
+            hold("I9", now - last <= self._patience, "{} decodes no more", sequence)
 
     def _check_budget(self, scheduler: Scheduler) -> None:
         """I9: the budget of a step recovers from a lack of room. It doubles every sixteen steps, or
@@ -126,8 +140,14 @@ class Checks:
         life = self._life
         if not life.state.opened:
             return life.host.now + seconds + GRACE
-        found_out = life.scenario.step_timeout * (1 + FOUND_OUT)
-        return life.host.now + seconds + found_out + LAST_STEPS
+        return life.host.now + seconds + self._last_steps
+
+    @property
+    def _last_steps(self) -> float:
+        """Seconds that a close may wait for the steps that run. One that takes longer is left
+        alone, whether it hangs or not."""
+        found_out = min(self._life.scenario.step_timeout * (1 + FOUND_OUT), GRACE)
+        return found_out + LAST_STEPS
 
     def late(self) -> None:
         """Whoever waits for the engine is told in time: of an answer's end, a deadline, a close, a
@@ -138,10 +158,14 @@ class Checks:
             if consumer.waiting:
                 limit = max(min(consumer.limit, life.state.over), life.state.jumped) + LATE
                 hold("liveness", now <= limit, "{} waits {:.3f} s too long", consumer, now - limit)
+        for load in life.loads:
+            # A thread may take long to read one, but nobody waits for that past the end.
+            limit = max(life.state.over, life.state.jumped) + LATE
+            hold("liveness", load.done() or now <= limit, "a load waits {:.3f} s", now - limit)
         for task, due in life.closers.items():
             if not task.done():
-                # Steps in flight are waited for.
-                limit = max(due, life.state.jumped + LAST_STEPS) + LATE
+                # What passed while nobody ran says little of a step that hangs.
+                limit = max(due, life.state.jumped + self._last_steps) + LATE
                 hold("liveness", now <= limit, "a close waits {:.3f} s too long", now - limit)
 
     def ended(self, consumer: Consumer) -> None:
@@ -150,18 +174,21 @@ class Checks:
         self._check_end(consumer)
         if consumer.outcome == "Overloaded":
             self._refused += 1
+        if consumer.ask.form in ("worker", "chat"):
+            left = consumer.outcome == "cancelled" or consumer.closed
+            self._unheard += consumer.retries + left
         usage, ask = consumer.usage, consumer.ask
         got = sum(map(len, consumer.tokens))
         self._life.seen["tokens delivered"] += got
         if consumer.outcome == "whole" and consumer.expected is not None:
             consumer.expected.check_whole(consumer)
+            self._life.seen["answers with an adapter"] += ask.adapter is not None
+            self._life.seen["answers with a format"] += ask.format is not None
+            self._life.seen["answers with samplers"] += ask.sampler is not None
         read = consumer.outcome in _READ_TO_THE_END and ask.how == "iterate"
         if usage is not None and not consumer.closed and (read or consumer.outcome == "whole"):
             drawn = usage.completion_tokens
-            # What a turn hands out after the watchdog has told of the end is dropped.
-            dropped = self._life.state.was_interrupted(consumer.began + consumer.seconds)
-            right = got <= drawn if dropped else got == drawn
-            hold("I7", right, "{}: {} tokens drawn, {} delivered", consumer, drawn, got)
+            hold("I7", got == drawn, "{}: {} tokens drawn, {} delivered", consumer, drawn, got)
 
     def _check_end(self, consumer: Consumer) -> None:
         life, outcome, ask = self._life, consumer.outcome, consumer.ask
@@ -171,7 +198,9 @@ class Checks:
                 # One that was closed before anybody looked at its prompt ends like any other.
                 allowed = consumer.expected is not None or consumer.closed
             case "InvalidRequest":
-                allowed = consumer.expected is None
+                allowed = consumer.expected is None or self._too_large(consumer)
+                # Whoever names one may come before its load is done.
+                allowed = allowed or (ask.adapter is not None and "adapter" in consumer.message)
             case "DeadlineExceeded":
                 allowed = ask.deadline is not None and (
                     life.host.now >= consumer.began + ask.deadline
@@ -183,13 +212,54 @@ class Checks:
             case "RequestFailed":
                 full = ask.on_full == "cancel" and "is full" in consumer.message
                 allowed = full or "fault" in consumer.message or "no room" in consumer.message
+                allowed = allowed or may_fail(ask.sampler, consumer.message)
             case "EngineClosed":
                 allowed = life.state.closing or consumer.early or consumer.closed
+            case "StreamBusy":
+                # Nobody speaks in a conversation while another does.
+                allowed = False
             case "EngineDead":
                 allowed = life.state.dead or life.state.doubtful
                 if allowed:
                     life.state.die()
         hold("end", allowed, "{}: {}", consumer, consumer.message)
+
+    def refused(self, error: AsyncInferError, *, pin: bool = False) -> None:
+        """The engine refuses a load or an unload of an adapter, or to pin a prompt."""
+        life = self._life
+        self._refused += pin and isinstance(error, Overloaded)
+        match type(error).__name__:
+            case "EngineClosed":
+                allowed = life.state.closing or not life.state.opened
+            case "EngineDead":
+                allowed = life.state.dead or life.state.doubtful
+                if allowed:
+                    life.state.die()
+            case "RequestFailed":
+                allowed = pin and ("fault" in str(error) or "no room" in str(error))
+            case "InvalidRequest":
+                allowed = pin and "max_held_bytes" in str(error)
+            case other:
+                allowed = other == "Overloaded"
+        hold("end", allowed, "an adapter or a pin: {}", error)
+
+    def _too_large(self, consumer: Consumer) -> bool:
+        """Whether it would hold more bytes than all requests together may."""
+        most, ask = self._life.scenario.max_held_bytes, consumer.ask
+        if most is None or "max_held_bytes" not in consumer.message:
+            return False
+        buffer = ask.buffer if ask.max_tokens is None else min(ask.buffer, ask.max_tokens * ask.n)
+        params = SamplingParams(n=ask.n, prompt_logprobs=ask.prompt_logprobs)
+        blocks = len(ask.prompt) // self._life.scenario.block_size
+        prompt: Any = ask.prompt
+        if ask.form != "ids":
+            prompt = simulated_tokenizer().decode(ask.prompt)
+        held = submitted_bytes(prompt, buffer) + prepared_bytes(len(ask.prompt), blocks, params)
+        if self._life.scenario.wrong_drafts:
+            held += drafting_bytes(len(ask.prompt), 0, ask.n)
+        if ask.format is not None:
+            held += matcher_bytes(chars(ask.format), ask.n)
+        return held > most
 
     def _unread(self, consumer: Consumer) -> float:
         """For how long it could have read at most, and did not, before its end."""
@@ -223,11 +293,13 @@ class Checks:
         self._check_held(old)
 
     def _check_held(self, consumers: list[Consumer]) -> None:
-        if any(consumer.held for consumer in consumers):
-            # By a cycle, perhaps.
-            gc.collect()
-            for consumer in consumers:
-                hold("I13", not consumer.held, "{} is held after its end", consumer)
+        held = [consumer for consumer in consumers if consumer.held]
+        for generation in (1, 2):
+            if held:
+                # By a cycle, perhaps, that is young: to look at everything takes milliseconds.
+                gc.collect(generation)
+                held = [consumer for consumer in held if consumer.held]
+        hold("I13", not held, "{} is held after its end", held[0] if held else None)
 
     # -- at the end ----------------------------------------------------------------------------
 
@@ -241,9 +313,14 @@ class Checks:
         hold("drain", admission.held == 0, "admission holds {}", admission.held)
         hold("drain", admission.held_bytes == 0, "{} bytes are held", admission.held_bytes)
         hold("drain", admission.next_deadline == float("inf"), "a deadline is held")
+        if life.model.adapters is not None:
+            held, named = len(life.model.adapters.contents), len(life.engine.adapters.list())
+            hold("drain", held == named, "{} adapters are held, {} have names", held, named)
         stats, health = life.engine.stats(), life.engine.health()
         hold("stats", stats.running == stats.waiting == stats.paused == 0, "{}", stats)
-        hold("stats", stats.refused == self._refused, "{} refused, {}", self._refused, stats)
+        hold("drain", stats.blocks_pinned == 0, "{} blocks are pinned", stats.blocks_pinned)
+        refused = self._refused <= stats.refused <= self._refused + self._unheard
+        hold("stats", refused, "{} refused, {}", self._refused, stats)
         hold("stats", health.state in ("open", "degraded"), "{}", health)
 
     def closed(self) -> None:
@@ -260,3 +337,16 @@ class Checks:
             hold("loop", not loop.problems, "{}", loop.problems)
         state = life.engine.health().state
         hold("stats", state in ("closed", "dead"), "a closed engine is {}", state)
+        for observer in life.engine.config.observers:
+            if isinstance(observer, WatchingObserver):
+                self._check_observer(observer)
+
+    def _check_observer(self, observer: WatchingObserver) -> None:
+        """What an observer was told is what the protocol promises."""
+        hold("observer", not observer.problems, "{}: {}", observer, observer.problems)
+        seen = observer.opened or observer.closed
+        hold("observer", observer.closed == bool(seen), "{} closed {}", observer, observer.closed)
+        if not observer.sound or not observer.opened:
+            return
+        hold("observer", observer.ended == 1, "{} is not told of the end", observer)
+        hold("observer", not observer.unended, "{}: no end of {}", observer, observer.unended)

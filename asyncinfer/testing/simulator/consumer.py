@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from asyncinfer.chunk import Chunk, Usage
 from asyncinfer.errors import AsyncInferError
+from asyncinfer.protocols import SamplerPlugin
 from asyncinfer.testing.invariants import hold
+from asyncinfer.testing.simulator.formats import FORMATS
 from asyncinfer.testing.simulator.scenario import Ask
 
 if TYPE_CHECKING:
-    from asyncinfer.engine import Stream
+    from asyncinfer.engine import SessionStream, Stream
     from asyncinfer.testing.simulator.engine import SimulatedEngine
     from asyncinfer.testing.simulator.expected import Expected
 
@@ -45,9 +48,11 @@ class Consumer:
         prompt: Any,
         expected: Expected | None,
         leaving: dict[int, None],
+        samplers: Sequence[SamplerPlugin] | None = None,
+        begin: Callable[..., Stream | SessionStream] | None = None,
     ) -> None:
         """`expected` is None where the request must be refused. As its task ends, it puts its id
-        into `leaving`."""
+        into `leaving`. `begin` stands in for `Engine.stream`."""
         self.ask = ask
         self.outcome: str | None = None
         self.message = ""
@@ -71,12 +76,16 @@ class Consumer:
         self.early = False
         self.stopped = False
         self.closed = False
-        self.stream: Stream | None = None
+        #: Times that it gave up waiting for a chunk, and then waited again.
+        self.retries = 0
+        self.stream: Stream | SessionStream | None = None
         self.task: asyncio.Task[None] | None = None
         self.expected = expected
         self._engine = engine
+        self._begin = begin
         self._leaving = leaving
         self._prompt = prompt
+        self._samplers = samplers
         self._marker: weakref.ref[Marker] | None = None
 
     @property
@@ -85,8 +94,12 @@ class Consumer:
         return self._marker is not None and self._marker() is not None
 
     def leave_by(self, when: float) -> None:
-        """It was told to leave, or has a deadline."""
+        """Note the time by which it must have left: it was told to leave, or has a deadline."""
         self.limit = min(self.limit, when)
+
+    def let_go(self) -> None:
+        """Hold nothing that it asked with any more."""
+        self._prompt = self._begin = None
 
     async def run(self) -> None:
         """The task."""
@@ -103,14 +116,17 @@ class Consumer:
             self.waiting = False
             stream, self.stream = self.stream, None
             if stream is not None and self.ask.then != "drop":
+                self.request_id = stream.request_id
                 self.usage = stream.usage
                 self.seconds = stream.timings.total if stream.timings else 0.0
-            self._prompt = None
+            self.let_go()
             self._leaving[self.ask.id] = None
 
     async def _serve(self) -> None:
         ask = self.ask
         self.began = asyncio.get_running_loop().time()
+        if self.expected is not None:
+            self.expected.begin()
         if ask.deadline is not None:
             self.leave_by(self.began + ask.deadline)
         self.early = self._engine.core is None
@@ -118,11 +134,13 @@ class Consumer:
         self._marker = weakref.ref(marker)
         _MARK.set(marker)
         del marker
-        stream = self.stream = self._engine.stream(
+        begin = self._engine.stream if self._begin is None else self._begin
+        stream = self.stream = begin(
             self._prompt,
             priority=ask.priority,
             deadline=ask.deadline,
             cache_scope=ask.scope,
+            adapter=ask.adapter,
             buffer=ask.buffer,
             on_full=ask.on_full,
             max_tokens=ask.max_tokens,
@@ -134,6 +152,8 @@ class Consumer:
             logprobs=ask.logprobs,
             prompt_logprobs=ask.prompt_logprobs,
             bad_words=_WORDS if ask.form == "worker" else (),
+            sampler=self._samplers,
+            **({} if ask.format is None else FORMATS[ask.format]),
         )
         self.request_id = stream.request_id
         if ask.how == "await":
@@ -154,7 +174,7 @@ class Consumer:
                 self.waiting = True
             self.outcome = self.outcome or "left"
 
-    async def _complete(self, stream: Stream) -> None:
+    async def _complete(self, stream: Stream | SessionStream) -> None:
         self.waiting = True
         completion = await stream
         self.waiting = False
@@ -165,7 +185,7 @@ class Consumer:
         self.usage = completion.usage
         self.outcome = "whole"
 
-    async def _read(self, stream: Stream) -> None:
+    async def _read(self, stream: Stream | SessionStream) -> None:
         ask, left = self.ask, self.ask.chunks
         while left is None or left > 0:
             self.waiting = True
@@ -182,10 +202,11 @@ class Consumer:
                 if isinstance(error, AsyncInferError):
                     # The request's own deadline.
                     raise
+                self.retries += 1
                 continue
             finally:
                 self.waiting = False
-            self._take(chunk)
+            self._take(chunk, stream)
             if left is not None:
                 left -= 1
             if ask.pace:
@@ -199,15 +220,15 @@ class Consumer:
         elif ask.then == "sleep":
             await asyncio.sleep(1e9)
 
-    async def _rest(self, stream: Stream) -> None:
+    async def _rest(self, stream: Stream | SessionStream) -> None:
         """Read on to the end."""
         self.waiting = True
         async for chunk in stream:
-            self._take(chunk)
+            self._take(chunk, stream)
         self.waiting = False
         self.outcome = "whole"
 
-    def _take(self, chunk: Chunk) -> None:
+    def _take(self, chunk: Chunk, stream: Stream | SessionStream) -> None:
         index = chunk.index
         hold("I7", self.reasons[index] is None, "{}: a chunk after the last one", self)
         self.tokens[index] += chunk.token_ids
@@ -215,7 +236,7 @@ class Consumer:
         self.reads.append(asyncio.get_running_loop().time())
         self.reasons[index] = chunk.finish_reason
         if self.expected is not None:
-            self.expected.check_chunk(self, index)
+            self.expected.check_chunk(self, index, ended=stream.usage is not None)
 
     def __repr__(self) -> str:
         return f"<request {self.ask.id} {self.request_id} {self.outcome or 'open'}>"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Final
 
+from asyncinfer.cache import STATE_WINDOW, steady_pages
+from asyncinfer.testing.simulator.formats import FORMATS
 from asyncinfer.testing.simulator.life import Life
 from asyncinfer.testing.simulator.plugins import CACHE_POLICIES, SCHEDULERS
+from asyncinfer.testing.simulator.samplers import SAMPLERS
 from asyncinfer.testing.simulator.scenario import Action, Ask, Scenario
 from asyncinfer.testing.simulator.vocabulary import LETTERS
 
@@ -18,6 +22,11 @@ _CACHE_POLICIES: Final = (
     *CACHE_POLICIES,
 )
 _SCHEDULERS: Final = (*("deadline", "fcfs", "priority") * 3, *SCHEDULERS)
+_OBSERVERS: Final = (
+    *((), (), ("(watching)",), ("(watching on decode)",)),
+    *(("(pausing)", "(watching)"), ("(pausing on decode)", "(watching)")),
+    *(("(raising)", "(watching on decode)"), ("(raising on decode)", "(pausing)")),
+)
 _FAULTS: Final = ("row", "memory")
 #: Actions after a life is over, so that those who come too late are seen as well.
 _AFTERWARDS: Final = 40
@@ -32,7 +41,23 @@ class Drawn:
 
     def __init__(self, seed: int, steps: tuple[int, int]) -> None:
         self._rng = rng = Random(seed)
-        self.scenario = _scenario(rng)
+        # Draws of their own, so that lives without drafts or samplers stay what they were.
+        wrong = Random(~seed).choice((0, 0, 2, 4, 20))
+        self._own = own = Random(f"samplers {seed}")
+        samplers = own.random() < 0.15
+        self.scenario = replace(_scenario(rng), wrong_drafts=wrong, samplers=samplers)
+        # The same for conversations: half of those lives have room for all of them.
+        self._talking = talking = Random(f"say {seed}")
+        self._talks = talking.random() < 0.15
+        if self._talks:
+            self.scenario = replace(self.scenario, max_held_bytes=None)
+        if self._talks and talking.random() < 0.5:
+            size = talking.choice((4, 8))
+            self.scenario = replace(self.scenario, blocks=1024, block_size=size, max_context=128)
+            self.scenario = replace(self.scenario, window=None, prefix_cache=True)
+        else:
+            pages = _state_pages(Random(f"state pages {seed}"), self.scenario)
+            self.scenario = replace(self.scenario, state_pages=pages)
         self._steps = rng.randint(*steps)
         self._ids = self._after = 0
         self._prefixes = [_letters(rng, 30) for _ in range(3)]
@@ -48,6 +73,8 @@ class Drawn:
         self._stops = rng.random() < 0.5
         if rng.random() < 0.05:
             self._steps = 3
+        self._adapters = 0
+        self._formats = rng.random() < 0.15
 
     def __call__(self, life: Life) -> Action | None:
         rng = self._rng
@@ -65,6 +92,8 @@ class Drawn:
         elif self._closes and rng.random() < 0.01:
             return self._close()
         live = [*life.consumers]
+        if self._talks and life.state.opened and self._talking.random() < 0.2:
+            return self._talk(life)
         if not life.state.hangs:
             self._stuck = None
         elif self._stuck is None:
@@ -77,6 +106,8 @@ class Drawn:
                 # A thread may be about to be started for the first of these.
                 return ["refuse_threads", rng.choice((1, 2))]
             return ["submit", ask.to_json()]
+        if self.scenario.adapters is not None and rng.random() < 0.04:
+            return self._adapter()
         if live and rng.random() < 0.015:
             return [rng.choice(("cancel", "cancel", "stop", "aclose")), rng.choice(live)]
         if rng.random() < (0.05 if self._faulty else 0.02):
@@ -93,12 +124,54 @@ class Drawn:
             return self._turn("intake")
         if roll < 0.84:
             return self._turn("watchdog")
+        if roll < 0.88 and self.scenario.observers:
+            return self._turn("observer")
+        if roll < 0.91 and self.scenario.adapters is not None:
+            return self._turn("adapter")
         return ["time", rng.choice((0.001, 0.01, 0.01, 0.05, 0.5))]
 
     def _turn(self, name: str) -> Action:
         rng = self._rng
         points = rng.randrange(6) if rng.random() < self._interrupted else None
         return ["turn", name, rng.randrange(2), points]
+
+    def _adapter(self) -> Action:
+        """An adapter comes or goes."""
+        rng = self._rng
+        roll = rng.random()
+        if roll < 0.65:
+            self._adapters += 1
+            return ["load", rng.choice("xy"), self._adapters, rng.randrange(self.scenario.loops)]
+        if roll < 0.7:
+            return ["unload", rng.choice("xy")]
+        return ["fault", "adapter", 0] if roll < 0.85 else ["cancel_loads"]
+
+    def _talk(self, life: Life) -> Action:
+        """Something happens in a conversation."""
+        rng, talks = self._talking, [*life.talks]
+        self._ids += 1
+        roll = rng.random()
+        if rng.random() < 0.1:
+            if life.pins and roll < 0.4:
+                return ["unpin", rng.choice([*life.pins])]
+            prompt, loop = _letters(rng, rng.randrange(1, 20)), rng.randrange(self.scenario.loops)
+            return ["pin", self._ids, loop, prompt, rng.choice((None, 0.5))]
+        if not talks or roll < 0.1:
+            scope, ttl = rng.choice(("", "other")), rng.choice((None, None, 0.5))
+            return ["talk", self._ids, rng.randrange(self.scenario.loops), scope, ttl]
+        id = rng.choice(talks)
+        if roll < 0.8:
+            ask = self._ask(rng)
+            said = replace(ask, prompt=ask.prompt[:6], max_tokens=rng.choice((1, 3, 6, 12)))
+            plain = replace(
+                said, prompt_logprobs=None, n=1, format=None, adapter=None, sampler=None
+            )
+            return ["say", id, plain.to_json()]
+        if roll < 0.86:
+            return ["fork", id, self._ids]
+        if roll < 0.92:
+            return ["rewind", id, rng.randrange(4)]
+        return ["part", id, rng.random() < 0.5]
 
     def _event(self) -> Action:
         """Something that happens seldom."""
@@ -126,28 +199,39 @@ class Drawn:
             return self._close()
         if roll < 0.5:
             return ["submit", self._ask().to_json()]
-        return ["time", rng.choice((0.05, 0.3, 1.0, 6.0))]
+        return ["time", rng.choice((0.05, 0.3, 1.0, 6.0, 12.0))]
 
     def _close(self) -> Action:
         rng = self._rng
         drain = rng.choice((None, 0.0, 0.5))
         return rng.choice((["close", drain], ["leave", rng.random() < 0.5], ["cancel_owner"]))
 
-    def _ask(self) -> Ask:
-        rng = self._rng
+    def _ask(self, rng: Random | None = None) -> Ask:
+        rng = rng or self._rng
         self._ids += 1
         prefix = rng.choice(self._prefixes)[: rng.randrange(30)]
+        form = adapter = None
+        if self._formats:
+            form = rng.choice((None, *FORMATS))
+        if self.scenario.adapters is not None:
+            adapter = rng.choice((None, "x", "y"))
+        sampler = None
+        if self.scenario.samplers and form is None:
+            sampler = self._own.choice((None, *SAMPLERS))
         return Ask(
+            format=form,
+            adapter=adapter,
+            sampler=sampler,
             id=self._ids,
             loop=rng.randrange(self.scenario.loops),
             prompt=prefix + _letters(rng, rng.randrange(0 if prefix else 1, 8)),
             form=rng.choice(("ids", "ids", "ids", "text", "worker", "worker", "chat")),
             n=rng.choice((1, 1, 1, 2, 3)),
             max_tokens=rng.choice((None, None, 1, 2, 8, 30, 60)),
-            min_tokens=rng.choice((0, 0, 1)),
+            min_tokens=rng.choice((0, 0, 1)) if form is None else 0,
             temperature=rng.choice((0.0, 1.0)),
             seed=rng.randrange(2**32),
-            stop=rng.choice(([], [], [], ["ab"], ["é", "he"])),
+            stop=rng.choice(([], [], [], ["ab"], ["é", "he"])) if form is None else [],
             logprobs=rng.choice((None, None, None, 1)),
             prompt_logprobs=rng.choice((None, None, None, 0)),
             priority=rng.randrange(3),
@@ -174,6 +258,15 @@ def _letters(rng: Random, count: int) -> list[int]:
     return [rng.randrange(1, len(LETTERS) + 1) for _ in range(count)]
 
 
+def _state_pages(rng: Random, scenario: Scenario) -> int:
+    """Pages of states for one request to a few, where no layer has a window; 0: no layer has a
+    state."""
+    if scenario.window is not None or rng.random() > 0.1:
+        return 0
+    least = steady_pages(STATE_WINDOW, scenario.block_size)
+    return least + rng.choice((0, 1, 4, 12)) * least // 2
+
+
 def _scenario(rng: Random) -> Scenario:
     block_size = rng.choice((1, 2, 4, 4, 8))
     window, pages = None, 0
@@ -187,6 +280,7 @@ def _scenario(rng: Random) -> Scenario:
         max_context=rng.choice((24, 40, 64, 96)),
         max_running=rng.randint(1, 6),
         max_requests=rng.choice((4, 12, 64)),
+        max_held_bytes=rng.choice((None, None, None, 8_000, 60_000)),
         max_step_tokens=rng.choice((1, 3, 8, 16, 32)),
         overlap=rng.choice((1, 1, 2, 3, 4)),
         window=window,
@@ -195,8 +289,11 @@ def _scenario(rng: Random) -> Scenario:
         prefix_cache=rng.random() < 0.9,
         cache_policy=rng.choice(_CACHE_POLICIES),
         scheduler=rng.choice(_SCHEDULERS),
+        observers=list(rng.choice(_OBSERVERS)),
         stall_timeout=rng.choice((1.5, 5.0)),
+        step_timeout=rng.choice((3.0, 3.0, 30.0)),
         step_seconds=rng.choice((0.001, 0.01, 0.1)),
         loops=rng.choice((1, 1, 2)),
         load_points=rng.choice((0, 2)),
+        adapters=rng.choice((1, 2, 4)) if rng.random() < 0.2 else None,
     )

@@ -6,7 +6,7 @@ from asyncinfer.config import EngineConfig
 from asyncinfer.engine import Engine, ModelSource
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Core
-from asyncinfer.engine.runtime import Runtime
+from asyncinfer.runtime import Runtime
 
 __all__ = ["SimulatedEngine"]
 

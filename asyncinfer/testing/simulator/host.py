@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from asyncio import events
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
-from asyncinfer.engine.runtime import Worker
+from asyncinfer.runtime import Worker
 from asyncinfer.testing.invariants import hold
 
 __all__ = ["Actor", "VirtualHost"]
@@ -15,14 +16,14 @@ __all__ = ["Actor", "VirtualHost"]
 #: Where a reading of the clock is a point at which a thread may lose the processor: between two
 #: calls of the scheduler and with no lock taken, which is what the simulation may look at.
 _POINTS: Final = frozenset(("asyncinfer.engine.core", "asyncinfer.engine.watchdog"))
-#: Where it is none: what has not begun, or is over, cannot hang.
-_NO_POINTS: Final = frozenset(("idle_seconds", "step"))
+#: Functions of these modules where it is not: a turn that has not begun, or is over, cannot hang.
+_NO_POINTS: Final = frozenset(("idle_until", "step"))
 #: Seconds that an event loop may be kept from running.
 MOST_BLOCKED: Final = 0.02
 
 
 class Actor:
-    """A thread that is not one: it runs when the simulation says so, a turn at a time."""
+    """Stands for a thread, and runs when the simulation says so, a turn at a time."""
 
     __slots__ = ("due", "ended", "host", "name", "points", "suspended", "worker")
 
@@ -61,11 +62,17 @@ class VirtualHost:
     the Python stack, so it goes on after they have paused or ended.
 
     `meanwhile` is called at such a point: it runs others until it is the actor's turn again.
+    `joining` is called where an actor waits for the end of another one: it runs the others until
+    then, or until a time.
     """
 
-    def __init__(self, meanwhile: Callable[[Actor], None]) -> None:
-        #: Seconds. Nobody but the simulation moves it.
-        self.now = 1000.0
+    def __init__(
+        self,
+        meanwhile: Callable[[Actor], None],
+        joining: Callable[[Actor, Actor, float], None],
+    ) -> None:
+        #: Seconds. Nobody but the simulation moves the second.
+        self.begin = self.now = 1000.0
         self.actors: list[Actor] = []
         #: So many of the next threads cannot be started.
         self.refused = 0
@@ -77,6 +84,7 @@ class VirtualHost:
         #: belongs to threads has changed.
         self.turns = 0
         self._meanwhile = meanwhile
+        self._joining = joining
         self._stack: list[Actor] = []
 
     # -- what the engine asks for --------------------------------------------------------------
@@ -110,16 +118,16 @@ class VirtualHost:
         before = events._get_running_loop()
         events._set_running_loop(None)
         try:
-            wait = actor.worker.turn()
+            due = actor.worker.turn()
         finally:
             events._set_running_loop(before)
             self._stack.pop()
             self.turns += 1
-        if wait is None:
+        if due is None:
             actor.ended = True
             self.actors.remove(actor)
         else:
-            actor.due = self.now + wait
+            actor.due = due
 
     def point(self, *, inside: bool = False) -> None:
         """Where whoever runs can be suspended. `inside` a call of the scheduler nothing is to be
@@ -129,21 +137,34 @@ class VirtualHost:
         if actor.points > 0:
             actor.points -= 1
             return
+        self.inside += inside
+        try:
+            with self._suspended(actor):
+                self._meanwhile(actor)
+        finally:
+            self.inside -= inside
+
+    @contextmanager
+    def _suspended(self, actor: Actor) -> Iterator[None]:
         actor.points, actor.suspended = None, True
         # Those that run meanwhile have a stack of their own: this actor is not among them.
         stack, self._stack = self._stack, []
-        self.inside += inside
         self.turns += 1
         try:
-            self._meanwhile(actor)
+            yield
         finally:
-            self.inside -= inside
             self._stack = stack
             actor.suspended = False
 
     def block(self, actor: Actor, seconds: float) -> None:
-        """The caller, on an event loop, waits for an actor's end; the others go on."""
+        """The caller waits for an actor's end; the others go on. An event loop may not wait
+        long."""
         until = self.now + seconds
+        if self._stack:
+            caller = self._stack[-1]
+            with self._suspended(caller):
+                self._joining(caller, actor, until)
+            return
         while not actor.ended and self.now < until:
             for other in [*self.actors]:
                 if not other.ended and other.is_due(self.now):

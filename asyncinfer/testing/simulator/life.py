@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
+from asyncinfer.engine import Pin
 from asyncinfer.scheduler import Step
 from asyncinfer.testing.invariants import InvariantError, hold
 from asyncinfer.testing.simulator.actions import Actions
+from asyncinfer.testing.simulator.adapters import AdapterHistory
 from asyncinfer.testing.simulator.checks import GRACE, Checks
 from asyncinfer.testing.simulator.consumer import Consumer
 from asyncinfer.testing.simulator.engine import SimulatedEngine
@@ -18,8 +20,9 @@ from asyncinfer.testing.simulator.loop import VirtualLoop
 from asyncinfer.testing.simulator.model import SimulatedModel
 from asyncinfer.testing.simulator.owner import Owner
 from asyncinfer.testing.simulator.plugins import Plugins, config_of
-from asyncinfer.testing.simulator.scenario import Action, Scenario
+from asyncinfer.testing.simulator.scenario import Action, Ask, Scenario
 from asyncinfer.testing.simulator.state import LifeState
+from asyncinfer.testing.simulator.talks import Talk
 
 __all__ = ["Life"]
 
@@ -32,7 +35,7 @@ class Life:
         actions: gives the next action, None at the end. An action is the name of a method `do_...`
             of `Actions`, and its arguments.
         plugins: in place of the scenario's. A fault of theirs is a failure.
-        every: the scheduler's invariants are checked at every so manieth step.
+        every: steps from one check of the scheduler's invariants to the next.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class Life:
         self.trace: list[Action] = []
         #: What happened, and how often.
         self.seen = Counter[str]()
-        self.host = VirtualHost(self._meanwhile)
+        self.host = VirtualHost(self._meanwhile, self._joining)
         self.state = LifeState(self.host, scenario)
         self.loops = [VirtualLoop(lambda: self.host.now) for _ in range(scenario.loops)]
         self.model = SimulatedModel(
@@ -57,7 +60,8 @@ class Life:
             before_launch=self._before_launch,
             encoding=self._encoding,
             struck=self._struck,
-            broke=self.state.die,
+            broke=self.state.broke,
+            clock=self.host.clock,
         )
         #: Whose faults are failures: those of the scenario are meant to be.
         self.plugins = dict(plugins or {})
@@ -66,10 +70,19 @@ class Life:
         #: Consumers that have not ended, and ids of those that may have since somebody looked.
         self.consumers: dict[int, Consumer] = {}
         self.leaving: dict[int, None] = {}
+        #: Conversations that are open, and that in which a consumer speaks.
+        self.talks: dict[int, Talk] = {}
+        self.speaking: dict[int, Talk] = {}
+        self.pins: dict[int, Pin] = {}
+        #: Blocks that all requests so far would take, had none left any.
+        self._blocks = 0
         #: Who asked with a text.
         self.texts: dict[str, list[Consumer]] = {}
         #: Tasks that close something, and when they must be done.
         self.closers: dict[asyncio.Task[None], float] = {}
+        #: Tasks that load or unload adapters, or pin a prompt.
+        self.loads: set[asyncio.Task[None]] = set()
+        self.adapters = AdapterHistory()
         self.owner = Owner(self)
         self.checks = Checks(self, every)
         self._actions = Actions(self)
@@ -105,6 +118,19 @@ class Life:
             return None
         return self.loops[index]
 
+    @property
+    def nothing_evicted(self) -> bool:
+        """Whether all that was computed so far must be in the prefix cache."""
+        scenario = self.scenario
+        kept = scenario.prefix_cache and scenario.window is None and not scenario.state_pages
+        return kept and self._blocks <= scenario.blocks
+
+    def count_blocks(self, ask: Ask) -> None:
+        """A request may take blocks for so many tokens."""
+        most = self.scenario.max_context
+        total = most if ask.max_tokens is None else min(len(ask.prompt) + ask.max_tokens, most)
+        self._blocks += ask.n * (total // self.scenario.block_size + 2)
+
     def give_turn(self, actor: Actor, points: int | None) -> None:
         """A thread runs, or goes on."""
         if actor.suspended:
@@ -124,7 +150,8 @@ class Life:
                 if actor.due < later and not actor.suspended:
                     later = actor.due
             for loop in self.loops:
-                later = min(later, loop.next_timer)
+                if loop.next_timer < later:
+                    later = loop.next_timer
             later = max(host.now, later)
             self.checks.late()
             self.state.go_on(later)
@@ -137,16 +164,17 @@ class Life:
         host = self.host
         for _ in range(10_000):
             for loop in self.loops:
-                if not loop.is_closed():
-                    host.blocked = 0.0
-                    loop.run_ready()
-            # What a step takes keeps the decode thread from its next turn, news or not.
-            due = [
-                actor
-                for actor in host.actors
-                if actor.is_due(host.now)
-                and (actor.due <= host.now or actor.name != "decode" or not self._steps())
-            ]
+                host.blocked = 0.0
+                loop.run_ready()
+            now, due = host.now, []
+            for actor in host.actors:
+                if actor.suspended:
+                    continue
+                if actor.due <= now:
+                    due.append(actor)
+                elif actor.worker.ready and (actor.name != "decode" or not self._steps()):
+                    # What a step takes keeps the decode thread from its next turn, news or not.
+                    due.append(actor)
             if not due:
                 return
             for actor in due:
@@ -189,14 +217,30 @@ class Life:
     def _meanwhile(self, actor: Actor) -> None:
         """Others run, until it is the actor's turn again."""
         self.seen[f"interrupted: {actor.name}"] += 1
-        if actor.name == "decode":
-            self.state.suspend_decode()
+        self._suspend(actor)
         while (action := self._take()) is not None:
             self._perform(action)
             if self._resumed is not None and self._resumed[0] is actor:
                 actor.points = self._resumed[1]
                 self._resumed = None
                 break
+        self._resume(actor)
+
+    def _joining(self, caller: Actor, actor: Actor, until: float) -> None:
+        """A thread waits for the end of another one, while everybody else goes on."""
+        self.seen[f"joined: {actor.name}"] += 1
+        self._suspend(caller)
+        while not actor.ended and self.host.now < until and self._failure is None:
+            self.pass_time(min(0.05, until - self.host.now))
+        self.seen[f"left behind: {actor.name}"] += not actor.ended
+        self._resume(caller)
+
+    def _suspend(self, actor: Actor) -> None:
+        if actor.name == "decode":
+            core = self.engine.core
+            self.state.suspend_decode(None if core is None else core.turn_began)
+
+    def _resume(self, actor: Actor) -> None:
         if actor.name == "decode":
             self.state.resume_decode()
 
@@ -209,13 +253,18 @@ class Life:
                 self._actions.do_cancel(consumer.ask.id)
         most = sum(c.ask.n for c in self.consumers.values()) * scenario.max_context
         until = self.host.now + 60.0 + 3 * most * scenario.step_seconds
-        while self.consumers and self._failure is None and self.host.now < until:
+        while (self.consumers or self.loads) and self._failure is None and self.host.now < until:
             self.pass_time(1.0)
             self._reap()
+        for talk in self.talks.values():
+            talk.close()
+        for pin in self.pins.values():
+            pin.close()
         self.pass_time(1.0)
         self._reap()
         self.checks.step()
         hold("liveness", not self.consumers, "never ended: {}", [*self.consumers.values()])
+        hold("liveness", not self.loads, "loads of adapters never end")
         self.checks.idle()
         self.owner.leave(True)
         self.pass_time(scenario.drain_timeout + GRACE + 2.0)
@@ -227,7 +276,7 @@ class Life:
     def _unwind(self) -> None:
         """After a failure: let tasks end as well as they can."""
         tasks = [consumer.task for consumer in self.consumers.values()]
-        everyone = [self.owner.task, *tasks, *(task for task in self.closers)]
+        everyone = [self.owner.task, *tasks, *self.closers, *self.loads]
         for task in everyone:
             if task is not None and not task.done():
                 task.cancel()
@@ -251,9 +300,20 @@ class Life:
                 # One that was cancelled before it began says nothing itself.
                 consumer.outcome = consumer.outcome or "cancelled"
                 consumer.task = None
+                consumer.let_go()
                 del self.consumers[id], self.leaving[id]
                 self.seen[f"ended: {consumer.outcome}"] += 1
                 self.checks.ended(consumer)
+                if (talk := self.speaking.pop(id, None)) is not None:
+                    self.seen[f"said: {consumer.outcome}"] += 1
+                    kept, size = self.nothing_evicted, self.scenario.block_size
+                    self.seen["tokens said again"] += talk.ended(consumer, size, kept)
+        if self.loads:
+            for load in [load for load in self.loads if load.done()]:
+                self.loads.discard(load)
+                if not load.cancelled():
+                    # What it raises is a fault.
+                    load.result()
         for closer in self.closers:
             if closer.done() and not closer.cancelled() and closer.exception() is not None:
                 raise InvariantError(f"end: a close raised {closer.exception()!r}")
@@ -264,6 +324,8 @@ class Life:
     def _before_launch(self, plan: Step) -> None:
         self.seen["steps"] += 1
         self.seen["query tokens"] += plan.tokens
+        if self.model.adapters is not None:
+            self.adapters.launched(plan, self.model.adapters)
         try:
             self.checks.launching()
         except Exception as error:

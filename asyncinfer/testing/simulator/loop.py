@@ -42,32 +42,40 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def run_one(self) -> bool:
         """Run the next callback, timers that are due included; whether there was one."""
-        timers = self._timers
-        if timers and timers[0][0] <= (now := self._now()):
-            while timers and timers[0][0] <= now:
-                self._queue.append(heappop(timers)[2])
-        if not self._queue:
-            return False
-        handle, context, callback, args = self._queue.popleft()
-        if not handle.cancelled():
-            before = events._get_running_loop()
-            events._set_running_loop(self)
-            try:
-                context.run(callback, *args)
-            except Exception as error:
-                self.problems.append({"message": "a callback raised", "exception": error})
-            finally:
-                events._set_running_loop(before)
-        return True
+        return self._run(1) == 1
 
     def run_ready(self, most: int = 100_000) -> int:
         """Run callbacks until none is ready; how many. Raises `AssertionError` after `most`."""
-        if not self._queue and not self._timers:
+        timers = self._timers
+        if not self._queue and (not timers or timers[0][0] > self._now()):
             return 0
-        for ran in range(most):
-            if not self.run_one():
-                return ran
-        raise AssertionError(f"an event loop is still busy after {most} callbacks")
+        ran = self._run(most)
+        if ran == most:
+            raise AssertionError(f"an event loop is still busy after {most} callbacks")
+        return ran
+
+    def _run(self, most: int) -> int:
+        """Run `most` callbacks, fewer if no more are ready; how many."""
+        queue, before = self._queue, events._get_running_loop()
+        events._set_running_loop(self)
+        try:
+            for ran in range(most):
+                # Another list where a timer was cancelled.
+                timers = self._timers
+                if timers and timers[0][0] <= (now := self._now()):
+                    while timers and timers[0][0] <= now:
+                        queue.append(heappop(timers)[2])
+                if not queue:
+                    return ran
+                handle, context, callback, args = queue.popleft()
+                if not handle.cancelled():
+                    try:
+                        context.run(callback, *args)
+                    except Exception as error:
+                        self.problems.append({"message": "a callback raised", "exception": error})
+        finally:
+            events._set_running_loop(before)
+        return most
 
     # -- asyncio's side ------------------------------------------------------------------------
 

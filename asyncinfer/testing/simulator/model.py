@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Literal
 
-from asyncinfer.cache import KVGroupSpec
-from asyncinfer.chunk import LoadProgress
+from asyncinfer.cache import STATE_WINDOW, KVGroupSpec
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine import Loaded
 from asyncinfer.engine.source import Progress
+from asyncinfer.errors import ModelLoadError
 from asyncinfer.scheduler import RunnerSpec, Step
+from asyncinfer.stats import LoadProgress
+from asyncinfer.testing.fake_adapters import FakeAdapters
 from asyncinfer.testing.simulator.scenario import Scenario
 from asyncinfer.testing.simulator.vocabulary import VOCAB, simulated_tokenizer
 from asyncinfer.testing.strict_runner import StrictRunner
@@ -20,9 +22,9 @@ from asyncinfer.text import ChatTemplate, Tokenizer
 
 __all__ = ["Fault", "SimulatedModel"]
 
-#: No room for the next step; its row of this number fails; launching or collecting it raises;
-#: loading the model does.
-Fault = Literal["memory", "row", "launch", "collect", "load"]
+#: The next step finds no room; its row of this number fails; launching or collecting it raises;
+#: or loading the model or an adapter raises.
+Fault = Literal["memory", "row", "launch", "collect", "load", "adapter"]
 
 #: What is said, and nothing else.
 _TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -39,10 +41,11 @@ class SimulatedModel:
 
     Args:
         point: called where others may run.
-        before_launch: called with every plan before it is launched.
+        before_launch: called with every step before it is launched.
         encoding: called with every text that is tokenised.
-        struck: called with a plan and the rows of it that are about to fail.
+        struck: called with a step and its rows that are about to fail.
         broke: called when the runner is about to raise.
+        clock: by which sampler plugins are timed.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class SimulatedModel:
         encoding: Callable[[str], None],
         struck: Callable[[Step, list[int]], None],
         broke: Callable[[], None],
+        clock: Callable[[], float],
     ) -> None:
         self._scenario = scenario
         self._point = point
@@ -61,14 +65,20 @@ class SimulatedModel:
         self._encoding = encoding
         self._struck = struck
         self._broke = broke
+        self._clock = clock
         #: What goes wrong next, and with which row.
         self.faults: dict[Fault, int] = {}
         #: Steps that there was no room for.
         self.retractions = 0
         self.runner: StrictRunner | None = None
+        self.adapters: FakeAdapters | None = None
+        if scenario.adapters is not None:
+            self.adapters = FakeAdapters(scenario.adapters, self._reading)
         groups = [KVGroupSpec(scenario.blocks)]
         if scenario.window is not None:
             groups.append(KVGroupSpec(scenario.window_pages, scenario.window))
+        if scenario.state_pages:
+            groups.append(KVGroupSpec(scenario.state_pages, STATE_WINDOW, state=True))
         self.spec = RunnerSpec(
             groups=tuple(groups),
             block_size=scenario.block_size,
@@ -76,6 +86,9 @@ class SimulatedModel:
             max_context=scenario.max_context,
             vocab_size=VOCAB,
             max_step_tokens=scenario.max_step_tokens,
+            masks=True,
+            drafts=True,
+            samplers=scenario.samplers,
         )
 
     def load(self, config: EngineConfig, progress: Progress | None) -> Loaded:
@@ -89,20 +102,32 @@ class SimulatedModel:
         self.runner = StrictRunner(
             self.spec,
             eos_every=scenario.eos_every,
-            gate=self._gate,
+            gate=self.gate,
             failing=self._failing,
             no_room=self._no_room,
         )
+        self.runner.adapters = self.adapters
+        if scenario.samplers:
+            # Imported here: other lives need no torch.
+            from asyncinfer.testing.sampled_rows import SampledRows
+
+            self.runner.samplers = SampledRows(self.spec, config.sampler_timeout, self._clock)
         watched = _WatchedTokenizer(tokenizer, self._encoding, self._point)
         return Loaded(self.runner, watched, _template())
 
-    def _gate(self, phase: Literal["launch", "collect"], plan: Step) -> None:
+    def gate(self, phase: Literal["launch", "collect"], plan: Step) -> None:
+        """What the runner calls in each step: here faults happen."""
         if phase == "launch":
             self._before_launch(plan)
         self._point()
         if self.faults and self.faults.pop(phase, None) is not None:
             self._broke()
             raise RuntimeError(f"fault: the runner broke at {phase}")
+
+    def _reading(self) -> None:
+        self._point()
+        if self.faults.pop("adapter", None) is not None:
+            raise ModelLoadError("fault: the adapter cannot be read")
 
     def _no_room(self, plan: Step) -> bool:
         lacking = self.faults.pop("memory", None) is not None
@@ -134,9 +159,13 @@ class _WatchedTokenizer(Tokenizer):
         self._begin(text)
         return self._tokenizer.encode(text, **options)
 
-    def encode_chat(self, text: str) -> list[int]:
+    def encode_inner(self, text: str) -> list[int]:
+        # Asked for by a grammar that is being made, under a lock: others would wait for ever.
+        return self._tokenizer.encode_inner(text)
+
+    def encode_chat(self, text: str, *, inner: bool = False) -> list[int]:
         self._begin(text)
-        return self._tokenizer.encode_chat(text)
+        return self._tokenizer.encode_chat(text, inner=inner)
 
     def _begin(self, text: str) -> None:
         self._encoding(text)

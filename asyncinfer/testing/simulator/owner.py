@@ -44,6 +44,7 @@ class Owner:
                 await self._leave.wait()
                 drain = life.scenario.drain_timeout if self._clean else 0.0
                 life.state.close(life.host.now + drain)
+                life.closers[self.task] = life.checks.close_due(drain)
                 if not self._clean:
                     raise ZeroDivisionError
         except asyncio.CancelledError:

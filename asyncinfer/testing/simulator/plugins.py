@@ -9,8 +9,11 @@ from typing import Any, Final, TypeAlias
 from asyncinfer.cache import LRU
 from asyncinfer.config import EngineConfig
 from asyncinfer.protocols import CachedBlock, EvictionPolicy, RequestView, SchedulingPolicy
+from asyncinfer.testing.oracle_proposer import OracleProposer
 from asyncinfer.testing.simulator.host import VirtualHost
+from asyncinfer.testing.simulator.observers import OBSERVERS
 from asyncinfer.testing.simulator.scenario import Scenario
+from asyncinfer.testing.simulator.vocabulary import VOCAB
 
 __all__ = ["CACHE_POLICIES", "SCHEDULERS", "Plugins", "config_of"]
 
@@ -112,7 +115,11 @@ def config_of(scenario: Scenario, plugins: Plugins, host: VirtualHost) -> Engine
         stall_timeout=scenario.stall_timeout,
         step_timeout=scenario.step_timeout,
         drain_timeout=scenario.drain_timeout,
+        proposers=_proposers(scenario),
+        observers=tuple(OBSERVERS[name](host) for name in scenario.observers),
     )
+    if scenario.max_held_bytes is not None:
+        config = config.replace(max_held_bytes=scenario.max_held_bytes)
     chosen = {}
     for name, plugin in plugins.items():
         # An object of its own for each life: it may keep what it saw.
@@ -120,6 +127,19 @@ def config_of(scenario: Scenario, plugins: Plugins, host: VirtualHost) -> Engine
         if isinstance(plugin, list):
             chosen[name] = tuple(plugin)
     return config.replace(**chosen)
+
+
+def _proposers(scenario: Scenario) -> tuple[OracleProposer, ...]:
+    if not scenario.wrong_drafts:
+        return ()
+    return (
+        OracleProposer(
+            VOCAB,
+            eos_every=scenario.eos_every,
+            windows=scenario.windows,
+            wrong_every=scenario.wrong_drafts,
+        ),
+    )
 
 
 def _made(known: Mapping[str, Callable[[VirtualHost], Any]], name: str, host: VirtualHost) -> Any:

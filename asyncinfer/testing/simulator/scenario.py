@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from asyncinfer.testing.oracle import STATE
+
 __all__ = ["Action", "Ask", "Scenario"]
 
 #: A name of `Life.ACTIONS`, and its arguments.
@@ -20,11 +22,11 @@ class Plain:
     def to_json(self) -> dict[str, Any]:
         """Every field that is not its default."""
         plain: dict[str, Any] = {}
-        for its in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, its.name)
-            default = its.default if its.default_factory is MISSING else its.default_factory()
+        for each in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, each.name)
+            default = each.default if each.default_factory is MISSING else each.default_factory()
             if value != default:
-                plain[its.name] = value
+                plain[each.name] = value
         return plain
 
     @classmethod
@@ -41,15 +43,19 @@ class Scenario(Plain):
     max_context: int = 40
     max_running: int = 4
     max_requests: int = 16
+    max_held_bytes: int | None = None
     max_step_tokens: int = 16
     overlap: int = 1
     window: int | None = None
     window_pages: int = 0
+    #: Pages of layers with a state; 0: there are none.
+    state_pages: int = 0
     #: About one draw in so many ends the text; None: none does.
     eos_every: int | None = None
     prefix_cache: bool = True
     cache_policy: str = "lru"
     scheduler: str = "fcfs"
+    observers: list[str] = field(default_factory=list)
     stall_timeout: float = 5.0
     step_timeout: float = 3.0
     drain_timeout: float = 2.0
@@ -57,8 +63,20 @@ class Scenario(Plain):
     step_seconds: float = 0.01
     #: Event loops, each in a thread of its own.
     loops: int = 1
+    #: Of the tokens guessed for every answer about one in so many is wrong; 0: none are guessed.
+    wrong_drafts: int = 0
     #: Points at which loading the model can be interrupted.
     load_points: int = 0
+    #: LoRA adapters that there is room for; None: the model takes none.
+    adapters: int | None = None
+    #: Whether requests may have sampler plugins.
+    samplers: bool = False
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Windows and states of the fake model's layers, as its oracle takes them."""
+        windows = () if self.window is None else (self.window,)
+        return (*windows, STATE) if self.state_pages else windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +99,12 @@ class Ask(Plain):
     priority: int = 0
     deadline: float | None = None
     scope: str = ""
+    #: The name of its adapter, loaded or not.
+    adapter: str | None = None
+    #: What the answer has to fit: a name in `asyncinfer.testing.simulator.formats`.
+    format: str | None = None
+    #: Its sampler plugins: a name in `asyncinfer.testing.simulator.samplers`.
+    sampler: str | None = None
     buffer: int = 8
     on_full: Literal["pause", "coalesce", "cancel"] = "pause"
     how: Literal["iterate", "await", "both"] = "iterate"

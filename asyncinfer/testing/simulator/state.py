@@ -20,6 +20,8 @@ class LifeState:
         self.opened = False
         self.closing = False
         self.dead = False
+        #: Whether the runner broke, and the decode thread has told nobody.
+        self._broke = False
         #: Whether the watchdog may have declared a death.
         self.doubtful = False
         #: When nobody can be answered any more: the drain of a close, a death. inf while open.
@@ -29,44 +31,40 @@ class LifeState:
         self.jumped = host.now
         #: Every such moment, and for how long nobody ran.
         self.jumps: list[tuple[float, float]] = []
-        #: Fair seconds that the decode thread has been in the middle of a turn.
-        self._hung: float | None = None
-        #: From when to when it was.
-        self._interrupted: list[tuple[float, float]] = []
-        #: As many that the watchdog may count besides, because the process was stopped.
+        #: Whether the decode thread is in the middle of a turn.
+        self.hangs = False
+        #: When the turn began that was interrupted last, as the watchdog sees it.
+        self._turn: float | None = None
+        #: Seconds that passed in the middle of that turn, as the watchdog must count them.
+        self._hung = 0.0
+        #: As many that it may count besides, because it or the process was stopped.
         self._doubt = 0.0
 
-    @property
-    def hangs(self) -> bool:
-        """Whether the decode thread is in the middle of a turn."""
-        return self._hung is not None
-
-    def suspend_decode(self) -> None:
-        """The decode thread is interrupted in its turn."""
-        self._hung, self._doubt = 0.0, 0.0
-        self._interrupted.append((self._host.now, float("inf")))
+    def suspend_decode(self, turn: float | None) -> None:
+        """The decode thread is interrupted in the turn that began then; None while it opens."""
+        if turn is None or turn != self._turn:
+            # What passes in one turn adds up.
+            self._turn, self._hung, self._doubt = turn, 0.0, 0.0
+        self.hangs = True
 
     def resume_decode(self) -> None:
         """It goes on."""
-        self._hung = None
-        self._interrupted[-1] = self._interrupted[-1][0], self._host.now
-
-    def was_interrupted(self, when: float) -> bool:
-        """Whether the decode thread was in the middle of a turn then."""
-        return any(begin <= when <= end for begin, end in self._interrupted)
+        self.hangs = False
 
     def jump(self, seconds: float) -> None:
         """The process was stopped: time went on without anybody."""
         self.jumps.append((self._host.now, seconds))
-        if self._hung is not None:
-            # Two looks of the watchdog count at most.
-            self._doubt += min(seconds, self._step_timeout / 2)
+        if self.hangs:
+            self._doubt += self._at_most(seconds)
+            self._look()
         self._host.now += seconds
         self.jumped = self._host.now
 
     def go_on(self, later: float) -> None:
         """Time goes on, and everybody could have run."""
         host = self._host
+        if self._broke and not self.hangs:
+            self.die()
         passed, host.now = later - host.now, later
         suspended = [actor.name for actor in host.actors if actor.suspended]
         if not suspended:
@@ -74,18 +72,32 @@ class LifeState:
         elif "watchdog" in suspended:
             # It calls nothing that could hold it up so long.
             self.jumped = later
-        if self._hung is not None and self.opened:
-            self._hung += passed
-            timeout = self._step_timeout
-            self.doubtful = self.doubtful or self._hung + self._doubt > timeout
-            if self._hung > timeout * (1 + FOUND_OUT) and later > self.jumped:
+        if self.hangs and self.opened:
+            if "watchdog" in suspended:
+                self._doubt += self._at_most(passed)
+            else:
+                self._hung += passed
+            self._look()
+            if self._hung > self._step_timeout * (1 + FOUND_OUT) and later > self.jumped:
                 self.die()
+
+    def _look(self) -> None:
+        """A watchdog that looks now may find that the turn hangs."""
+        if self._hung + self._doubt > self._step_timeout:
+            self.doubtful = True
+
+    def _at_most(self, seconds: float) -> float:
+        """What the watchdog may count of a time in which it did not look: two looks at most."""
+        return min(seconds, self._step_timeout / 2)
 
     def die(self) -> None:
         """From now on everybody must hear that the engine is dead."""
-        if not self.dead:
-            self.dead = True
-            self.over = min(self.over, self._host.now)
+        self.dead, self._broke = True, False
+        self.over = min(self.over, self._host.now)
+
+    def broke(self) -> None:
+        """The runner broke: everybody must hear of it once the decode thread can tell them."""
+        self.dead = self._broke = True
 
     def close(self, when: float) -> None:
         """The engine closes, and whoever still waits then hears of it."""

@@ -93,7 +93,7 @@ class SimulationTrace:
                 if fails(trial):
                     actions = trial
         error = failure_of(self.scenario, actions, self.plugins)
-        # Whatever else happens, the failure is still one.
+        # If the smaller life does not fail when it is run once more, the old failure is kept.
         failure = self.failure if error is None else _text(error)
         return replace(self, actions=actions, failure=failure)
 
@@ -125,7 +125,7 @@ def quiet() -> Iterator[None]:
 
 def kind_of(failure: str) -> str:
     """A failure without what differs from run to run of the same fault: names and numbers."""
-    return re.sub(r"'[^']*'|\"[^\"]*\"|req-\d+|\d+(\.\d+)?|\[.*\]|\(.*\)", "_", failure)
+    return re.sub(r"'[^']*'|\"[^\"]*\"|req-\d+(\.\d+)?|\d+(\.\d+)?|\[.*\]|\(.*\)", "_", failure)
 
 
 def _text(error: Exception) -> str:

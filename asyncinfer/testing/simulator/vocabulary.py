@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from asyncinfer.testing.oracle import EOS_ID
 from asyncinfer.text import Tokenizer
 
-__all__ = ["LETTERS", "VOCAB", "simulated_tokenizer", "text_of"]
+__all__ = ["LETTERS", "VOCAB", "bytes_of", "simulated_tokenizer", "text_of"]
 
 LETTERS: Final = "abcdefgh "
 #: What each token adds to a text, by id. Some are parts of a character only.
@@ -39,6 +39,11 @@ def simulated_tokenizer() -> Tokenizer:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["</s>"])
     return Tokenizer(backend, eos_ids=[EOS_ID])
+
+
+def bytes_of(token_id: int) -> bytes:
+    """What a token adds to a text; some are parts of a character only."""
+    return _BYTES[token_id]
 
 
 def text_of(token_ids: Sequence[int], stops: Iterable[str] = ()) -> tuple[str, int | None]:

@@ -2,12 +2,12 @@
 
 from asyncinfer.weights.gguf.checkpoint import GgufCheckpoint
 from asyncinfer.weights.gguf.file_names import find_gguf, split_names
-from asyncinfer.weights.gguf.header import GgufHeader, TensorInfo, is_gguf, read_header
+from asyncinfer.weights.gguf.header import is_gguf, read_header
+from asyncinfer.weights.gguf.packed_types import PACKED_TYPES
 
 __all__ = [
+    "PACKED_TYPES",
     "GgufCheckpoint",
-    "GgufHeader",
-    "TensorInfo",
     "find_gguf",
     "is_gguf",
     "read_header",

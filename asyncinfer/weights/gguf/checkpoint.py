@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from asyncinfer.errors import ModelLoadError
+from asyncinfer.quantization import QuantisedWeight
 from asyncinfer.weights.gguf.file_names import split_names
 from asyncinfer.weights.gguf.header import GgufHeader, read_header
+from asyncinfer.weights.gguf.packed_types import PACKED_TYPES
 from asyncinfer.weights.gguf.reader import GgufReader, Span
 from asyncinfer.weights.tensor_files import StoredTensor, TensorFiles
 
@@ -20,6 +23,9 @@ __all__ = ["GgufCheckpoint"]
 
 #: A tensor of all experts. Each expert's part has a name of its own.
 _EXPERTS: Final = re.compile(r"(blk\.\d+\.ffn_\w+_exps)\.(weight|bias)")
+_MOST_EXPERTS: Final = 1 << 14
+#: Bytes that are read and unpacked at a time.
+_CHUNK: Final = 8 << 20
 #: safetensors' names of the types that are read without conversion.
 _PLAIN: Final = {
     GGMLQuantizationType.F32: "F32",
@@ -31,9 +37,9 @@ _PLAIN: Final = {
 class GgufCheckpoint(TensorFiles[GgufReader]):
     """The tensors of one file, or of the files that a model was split into.
 
-    Quantised tensors count as float32, since they are dequantised as they are read. A tensor of all
-    experts, such as `blk.0.ffn_up_exps.weight`, is there by expert: `blk.0.ffn_up_exps.3.weight`.
-    Raises `ModelLoadError`, naming file and tensor.
+    Quantised tensors count as float32, which they can be read as; those of `PACKED_TYPES` can also
+    be read as they are. A tensor of all experts, such as `blk.0.ffn_up_exps.weight`, is there by
+    expert: `blk.0.ffn_up_exps.3.weight`. Raises `ModelLoadError`, naming file and tensor.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -60,6 +66,16 @@ class GgufCheckpoint(TensorFiles[GgufReader]):
                     tensor=name,
                 )
             start = info.offset
+            # Before a tensor of all experts is taken apart: their number is the file's word.
+            end = start + Span(kind, start, math.prod(info.shape)).size
+            if end > header.size:
+                raise ModelLoadError(
+                    f"ends at byte {end}, and the file has {header.size}", file=file, tensor=name
+                )
+            if _EXPERTS.fullmatch(name) and info.shape[0] > _MOST_EXPERTS:
+                raise ModelLoadError(
+                    f"{info.shape[0]} experts, more than {_MOST_EXPERTS}", file=file, tensor=name
+                )
             for part, shape in _parts(name, info.shape):
                 if part in self.tensors:
                     raise ModelLoadError("occurs twice", file=file, tensor=part)
@@ -67,10 +83,33 @@ class GgufCheckpoint(TensorFiles[GgufReader]):
                 start += span.size
                 self.tensors[part] = StoredTensor(file, shape, _PLAIN.get(kind, "F32"))
                 self.reader.place(file, part, span)
-            if start > header.size:
-                raise ModelLoadError(
-                    f"ends at byte {start}, and the file has {header.size}", file=file, tensor=name
-                )
+
+    def packed_bytes(self, name: str) -> int | None:
+        stored = self.tensors[name]
+        packed = PACKED_TYPES.get(self.reader.kind(stored.file, name))
+        if packed is None or len(stored.shape) != 2:
+            return None
+        return math.prod(stored.shape) // packed.block * packed.block_bytes
+
+    def read_packed(self, name: str, dtype: torch.dtype) -> QuantisedWeight:
+        stored = self.tensors[name]
+        packed = PACKED_TYPES[self.reader.kind(stored.file, name)]
+        outputs, inputs = stored.shape
+        row_bytes = inputs // packed.block * packed.block_bytes
+        step = max(1, _CHUNK // row_bytes)
+        parts = []
+        for start in range(0, outputs, step):
+            rows = min(step, outputs - start)
+            data = torch.empty(rows * row_bytes, dtype=torch.uint8)
+            self.reader.read_blocks(stored.file, name, start * row_bytes, data.numpy().data)
+            numbers, scales, offsets = (
+                None if part is None else part.reshape(rows, -1)
+                for part in packed.split(data.view(-1, packed.block_bytes))
+            )
+            assert numbers is not None
+            assert scales is not None
+            parts.append(QuantisedWeight(numbers.contiguous(), scales, offsets, dtype, packed.code))
+        return QuantisedWeight.cat(parts)
 
 
 def _files_of(path: Path) -> list[Path]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -24,6 +26,13 @@ __all__ = ["GgufHeader", "TensorInfo", "is_gguf", "read_header"]
 _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
 _ALIGNMENT: Final = "general.alignment"
+#: Bytes of a header, several times those of the largest vocabulary: a file may be sparse, and far
+#: larger than what is read of it may become.
+_MOST_BYTES: Final = 1 << 26
+_MOST_PAIRS: Final = 1 << 16
+_MOST_TENSORS: Final = 1 << 17
+#: Bytes of a name, by the format's definition.
+_MOST_NAME: Final = (1 << 16) - 1
 _MOST_DIMS: Final = 4
 _MOST_NESTING: Final = 3
 #: Numbers of the format's value types: the fixed-size ones as struct and numpy spell them.
@@ -42,6 +51,7 @@ _NUMBERS: Final = {
 }
 _STRING: Final = 8
 _ARRAY: Final = 9
+_TOO_LONG: Final = f"the header has more than {_MOST_BYTES} bytes"
 _DTYPES: Final = {"B": "u1", "b": "i1", "H": "u2", "h": "i2", "I": "u4", "i": "i4", "?": "u1"}
 _DTYPES.update({"f": "f4", "Q": "u8", "q": "i8", "d": "f8"})
 
@@ -58,7 +68,7 @@ class TensorInfo:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class GgufHeader:
     """What a file says before its weights."""
 
@@ -69,20 +79,32 @@ class GgufHeader:
     size: int
 
 
-def is_gguf(path: Path) -> bool:
+#: Headers that are in use, by path and state of their files.
+_held: Final[WeakValueDictionary[tuple[str | int, ...], GgufHeader]] = WeakValueDictionary()
+
+
+def is_gguf(path: str | Path) -> bool:
     """Whether a path is named like a GGUF file."""
-    return path.suffix.lower() == ".gguf"
+    return Path(path).suffix.lower() == ".gguf"
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Read the header of the regular file `path`. `ModelLoadError`, naming the key or tensor."""
+    """Read the header of the regular file `path`. `ModelLoadError`, naming the key or tensor.
+
+    A header that is still in use is returned again if the file has not changed: a model is opened
+    for its tokenizer, its config and its weights, one after the other.
+    """
     try:
         with path.open("rb") as file:
-            size = path.stat().st_size
-            if not size:
+            state = os.fstat(file.fileno())
+            if not state.st_size:
                 raise ModelLoadError("is empty", file=str(path))
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                return _Reader(path, content).read()
+            key = (str(path), state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
+            header = _held.get(key)
+            if header is None:
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                    header = _held[key] = _Reader(path, content).read()
+            return header
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"cannot be read: {error}", file=str(path)) from error
 
@@ -93,7 +115,9 @@ class _Reader:
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self._path = path
         self._content = content
+        #: Bytes of the file, and those that may be the header's.
         self._size = len(content)
+        self._end = min(self._size, _MOST_BYTES)
         self._at = 0
         #: What is being read, for messages.
         self._what = "the header"
@@ -108,12 +132,12 @@ class _Reader:
             raise self._refuse(f"version {version}{more}: must be 2 or 3, little-endian")
         tensors, pairs = struct.unpack("<QQ", self._take(16))
         # The fewest bytes that a tensor and a pair take.
-        self._bound("tensors", tensors, 24)
-        self._bound("metadata keys", pairs, 13)
+        self._bound("tensors", tensors, 24, _MOST_TENSORS)
+        self._bound("metadata keys", pairs, 13, _MOST_PAIRS)
         metadata: dict[str, Any] = {}
         for index in range(pairs):
             self._what = f"metadata key {index}"
-            key = self._string()
+            key = self._string(_MOST_NAME)
             if key in metadata:
                 raise self._refuse("occurs twice", key)
             self._what = f"metadata {key}"
@@ -124,7 +148,7 @@ class _Reader:
         found: dict[str, TensorInfo] = {}
         for index in range(count):
             self._what = f"tensor {index}"
-            name = self._string()
+            name = self._string(_MOST_NAME)
             if name in found:
                 raise ModelLoadError("occurs twice", file=str(self._path), tensor=name)
             self._what = f"tensor {name}"
@@ -165,7 +189,7 @@ class _Reader:
 
     def _strings(self, count: int) -> list[str]:
         # Inlined, since a vocabulary has a quarter of a million strings.
-        content, at, size = self._content, self._at, self._size
+        content, at, size = self._content, self._at, self._end
         length_at: Callable[..., tuple[int]] = struct.Struct("<Q").unpack_from
         found = []
         for _ in range(count):
@@ -180,9 +204,9 @@ class _Reader:
         self._at = at
         return found
 
-    def _string(self) -> str:
+    def _string(self, most: int = _MOST_BYTES) -> str:
         length = self._number("Q")
-        self._bound("bytes", length, 1)
+        self._bound("bytes", length, 1, most)
         try:
             return self._take(length).decode("utf-8")
         except UnicodeDecodeError as error:
@@ -192,18 +216,24 @@ class _Reader:
         return struct.unpack(f"<{code}", self._take(struct.calcsize(f"<{code}")))[0]
 
     def _take(self, count: int) -> bytes:
-        if count > self._size - self._at:
+        if count > self._end - self._at:
             raise self._short()
         taken = self._content[self._at : self._at + count]
         self._at += count
         return taken
 
-    def _bound(self, what: str, count: int, each: int) -> None:
-        """Refuse `count` things of at least `each` bytes that the rest of the file cannot hold."""
-        if count > (self._size - self._at) // each:
-            raise self._refuse(f"{count} {what}: the file has {self._size} bytes")
+    def _bound(self, what: str, count: int, each: int, most: int = _MOST_BYTES) -> None:
+        """Refuse `count` things of at least `each` bytes that the rest of the header cannot hold,
+        or more than `most`."""
+        if count > most:
+            raise self._refuse(f"{count} {what}, more than {most}")
+        if count > (self._end - self._at) // each:
+            held = f"the file has {self._size} bytes"
+            raise self._refuse(f"{count} {what}: {held if self._end == self._size else _TOO_LONG}")
 
     def _short(self) -> ModelLoadError:
+        if self._end < self._size:
+            return self._refuse(_TOO_LONG)
         return self._refuse(f"the file ends within it, after {self._size} bytes")
 
     def _refuse(self, why: str, what: str = "") -> ModelLoadError:

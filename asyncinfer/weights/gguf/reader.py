@@ -54,6 +54,15 @@ class GgufReader(FileReader):
         """Note the place of a tensor in a file."""
         self._spans[file, tensor] = span
 
+    def read_blocks(self, file: str, tensor: str, first: int, target: memoryview) -> None:
+        """Fill `target` with bytes of the tensor as they are in the file, from byte `first` of them
+        on."""
+        self.fill(file, tensor, self._spans[file, tensor].start + first, target)
+
+    def kind(self, file: str, tensor: str) -> GGMLQuantizationType:
+        """The type of a tensor."""
+        return self._spans[file, tensor].kind
+
     def read(self, file: str, tensor: str, offset: int, target: memoryview) -> None:
         """Fill `target`, of bytes, with the tensor's numbers from `offset` bytes of them on: as
         they are in the file, or as float32 where they are quantised there."""

@@ -1,0 +1,143 @@
+"""Contiguous copies of the keys and values of decode rows, kept from step to step.
+
+torch attends to contiguous tensors, and pages are scattered. Gathering the pages of a row takes
+about as long as attending to them. So the gathered copy is kept, and each step adds the new tokens
+of each row to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import lt
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from asyncinfer.attention.gather import Gather
+
+__all__ = ["ContiguousKV", "ContiguousKVPool"]
+
+#: Spare capacity of a copy: this share of its tokens, and this many. A full copy is gathered anew.
+_SPARE, _SPARE_TOKENS = 1 / 8, 32
+
+
+class ContiguousKV:
+    """A copy of the keys and values of a group of sequences, in every layer."""
+
+    def __init__(self, capacity: int, memory: torch.Tensor) -> None:
+        """`memory` `[n]`, of the cache's dtype, is filled with the copy, layer after layer."""
+        #: Most tokens of each row.
+        self.capacity = capacity
+        self.memory = memory
+        #: By layer, in the order of their first use: `[parts, rows, kv_heads, capacity, head_dim]`.
+        self._layers: dict[int, torch.Tensor] = {}
+        #: By layer: how many tokens of each row are copied.
+        self._held: dict[int, list[int]] = {}
+
+    def extended(
+        self,
+        layer: int,
+        starts: list[int],
+        ends: list[int],
+        new: torch.Tensor,
+        places: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """The copy of `layer`, with the rows' tokens from `starts` up to `ends` added; None if it
+        lacks more than those. What it held from `starts` on, such as drafts that were wrong, is not
+        believed.
+
+        Args:
+            new: keys and values of the tokens, `[parts, rows * queries, kv_heads, head_dim]`.
+            places: where they go, see `places`.
+        """
+        # A step that failed has left some layers ahead of others, so each is counted by itself.
+        held = self._held.get(layer)
+        if held is None or any(map(lt, held, starts)):
+            return None
+        pages = self._layers[layer]
+        pages.view(-1, new.shape[-1]).index_copy_(0, places, new.reshape(-1, new.shape[-1]))
+        self._held[layer] = ends
+        return pages
+
+    def gathered(self, layer: int, ends: list[int], gather: Gather) -> torch.Tensor:
+        """The copy of `layer`, made anew from pages that have the rows' tokens up to `ends`.
+        `gather` takes `capacity` tokens of each row."""
+        self._held.pop(layer, None)
+        pages = self._layers.get(layer)
+        if pages is None:
+            first = len(self._layers) * gather.size
+            pages = self.memory[first : first + gather.size].view(gather.shape)
+            self._layers[layer] = pages
+        gather(layer, pages.view(-1))
+        self._held[layer] = ends
+        return pages
+
+    def places(self, positions: torch.Tensor, parts: int, kv_heads: int) -> torch.Tensor:
+        """Where the tokens at `positions` int64 `[rows, queries]` go in a layer's copy, seen as
+        vectors of `head_dim`: int64 `[parts * rows * queries * kv_heads]`."""
+        vectors = parts * len(positions) * kv_heads
+        first = torch.arange(0, vectors * self.capacity, self.capacity, device=positions.device)
+        return (first.view(parts, -1, 1, kv_heads) + positions[:, :, None]).flatten()
+
+
+class ContiguousKVPool:
+    """The contiguous copies of one cache. A group of sequences gets one when it is the same in two
+    passes in a row: where requests come and go with every step, no copy would be used twice."""
+
+    def __init__(self, most: int, token: int, dtype: torch.dtype) -> None:
+        """All copies together take at most `most` elements of `dtype`. A token takes `token`
+        elements in all layers."""
+        self._most = most
+        self._token = token
+        self._dtype = dtype
+        self._before: set[tuple[int, ...]] = set()
+        self._copies: dict[tuple[int, ...], ContiguousKV] = {}
+        #: The largest memory of a dropped copy, kept for the next one: memory that went back to the
+        #: system would be faulted in again page by page.
+        self._spare: torch.Tensor | None = None
+
+    def of(
+        self, groups: Sequence[tuple[int, ...]], lengths: Sequence[int], size: int
+    ) -> list[ContiguousKV | None]:
+        """The copy of each group of sequences, at most `lengths` tokens long; None without one.
+        The copies of all other groups are dropped.
+
+        Args:
+            size: tokens of a page; every capacity is a multiple of it.
+        """
+        if not self._most:
+            return [None] * len(groups)
+        kept = {group: self._copies[group] for group in groups if group in self._copies}
+        for group, length in zip(groups, lengths, strict=True):
+            if group in kept and kept[group].capacity < length:
+                del kept[group]
+        memories = [copy.memory for group, copy in self._copies.items() if group not in kept]
+        memories += [] if self._spare is None else [self._spare]
+        self._spare = max(memories, key=len, default=None)
+        del memories
+        self._copies = kept
+        for group, length in zip(groups, lengths, strict=True):
+            if group in self._before and group not in kept:
+                wanted = length + int(length * _SPARE) + _SPARE_TOKENS
+                capacity = -(-wanted // size) * size
+                memory = self._memory(len(group) * capacity * self._token)
+                if memory is not None:
+                    kept[group] = ContiguousKV(capacity, memory)
+        self._before = set(groups)
+        return [kept.get(group) for group in groups]
+
+    def _memory(self, elements: int) -> torch.Tensor | None:
+        """Memory of at least `elements` elements; None if the bound does not allow it."""
+        spare, self._spare = self._spare, None
+        if spare is not None and elements <= len(spare):
+            return spare
+        del spare
+        if elements > self._most - sum(len(copy.memory) for copy in self._copies.values()):
+            return None
+        try:
+            return torch.empty(elements, dtype=self._dtype)
+        except RuntimeError:
+            # Attention works without copies. The next attempt would fail as well.
+            self._most = 0
+            return None

@@ -1,0 +1,24 @@
+"""`StatePages`: pages of the layers that keep a state of a fixed size in place of KV."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from asyncinfer.cache.page_group import BlockTable
+from asyncinfer.cache.window_pages import WindowPages
+
+__all__ = ["STATE_WINDOW", "StatePages"]
+
+#: A token needs what the token before it left, and nothing else: a window of the two.
+STATE_WINDOW: Final = 2
+
+
+class StatePages(WindowPages):
+    """A page holds the state after the last token of its block that was computed. So a sequence can
+    only be forked where it is now: what it was some tokens ago is gone, but for block ends."""
+
+    def __init__(self, num_pages: int, block_size: int) -> None:
+        super().__init__(num_pages, STATE_WINDOW, block_size)
+
+    def can_fork(self, table: BlockTable, length: int, computed: int) -> bool:
+        return computed == length

@@ -1,0 +1,158 @@
+"""`asyncinfer serve`: a model over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import click
+
+from asyncinfer.cli.engine import open_engine
+from asyncinfer.cli.model import with_model
+from asyncinfer.cli.options import engine_options
+from asyncinfer.server import ApiKey, create_app
+
+__all__ = ["serve"]
+
+#: Names of this machine: `Host` headers that a server on it takes without --allowed-host. Any other
+#: name may belong to a web page that made it resolve to this machine (DNS rebinding).
+_LOCAL = ("localhost", "127.0.0.1", "[::1]", "::1")
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="Port to listen at; 0 takes a free one.",
+)
+@click.option("--name", "names", multiple=True, help="Name of the model. Repeatable.")
+@click.option(
+    "--api-key",
+    "keys",
+    multiple=True,
+    envvar="ASYNCINFER_API_KEY",
+    show_envvar=True,
+    metavar="KEY[=SCOPE]",
+    help="Let in whoever has KEY, with a cache of its own if SCOPE is named. Repeatable.",
+)
+@click.option("--max-requests", type=int, help="Most requests held.  [default: 4096]")
+@click.option("--cors-origin", "origins", multiple=True, help="Let this origin's pages in.")
+@click.option("--allowed-host", "hosts", multiple=True, help="Serve this `Host` too.")
+@click.option(
+    "--drain-timeout",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    help="Seconds that answers may go on when the server is stopped.",
+)
+@engine_options
+def serve(
+    host: str,
+    port: int,
+    names: tuple[str, ...],
+    keys: tuple[str, ...],
+    max_requests: int | None,
+    origins: tuple[str, ...],
+    hosts: tuple[str, ...],
+    drain_timeout: float,
+    engine: dict[str, Any],
+) -> None:
+    """Serve a model to the clients of OpenAI, until Ctrl-C.
+
+    \b
+    asyncinfer serve
+    asyncinfer serve -m meta-llama/Llama-3.2-1B-Instruct --port 9000 --api-key secret
+    """
+    try:
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise click.ClickException('serve needs: pip install "asyncinfer[server]"') from error
+    if max_requests is not None:
+        engine["max_requests"] = max_requests
+    local = host in ("localhost", "127.0.0.1", "::1")
+    if not local and not keys:
+        click.echo(f"Whoever reaches {host} may use the model: see --api-key.", err=True)
+    with _listen(host, port) as listening:
+        options = {
+            "keys": _keys(keys) if keys else None,
+            "page": True,
+            "cors_origins": origins,
+            "allowed_hosts": (*_LOCAL, host, *hosts) if local or hosts else (),
+        }
+        anyio.run(_serve, with_model(engine), names, options, listening, drain_timeout)
+
+
+def _keys(keys: tuple[str, ...]) -> dict[str, ApiKey]:
+    pairs = [key.partition("=") for key in keys]
+    for key, found, scope in pairs:
+        if not key or "=" in scope or (found and not scope):
+            # A base64 key ends with "=", which would be cut off.
+            raise click.UsageError("--api-key: must be KEY or KEY=SCOPE, without another '='")
+    return {key: ApiKey(cache_scope=scope) for key, _, scope in pairs}
+
+
+@contextlib.contextmanager
+def _listen(host: str, port: int) -> Iterator[socket.socket]:
+    """A listening socket, opened before the model is loaded. Raises `OSError`."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise OSError(f"cannot listen at {host}:{port}: {error.strerror or error}") from error
+    with listening:
+        yield listening
+
+
+async def _serve(
+    engine: dict[str, Any],
+    names: tuple[str, ...],
+    options: dict[str, Any],
+    listening: socket.socket,
+    drain_timeout: float,
+) -> None:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """Leaves signals to the command, which closes the engine before it ends."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    async with open_engine(engine) as opened:
+        app = create_app(dict.fromkeys(names, opened) if names else opened, **options)
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=max(1, round(drain_timeout)),
+        )
+        server = Server(config)
+        address, port = listening.getsockname()[:2]
+        place = f"[{address}]" if ":" in address else address
+        url = f"http://{place}:{port}"
+        click.echo(f"Serving at {url}/v1, a chat page at {url} (Ctrl-C ends)", err=True)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_stop_on_signal, server)
+            await server.serve(sockets=[listening])
+            tasks.cancel_scope.cancel()
+
+
+async def _stop_on_signal(server: Any) -> None:
+    """The first signal lets answers end, the second does not."""
+    if sys.platform == "win32":
+        return
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            server.force_exit = server.should_exit
+            server.should_exit = True

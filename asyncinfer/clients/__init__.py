@@ -1,0 +1,6 @@
+"""The clients of OpenAI and Anthropic on an engine in this process."""
+
+from asyncinfer.clients.anthropic import anthropic_client, sync_anthropic_client
+from asyncinfer.clients.openai import openai_client, sync_openai_client
+
+__all__ = ["anthropic_client", "openai_client", "sync_anthropic_client", "sync_openai_client"]

@@ -1,0 +1,184 @@
+"""`Exchange`: one request to an ASGI application in this process, its answer read as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from contextlib import suppress
+from typing import Any, Final
+
+import anyio
+
+__all__ = ["App", "Broken", "Exchange"]
+
+Message = MutableMapping[str, Any]
+App = Callable[
+    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]],
+    Awaitable[None],
+]
+#: Parts of the body that wait to be read before the application waits.
+MOST_UNREAD: Final = 64
+
+
+class Broken(Exception):
+    """The application ended before its answer did; `__cause__` says why, where it raised."""
+
+
+class Exchange:
+    """Runs the application in a task of its own on this event loop, from `begin` to `close`.
+
+    If the answer is closed before its end, the application is told of a disconnect and cancelled.
+    An exchange that nobody closes is cancelled when it is collected.
+    """
+
+    def __init__(self, app: App, scope: Message, body: bytes) -> None:
+        self._run = _Run(app, scope, body)
+
+    async def begin(self) -> tuple[int, list[tuple[bytes, bytes]]]:
+        """Status and headers, as soon as the application sends them. Raises `Broken`."""
+        run = self._run
+        _spawn(run.run)
+        while run.start is None:
+            if run.over:
+                raise run.broken()
+            await run.wait()
+        return run.start["status"], list(run.start["headers"])
+
+    @property
+    def here(self) -> bool:
+        """Whether `read` has a part without waiting."""
+        return bool(self._run.parts)
+
+    async def read(self) -> bytes | None:
+        """The next part of the body, None after the last. Raises `Broken`."""
+        run = self._run
+        while not run.parts:
+            if run.complete:
+                return None
+            if run.over:
+                raise run.broken()
+            await run.wait()
+        part = run.parts.popleft()
+        if len(run.parts) < MOST_UNREAD:
+            run.room.set()
+        return part
+
+    async def close(self) -> None:
+        """Disconnect and cancel the application, unless its answer is whole; it has ended when this
+        returns. A second call does nothing."""
+        self._run.leave()
+        if not self._run.complete:
+            with anyio.CancelScope(shield=True):
+                await self._run.ended.wait()
+
+    def __del__(self) -> None:
+        self._run.forget()
+
+
+class _Run:
+    """The application's side. It refers to no `Exchange`, so that one can be collected."""
+
+    def __init__(self, app: App, scope: Message, body: bytes) -> None:
+        self._app = app
+        self._scope = scope
+        self._requests: list[Message] = [{"type": "http.request", "body": body}]
+        self._cancel = anyio.CancelScope()
+        self._left = anyio.Event()
+        self._news = anyio.Event()
+        self._error: Exception | None = None
+        self._soon = _loop_caller()
+        self.start: Message | None = None
+        self.parts: deque[bytes] = deque()
+        self.room = anyio.Event()
+        self.ended = anyio.Event()
+        #: Whether the last part of the body has come.
+        self.complete = False
+        self.over = False
+
+    async def run(self) -> None:
+        try:
+            with self._cancel:
+                await self._app(self._scope, self._receive, self._send)
+        except Exception as error:
+            self._error = error
+        finally:
+            self.over = True
+            self.ended.set()
+            self._news.set()
+
+    async def wait(self) -> None:
+        """Wait until something has changed."""
+        if self._news.is_set():
+            self._news = anyio.Event()
+        await self._news.wait()
+
+    def leave(self) -> None:
+        if not self.over:
+            self._left.set()
+            if not self.complete:
+                self._cancel.cancel()
+
+    def forget(self) -> None:
+        """`leave`, from any thread."""
+        if not self.over:
+            # A closed loop has cancelled the task already.
+            with suppress(RuntimeError):
+                self._soon(self.leave)
+
+    def broken(self) -> Broken:
+        error = Broken("the application ended without a whole answer")
+        # Not kept here: its traceback refers to this object.
+        error.__cause__, self._error = self._error, None
+        return error
+
+    async def _receive(self) -> Message:
+        if self._requests:
+            return self._requests.pop()
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.start = message
+        elif message["type"] == "http.response.body":
+            if body := message.get("body", b""):
+                self.parts.append(body)
+            self.complete = not message.get("more_body", False)
+        self._news.set()
+        while len(self.parts) >= MOST_UNREAD:
+            self.room = anyio.Event()
+            await self.room.wait()
+
+
+def _spawn(call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run `call`, which raises nothing, in a task that no other waits for."""
+    if (loop := _asyncio_loop()) is not None:
+        task = loop.create_task(call())
+        _TASKS.add(task)
+        task.add_done_callback(_TASKS.discard)
+    else:
+        import trio
+
+        trio.lowlevel.spawn_system_task(call)
+
+
+#: Tasks that run, kept here since an event loop keeps none alive.
+_TASKS: Final[set[asyncio.Task[None]]] = set()
+
+
+def _loop_caller() -> Callable[[Callable[[], object]], object]:
+    """A function that has this event loop call something soon, from any thread."""
+    if (loop := _asyncio_loop()) is not None:
+        return loop.call_soon_threadsafe
+    import trio
+
+    return trio.lowlevel.current_trio_token().run_sync_soon
+
+
+def _asyncio_loop() -> asyncio.AbstractEventLoop | None:
+    """The running loop; None where it is trio's."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,71 @@
+"""`CheckpointSource`: a model from a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from asyncinfer.config import EngineConfig
+from asyncinfer.engine.defaults import generation_defaults
+from asyncinfer.engine.source import Loaded, Progress
+from asyncinfer.text import ChatTemplate, Tokenizer
+from asyncinfer.tools import response_notes
+
+__all__ = ["CheckpointSource"]
+
+
+class CheckpointSource:
+    """A checkpoint: a local folder or GGUF file, a hub id, or the name of a model we know.
+
+    Args:
+        draft: it drafts for another model.
+    """
+
+    def __init__(self, model: str | Path, *, draft: bool = False) -> None:
+        self.model = model
+        self.draft = draft
+
+    def load(self, config: EngineConfig, progress: Progress | None) -> Loaded:
+        # Imported here, since engines on other model sources need no torch.
+        from asyncinfer.engine.gguf import load_gguf
+        from asyncinfer.models.remote_code import tokenizer_code
+        from asyncinfer.runner import open_runner
+        from asyncinfer.weights import following_links
+        from asyncinfer.weights.gguf import is_gguf
+
+        path = self._path(config)
+        if is_gguf(path):
+            return load_gguf(path, config, progress, draft=self.draft)
+        with following_links(self._follows_links(config)):
+            tokenizer = Tokenizer.from_folder(path)
+            template = ChatTemplate.from_folder(path, tokenizer.shield)
+            defaults = generation_defaults(path)
+            runner = open_runner(path, config, tokenizer.vocab_size, progress, draft=self.draft)
+            notes = (
+                *(*runner.notes, *tokenizer_code(path), *template.notes),
+                *response_notes(template.response),
+            )
+        return Loaded(
+            runner, tokenizer, template, defaults, notes, runner.architecture, runner.dtype
+        )
+
+    def tokenizer(self, config: EngineConfig) -> Tokenizer:
+        """Its tokenizer alone. Raises `ModelLoadError`."""
+        from asyncinfer.text import gguf_tokenizer
+        from asyncinfer.weights import following_links
+        from asyncinfer.weights.gguf import is_gguf, read_header
+
+        path = self._path(config)
+        if is_gguf(path):
+            return gguf_tokenizer(read_header(path).metadata, str(path))
+        with following_links(self._follows_links(config)):
+            return Tokenizer.from_folder(path)
+
+    def _path(self, config: EngineConfig) -> Path:
+        from asyncinfer.weights import resolve
+
+        return resolve(self.model, revision=config.revision)
+
+    def _follows_links(self, config: EngineConfig) -> bool:
+        """Links are never followed in what comes from the hub, which anybody may have made."""
+        return os.path.isdir(os.path.expanduser(self.model)) and config.follow_symlinks

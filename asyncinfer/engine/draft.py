@@ -1,0 +1,51 @@
+"""Opening the draft model of an engine."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from asyncinfer.builtin import DRAFT_PATH
+from asyncinfer.config import EngineConfig
+from asyncinfer.engine.checkpoint import CheckpointSource
+from asyncinfer.engine.source import Loaded, ModelSource, Progress
+from asyncinfer.errors import InvalidConfig
+from asyncinfer.text import Tokenizer
+
+__all__ = ["check_vocabulary", "open_draft"]
+
+#: The draft model that ships with the package, as `EngineConfig.draft` names it.
+_EMBEDDED: Final = "embedded"
+
+
+def open_draft(
+    source: ModelSource, config: EngineConfig, progress: Progress | None
+) -> Loaded | None:
+    """Load `config.draft`, before the model that it drafts for, which takes a share of the memory
+    that is left. None where there is none to load.
+
+    Raises `InvalidConfig` where its vocabulary is another one, before memory is taken: checkpoints
+    say so in their tokenizers. For others `check_vocabulary` says so when both are loaded.
+    """
+    named = config.draft
+    if named is None:
+        return None
+    draft: ModelSource = named
+    if not hasattr(named, "load"):
+        draft = CheckpointSource(DRAFT_PATH if named == _EMBEDDED else named, draft=True)
+    # A revision names one of the large model's repository.
+    own = config.replace(draft=None, revision=None)
+    if isinstance(source, CheckpointSource) and isinstance(draft, CheckpointSource):
+        check_vocabulary(named, source.tokenizer(config), draft.tokenizer(own))
+    return draft.load(own, progress)
+
+
+def check_vocabulary(named: object, model: Tokenizer, draft: Tokenizer) -> None:
+    """Raise `InvalidConfig` unless every token id stands for the same in both."""
+    other = model.difference(draft)
+    if other is not None:
+        token, ours, theirs = other
+        raise InvalidConfig(
+            "draft",
+            named,
+            f"must have the model's vocabulary: token {token} is {theirs!r}, not {ours!r}",
+        )

@@ -1,0 +1,92 @@
+"""`EngineTokenizer`: how an engine reads prompts, for programs that count or show tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from asyncinfer.config import EngineConfig
+from asyncinfer.engine.chats import Chats
+from asyncinfer.engine.prompt_reader import PromptReader
+from asyncinfer.engine.source import Loaded
+from asyncinfer.text import Tokenizer
+from asyncinfer.tools import ChatOptions
+
+__all__ = ["EngineTokenizer"]
+
+
+class EngineTokenizer:
+    """Texts and chats to token ids as requests have them, and back: `engine.tokenizer`.
+
+    From any thread. Long texts take milliseconds, so call it off the event loop for these.
+    """
+
+    def __init__(self, loaded: Loaded, config: EngineConfig) -> None:
+        self._tokenizer: Tokenizer = loaded.tokenizer
+        self._chats = Chats(loaded)
+        self._reader = PromptReader(loaded, config)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; with the special tokens that the model's tokenizer puts around one,
+        such as one that begins it. Raises `InvalidRequest`."""
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids; malformed bytes become U+FFFD, ids without a token are left
+        out."""
+        return self._tokenizer.decode(ids, skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """The bytes that a token adds to a text; None where that depends on its neighbours."""
+        return self._tokenizer.token_bytes(token_id)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The prompt that the model's template makes of a chat, with the options of
+        `Engine.stream` that change it. As a prompt of its own it would not be the same tokens where
+        messages spell special tokens. Raises `InvalidRequest`."""
+        text = self._rendered(messages, tools, template_options, continue_final_message)
+        return "".join(self._tokenizer.shield.pieces(text))
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+    ) -> list[int]:
+        """The token ids of a chat, as a request has them. Raises `InvalidRequest`."""
+        text = self._rendered(messages, tools, template_options, continue_final_message)
+        return self._tokenizer.encode_chat(text)
+
+    def count(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> int:
+        """How many tokens a text or a chat is as a prompt. Raises `InvalidRequest`."""
+        if isinstance(prompt, str):
+            return len(self.encode(prompt))
+        ids = self.encode_chat(prompt, tools=tools, template_options=template_options)
+        return len(ids)
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None,
+        template_options: Mapping[str, Any] | None,
+        continue_final_message: bool,
+    ) -> str:
+        options = ChatOptions.of(tools, None, True, template_options, continue_final_message)
+        self._chats.template()
+        self._reader.check_messages(messages)
+        return self._chats.render(messages, options)

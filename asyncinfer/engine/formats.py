@@ -1,0 +1,105 @@
+"""From a request's options for structured output to what its answers have to fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from asyncinfer.errors import InvalidRequest, Size
+from asyncinfer.grammar import GrammarCompiler, Matcher
+from asyncinfer.params import SamplingParams
+from asyncinfer.structured_output import AnswerFormat, is_typed, schema_of
+from asyncinfer.tools import MessageReader
+
+__all__ = ["Formats"]
+
+
+class Formats:
+    """Makes the matchers of an engine's requests.
+
+    Args:
+        able: whether the model's runner restricts draws.
+    """
+
+    def __init__(self, grammars: GrammarCompiler, able: bool) -> None:
+        self._grammars = grammars
+        self._able = able
+        #: Schemas of pydantic types, which take longer to make than to compile.
+        self._schemas: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+    def at_hand(self, params: SamplingParams) -> bool:
+        """Whether `matchers` takes microseconds, and so may run on an event loop."""
+        if params.constraint is None:
+            return True
+        schema = params.json_schema
+        if is_typed(schema) and not (_is_kept(schema) and schema in self._schemas):
+            return False
+        return self._grammars.at_hand(self._format(params))
+
+    def for_calls(
+        self,
+        message: MessageReader,
+        params: SamplingParams,
+        most_forced: int,
+        told: Callable[[float], object],
+    ) -> list[Matcher | None]:
+        """A matcher for each answer to a chat, whose calls fit their tools; None where there are no
+        tools, or where the answer may be text and has a thinking budget. Raises
+        `InvalidRequest`."""
+        form = message.grammar()
+        if form is None or (params.thinking_budget is not None and not message.must_call):
+            return [None] * params.n
+        if params.thinking_budget is not None:
+            value = Size("beside a required call")
+            raise InvalidRequest("thinking_budget", value, "one of them only")
+        if not self._able:
+            raise InvalidRequest("tools", Size("a list"), "this model restricts no draws")
+        if params.alternatives is not None or params.sampler is not None:
+            most_forced = 0
+        return [*self._grammars.matchers(form, params.n, most_forced, told)]
+
+    def chars(self, params: SamplingParams) -> int:
+        """Characters of the format that the answers have to fit; 0 without one."""
+        return 0 if params.constraint is None else len(self._format(params).text)
+
+    def matchers(
+        self, params: SamplingParams, most_forced: int, told: Callable[[float], object]
+    ) -> list[Matcher | None]:
+        """A matcher for each answer, at its start; None where all text fits. `told`: see
+        `GrammarCompiler.matchers`. Raises `InvalidRequest`."""
+        if params.constraint is None:
+            return [None] * params.n
+        if not self._able:
+            value = getattr(params, params.constraint)
+            raise InvalidRequest(params.constraint, value, "this model restricts no draws")
+        if params.alternatives is not None or params.sampler is not None:
+            # Nothing is forced, since each token needs a logprob or a sampler's draw.
+            most_forced = 0
+        return [*self._grammars.matchers(self._format(params), params.n, most_forced, told)]
+
+    def _format(self, params: SamplingParams) -> AnswerFormat:
+        kind, after = params.constraint, params.constrain_after or ""
+        assert kind is not None
+        value = getattr(params, kind)
+        if kind == "json_object":
+            return AnswerFormat("json_schema", '{"type": "object"}', after)
+        if kind == "choice":
+            return AnswerFormat(kind, json.dumps(value), after)
+        if kind == "json_schema" and is_typed(value):
+            value = self._schema_text(value)
+        return AnswerFormat(kind, value, after)
+
+    def _schema_text(self, typed: Any) -> str:
+        if not _is_kept(typed):
+            return schema_of(typed)
+        schema = self._schemas.get(typed)
+        if schema is None:
+            schema = self._schemas[typed] = schema_of(typed)
+        return schema
+
+
+def _is_kept(typed: Any) -> bool:
+    """Whether its schema is made once: a type that has no hash has no place in a dictionary."""
+    return isinstance(typed, Hashable) and hasattr(typed, "__weakref__")

@@ -1,0 +1,244 @@
+"""The requests of an engine: how they begin, wait for their consumer, and end exactly once."""
+
+from __future__ import annotations
+
+from asyncinfer.config import EngineConfig
+from asyncinfer.engine.admission import Admission
+from asyncinfer.engine.engine_events import EngineEvents
+from asyncinfer.engine.request import End, Request, TokenSink
+from asyncinfer.errors import DeadlineExceeded, EngineClosed, RequestFailed, StreamStalled
+from asyncinfer.scheduler import Scheduler
+from asyncinfer.telemetry import emit
+from asyncinfer.text import panicked
+
+__all__ = ["Requests", "closed", "named_failure", "too_late"]
+
+#: The log event of each end that has one.
+_EVENTS = {
+    End.FINISHED: "request_finished",
+    End.ABORTED: "request_aborted",
+    End.FAILED: "request_failed",
+}
+
+
+#: Seconds between two looks at paused streams that count as unread, at most. A long step, or a
+#: process that is stopped, is no fault of the consumer.
+LONGEST_LOOK = 1.0
+
+
+class Requests:
+    """Every request that the decode thread has. Decode thread only."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        config: EngineConfig,
+        admission: Admission,
+        events: EngineEvents | None = None,
+    ) -> None:
+        self.live: dict[Request, None] = {}
+        #: Requests by how they ended here.
+        self.ends: dict[End, int] = dict.fromkeys(End, 0)
+        #: Ended since the last flush: their consumers were not told yet.
+        self.unflushed: list[Request] = []
+        self._scheduler = scheduler
+        self._config = config
+        self._admission = admission
+        self._events = events
+        self._paused: dict[Request, None] = {}
+        #: When `expire` was called last, in seconds of the clock.
+        self._looked = 0.0
+
+    def add(self, request: Request) -> None:
+        self.live[request] = None
+        if self._events is not None:
+            self._events.submitted(request)
+        for output in request.outputs:
+            self._scheduler.add(output.sequence)
+
+    def abort(self, request: Request, now: float) -> None:
+        """End a request whose consumer left."""
+        self._end(request, End.ABORTED, None, now)
+
+    def stop(self, request: Request, now: float) -> None:
+        """End a request whose consumer has enough, and keeps what there is."""
+        if request not in self.live:
+            return
+        for output in request.outputs:
+            if output.ended:
+                continue
+            try:
+                output.finish("stopped")
+            except BaseException as error:
+                if not (panicked(error) or isinstance(error, RequestFailed)):
+                    raise
+                self.fail(request, now, error)
+                return
+            self.finish(output, "stopped", now)
+
+    def finish(self, output: TokenSink, reason: str, now: float) -> None:
+        """Note that an answer is complete, after its last chunk was put."""
+        output.ended = True
+        output.reason = reason
+        self._scheduler.finish(output.sequence, now)
+        request = output.request
+        request.open_outputs -= 1
+        if request.open_outputs == 0:
+            self._end(request, End.FINISHED, None, now)
+
+    def fail(self, request: Request, now: float, error: BaseException) -> None:
+        """End a request that cannot go on; all others do."""
+        _drop_frames(error)
+        self._end(request, End.FAILED, named_failure(request, error), now)
+
+    def close(self, request: Request, now: float, error: BaseException) -> None:
+        """End a request because the engine is closed."""
+        self._end(request, End.CLOSED, error, now)
+
+    def pause(self, output: TokenSink, now: float) -> None:
+        """The consumer's buffer is full: schedule the answer no more until it is read."""
+        request = output.request
+        if request.options.on_full == "cancel":
+            bound = request.capacity
+            self.fail(request, now, RequestFailed(f"{request.id}: buffer={bound} tokens is full"))
+            return
+        self._scheduler.pause(output.sequence)
+        request.paused.append(output)
+        if request not in self._paused:
+            request.paused_at, request.taken_before = now, request.buffer.taken
+            self._paused[request] = None
+        request.buffer.paused = True
+        # The consumer may have emptied the buffer before it could see `paused`.
+        if request.drained:
+            self.resume(request)
+
+    def resume(self, request: Request) -> None:
+        """Schedule the answers of a request again, since its consumer has read on."""
+        request.buffer.paused = False
+        self._paused.pop(request, None)
+        paused, request.paused = request.paused, []
+        for output in paused:
+            if not output.ended:
+                self._scheduler.resume(output.sequence)
+
+    def expire(self, now: float, drain_until: float | None) -> None:
+        """End all requests that have run out of time."""
+        for request in self._admission.overdue(now):
+            self.fail(request, now, too_late(request, now))
+        looked, self._looked = self._looked, now
+        if self._paused:
+            # While the process was stopped, nobody could read.
+            unseen = max(0.0, now - looked - LONGEST_LOOK)
+            for request in self._paused:
+                request.paused_at = min(now, request.paused_at + unseen)
+            oldest = now - self._config.stall_timeout
+            for request in [
+                request for request in self._paused if request.unread_since(now) <= oldest
+            ]:
+                unread = f"{request.id}: not read for {self._config.stall_timeout:g} s"
+                self.fail(request, now, StreamStalled(unread))
+        if drain_until is not None and now >= drain_until:
+            for request in self._admission.untold():
+                self.close(request, now, closed(request))
+
+    def tell(self, request: Request, how: End, error: BaseException | None) -> bool:
+        """End a request, as far as its consumer is concerned; False if it has ended before."""
+        outcome = self._admission.end(request, how, error, counted=True)
+        if outcome is None:
+            return False
+        self.ends[how] += 1
+        request.buffer.close(outcome)
+        self.unflushed.append(request)
+        return True
+
+    def flushed(self) -> None:
+        """Note that the ends told since the last flush are on their way."""
+        self._admission.told(self.unflushed)
+        self.unflushed.clear()
+
+    def release(self, request: Request, now: float) -> None:
+        """Give back what a request that has ended holds, if it is here, and report it."""
+        if request not in self.live:
+            self.report(request, now)
+            return
+        for output in request.outputs:
+            if not output.ended:
+                output.ended = True
+                self._scheduler.finish(output.sequence, now)
+        self._admission.leave(request)
+        batch = request.buffer.bridge.batch
+        # The chunks of an awaited stream are sent with its end. Where another thread sent the end,
+        # they are sent now, for they hold the request.
+        batch.urgent = batch.urgent or bool(batch.contents)
+        self.report(request, now)
+
+    def report(self, request: Request, now: float) -> None:
+        """Tell log and observers, once, of a request that has ended, and forget it."""
+        self.live.pop(request, None)
+        self._paused.pop(request, None)
+        if self._admission.claim_report(request):
+            # Observers first: a log handler that hangs keeps the end from none of them.
+            if self._events is not None and request.outcome is not None:
+                self._events.ended(request, request.outcome, now)
+            _log_end(request)
+        # Every time: the intake may have added outputs to a request that had ended.
+        request.let_go()
+
+    def _end(self, request: Request, how: End, error: BaseException | None, now: float) -> None:
+        if error is not None and not request.ended:
+            _show_held(request)
+        if self.tell(request, how, error):
+            # A request that is not here yet is given back by the intake, or when it arrives.
+            self.release(request, now)
+
+
+def too_late(request: Request, now: float) -> DeadlineExceeded:
+    """What a request's consumer is told when its deadline has passed."""
+    return DeadlineExceeded(f"{request.id}: deadline passed after {now - request.submitted:.3f} s")
+
+
+def closed(request: Request) -> EngineClosed:
+    """What a request's consumer is told when a close does not wait for it."""
+    return EngineClosed(f"{request.id}: the engine was closed")
+
+
+def named_failure(request: Request, error: BaseException) -> BaseException:
+    """What a request's consumer is told when `error` ends the request: a `RequestFailed` of its
+    own, caused by `error`."""
+    if isinstance(error, RequestFailed):
+        return error
+    failed = RequestFailed(f"{request.id}: {str(error) or repr(error)}")
+    failed.__cause__ = error
+    return failed
+
+
+def _drop_frames(error: BaseException) -> None:
+    """Put a note in the place of each traceback: a consumer may keep the error, and frames would
+    keep the step and all in it. The note says where the error was raised."""
+    chain = [error]
+    for each in chain:
+        raised = each.__traceback__
+        while raised is not None and raised.tb_next is not None:
+            raised = raised.tb_next
+        if raised is not None:
+            code = raised.tb_frame.f_code
+            each.add_note(f"raised by {code.co_name}, {code.co_filename}:{raised.tb_lineno}")
+        BaseException.with_traceback(each, None)
+        others = [other for other in (each.__cause__, each.__context__) if other is not None]
+        chain += [other for other in others if all(other is not known for known in chain)]
+
+
+def _log_end(request: Request) -> None:
+    """The log event of a request's end."""
+    event = _EVENTS.get(request.end) if request.end is not None else None
+    if event is None:
+        return
+    error = None if request.outcome is None else request.outcome.error
+    fields = {} if error is None else {"error": str(error)}
+    emit(event, request.context, request_id=request.id, **fields)
+
+
+def _show_held(request: Request) -> None:
+    for output in request.outputs:
+        if not output.ended:
+            output.show_held()

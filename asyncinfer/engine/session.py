@@ -1,0 +1,231 @@
+"""`Session`: a conversation, whose every token is computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+from asyncinfer.checks import check_integer
+from asyncinfer.chunk import Chunk, Completion, Timings, Usage
+from asyncinfer.engine.hold import Hold
+from asyncinfer.engine.spoken import Answered, SpokenMessages
+from asyncinfer.engine.stream import Stream
+from asyncinfer.errors import EngineClosed, InvalidRequest, StreamBusy
+
+__all__ = ["Session", "SessionStream"]
+
+
+class Session:
+    """A conversation with an engine's model. Made by `Engine.session()`.
+
+    What the model has said stays the tokens that it drew: a text that is tokenised again may become
+    others, which the prefix cache does not have. One answer at a time; a session belongs to one
+    event loop.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[..., Stream],
+        eos_ids: frozenset[int],
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+        hold: Hold,
+    ) -> None:
+        """`begin` is `Engine.stream`, `options` are what every answer has; `hold` keeps its
+        blocks."""
+        self._hold = hold
+        self._begin = begin
+        self._eos_ids = eos_ids
+        self._options = dict(options)
+        self._messages = [*messages]
+        #: The token ids up to each answer that is still part of the conversation.
+        self._answers: list[Answered] = []
+        self._open = True
+        self._speaking = False
+
+    async def __aenter__(self) -> Session:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def messages(self) -> tuple[Mapping[str, Any], ...]:
+        """The conversation so far."""
+        return tuple(self._messages)
+
+    def append(self, *messages: str | Mapping[str, Any]) -> None:
+        """Add messages without asking for an answer, such as the results of tools. A string is the
+        user's. Raises `InvalidRequest` for what is neither, `StreamBusy` while a stream runs."""
+        self._check_silent()
+        self._messages += [_message(message) for message in messages]
+
+    def stream(self, *messages: str | Mapping[str, Any], **options: Any) -> SessionStream:
+        """The answer to the conversation and these messages, as it is generated; options are those
+        of `Engine.stream`, before those of the session. Messages and answer are added when the
+        stream has ended. One that fails or is left before adds neither, and may be asked for
+        again."""
+        self._check()
+        if options.get("n", self._options.get("n", 1)) != 1:
+            raise InvalidRequest("n", options.get("n"), "a session has one answer at a time")
+        said = [_message(message) for message in messages]
+        prompt = SpokenMessages(
+            [*self._messages, *said],
+            self._answers[-1] if self._answers else None,
+            self._hold.conversation,
+        )
+        return SessionStream(self, self._begin(prompt, **{**self._options, **options}), prompt)
+
+    async def send(self, *messages: str | Mapping[str, Any], **options: Any) -> Completion:
+        """The whole answer at once; see `stream`."""
+        return await self.stream(*messages, **options)
+
+    def fork(self) -> Session:
+        """A second conversation that begins as this one; the tokens of the beginning are shared."""
+        self._check()
+        made = Session(self._begin, self._eos_ids, self._messages, self._options, self._hold.fork())
+        made._answers = [*self._answers]
+        return made
+
+    def rewind(self, count: int) -> None:
+        """Take back the last `count` messages. Raises `InvalidRequest` if there are fewer,
+        `StreamBusy` while a stream runs."""
+        self._check_silent()
+        kept = len(self._messages) - check_integer("count", count, 0, len(self._messages))
+        del self._messages[kept:]
+        while self._answers and self._answers[-1].messages > kept:
+            self._answers.pop()
+
+    def close(self) -> None:
+        """Forget the conversation. Its blocks are kept no longer than others. A second call does
+        nothing."""
+        self._open = False
+        self._hold.close()
+        self._messages.clear()
+        self._answers.clear()
+
+    def begin_answer(self) -> None:
+        """Note that a stream begins. Raises `StreamBusy` while another one runs."""
+        self._check_silent()
+        self._speaking = True
+
+    def end_answer(self, prompt: SpokenMessages, done: Completion | None) -> None:
+        """Note that the stream has ended; `done` is None where it gave no answer."""
+        self._speaking = False
+        if done is None or not self._open:
+            return
+        self._messages = [*prompt, done.message]
+        if done.tool_calls:
+            self._hold.wait_for_tool()
+        said = done.token_ids
+        ended = said and said[-1] in self._eos_ids
+        token_ids = (*prompt.prompt_ids, *(said[:-1] if ended else said))
+        self._answers.append(Answered(len(self._messages), token_ids))
+
+    def _check_silent(self) -> None:
+        self._check()
+        if self._speaking:
+            raise StreamBusy("the session's model is answering already")
+
+    def _check(self) -> None:
+        if not self._open:
+            raise EngineClosed("the session is closed")
+
+
+class SessionStream:
+    """An answer of a session: async iterator of `Chunk`, async context manager, awaitable."""
+
+    def __init__(self, session: Session, stream: Stream, prompt: SpokenMessages) -> None:
+        self._session = session
+        self._stream = stream
+        self._prompt = prompt
+        self._begun = self._ended = False
+
+    def __aiter__(self) -> SessionStream:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        self._begin()
+        try:
+            return await anext(self._stream)
+        except StopAsyncIteration:
+            await self._finish()
+            raise
+        except Exception:
+            self._end(None)
+            raise
+
+    def __await__(self) -> Generator[Any, Any, Completion]:
+        return self._whole().__await__()
+
+    async def __aenter__(self) -> SessionStream:
+        self._begin()
+        try:
+            await self._stream.__aenter__()
+        except BaseException:
+            self._end(None)
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._end(None)
+        await self._stream.__aexit__(kind, *rest)
+
+    @property
+    def request_id(self) -> str:
+        """The request's id, as logs and observers have it."""
+        return self._stream.request_id
+
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens taken, once the stream has ended."""
+        return self._stream.usage
+
+    @property
+    def timings(self) -> Timings | None:
+        """Times taken, once the stream has ended."""
+        return self._stream.timings
+
+    def stop(self) -> None:
+        """End the answer as `Stream.stop` does; its text so far becomes part of the
+        conversation."""
+        self._stream.stop()
+
+    async def aclose(self) -> None:
+        """Abort as `Stream.aclose` does; the answer does not become part of the conversation."""
+        self._end(None)
+        await self._stream.aclose()
+
+    def __del__(self) -> None:
+        self._end(None)
+
+    async def _whole(self) -> Completion:
+        self._begin()
+        try:
+            return await self._finish()
+        except BaseException:
+            self._end(None)
+            raise
+
+    async def _finish(self) -> Completion:
+        done = await self._stream
+        self._end(done)
+        return done
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._session.begin_answer()
+            self._begun = True
+
+    def _end(self, done: Completion | None) -> None:
+        if self._begun and not self._ended:
+            self._ended = True
+            self._session.end_answer(self._prompt, done)
+
+
+def _message(message: object) -> Mapping[str, Any]:
+    if isinstance(message, str):
+        return {"role": "user", "content": message}
+    if not isinstance(message, Mapping):
+        raise InvalidRequest("message", message, "must be a string or a chat message")
+    return message

@@ -1,0 +1,37 @@
+"""`SpokenMessages`: a chat whose last answer stays the tokens that the model drew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from asyncinfer.cache import Conversation
+
+__all__ = ["Answered", "SpokenMessages"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A chat up to the end of an answer."""
+
+    #: Messages, the answer's included.
+    messages: int
+    #: Tokens of the prompt and of the answer, without the one that ended it.
+    token_ids: tuple[int, ...]
+
+
+class SpokenMessages(list[Mapping[str, Any]]):
+    """Chat messages as a prompt."""
+
+    def __init__(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        answered: Answered | None = None,
+        conversation: Conversation | None = None,
+    ) -> None:
+        super().__init__(messages)
+        self.conversation = conversation
+        self.answered = answered
+        #: Token ids of the whole chat as a prompt, written by the intake.
+        self.prompt_ids: tuple[int, ...] = ()

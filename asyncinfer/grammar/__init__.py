@@ -1,0 +1,20 @@
+"""What an answer has to fit: formats compiled to matchers, and the masks that these give."""
+
+from asyncinfer.grammar.compiler import GrammarCompiler
+from asyncinfer.grammar.counters import GrammarCounters
+from asyncinfer.grammar.masks import allowed_ids, fill_masks, mask_words
+from asyncinfer.grammar.matcher import Matcher
+from asyncinfer.grammar.reasoning import Reasoning
+from asyncinfer.grammar.stop_regex import StopRegex, compile_stop
+
+__all__ = [
+    "GrammarCompiler",
+    "GrammarCounters",
+    "Matcher",
+    "Reasoning",
+    "StopRegex",
+    "allowed_ids",
+    "compile_stop",
+    "fill_masks",
+    "mask_words",
+]

@@ -1,0 +1,64 @@
+"""Where in a JSON Schema an error is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+__all__ = ["place_of_error"]
+
+#: Keywords whose value is a schema, a list of schemas, or schemas by name.
+_ONE: Final = ("additionalProperties", "items", "additionalItems", "unevaluatedProperties", "not")
+_LISTED: Final = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+_NAMED: Final = ("properties", "patternProperties")
+#: Keywords whose schemas other parts refer to.
+_SHARED: Final = ("$defs", "definitions")
+_SECONDS: Final = 0.3
+
+
+def place_of_error(schema: Any, error_of: Callable[[Any], str]) -> str:
+    """The JSON pointer of the innermost schema that has the error of the whole one; empty for the
+    whole. A search that takes too long ends with the place found so far.
+
+    Args:
+        error_of: compiles a schema and gives what is wrong with it; empty where nothing is.
+    """
+    until = time.monotonic() + _SECONDS
+    shared = {name: schema[name] for name in _SHARED if name in schema}
+    error, place, inner = error_of(schema), "", schema
+    seen: set[str] = set()
+    while True:
+        for pointer, part in _parts(schema, place, inner):
+            if time.monotonic() > until:
+                return place
+            if pointer not in seen and error_of({**shared, **part}) == error:
+                seen.add(pointer)
+                place, inner = pointer, part
+                break
+        else:
+            return place
+
+
+def _parts(root: Any, place: str, schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas directly in this one, each with its pointer, and the one it refers to."""
+    found: list[tuple[str, Any]] = [(f"{place}/{key}", schema.get(key)) for key in _ONE]
+    for key in _LISTED:
+        if isinstance(listed := schema.get(key), list):
+            found += [(f"{place}/{key}/{i}", part) for i, part in enumerate(listed)]
+    for key in _NAMED:
+        if isinstance(named := schema.get(key), dict):
+            for name, part in named.items():
+                escaped = name.replace("~", "~0").replace("/", "~1")
+                found.append((f"{place}/{key}/{escaped}", part))
+    if isinstance(target := schema.get("$ref"), str) and target.startswith("#/"):
+        found.append((target[1:], _at(root, target[2:].split("/"))))
+    return ((pointer, part) for pointer, part in found if isinstance(part, dict))
+
+
+def _at(value: Any, names: list[str]) -> Any:
+    """What lies at a JSON pointer; None where nothing does."""
+    for name in names:
+        key = name.replace("~1", "/").replace("~0", "~")
+        value = value.get(key) if isinstance(value, dict) else None
+    return value

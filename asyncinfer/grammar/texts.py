@@ -1,0 +1,94 @@
+"""From an answer's format to the text that the grammar library compiles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+from asyncinfer.errors import InvalidRequest
+from asyncinfer.structured_output import AnswerFormat
+
+__all__ = ["grammar_text", "json_grammar"]
+
+#: Options of JSON. White space is bounded, since a model may go on with it for ever.
+_JSON: Final = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"}
+_ANSWER: Final = "answer"
+
+
+def grammar_text(form: AnswerFormat, special: Callable[[str], int | None]) -> str:
+    """The text that the library compiles for a format.
+
+    Args:
+        special: the id of a special token, which is no text to a grammar; None for any other text.
+
+    Raises `InvalidRequest` for invalid GBNF; the library finds all other errors itself.
+    """
+    text = _grammar_text(form, special)
+    return _after(form.after, text, special(form.after)) if form.after else text
+
+
+def json_grammar(schema: Any) -> str:
+    """The grammar of a JSON Schema, a dict or its text."""
+    from llguidance import LLMatcher
+
+    return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON)  # type: ignore[arg-type]
+
+
+def _grammar_text(form: AnswerFormat, special: Callable[[str], int | None]) -> str:
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    match form.kind:
+        case "json_schema":
+            return json_grammar(form.text)
+        case "regex":
+            return LLMatcher.grammar_from_regex(form.text)
+        case "choice":
+            choices = (json.dumps(choice) for choice in json.loads(form.text))
+            return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(choices))
+        case "tools":
+            return LLMatcher.grammar_from_lark(form.text)
+        case "structural_tag":
+            return _tags(json.loads(form.text), special)
+    try:
+        lark = any_to_lark(form.text)
+    except Exception as error:
+        raise InvalidRequest("grammar", form.text, f"is no GBNF: {error}") from error
+    return LLMatcher.grammar_from_lark(lark)
+
+
+def _tags(tag: Any, special: Callable[[str], int | None]) -> str:
+    from llguidance import LLMatcher, StructTag
+
+    triggers = tag["triggers"]
+    tags = [
+        StructTag(
+            trigger=next(t for t in triggers if one["begin"].startswith(t)),
+            begin=one["begin"],
+            grammar=one["schema"],
+            end=one.get("end", ""),
+        )
+        for one in tag["structures"]
+    ]
+    text = StructTag.to_grammar(
+        tags, assume_special=all(special(tag.trigger) is not None for tag in tags)
+    )
+    return LLMatcher.grammar_from_lark(text)
+
+
+def _after(closing: str, answer: str, token: int | None) -> str:
+    """Free text up to `closing`, and then the answer. `token` is its id if it is special."""
+    if token is None:
+        # Lazy: the text ends where `closing` is complete for the first time.
+        end = "".join(f"\\x{{{ord(char):x}}}" for char in closing)
+        start = f"start: reasoning @{_ANSWER}\nreasoning[lazy]: /(.|\\n)*{end}/\n"
+    else:
+        start = f"start: reasoning <[{token}]> @{_ANSWER}\nreasoning: /(.|\\n)*/\n"
+    grammars = json.loads(answer)["grammars"] if answer.startswith("{") else [_lark(answer)]
+    grammars[0]["name"] = _ANSWER
+    return json.dumps({"grammars": [_lark(start), *grammars]})
+
+
+def _lark(text: str) -> dict[str, Any]:
+    return {"lark_grammar": text}

@@ -1,0 +1,1 @@
+"""Frameworks on an engine in this process; each module needs its framework, and nothing else."""

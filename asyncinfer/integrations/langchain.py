@@ -1,0 +1,228 @@
+"""`ChatAsyncInfer`: a chat model of LangChain on an engine in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from operator import itemgetter
+from typing import Any
+
+from asyncinfer.chunk import Completion, Usage
+from asyncinfer.engine import Engine, SyncEngine
+from asyncinfer.errors import InvalidRequest
+from asyncinfer.integrations.langchain_messages import answer, chat_messages, delta, ending
+
+try:
+    from langchain_core.callbacks import (
+        AsyncCallbackManagerForLLMRun,
+        CallbackManagerForLLMRun,
+    )
+    from langchain_core.language_models import BaseChatModel, LanguageModelInput
+    from langchain_core.language_models.base import LangSmithParams
+    from langchain_core.messages import AIMessage, BaseMessage
+    from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
+    from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+    from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+    from langchain_core.tools import BaseTool
+    from langchain_core.utils.function_calling import (
+        convert_to_json_schema,
+        convert_to_openai_tool,
+    )
+    from langchain_core.utils.pydantic import is_basemodel_subclass
+    from pydantic import ConfigDict, Field
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        'this needs LangChain: pip install "asyncinfer[langchain]"', name=error.name
+    ) from error
+
+__all__ = ["ChatAsyncInfer"]
+
+
+class ChatAsyncInfer(BaseChatModel):
+    """A chat model that calls an engine without a socket. A cancelled call ends its request.
+
+    A `SyncEngine` answers `invoke`, `stream` and `batch` as well as `ainvoke`, `astream` and
+    `abatch`; an `Engine` answers those that are awaited, and the others raise `TypeError`. Errors
+    are the engine's own.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    #: Open for as long as the model is used; whoever opened it closes it.
+    engine: Engine | SyncEngine = Field(exclude=True, repr=False)
+    temperature: float | None = None
+    max_tokens: int | None = None
+    stop: list[str] | None = None
+    #: Seconds after which a request fails with `DeadlineExceeded`.
+    timeout: float | None = None
+    #: LangChain's own parameter, without effect: nothing is lost on the way to an engine in this
+    #: process. For `Overloaded` there is `with_retry`.
+    max_retries: int | None = None
+    #: Whether `invoke` tells callbacks of each token.
+    streaming: bool = False
+    #: Further options of `Engine.stream`, such as `top_p`, `cache_scope` and `template_options`.
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: str | dict[str, Any] | bool | None = None,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """The model with tools. `tool_choice`: "auto", "none", "required" (or "any", or True), or
+        the name of the tool to call. Arguments fit their schemas, with `strict` and without."""
+        if tool_choice in ("any", True):
+            tool_choice = "required"
+        if tool_choice:
+            kwargs["tool_choice"] = tool_choice
+        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
+
+    def with_structured_output(
+        self,
+        schema: dict[str, Any] | type,
+        *,
+        include_raw: bool = False,
+        method: str = "json_schema",
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """A runnable whose answers are instances of a pydantic model, or dicts for other schemas.
+
+        Args:
+            method: "json_schema", where each token is drawn so that the answer fits the schema;
+                "json_mode", where it is some JSON object; "function_calling", where it is the
+                arguments of a tool that has to be called.
+            include_raw: return `{"raw": message, "parsed": ..., "parsing_error": ...}` instead.
+        """
+        if method == "function_calling":
+            return super().with_structured_output(schema, include_raw=include_raw, **kwargs)
+        if method not in ("json_schema", "json_mode"):
+            bound = "must be 'json_schema', 'json_mode' or 'function_calling'"
+            raise InvalidRequest("method", method, bound)
+        kwargs.pop("strict", None)
+        wanted = convert_to_json_schema(schema)
+        form = {"json_object": True} if method == "json_mode" else {"json_schema": wanted}
+        told = {"kwargs": {"method": method}, "schema": wanted}
+        model = self.bind(ls_structured_output_format=told, **form, **kwargs)
+        parser: Any = JsonOutputParser()
+        if isinstance(schema, type) and is_basemodel_subclass(schema):
+            parser = PydanticOutputParser(pydantic_object=schema)
+        answers: Runnable[LanguageModelInput, Any] = model | parser
+        if not include_raw:
+            return answers
+        parsed = RunnablePassthrough.assign(
+            parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
+        )
+        unparsed = RunnablePassthrough.assign(parsed=lambda _: None)
+        return RunnableMap(raw=model) | parsed.with_fallbacks(
+            [unparsed], exception_key="parsing_error"
+        )
+
+    @property
+    def _llm_type(self) -> str:
+        return "asyncinfer"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        return {"model_name": self.engine.model.name, **self._fields()}
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        params = super()._get_ls_params(stop=stop, **kwargs)
+        params.setdefault("ls_model_name", self.engine.model.name)
+        return params
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return self._result(
+            self._blocking().generate(chat_messages(messages), **self._asked(stop, kwargs))
+        )
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return self._result(
+            await self._awaited().generate(chat_messages(messages), **self._asked(stop, kwargs))
+        )
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        options = self._asked(stop, kwargs, streamed=True)
+        reason = None
+        with self._blocking().stream(chat_messages(messages), **options) as stream:
+            for chunk in stream:
+                reason = chunk.finish_reason
+                yield delta(chunk)
+            yield ending(self.engine.model.name, reason, stream.usage or Usage())
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        options = self._asked(stop, kwargs, streamed=True)
+        reason = None
+        async with self._awaited().stream(chat_messages(messages), **options) as stream:
+            async for chunk in stream:
+                reason = chunk.finish_reason
+                yield delta(chunk)
+            yield ending(self.engine.model.name, reason, stream.usage or Usage())
+
+    def _awaited(self) -> Engine:
+        return self.engine.engine if isinstance(self.engine, SyncEngine) else self.engine
+
+    def _blocking(self) -> SyncEngine:
+        if isinstance(self.engine, SyncEngine):
+            return self.engine
+        raise TypeError(
+            "an Engine is awaited (ainvoke, astream); for invoke and stream take a SyncEngine"
+        )
+
+    def _fields(self) -> dict[str, Any]:
+        """The options of a request that are fields of the model."""
+        named = {
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            "stop": self.stop,
+            "deadline": self.timeout,
+        }
+        return {
+            **{name: value for name, value in named.items() if value is not None},
+            **self.options,
+        }
+
+    def _asked(
+        self, stop: list[str] | None, named: dict[str, Any], streamed: bool = False
+    ) -> dict[str, Any]:
+        """The options of one request: those of the call before those of the model."""
+        # LangChain's own word for `streaming`.
+        given = {name: value for name, value in named.items() if name != "stream"}
+        options = {**self._fields(), **given}
+        if stop is not None:
+            options["stop"] = stop
+        if streamed and options.get("n", 1) != 1:
+            raise InvalidRequest("n", options["n"], "must be 1 in a stream of LangChain")
+        return options
+
+    def _result(self, done: Completion) -> ChatResult:
+        name = self.engine.model.name
+        generations = [
+            ChatGeneration(message=answer(name, choice, done.usage if choice.index == 0 else None))
+            for choice in done.choices
+        ]
+        return ChatResult(generations=generations)

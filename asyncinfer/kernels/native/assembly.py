@@ -1,0 +1,119 @@
+"""What the makers of LLVM's code share: types, loops, addresses, and torch's threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+__all__ = ["Assembly"]
+
+#: A loop's body: of a builder, an index and values, the values after it.
+_Body = Callable[[Any, Any, Sequence[Any]], Sequence[Any]]
+
+
+class Assembly:
+    """A module of LLVM's assembly in the making. `b` is a builder of llvmlite's throughout."""
+
+    def __init__(self, name: str, lanes: int) -> None:
+        """`lanes`: float32 numbers of its vectors."""
+        ir: Any = import_module("llvmlite.ir")
+        self.ir, self.lanes = ir, lanes
+        self.byte, self.half, self.float = ir.IntType(8), ir.HalfType(), ir.FloatType()
+        self.i32, self.i64 = ir.IntType(32), ir.IntType(64)
+        self.pointer, self.void = ir.PointerType(), ir.VoidType()
+        self.floats = ir.VectorType(self.float, lanes)
+        self.ints = ir.VectorType(self.i32, lanes)
+        self.module = ir.Module(name)
+        self.module.triple = import_module("llvmlite.binding").get_process_triple()
+        width = f"v{lanes}f32"
+        self.fma = self.declare(f"llvm.fma.{width}", self.floats, *[self.floats] * 3)
+        name = f"llvm.vector.reduce.fadd.{width}"
+        self.sum = self.declare(name, self.float, self.float, self.floats)
+        kinds = [self.pointer, self.i32, self.i32, self.i32]
+        self._fetch = self.declare("llvm.prefetch.p0", self.void, *kinds)
+
+    def declare(self, name: str, result: Any, *kinds: Any) -> Any:
+        return self.ir.Function(self.module, self.ir.FunctionType(result, kinds), name)
+
+    def begin(self, name: str, *kinds: Any, public: bool = False) -> tuple[Any, Any]:
+        """A function of these arguments that gives nothing, and a builder at its beginning."""
+        function = self.declare(name, self.void, *kinds)
+        if not public:
+            function.linkage = "internal"
+        return function, self.ir.IRBuilder(function.append_basic_block())
+
+    def integer(self, value: int) -> Any:
+        return self.ir.Constant(self.i64, value)
+
+    def at(self, b: Any, pointer: Any, count: Any) -> Any:
+        """The address `count` bytes on."""
+        return b.gep(pointer, [count], source_etype=self.byte)
+
+    def load(self, b: Any, floats: Any, number: Any) -> Any:
+        """A vector of float32 numbers from this one on."""
+        at = self.at(b, floats, b.mul(number, self.integer(4)))
+        return b.load(at, typ=self.floats, align=4)
+
+    def fetch(self, b: Any, pointer: Any) -> None:
+        """Have the processor bring what is there into its nearest cache. Any address will do."""
+        read, keep, data = (self.ir.Constant(self.i32, value) for value in (0, 3, 1))
+        b.call(self._fetch, [pointer, read, keep, data])
+
+    def total(self, b: Any, vector: Any) -> Any:
+        """The sum of a vector's numbers."""
+        start = self.ir.Constant(self.float, -0.0)
+        return b.call(self.sum, [start, vector], fastmath=["reassoc"])
+
+    def shuffle(self, b: Any, vector: Any, lanes: Sequence[int]) -> Any:
+        mask = self.ir.Constant(self.ir.VectorType(self.i32, len(lanes)), list(lanes))
+        return b.shuffle_vector(vector, self.ir.Constant(vector.type, self.ir.Undefined), mask)
+
+    def loop(
+        self, b: Any, end: Any, step: int, body: _Body, values: Sequence[Any]
+    ) -> Sequence[Any]:
+        """Emit a loop of `body` over the multiples of `step` below `end`, run at least once;
+        returns the values after it."""
+        before, head = b.block, b.append_basic_block()
+        b.branch(head)
+        b.position_at_end(head)
+        index = b.phi(self.i64)
+        index.add_incoming(self.integer(0), before)
+        carried = [b.phi(value.type) for value in values]
+        for phi, value in zip(carried, values, strict=True):
+            phi.add_incoming(value, before)
+        results = body(b, index, carried)
+        following = b.add(index, self.integer(step))
+        index.add_incoming(following, b.block)
+        for phi, value in zip(carried, results, strict=True):
+            phi.add_incoming(value, b.block)
+        done = b.append_basic_block()
+        b.cbranch(b.icmp_signed("<", following, end), head, done)
+        b.position_at_end(done)
+        return results
+
+    def each(self, b: Any, start: Any, end: Any, step: int, body: Callable[[Any], None]) -> None:
+        """Emit a loop of `body` over `start`, `start + step` and so on below `end`, which may not
+        run at all."""
+
+        def one(b: Any, index: Any, values: Sequence[Any]) -> Sequence[Any]:
+            body(b.add(start, index))
+            return values
+
+        span = b.sub(end, start)
+        with b.if_then(b.icmp_signed(">", span, self.integer(0))):
+            self.loop(b, span, step, one, [])
+
+    def on_threads(self, b: Any, work: Any, task: Any, threads: Any) -> None:
+        """Call `work(task)` on so many threads by OpenMP's `GOMP_parallel`; on the caller alone if
+        it is one."""
+        # void GOMP_parallel(void (*function)(void *), void *data, unsigned, unsigned)
+        kinds = [self.pointer, self.pointer, self.i32, self.i32]
+        region = self.module.globals.get("GOMP_parallel")
+        if region is None:
+            region = self.declare("GOMP_parallel", self.void, *kinds)
+        none = self.ir.Constant(self.i32, 0)
+        with b.if_else(b.icmp_unsigned(">", threads, self.ir.Constant(self.i32, 1))) as each:
+            for several, inside in zip((True, False), each, strict=True):
+                with inside:
+                    b.call(*((region, [work, task, threads, none]) if several else (work, [task])))

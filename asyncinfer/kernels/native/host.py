@@ -1,0 +1,120 @@
+"""The processor at hand, and machine code for it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from asyncinfer.kernels.native.threads import parallel_region
+
+__all__ = ["Host", "available", "compiled", "host", "host_of"]
+
+#: Features that kernels need of an x86-64 processor. Without f16c a conversion from float16 would
+#: call a function that the process does not have.
+_NEEDED = ("avx2", "fma", "f16c")
+
+#: Held during LLVM's passes, which two threads must not run at once.
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What generated code may use of a processor."""
+
+    #: Features as LLVM's target machine takes them: "+avx2,-avx512f".
+    features: str
+    #: float32 numbers of a vector.
+    lanes: int
+    #: Rows of x that one pass over a weight's rows multiplies: as many as registers hold.
+    batch: int
+    #: Whether one instruction looks 16 numbers up in a table of 16 (`vpermps`).
+    tables: bool
+    #: Whether one instruction looks 8 numbers up in a table of 8.
+    permutes: bool
+    #: Whether one instruction spreads the 4-bit numbers of 8 bytes (`vpmultishiftqb`).
+    spreads: bool
+
+
+@functools.cache
+def host() -> Host | None:
+    """The processor that runs this; None where there is no `llvmlite` or no kernel for it."""
+    try:
+        binding = _llvm()
+        features = dict(binding.get_host_cpu_features())
+    except (ImportError, OSError, RuntimeError):
+        return None
+    return host_of(platform.machine(), features)
+
+
+def available() -> bool:
+    """Whether this machine has kernels at all."""
+    return host() is not None and parallel_region() is not None
+
+
+def host_of(machine: str, features: Mapping[str, bool]) -> Host | None:
+    """The `Host` of a processor with these features; None: there are no kernels for it."""
+    flags = ",".join(f"{'+' if on else '-'}{name}" for name, on in sorted(features.items()))
+    if machine.lower() in ("aarch64", "arm64"):
+        return Host(flags, lanes=8, batch=2, tables=False, permutes=False, spreads=False)
+    if machine.lower() not in ("x86_64", "amd64"):
+        return None
+    if not all(features.get(name) for name in _NEEDED):
+        return None
+    if features.get("avx512f") and features.get("avx512bw"):
+        spreads = bool(features.get("avx512vbmi"))
+        return Host(flags, lanes=16, batch=4, tables=True, permutes=True, spreads=spreads)
+    return Host(flags, lanes=8, batch=3, tables=False, permutes=True, spreads=False)
+
+
+def compiled(
+    text: str, target: Host, names: Sequence[str], symbols: Mapping[str, int]
+) -> tuple[int, ...]:
+    """The addresses of the functions `names` in LLVM's assembly `text`, which calls functions at
+    the addresses `symbols`. They stay for the life of the process. Raises `RuntimeError`."""
+    binding = _llvm()
+    with _lock:
+        for symbol, place in symbols.items():
+            binding.add_symbol(symbol, place)
+        machine = target_machine(target)
+        module = optimised(text, machine)
+        engine = binding.create_mcjit_compiler(module, machine)
+        engine.finalize_object()
+        # Kept for good: a thread may run the code while the interpreter shuts down and drops every
+        # module.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))
+        return tuple(int(engine.get_function_address(name)) for name in names)
+
+
+def target_machine(target: Host) -> Any:
+    """LLVM's target machine for the processor that runs this, with these features."""
+    binding = _llvm()
+    return binding.Target.from_default_triple().create_target_machine(
+        cpu=binding.get_host_cpu_name(), features=target.features, opt=2, jit=True
+    )
+
+
+def optimised(text: str, machine: Any) -> Any:
+    """The module of this assembly after LLVM's passes."""
+    binding = _llvm()
+    module = binding.parse_assembly(text)
+    module.verify()
+    # The code is unrolled and vectorised already.
+    options = binding.create_pipeline_tuning_options(speed_level=2)
+    options.loop_unrolling = options.loop_vectorization = options.slp_vectorization = False
+    passes = binding.create_pass_builder(machine, options)
+    passes.getModulePassManager().run(module, passes)
+    return module
+
+
+@functools.cache
+def _llvm() -> Any:
+    binding: Any = import_module("llvmlite.binding")
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    return binding

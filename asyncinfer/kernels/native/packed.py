@@ -1,0 +1,163 @@
+"""Products with packed weights, by code for the processor at hand."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+import time
+from dataclasses import replace
+
+import torch
+
+from asyncinfer.kernels.codes import decoded
+from asyncinfer.kernels.native.host import Host, compiled, host
+from asyncinfer.kernels.native.packed_blocks import WHOLE, Layout
+from asyncinfer.kernels.native.packed_code import ROWS, packed_code
+from asyncinfer.kernels.native.threads import ThreadChoices, parallel_region
+
+__all__ = ["PackedKernel", "packed_kernel"]
+
+_pointer, _long = ctypes.c_void_p, ctypes.c_int64
+_KINDS = (_pointer,) * 4 + (_long,) * 4 + (ctypes.c_float, ctypes.c_uint32)
+#: Chunks of W's rows for each thread: where another program slows one thread, the others take its
+#: chunks.
+_CHUNKS = 4
+#: Numbers of W times rows of x below which all threads together take longer than one.
+_SHARED = 1 << 15
+#: Bytes of x that one pass over W reads: they stay in the cache of a core.
+_CACHED = 1 << 18
+#: Numbers of the narrowest vectors: groups that cannot be cut into parts of so many are left to
+#: torch.
+_LEAST = 8
+
+_lock = threading.Lock()
+
+
+class PackedKernel:
+    """The product of one layout of blocks."""
+
+    __slots__ = ("_batch", "_choices", "_floats", "_layout", "_product", "_threads")
+
+    def __init__(self, layout: Layout, target: Host, region: int | None) -> None:
+        """`region`: the address of OpenMP's `GOMP_parallel`; None: the calling thread computes
+        alone. Raises `RuntimeError` where the code cannot be made."""
+        self._batch, self._layout = target.batch, layout
+        self._choices = ThreadChoices()
+        self._threads = region is not None
+        text = packed_code(layout, target, parallel=self._threads)
+        symbols = {} if region is None else {"GOMP_parallel": region}
+        kind = ctypes.CFUNCTYPE(None, *_KINDS)
+        addresses = compiled(text, target, ("product", "floats"), symbols)
+        self._product, self._floats = map(kind, addresses)
+
+    def __call__(self, x: torch.Tensor, blocks: torch.Tensor, factor: float) -> torch.Tensor:
+        """`factor * x W^T`, float32 `[rows, out]`, of float32 `x` `[rows, in]`, on the threads of
+        the caller's torch where these are faster at the moment. `blocks` is uint8
+        `[out, groups, block]` and contiguous."""
+        x = x.contiguous()
+        rows, inputs = x.shape
+        outputs, groups, _ = blocks.shape
+        y = x.new_empty(rows, outputs)
+        if not y.numel():
+            return y
+        size = max(4 * self._batch, _CACHED // (4 * inputs))
+        for start in range(0, rows, size):
+            count = min(size, rows - start)
+            threads, choice = 1, None
+            if self._threads and outputs * inputs * count > _SHARED:
+                threads = torch.get_num_threads()
+            began = time.perf_counter()
+            if threads > 1:
+                choice = self._choices.of(outputs, inputs, count)
+                threads = threads if choice.shares(began) else 1
+            scratch = None
+            if count > self._batch:
+                scratch = torch.empty(threads * ROWS * inputs)
+            chunk = -(-outputs // (threads * _CHUNKS * ROWS)) * ROWS
+            self._product(
+                blocks.data_ptr(),
+                x.data_ptr() + 4 * start * inputs,
+                y.data_ptr() + 4 * start * outputs,
+                None if scratch is None else scratch.data_ptr(),
+                outputs,
+                count,
+                groups if self._layout.group else inputs,
+                chunk,
+                factor,
+                threads,
+            )
+            if choice is not None:
+                choice.took(threads > 1, began, time.perf_counter())
+        return y
+
+    def floats(self, blocks: torch.Tensor) -> torch.Tensor:
+        """The numbers as float32 `[out, in]`, times their scales. `blocks` as for a product."""
+        blocks = blocks.contiguous()
+        outputs, groups, block = blocks.shape
+        layout = self._layout
+        inputs = groups * layout.group or block - layout.ends
+        y = torch.empty(outputs, inputs)
+        threads = 1
+        if self._threads and y.numel() > _SHARED:
+            threads = torch.get_num_threads()
+        if y.numel():
+            chunk = -(-outputs // (threads * _CHUNKS))
+            count = groups if layout.group else inputs
+            places = blocks.data_ptr(), None, y.data_ptr(), None
+            self._floats(*places, outputs, 0, count, chunk, 1.0, threads)
+        return y
+
+
+def packed_kernel(layout: Layout, groups: int = 0) -> PackedKernel | None:
+    """The kernel for blocks of this layout, of which a row has `groups` (0: any number), compiled
+    by its first caller.
+
+    None where there is none: without `llvmlite`, on other processors, where torch's threads cannot
+    be used, and for codes that the processor has no instruction for.
+    """
+    target, region = host(), parallel_region()
+    if target is None or region is None or layout.group % _LEAST:
+        return None
+    if layout.bits == 8 and groups == 1 and layout.group % WHOLE == 0:
+        # A group that is a whole row: one kernel for rows of all lengths.
+        layout = replace(layout, group=0)
+    with _lock:
+        return trusted_kernel(layout, target, region)
+
+
+@functools.cache
+def trusted_kernel(layout: Layout, target: Host, region: int) -> PackedKernel | None:
+    """The kernel; None where its code cannot be made or a trial product is wrong."""
+    try:
+        kernel = PackedKernel(layout, target, region)
+    except RuntimeError:
+        return None
+    return kernel if _is_right(kernel, layout) else None
+
+
+def _is_right(kernel: PackedKernel, layout: Layout) -> bool:
+    """Whether a small product comes out as in torch."""
+    generator = torch.Generator().manual_seed(layout.group)
+    outputs, groups = 2 * ROWS + 1, 2 if layout.group else 1
+    shape = outputs, groups, layout.numbers or 3 * WHOLE
+    numbers = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    if layout.code == "e4m3":
+        # Without NaN, for which a byte has all bits but the sign's.
+        numbers &= 0xFE
+    kind = torch.float16 if layout.halves else torch.float32
+    ends = torch.randn(outputs, groups, 2, generator=generator)[..., : 1 + layout.offset].to(kind)
+    blocks = torch.cat((numbers, ends.contiguous().view(torch.uint8)), dim=-1)
+    weight = decoded(numbers, layout.code) * ends[..., :1].float()
+    if layout.offset:
+        weight += ends[..., 1:].float()
+    weight = weight.flatten(1)
+    if not torch.allclose(kernel.floats(blocks), weight, rtol=1e-6, atol=1e-6):
+        return False
+    for rows in (1, ROWS + 1):
+        x = torch.randn(rows, weight.shape[1], generator=generator)
+        expected = x.double() @ weight.double().T
+        off = (kernel(x, blocks, 2.0).double() - 2 * expected).abs().amax()
+        if not off <= 1e-4 * expected.abs().amax():
+            return False
+    return True

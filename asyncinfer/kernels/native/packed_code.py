@@ -1,0 +1,256 @@
+"""LLVM's code of products with packed weights.
+
+A weight is rows of blocks: the numbers of a group, then its scale, and its offset if it has one.
+Four rows of W are multiplied with several rows of x at once, in registers. For more rows of x than
+that their numbers are unpacked once, into a scratch buffer that the nearest cache holds.
+
+The order of additions in an output depends on the inputs alone: neither other rows of x nor the
+number of threads change a bit of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from asyncinfer.kernels.native.host import Host
+from asyncinfer.kernels.native.packed_blocks import Blocks, Layout
+
+__all__ = ["ROWS", "packed_code"]
+
+#: Rows of W that are multiplied at once.
+ROWS = 4
+#: A loop's body: `(builder, index, values)` to the values after it.
+_Body = Callable[[Any, Any, Sequence[Any]], Sequence[Any]]
+
+
+def packed_code(layout: Layout, host: Host, *, parallel: bool) -> str:
+    """The assembly of `product(blocks, x, y, scratch, outputs, rows, groups, chunk, factor,
+    threads)`, which writes `factor * x W^T` to `y`.
+
+    `groups` are those of a row, or its inputs where these are one group. `x` float32 `[rows, in]`,
+    `y` float32 `[rows, outputs]`. Of `threads` threads, those that start take chunks of `chunk`
+    rows of W from a counter; without `parallel`, for which OpenMP's `GOMP_parallel` is called, the
+    caller computes alone. `scratch` holds `ROWS` unpacked rows for each thread, and may be null for
+    no more rows of x than `host.batch`.
+
+    There is a second function, `floats`, with the same arguments, which writes W itself to `y`,
+    float32 `[outputs, in]`, without the factor. Raises `RuntimeError` where the processor has no
+    instruction for a code.
+    """
+    return _Code(layout, host).text(parallel)
+
+
+class _Code(Blocks):
+    def __init__(self, layout: Layout, host: Host) -> None:
+        super().__init__(layout, host)
+        self._batch = host.batch
+
+    def text(self, parallel: bool) -> str:
+        self._unpack = self._unpacking()
+        # Rows of W beyond a multiple of `ROWS`, which models hardly ever have, are multiplied one
+        # by one.
+        self._tiles = {
+            (rows, batch, packed): self._tile(rows, batch, packed)
+            for rows in (1, ROWS)
+            for batch in range(1, self._batch + 1 if rows == ROWS else 2)
+            for packed in (True, False)
+        }
+        for name, work in (("product", self._work()), ("floats", self._writing())):
+            self._entry(name, work, parallel)
+        return str(self.module)
+
+    def _entry(self, name: str, work: Any, parallel: bool) -> None:
+        """The public function that has `work` done."""
+        kinds = [self.pointer] * 4 + [self.i64] * 4 + [self.float, self.i32]
+        function, b = self.begin(name, *kinds, public=True)
+        *values, factor, threads = function.args
+        # llvmlite makes a typed pointer here, and all others are opaque.
+        task = b.inttoptr(b.ptrtoint(b.alloca(self._task), self.i64), self.pointer)
+        for index, value in enumerate((*values, self.integer(0), self.integer(0), factor)):
+            b.store(value, self._field(b, task, index))
+        if not parallel:
+            b.call(work, [task])
+        else:
+            self.on_threads(b, work, task, threads)
+        b.ret_void()
+
+    @property
+    def _task(self) -> Any:
+        """The record that threads share: four pointers, four sizes, the next chunk, how many
+        threads have started, and the factor."""
+        return self.ir.LiteralStructType([self.pointer] * 4 + [self.i64] * 6 + [self.float])
+
+    def _work(self) -> Any:
+        """`work(task)`: multiply chunks of W until there are no more."""
+        function, b = self.begin("work", self.pointer)
+        (task,) = function.args
+        one = self.integer(1)
+        fields = [self._field(b, task, index) for index in range(11)]
+        blocks, x, y, scratch = (b.load(field, typ=self.pointer) for field in fields[:4])
+        outputs, rows, groups = (b.load(field, typ=self.i64) for field in fields[4:7])
+        factor = b.load(fields[10], typ=self.float)
+        taken, floats = self.row_bytes(b, groups)
+        place = b.atomic_rmw("add", fields[9], one, "monotonic")
+        scratch = self.at(b, scratch, b.mul(place, b.mul(floats, self.integer(ROWS))))
+        many = b.icmp_signed(">", rows, self.integer(self._batch))
+        first, last, fetch = self._next_chunk(b, fields)
+        wide = b.mul(outputs, self.integer(4))
+
+        def multiply(b: Any, count: int, weight: Any, stride: Any, out: Any, packed: bool) -> None:
+            batch = self._batch if count == ROWS else 1
+            whole = b.sub(rows, b.srem(rows, self.integer(batch)))
+
+            def at(size: int, row: Any) -> None:
+                theirs = self.at(b, x, b.mul(row, floats))
+                into = self.at(b, out, b.mul(row, wide))
+                b.call(
+                    self._tiles[count, size, packed],
+                    [weight, stride, groups, theirs, floats, into, wide, factor],
+                )
+
+            self.each(b, self.integer(0), whole, batch, lambda row: at(batch, row))
+            left = b.sub(rows, whole)
+            for size in range(1, batch):
+                with b.if_then(b.icmp_signed("==", left, self.integer(size))):
+                    at(size, whole)
+
+        def some(count: int, row: Any) -> None:
+            weight = self.at(b, blocks, b.mul(row, taken))
+            out = self.at(b, y, b.mul(row, self.integer(4)))
+            with b.if_else(many) as (unpacked, packed):
+                with unpacked:
+                    for each in range(count):
+                        start = self.at(b, weight, b.mul(taken, self.integer(each)))
+                        into = self.at(b, scratch, b.mul(floats, self.integer(each)))
+                        b.call(self._unpack, [start, groups, into])
+                    multiply(b, count, scratch, floats, out, False)
+                with packed:
+                    multiply(b, count, weight, taken, out, True)
+
+        whole = b.sub(last, b.srem(b.sub(last, first), self.integer(ROWS)))
+        self.each(b, first, whole, ROWS, lambda row: some(ROWS, row))
+        self.each(b, whole, last, 1, lambda row: some(1, row))
+        b.branch(fetch)
+        return function
+
+    def _writing(self) -> Any:
+        """`writing(task)`: unpack chunks of W into y until there are no more."""
+        function, b = self.begin("writing", self.pointer)
+        (task,) = function.args
+        fields = [self._field(b, task, index) for index in range(11)]
+        blocks, y = (b.load(fields[index], typ=self.pointer) for index in (0, 2))
+        groups = b.load(fields[6], typ=self.i64)
+        taken, floats = self.row_bytes(b, groups)
+        first, last, fetch = self._next_chunk(b, fields)
+
+        def row(number: Any) -> None:
+            start = self.at(b, blocks, b.mul(taken, number))
+            b.call(self._unpack, [start, groups, self.at(b, y, b.mul(floats, number))])
+
+        self.each(b, first, last, 1, row)
+        b.branch(fetch)
+        return function
+
+    def _next_chunk(self, b: Any, fields: Sequence[Any]) -> tuple[Any, Any, Any]:
+        """Begin a block that takes the next chunk of W's rows: the first of them, the end, and that
+        block, to go on at. The function returns there when no chunk is left."""
+        outputs, chunk = (b.load(fields[index], typ=self.i64) for index in (4, 7))
+        fetch, run, end = (b.append_basic_block() for _ in range(3))
+        b.branch(fetch)
+        b.position_at_end(fetch)
+        taken = b.atomic_rmw("add", fields[8], self.integer(1), "monotonic")
+        first = b.mul(taken, chunk)
+        b.cbranch(b.icmp_signed("<", first, outputs), run, end)
+        b.position_at_end(end)
+        b.ret_void()
+        b.position_at_end(run)
+        last = b.add(first, chunk)
+        return first, b.select(b.icmp_signed("<", last, outputs), last, outputs), fetch
+
+    def _tile(self, rows: int, batch: int, packed: bool) -> Any:
+        """`tile(w, w bytes, groups, x, x bytes, y, y bytes, factor)`: `rows` of W with `batch` of
+        x, where `bytes` lie between the beginnings of rows."""
+        kinds = [self.pointer, self.i64, self.i64, self.pointer, self.i64]
+        kinds += [self.pointer, self.i64, self.float]
+        function, b = self.begin(f"tile_{rows}_{batch}_{'packed' if packed else 'floats'}", *kinds)
+        # A copy in each caller would take long to compile.
+        function.attributes.add("noinline")
+        weight, weight_bytes, groups, x, x_bytes, y, y_bytes, factor = function.args
+        ours = [self.at(b, weight, b.mul(weight_bytes, self.integer(row))) for row in range(rows)]
+        theirs = [self.at(b, x, b.mul(x_bytes, self.integer(row))) for row in range(batch)]
+
+        def group(b: Any, index: Any, sums: Sequence[Any]) -> Sequence[Any]:
+            sizes = self.integer(self.layout.block), self.integer(4 * self.layout.group)
+            block, floats = (b.mul(index, size) for size in sizes)
+            weights = [self.at(b, each, block if packed else floats) for each in ours]
+            inputs = [self.at(b, each, floats) for each in theirs]
+            ends = [self.ends(b, each, groups) for each in weights] if packed else []
+
+            def part(b: Any, place: Any, sums: Sequence[Any]) -> Sequence[Any]:
+                found = list(sums)
+                for start in range(0, self.unrolled, self.lanes):
+                    number = b.add(place, self.integer(start))
+                    columns = [self.load(b, each, number) for each in inputs]
+                    for row, each in enumerate(weights):
+                        if packed:
+                            numbers = self.numbers(b, each, number, ends[row])
+                        else:
+                            numbers = self.load(b, each, number)
+                        for column, values in enumerate(columns):
+                            at = row * batch + column
+                            found[at] = b.call(self.fma, [numbers, values, found[at]])
+                return found
+
+            return self._parts(b, part, sums, groups)
+
+        zeros = self.ir.Constant(self.floats, [0.0] * self.lanes)
+        sums = self._groups(b, groups, group, [zeros] * (rows * batch))
+        for column in range(batch):
+            out = self.at(b, y, b.mul(y_bytes, self.integer(column)))
+            for row in range(rows):
+                total = self.total(b, sums[row * batch + column])
+                into = self.at(b, out, self.integer(4 * row))
+                b.store(b.fmul(total, factor), into, align=4)
+        b.ret_void()
+        return function
+
+    def _unpacking(self) -> Any:
+        """`unpack(blocks, groups, floats)`."""
+        function, b = self.begin("unpack", self.pointer, self.i64, self.pointer)
+        blocks, groups, floats = function.args
+
+        def group(b: Any, index: Any, sums: Sequence[Any]) -> Sequence[Any]:
+            block = self.at(b, blocks, b.mul(index, self.integer(self.layout.block)))
+            out = self.at(b, floats, b.mul(index, self.integer(4 * self.layout.group)))
+            ends = self.ends(b, block, groups)
+
+            def part(b: Any, place: Any, sums: Sequence[Any]) -> Sequence[Any]:
+                for start in range(0, self.unrolled, self.lanes):
+                    number = b.add(place, self.integer(start))
+                    into = self.at(b, out, b.mul(number, self.integer(4)))
+                    b.store(self.numbers(b, block, number, ends), into, align=4)
+                return sums
+
+            return self._parts(b, part, sums, groups)
+
+        self._groups(b, groups, group, [])
+        b.ret_void()
+        return function
+
+    def _groups(self, b: Any, groups: Any, group: _Body, values: Sequence[Any]) -> Sequence[Any]:
+        """Emit `group` for each group of a row; returns the values after the last."""
+        if not self.layout.group:
+            return group(b, self.integer(0), values)
+        return self.loop(b, groups, 1, group, values)
+
+    def _parts(self, b: Any, part: _Body, values: Sequence[Any], groups: Any) -> Sequence[Any]:
+        """Emit `part` for each unrolled part of a group; returns the values after the last."""
+        if self.unrolled == self.layout.group:
+            return part(b, self.integer(0), values)
+        end = self.integer(self.layout.group) if self.layout.group else groups
+        return self.loop(b, end, self.unrolled, part, values)
+
+    def _field(self, b: Any, task: Any, index: int) -> Any:
+        places = [self.ir.Constant(self.i32, place) for place in (0, index)]
+        return b.gep(task, places, source_etype=self._task)

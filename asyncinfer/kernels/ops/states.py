@@ -1,0 +1,60 @@
+"""Operators of layers that keep a state."""
+
+from __future__ import annotations
+
+import torch
+
+from asyncinfer.kernels import reference
+from asyncinfer.kernels.dispatch import check, dispatched
+
+__all__ = ["causal_conv", "gated_delta_rule"]
+
+
+def _check_causal_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    before: torch.Tensor,
+    rows: torch.Tensor,
+    marks: torch.Tensor,
+) -> None:
+    right = (
+        (x.ndim, weight.ndim, before.ndim, marks.ndim) == (2, 2, 3, 1)
+        and weight.shape[1] == x.shape[1]
+        and (bias is None or bias.shape == x.shape[1:])
+        and before.shape[1:] == (weight.shape[0] - 1, x.shape[1])
+        and before.dtype is x.dtype
+        and rows.shape == x.shape[:1]
+        and rows.dtype is marks.dtype is torch.int64
+    )
+    check(right, "causal_conv", x, weight, bias, before, rows, marks)
+
+
+causal_conv = dispatched(reference.causal_conv, _check_causal_conv)
+
+
+def _check_gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    before: torch.Tensor,
+    rows: torch.Tensor,
+    marks: torch.Tensor,
+) -> None:
+    right = (
+        (q.ndim, v.ndim, before.ndim, marks.ndim) == (3, 3, 4, 1)
+        and q.shape == k.shape
+        and q.shape[0] == v.shape[0]
+        and v.shape[1] % q.shape[1] == 0
+        and decay.shape == beta.shape == v.shape[:2]
+        and before.shape[1:] == (v.shape[1], q.shape[2], v.shape[2])
+        and decay.dtype is beta.dtype is before.dtype is torch.float32
+        and rows.shape == v.shape[:1]
+        and rows.dtype is marks.dtype is torch.int64
+    )
+    check(right, "gated_delta_rule", q, k, v, decay, beta, before, rows, marks)
+
+
+gated_delta_rule = dispatched(reference.gated_delta_rule, _check_gated_delta_rule)

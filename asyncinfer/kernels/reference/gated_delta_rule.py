@@ -1,0 +1,149 @@
+"""The gated delta rule over rows of different lengths, with its state: token by token, and in
+chunks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+
+__all__ = ["gated_delta_rule", "recurrent_delta_rule"]
+
+#: Tokens of a chunk at most: within one, the work grows with their square.
+CHUNK = 64
+
+
+def recurrent_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each sequence's tokens one after another, as the rule is defined (Yang et al., Gated Delta
+    Networks, 2024). For a token with `q`, `k`, `v`, `decay` and `beta` the state `S` becomes
+    `exp(decay) S`, then `S + beta k (v - S^T k)^T`, and its output is `S^T q`.
+
+    All are float32; `q` and `k` `[tokens, sequences, heads, key_dim]`, `v` `[tokens, sequences,
+    heads, value_dim]`, `decay` and `beta` `[tokens, sequences, heads]`, `state` `[sequences, heads,
+    key_dim, value_dim]`. Returns the outputs, in the shape of `v`, and the last state.
+    """
+    outputs = torch.empty_like(v)
+    for token in range(len(v)):
+        state = state * decay[token].exp()[..., None, None]
+        known = (k[token][..., None, :] @ state)[..., 0, :]
+        change = (v[token] - known) * beta[token][..., None]
+        state = state.addcmul_(k[token][..., None], change[..., None, :])
+        outputs[token] = (q[token][..., None, :] @ state)[..., 0, :]
+    return outputs, state
+
+
+def gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    before: torch.Tensor,
+    rows: torch.Tensor,
+    marks: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The outputs of `recurrent_delta_rule`, computed in float32 and in chunks where a row has
+    several tokens.
+
+    Args:
+        q, k: `[tokens, key_heads, key_dim]`, row after row. Each of these heads serves as many
+            adjacent ones of `v`.
+        v: `[tokens, heads, value_dim]`.
+        decay: float32 `[tokens, heads]`, 0 at most.
+        beta: float32 `[tokens, heads]`, from 0 to 1.
+        before: float32 `[rows, heads, key_dim, value_dim]`: the state before each row.
+        rows: int64 `[tokens]`: the row of each token, ascending; each row has one.
+        marks: int64 `[marks]`, ascending: tokens after which the state is wanted.
+
+    Returns the outputs `[tokens, heads, value_dim]` in v's dtype, and the states `[marks, heads,
+    key_dim, value_dim]` in float32.
+    """
+    shared = v.shape[1] // q.shape[1]
+    q, k = (part.float().repeat_interleave(shared, dim=1) for part in (q, k))
+    dtype, v = v.dtype, v.float()
+    if len(v) == len(before):
+        # A token for each row.
+        y, states = recurrent_delta_rule(q[None], k[None], v[None], decay[None], beta[None], before)
+        return y[0].to(dtype), states.index_select(0, marks)
+    outputs = torch.empty_like(v)
+    after = before.new_empty(len(marks), *before.shape[1:])
+    state = before.clone()
+    kept = {mark: place for place, mark in enumerate(marks.tolist())}
+    for chunks in _chunks(rows, len(before), kept):
+        # Chunks of like length are computed together.
+        first = torch.tensor([begin for _, begin, _ in chunks], device=v.device)
+        count = torch.tensor([tokens for _, _, tokens in chunks], device=v.device)
+        theirs = torch.tensor([row for row, _, _ in chunks], device=v.device)
+        width = torch.arange(max(tokens for _, _, tokens in chunks), device=v.device)
+        real = width < count[:, None]
+        # What lies behind a shorter chunk changes no state, as its decay and its beta are 0.
+        place = (first[:, None] + width).clamp_(max=len(v) - 1)
+        hidden = ~real[..., None]
+        y, reached = _chunk(
+            q[place].transpose(1, 2),
+            k[place].transpose(1, 2),
+            v[place].transpose(1, 2),
+            decay[place].masked_fill(hidden, 0).transpose(1, 2),
+            beta[place].masked_fill(hidden, 0).transpose(1, 2),
+            state.index_select(0, theirs),
+        )
+        outputs[place[real]] = y.transpose(1, 2)[real]
+        state[theirs] = reached
+        for number, (_, begin, tokens) in enumerate(chunks):
+            mark = kept.get(begin + tokens - 1)
+            if mark is not None:
+                after[mark] = reached[number]
+    return outputs.to(dtype), after
+
+
+def _chunks(
+    rows: torch.Tensor, count: int, marks: dict[int, int]
+) -> list[list[tuple[int, int, int]]]:
+    """Parts of the rows that are computed one after another, each a list of (row, first token,
+    tokens): chunks of different rows, which end at marks, and of which none has twice the tokens of
+    another."""
+    ends = torch.bincount(rows, minlength=count).cumsum(0).tolist()
+    parts: defaultdict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
+    stops, begin = sorted({*marks, *(end - 1 for end in ends)}), 0
+    row = turn = 0
+    for stop in stops:
+        while begin <= stop:
+            tokens = min(stop + 1 - begin, CHUNK)
+            parts[turn, tokens.bit_length()].append((row, begin, tokens))
+            begin, turn = begin + tokens, turn + 1
+        if begin == ends[row]:
+            row, turn = row + 1, 0
+    return [parts[key] for key in sorted(parts)]
+
+
+def _chunk(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One chunk of each sequence. `q`, `k` and `v` are `[sequences, heads, tokens, dim]`.
+
+    What a token adds to the state, times its key, depends on what the tokens before it add: a
+    triangular system, solved at once for all of them (section 3.3 of the paper).
+    """
+    total = decay.cumsum(-1)
+    # What is left at token i of what token j adds.
+    left = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
+    passed = total.exp()[..., None]
+    overlap = (k @ k.mT) * left * beta[..., None]
+    wanted = (v - passed * (k @ state)) * beta[..., None]
+    change = torch.linalg.solve_triangular(overlap, wanted, upper=False, unitriangular=True)
+    outputs = passed * (q @ state) + (q @ k.mT * left) @ change
+    last = total[..., -1:]
+    kept = k * (last - total).exp()[..., None]
+    return outputs, state * last.exp()[..., None] + kept.mT @ change

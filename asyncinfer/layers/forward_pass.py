@@ -1,0 +1,26 @@
+"""`ForwardPass`: what every layer of one forward pass is given beside its input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from asyncinfer.attention import Attend, StatePass
+from asyncinfer.layers.lora import LoraRows
+from asyncinfer.layers.rope import Angles
+
+__all__ = ["ForwardPass"]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPass:
+    """The decoder makes one for each forward pass, and hands it to each layer."""
+
+    #: The tokens' angles by each of the model's rotations.
+    angles: Sequence[Angles]
+    #: Attention by layer; layers of one KV group share it.
+    attends: Mapping[int, Attend]
+    #: The tokens' LoRA adapters; None where no token has one.
+    adapters: LoraRows | None = None
+    #: The states of layers that keep one in place of KV; None where no layer does.
+    states: StatePass | None = None

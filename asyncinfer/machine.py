@@ -1,0 +1,92 @@
+"""The processor that a process has, how much of it, and the versions of libraries."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+
+__all__ = ["cpu_model", "cpu_quota", "cpuinfo", "read_lines", "usable_cores", "version"]
+
+
+def cpu_model() -> str:
+    """The processor's name."""
+    for name in ("model name", "Model"):
+        found = cpuinfo().get(name)
+        if found:
+            return found
+    return platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Cores that the process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def version(library: str) -> str | None:
+    """Its version; None where it is not installed."""
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """Cores' worth of time that the process's control group and those around it give it, cgroup v2
+    or v1; None: no limit. `root` is where `proc` and `sys` lie."""
+    mounted = root / "sys/fs/cgroup"
+    found = []
+    for line in read_lines(root / "proc/self/cgroup"):
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if not controllers:
+            folder, read = mounted, _quota_v2
+        elif "cpu" in controllers.split(","):
+            folder, read = mounted / "cpu", _quota_v1
+        else:
+            continue
+        # A container sees its own group as the root, and the path of its host.
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        groups = (folder.joinpath(*parts[:depth]) for depth in range(len(parts) + 1))
+        found += [quota for quota in map(read, groups) if quota is not None]
+    return min(found, default=None)
+
+
+def _quota_v2(group: Path) -> float | None:
+    for line in read_lines(group / "cpu.max"):
+        quota, _, period = line.partition(" ")
+        return _ratio(quota, period or "100000")
+    return None
+
+
+def _quota_v1(group: Path) -> float | None:
+    quota, period = (
+        next(iter(read_lines(group / f"cpu.cfs_{name}_us")), "") for name in ("quota", "period")
+    )
+    return _ratio(quota, period)
+
+
+def _ratio(quota: str, period: str) -> float | None:
+    # "max" and -1 say that there is no limit.
+    if not quota.isdigit() or not period.strip().isdigit() or not int(period):
+        return None
+    return int(quota) / int(period)
+
+
+def read_lines(path: Path) -> list[str]:
+    """Lines of a text file; none where it cannot be read."""
+    try:
+        return path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
+def cpuinfo() -> dict[str, str]:
+    """What `/proc/cpuinfo` says of the first core; empty where there is none."""
+    found: dict[str, str] = {}
+    for line in read_lines(Path("/proc/cpuinfo")):
+        name, _, value = line.partition(":")
+        found.setdefault(name.strip(), value.strip())
+    return found

@@ -1,0 +1,3 @@
+from asyncinfer.models.quantised.methods import read_scheme
+
+__all__ = ["read_scheme"]

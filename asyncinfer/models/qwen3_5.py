@@ -1,0 +1,43 @@
+"""Qwen3.5 (Qwen team, 2026), dense: gated delta nets in most layers, attention with a gate in the
+others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.family import Family
+from asyncinfer.models.qwen3_next import with_delta_nets
+from asyncinfer.models.reader import JsonReader
+
+__all__ = ["Qwen35"]
+
+
+class Qwen35(Family):
+    """Qwen3.5's text model. Its part that predicts further tokens is left out."""
+
+    model_type = "qwen3_5_text"
+    partial_rotary = True
+    defaults: ClassVar = {
+        "vocab_size": 248_320,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "max_position_embeddings": 32_768,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+    }
+
+    def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
+        base = with_delta_nets(config, llama)
+        names = replace(
+            base.names,
+            delta_in=("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
+            delta_gates=("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
+        )
+        return replace(base, names=names)

@@ -1,0 +1,170 @@
+"""Linear layers of a CPU whose weights stay in 4 or 8 bits."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from asyncinfer.kernels import onednn
+from asyncinfer.kernels.codes import decoded
+from asyncinfer.kernels.native import Layout, packed_kernel
+from asyncinfer.quantization.weight import QuantisedWeight
+
+__all__ = ["PackedLinear", "PackedRows", "held_for_rows"]
+
+#: Numbers that are unpacked at a time: 4 MiB of float32, which fits the cache that cores share.
+_TILE = 1 << 20
+#: Up to so many rows the kernel beats an unpacked product in bfloat16, where the processor has
+#: instructions for that.
+_KERNEL_ROWS = 64
+_FLOAT16_MOST = 65504.0
+#: Scales below lose bits in float16.
+_FLOAT16_LEAST = 2.0**-14
+
+
+class PackedRows:
+    """The rows of a `QuantisedWeight` `[out, in]` on a CPU: behind the numbers of each group lie
+    its scale, and its offset if it has one. Both are float16 behind whole numbers of 4 bits, and
+    behind others where that rounds nothing; else float32.
+
+    Blocks of whole numbers of 4 bits are the rows of torch's quantised embeddings, which it unpacks
+    in one pass. Others are unpacked by the kernel, or else by torch's operators.
+    """
+
+    __slots__ = ("_blocks", "_factor", "_kernel", "_layout", "dtype", "shape")
+
+    def __init__(self, weight: QuantisedWeight) -> None:
+        self.shape = weight.shape
+        self.dtype = weight.dtype
+        scales, offsets = weight.scales.float(), weight.offsets
+        torch_s = weight.named == "int4"
+        if offsets is None:
+            # torch's blocks have offsets.
+            both = (scales, torch.zeros_like(scales)) if torch_s else (scales,)
+        else:
+            both = scales, offsets.float()
+        # Unpacked numbers are multiplied by this.
+        self._factor = _factor(weight, *both)
+        ends = torch.stack(both, dim=-1)
+        halves = ends.div(self._factor).half()
+        if torch_s or torch.equal(halves.float().mul_(self._factor), ends):
+            ends = halves
+        else:
+            self._factor = 1.0
+        grouped = weight.numbers.view(torch.uint8).view(*scales.shape, -1)
+        self._blocks = torch.cat((grouped, ends.view(torch.uint8)), dim=-1)
+        self._layout = Layout(weight.named, weight.group, ends is halves, len(both) == 2)
+        self._kernel = packed_kernel(self._layout, weight.scales.shape[-1])
+
+    @property
+    def device(self) -> torch.device:
+        return self._blocks.device
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        return self._blocks.nbytes
+
+    def __getitem__(self, index: slice | torch.Tensor) -> torch.Tensor:
+        """Rows as float32 `[rows, in]`."""
+        blocks = self._blocks[index]
+        if self._layout.code == "int4":
+            floats: torch.Tensor = torch.ops.quantized.embedding_bag_4bit_unpack(
+                blocks.view(-1, blocks.shape[-1])
+            )
+        elif self._kernel is not None:
+            floats = self._kernel.floats(blocks)
+        else:
+            floats = self._decoded(blocks)
+        floats = floats.view(-1, self.shape[1])
+        return floats if self._factor == 1.0 else floats.mul_(self._factor)
+
+    def _decoded(self, blocks: torch.Tensor) -> torch.Tensor:
+        """The numbers of `blocks` `[rows, groups, bytes]` as float32 `[rows, groups, group]`, by
+        torch's operators."""
+        layout = self._layout
+        numbers, ends = blocks[..., : layout.numbers], blocks[..., layout.numbers :]
+        both = ends.contiguous().view(torch.float16 if layout.halves else torch.float32).float()
+        floats = decoded(numbers, layout.code).mul_(both[..., :1])
+        return floats.add_(both[..., 1:]) if layout.offset else floats
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether `product` can be called."""
+        return self._kernel is not None
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """`x W^T`, float32 `[tokens, out]`, of float32 `x` `[tokens, in]`."""
+        assert self._kernel is not None
+        return self._kernel(x, self._blocks, self._factor)
+
+
+class PackedLinear:
+    """A layer whose weight is multiplied as it is packed, by a kernel made for the processor.
+
+    Where there is no kernel, and for many tokens where the processor has instructions for
+    bfloat16, the weight is unpacked a tile at a time in each call, for a product in floats while
+    the tile is in the cache.
+    """
+
+    __slots__ = ("_dtype", "_product", "bias", "rows")
+
+    def __init__(self, weight: QuantisedWeight | PackedRows, bias: torch.Tensor | None) -> None:
+        self.rows = weight if isinstance(weight, PackedRows) else PackedRows(weight)
+        self.bias = bias
+        halves = self.rows.dtype is torch.bfloat16 and onednn.available(torch.bfloat16)
+        self._dtype = torch.bfloat16 if halves else torch.float32
+        self._product = self.rows.product if self.rows.has_kernel else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        few = self._dtype is torch.float32 or x.shape[0] <= _KERNEL_ROWS
+        if not few or self._product is None:
+            y = self._by_tiles(x)
+        elif x.dtype is torch.float32:
+            y = self._product(x)
+        else:
+            y = self._product(x.float()).to(x.dtype)
+        return y if self.bias is None else y.add_(self.bias)
+
+    def _by_tiles(self, x: torch.Tensor) -> torch.Tensor:
+        outputs, inputs = self.rows.shape
+        inside = x.to(self._dtype)
+        product = F.linear if self._dtype is torch.float32 else onednn.linear
+        step = max(1, _TILE // inputs)
+        y = inside.new_empty(x.shape[0], outputs)
+        for start in range(0, outputs, step):
+            tile = self.rows[start : start + step].to(self._dtype)
+            y[:, start : start + step] = product(inside, tile)
+        return y.to(x.dtype)
+
+
+def held_for_rows(
+    weight: torch.Tensor | QuantisedWeight,
+) -> torch.Tensor | PackedRows:
+    """A weight whose rows are looked up: packed on a CPU if it is quantised, else as floats."""
+    if isinstance(weight, torch.Tensor):
+        return weight
+    return PackedRows(weight) if weight.device.type == "cpu" else weight.dequantised()
+
+
+def _factor(
+    weight: QuantisedWeight, scales: torch.Tensor, offsets: torch.Tensor | None = None
+) -> float:
+    """A power of two by which scales and offsets are divided to suit float16."""
+    if weight.scales.dtype is torch.float16:
+        return 1.0
+    sizes = scales.abs()
+    most = max(part.abs().max().item() for part in (sizes, offsets) if part is not None)
+    least = torch.where(sizes > 0, sizes, math.inf).min().item()
+    if most <= _FLOAT16_MOST and least >= _FLOAT16_LEAST:
+        return 1.0
+    if not math.isfinite(most):
+        # Of a broken file: its groups stay without a number, and the others as they are.
+        return 1.0
+    # The largest scale or offset comes to lie between 2^14 and 2^15.
+    return float(2.0 ** (math.floor(math.log2(most)) - 14))

@@ -1,0 +1,198 @@
+"""Matrices in the layouts of GPTQ and AWQ, whose numbers are packed into int32 `[in, out]`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from asyncinfer.quantization.schemes.bits import paired, scaled, unpack
+from asyncinfer.quantization.schemes.matrix import HALVES, BadPart, MatrixFormat, Part, Rows
+from asyncinfer.quantization.weight import QuantisedWeight
+
+__all__ = ["AwqMatrix", "GptqMatrix"]
+
+#: Where in a word of AWQ's the first, second, ... output is.
+_AWQ_PLACES: Final = {4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3)}
+#: Outputs whose numbers are unpacked at a time.
+_ROWS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class GptqMatrix(MatrixFormat):
+    """`(number - zero) * scale`: `qweight` packed along the inputs, `qzeros` along the outputs.
+
+    The first version of the format (Frantar et al., 2022, as AutoGPTQ saves it) stores each zero
+    point less one, the second stores it as it is."""
+
+    bits: int
+    #: Inputs that share a scale; None: all.
+    group: int | None
+    #: Whether inputs were ordered by activation, so that only `g_idx` says their groups.
+    reordered: bool = False
+    second_version: bool = False
+
+    def parts(self, shape: tuple[int, ...]) -> tuple[Part, ...]:
+        outputs, inputs = shape
+        groups = _groups(self.group, inputs)
+        words = _words(self.bits, outputs, inputs)
+        return (
+            Part((".qweight",), ((words[1], outputs),), ("I32",)),
+            Part((".qzeros",), ((groups, words[0]),), ("I32",)),
+            Part((".scales",), ((groups, outputs),), HALVES),
+            Part((".g_idx",), ((inputs,),), ("I32", "I64"), optional=not self.reordered),
+        )
+
+    def rows(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Rows:
+        numbers, scales = parts[".qweight"], parts[".scales"].float()
+        zeros = self._zeros(parts)
+        group: torch.Tensor | None = self._group(parts, shape[1])
+        if self._in_order(parts, shape[1]):
+            group = None
+
+        def dequantised(first: int, end: int) -> torch.Tensor:
+            floats = unpack(numbers[:, first:end].t(), self.bits).float()
+            zero, scale = zeros[:, first:end].t().float(), scales[:, first:end].t()
+            return scaled(floats, zero, scale, group)
+
+        return dequantised
+
+    def keeps(self, shape: tuple[int, ...]) -> bool:
+        # Reordered inputs may still be neighbours, as `g_idx` shows; then `kept` holds them.
+        return self.bits != 2 and shape[1] % (self.group or shape[1]) == 0
+
+    def kept(
+        self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
+    ) -> QuantisedWeight | None:
+        if not self._in_order(parts, shape[1]):
+            return None
+        # A word holds its inputs in the order of bytes, low bits first.
+        numbers = parts[".qweight"].t().contiguous().view(torch.uint8)
+        return _kept(numbers, self.bits, self._zeros(parts).t(), parts[".scales"].t(), dtype)
+
+    def _zeros(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The zero points, uint8 `[groups, out]`."""
+        zeros = unpack(parts[".qzeros"], self.bits)
+        # The sum wraps: a zero point of zero is stored as the largest number.
+        return zeros if self.second_version else (zeros + 1) & ((1 << self.bits) - 1)
+
+    def _group(self, parts: Mapping[str, torch.Tensor], inputs: int) -> torch.Tensor:
+        """The group of each input."""
+        group, most = parts.get(".g_idx"), len(parts[".scales"]) - 1
+        if group is None:
+            return self._neighbours(inputs, parts[".scales"].device)
+        if int(group.min()) < 0 or int(group.max()) > most:
+            raise BadPart(".g_idx", f"must be from 0 to {most}")
+        return group.long()
+
+    def _in_order(self, parts: Mapping[str, torch.Tensor], inputs: int) -> bool:
+        """Whether equal parts of neighbours share a scale."""
+        group = self._group(parts, inputs)
+        whole = inputs % (self.group or inputs) == 0
+        return whole and torch.equal(group, self._neighbours(inputs, group.device))
+
+    def _neighbours(self, inputs: int, device: torch.device) -> torch.Tensor:
+        return torch.arange(inputs, device=device) // (self.group or inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class AwqMatrix(MatrixFormat):
+    """`(number - zero) * scale` (Lin et al., 2023): the "gemm" layout, in which `qweight` and
+    `qzeros` are packed along the outputs, the even ones of a word before the odd ones."""
+
+    bits: int
+    #: Inputs that share a scale; None: all.
+    group: int | None
+    #: Whether there are zero points; else each is half the range.
+    zero_point: bool = True
+
+    def parts(self, shape: tuple[int, ...]) -> tuple[Part, ...]:
+        outputs, inputs = shape
+        groups = _groups(self.group, inputs)
+        words = _words(self.bits, outputs, inputs)[0]
+        zeros = Part((".qzeros",), ((groups, words),), ("I32",), optional=not self.zero_point)
+        return (
+            Part((".qweight",), ((inputs, words),), ("I32",)),
+            zeros,
+            Part((".scales",), ((groups, outputs),), HALVES),
+        )
+
+    def rows(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Rows:
+        inputs, outputs = shape[1], self._outputs
+        numbers, scales = parts[".qweight"], parts[".scales"].float()
+        zeros = parts.get(".qzeros")
+        group = None
+        if inputs % (self.group or inputs):
+            group = torch.arange(inputs, device=numbers.device) // (self.group or inputs)
+
+        def dequantised(first: int, end: int) -> torch.Tensor:
+            floats, scale = outputs(numbers, first, end).float(), scales[:, first:end].t()
+            if zeros is None:
+                zero = torch.full_like(scale, 1 << (self.bits - 1))
+            else:
+                zero = outputs(zeros, first, end).float()
+            return scaled(floats.contiguous(), zero, scale, group)
+
+        return dequantised
+
+    def keeps(self, shape: tuple[int, ...]) -> bool:
+        return shape[1] % (self.group or shape[1]) == 0
+
+    def kept(
+        self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
+    ) -> QuantisedWeight | None:
+        outputs, inputs = shape
+        packed = parts[".qweight"]
+        size = inputs * self.bits // 8
+        numbers = torch.empty(outputs, size, dtype=torch.uint8, device=packed.device)
+        for first in range(0, outputs, _ROWS):
+            end = min(first + _ROWS, outputs)
+            rows = self._outputs(packed, first, end)
+            numbers[first:end] = paired(rows) if self.bits == 4 else rows
+        scales, stored = parts[".scales"].t(), parts.get(".qzeros")
+        if stored is None:
+            zeros = torch.full_like(scales, 1 << (self.bits - 1), dtype=torch.uint8)
+        else:
+            zeros = self._outputs(stored, 0, outputs)
+        return _kept(numbers, self.bits, zeros, scales, dtype)
+
+    def _outputs(self, packed: torch.Tensor, first: int, end: int) -> torch.Tensor:
+        """Numbers of some outputs, uint8 `[outputs, inputs or groups]`."""
+        each, mask = 32 // self.bits, (1 << self.bits) - 1
+        start = first // each
+        words = packed[:, start : -(-end // each)].t().contiguous()
+        numbers = [
+            (words >> (self.bits * place)).bitwise_and_(mask).to(torch.uint8)
+            for place in _AWQ_PLACES[self.bits]
+        ]
+        return torch.stack(numbers, dim=1).flatten(0, 1)[first - start * each : end - start * each]
+
+
+def _kept(
+    numbers: torch.Tensor,
+    bits: int,
+    zeros: torch.Tensor,
+    scales: torch.Tensor,
+    dtype: torch.dtype,
+) -> QuantisedWeight:
+    """`(number - zero) * scale` of unsigned numbers `[out, ...]`, two in a byte if of 4 bits; zeros
+    and scales are `[out, groups]`."""
+    zeros = zeros.float()
+    if bits == 8:
+        numbers, zeros = (numbers ^ 128).view(torch.int8), zeros - 128
+    scales = scales.contiguous()
+    return QuantisedWeight(numbers, scales, zeros * -scales.float(), dtype)
+
+
+def _groups(group: int | None, inputs: int) -> int:
+    return 1 if group is None else -(-inputs // group)
+
+
+def _words(bits: int, outputs: int, inputs: int) -> tuple[int, int]:
+    """How many int32 hold a number for each output, and for each input."""
+    each = 32 // bits
+    if outputs % each or inputs % each:
+        raise ValueError(f"{outputs} outputs and {inputs} inputs: must divide by {each}")
+    return outputs // each, inputs // each

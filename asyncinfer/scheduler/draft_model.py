@@ -1,0 +1,196 @@
+"""`DraftModel`: a small model that draws ahead of the large one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from asyncinfer.params import SamplingParams
+from asyncinfer.protocols import DraftRequest
+from asyncinfer.scheduler.step import Join, Step
+from asyncinfer.scheduler.step_runner import StepRunner
+
+__all__ = ["DraftModel"]
+
+
+@dataclass(slots=True)
+class _Cached:
+    """What the draft model keeps of one answer between two drafts."""
+
+    params: SamplingParams
+    #: The pages of its tokens, in order.
+    pages: list[int] = field(default_factory=list)
+    #: Tokens whose KV is in them.
+    computed: int = 0
+    #: Tokens that were known when it was asked last, and those that it drew after them.
+    known: int = 0
+    drawn: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Row:
+    """One answer in the draft that is made now."""
+
+    request: DraftRequest
+    cached: _Cached
+    #: Tokens that are known and have no KV yet, as far as this draft computes them.
+    count: int
+    #: Tokens to draw after those; 0 where known tokens are left.
+    draws: int
+
+
+class DraftModel:
+    """A proposer that draws from a model of its own (speculative decoding, Leviathan et al., 2023).
+    Its draws have the keys of the answer: seed and position. So a guess is right where the two
+    models draw alike by the same random numbers, which is far more often than by others.
+
+    It draws by the request's sampling options alone: it knows no grammar, no plugin and no adapter.
+
+    Its KV has pages of its own. An answer has those of all its tokens or none; where none are left,
+    those are taken back first whose answers were not asked for longest. What was guessed wrong is
+    forgotten with the next draft. A draft computes at most `max_step_tokens` known tokens: a long
+    prompt is read in parts, with a step of the large model between.
+    """
+
+    name: Final = "draft-model"
+
+    def __init__(self, runner: StepRunner) -> None:
+        """`runner`: of one KV group; it is this object's alone."""
+        assert len(runner.spec.groups) == 1, "one table for each answer"
+        self._runner = runner
+        self._spec = runner.spec
+        self._free = list(range(runner.spec.num_blocks))
+        #: By answer, the one that was asked last at the end.
+        self._cached: dict[DraftRequest, _Cached] = {}
+        #: Slots that are taken, from 0 on: each draft begins with new ones.
+        self._taken = 0
+        self._steps = 0
+        #: Whether the last draft computed more than what answers had gained since the one before.
+        self.behind = False
+
+    @property
+    def pages_free(self) -> int:
+        """Pages that no answer has."""
+        return len(self._free)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[int]]:
+        """The draft of each answer; empty where its prompt is still being read, or no page is
+        left."""
+        self.behind = False
+        asked = set(requests)
+        rows: list[_Row] = []
+        budget = self._spec.max_step_tokens
+        for request in requests:
+            if budget and len(rows) < self._spec.max_slots:
+                row = self._row(request, budget, asked)
+                if row is not None:
+                    rows.append(row)
+                    budget -= row.count
+        drafts = self._draw(rows) if rows else {}
+        return [drafts.get(request, ()) for request in requests]
+
+    def end(self, request: DraftRequest) -> None:
+        """Take back the pages of an answer that has ended, or that waits for a place."""
+        cached = self._cached.pop(request, None)
+        if cached is not None:
+            self._free += cached.pages
+
+    def close(self) -> None:
+        """Give the model's memory back."""
+        self._runner.close()
+
+    def _row(self, request: DraftRequest, budget: int, asked: set[DraftRequest]) -> _Row | None:
+        """The answer's row, with pages for it; None where there is no room."""
+        known = request.length
+        draws = min(request.most, self._spec.max_context - known)
+        cached = self._cached.pop(request, None) or _Cached(_drawn_by(request.params))
+        self._cached[request] = cached
+        if draws < 1 or not self._grow(cached, known + draws - 1, asked):
+            self.end(request)
+            return None
+        new, drawn = request.tokens(cached.known), cached.drawn
+        right = 0
+        while right < min(len(new), len(drawn)) and new[right] == drawn[right]:
+            right += 1
+        cached.computed = min(cached.computed, cached.known + right, known - 1)
+        missing = known - cached.computed
+        # Of the last draft, the token drawn last has no KV, nor has the one that came after it.
+        self.behind |= missing > 1 + len(drawn)
+        cached.known, cached.drawn = known, []
+        return _Row(request, cached, min(missing, budget), draws if missing <= budget else 0)
+
+    def _grow(self, cached: _Cached, tokens: int, asked: set[DraftRequest]) -> bool:
+        """Give an answer the pages of so many tokens. Takes them from answers that are not asked
+        for, as far as that is enough."""
+        missing = -(-tokens // self._spec.block_size) - len(cached.pages)
+        if missing <= len(self._free):
+            cached.pages += [self._free.pop() for _ in range(missing)]
+            return True
+        others = [request for request in self._cached if request not in asked]
+        spare = len(self._free) + sum([len(self._cached[other].pages) for other in others])
+        if missing > spare:
+            return False
+        for other in others:
+            if missing > len(self._free):
+                self.end(other)
+        return self._grow(cached, tokens, asked)
+
+    def _draw(self, rows: list[_Row]) -> dict[DraftRequest, list[int]]:
+        """Compute the rows: first their known tokens, then one drawn token after the other."""
+        first = Step(self._steps, leaves=list(range(self._taken)))
+        for slot, row in enumerate(rows):
+            request, cached = row.request, row.cached
+            first.joins.append(
+                Join(
+                    slot,
+                    request.tokens(),
+                    request.prompt_len,
+                    [cached.pages],
+                    cached.params,
+                    request.seed,
+                )
+            )
+            _add(first, slot, cached.computed, row.count, draws=row.draws > 0)
+        self._taken = len(rows)
+        drawing, step = list(enumerate(rows)), first
+        while drawing and self._compute(step, rows):
+            drawing = [(slot, row) for slot, row in drawing if len(row.cached.drawn) < row.draws]
+            step = Step(self._steps)
+            for slot, row in drawing:
+                _add(step, slot, row.cached.computed, 1, draws=True)
+        return {row.request: row.cached.drawn for row in rows}
+
+    def _compute(self, step: Step, rows: Sequence[_Row]) -> bool:
+        """Compute a step whose slots are rows; whether there was room for it."""
+        self._steps += 1
+        try:
+            result = self._runner.collect(self._runner.launch(step))
+        except MemoryError:
+            # Nothing of it counts. What was drawn before is a draft all the same.
+            return False
+        tokens = iter(result.tokens)
+        for index, slot in enumerate(step.slots):
+            row = rows[slot]
+            drawn = next(tokens) if step.samples[index] else None
+            if index in result.failed:
+                # Its numbers are not finite, or no token is left to draw.
+                row.draws = 0
+                self.end(row.request)
+                continue
+            row.cached.computed += step.counts[index]
+            if drawn is not None:
+                row.cached.drawn.append(drawn)
+        return True
+
+
+def _add(step: Step, slot: int, start: int, count: int, *, draws: bool) -> None:
+    step.slots.append(slot)
+    step.starts.append(start)
+    step.counts.append(count)
+    step.samples.append(int(draws))
+
+
+def _drawn_by(params: SamplingParams) -> SamplingParams:
+    """The options that decide what is drawn, without those that ask for numbers."""
+    return replace(params, logprobs=None, prompt_logprobs=None, logprob_token_ids=None)

@@ -1,0 +1,94 @@
+"""Messages of Anthropic's protocol as the engine takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from asyncinfer.checks import check_string
+from asyncinfer.errors import InvalidRequest
+from asyncinfer.server.prompts import text_part
+
+__all__ = ["anthropic_chat"]
+
+#: Claude Code's first system block, which differs in each request, so that no prefix would be
+#: found in the cache.
+_BILLING: Final = "x-anthropic-billing-header"
+
+
+def anthropic_chat(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The `system` and `messages` of a body as messages for `Engine.stream`. Raises
+    `InvalidRequest`, naming the place."""
+    made = []
+    system = _texts("system", body.get("system", []))
+    kept = [text for text in system if not text.startswith(_BILLING)]
+    if kept:
+        made.append({"role": "system", "content": "\n".join(kept)})
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("messages", messages, "must be a list with a message at least")
+    for index, message in enumerate(messages):
+        made.extend(_messages(f"messages[{index}]", message))
+    return made
+
+
+def _messages(where: str, message: Any) -> list[dict[str, Any]]:
+    """The engine's messages for one of Anthropic's: each tool result in it becomes one."""
+    if not isinstance(message, Mapping):
+        raise InvalidRequest(where, message, "must be an object with role and content")
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise InvalidRequest(f"{where}.role", role, "must be 'user', 'assistant' or 'system'")
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{where}.content", content, "must be a string or a list of blocks")
+    made: list[dict[str, Any]] = []
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    for index, block in enumerate(content):
+        place = f"{where}.content[{index}]"
+        kind = block.get("type") if isinstance(block, Mapping) else None
+        if kind == "tool_result":
+            made.append(_result(place, block))
+        elif kind == "tool_use":
+            calls.append(_call(place, block))
+        elif kind == "thinking":
+            thoughts.append(check_string(f"{place}.thinking", block.get("thinking")))
+        elif kind != "redacted_thinking":
+            texts.append(text_part(place, block)["text"])
+    told: dict[str, Any] = {"role": role, "content": "".join(texts)}
+    if calls:
+        told["tool_calls"] = calls
+    if thoughts:
+        told["reasoning_content"] = "".join(thoughts)
+    # A message that holds only results needs no message of its own.
+    if texts or calls or thoughts or not made:
+        made.append(told)
+    return made
+
+
+def _call(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = block.get("input")
+    if not isinstance(arguments, Mapping):
+        raise InvalidRequest(f"{where}.input", arguments, "must be an object")
+    name = check_string(f"{where}.name", block.get("name"))
+    function = {"name": name, "arguments": dict(arguments)}
+    return {"id": block.get("id"), "type": "function", "function": function}
+
+
+def _result(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
+    text = "\n".join(_texts(f"{where}.content", block.get("content", "")))
+    if block.get("is_error"):
+        text = f"Error: {text}"
+    return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text}
+
+
+def _texts(where: str, content: Any) -> list[str]:
+    """A text, or text blocks."""
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise InvalidRequest(where, content, "must be a string or a list of text blocks")
+    return [text_part(f"{where}[{index}]", part)["text"] for index, part in enumerate(content)]

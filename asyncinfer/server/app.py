@@ -1,0 +1,57 @@
+"""`create_app`: the application and its paths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from asyncinfer.bounds import MAX_BODY_BYTES
+from asyncinfer.checks import check_integer, checking_config
+from asyncinfer.engine import Engine
+from asyncinfer.server.keys import ApiKey, Keys
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+__all__ = ["create_app"]
+
+
+def create_app(
+    engines: Engine | Mapping[str, Engine],
+    *,
+    keys: Mapping[str, ApiKey] | None = None,
+    cache_scope: str = "",
+    max_body_bytes: int = MAX_BODY_BYTES,
+    cors_origins: Sequence[str] = (),
+    allowed_hosts: Sequence[str] = (),
+    page: bool = False,
+) -> Starlette:
+    """An ASGI application that serves engines by the protocols of OpenAI and Anthropic.
+
+    The engines are yours to open and close: a mounted application has no lifespan of its own. It
+    runs on any event loop, and each request ends when its client leaves.
+
+    Args:
+        engines: one, which goes by its model's name, or several by names that requests use. An
+            engine may have several names. The LoRA adapters that are loaded are models as well.
+        keys: bearer keys, and what requests with each get. None lets everybody in.
+        cache_scope: the scope of all requests where there are no keys.
+        max_body_bytes: largest body of a request; a longer one is a 413.
+        cors_origins: origins whose pages a browser lets in; none without it.
+        page: whether there is a chat page at the application's root.
+        allowed_hosts: values of the header `Host` that are served, without ports; all without it.
+
+    Raises `InvalidConfig` for bad arguments, and `ModuleNotFoundError` without the extra `server`.
+    """
+    try:
+        from asyncinfer.server.routes import make
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "starlette":
+            raise
+        raise ModuleNotFoundError(
+            'create_app() needs starlette: pip install "asyncinfer[server]"', name=error.name
+        ) from error
+    with checking_config():
+        check_integer("max_body_bytes", max_body_bytes, 1)
+    made = Keys(keys, ApiKey(cache_scope=cache_scope))
+    return make(engines, made, max_body_bytes, tuple(cors_origins), tuple(allowed_hosts), page)

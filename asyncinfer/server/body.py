@@ -1,0 +1,160 @@
+"""The body of a request: read within bounds, and parsed without holding up the event loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from json import decoder, scanner
+from typing import Any, Final, TypeVar
+
+import anyio
+import anyio.to_thread
+from anyio.lowlevel import RunVar
+from starlette.types import Receive
+
+from asyncinfer.bounds import BODY_SECONDS, MAX_BODY_CONTAINERS
+from asyncinfer.errors import InvalidRequest, Size
+from asyncinfer.server.errors import HttpError, overloaded
+
+__all__ = ["Bodies", "ClientLeft", "beside", "parsed"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: Bytes of a body that is parsed on the spot, in some four milliseconds at most.
+SMALL: Final = 1 << 15
+#: Bodies that are worked on at once. A thread of Python takes its share of the interpreter.
+MOST_BESIDE: Final = 2
+#: Bytes of all bodies that are being read or parsed, in bodies of the largest size.
+MOST_READ: Final = 32
+
+
+class ClientLeft(Exception):
+    """The client has left, so that nobody waits for the answer."""
+
+
+class Bodies:
+    """Reads the bodies of an application's requests, JSON objects.
+
+    Args:
+        most: bytes of one.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        #: Bytes of those that are being read or parsed.
+        self.held = 0
+
+    async def read(self, receive: Receive) -> tuple[dict[str, Any], int]:
+        """A body, and its bytes. Raises `HttpError`, `InvalidRequest`, and `ClientLeft` where the
+        client leaves before its end."""
+        data = bytearray()
+        with self._charged(data), anyio.move_on_after(BODY_SECONDS) as limit:
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientLeft
+                part = message.get("body", b"")
+                self._take(data, part)
+                more = message.get("more_body", False)
+            # Within the charge, for what is parsed holds the bytes and more.
+            limit.deadline = float("inf")
+            return await beside(len(data), _object, data), len(data)
+        raise HttpError(
+            408, "timeout_error", f"the body did not arrive within {BODY_SECONDS:.0f} s"
+        )
+
+    def check_length(self, length: bytes) -> None:
+        """Raise `HttpError` for a body that is announced too large."""
+        if length.isdigit() and int(length[:20]) > self.most:
+            raise self._too_large()
+
+    def _take(self, data: bytearray, part: bytes) -> None:
+        if len(data) + len(part) > self.most:
+            raise self._too_large()
+        if self.held + len(part) > MOST_READ * self.most:
+            raise overloaded(f"{self.held} bytes of requests are being read")
+        data += part
+        self.held += len(part)
+
+    @contextmanager
+    def _charged(self, data: bytearray) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self.held -= len(data)
+
+    def _too_large(self) -> HttpError:
+        return HttpError(413, "request_too_large", f"the body must have at most {self.most} bytes")
+
+
+class _GivingWay(json.JSONDecoder):
+    """Parses in Python, so that other threads get the GIL every few milliseconds. The parser in C
+    holds it to the end, which takes a second for eight megabytes of `[],[],[]`. Strings are still
+    parsed in C, which takes 50 ms at most."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._containers = 0
+        self.parse_object = self._counted(decoder.JSONObject)  # type: ignore[attr-defined]
+        self.parse_array = self._counted(decoder.JSONArray)  # type: ignore[attr-defined]
+        self.scan_once = scanner.py_make_scanner(self)  # type: ignore[attr-defined]
+
+    def _counted(self, parse: Callable[..., Any]) -> Callable[..., Any]:
+        """`parse` with a bound on calls: an object or array costs microseconds wherever it goes."""
+
+        def counted(*given: Any) -> Any:
+            self._containers += 1
+            if self._containers > MAX_BODY_CONTAINERS:
+                raise ValueError(f"it has more than {MAX_BODY_CONTAINERS} objects and arrays")
+            return parse(*given)
+
+        return counted
+
+
+async def beside(size: int, work: Callable[[T], R], argument: T) -> R:
+    """`work(argument)`, which is about `size` bytes of a request; on a worker thread where they are
+    many."""
+    if size <= SMALL:
+        return work(argument)
+    return await anyio.to_thread.run_sync(
+        work, argument, abandon_on_cancel=True, limiter=_limiter()
+    )
+
+
+def parsed(text: str) -> Any:
+    """The value of a JSON text. Raises `ValueError` and `RecursionError`."""
+    how = json.JSONDecoder if len(text) <= SMALL else _GivingWay
+    return how(parse_constant=_no_number).decode(text)
+
+
+_limiters: Final[RunVar[anyio.CapacityLimiter]] = RunVar("asyncinfer_bodies")
+
+
+def _limiter() -> anyio.CapacityLimiter:
+    """The event loop's."""
+    limiter = _limiters.get(None)
+    if limiter is None:
+        limiter = anyio.CapacityLimiter(MOST_BESIDE)
+        _limiters.set(limiter)
+    return limiter
+
+
+def _object(data: bytearray) -> dict[str, Any]:
+    try:
+        body = parsed(data.decode(json.detect_encoding(data)))
+    except (ValueError, RecursionError) as error:
+        why = str(error) or type(error).__name__
+        raise HttpError(
+            400, "invalid_request_error", f"the body cannot be read as JSON: {why}"
+        ) from None
+    if not isinstance(body, dict):
+        raise InvalidRequest("body", Size(type(body).__name__), "must be a JSON object")
+    # Clients send null for what is not set.
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no JSON number")

@@ -1,0 +1,204 @@
+"""`/v1/completions`."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, replace
+from functools import partial
+from typing import Any, Final
+
+import anyio
+import anyio.to_thread
+
+from asyncinfer.bounds import MAX_BATCH
+from asyncinfer.chunk import Choice, TokenLogprob, Usage
+from asyncinfer.errors import InvalidRequest, Size
+from asyncinfer.server.call import Call
+from asyncinfer.server.fields import COMPLETION, check_fields, flag, options_of
+from asyncinfer.server.logprobs import completion_logprobs
+from asyncinfer.server.models import Model, Models
+from asyncinfer.server.together import together
+from asyncinfer.server.usage import (
+    DONE,
+    finish_reason,
+    head,
+    request_options,
+    usage_of,
+    wants_usage,
+)
+
+__all__ = ["Completions"]
+
+#: OpenAI's default of `max_tokens`.
+_MAX_TOKENS: Final = 16
+
+
+class Completions:
+    """Completes one prompt or several."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    async def __call__(self, call: Call) -> None:
+        body = call.body
+        check_fields(body, COMPLETION)
+        model = self._models.find(body.get("model"))
+        prompts = prompts_of("prompt", body["prompt"])
+        options = {**await call.beside(_options, body), **request_options(call, model)}
+        echo = flag(body, "echo")
+        usage = wants_usage(body)
+        if flag(body, "stream"):
+            if echo and "logprobs" in options:
+                raise InvalidRequest("echo", echo, "with logprobs needs stream=false")
+            await _Events(call, model, options, echo).send(prompts, usage)
+            return
+        scored = echo and "logprobs" in options
+        nothing = echo and options["max_tokens"] == 0
+        if nothing:
+            # Only the prompt's logprobs are wanted, but an answer has one token at least.
+            options["max_tokens"] = 1
+        if scored:
+            options["prompt_logprobs"] = options["logprobs"]
+            encode = model.engine.tokenizer.encode
+            prompts = [
+                await anyio.to_thread.run_sync(encode, each) if isinstance(each, str) else each
+                for each in prompts
+            ]
+        generate = model.engine.generate
+        done = await together([partial(generate, prompt, **options) for prompt in prompts])
+        choices: list[dict[str, Any]] = []
+        for prompt, each in zip(prompts, done, strict=True):
+            begun = await _text(model, prompt) if echo else ""
+            ids = prompt if scored and not isinstance(prompt, str) else []
+            for choice in each.choices:
+                told = _Choice(model, choice, begun, ids, each.prompt_logprobs or ())
+                choices.append(told.told(len(choices), "logprobs" in options, nothing))
+        answer = head(call, model, "text_completion", "cmpl")
+        total = _total([each.usage for each in done])
+        if nothing:
+            total = replace(total, completion_tokens=0)
+        await call.json({**answer, "choices": choices, "usage": usage_of(total)})
+
+
+def prompts_of(field: str, value: Any) -> list[str | list[int]]:
+    """One prompt, or a list of them. Raises `InvalidRequest`."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if isinstance(value[0], int):
+            return [value]
+        if len(value) > MAX_BATCH:
+            raise InvalidRequest(field, Size(f"{len(value)} texts"), f"at most {MAX_BATCH}")
+        for index, each in enumerate(value):
+            if not isinstance(each, str | list):
+                bound = "must be a string or a list of token ids"
+                raise InvalidRequest(f"{field}[{index}]", each, bound)
+        return value
+    bound = "must be a string, a list of token ids, or a list of these"
+    raise InvalidRequest(field, value, bound)
+
+
+def _options(body: dict[str, Any]) -> dict[str, Any]:
+    options = options_of(body, COMPLETION)
+    options["max_tokens"] = body.get("max_tokens", _MAX_TOKENS)
+    best_of = body.get("best_of")
+    if best_of is not None and best_of != body.get("n", 1):
+        raise InvalidRequest("best_of", best_of, "must equal n")
+    return options
+
+
+async def _text(model: Model, prompt: str | list[int]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return await anyio.to_thread.run_sync(model.engine.tokenizer.decode, prompt)
+
+
+def _total(used: list[Usage]) -> Usage:
+    """The usage of several prompts together."""
+    return Usage(*(sum(values) for values in zip(*map(astuple, used), strict=True)))
+
+
+class _Choice:
+    """One answer, after its prompt where that is echoed."""
+
+    def __init__(
+        self,
+        model: Model,
+        choice: Choice,
+        prompt: str,
+        prompt_ids: list[int],
+        prompt_logprobs: tuple[TokenLogprob | None, ...],
+    ) -> None:
+        self._model = model
+        self._choice = choice
+        self._prompt = prompt
+        self._scores = list(zip(prompt_ids, prompt_logprobs, strict=True)) if prompt_ids else []
+
+    def told(self, index: int, logprobs: bool, nothing: bool) -> dict[str, Any]:
+        """The choice as JSON; `nothing` leaves out the answer itself."""
+        choice = self._choice
+        scores = self._scores
+        if not nothing:
+            scores = scores + [(entry.token_id, entry) for entry in choice.logprobs]
+        tokenizer = self._model.engine.tokenizer
+        offset = 0 if self._scores else len(self._prompt)
+        return {
+            "index": index,
+            "text": self._prompt if nothing else self._prompt + choice.text,
+            "logprobs": completion_logprobs(tokenizer, scores, offset) if logprobs else None,
+            "finish_reason": "length" if nothing else finish_reason(choice.finish_reason),
+        }
+
+
+class _Events:
+    """The answers to several prompts as they are made."""
+
+    def __init__(self, call: Call, model: Model, options: dict[str, Any], echo: bool) -> None:
+        self._call = call
+        self._model = model
+        self._options = options
+        self._echo = echo
+        self._first = head(call, model, "text_completion", "cmpl")
+        #: Characters sent of each choice.
+        self._sent: dict[int, int] = {}
+        # Several tasks send.
+        self._sending = anyio.Lock()
+
+    async def send(self, prompts: list[str | list[int]], usage: bool) -> None:
+        if usage:
+            self._first["usage"] = None
+        calls = [partial(self._stream, index, prompt) for index, prompt in enumerate(prompts)]
+        used = [each or Usage() for each in await together(calls)]
+        if usage:
+            total = usage_of(_total(used))
+            await self._call.event({**self._first, "choices": [], "usage": total})
+        await self._call.raw_event(DONE)
+        await self._call.end()
+
+    async def _stream(self, place: int, prompt: str | list[int]) -> Usage | None:
+        n = self._options.get("n", 1)
+        begun = await _text(self._model, prompt) if self._echo else ""
+        async with self._model.engine.stream(prompt, **self._options) as stream:
+            async for chunk in stream:
+                index = place * n + chunk.index
+                text = chunk.text
+                if index not in self._sent:
+                    self._sent[index] = 0
+                    text = begun + text
+                offset = self._sent[index]
+                self._sent[index] += len(text)
+                logprobs = None
+                if "logprobs" in self._options and chunk.logprobs:
+                    scores = [(entry.token_id, entry) for entry in chunk.logprobs]
+                    tokenizer = self._model.engine.tokenizer
+                    logprobs = completion_logprobs(tokenizer, scores, offset)
+                if not text and logprobs is None and chunk.finish_reason is None:
+                    continue
+                choice = {
+                    "index": index,
+                    "text": text,
+                    "logprobs": logprobs,
+                    "finish_reason": finish_reason(chunk.finish_reason),
+                }
+                async with self._sending:
+                    await self._call.event({**self._first, "choices": [choice]})
+        return stream.usage

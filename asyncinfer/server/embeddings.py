@@ -1,0 +1,57 @@
+"""`/v1/embeddings`."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Any, Final
+
+from asyncinfer.errors import InvalidRequest
+from asyncinfer.server.call import Call
+from asyncinfer.server.completions import prompts_of
+from asyncinfer.server.fields import ANY, BOOLEAN, INTEGER, STRING, Field, check_fields
+from asyncinfer.server.models import Models
+from asyncinfer.server.usage import request_options
+
+__all__ = ["EMBEDDINGS", "NAMES", "Embeddings"]
+
+EMBEDDINGS: Final = (
+    Field("input", ANY, "A text, token ids, or a list of either.", required=True),
+    Field("model", STRING, "A name that /v1/models lists; without it, the first."),
+    Field("encoding_format", STRING, "`float`, or `base64` of little-endian float32."),
+    Field("dimensions", INTEGER, "The first ones alone.", "dimensions"),
+    Field("pooling", STRING, "`last` token or `mean` of all.", "pooling"),
+    Field("normalize", BOOLEAN, "To length 1; true without it.", "normalize"),
+    Field("user", ANY, "Taken, and without effect."),
+)
+#: Arguments of `Engine.embed` -> the request's names of them.
+NAMES: Final = {"texts": "input", "prompt": "input"}
+
+
+class Embeddings:
+    """Embeds one text or several."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    async def __call__(self, call: Call) -> None:
+        body = call.body
+        check_fields(body, EMBEDDINGS)
+        model = self._models.find(body.get("model"))
+        texts = prompts_of("input", body["input"])
+        form = body.get("encoding_format", "float")
+        if form not in ("float", "base64"):
+            raise InvalidRequest("encoding_format", form, "must be float or base64")
+        options = {f.option: body[f.name] for f in EMBEDDINGS if f.option and f.name in body}
+        done = await model.engine.embed(texts, **options, **request_options(call, model))
+        data: list[dict[str, Any]] = [
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": vector.tolist()
+                if form == "float"
+                else b64encode(vector.astype("<f4").tobytes()).decode(),
+            }
+            for index, vector in enumerate(done.vectors)
+        ]
+        usage = {"prompt_tokens": done.prompt_tokens, "total_tokens": done.prompt_tokens}
+        await call.json({"object": "list", "data": data, "model": model.name, "usage": usage})

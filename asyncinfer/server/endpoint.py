@@ -1,0 +1,120 @@
+"""`Endpoint`: a path of the application: key, body, handler, errors, and clients that leave."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
+from typing import Any, Final
+
+import anyio
+from starlette.types import Receive, Scope, Send
+
+from asyncinfer.server.body import Bodies, ClientLeft
+from asyncinfer.server.call import Call
+from asyncinfer.server.errors import HttpError, http_error, openai_error
+from asyncinfer.server.keys import Keys
+from asyncinfer.server.traffic import Traffic
+
+__all__ = ["Endpoint", "Handler"]
+
+Handler = Callable[[Call], Awaitable[None]]
+#: The status that counts requests whose client left before the answer, as nginx has it.
+LEFT: Final = 499
+
+ErrorBody = Callable[[HttpError, str], Mapping[str, Any]]
+
+
+class Endpoint:
+    """An ASGI application of one path.
+
+    A client that leaves cancels the handler wherever it waits. An error is the answer as long as
+    none has begun, and an event after that.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        handler: Handler,
+        *,
+        keys: Keys | None,
+        traffic: Traffic,
+        bodies: Bodies,
+        error_body: ErrorBody = openai_error,
+        error_event: str | None = None,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        """
+        Args:
+            path: the name that its requests are counted under.
+            keys: None lets everybody in.
+            bodies: reads those of requests that have one.
+            error_body: makes the body of an error.
+            error_event: the name of an event that tells of one.
+            names: engine options -> the request's names of them, where they differ.
+        """
+        self._path = path
+        self._handler = handler
+        self._keys = keys
+        self._traffic = traffic
+        self._bodies = bodies
+        self._error_body = error_body
+        self._error_event = error_event
+        self._names = names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = Call(scope, receive, send)
+        with self._traffic.count(self._path) as counted:
+            try:
+                counted.status = await self._answer(call)
+            except ClientLeft:
+                counted.status = LEFT
+            finally:
+                # What watched for the client refers to the call until the garbage collector looks.
+                call.body = {}
+
+    async def _answer(self, call: Call) -> int:
+        """Answer the call; returns the status that was sent. Raises `ClientLeft`, and unforeseen
+        errors after the client was told of them."""
+        found: Exception | None = None
+        left = False
+
+        async def watch() -> None:
+            nonlocal left
+            await call.gone()
+            left = True
+            tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            try:
+                with self._keys.admit(call.headers) if self._keys else nullcontext(call.key) as key:
+                    call.key = key
+                    if call.method == "POST":
+                        await call.read(self._bodies)
+                        tasks.start_soon(watch)
+                    await self._handler(call)
+            except Exception as error:
+                found = error
+            finally:
+                tasks.cancel_scope.cancel()
+        if left or isinstance(found, ClientLeft):
+            raise ClientLeft
+        if found is None:
+            return 200
+        try:
+            return await self._tell(call, found)
+        finally:
+            # Its traceback refers to this frame, and to those that have the body.
+            del found
+
+    async def _tell(self, call: Call, found: Exception) -> int:
+        """Tell the client of an error; returns the status. Raises one that was not foreseen."""
+        told = http_error(found, self._names)
+        body = self._error_body(told, call.request_id)
+        if call.started:
+            await call.event(body, self._error_event)
+            await call.end()
+        else:
+            await call.json(body, told.status, told.headers)
+        if told.foreign:
+            raise found
+        return told.status

@@ -1,0 +1,116 @@
+"""What a client is told of an error: status, body and headers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from asyncinfer.errors import (
+    DeadlineExceeded,
+    EngineClosed,
+    EngineDead,
+    InvalidRequest,
+    Overloaded,
+    RequestFailed,
+)
+
+__all__ = ["HttpError", "anthropic_error", "http_error", "openai_error"]
+
+#: Milliseconds after which a client that was refused for load may try again.
+RETRY_MS: Final = 500
+
+
+class HttpError(Exception):
+    """A request that is answered with an error.
+
+    Args:
+        kind: OpenAI's and Anthropic's `type`, such as "invalid_request_error".
+        param: the field that is wrong, if one is.
+        code: OpenAI's `code`.
+        headers: beside those of every answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+        #: Whether it stands for an error that no rule of this module knows: a bug.
+        self.foreign = False
+
+
+def http_error(error: Exception, names: Mapping[str, str] | None = None) -> HttpError:
+    """`error` as a client is told of it. `names`: engine options -> the request's names of
+    them, where they differ. An error that is not the engine's is told without its message."""
+    match error:
+        case HttpError():
+            return error
+        case InvalidRequest():
+            param = _renamed(error.field, names or {})
+            message = param + str(error).removeprefix(error.field)
+            return HttpError(400, "invalid_request_error", message, param=param)
+        case Overloaded():
+            return overloaded(str(error))
+        case DeadlineExceeded():
+            # The client's time is spent, so it decides whether to try again.
+            return HttpError(504, "timeout_error", str(error), headers=_FINAL)
+        case EngineClosed():
+            return HttpError(503, "api_error", str(error), code="closed")
+        case EngineDead():
+            # Its message has a stack, and whatever the model's library or a plugin said.
+            why = "the engine has died; the server's log says of what"
+            return HttpError(500, "api_error", why, code="dead", headers=_FINAL)
+        case RequestFailed():
+            # What caused it is not the engine's to tell.
+            why = "the request failed; the server's log says why" if error.__cause__ else str(error)
+            return HttpError(500, "api_error", why, headers=_FINAL)
+    unforeseen = HttpError(500, "api_error", "the server failed", headers=_FINAL)
+    unforeseen.foreign = True
+    return unforeseen
+
+
+def overloaded(message: str) -> HttpError:
+    headers = {"retry-after-ms": str(RETRY_MS), "retry-after": "1"}
+    return HttpError(429, "rate_limit_error", message, code="overloaded", headers=headers)
+
+
+def openai_error(error: HttpError, request_id: str) -> dict[str, Any]:
+    """The body of an error, or the data of an event, for OpenAI's clients."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.kind,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+def anthropic_error(error: HttpError, request_id: str) -> dict[str, Any]:
+    """The body of an error, or the data of an event, for Anthropic's clients."""
+    told = {"type": error.kind, "message": error.message}
+    return {"type": "error", "error": told, "request_id": request_id}
+
+
+#: Official clients try again after a 5xx unless they are told not to.
+_FINAL: Final = {"x-should-retry": "false"}
+
+
+def _renamed(field: str, names: Mapping[str, str]) -> str:
+    for name, given in names.items():
+        # A field may be a place within an option, such as `prompt[3]`.
+        if field == name or field.startswith((f"{name}[", f"{name}.")):
+            return given + field[len(name) :]
+    return field

@@ -1,0 +1,89 @@
+"""`ApiKey`: what the holder of a bearer key may do; `Keys`: those of an application."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from asyncinfer.bounds import MAX_PRIORITY, MAX_SCOPE_CHARS
+from asyncinfer.checks import check_integer, check_string, checking_config
+from asyncinfer.errors import InvalidConfig
+from asyncinfer.server.errors import HttpError, overloaded
+
+__all__ = ["ApiKey", "Keys"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """What requests with a key get. Raises `InvalidConfig`."""
+
+    #: Requests share cached prefixes with those of the same scope only.
+    cache_scope: str = ""
+    #: Requests at once at most; the next one is refused with 429. None: what the engine takes.
+    max_requests: int | None = None
+    #: Larger is more urgent, with `scheduler="priority"`.
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        with checking_config():
+            check_string("cache_scope", self.cache_scope, MAX_SCOPE_CHARS)
+            check_integer("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+            if self.max_requests is not None:
+                check_integer("max_requests", self.max_requests, 1)
+
+
+class Keys:
+    """Finds the key of a request, and counts the requests of each."""
+
+    def __init__(self, keys: Mapping[str, ApiKey] | None, without: ApiKey) -> None:
+        """`without`: what a request gets where there are no keys. Raises `InvalidConfig`."""
+        self._without = without
+        #: By a hash of the key, so that the time of a look-up tells nothing about keys.
+        self._known: dict[bytes, ApiKey] | None = None
+        self._under_way: dict[bytes, int] = {}
+        if keys is not None:
+            self._known = {}
+            for secret, key in keys.items():
+                if not isinstance(secret, str) or not secret:
+                    raise InvalidConfig("keys", type(secret).__name__, "a key must be a string")
+                if not isinstance(key, ApiKey):
+                    raise InvalidConfig("keys", type(key).__name__, "must map to an ApiKey")
+                self._known[_digest(secret.encode())] = key
+
+    @contextmanager
+    def admit(self, headers: Mapping[bytes, bytes]) -> Iterator[ApiKey]:
+        """Count a request with these headers for its key within the block. Raises `HttpError`: 401
+        without a valid key, 429 where the key has as many requests under way as it may."""
+        if self._known is None:
+            yield self._without
+            return
+        kind, _, secret = headers.get(b"authorization", b"").partition(b" ")
+        if kind.lower() != b"bearer":
+            # Anthropic's clients send their key in a header of its own.
+            secret = headers.get(b"x-api-key", b"")
+        name = _digest(secret.strip())
+        key = self._known.get(name)
+        if key is None:
+            raise HttpError(
+                401,
+                "authentication_error",
+                "the request has no valid key: send `Authorization: Bearer KEY`",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        under_way = self._under_way.get(name, 0)
+        if key.max_requests is not None and under_way >= key.max_requests:
+            raise overloaded(f"this key has max_requests={key.max_requests} requests under way")
+        self._under_way[name] = under_way + 1
+        try:
+            yield key
+        finally:
+            self._under_way[name] -= 1
+            if not self._under_way[name]:
+                del self._under_way[name]
+
+
+def _digest(secret: bytes) -> bytes:
+    return hashlib.sha256(secret).digest()

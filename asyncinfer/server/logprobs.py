@@ -1,0 +1,59 @@
+"""Logprobs as OpenAI's protocols have them: with the text of each token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from asyncinfer.chunk import TokenLogprob
+from asyncinfer.engine import EngineTokenizer
+
+__all__ = ["chat_logprobs", "completion_logprobs"]
+
+
+def chat_logprobs(tokenizer: EngineTokenizer, logprobs: Iterable[TokenLogprob]) -> dict[str, Any]:
+    """A choice's `logprobs` in a chat."""
+    content = []
+    for entry in logprobs:
+        token = _token(tokenizer, entry.token_id, entry.logprob)
+        token["top_logprobs"] = [_token(tokenizer, *pair) for pair in entry.top]
+        content.append(token)
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(
+    tokenizer: EngineTokenizer, logprobs: Iterable[tuple[int, TokenLogprob | None]], offset: int
+) -> dict[str, Any]:
+    """A choice's `logprobs` of a completion, by token ids; the first of a prompt has no logprob.
+    `offset`: characters before the first."""
+    told: dict[str, Any] = {
+        "tokens": [],
+        "token_logprobs": [],
+        "top_logprobs": [],
+        "text_offset": [],
+    }
+    for token_id, entry in logprobs:
+        text = _text(tokenizer, token_id)
+        told["tokens"].append(text)
+        told["token_logprobs"].append(None if entry is None else entry.logprob)
+        told["top_logprobs"].append(
+            None if entry is None else {_text(tokenizer, each): value for each, value in entry.top}
+        )
+        told["text_offset"].append(offset)
+        offset += len(text)
+    return told
+
+
+def _token(tokenizer: EngineTokenizer, token_id: int, logprob: float) -> dict[str, Any]:
+    raw = tokenizer.token_bytes(token_id)
+    text = _text(tokenizer, token_id)
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode() if raw is None else raw)}
+
+
+def _text(tokenizer: EngineTokenizer, token_id: int) -> str:
+    """The token's text; a part of a character is written by its bytes, as OpenAI does."""
+    text = tokenizer.decode([token_id], skip_special_tokens=False)
+    raw = tokenizer.token_bytes(token_id) if "\ufffd" in text else None
+    if raw is None:
+        return text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

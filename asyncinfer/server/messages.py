@@ -1,0 +1,222 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`, of Anthropic's protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+import anyio.to_thread
+
+from asyncinfer.chunk import ToolCallDelta, Usage
+from asyncinfer.errors import InvalidRequest
+from asyncinfer.server.anthropic_prompts import anthropic_chat
+from asyncinfer.server.call import Call
+from asyncinfer.server.fields import MESSAGES, check_fields, field_list, flag, options_of
+from asyncinfer.server.models import Model, Models
+from asyncinfer.server.prompts import response_format
+from asyncinfer.server.usage import request_options
+
+__all__ = ["NAMES", "Messages"]
+
+#: The request's names of the engine's options.
+NAMES: Final = {
+    "prompt": "messages",
+    "stop": "stop_sequences",
+    "json_schema": "output_config.format",
+    "response_format": "output_config.format",
+}
+
+
+class Messages:
+    """Answers a chat, and counts its tokens."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    async def __call__(self, call: Call) -> None:
+        body = call.body
+        check_fields(body, MESSAGES)
+        if "max_tokens" not in body:
+            raise InvalidRequest("max_tokens", None, "is missing")
+        model = self._models.find(body.get("model"))
+        chat = await call.beside(anthropic_chat, body)
+        options = {**await call.beside(_options, body), **request_options(call, model)}
+        answer = _Answer(call, model, options)
+        if flag(body, "stream"):
+            await answer.send(chat)
+        else:
+            await call.json(await answer.whole(chat))
+
+    async def count(self, call: Call) -> None:
+        body = call.body
+        check_fields(body, MESSAGES)
+        model = self._models.find(body.get("model"))
+        chat = await call.beside(anthropic_chat, body)
+        tools = _tools(body).get("tools")
+        options = body.get("template_options")
+        counted = partial(model.engine.tokenizer.count, chat, tools=tools, template_options=options)
+        count = await anyio.to_thread.run_sync(counted)
+        await call.json({"input_tokens": count})
+
+
+def _options(body: Mapping[str, Any]) -> dict[str, Any]:
+    options = {**options_of(body, MESSAGES), **_tools(body)}
+    # Included, since the end of the text then shows which stop string ended the answer.
+    options["include_stop"] = True
+    config = body.get("output_config", {})
+    if not isinstance(config, Mapping):
+        raise InvalidRequest("output_config", config, "must be an object")
+    if config.get("format") is not None:
+        options |= response_format(config["format"])
+    return options
+
+
+def _tools(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine's options for `tools` and `tool_choice`."""
+    options: dict[str, Any] = {}
+    if "tools" in body:
+        options["tools"] = [
+            _tool(f"tools[{index}]", tool) for index, tool in enumerate(field_list(body, "tools"))
+        ]
+    choice = body.get("tool_choice")
+    if choice is None:
+        return options
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    if kind not in ("auto", "any", "none", "tool"):
+        bound = "must have type 'auto', 'any', 'none' or 'tool'"
+        raise InvalidRequest("tool_choice", choice, bound)
+    options["tool_choice"] = {"any": "required", "tool": choice.get("name")}.get(kind, kind)
+    if choice.get("disable_parallel_tool_use"):
+        options["parallel_tool_calls"] = False
+    return options
+
+
+def _tool(where: str, tool: Any) -> dict[str, Any]:
+    if not isinstance(tool, Mapping):
+        raise InvalidRequest(where, tool, "must be an object")
+    kind = tool.get("type", "custom")
+    if kind != "custom":
+        bound = "must be 'custom': there are no tools of the server's"
+        raise InvalidRequest(f"{where}.type", kind, bound)
+    return {name: tool[name] for name in ("name", "description", "input_schema") if name in tool}
+
+
+class _Answer:
+    """The answer to one request, whole or as events."""
+
+    def __init__(self, call: Call, model: Model, options: dict[str, Any]) -> None:
+        self._call = call
+        self._model = model
+        self._options = options
+        #: The type of the content block that is being sent, and the number of those before it.
+        self._block: str | None = None
+        self._blocks = 0
+
+    async def whole(self, chat: list[dict[str, Any]]) -> dict[str, Any]:
+        done = await self._model.engine.generate(chat, **self._options)
+        text, reason, stop = self._end(done.text, done.finish_reason)
+        content: list[dict[str, Any]] = []
+        if done.reasoning:
+            content.append({"type": "thinking", "thinking": done.reasoning, "signature": ""})
+        if text or not done.tool_calls:
+            content.append({"type": "text", "text": text})
+        for each in done.tool_calls:
+            arguments = each.parsed if isinstance(each.parsed, dict) else {}
+            call = {"type": "tool_use", "id": each.id, "name": each.name, "input": arguments}
+            content.append(call)
+        if done.tool_calls and reason == "end_turn":
+            reason = "tool_use"
+        return {**self._message(content, _usage(done.usage)), **_stopped(reason, stop)}
+
+    async def send(self, chat: list[dict[str, Any]]) -> None:
+        engine, call = self._model.engine, self._call
+        reason, stop, called = "end_turn", None, False
+        async with engine.stream(chat, **self._options) as stream:
+            async for chunk in stream:
+                if not call.started:
+                    # How much of the prompt was cached is known only at the end.
+                    usage = _usage(Usage(prompt_tokens=stream.prompt_tokens or 0))
+                    message = {**self._message([], usage), **_stopped(None, None)}
+                    await self._event("message_start", message=message)
+                text = chunk.text
+                if chunk.finish_reason is not None:
+                    text, reason, stop = self._end(text, chunk.finish_reason)
+                if chunk.reasoning:
+                    delta = {"type": "thinking_delta", "thinking": chunk.reasoning}
+                    await self._delta("thinking", {"thinking": "", "signature": ""}, delta)
+                if text:
+                    await self._delta("text", {"text": ""}, {"type": "text_delta", "text": text})
+                for each in chunk.tool_calls:
+                    called = True
+                    await self._call_delta(each)
+            await self._close()
+            if called and reason == "end_turn":
+                reason = "tool_use"
+            told = _usage(stream.usage or Usage())
+            await self._event("message_delta", delta=_stopped(reason, stop), usage=told)
+        await self._event("message_stop")
+        await call.end()
+
+    def _message(self, content: list[Any], usage: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "id": f"msg_{self._call.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._model.name,
+            "content": content,
+            "usage": usage,
+        }
+
+    def _end(self, text: str, reason: str) -> tuple[str, str, str | None]:
+        """The text without the string that ended it, why it ended, and that string."""
+        if reason != "stop":
+            return text, "end_turn" if reason == "stopped" else "max_tokens", None
+        stops = self._options.get("stop", ())
+        for stop in sorted([stops] if isinstance(stops, str) else stops, key=len, reverse=True):
+            if text.endswith(stop):
+                return text.removesuffix(stop), "stop_sequence", stop
+        return text, "end_turn", None
+
+    async def _call_delta(self, each: ToolCallDelta) -> None:
+        if each.id is not None:
+            # Each call is a block of its own, also after another call.
+            await self._close()
+            empty: dict[str, Any] = {"id": each.id, "name": each.name, "input": {}}
+            await self._delta("tool_use", empty, {"type": "input_json_delta", "partial_json": ""})
+        if each.arguments:
+            delta = {"type": "input_json_delta", "partial_json": each.arguments}
+            await self._delta("tool_use", {}, delta)
+
+    async def _delta(self, kind: str, empty: dict[str, Any], delta: dict[str, Any]) -> None:
+        """Send more of a content block of this type; the first delta opens the block as `empty`."""
+        if self._block != kind:
+            await self._close()
+            self._block = kind
+            block = {"type": kind, **empty}
+            await self._event("content_block_start", index=self._blocks, content_block=block)
+        await self._event("content_block_delta", index=self._blocks, delta=delta)
+
+    async def _close(self) -> None:
+        """End the content block that is being sent."""
+        if self._block is not None:
+            await self._event("content_block_stop", index=self._blocks)
+            self._block = None
+            self._blocks += 1
+
+    async def _event(self, kind: str, **fields: Any) -> None:
+        await self._call.event({"type": kind, **fields}, kind)
+
+
+def _stopped(reason: str | None, stop: str | None) -> dict[str, Any]:
+    return {"stop_reason": reason, "stop_sequence": stop}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    """The usage as Anthropic counts it: cached tokens apart from the others."""
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }

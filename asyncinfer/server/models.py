@@ -1,0 +1,87 @@
+"""`Models`: the engines of an application by the names that requests use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from asyncinfer.engine import Engine
+from asyncinfer.errors import AsyncInferError, InvalidConfig
+from asyncinfer.server.errors import HttpError
+
+__all__ = ["Model", "Models"]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a request's `model` names: an engine, or one of its LoRA adapters."""
+
+    name: str
+    engine: Engine
+    adapter: str | None = None
+
+
+class Models:
+    """Finds models by name. Adapters come and go, and so are looked up each time."""
+
+    def __init__(self, engines: Engine | Mapping[str, Engine]) -> None:
+        """Raises `InvalidConfig`."""
+        self._created = int(time.time())
+        self._engines: dict[str | None, Engine] = {}
+        self._unnamed = "model"
+        if isinstance(engines, Engine):
+            self._engines[None] = engines
+        elif not isinstance(engines, Mapping) or not engines:
+            raise InvalidConfig("engines", engines, "must be an Engine, or a name of one at least")
+        else:
+            for name, engine in engines.items():
+                if not isinstance(name, str) or not name or not isinstance(engine, Engine):
+                    raise InvalidConfig("engines", name, "must map names to engines")
+                self._engines[name] = engine
+
+    @property
+    def engines(self) -> dict[str, Engine]:
+        return {self._name(name, engine): engine for name, engine in self._engines.items()}
+
+    def find(self, name: object) -> Model:
+        """The model of a request; the first engine if it names none. Raises `HttpError`."""
+        engines = self.engines
+        if name is None:
+            first = next(iter(engines))
+            return Model(first, engines[first])
+        if isinstance(name, str):
+            if name in engines:
+                return Model(name, engines[name])
+            for engine in engines.values():
+                if any(adapter.name == name for adapter in engine.adapters.list()):
+                    return Model(name, engine, name)
+        known = ", ".join(model["id"] for model in self.listed())
+        raise HttpError(
+            404,
+            "not_found_error",
+            f"model={str(name)[:80]!r}: no such model; there are: {known}",
+            param="model",
+            code="model_not_found",
+        )
+
+    def listed(self) -> list[dict[str, Any]]:
+        """The entry of each model in `/v1/models`. Raises `EngineClosed` and `EngineDead`."""
+        told = {"object": "model", "created": self._created, "owned_by": "asyncinfer"}
+        found = []
+        for name, engine in self.engines.items():
+            entry = {"id": name, **told, "max_model_len": engine.model.max_context}
+            adapters = [adapter.name for adapter in engine.adapters.list()]
+            found.append(entry)
+            found.extend({**entry, "id": adapter, "parent": name} for adapter in adapters)
+        return found
+
+    def _name(self, name: str | None, engine: Engine) -> str:
+        """The engine's name: the one given, else its model's, which it keeps when it is closed."""
+        if name is not None:
+            return name
+        with suppress(AsyncInferError):
+            self._unnamed = engine.model.name
+        return self._unnamed

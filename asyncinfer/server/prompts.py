@@ -1,0 +1,116 @@
+"""Messages of OpenAI's chats as the engine takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from asyncinfer.checks import check_string
+from asyncinfer.errors import InvalidRequest
+from asyncinfer.server.body import parsed
+
+__all__ = ["chat_messages", "prediction_text", "response_format", "text_part"]
+
+#: Types of message parts that no model here reads, and what they hold.
+_REFUSED: Final = {
+    "image_url": "images",
+    "input_image": "images",
+    "image": "images",
+    "input_audio": "audio",
+    "file": "files",
+    "input_file": "files",
+    "document": "files",
+    "video_url": "videos",
+}
+
+
+def chat_messages(messages: Any) -> list[dict[str, Any]]:
+    """A list of messages for `Engine.stream`. Raises `InvalidRequest`, naming the place."""
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("messages", messages, "must be a list with a message at least")
+    return [_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
+
+
+def _message(where: str, message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise InvalidRequest(where, message, "must be an object with role and content")
+    made = {name: value for name, value in message.items() if value is not None}
+    if made.get("role") == "developer":
+        # OpenAI's new name, which templates do not know.
+        made["role"] = "system"
+    if isinstance(made.get("content"), list):
+        made["content"] = [
+            text_part(f"{where}.content[{index}]", part)
+            for index, part in enumerate(made["content"])
+        ]
+    if "tool_calls" in made:
+        made["tool_calls"] = _calls(f"{where}.tool_calls", made["tool_calls"])
+    return made
+
+
+def text_part(where: str, part: Any) -> dict[str, str]:
+    """A part of a message, which has to be text. Raises `InvalidRequest`, naming what it is
+    instead."""
+    if not isinstance(part, Mapping):
+        raise InvalidRequest(where, part, "must be an object with type and text")
+    kind = part.get("type")
+    if kind in ("text", "input_text", "output_text"):
+        text = part.get("text")
+    elif kind == "refusal":
+        text = part.get("refusal")
+    else:
+        refused = _REFUSED.get(kind, "it") if isinstance(kind, str) else "it"
+        bound = f"must be 'text': {refused} cannot be read by this model"
+        raise InvalidRequest(f"{where}.type", kind, bound)
+    return {"type": "text", "text": check_string(f"{where}.text", text)}
+
+
+def _calls(where: str, calls: Any) -> list[Any]:
+    """Tool calls with their arguments as objects, since templates write the JSON themselves."""
+    if not isinstance(calls, list):
+        raise InvalidRequest(where, calls, "must be a list")
+    made = []
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise InvalidRequest(f"{where}[{index}]", call, "must be a call of a function")
+        arguments = function.get("arguments", "{}")
+        if isinstance(arguments, str):
+            try:
+                arguments = parsed(arguments or "{}")
+            except (ValueError, RecursionError):
+                bound = "must be JSON"
+                raise InvalidRequest(
+                    f"{where}[{index}].function.arguments", arguments, bound
+                ) from None
+        made.append({**call, "function": {**function, "arguments": arguments}})
+    return made
+
+
+def prediction_text(value: Any) -> str:
+    """The text of OpenAI's `prediction`. Raises `InvalidRequest`."""
+    content = value.get("content") if isinstance(value, Mapping) else None
+    if isinstance(content, list):
+        parts = [text_part(f"prediction.content[{i}]", part) for i, part in enumerate(content)]
+        content = "".join(part["text"] for part in parts)
+    if not isinstance(content, str):
+        raise InvalidRequest("prediction", value, "must have content: a text or text parts")
+    return content
+
+
+def response_format(value: Any) -> dict[str, Any]:
+    """The engine's options for OpenAI's `response_format`. Raises `InvalidRequest`."""
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if kind == "text":
+        return {}
+    if kind == "json_object":
+        return {"json_object": True}
+    if kind != "json_schema":
+        bound = "must have type 'text', 'json_object' or 'json_schema'"
+        raise InvalidRequest("response_format", value, bound)
+    # The Responses protocol has the schema beside the type.
+    holder = value.get("json_schema", value)
+    schema = holder.get("schema") if isinstance(holder, Mapping) else None
+    if not isinstance(schema, Mapping):
+        raise InvalidRequest("response_format.json_schema.schema", schema, "must be an object")
+    return {"json_schema": dict(schema)}

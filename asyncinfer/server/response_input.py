@@ -1,0 +1,78 @@
+"""Input items of OpenAI's Responses protocol as the engine takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from asyncinfer.checks import check_string
+from asyncinfer.errors import InvalidRequest
+from asyncinfer.server.prompts import chat_messages, text_part
+
+__all__ = ["response_chat"]
+
+
+def response_chat(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The `instructions` and `input` of a body as messages for `Engine.stream`. Raises
+    `InvalidRequest`, naming the place."""
+    made: list[dict[str, Any]] = []
+    instructions = body.get("instructions")
+    if instructions is not None:
+        made.append({"role": "system", "content": check_string("instructions", instructions)})
+    given = body.get("input")
+    if isinstance(given, str):
+        return [*made, {"role": "user", "content": given}]
+    if not isinstance(given, list) or not given:
+        raise InvalidRequest("input", given, "must be a string, or a list with an item at least")
+    for index, item in enumerate(given):
+        _add(made, f"input[{index}]", item)
+    for message in made:
+        if isinstance(message["content"], list):
+            message["content"] = "".join(message["content"])
+    return chat_messages(made)
+
+
+def _add(made: list[dict[str, Any]], where: str, item: Any) -> None:
+    """Add an input item. An answer's items (what it thinks, says and calls) become one message."""
+    if not isinstance(item, Mapping):
+        raise InvalidRequest(where, item, "must be an object")
+    match item.get("type", "message"):
+        case "message":
+            content = item.get("content")
+            if not isinstance(content, str):
+                content = _text(f"{where}.content", content)
+            role = item.get("role")
+            if role == "assistant":
+                _assistant(made)["content"].append(content)
+            else:
+                made.append({"role": role, "content": content})
+        case "reasoning":
+            parts = item.get("content") or item.get("summary") or []
+            text = "".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))
+            _assistant(made)["reasoning_content"] = text
+        case "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            _assistant(made).setdefault("tool_calls", []).append(call)
+        case "function_call_output":
+            output = item.get("output")
+            text = output if isinstance(output, str) else _text(f"{where}.output", output)
+            made.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
+        case kind:
+            bound = "must be 'message', 'reasoning', 'function_call' or 'function_call_output'"
+            raise InvalidRequest(f"{where}.type", kind, bound)
+
+
+def _assistant(made: list[dict[str, Any]]) -> dict[str, Any]:
+    """The assistant's message that items are being added to. Its `content` is a list of texts until
+    the end, since a string would be copied whenever it grows."""
+    if not made or made[-1]["role"] != "assistant":
+        made.append({"role": "assistant", "content": []})
+    return made[-1]
+
+
+def _text(where: str, parts: Any) -> str:
+    if not isinstance(parts, list):
+        raise InvalidRequest(where, parts, "must be a string or a list of text parts")
+    found = [text_part(f"{where}[{index}]", part)["text"] for index, part in enumerate(parts)]
+    return "".join(found)

@@ -1,0 +1,261 @@
+"""`/v1/responses`: OpenAI's newer protocol, without what it stores on a server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from asyncinfer.chunk import TokenLogprob, ToolCallDelta, Usage
+from asyncinfer.errors import InvalidRequest
+from asyncinfer.server.call import Call
+from asyncinfer.server.fields import RESPONSES, check_fields, flag, options_of
+from asyncinfer.server.logprobs import chat_logprobs
+from asyncinfer.server.models import Model, Models
+from asyncinfer.server.prompts import response_format
+from asyncinfer.server.response_input import response_chat
+from asyncinfer.server.usage import request_options
+
+__all__ = ["NAMES", "Responses"]
+
+#: The request's names of the engine's options.
+NAMES: Final = {
+    "prompt": "input",
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+    "json_schema": "text.format",
+    "json_object": "text.format",
+    "response_format": "text.format",
+}
+#: Fields that would need a server that keeps responses.
+_STORED: Final = ("previous_response_id", "conversation", "background", "prompt")
+
+#: Finish reasons of an answer that was not cut short.
+_WHOLE: Final = ("stop", "stopped")
+
+
+class Responses:
+    """Answers the items of an input."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    async def __call__(self, call: Call) -> None:
+        body = call.body
+        for name in _STORED:
+            if body.get(name):
+                bound = "is not served: no response is kept; send the whole input"
+                raise InvalidRequest(name, body[name], bound)
+        check_fields(body, RESPONSES)
+        model = self._models.find(body.get("model"))
+        chat = await call.beside(response_chat, body)
+        options = {**await call.beside(_options, body), **request_options(call, model)}
+        answer = _Response(call, model, options)
+        if flag(body, "stream"):
+            await answer.send(chat)
+        else:
+            await answer.whole(chat)
+
+
+def _options(body: Mapping[str, Any]) -> dict[str, Any]:
+    options = options_of(body, RESPONSES)
+    text = body.get("text", {})
+    if not isinstance(text, Mapping):
+        raise InvalidRequest("text", text, "must be an object")
+    if text.get("format") is not None:
+        options |= response_format(text["format"])
+    include = body.get("include", [])
+    if not isinstance(include, list):
+        raise InvalidRequest("include", include, "must be a list")
+    if "message.output_text.logprobs" in include:
+        options["logprobs"] = body.get("top_logprobs", 0)
+    elif "top_logprobs" in body:
+        options["logprobs"] = body["top_logprobs"]
+    return options
+
+
+class _Response:
+    """One response, whole or as events.
+
+    Its items are what the model thinks, says and calls, in the order in which they come.
+    """
+
+    def __init__(self, call: Call, model: Model, options: dict[str, Any]) -> None:
+        self._call = call
+        self._model = model
+        self._options = options
+        self._events = 0
+        self._created = int(time.time())
+        self._items: list[dict[str, Any]] = []
+        #: Whether the last item is being sent.
+        self._open = False
+
+    async def whole(self, chat: list[dict[str, Any]]) -> None:
+        done = await self._model.engine.generate(chat, **self._options)
+        if done.reasoning:
+            self._items.append({**self._item("reasoning"), "content": [_thought(done.reasoning)]})
+        if done.text or not done.tool_calls:
+            content = [_said(done.text, self._scores(done.logprobs))]
+            self._items.append({**self._item("message"), "content": content})
+        for each in done.tool_calls:
+            function = {"call_id": each.id, "name": each.name, "arguments": each.arguments}
+            self._items.append({**self._item("function_call"), **function})
+        await self._call.json(self._told(done.finish_reason, done.usage))
+
+    async def send(self, chat: list[dict[str, Any]]) -> None:
+        reason = "stop"
+        async with self._model.engine.stream(chat, **self._options) as stream:
+            async for chunk in stream:
+                if not self._call.started:
+                    begun = {**self._head(), "status": "in_progress", "output": [], "usage": None}
+                    await self._event("created", response=begun)
+                    await self._event("in_progress", response=begun)
+                if chunk.reasoning:
+                    await self._part("reasoning", _thought(""))
+                    await self._delta("reasoning_text", chunk.reasoning)
+                if chunk.text or chunk.logprobs:
+                    await self._part("message", _said("", []))
+                    await self._delta("output_text", chunk.text, self._scores(chunk.logprobs))
+                for each in chunk.tool_calls:
+                    await self._called(each)
+                reason = chunk.finish_reason or reason
+            usage = stream.usage or Usage()
+        if not self._items:
+            await self._part("message", _said("", []))
+        await self._close("completed" if reason in _WHOLE else "incomplete")
+        told = self._told(reason, usage)
+        await self._event(told["status"], response=told)
+        await self._call.end()
+
+    async def _part(self, kind: str, empty: dict[str, Any]) -> None:
+        """Open an item of this kind with one part, unless it is open."""
+        if self._open and self._items[-1]["type"] == kind:
+            return
+        await self._close()
+        item = {**self._item(kind), "content": [], "status": "in_progress"}
+        self._items.append(item)
+        self._open = True
+        await self._event("output_item.added", **self._place(), item={**item})
+        item["content"] = [empty]
+        await self._event("content_part.added", **self._place(part=True), part={**empty})
+
+    async def _delta(self, name: str, text: str, scores: list[Any] | None = None) -> None:
+        """Send more of the open item's part."""
+        (part,) = self._items[-1]["content"]
+        part["text"] += text
+        fields: dict[str, Any] = {"delta": text}
+        if scores is not None:
+            part["logprobs"] = [*part["logprobs"], *scores]
+            fields["logprobs"] = scores
+        await self._event(f"{name}.delta", **self._place(part=True), **fields)
+
+    async def _called(self, each: ToolCallDelta) -> None:
+        if each.id is not None:
+            await self._close()
+            function = {"call_id": each.id, "name": each.name, "arguments": ""}
+            item = {**self._item("function_call"), **function, "status": "in_progress"}
+            self._items.append(item)
+            self._open = True
+            await self._event("output_item.added", **self._place(), item={**item})
+        if each.arguments:
+            self._items[-1]["arguments"] += each.arguments
+            kind = "function_call_arguments.delta"
+            await self._event(kind, **self._place(item=True), delta=each.arguments)
+
+    async def _close(self, status: str = "completed") -> None:
+        """End the open item, if there is one."""
+        if not self._open:
+            return
+        self._open = False
+        item = self._items[-1]
+        item["status"] = status
+        if item["type"] == "function_call":
+            told = {"arguments": item["arguments"], "name": item["name"]}
+            await self._event("function_call_arguments.done", **self._place(item=True), **told)
+        else:
+            (part,) = item["content"]
+            fields = {name: part[name] for name in ("text", "logprobs") if name in part}
+            place = self._place(part=True)
+            await self._event(f"{part['type']}.done", **place, **fields)
+            await self._event("content_part.done", **place, part=part)
+        await self._event("output_item.done", **self._place(), item=item)
+
+    def _item(self, kind: str) -> dict[str, Any]:
+        prefix = {"reasoning": "rs", "message": "msg", "function_call": "fc"}[kind]
+        item: dict[str, Any] = {"id": f"{prefix}_{self._call.id}{len(self._items):02}"}
+        item |= {"type": kind, "status": "completed"}
+        if kind == "message":
+            item["role"] = "assistant"
+        if kind == "reasoning":
+            item["summary"] = []
+        return item
+
+    def _place(self, *, item: bool = False, part: bool = False) -> dict[str, Any]:
+        """The fields that say which item an event belongs to, and which part of it."""
+        place: dict[str, Any] = {"output_index": len(self._items) - 1}
+        if item or part:
+            place["item_id"] = self._items[-1]["id"]
+        if part:
+            place["content_index"] = 0
+        return place
+
+    def _scores(self, logprobs: tuple[TokenLogprob, ...]) -> list[Any]:
+        """Logprobs in OpenAI's form."""
+        if self._options.get("logprobs") is None:
+            return []
+        found: list[Any] = chat_logprobs(self._model.engine.tokenizer, logprobs)["content"]
+        return found
+
+    def _told(self, reason: str, usage: Usage) -> dict[str, Any]:
+        """The complete response."""
+        whole = reason in _WHOLE
+        if not whole:
+            self._items[-1]["status"] = "incomplete"
+        return {
+            **self._head(),
+            "status": "completed" if whole else "incomplete",
+            "completed_at": int(time.time()) if whole else None,
+            "incomplete_details": None if whole else {"reason": "max_output_tokens"},
+            "output": self._items,
+            "usage": {
+                "input_tokens": usage.prompt_tokens,
+                "input_tokens_details": {
+                    "cached_tokens": usage.cached_tokens,
+                    "cache_write_tokens": 0,
+                },
+                "output_tokens": usage.completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            },
+        }
+
+    def _head(self) -> dict[str, Any]:
+        body = self._call.body
+        given = ("instructions", "max_output_tokens", "temperature", "top_p", "metadata", "text")
+        return {
+            "id": f"resp_{self._call.id}",
+            "object": "response",
+            "created_at": self._created,
+            "model": self._model.name,
+            "error": None,
+            "incomplete_details": None,
+            "parallel_tool_calls": body.get("parallel_tool_calls", True),
+            "tool_choice": body.get("tool_choice", "auto"),
+            "tools": body.get("tools", []),
+            "store": False,
+            **{name: body.get(name) for name in given if name in body},
+        }
+
+    async def _event(self, kind: str, **fields: Any) -> None:
+        name = f"response.{kind}"
+        await self._call.event({"type": name, "sequence_number": self._events, **fields}, name)
+        self._events += 1
+
+
+def _said(text: str, logprobs: list[Any]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _thought(text: str) -> dict[str, Any]:
+    return {"type": "reasoning_text", "text": text}

@@ -1,0 +1,139 @@
+"""The paths of the application, their handlers and middleware."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from asyncinfer.engine import Engine
+from asyncinfer.server import chat, embeddings, messages, responses
+from asyncinfer.server.body import Bodies
+from asyncinfer.server.call import Call
+from asyncinfer.server.chat import Chat
+from asyncinfer.server.completions import Completions
+from asyncinfer.server.embeddings import EMBEDDINGS, Embeddings
+from asyncinfer.server.endpoint import Endpoint, Handler
+from asyncinfer.server.errors import HttpError, anthropic_error, openai_error
+from asyncinfer.server.fields import CHAT, COMPLETION, MESSAGES, RESPONSES
+from asyncinfer.server.keys import Keys
+from asyncinfer.server.messages import Messages
+from asyncinfer.server.models import Models
+from asyncinfer.server.openapi import Operation, document
+from asyncinfer.server.page import Page
+from asyncinfer.server.plain import DETOKENIZE, TOKENIZE, Plain
+from asyncinfer.server.responses import Responses
+from asyncinfer.server.traffic import Traffic
+
+__all__ = ["make"]
+
+_ANTHROPIC: Final[dict[str, Any]] = {"error_body": anthropic_error, "error_event": "error"}
+
+
+def make(
+    engines: Engine | Mapping[str, Engine],
+    keys: Keys,
+    max_body_bytes: int,
+    cors_origins: tuple[str, ...],
+    allowed_hosts: tuple[str, ...],
+    page: bool,
+) -> Starlette:
+    """See `create_app`."""
+    models, traffic, bodies = Models(engines), Traffic(), Bodies(max_body_bytes)
+    plain = Plain(models, traffic)
+    anthropic = Messages(models)
+    operations = [
+        Operation("POST", "/v1/chat/completions", "Answer a chat.", CHAT),
+        Operation("POST", "/v1/completions", "Complete a text.", COMPLETION),
+        Operation("POST", "/v1/embeddings", "Vectors of texts.", EMBEDDINGS),
+        Operation("POST", "/v1/responses", "Answer items of a conversation.", RESPONSES),
+        Operation("POST", "/v1/messages", "Answer a chat, by Anthropic's protocol.", MESSAGES),
+        Operation("POST", "/v1/messages/count_tokens", "Count a chat's tokens.", MESSAGES),
+        Operation("POST", "/tokenize", "Token ids of a text or a chat.", TOKENIZE),
+        Operation("POST", "/detokenize", "The text of token ids.", DETOKENIZE),
+        Operation("GET", "/v1/models", "The models that requests may name."),
+        Operation("GET", "/v1/models/{model}", "One of them."),
+        Operation("GET", "/metrics", "Counters, in Prometheus' text format."),
+        Operation("GET", "/health", "Whether all engines serve.", free=True),
+        Operation("GET", "/openapi.json", "This document.", free=True),
+    ]
+
+    async def openapi(call: Call) -> None:
+        await call.json(document(operations))
+
+    handlers: dict[str, Handler] = {
+        "/v1/chat/completions": Chat(models),
+        "/v1/completions": Completions(models),
+        "/v1/embeddings": Embeddings(models),
+        "/v1/responses": Responses(models),
+        "/v1/messages": anthropic,
+        "/v1/messages/count_tokens": anthropic.count,
+        "/tokenize": plain.tokenize,
+        "/detokenize": plain.detokenize,
+        "/v1/models": plain.models,
+        "/v1/models/{model}": plain.model,
+        "/metrics": plain.metrics,
+        "/health": plain.health,
+        "/openapi.json": openapi,
+    }
+    if page:
+        operations.append(Operation("GET", "/", "A page to chat on.", free=True))
+        handlers["/"] = Page()
+    names: dict[str, Mapping[str, str]] = {
+        "/v1/chat/completions": chat.NAMES,
+        "/v1/embeddings": embeddings.NAMES,
+        "/v1/responses": responses.NAMES,
+        "/v1/messages": messages.NAMES,
+        "/v1/messages/count_tokens": messages.NAMES,
+    }
+    routes = [
+        Route(
+            # A model's name may have slashes.
+            operation.path.replace("{model}", "{model:path}"),
+            Endpoint(
+                operation.path,
+                handlers[operation.path],
+                keys=None if operation.free else keys,
+                traffic=traffic,
+                bodies=bodies,
+                **(_ANTHROPIC if operation.path.startswith("/v1/messages") else {}),
+                names=names.get(operation.path),
+            ),
+            methods=[operation.method],
+        )
+        for operation in operations
+    ]
+    middleware = []
+    if allowed_hosts:
+        middleware.append(
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False)
+        )
+    if cors_origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(cors_origins),
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "retry-after-ms"],
+            )
+        )
+    return Starlette(
+        routes=routes, middleware=middleware, exception_handlers={HTTPException: _no_such_path}
+    )
+
+
+async def _no_such_path(request: Request, error: Any) -> Response:
+    """The answer for an unknown path or method."""
+    kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    told = HttpError(error.status_code, kind, message)
+    return JSONResponse(openai_error(told, ""), error.status_code, error.headers)

@@ -1,0 +1,38 @@
+"""`together`: several requests of one call."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import anyio
+
+__all__ = ["together"]
+
+T = TypeVar("T")
+
+
+async def together(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """The results of the calls, in order. The first error cancels the others and is raised."""
+    if len(calls) == 1:
+        return [await calls[0]()]
+    found: dict[int, T] = {}
+    failed: list[Exception] = []
+
+    async def run(index: int, call: Callable[[], Awaitable[T]]) -> None:
+        try:
+            found[index] = await call()
+        except Exception as error:
+            failed.append(error)
+            tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        for index, call in enumerate(calls):
+            tasks.start_soon(run, index, call)
+    if failed:
+        try:
+            raise failed[0]
+        finally:
+            # Its traceback refers to the frames that have this list.
+            failed.clear()
+    return [found[index] for index in range(len(calls))]

@@ -1,0 +1,66 @@
+"""Parts of an answer that OpenAI's protocols share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from asyncinfer.chunk import Usage
+from asyncinfer.errors import InvalidRequest
+from asyncinfer.server.call import Call
+from asyncinfer.server.models import Model
+
+__all__ = ["DONE", "finish_reason", "head", "request_options", "usage_of", "wants_usage"]
+
+#: What ends a stream of events.
+DONE: Final = b"data: [DONE]\n\n"
+
+
+def head(call: Call, model: Model, kind: str, prefix: str) -> dict[str, Any]:
+    """The fields with which an answer, and each of its events, begins."""
+    return {
+        "id": f"{prefix}-{call.id}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model.name,
+    }
+
+
+def usage_of(usage: Usage | None) -> dict[str, Any]:
+    usage = usage or Usage()
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "accepted_prediction_tokens": usage.accepted_tokens,
+            "rejected_prediction_tokens": usage.rejected_tokens,
+        },
+    }
+
+
+def finish_reason(reason: str | None, called: bool = False) -> str | None:
+    """A finish reason in OpenAI's words. `called`: whether the answer calls tools."""
+    if called and reason == "stop":
+        return "tool_calls"
+    return {"stopped": "stop", "repetition": "length"}.get(reason or "", reason)
+
+
+def wants_usage(body: Mapping[str, Any]) -> bool:
+    """Whether `stream_options` asks for a last event with the usage. Raises `InvalidRequest`."""
+    options = body.get("stream_options", {})
+    if not isinstance(options, dict):
+        raise InvalidRequest("stream_options", options, "must be an object")
+    wanted = options.get("include_usage") or False
+    if not isinstance(wanted, bool):
+        raise InvalidRequest("stream_options.include_usage", wanted, "must be true or false")
+    return wanted
+
+
+def request_options(call: Call, model: Model) -> dict[str, Any]:
+    """The options of `Engine.stream` that follow from the key and the model's name."""
+    key = call.key
+    return {"cache_scope": key.cache_scope, "priority": key.priority, "adapter": model.adapter}

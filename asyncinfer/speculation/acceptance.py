@@ -1,0 +1,81 @@
+"""`Acceptance`: how often the drafts of one method are right for one answer."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from asyncinfer.speculation.step_costs import DraftCost
+
+__all__ = ["Acceptance"]
+
+#: Factor by which each new draft shrinks the weight of earlier ones.
+_FADING: Final = 0.8
+#: Tokens that the initial share counts for, as if they had been tried.
+_SUPPOSED: Final = 2.0
+#: The longest draft of a method that is being tried again.
+_PROBE: Final = 2
+#: Tokens of the first rest of a method that does not pay, and of the longest.
+_FIRST_REST: Final = 32
+_MOST_REST: Final = 1024
+
+
+class Acceptance:
+    """Says how many tokens to draft. A method that does not pay rests, each time for longer. After
+    a rest one short draft tells whether it has become better."""
+
+    __slots__ = ("_accepted", "_rest", "_resting_until", "_tried")
+
+    def __init__(self, supposed: float) -> None:
+        """`supposed`: the share of right tokens that counts until drafts were verified."""
+        self._tried = _SUPPOSED
+        self._accepted = supposed * _SUPPOSED
+        self._rest = _FIRST_REST
+        self._resting_until = -1
+
+    @property
+    def share(self) -> float:
+        """The probability that a drafted token is right if the ones before it are."""
+        return min(max(self._accepted / self._tried, 0.01), 0.99)
+
+    @property
+    def resting_until(self) -> int:
+        """The length of the answer at which drafts are tried again; negative where the method
+        does not rest."""
+        return self._resting_until
+
+    def wanted(self, length: int, cost: DraftCost, most: int) -> int:
+        """Tokens to draft, `most` at most, for an answer that is `length` tokens long."""
+        if length < self._resting_until:
+            return 0
+        best = self._best(cost, most)
+        if best or self._resting_until >= 0:
+            return best or min(most, _PROBE)
+        self._sleep(length)
+        return 0
+
+    def verified(
+        self, length: int, drafted: int, accepted: int, cost: DraftCost, most: int
+    ) -> None:
+        """Count a verified draft; its tokens after the first wrong one say nothing."""
+        tried = min(drafted, accepted + 1)
+        self._tried = _FADING * self._tried + tried
+        self._accepted = _FADING * self._accepted + accepted
+        if self._best(cost, most):
+            self._rest, self._resting_until = _FIRST_REST, -1
+        else:
+            self._sleep(length)
+
+    def _best(self, cost: DraftCost, most: int) -> int:
+        """The length up to which each token is right more often than it costs; 0 where the whole
+        draft does not pay."""
+        share = self.share
+        if share <= cost.token:
+            return 0
+        tokens = min(most, max(1, int(math.log(max(cost.token, 1e-3)) / math.log(share))))
+        right = share * (1 - share**tokens) / (1 - share)
+        return tokens if right > cost.of(tokens) else 0
+
+    def _sleep(self, length: int) -> None:
+        self._resting_until = length + self._rest
+        self._rest = min(2 * self._rest, _MOST_REST)

@@ -1,0 +1,153 @@
+"""`Drafter`: the drafts of one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from asyncinfer.params import SamplingParams
+from asyncinfer.speculation.acceptance import Acceptance
+from asyncinfer.speculation.packed_tokens import PackedTokens
+from asyncinfer.speculation.prediction import Prediction
+from asyncinfer.speculation.step_costs import DraftCost
+
+__all__ = ["GRAMMAR", "MOST_DRAFTED", "PREDICTION", "AnswerView", "Drafter"]
+
+#: Tokens of a draft at most.
+MOST_DRAFTED: Final = 32
+#: The method's name of drafts from the caller's own text.
+PREDICTION: Final = "prediction"
+#: That of drafts of what a format leaves no choice about.
+GRAMMAR: Final = "grammar"
+#: The share of drafted tokens taken to be right at first: of predictions and formats, and of all
+#: others.
+_EXPECTED: Final = 0.9
+_GUESSED: Final = 0.7
+
+
+class AnswerView:
+    """What a proposer is shown; see `asyncinfer.protocols.DraftRequest`."""
+
+    __slots__ = ("_drafter", "state")
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self.state: Any = None
+
+    @property
+    def length(self) -> int:
+        return len(self._drafter.known)
+
+    @property
+    def prompt_len(self) -> int:
+        return self._drafter.prompt_len
+
+    @property
+    def most(self) -> int:
+        return self._drafter.wanted
+
+    @property
+    def scope(self) -> str:
+        return self._drafter.scope
+
+    @property
+    def seed(self) -> int:
+        return self._drafter.seed
+
+    @property
+    def params(self) -> SamplingParams:
+        return self._drafter.params
+
+    def tokens(self, start: int = 0) -> list[int]:
+        return self._drafter.known[start:]
+
+
+class Drafter:
+    """The state of one answer's drafts. Decode thread only, once it is made."""
+
+    __slots__ = (
+        "accepted",
+        "cost",
+        "draft",
+        "forced",
+        "known",
+        "method",
+        "methods",
+        "most",
+        "params",
+        "prediction",
+        "prompt_len",
+        "rejected",
+        "scope",
+        "seed",
+        "views",
+        "wanted",
+    )
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_len: int,
+        seed: int,
+        *,
+        scope: str = "",
+        prediction: PackedTokens | None = None,
+        forced: Callable[[int], Sequence[int]] | None = None,
+        most: int = MOST_DRAFTED,
+    ) -> None:
+        """
+        Args:
+            seed: key of the random numbers of its draws.
+            prediction: the tokens that the caller expects, which answers may share; None: none.
+            forced: gives the tokens that have to come next by the answer's format, so many at most;
+                None where nobody knows, or where they are appended without a draw.
+            most: tokens of a draft at most.
+        """
+        self.params: Final = params
+        self.prompt_len: Final = prompt_len
+        self.seed: Final = seed
+        self.scope: Final = scope
+        self.most: Final = most
+        self.forced: Final = forced
+        self.prediction: Final = Prediction(prediction) if prediction else None
+        #: Tokens known of prompt and answer: the sequence's list, as far as it was committed.
+        self.known: list[int] = []
+        #: The draft to verify next, how it was made, and how many tokens were asked for.
+        self.draft: Sequence[int] = ()
+        self.method = ""
+        self.wanted = 0
+        #: The draft's cost, as estimated when it was made.
+        self.cost = DraftCost(0.0)
+        #: How often drafts of each method are right.
+        self.methods: dict[str, Acceptance] = {}
+        #: What each proposer is shown.
+        self.views: dict[str, AnswerView] = {}
+        #: Drafted tokens that were right, and those that were wrong.
+        self.accepted = 0
+        self.rejected = 0
+
+    def want(self, method: str, cost: DraftCost) -> bool:
+        """Whether a draft by this method may pay; `wanted` then holds its most tokens."""
+        acceptance = self.methods.get(method)
+        if acceptance is None:
+            supposed = _EXPECTED if method in (PREDICTION, GRAMMAR) else _GUESSED
+            acceptance = self.methods[method] = Acceptance(supposed)
+        self.wanted, self.cost = acceptance.wanted(len(self.known), cost, self.most), cost
+        return self.wanted > 0
+
+    @property
+    def resting_until(self) -> int:
+        """The length from which on any of its methods may have a draft again; negative: one may
+        have one now."""
+        return min([each.resting_until for each in self.methods.values()], default=-1)
+
+    def put(self, method: str, tokens: Sequence[int]) -> None:
+        """Set the next draft."""
+        self.method, self.draft = method, tokens[: self.wanted]
+
+    def verified(self, drafted: int, accepted: int) -> None:
+        """Count `drafted` tokens of the draft that were computed, of which `accepted` are right."""
+        self.accepted += accepted
+        self.rejected += drafted - accepted
+        self.methods[self.method].verified(len(self.known), drafted, accepted, self.cost, self.most)
+        self.draft = ()

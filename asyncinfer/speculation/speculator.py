@@ -1,0 +1,110 @@
+"""`Speculator`: the drafts of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from asyncinfer.protocols import DraftRequest
+from asyncinfer.speculation.counters import DraftCounters
+from asyncinfer.speculation.drafter import GRAMMAR, PREDICTION, AnswerView, Drafter
+from asyncinfer.speculation.guarded_proposer import GuardedProposer
+from asyncinfer.speculation.step_costs import StepCosts
+
+__all__ = ["DraftingModel", "Speculator"]
+
+
+class DraftingModel(Protocol):
+    """A model that drafts: `asyncinfer.scheduler.DraftModel`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def behind(self) -> bool:
+        """Whether the last drafts took time for prompts, too."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[int]]: ...
+
+    def end(self, request: DraftRequest) -> None:
+        """Give up what it holds of an answer. It may be asked for it again."""
+
+    def close(self) -> None: ...
+
+
+class Speculator:
+    """Asks for drafts where they may pay, and learns from what became of them.
+
+    A draft of an answer is what its format leaves no choice about, else the caller's own prediction
+    where the answer agrees with it, else that of the first proposer that has one. A model, whose
+    drafts cost most, comes last.
+    """
+
+    def __init__(
+        self, proposers: Sequence[GuardedProposer] = (), model: DraftingModel | None = None
+    ) -> None:
+        self.proposers = (*proposers, *(() if model is None else (model,)))
+        self._model = model
+        self.costs = StepCosts()
+        self.counters = DraftCounters()
+
+    def draft(self, drafters: Sequence[Drafter], rows: int) -> bool:
+        """Give each drafter, whose `known` is current, its next draft or none. `rows` of the
+        step draw a token each anyway. Returns whether a model read prompts for them, which takes
+        longer than drafts do."""
+        behind = False
+        cost = self.costs.cost(rows)
+        without = []
+        for drafter in drafters:
+            drafter.draft = ()
+            if drafter.forced is not None and drafter.want(GRAMMAR, cost):
+                drafter.put(GRAMMAR, drafter.forced(drafter.wanted))
+            expected = None if drafter.draft else drafter.prediction
+            if expected is not None and drafter.want(PREDICTION, cost):
+                answer = drafter.known[drafter.prompt_len :]
+                drafter.put(PREDICTION, expected.following(answer, drafter.wanted))
+            if not drafter.draft:
+                without.append(drafter)
+        for proposer in self.proposers:
+            if proposer is self._model and not self.costs.known:
+                # It drafts in every step, and so nothing would tell what it costs.
+                continue
+            asked = [drafter for drafter in without if drafter.want(proposer.name, cost)]
+            if asked:
+                views = [_view(drafter, proposer.name) for drafter in asked]
+                for drafter, tokens in zip(asked, proposer.propose(views), strict=True):
+                    drafter.put(proposer.name, tokens)
+                if self._model is not None and proposer is self._model:
+                    behind = self._model.behind
+                without = [drafter for drafter in without if not drafter.draft]
+        return behind
+
+    def verified(self, drafter: Drafter, drafted: int, accepted: int) -> None:
+        """Count a computed draft of `drafted` tokens, of which the first `accepted` were right."""
+        self.counters.count(drafter.method, drafted, accepted)
+        drafter.verified(drafted, accepted)
+
+    def suspend(self, drafter: Drafter) -> None:
+        """The answer has lost its place in the batch: nothing large is kept for it meanwhile."""
+        if self._model is not None and (view := drafter.views.get(self._model.name)) is not None:
+            self._model.end(view)
+
+    def close(self) -> None:
+        """Give back what drafts have taken for themselves."""
+        if self._model is not None:
+            self._model.close()
+
+    def end(self, drafter: Drafter) -> None:
+        """Tell the proposers that an answer has ended."""
+        drafter.draft = ()
+        for proposer in self.proposers:
+            view = drafter.views.pop(proposer.name, None)
+            if view is not None:
+                proposer.end(view)
+
+
+def _view(drafter: Drafter, name: str) -> AnswerView:
+    view = drafter.views.get(name)
+    if view is None:
+        view = drafter.views[name] = AnswerView(drafter)
+    return view

@@ -1,0 +1,96 @@
+"""`StepCosts`: by how much drafted tokens make a decode step longer."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+__all__ = ["DraftCost", "StepCosts"]
+
+#: Time of a query token as a share of its step's, before anything was measured.
+_SUPPOSED: Final = 0.06
+#: Steps without drafts after which their time is known.
+_KNOWN: Final = 4
+#: Weight of the newest step.
+_NEWEST: Final = 0.03
+#: A step that took so many times the mean was slow for another reason than its tokens.
+_OUTLIER: Final = 4.0
+
+
+class DraftCost(NamedTuple):
+    """What a draft costs, in the tokens that its step would draw in that time without drafts."""
+
+    #: Cost of each drafted token.
+    token: float
+    #: Cost of any draft at all: a step of several tokens a row may run other operators.
+    draft: float = 0.0
+
+    def of(self, tokens: int) -> float:
+        return self.draft + tokens * self.token
+
+
+class StepCosts:
+    """Estimates, learned from the times of decode steps with drafts and without."""
+
+    def __init__(self) -> None:
+        self._plain = _Line()
+        self._drafted = _Line()
+
+    def add(self, tokens: int, seconds: float, drafted: bool) -> None:
+        """Learn from a step of `tokens` query tokens that took `seconds`."""
+        (self._drafted if drafted else self._plain).add(tokens, seconds)
+
+    @property
+    def known(self) -> bool:
+        """Whether it was measured what steps take without drafts."""
+        return self._plain.steps >= _KNOWN
+
+    def cost(self, rows: int) -> DraftCost:
+        """The cost of a draft in a step of `rows` rows, which draw a token each anyway."""
+        plain, drafted = self._plain, self._drafted
+        if not plain.seconds:
+            return DraftCost(_SUPPOSED * rows / (1 + _SUPPOSED * rows))
+        rate = rows / plain.at(rows)
+        if not drafted.seconds:
+            return DraftCost(plain.slope * rate)
+        return DraftCost(drafted.slope * rate, max(0.0, drafted.at(rows) - plain.at(rows)) * rate)
+
+
+class _Line:
+    """A line through seconds over tokens: least squares, in which a step counts for less the longer
+    ago it was."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self.seconds = 0.0
+        self.steps = 0
+        self._tokens = self._squares = self._products = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        if self.steps and seconds > _OUTLIER * self.seconds:
+            seconds = _OUTLIER * self.seconds
+        elif self.steps <= _KNOWN and self.seconds > _OUTLIER * seconds:
+            # The first steps of an engine make what all later ones find.
+            self._begin()
+        self.steps += 1
+        newest = max(_NEWEST, 1 / self.steps)
+        self._tokens += newest * (tokens - self._tokens)
+        self.seconds += newest * (seconds - self.seconds)
+        self._squares += newest * (tokens * tokens - self._squares)
+        self._products += newest * (tokens * seconds - self._products)
+
+    @property
+    def slope(self) -> float:
+        """Seconds that one more token takes."""
+        # Measured times are noisy: a token costs something, and no more than the whole step.
+        each = self.seconds / max(1.0, self._tokens)
+        spread = self._squares - self._tokens * self._tokens
+        if spread < 0.25:
+            return _SUPPOSED * self.seconds / (1 + _SUPPOSED * self._tokens)
+        slope = (self._products - self._tokens * self.seconds) / spread
+        return min(max(slope, 0.01 * each), each)
+
+    def at(self, tokens: int) -> float:
+        """Seconds of a step of so many tokens."""
+        return max(self.seconds + self.slope * (tokens - self._tokens), 1e-9)

@@ -1,0 +1,105 @@
+"""The types of arguments by their tool's schema, for syntaxes that write text without quotes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from asyncinfer.tools.lark import Unheld, escaped, lazily
+
+__all__ = ["as_json", "is_text", "resolved", "text_rule", "types_of"]
+
+#: Keywords of a schema that a text without quotes can be held to.
+_TEXT_KEYS: Final = frozenset(
+    [
+        *("type", "description", "title", "default", "examples", "enum", "const"),
+        *("minLength", "maxLength", "format"),
+    ]
+)
+_KINDS: Final = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema, or the one of `root` that it refers to."""
+    for _ in range(16):
+        target = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(target, str) or not target.startswith("#/"):
+            break
+        found: Any = root
+        for key in target[2:].split("/"):
+            found = found.get(key) if isinstance(found, Mapping) else None
+        schema = found
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str] | None:
+    """The JSON types that a schema names; None where it names none."""
+    schema = resolved(schema, root)
+    named = schema.get("type")
+    if isinstance(named, str):
+        return frozenset([named])
+    if isinstance(named, list):
+        return frozenset(kind for kind in named if isinstance(kind, str))
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list):
+        return frozenset(_KINDS.get(type(value), "string") for value in values)
+    parts = schema.get("anyOf") or schema.get("oneOf")
+    if isinstance(parts, list):
+        found = [types_of(part, root) for part in parts]
+        if all(each is not None for each in found):
+            return frozenset(kind for each in found if each is not None for kind in each)
+    return None
+
+
+def is_text(schema: Any, root: Mapping[str, Any]) -> bool:
+    """Whether the schema allows a string and nothing else."""
+    return types_of(schema, root) == frozenset(["string"])
+
+
+def as_json(text: str, kinds: frozenset[str] | None) -> str:
+    """The JSON of a value that was written without quotes: the text itself where it is JSON of one
+    of `kinds` (None: of any type), else a string."""
+    bare = text.strip()
+    try:
+        value = json.loads(bare)
+    except (ValueError, RecursionError):
+        # Some models write them as Python does.
+        named = {"True": "true", "False": "false", "None": "null"}.get(bare)
+        kind = "null" if bare == "None" else "boolean"
+        if named is not None and (kinds is None or kind in kinds):
+            return named
+        return json.dumps(text, ensure_ascii=False)
+    kind = _KINDS.get(type(value), "string")
+    fits = kinds is None or kind in kinds or (kind == "integer" and "number" in kinds)
+    return bare if fits and kind != "string" else json.dumps(text, ensure_ascii=False)
+
+
+def text_rule(name: str, schema: Mapping[str, Any], end: str, place: str) -> str:
+    """A rule for a text that fits a schema, up to `end`, which is part of it. An empty `end` stands
+    for a token that follows.
+
+    Raises `Unheld` for what only JSON can be held to.
+    """
+    for key in schema.keys() - _TEXT_KEYS:
+        raise Unheld(f"{place}/{key}", repr(schema[key])[:80])
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if values is not None:
+        return f"{name}: " + " | ".join(json.dumps(f"{value}{end}") for value in values)
+    low, high = schema.get("minLength", 0), schema.get("maxLength", "")
+    upper = f"{name.upper()}_TEXT"
+    if not end:
+        some = "" if low else "?"
+        return f"{name}: {upper}{some}\n{upper}: /(.|\\n){{{max(low, 1)},{high}}}/"
+    if (low, high) == (0, ""):
+        return lazily(name, end)
+    # The text ends at the first `end`.
+    body, later = f"(.|\\n){{{low},{high}}}{escaped(end)}", f"(.|\\n)*{escaped(end)}(.|\\n)+"
+    return f"{name}[lazy]: {upper} & ~{upper}_ON\n{upper}: /{body}/\n{upper}_ON: /{later}/"

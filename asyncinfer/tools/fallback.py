@@ -1,0 +1,64 @@
+"""Tools for models whose chat template knows none: told as text, and called as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from asyncinfer.tools.tool import Tool
+
+__all__ = ["without_tools"]
+
+_TELLING = """You can call these tools:
+{tools}
+
+To call a tool, answer with nothing but a JSON object such as
+{{"name": "tool_name", "arguments": {{"argument": "value"}}}}
+with one line for each call. Its result comes in the next message. Otherwise answer in words."""
+
+
+def without_tools(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+) -> list[Mapping[str, Any]]:
+    """Messages for a template that knows no tools: the first one lists the tools; calls and results
+    are text."""
+    named = {}
+    found: list[Mapping[str, Any]] = []
+    for message in messages:
+        calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+        if isinstance(calls, list) and calls:
+            for call in calls:
+                if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping):
+                    named[call.get("id")] = call["function"].get("name")
+            lines = [message.get("content") or "", *map(_written, calls)]
+            text = "\n".join(line for line in lines if isinstance(line, str) and line)
+            rest = {key: value for key, value in message.items() if key != "tool_calls"}
+            found.append({**rest, "content": text})
+        elif isinstance(message, Mapping) and message.get("role") == "tool":
+            name = message.get("name") or named.get(message.get("tool_call_id")) or "the tool"
+            content = message.get("content")
+            if isinstance(content, str):
+                found.append({"role": "user", "content": f"Result of {name}:\n{content}"})
+            else:
+                found.append({**message, "role": "user"})
+        else:
+            found.append(message)
+    if not tools:
+        return found
+    listed = "\n".join(json.dumps(tool.definition["function"]) for tool in tools)
+    telling = _TELLING.format(tools=listed)
+    first = found[0] if found else {}
+    if first.get("role") in ("system", "developer") and isinstance(first.get("content"), str):
+        return [{**first, "content": f"{first['content']}\n\n{telling}"}, *found[1:]]
+    return [{"role": "system", "content": telling}, *found]
+
+
+def _written(call: Any) -> str:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return ""
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments)
+    return f'{{"name": {json.dumps(function.get("name"))}, "arguments": {arguments}}}'

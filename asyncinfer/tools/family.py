@@ -1,0 +1,135 @@
+"""`Family`: how the models of one family write reasoning and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from asyncinfer.tools.delimiters import Delimiters
+from asyncinfer.tools.lark import lazily
+from asyncinfer.tools.output import Output
+from asyncinfer.tools.source import Source, Steps
+from asyncinfer.tools.tool import Tool
+
+__all__ = ["CallSyntax", "Family", "Span"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of an answer between two delimiters."""
+
+    open: str
+    close: str
+
+
+class CallSyntax(Protocol):
+    """How calls are written: what reads them and what restricts an answer to them, side by side."""
+
+    @property
+    def opens(self) -> tuple[str, ...]:
+        """Any of these begins calls, and a restricted answer writes the first; empty where calls
+        are the beginning of the answer itself."""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether each call has an opening of its own."""
+
+    @property
+    def delimiters(self) -> tuple[str, ...]:
+        """All texts that may be tokens of their own."""
+
+    def read(
+        self, source: Source, out: Output, tools: Mapping[str, Tool], opened: str
+    ) -> Steps[None]:
+        """Read what follows `opened`, which was taken. What turns out to be no call is content."""
+
+    def rules(self, tools: tuple[Tool, ...], parallel: bool, delimiters: Delimiters) -> str:
+        """Lark rules, of which `call` is what follows an opening.
+
+        Raises `Unheld` for a schema that calls cannot be held to in this syntax.
+        """
+
+
+@dataclass(frozen=True)
+class Family:
+    """An answer of reasoning, content and calls."""
+
+    name: str
+    calls: CallSyntax | None = None
+    reasoning: Span | None = None
+
+    def texts(self) -> Iterator[str]:
+        """Every delimiter."""
+        if self.calls is not None:
+            yield from self.calls.delimiters
+        if self.reasoning is not None:
+            yield from (self.reasoning.open, self.reasoning.close)
+
+    def thinking(self, prompt: str) -> bool:
+        """Whether the prompt, as the template wrote it, has opened the reasoning at its end."""
+        return self.reasoning is not None and prompt.rstrip().endswith(self.reasoning.open.strip())
+
+    def read(
+        self, source: Source, out: Output, tools: Mapping[str, Tool], thinking: bool
+    ) -> Steps[None]:
+        """Read an answer, which may call tools of these names."""
+        reasoning, calls = self.reasoning, self.calls if tools else None
+        opens = () if calls is None else calls.opens
+        begin, end = ("", "") if reasoning is None else (reasoning.open, reasoning.close)
+        stops = tuple(text for text in (begin, end, *opens) if text)
+        if thinking:
+            out.reasoning_begins()
+        elif calls is not None and not opens:
+            yield from calls.read(source, out, tools, "")
+        while True:
+            if thinking:
+                if (yield from source.until((end,), out.reasoning)) is None:
+                    return
+                out.delimiter()
+                thinking = False
+            found = yield from source.until(stops, out.content)
+            if found is None:
+                return
+            if found in opens and calls is not None:
+                yield from calls.read(source, out, tools, found)
+            else:
+                out.delimiter()
+                thinking = found == begin
+
+    def rules(
+        self,
+        tools: tuple[Tool, ...],
+        delimiters: Delimiters,
+        *,
+        thinking: bool,
+        must_call: bool,
+        parallel: bool,
+    ) -> str | None:
+        """Lark rules of an answer whose calls fit their tools; None where any text does."""
+        calls = self.calls
+        if calls is None or not (must_call or calls.opens):
+            return None
+        rules = [calls.rules(tools, parallel, delimiters), "TEXT: /(.|\\n)+/", "GAP: /[ \\n]{1,4}/"]
+        opening = delimiters.lark(calls.opens[0]) if calls.opens else ""
+        several = parallel and calls.repeats
+        if must_call:
+            more = f" (GAP? {opening} call)*" if several else ""
+            start = f"GAP? {opening} call{more}"
+        else:
+            lead = f"TEXT? {opening}"
+            if not delimiters.one_token(calls.opens[0]):
+                rules.append(lazily("lead", calls.opens[0]))
+                lead = "lead"
+            start = f"({lead} call)* TEXT?" if several else f"({lead} call)? TEXT?"
+        rules.append(f"start: {self._thought(rules, delimiters, thinking)}{start}")
+        return "\n".join(reversed(rules))
+
+    def _thought(self, rules: list[str], delimiters: Delimiters, thinking: bool) -> str:
+        if self.reasoning is None:
+            return ""
+        rest = f"TEXT? {delimiters.lark(self.reasoning.close)}"
+        if not delimiters.one_token(self.reasoning.close):
+            rules.append(lazily("thought", self.reasoning.close))
+            rest = "thought"
+        return f"{rest} " if thinking else f"({delimiters.lark(self.reasoning.open)} {rest})? "

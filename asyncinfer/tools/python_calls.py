@@ -1,0 +1,160 @@
+"""Calls as Python writes them: `[f(a=1), g(b="x")]`."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from asyncinfer.tools.delimiters import Delimiters
+from asyncinfer.tools.lark import joined, json_rule
+from asyncinfer.tools.output import Output
+from asyncinfer.tools.source import Put, Source, Steps
+from asyncinfer.tools.tool import Tool
+from asyncinfer.tools.xml_calls import check_object
+
+__all__ = ["PythonCalls"]
+
+_NAMES: Final = {"true": True, "false": False, "null": None}
+
+
+@dataclass(frozen=True)
+class PythonCalls:
+    """The whole answer is a list of calls."""
+
+    opens: tuple[str, ...] = ()
+    delimiters: tuple[str, ...] = ("<|python_start|>", "<|python_end|>")
+
+    @property
+    def repeats(self) -> bool:
+        return False
+
+    def read(
+        self, source: Source, out: Output, tools: Mapping[str, Tool], opened: str
+    ) -> Steps[None]:
+        source.record()
+        yield from source.literal(self.delimiters[0])
+        yield from source.space()
+        if not (yield from source.literal("[")) or not (yield from self._call(source, out, tools)):
+            out.content(source.delimiters.shown(source.recorded()))
+            return
+        while True:
+            yield from source.space()
+            if not (yield from source.literal(",")):
+                break
+            source.record()
+            yield from source.space()
+            if not (yield from self._call(source, out, tools)):
+                out.content(source.delimiters.shown(source.recorded()))
+                break
+        yield from source.literal("]")
+        out.delimiter()
+        yield from source.literal(self.delimiters[1])
+
+    def _call(self, source: Source, out: Output, tools: Mapping[str, Tool]) -> Steps[bool]:
+        parts: list[str] = []
+        yield from source.before("([]{},\"'\n", parts.append)
+        name = "".join(parts).strip()
+        if name not in tools or not (yield from source.literal("(")):
+            return False
+        source.recorded()
+        out.call(name)
+        count = 0
+        while True:
+            yield from source.space()
+            if (yield from source.literal(")")):
+                out.arguments("}" if count else "")
+                out.call_ends()
+                return True
+            if (yield from source.literal(",")):
+                continue
+            parts.clear()
+            yield from source.before("=()[]{},\"'", parts.append)
+            if not (yield from source.literal("=")):
+                return True
+            key = json.dumps("".join(parts).strip(), ensure_ascii=False)
+            parts.clear()
+            yield from source.space()
+            if not (yield from _value(source, parts.append)):
+                return True
+            out.arguments(("{" if count == 0 else ", ") + f"{key}: {_as_json(''.join(parts))}")
+            count += 1
+
+    def rules(self, tools: tuple[Tool, ...], parallel: bool, delimiters: Delimiters) -> str:
+        several = ' (", " one)*' if parallel else ""
+        rules = [f'call: "[" one{several} "]"']
+        rules.append("one: " + " | ".join(f"one_{index}" for index in range(len(tools))))
+        for index, tool in enumerate(tools):
+            check_object(tool.name, tool.schema)
+            shared = {
+                key: tool.schema[key] for key in ("$defs", "definitions") if key in tool.schema
+            }
+            required = tool.schema.get("required", ())
+            names: list[tuple[str, bool]] = []
+            for at, (key, schema) in enumerate(tool.schema.get("properties", {}).items()):
+                rule = f"arg_{index}_{at}"
+                rules.append(json_rule(f"{rule}_v", {**shared, **schema}))
+                rules.append(f"{rule}: {json.dumps(key + '=')} {rule}_v")
+                names.append((rule, key in required))
+            rules += joined(f"args_{index}", names, ", ")
+            rules.append(f'one_{index}: {json.dumps(tool.name + "(")} args_{index} ")"')
+        return "\n".join(rules)
+
+
+def _value(source: Source, put: Put) -> Steps[bool]:
+    """Put the text of one value, up to the comma or bracket behind it; False where it is cut."""
+    depth, quote = 0, ""
+    while char := (yield from source.next()):
+        if "\ud800" <= char <= "\udfff":
+            return False
+        if quote:
+            if char == "\\":
+                put(source.take())
+                if not (yield from source.next()):
+                    return False
+            elif char == quote:
+                quote = ""
+        elif char in "\"'":
+            quote = char
+        elif char in "([{":
+            depth += 1
+        elif char in ")]}":
+            if not depth:
+                return True
+            depth -= 1
+        elif char == "," and not depth:
+            return True
+        put(source.take())
+    return False
+
+
+def _as_json(text: str) -> str:
+    """The JSON of a value: the text itself where it is JSON already."""
+    text = text.strip()
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        try:
+            value = _evaluated(ast.parse(text, mode="eval").body)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            value = text
+        return json.dumps(value, ensure_ascii=False)
+    return text
+
+
+def _evaluated(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value=str() | int() | float() | None as value):
+            return value
+        case ast.Name(id=name) if name in _NAMES:
+            return _NAMES[name]
+        case ast.List(elts=parts) | ast.Tuple(elts=parts):
+            return [_evaluated(part) for part in parts]
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+        case ast.Dict(keys=keys, values=values):
+            named = [_evaluated(key) if key is not None else None for key in keys]
+            return dict(zip(map(str, named), map(_evaluated, values), strict=True))
+    raise ValueError("no literal")

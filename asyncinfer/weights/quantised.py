@@ -1,0 +1,101 @@
+"""Which tensors of a checkpoint hold its quantised matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from asyncinfer.errors import ModelLoadError
+from asyncinfer.quantization.schemes import MatrixFormat, Part, Scheme
+from asyncinfer.weights.file_reader import FileReader
+from asyncinfer.weights.tensor_files import TensorFiles
+
+__all__ = ["TORCH_DTYPES", "QuantisedMatrix", "find_quantised"]
+
+#: The dtypes of tensors that hold a quantised matrix, by safetensors' names.
+TORCH_DTYPES: Final = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedMatrix:
+    """A matrix of the model that a checkpoint holds quantised."""
+
+    format: MatrixFormat
+    #: First suffix of each part of the format -> name of the tensor; parts that are not read are
+    #: left out.
+    tensors: Mapping[str, str]
+    #: Names of all the tensors.
+    names: frozenset[str]
+
+
+def find_quantised(
+    checkpoint: TensorFiles[FileReader], matrix: str, shape: tuple[int, ...], scheme: Scheme
+) -> QuantisedMatrix | None:
+    """The tensors that hold `matrix` of this shape; None if the scheme has no format for it.
+
+    Raises `ModelLoadError`, naming the tensor, if one is missing or has another shape or dtype."""
+    stem = matrix.removesuffix(".weight")
+    format = scheme.format(stem)
+    if format is None or format.dimensions != len(shape):
+        return None
+    try:
+        parts = format.parts(shape)
+    except ValueError as error:
+        raise ModelLoadError(
+            f"{scheme.method} cannot hold it: {error}", file=str(checkpoint.folder), tensor=matrix
+        ) from None
+    tensors: dict[str, str] = {}
+    names = set()
+    for part in parts:
+        name = _name(checkpoint, stem, part, matrix)
+        if name is None:
+            continue
+        names.add(name)
+        if not part.unread:
+            _check(checkpoint, name, part)
+            tensors[part.suffixes[0]] = name
+    return QuantisedMatrix(format, tensors, frozenset(names))
+
+
+def _name(checkpoint: TensorFiles[FileReader], stem: str, part: Part, matrix: str) -> str | None:
+    for suffix in part.suffixes:
+        if stem + suffix in checkpoint.tensors:
+            return stem + suffix
+    if part.optional:
+        return None
+    raise ModelLoadError(
+        f"missing in the checkpoint: config.json says that {matrix} is quantised",
+        file=str(checkpoint.folder),
+        tensor=stem + part.suffixes[0],
+    )
+
+
+def _check(checkpoint: TensorFiles[FileReader], name: str, part: Part) -> None:
+    stored = checkpoint.tensors[name]
+    if part.shapes and stored.shape not in part.shapes:
+        shapes = " or ".join(str(list(shape)) for shape in part.shapes)
+        raise ModelLoadError(
+            f"shape {list(stored.shape)}, config.json makes it {shapes}",
+            file=stored.file,
+            tensor=name,
+        )
+    if stored.dtype not in part.dtypes:
+        raise ModelLoadError(
+            f"dtype {stored.dtype}: must be one of {', '.join(part.dtypes)}",
+            file=stored.file,
+            tensor=name,
+        )

@@ -1,0 +1,224 @@
+"""What is refused of an adapter, by the name of the key or tensor, before memory is taken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from adapters.embedded import CONFIG, random_tensors
+from safetensors.torch import save_file
+
+from asyncinfer import ModelLoadError
+from asyncinfer.adapters import AdapterPool, LoraConfig, check_adapter, open_adapter
+from asyncinfer.adapters.pool import LoadedAdapter
+from asyncinfer.builtin import MODEL_PATH
+from asyncinfer.kernels.native import lora_kernel
+from asyncinfer.models import read_config
+
+MODULE = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture
+def pool() -> AdapterPool:
+    config = read_config(MODEL_PATH)
+    return AdapterPool(config, torch.device("cpu"), torch.float32, max_adapters=2, max_rank=8)
+
+
+def saved(folder: Path, tensors: dict[str, torch.Tensor] | None = None, **config: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps({**CONFIG, **config}))
+    save_file(tensors or random_tensors(0), folder / "adapter_model.safetensors")
+    return folder
+
+
+def load(pool: AdapterPool, source: Any, config: dict[str, Any] | None = None) -> LoadedAdapter:
+    with open_adapter(source, config) as files:
+        return pool.load(check_adapter(files, pool.layout, pool.max_rank))
+
+
+def test_a_folder_and_a_state_dict_are_the_same(pool: AdapterPool, tmp_path: Path) -> None:
+    tensors = random_tensors(0)
+    load(pool, saved(tmp_path, tensors, r=4))
+    named = {name.replace(".weight", ".default.weight"): t for name, t in tensors.items()}
+    load(pool, named, CONFIG)
+    for weights in pool.layers[torch.float32].values():
+        assert weights.host_ranks == [4, 4]
+        assert torch.equal(weights.down[0], weights.down[1])
+        assert torch.equal(weights.up[0], weights.up[1])
+
+
+def test_matrices_of_16_bits_stay_so_where_that_is_exact(pool: AdapterPool) -> None:
+    """Answers are those of the same numbers in float32, in every mixture of dtypes."""
+    if lora_kernel(torch.bfloat16) is None:
+        pytest.skip("no kernel for this machine")
+    model, cpu = read_config(MODEL_PATH), torch.device("cpu")
+    whole = AdapterPool(model, cpu, torch.float32, max_adapters=2, max_rank=8)
+    half = {name: tensor.bfloat16() for name, tensor in random_tensors(0).items()}
+    other = {name: tensor.half() for name, tensor in random_tensors(1).items()}
+    # Of an odd scale the numbers have more bits than a file's.
+    odd = {**CONFIG, "lora_alpha": 3.1}
+    for files, config, bits in (
+        ((half, half), CONFIG, (16, 16)),
+        ((half, other), CONFIG, (16, 16)),
+        ((half, half), odd, (32, 32)),
+        ((random_tensors(0), other), CONFIG, (32, 16)),
+    ):
+        held = [load(pool, tensors, config) for tensors in files]
+        wide = [load(whole, {n: t.float() for n, t in one.items()}, config) for one in files]
+        for one, right, size in zip(held, wide, bits, strict=True):
+            assert one.bytes * 32 == right.bytes * size
+        slots = np.array([held[0].slot, -1, held[1].slot, held[0].slot])
+        theirs = np.array([wide[0].slot, -1, wide[1].slot, wide[0].slot])
+        long = np.repeat(slots, 40)
+        for name, layer in list(pool.layout.layers.items())[:4]:
+            x = torch.randn(4, layer.inputs)
+            y, expected = torch.zeros(2, 4, sum(layer.sizes))
+            pool.rows(slots).add(name, x, y)
+            whole.rows(theirs).add(name, x, expected)
+            assert torch.equal(y, expected)
+            assert y[0].any()
+            assert not y[1].any()
+            # As a prompt's.
+            many = torch.zeros(160, sum(layer.sizes))
+            pool.rows(long).part(0, 160).add(name, x.repeat_interleave(40, 0), many)
+            torch.testing.assert_close(many[::40], expected, rtol=1e-4, atol=1e-4)
+        pool.release(held[1])
+        # Others than that of the one that is left are given back.
+        assert list(pool.layers) == [torch.bfloat16 if bits[0] == 16 else torch.float32]
+        pool.release(held[0])
+        for one in wide:
+            whole.release(one)
+    assert pool.layers == {}
+    assert pool.bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"peft_type": "IA3"}, "peft_type='IA3'"),
+        ({"use_dora": True}, "use_dora: DoRA is not supported"),
+        ({"bias": "all"}, "bias='all'"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save: .* not supported"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"lora_alpha": 0}, "lora_alpha=0: must be in"),
+        ({"lora_alpha": "x"}, "lora_alpha='x': must be a number"),
+        ({"r": 2.5}, "r=2.5: must be an integer"),
+        ({"r": 3}, "_proj.lora_A.weight: rank 4, its config makes it 3"),
+        ({"use_rslora": 1}, "use_rslora=1"),
+        ({"rank_pattern": {"q_proj": 5}}, "q_proj.lora_A.weight: rank 4, its config makes it 5"),
+        ({"rank_pattern": {"(a*)*b": 5}}, "rank_pattern: .*must be the name of a module"),
+        ({"rank_pattern": {"(.|.)" * 40: 5}}, "rank_pattern: .*must be the name of a module"),
+        ({"rank_pattern": {".?" * 60: 5}}, "rank_pattern: .*must be the name of a module"),
+        ({"rank_pattern": {".*" * 4: 5}}, "rank_pattern: .*must be the name of a module"),
+        ({"alpha_pattern": dict.fromkeys((f".*.*.*{i}" for i in range(5)), 5)}, "takes too long"),
+        ({"r": 10**400}, r"r=1000.*must be in \(0, 1e9\]"),
+        ({"lora_alpha": 10**400}, "lora_alpha=1000.*must be in"),
+        ({"alpha_pattern": {"q(": 5}}, "alpha_pattern: 'q\\('"),
+        ({"alpha_pattern": {"q": -1}}, "alpha_pattern\\['q'\\]=-1"),
+    ],
+)
+def test_configs(pool: AdapterPool, tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        load(pool, saved(tmp_path, **config))
+    assert pool.layers == {}
+
+
+def _changed(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    whole: dict[str, Any] = {**random_tensors(0), **tensors}
+    return {name: tensor for name, tensor in whole.items() if tensor is not None}
+
+
+A, B = f"{MODULE}.lora_A.weight", f"{MODULE}.lora_B.weight"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({A: torch.ones(4, 255)}, f"tensor {A}: shape \\[4, 255\\], .* \\[rank, 256\\]"),
+        ({A: torch.ones(256)}, f"tensor {A}: shape"),
+        ({A: torch.ones(0, 256)}, f"tensor {A}: shape"),
+        ({B: torch.ones(255, 4)}, f"tensor {B}: shape \\[255, 4\\], .* \\[256, 4\\]"),
+        ({B: torch.ones(256, 3)}, f"tensor {B}: shape"),
+        ({A: torch.ones(9, 256), B: torch.ones(256, 9)}, f"tensor {A}: rank 9: max_adapter_rank=8"),
+        ({B: None}, f"tensor {A}: its module lacks the other"),
+        ({A: torch.full((4, 256), torch.nan)}, f"tensor {A}: has numbers that are not finite"),
+        ({f"{MODULE}.lora_magnitude_vector": torch.ones(4)}, "lora_magnitude_vector: DoRA"),
+        ({f"{MODULE}.base_layer.bias": torch.ones(256)}, "base_layer.bias: is no lora_A"),
+        ({f"{MODULE}.lora_B.bias": torch.ones(256)}, "a bias of the adapter"),
+        ({"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(4)}, "an embedding"),
+        ({"base_model.model.lm_head.modules_to_save.weight": torch.ones(4)}, "trained whole"),
+        (
+            {"base_model.model.lm_head.lora_A.weight": torch.ones(4, 256),
+             "base_model.model.lm_head.lora_B.weight": torch.ones(4096, 4)},
+            "no module lm_head; modules that take adapters are down_proj, gate_proj",
+        ),
+        (
+            {"base_model.model.model.embed_tokens.lora_A.weight": torch.ones(4, 256),
+             "base_model.model.model.embed_tokens.lora_B.weight": torch.ones(4096, 4)},
+            "no adapter can be applied to model.embed_tokens",
+        ),
+        (
+            {"base_model.model.model.layers.9.mlp.up_proj.lora_A.weight": torch.ones(4, 256),
+             "base_model.model.model.layers.9.mlp.up_proj.lora_B.weight": torch.ones(640, 4)},
+            "the model has no module model.layers.9.mlp.up_proj",
+        ),
+    ],
+)  # fmt: skip
+def test_tensors(
+    pool: AdapterPool, tmp_path: Path, tensors: dict[str, torch.Tensor], message: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        load(pool, saved(tmp_path, _changed(**tensors)))
+    with pytest.raises(ModelLoadError, match=message):
+        load(pool, _changed(**tensors), CONFIG)
+    # A slot that was begun is free again.
+    load(pool, random_tensors(1), CONFIG)
+    load(pool, random_tensors(2), CONFIG)
+
+
+@pytest.mark.parametrize(
+    "source", ["/nowhere", "./none", "~/none", "none", "a/b/c", "a/b..c", "nul\0", ""]
+)
+def test_neither_a_folder_nor_a_hub_id(pool: AdapterPool, source: str) -> None:
+    with pytest.raises(ModelLoadError, match="is no folder of an adapter"):
+        load(pool, source)
+
+
+def test_sources(pool: AdapterPool, tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="is no folder of an adapter"):
+        load(pool, tmp_path / "none")
+    with pytest.raises(ModelLoadError, match=r"there is no adapter_config\.json"):
+        load(pool, tmp_path)
+    folder = saved(tmp_path / "a")
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    with pytest.raises(ModelLoadError, match=r"adapter_model\.bin is pickled"):
+        load(pool, folder)
+    with pytest.raises(ModelLoadError, match="needs config="):
+        load(pool, random_tensors(0))
+    with pytest.raises(ModelLoadError, match="has no tensors"):
+        load(pool, {}, CONFIG)
+    with pytest.raises(ModelLoadError, match="lora_alpha is missing"):
+        load(pool, random_tensors(0), {"peft_type": "LORA"})
+    with pytest.raises(ModelLoadError, match="must be floating"):
+        load(pool, {A: torch.ones(4, 256).int()}, CONFIG)
+
+
+def test_patterns_of_real_adapters() -> None:
+    layers = "|".join(str(number) for number in range(32))
+    pattern = rf".*\.layers\.({layers})\..*(q|k)_proj"
+    config = LoraConfig.read({"lora_alpha": 8, "rank_pattern": {pattern: 3}, "r": 4}, "f")
+    assert config.rank_of("model.layers.31.self_attn.k_proj") == 3
+    assert config.rank_of("model.layers.32.self_attn.k_proj") == 4
+
+
+def test_scales() -> None:
+    plain = LoraConfig.read({"lora_alpha": 8, "alpha_pattern": {r"layers\.1\..*q_proj": 2}}, "f")
+    assert plain.scale("model.layers.0.self_attn.q_proj", 4) == 2.0
+    assert plain.scale("model.layers.1.self_attn.q_proj", 4) == 0.5
+    assert plain.scale("model.layers.11.self_attn.q_proj", 4) == 2.0
+    root = LoraConfig.read({"lora_alpha": 8, "use_rslora": True}, "f")
+    assert root.scale("model.layers.0.self_attn.q_proj", 4) == 4.0

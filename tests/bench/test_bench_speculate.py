@@ -1,0 +1,15 @@
+"""`asyncinfer bench speculate` measures what it says."""
+
+from __future__ import annotations
+
+from asyncinfer.bench import SpeculateOptions, measure_speculate
+
+
+def test_every_figure_is_measured() -> None:
+    told: list[str] = []
+    result = measure_speculate(SpeculateOptions(tokens=8, running=2, repeat=1), told.append)
+    assert told == ["warm-up", "turn 1 of 1"]
+    figures = {figure.name.strip(): figure for figure in result.figures()}
+    assert all(figure.value > 0 for name, figure in figures.items() if "guessed" not in name)
+    assert 0 <= figures["of its tokens guessed"].value <= 1
+    assert result.predicted.copied > 0

@@ -1,0 +1,83 @@
+"""`asyncinfer serve`, as a person runs it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx2
+import openai
+import pytest
+from click.testing import CliRunner
+from support import heed_ctrl_c
+
+from asyncinfer.cli.app import asyncinfer
+
+
+@contextmanager
+def served(*options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The command, once it listens; it has to be ended by the block."""
+    command = [sys.executable, "-m", "asyncinfer", "serve", "--port", "0", *options]
+    program = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c)
+    try:
+        assert program.stderr is not None
+        line = program.stderr.readline()
+        found = re.search(r"http://[^\s,]+", line)
+        assert found is not None, line
+        yield found[0], program
+    finally:
+        if program.poll() is None:
+            program.kill()
+        program.communicate()
+
+
+@pytest.mark.slow
+def test_a_model_is_served_until_it_is_stopped() -> None:
+    """The engine is closed in order: there is no warning, no traceback, and the exit code is 0."""
+    with served("--name", "coder", "--api-key", "secret=mine", "--max-requests", "9") as (
+        url,
+        program,
+    ):
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(base_url=url, api_key="wrong").models.list()
+        with openai.OpenAI(base_url=url, api_key="secret") as client:
+            assert [model.id for model in client.models.list()] == ["coder"]
+            done = client.completions.create(
+                model="coder", prompt="import ", max_tokens=4, temperature=0
+            )
+            assert done.choices[0].text
+        health = url.replace("/v1", "/health")
+        foreign = httpx2.get(health, headers={"host": "evil.example"}, timeout=120)
+        assert foreign.status_code == 400
+        program.send_signal(signal.SIGTERM)
+        _, told = program.communicate(timeout=240)
+        assert (program.returncode, told) == (0, "")
+
+
+def test_a_port_that_is_taken_is_told_before_a_model_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        run = CliRunner().invoke(asyncinfer, ["serve", "--port", str(port)])
+    assert isinstance(run.exception, OSError)
+    assert f"cannot listen at 127.0.0.1:{port}" in str(run.exception)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--port", "70000"],
+        # A key in base64 would lose its end.
+        ["--port", "0", "--api-key", "c2VjcmV0MQ=="],
+        ["--port", "0", "--api-key", "secret="],
+        ["--port", "0", "--api-key", "=scope"],
+    ],
+)
+def test_a_bad_option_is_told(options: list[str]) -> None:
+    run = CliRunner().invoke(asyncinfer, ["serve", *options])
+    assert run.exit_code == 2
+    assert "c2Vj" not in run.output

@@ -1,0 +1,158 @@
+"""The application of docs/web.md, driven as an ASGI server drives it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from docs.test_docs import blocks
+from docs.test_web_app import FEW, Response, held, serving
+
+import asyncinfer
+from asyncinfer import errors
+from asyncinfer.testing import FakeModel, StepGate
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "web.md"
+
+
+class Gate:
+    """Lets steps through as its `gate` does, until the model is broken."""
+
+    def __init__(self) -> None:
+        self.gate = StepGate()
+        self.broken = False
+
+    def __call__(self, phase: Any, step: Any) -> None:
+        self.gate(phase, step)
+        if self.broken:
+            raise OSError("secret/path fell off")
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+def module(gate: Gate) -> dict[str, Any]:
+    """The page's code on a fake model that holds two requests and computes one."""
+    model = FakeModel(gate=gate, strict=False)
+
+    def engine(**options: Any) -> asyncinfer.Engine:
+        return asyncinfer.Engine(model, **{**options, "max_requests": 2, "max_running": 1})
+
+    (block,) = (
+        block
+        for block in blocks(PAGE.read_text("utf-8"), "docs/web.md")
+        if "app = Starlette(" in block.code
+    )
+    module: dict[str, Any] = {"__name__": "page"}
+    exec(compile(block.code, "page", "exec", dont_inherit=True), module)
+    module["Engine"] = engine
+    return module
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"prompt": "hello", **fields}).encode()
+
+
+def test_every_error_has_a_status(module: dict[str, Any]) -> None:
+    """In the code, and in the table above it."""
+    text = PAGE.read_text("utf-8")
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| `")]
+    table = {
+        name.strip(" `"): int(row[2].split(",")[0]) for row in rows for name in row[1].split(",")
+    }
+    code = {kind.__name__: status for kind, status in module["STATUS"].items()}
+    assert code == table
+    assert code.keys() == {*errors.__all__} - {"AsyncInferError"}
+
+
+def test_answers_and_refusals(module: dict[str, Any], gate: Gate) -> None:
+    async def main() -> None:
+        async with serving(module["app"]) as server:
+            done = await server.post(body())
+            assert done.status == 200
+            assert json.loads(done.body)["finish_reason"] == "length"
+            streamed = await server.post(body(stream=True))
+            assert (streamed.status, streamed.whole) == (200, True)
+            *events, last, nothing = streamed.body.decode().split("\n\n")
+            assert (last, nothing) == ("data: [DONE]", "")
+            texts = [json.loads(each.removeprefix("data: "))["text"] for each in events]
+            assert len(texts) > 100, "chunk by chunk"
+            assert "".join(texts) != ""
+            assert json.loads(done.body)["text"] != ""
+            for wrong in ({"prompt": 3}, {"max_tokens": -1}):
+                for stream in (False, True):
+                    bad = await server.post(body(**wrong, stream=stream))
+                    assert (bad.status, bad.whole) == (400, True)
+                    assert json.loads(bad.body)["field"] == next(iter(wrong))
+            for unreadable in (b"\xff", b"[]", b"[" * 100_000):
+                assert (await server.post(unreadable)).status == 400
+            assert (await server.post(b" " * (module["MOST_BYTES"] + 1))).status == 413
+            gate.gate.close()
+            before = gate.gate.arrived
+            async with anyio.create_task_group() as tasks:
+                for _ in range(2):
+                    tasks.start_soon(server.post, body())
+                await held(gate.gate, before)
+                for stream in (False, True):
+                    refused = await server.post(body(stream=stream))
+                    assert (refused.status, refused.whole) == (429, True)
+                    assert int(refused.headers[b"retry-after"]) >= 1
+                gate.gate.open()
+            await server.engine.aclose()
+            assert (await server.post(body())).status == 503
+
+    anyio.run(main)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_its_request(
+    module: dict[str, Any], gate: Gate, stream: bool
+) -> None:
+    async def main() -> None:
+        async with serving(module["app"]) as server:
+            before = gate.gate.arrived
+            gate.gate.close()
+            response = Response()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(server.post, body(stream=stream), response)
+                gate.gate.let(FEW)
+                await held(gate.gate, before + FEW)
+                response.left.set()
+                # Its handler has asked for the end when it waits for it.
+                await anyio.wait_all_tasks_blocked()
+                gate.gate.open()
+            await server.until(aborted=1, running=0)
+            assert server.engine.stats().generated_tokens < 256
+
+    anyio.run(main)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_breaks(module: dict[str, Any], gate: Gate, stream: bool) -> None:
+    """Before the first token it is a status, after it an event; neither says why."""
+
+    async def main() -> None:
+        async with serving(module["app"]) as server:
+            before = gate.gate.arrived
+            gate.gate.close()
+            response = Response()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(server.post, body(stream=stream), response)
+                gate.gate.let(FEW)
+                await held(gate.gate, before + FEW)
+                gate.broken = True
+                gate.gate.open()
+            assert response.whole
+            assert response.status == (200 if stream else 500)
+            assert response.body.endswith(b'{"error": "the request failed"}\n\n') or not stream
+            after = await server.post(body(stream=stream))
+            assert (after.status, json.loads(after.body)) == (500, {"error": "the request failed"})
+            assert b"secret" not in response.body + after.body
+
+    anyio.run(main)

@@ -1,0 +1,236 @@
+"""`asyncinfer doctor`: limits of control groups, trials that notice what is wrong, and what is
+measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from asyncinfer import machine
+from asyncinfer.cli.app import asyncinfer
+from asyncinfer.doctor import Machine, doctor, examine_machine, products, trials
+from asyncinfer.doctor import machine as doctors
+from asyncinfer.kernels import onednn
+from asyncinfer.models import parse_config
+from asyncinfer.quantization import PackedRows
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+}
+#: Numbers that a token is multiplied with, by hand: queries, keys and values together, output, gate
+#: and up together, down; and the head.
+NUMBERS = 2 * (128 * 64 + 64 * 64 + 192 * 64 + 64 * 96) + 300 * 64
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    return tmp_path
+
+
+def quota(root: Path, files: dict[str, str]) -> float | None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return machine.cpu_quota(root)
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/cpu.max": "50000 100000\n",
+                "sys/fs/cgroup/a/b/cpu.max": "400000 100000\n",
+            },
+            0.5,
+        ),
+        # A container that sees its host's path, and its own group as the root.
+        (
+            {"proc/self/cgroup": "0::/../x\n", "sys/fs/cgroup/cpu.max": "200000 100000\n"},
+            2.0,
+        ),
+        (
+            {
+                "proc/self/cgroup": "3:memory:/m\n2:cpu,cpuacct:/c\n",
+                "sys/fs/cgroup/cpu/c/cpu.cfs_quota_us": "300000\n",
+                "sys/fs/cgroup/cpu/c/cpu.cfs_period_us": "100000\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            3.0,
+        ),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 0\n"}, None),
+    ],
+)
+def test_a_quota_is_the_least_of_the_groups(
+    tmp_path: Path, files: dict[str, str], cores: float | None
+) -> None:
+    assert quota(tmp_path, files) == cores
+
+
+def test_what_is_free_is_the_less_of_affinity_and_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctors, "usable_cores", lambda: 4)
+    for limit, cores in ((None, 4), (1.5, 1.5), (8.0, 4)):
+        monkeypatch.setattr(doctors, "cpu_quota", lambda limit=limit: limit)
+        assert Machine.now().free_cores == cores
+
+
+def test_all_is_right_here() -> None:
+    found = list(trials.trials())
+    assert not [trial for trial in found if trial.fell_back]
+    assert all(trial.error is None or trial.allowed is not None for trial in found)
+
+
+def test_a_product_that_is_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, exact = onednn.linear, PackedRows.product
+
+    def off(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        y = right(x, *rest)
+        y[-1, 5] *= 1.5
+        return y
+
+    def packed(self: PackedRows, x: torch.Tensor) -> torch.Tensor:
+        return exact(self, x).roll(1, dims=1)
+
+    monkeypatch.setattr(onednn, "linear", off)
+    monkeypatch.setattr(PackedRows, "product", packed)
+    found = list(trials.trials())
+    assert {trial.verdict for trial in found} <= {"wrong", "missing", "unsupported"}
+    assert all(trial.fell_back and trial.instead for trial in found if trial.error is not None)
+
+
+def test_what_is_no_number_for_some_rows_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = PackedRows.product
+
+    def packed(self: PackedRows, x: torch.Tensor) -> torch.Tensor:
+        return exact(self, x) * (1 if len(x) == 1 else math.nan)
+
+    monkeypatch.setattr(PackedRows, "product", packed)
+    verdicts = {trial.verdict for trial in trials.trials() if "-bit" in trial.name}
+    assert verdicts == {"wrong"}
+
+
+def test_a_kernel_that_cannot_be_made_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PackedRows, "has_kernel", False)
+    found = {trial.name: trial for trial in trials.trials()}
+    missing = [trial for trial in found.values() if trial.verdict == "missing"]
+    assert len(missing) == 2
+    assert all("torch's operators" in trial.instead for trial in missing)
+
+
+def test_an_engine_whose_steps_disagree_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Off(doctor.SyncEngine):
+        def score(self, prompt: Any, continuations: Any, **options: Any) -> Any:
+            return super().score(f"{prompt} other", continuations, **options)
+
+    monkeypatch.setattr(doctor, "SyncEngine", Off)
+    config = parse_config(LLAMA)
+    (trial,) = (trial for trial in doctor.all_trials(config) if trial.name.startswith("an engine"))
+    assert trial.fell_back
+
+
+def test_kernels_are_tried_on_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = {"cuda:0": None, "cuda:1": "rms_norm is wrong"}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(faults))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(doctor, "find_fault", lambda shapes, device: faults[str(device)])
+    monkeypatch.setattr(doctor, "trials", lambda: ())
+    monkeypatch.setattr(doctor, "_engine_trial", lambda: trials.Trial(name="", verdict="right"))
+    one, other, _ = doctor.all_trials(parse_config(LLAMA))
+    assert one.verdict == "right"
+    assert other.fell_back
+    assert "rms_norm is wrong" in other.instead
+
+
+def test_bytes_and_steps_are_those_of_the_model() -> None:
+    times = products.product_times(parse_config(LLAMA), (1, 3), lambda held: None)
+    assert [each.held for each in times] == list(products.HELD)
+    for each, bits in zip(times, (32, 16, 8, 4), strict=True):
+        assert each.bytes == NUMBERS * bits // 8
+        assert set(each.seconds) == {1, 3}
+        assert each.tokens_per_second(3) == 3 / each.seconds[3]
+
+
+def test_experts_are_read_as_often_as_tokens_take_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {
+        **LLAMA,
+        "architectures": ["MixtralForCausalLM"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    }
+    monkeypatch.setattr(products, "_pass_seconds", lambda layers, *_: len(layers) * 1.0)
+    (float32, *_) = products.product_times(parse_config(config), (1, 8), lambda held: None)
+    experts = 2 * 2 * (192 * 64 + 64 * 96)
+    routers = 2 * 4 * 64
+    plain = 2 * (128 * 64 + 64 * 64) + routers + 300 * 64
+    assert float32.bytes == 4 * (plain + experts)
+    # A layer has three products and those of its experts; then there is the head. One token takes
+    # two experts, eight take all four.
+    assert float32.seconds == {1: 2 * (3 + 2 * 2) + 1, 8: 2 * (3 + 4 * 2) + 1}
+
+
+def test_the_command(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(products, "_TIMED_BYTES", 1 << 20)
+    # Of processes that wait for a core, too: no number of cores that are busy.
+    monkeypatch.setattr(os, "getloadavg", lambda: (512.5, 0.0, 0.0))
+    out = tmp_path / "doctor.json"
+    done = CliRunner().invoke(asyncinfer, ["doctor", "--model", str(model), "--json", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "programs wanted 512.5 cores" in done.output
+    for said in ("processor", "oneDNN's products in float32", "bfloat16", "64 at once", str(model)):
+        assert said in done.output
+    report = json.loads(out.read_text())
+    assert report["machine"]["libraries"]["torch"] == torch.__version__
+    assert [each["held"] for each in report["products"]] == list(products.HELD)
+
+
+def test_a_fallback_is_an_exit_code(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_TIMED_BYTES", 1 << 20)
+    monkeypatch.setattr(PackedRows, "has_kernel", False)
+    done = CliRunner().invoke(asyncinfer, ["doctor", "--model", str(model), "--json", "-"])
+    assert done.exit_code == 1
+    verdicts = [trial["verdict"] for trial in json.loads(done.stdout)["trials"]]
+    assert verdicts.count("missing") == 2
+
+
+def test_bad_input_is_one_line(tmp_path: Path) -> None:
+    report = tmp_path / "no" / "doctor.json"
+    for options, said in (
+        (["--model", str(tmp_path / "nothing")], "nothing"),
+        (["--threads", "0"], "--threads"),
+        (["--json", str(tmp_path)], "is a directory"),
+    ):
+        done = CliRunner().invoke(asyncinfer, ["doctor", *options])
+        assert done.exit_code != 0
+        assert said in str(done.exception) + done.output
+    assert not report.exists()
+
+
+def test_looking_changes_no_thread_number(model: Path) -> None:
+    before = torch.get_num_threads()
+    report = examine_machine(model, threads=1, rows=(1,))
+    assert report.threads == 1
+    assert report.best(1) in report.products
+    assert torch.get_num_threads() == before

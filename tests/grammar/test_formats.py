@@ -1,0 +1,292 @@
+"""Formats are compiled once, within bounds, and wrong ones are named."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncinfer import InvalidRequest, RequestFailed, SamplingParams
+from asyncinfer.grammar import GrammarCompiler, Matcher, allowed_ids, fill_masks, mask_words, texts
+from asyncinfer.structured_output import AnswerFormat
+from asyncinfer.text import Tokenizer
+
+VOCAB = 258
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.byte_level(add_bos=False)
+
+
+@pytest.fixture
+def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer, VOCAB)
+
+
+def matcher(compiler: GrammarCompiler, kind: str, text: str, after: str = "") -> Matcher:
+    (made,) = compiler.matchers(AnswerFormat(kind, text, after), 1, most_forced=0)
+    return made
+
+
+def fits(compiler: GrammarCompiler, kind: str, text: str, answer: bytes, after: str = "") -> bool:
+    """Whether the masks allow a whole answer, and its end."""
+    made = matcher(compiler, kind, text, after)
+    for token in answer:
+        if made.complete or token not in allowed_ids(fill_masks([made])[0], VOCAB):
+            return False
+        made.accept(token, 0)
+    return made.complete or 257 in allowed_ids(fill_masks([made])[0], VOCAB)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [r"a+b{2,3}", r"(ab|cd)*e?", r"[^x]{1,3}", r"\d{2}-\d{2}", r"(a|aa)+", r"é+", r".?"],
+)
+def test_a_regex_allows_what_re_matches(compiler: GrammarCompiler, expression: str) -> None:
+    rng = np.random.default_rng(5)
+    texts = [
+        "",
+        *("".join(rng.choice(list("abcdex12-é"), k)) for k in range(1, 7) for _ in "x" * 25),
+    ]
+    for text in texts:
+        fit = re.fullmatch(expression, text) is not None
+        assert fits(compiler, "regex", expression, text.encode()) == fit, text
+
+
+@pytest.mark.parametrize(
+    ("grammar", "good", "bad"),
+    [
+        ('start: "(" start ")" | "x"', ["x", "(x)", "((x))"], ["(x", "x)", "()", ""]),
+        ('root ::= "(" root ")" | "x"', ["x", "(x)", "((x))"], ["(x", "x)", "()", ""]),
+        ('root ::= term ("+" term)*\nterm ::= [0-9]+', ["1", "1+22"], ["+", "1+", "a"]),
+    ],
+)
+def test_lark_and_gbnf_are_told_apart(
+    compiler: GrammarCompiler, grammar: str, good: list[str], bad: list[str]
+) -> None:
+    assert all(fits(compiler, "grammar", grammar, text.encode()) for text in good)
+    assert not any(fits(compiler, "grammar", grammar, text.encode()) for text in bad)
+
+
+def test_choices_are_whole_strings(compiler: GrammarCompiler) -> None:
+    choices = ["yes", 'n"o', "ye", "größer 😀", "a\\b"]
+    for choice in choices:
+        assert fits(compiler, "choice", json.dumps(choices), choice.encode())
+    for other in ("y", "yess", "no", ""):
+        assert not fits(compiler, "choice", json.dumps(choices), other.encode())
+
+
+def test_thousands_of_choices(compiler: GrammarCompiler) -> None:
+    choices = json.dumps([f"choice {i}" for i in range(4096)])
+    assert fits(compiler, "choice", choices, b"choice 4095")
+
+
+def test_the_constraint_begins_after_the_closing_text(compiler: GrammarCompiler) -> None:
+    answer = b'so {"a": 1} x </thin </think>{"a":1}'
+    schema = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}})
+    assert fits(compiler, "json_schema", schema, answer, "</think>")
+    assert not fits(compiler, "json_schema", schema, answer[:-1], "</think>")
+    assert not fits(compiler, "json_schema", schema, b"no end", "</think>")
+    assert fits(compiler, "grammar", 'root ::= "x"', b"hm [end].x", "[end].")
+
+
+def test_tags_in_free_text(compiler: GrammarCompiler) -> None:
+    one = {"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"}
+    tag = json.dumps({"structures": [one], "triggers": ["<f="]})
+    assert fits(compiler, "structural_tag", tag, b"text <f=a>12</f> more")
+    assert fits(compiler, "structural_tag", tag, b"text alone")
+    assert not fits(compiler, "structural_tag", tag, b"text <f=a>x</f>")
+    assert not fits(compiler, "structural_tag", tag, b"text <f=b>1</f>")
+
+
+def test_white_space_is_bounded(compiler: GrammarCompiler) -> None:
+    assert fits(compiler, "json_schema", "{}", b'{"a":' + b" " * 8 + b"1}")
+    assert not fits(compiler, "json_schema", "{}", b'{"a":' + b" " * 9 + b"1}")
+
+
+def test_forced_tokens_follow_at_once(compiler: GrammarCompiler) -> None:
+    form = AnswerFormat("regex", "ab(cdefgh|cdefxy)z")
+    (made,) = compiler.matchers(form, 1, most_forced=3)
+    assert bytes([ord("a"), *made.accept(ord("a"), 100)]) == b"abcd"
+    # The rest of what has to follow comes with the next token.
+    assert bytes(made.accept(ord("e"), 100)) == b"f"
+    assert not made.complete
+    assert bytes(made.accept(ord("x"), 100)) == b"yz"
+    assert made.complete
+    assert compiler.counters.forced_tokens == 6
+
+
+def test_copies_go_their_own_ways(compiler: GrammarCompiler) -> None:
+    one, other = compiler.matchers(AnswerFormat("choice", '["aa", "bb"]'), 2, most_forced=9)
+    one.accept(ord("a"), 0)
+    masks = fill_masks([one, other])
+    assert masks.shape == (2, mask_words(VOCAB))
+    assert allowed_ids(masks[0], VOCAB).tolist() == [ord("a")]
+    assert allowed_ids(masks[1], VOCAB).tolist() == [ord("a"), ord("b")]
+
+
+def test_a_token_that_does_not_fit_fails_once_and_for_all(compiler: GrammarCompiler) -> None:
+    made = matcher(compiler, "regex", "a+")
+    for token in (ord("b"), 257, ord("a")):
+        with pytest.raises(RequestFailed, match="as its format demands"):
+            made.accept(token, 9)
+    assert not made.complete
+
+
+def test_a_format_is_compiled_once_and_the_oldest_go(compiler: GrammarCompiler) -> None:
+    first = AnswerFormat("regex", "a0")
+    for _ in range(3):
+        compiler.matchers(first, 1, 0)
+    assert (compiler.counters.compiled, compiler.counters.hits) == (1, 2)
+    for i in range(1, 256):
+        compiler.matchers(AnswerFormat("regex", f"a{i}"), 1, 0)
+    assert compiler.at_hand(first)
+    compiler.matchers(AnswerFormat("regex", "b"), 1, 0)
+    assert not compiler.at_hand(first)
+
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("regex", "[", "regex"),
+    ("regex", "(?=a)b", "regex"),
+    ("regex", "a{1000000}", "regex"),
+    ("grammar", 'start: "a" b', "grammar"),
+    ("grammar", 'root ::= "a" | (', "grammar"),
+    ("json_schema", {"type": "text"}, "json_schema"),
+    ("json_schema", {"enum": []}, "json_schema"),
+    ("json_schema", {"type": "array", "uniqueItems": True}, "json_schema"),
+    (
+        "json_schema",
+        {"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}},
+        "json_schema/$defs/x",
+    ),
+    (
+        "json_schema",
+        {"properties": {"a/b": {"items": {"type": "x"}}}},
+        "json_schema/properties/a~1b/items",
+    ),
+    (
+        "json_schema",
+        {"properties": {"b": {}, "c": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"pattern": "(["}}},
+        "json_schema/$defs/x",
+    ),
+    ("json_schema", {"anyOf": [{"type": "string"}, {"format": "shape"}]}, "json_schema/anyOf/1"),
+    ("json_schema", {"oneOf": [{"type": "number"}, {"type": "integer"}]}, "json_schema"),
+]
+
+
+@pytest.mark.parametrize(("kind", "what", "place"), WRONG)
+def test_what_is_wrong_is_named(
+    compiler: GrammarCompiler, kind: str, what: Any, place: str
+) -> None:
+    text = what if isinstance(what, str) else json.dumps(what)
+    with pytest.raises(InvalidRequest) as caught:
+        matcher(compiler, kind, text)
+    assert caught.value.field == place
+    assert len(str(caught.value)) < 600
+    assert not compiler.at_hand(AnswerFormat(kind, text))
+
+
+def deep(levels: int) -> Any:
+    schema: Any = {}
+    for _ in range(levels):
+        schema = {"properties": {"a": schema}}
+    return schema
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"json_schema": {"const": "x" * 10_000_000}}, "json_schema"),
+    ({"json_schema": '{"const": "' + "x" * 10_000_000 + '"}'}, "json_schema"),
+    ({"json_schema": {"enum": list(range(1_000_000))}}, "json_schema/enum"),
+    ({"json_schema": "[" * 60_000}, "json_schema"),
+    ({"json_schema": "[]"}, "json_schema"),
+    ({"json_schema": True}, "json_schema"),
+    ({"json_schema": {"const": object()}}, "json_schema/const"),
+    ({"json_schema": {"properties": {1: {}}}}, "json_schema/properties"),
+    ({"json_schema": {"x-guidance": {}}}, "json_schema/x-guidance"),
+    ({"json_object": 1}, "json_object"),
+    ({"regex": ""}, "regex"),
+    ({"regex": "\ud800"}, "regex"),
+    ({"regex": b"a"}, "regex"),
+    ({"choice": []}, "choice"),
+    ({"choice": [""]}, "choice"),
+    ({"structural_tag": {}}, "structural_tag/structures"),
+    (
+        {"structural_tag": {"structures": [{"begin": "<a>"}], "triggers": ["<"]}},
+        "structural_tag/structures/0/schema",
+    ),
+    (
+        {"structural_tag": {"structures": [{"begin": "a", "schema": {}}], "triggers": ["<"]}},
+        "structural_tag/structures/0/begin",
+    ),
+    ({"constrain_after": "x"}, "constrain_after"),
+    ({"regex": "a", "json_object": True}, "regex"),
+]
+
+
+@pytest.mark.parametrize(("options", "field"), REFUSED)
+def test_what_is_out_of_bounds_is_refused_before_it_is_compiled(
+    options: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**options)
+    assert caught.value.field == field
+
+
+def test_a_schema_is_refused_by_its_depth() -> None:
+    SamplingParams(json_schema=deep(49))
+    with pytest.raises(InvalidRequest, match="at most 100 levels of nesting"):
+        SamplingParams(json_schema=deep(60))
+    circle: dict[str, Any] = {}
+    circle["properties"] = circle
+    with pytest.raises(InvalidRequest, match="at most 100 levels of nesting"):
+        SamplingParams(json_schema=circle)
+
+
+def test_several_at_once_are_named() -> None:
+    with pytest.raises(InvalidRequest, match="choice=<beside regex>: one at most of json_schema"):
+        SamplingParams(regex="a", choice=["a"])
+
+
+def test_options_are_frozen_and_equal_by_what_they_say() -> None:
+    schema = {"type": "object"}
+    params = SamplingParams(json_schema=schema)
+    schema["type"] = "string"
+    assert params == SamplingParams(json_schema={"type": "object"})
+    assert hash(params) == hash(SamplingParams(json_schema={"type": "object"}))
+    assert params.constraint == "json_schema"
+
+
+# fault 41
+def test_a_format_at_hand_waits_for_no_other(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, slow = AnswerFormat("regex", "a+"), AnswerFormat("regex", "b+")
+    compiler.matchers(known, 1, most_forced=0)
+    compiling, go_on = threading.Event(), threading.Event()
+    compile_text = texts.grammar_text
+
+    def held_up(form: AnswerFormat, special: Callable[[str], int | None]) -> str:
+        if form == slow:
+            compiling.set()
+            assert go_on.wait(120)
+        return compile_text(form, special)
+
+    monkeypatch.setattr("asyncinfer.grammar.compiler.grammar_text", held_up)
+    with ThreadPoolExecutor(3) as threads:
+        waiting = [threads.submit(compiler.matchers, slow, 1, 0) for _ in range(2)]
+        assert compiling.wait(120)
+        assert compiler.at_hand(known)
+        try:
+            assert threads.submit(compiler.matchers, known, 2, 0).result(120)
+        finally:
+            go_on.set()
+        assert all(len(each.result(120)) == 1 for each in waiting)
+    assert compiler.counters.hits == 1
+    assert compiler.counters.compiled in (2, 3)

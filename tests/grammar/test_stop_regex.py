@@ -1,0 +1,136 @@
+"""A text ends before the first match of a regular expression, however it is cut into pieces."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+
+import pytest
+
+from asyncinfer import InvalidRequest
+from asyncinfer.bounds import MAX_STOP_REGEX_SPAN
+from asyncinfer.grammar import StopRegex, compile_stop
+from asyncinfer.text import StopChain, StopStrings
+
+PATTERNS = [
+    ("ab",),
+    ("a+b",),
+    ("a[ab]{0,5}1",),
+    (r"\n\n(User|Human):", "1 1"),
+    ("(a|ab)(1|b1)", "bb a"),
+    ("a.*b",),
+    ("é[ab]|ü",),
+]
+
+
+def first_match(patterns: tuple[str, ...], text: str, least: int = 0) -> tuple[int, int] | None:
+    """By trying: the match that ends first, and of those the leftmost."""
+    either = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
+    for end in range(1, len(text) + 1):
+        for start in range(max(0, end - MAX_STOP_REGEX_SPAN), end):
+            if end > least and either.fullmatch(text, start, end):
+                return start, end
+    return None
+
+
+def pushed(stop: StopRegex | StopChain, pieces: list[str]) -> tuple[str, bool]:
+    shown = ""
+    for piece in pieces:
+        text, found = stop.push(piece)
+        shown += text
+        if found:
+            return shown, True
+    return shown + stop.flush(), False
+
+
+def cut(chooser: random.Random, text: str) -> list[str]:
+    pieces, at = [], 0
+    while at < len(text):
+        size = chooser.randint(1, 6)
+        pieces.append(text[at : at + size])
+        at += size
+    return pieces
+
+
+@pytest.mark.parametrize("patterns", PATTERNS)
+def test_the_text_ends_where_trying_finds_the_first_match(patterns: tuple[str, ...]) -> None:
+    chooser = random.Random(1)
+    program = compile_stop(patterns)
+    found = 0
+    for _ in range(60):
+        text = "".join(chooser.choices("aab1 éü\nUser:", k=chooser.randint(0, 40)))
+        if chooser.random() < 0.3:
+            text += "\n\nUser: b"
+        match = first_match(patterns, text)
+        pieces = cut(chooser, text)
+        expected = (text, False) if match is None else (text[: match[0]], True)
+        assert pushed(StopRegex(program), pieces) == expected
+        if match is not None:
+            found += 1
+            included = pushed(StopRegex(program, include=True), pieces)
+            assert included == (text[: match[1]], True)
+    assert found > 5
+
+
+def test_only_what_can_begin_a_match_is_held_back() -> None:
+    stop = StopRegex(compile_stop(("foo[0-9]+;",)))
+    assert stop.push("a fo") == ("a ", False)
+    assert stop.push("f") == ("fo", False)
+    assert stop.push("oo12") == ("", False)
+    assert stop.push("x") == ("foo12x", False)
+    assert stop.push("foo7") == ("", False)
+    assert stop.flush() == "foo7"
+
+
+def test_a_match_that_does_not_count_yet() -> None:
+    stop = StopRegex(compile_stop(("ab",)))
+    assert stop.push("ab", False) == ("ab", False)
+    assert stop.push("xa", False) == ("x", False)
+    assert stop.push("b") == ("", True)
+
+
+def test_a_match_is_bounded_and_so_is_what_is_held_back() -> None:
+    span = MAX_STOP_REGEX_SPAN
+    program = compile_stop(("a(.|\\n)*z",))
+    stop = StopRegex(program)
+    shown, found = stop.push("a" + "b" * (span - 2))
+    assert (shown, found) == ("", False)
+    assert stop.push("z") == ("", True)
+    stop = StopRegex(program)
+    shown, found = stop.push("a" + "b" * (span - 1))
+    assert shown
+    assert (shown + stop.push("z")[0], found) == ("a" + "b" * (span - 1) + "z", False)
+    # One that goes on begins again where its automata do.
+    stop = StopRegex(compile_stop(("ab{3}c",)))
+    for _ in range(700):
+        assert not stop.push("ab b" * 32)[1]
+    assert stop.push("abb")[0] == ""
+    assert stop.push("bc") == ("", True)
+
+
+def test_with_stop_strings_the_first_of_both_ends_the_text() -> None:
+    def both() -> StopChain:
+        return StopChain(StopStrings(("END", "x9")), StopRegex(compile_stop(("x[0-9]{2}",))))
+
+    assert pushed(both(), ["one EN", "D x12"]) == ("one ", True)
+    assert pushed(both(), ["one x", "12 END"]) == ("one ", True)
+    assert pushed(both(), ["one x", "9"]) == ("one ", True)
+    assert pushed(both(), ["one x1", " E"]) == ("one x1 E", False)
+
+
+@pytest.mark.parametrize("pattern", ["(", "a*", "[b-a]", "(a?){0,60}"])
+def test_a_bad_expression_is_refused_quickly(pattern: str) -> None:
+    began = time.process_time()
+    with pytest.raises(InvalidRequest, match="stop_regex"):
+        compile_stop((pattern,))
+    assert time.process_time() - began < 1.0
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+b", "(a|aa)+b", "(.*a){9}b", "a[ab]{0,250}c"])
+def test_an_expression_that_explodes_elsewhere_takes_bounded_time(pattern: str) -> None:
+    stop = StopRegex(compile_stop((pattern,)))
+    began = time.process_time()
+    for _ in range(100):
+        assert not stop.push("a" * 20 + "!")[1]
+    assert time.process_time() - began < 2.0

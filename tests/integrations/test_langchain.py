@@ -1,0 +1,231 @@
+"""LangChain's standard tests on a scripted model, an agent, and what is the engine's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import anyio
+import pytest
+from integrations.scripts import ANSWER, QUESTION, agent, temperature
+from support import Until
+
+pytest.importorskip("langchain_core")
+pytest.importorskip("langchain_tests")
+
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    FunctionMessage,
+    HumanMessage,
+    ToolMessage,
+)
+from langchain_tests.integration_tests import ChatModelIntegrationTests
+from langchain_tests.unit_tests import ChatModelUnitTests
+from pydantic import BaseModel
+
+from asyncinfer import Engine, InvalidRequest, SyncEngine
+from asyncinfer.integrations.langchain import ChatAsyncInfer
+from asyncinfer.testing import Said, ScriptedModel
+
+pytestmark = pytest.mark.anyio
+
+JOKE = {"setup": "Why do cats sit on keyboards?", "punchline": "To write."}
+#: What the standard tests ask, and what a model would say.
+CALLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "magic_function(3)": ("magic_function", {"input": 3}),
+    "magic_function_no_args()": ("magic_function_no_args", {}),
+    "Pirate greeting": ("greeting_generator", {"answer_style": "Pirate"}),
+    "Hello!": ("magic_function", {"input": 3}),
+    "What is 3 + 4": ("my_adder_tool", {"a": 3, "b": 4}),
+    "San Francisco": ("get_weather", {"location": "San Francisco, CA"}),
+    "你好": ("unicode_customer", {"customer_name": "你好啊集团", "description": "技术公司"}),
+    "こんにちは": ("unicode_customer", {"customer_name": "こんにちは", "description": "会社"}),
+}
+
+
+def standard(messages: list[dict[str, str]]) -> Said | str:
+    asked = next(each["content"] for each in reversed(messages) if each["role"] == "user")
+    if messages[-1]["role"] == "tool":
+        return "That is what the tool says."
+    if "joke" in asked:
+        return json.dumps(JOKE)
+    called = [call for text, call in CALLS.items() if text in asked]
+    return Said(tool_calls=called) if called else "Hello, and welcome."
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[SyncEngine]:
+    with SyncEngine(ScriptedModel(standard)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def benchmark() -> Callable[[Callable[[], object]], object]:
+    """The standard tests measure with this; here it runs once."""
+    return lambda work: work()
+
+
+@pytest.fixture
+def vcr() -> None:
+    """The standard tests record requests by HTTP with this, where there are any."""
+
+
+class Ours:
+    """What both suites are told of the model."""
+
+    @pytest.fixture(autouse=True)
+    def _engine(self, engine: SyncEngine) -> None:
+        self.engine = engine
+
+    @property
+    def chat_model_class(self) -> type[ChatAsyncInfer]:
+        return ChatAsyncInfer
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {"engine": self.engine}
+
+    @property
+    def standard_chat_model_params(self) -> dict[str, Any]:
+        # Without `api_key`: there is no service.
+        return {"temperature": 0, "max_tokens": 400, "timeout": 60, "stop": [], "max_retries": 2}
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
+
+    @property
+    def supports_model_override(self) -> bool:
+        return False
+
+
+class TestStandardUnits(Ours, ChatModelUnitTests):
+    pass
+
+
+class TestStandardIntegration(Ours, ChatModelIntegrationTests):
+    pass
+
+
+class City(BaseModel):
+    name: str
+    people: int
+
+
+async def test_an_agent_runs_its_tools_to_the_end() -> None:
+    async with Engine(ScriptedModel(agent)) as engine:
+        model = ChatAsyncInfer(engine=engine).bind_tools([temperature])
+        chat: list[Any] = [HumanMessage(QUESTION)]
+        while True:
+            full: AIMessageChunk | None = None
+            async for chunk in model.astream(chat):
+                full = chunk if full is None else full + chunk
+            assert full is not None
+            chat.append(full)
+            if not full.tool_calls:
+                break
+            assert [block["type"] for block in full.content_blocks] == ["reasoning", "tool_call"]
+            chat += [
+                ToolMessage(temperature(**call["args"]), tool_call_id=call["id"])
+                for call in full.tool_calls
+            ]
+        assert full.text == ANSWER
+        assert full.usage_metadata is not None
+        assert full.usage_metadata["input_token_details"]["cache_read"] > 0
+        assert full.response_metadata == {"model_name": "ScriptedModel", "finish_reason": "stop"}
+
+
+async def test_langchains_own_agent_runs_to_the_end() -> None:
+    agents = pytest.importorskip("langchain.agents")
+    async with Engine(ScriptedModel(agent)) as engine:
+        made = agents.create_agent(ChatAsyncInfer(engine=engine), tools=[temperature])
+        done = await made.ainvoke({"messages": [HumanMessage(QUESTION)]})
+        assert done["messages"][-1].text == ANSWER
+
+
+async def test_a_stream_and_the_whole_are_one_answer() -> None:
+    said = Said("Rome.", reasoning="Italy...", tool_calls=[("temperature", {"city": "Rome"})])
+    async with Engine(ScriptedModel([said, said])) as engine:
+        model = ChatAsyncInfer(engine=engine, options={"cache_scope": "one"})
+        tools = model.bind_tools([temperature])
+        whole = await tools.ainvoke(QUESTION)
+        full: AIMessageChunk | None = None
+        async for chunk in tools.astream(QUESTION):
+            full = chunk if full is None else full + chunk
+        assert full is not None
+        assert full.text == whole.text == "Rome."
+        assert full.additional_kwargs == whole.additional_kwargs
+        assert full.response_metadata == whole.response_metadata
+        assert [call["args"] for call in full.tool_calls] == [{"city": "Rome"}]
+        assert [call["args"] for call in whole.tool_calls] == [{"city": "Rome"}]
+
+
+async def test_an_answer_cut_short_has_an_invalid_call() -> None:
+    said = Said(tool_calls=[("temperature", {"city": "Rome"})])
+    async with Engine(ScriptedModel([said])) as engine:
+        model = ChatAsyncInfer(engine=engine, max_tokens=46).bind_tools([temperature])
+        done = await model.ainvoke(QUESTION)
+        assert done.tool_calls == []
+        (call,) = done.invalid_tool_calls
+        assert call["name"] == "temperature"
+        assert '{"city": "Rome"}'.startswith(call["args"] or "")
+        assert done.response_metadata["finish_reason"] == "length"
+
+
+async def test_typed_answers_and_their_raw_messages() -> None:
+    answers = ['{"name": "Rome", "people": 2800000}'] * 2 + ['{"name": "Rome", "peop']
+    async with Engine(ScriptedModel(answers)) as engine:
+        model = ChatAsyncInfer(engine=engine)
+        city = await model.with_structured_output(City).ainvoke("Which city?")
+        assert city == City(name="Rome", people=2_800_000)
+        raw = model.with_structured_output(City, include_raw=True, max_tokens=20)
+        done = await raw.ainvoke("Which city?")
+        assert done["parsed"] is None
+        assert done["parsing_error"] is not None
+        assert done["raw"].response_metadata["finish_reason"] == "length"
+        with pytest.raises(InvalidRequest, match="method='magic'"):
+            model.with_structured_output(City, method="magic")
+
+
+async def test_leaving_cancels(until: Until) -> None:
+    async with Engine(ScriptedModel(["word " * 400] * 2)) as engine:
+        model = ChatAsyncInfer(engine=engine)
+        with anyio.CancelScope() as scope:
+            async for chunk in model.astream("Go on."):
+                assert chunk.content
+                scope.cancel()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(model.ainvoke, "Go on.")
+            await until(lambda: engine.stats().running)
+            tasks.cancel_scope.cancel()
+        await until(lambda: not engine.stats().running)
+        stats = engine.stats()
+        assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
+
+
+async def test_bad_input_is_named() -> None:
+    picture = HumanMessage([{"type": "image_url", "image_url": {"url": "data:,"}}])
+    wrong: list[tuple[list[Any], dict[str, Any], str]] = [
+        ([picture], {}, r"messages\[0\].content\[0\].type='image'"),
+        ([AIMessage("x"), FunctionMessage("x", name="f")], {}, r"messages\[1\]='FunctionMessage'"),
+        ([HumanMessage("x")], {"temprature": 1}, "temprature=1"),
+        ([HumanMessage("x")], {"tool_choice": "none_such"}, "tool_choice='none_such'"),
+    ]
+    async with Engine(ScriptedModel([])) as engine:
+        model = ChatAsyncInfer(engine=engine)
+        for messages, options, message in wrong:
+            with pytest.raises(InvalidRequest, match=message):
+                await model.ainvoke(messages, **options)
+        with pytest.raises(InvalidRequest, match="n=2: must be 1"):
+            await anext(model.astream("x", n=2))
+        with pytest.raises(TypeError, match="take a SyncEngine"):
+            model.invoke("x")
+        with pytest.raises(ValueError, match="temprature"):
+            ChatAsyncInfer(engine=engine, temprature=1)

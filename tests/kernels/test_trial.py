@@ -1,0 +1,181 @@
+"""The trial of Triton's kernels: it finds those that cannot be run, are wrong, or differ from
+themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from kernels.interpreted import interpreted
+
+from asyncinfer.errors import ModelLoadError
+from asyncinfer.kernels import dispatch, reference, trial, triton
+from asyncinfer.kernels.trial import TrialShapes, find_fault
+from asyncinfer.runner import device as devices
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+SHAPES = TrialShapes(
+    hidden=64,
+    heads=4,
+    kv_heads=2,
+    head_dim=32,
+    vocab=500,
+    dtype=torch.float16,
+    kv_dtype=torch.float16,
+)
+
+
+def kernels(**changed: Callable[..., Any]) -> ModuleType:
+    """The reference kernels, some of them changed."""
+    module = ModuleType("kernels")
+    module.__dict__.update(
+        {name: getattr(reference, name) for name in triton.__all__ if hasattr(reference, name)}
+    )
+    module.__dict__.update(changed)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.int8),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.float8_e4m3fn),
+    ],
+)
+def test_kernels_that_are_right_have_no_fault(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    shapes = dataclasses.replace(SHAPES, dtype=dtype, kv_dtype=kv_dtype)
+    assert find_fault(shapes, CPU, kernels()) is None
+
+
+@pytest.mark.slow
+def test_tritons_own_have_none() -> None:
+    with interpreted():
+        assert find_fault(SHAPES, CPU) is None
+
+
+def one_lane(name: str) -> Callable[..., Any]:
+    """A kernel that is wrong in one number."""
+    right = getattr(reference, name)
+
+    def wrong(*args: Any, **options: Any) -> Any:
+        found = right(*args, **options)
+        first = found[0] if isinstance(found, tuple) else found
+        first.view(-1)[-7 if first.numel() > 7 else -1] += 3
+        return found
+
+    return wrong
+
+
+@pytest.mark.parametrize(
+    "name", ["rms_norm", "silu_mul", "linear_small", "paged_attention", "sample"]
+)
+def test_one_wrong_number_is_found(name: str) -> None:
+    fault = find_fault(SHAPES, CPU, kernels(**{name: one_lane(name)}))
+    assert fault is not None
+    assert name in fault
+
+
+def test_a_write_to_the_wrong_slot_is_found() -> None:
+    def wrong(k: torch.Tensor, v: torch.Tensor, *rest: Any, **scales: Any) -> None:
+        reference.kv_write(k, v.roll(1, dims=0), *rest, **scales)
+
+    assert "kv_write is wrong" in str(find_fault(SHAPES, CPU, kernels(kv_write=wrong)))
+
+
+def test_a_kernel_that_reads_a_page_of_nobody_is_found() -> None:
+    def wrong(q: Any, k: Any, v: Any, tables: Any, lengths: Any, *rest: Any, **options: Any) -> Any:
+        # A key more than the last row has.
+        lengths = lengths.clone()
+        lengths[-1] += 16
+        tables = torch.cat((tables, torch.full_like(tables[:, :1], len(k) - 1)), dim=1)
+        return reference.paged_attention(q, k, v, tables, lengths, *rest, **options)
+
+    assert "paged_attention" in str(find_fault(SHAPES, CPU, kernels(paged_attention=wrong)))
+
+
+def test_a_kernel_that_differs_from_itself_is_found() -> None:
+    turn = iter(range(100))
+
+    def wrong(x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        y = reference.rms_norm(x, *args, **options)
+        # The last bit of one number, every other time.
+        y[0, 0] *= 1 + next(turn) % 2 * 2**-10
+        return y
+
+    fault = find_fault(SHAPES, CPU, kernels(rms_norm=wrong))
+    assert fault == "rms_norm gives other numbers when it is run again"
+
+
+def test_a_kernel_that_cannot_be_made_is_named_by_its_error() -> None:
+    def wrong(*args: Any, **options: Any) -> Any:
+        raise RuntimeError("Failed\nno C compiler found")
+
+    fault = find_fault(SHAPES, CPU, kernels(silu_mul=wrong))
+    assert fault == "silu_mul: RuntimeError: no C compiler found"
+
+
+def test_kernels_run_on_the_device_that_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[torch.device] = []
+
+    @contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.clear()
+
+    def cases(shapes: TrialShapes, device: torch.device) -> Iterator[Any]:
+        assert current == [device]
+        return iter(())
+
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(trial, "_cases", cases)
+    assert find_fault(SHAPES, torch.device("cuda", 1), kernels()) is None
+
+
+@pytest.fixture
+def choice() -> Iterator[None]:
+    yield
+    dispatch.use_triton(True)
+
+
+class OnGpu:
+    is_cuda = True
+
+
+@pytest.mark.usefixtures("choice")
+def test_auto_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor: torch.Tensor = OnGpu()  # type: ignore[assignment]
+    monkeypatch.setattr(devices, "find_fault", lambda shapes, device: "rms_norm is wrong")
+    assert devices.choose_kernels("auto", SHAPES, CUDA) == "rms_norm is wrong"
+    assert dispatch.kernel_for(reference.rms_norm, tensor) is reference.rms_norm
+    with pytest.raises(ModelLoadError, match="kernels='triton': rms_norm is wrong"):
+        devices.choose_kernels("triton", SHAPES, CUDA)
+    monkeypatch.setattr(devices, "find_fault", lambda shapes, device: None)
+    # They were wrong for a draft model: the one that it drafts for does without them, too.
+    assert devices.choose_kernels("auto", SHAPES, CUDA) == "rms_norm is wrong"
+    assert dispatch.kernel_for(reference.rms_norm, tensor) is reference.rms_norm
+    dispatch.use_triton(True)
+    assert devices.choose_kernels("auto", SHAPES, CUDA) is None
+    assert dispatch.kernel_for(reference.rms_norm, tensor) is triton.rms_norm
+    assert devices.choose_kernels("torch", SHAPES, CUDA) is None
+    assert dispatch.kernel_for(reference.rms_norm, tensor) is reference.rms_norm
+
+
+@pytest.mark.usefixtures("choice")
+def test_amds_gpus_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert "never compiled for AMD's GPUs" in str(devices.choose_kernels("auto", SHAPES, CUDA))
+
+
+def test_a_cpu_has_one_choice() -> None:
+    assert devices.choose_kernels("auto", SHAPES, CPU) is None
+    assert devices.choose_kernels("torch", SHAPES, CPU) is None
+    with pytest.raises(ModelLoadError, match="kernels='triton': needs a GPU, this is cpu"):
+        devices.choose_kernels("triton", SHAPES, CPU)

@@ -1,0 +1,219 @@
+"""`quantization_config`: what is understood, and what is refused by the key at fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fuzzing import fuzz
+from hypothesis import given
+from hypothesis import strategies as st
+from models.hostile_json import VALUES, changed
+from quantization.quantised import AWQ, BNB, CASES, GPTQ, GROUPS, group, hqq_config
+
+from asyncinfer.errors import ModelLoadError
+from asyncinfer.models import parse_config
+from asyncinfer.models.quantised import read_scheme
+from asyncinfer.models.reader import JsonReader
+from asyncinfer.quantization.schemes import (
+    Bnb4Matrix,
+    Fp8Matrix,
+    GptqMatrix,
+    HqqMatrix,
+    IntMatrix,
+    Scheme,
+)
+
+PREFIX = "quantization_config."
+FP8 = {"quant_method": "fp8"}
+PACKED = group("pack-quantized", **GROUPS)
+
+
+def refusal(config: Any) -> str:
+    """What is said about a config that is refused; empty for one that is not."""
+    try:
+        found = read(config)
+    except ModelLoadError as error:
+        return str(error)
+    if found is not None:
+        found.format("model.layers.0.mlp.up_proj")
+    return ""
+
+
+def read(config: Any) -> Scheme | None:
+    return read_scheme(JsonReader({"quantization_config": config}, "config.json"))
+
+
+def weights(**changes: Any) -> dict[str, Any]:
+    """compressed-tensors with other arguments of the weights."""
+    return group("pack-quantized", **{**GROUPS, **changes})
+
+
+def hqq(**changes: Any) -> dict[str, Any]:
+    params = hqq_config(4, 64, 1)
+    inner = {**params["quant_config"]["weight_quant_params"], **changes}
+    return {**params, "quant_config": {"weight_quant_params": inner}}
+
+
+@pytest.mark.parametrize(
+    ("key", "config"),
+    [
+        ("quant_method", {"quant_method": "quark"}),
+        ("quant_method", {"quant_method": "a\0b" * 200}),
+        ("quant_method", {"bits": 4}),
+        ("quant_method", {"quant_method": 4}),
+        ("fmt", {**FP8, "fmt": "e5m2"}),
+        ("activation_scheme", {**FP8, "activation_scheme": "sometimes"}),
+        ("expert_dtype", {**FP8, "expert_dtype": "fp4"}),
+        ("weight_block_size", {**FP8, "weight_block_size": [128]}),
+        ("weight_block_size", {**FP8, "weight_block_size": [0, 128]}),
+        ("weight_block_size", {**FP8, "weight_block_size": 128}),
+        ("modules_to_not_convert", {**FP8, "modules_to_not_convert": "lm_head"}),
+        ("modules_to_not_convert", {**FP8, "modules_to_not_convert": ["re:(a+)+"]}),
+        ("ignored_layers", {**FP8, "ignored_layers": [3]}),
+        ("quant_algo", {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}),
+        ("quant_algo", {"quant_method": "modelopt"}),
+        ("bits", {**GPTQ, "bits": 3}),
+        ("bits", {**GPTQ, "bits": None}),
+        ("group_size", {**GPTQ, "group_size": 0}),
+        ("group_size", {**GPTQ, "group_size": 2**40}),
+        ("desc_act", {**GPTQ, "desc_act": "yes"}),
+        ("checkpoint_format", {**GPTQ, "checkpoint_format": "marlin"}),
+        ("is_marlin_format", {**GPTQ, "is_marlin_format": True}),
+        ("pack_dtype", {**GPTQ, "pack_dtype": "int16"}),
+        ("dynamic", {**GPTQ, "dynamic": [1]}),
+        ("dynamic.+:(", {**GPTQ, "dynamic": {"+:(": {"bits": 8}}}),
+        ("bits", {**GPTQ, "dynamic": {".*up_proj": {"bits": 5}}}),
+        ("version", {**AWQ, "version": "gemv"}),
+        ("bits", {**AWQ, "bits": 2}),
+        ("load_in_4bit", {**BNB, "load_in_4bit": False}),
+        ("load_in_4bit", {**BNB, "load_in_4bit": "yes"}),
+        ("bnb_4bit_quant_type", {**BNB, "bnb_4bit_quant_type": "int4"}),
+        ("quant_config", {"quant_method": "hqq"}),
+        ("quant_config.weight_quant_params", {"quant_method": "hqq", "quant_config": {"a": None}}),
+        ("quant_config.weight_quant_params.nbits", hqq(nbits=3)),
+        ("quant_config.weight_quant_params.axis", hqq(axis=2)),
+        ("quant_config.weight_quant_params.view_as_float", hqq(view_as_float=True)),
+        ("quant_config.weight_quant_params.channel_wise", hqq(channel_wise=False)),
+        (
+            "quant_config.scale_quant_params",
+            {
+                "quant_method": "hqq",
+                "quant_config": {"weight_quant_params": {}, "scale_quant_params": {"nbits": 8}},
+            },
+        ),
+        ("format", {**PACKED, "format": "marlin-24"}),
+        ("format", {**PACKED, "format": None}),
+        ("quantization_status", {**PACKED, "quantization_status": "frozen"}),
+        ("sparsity_config.format", {**PACKED, "sparsity_config": {"format": "sparse-24-bitmask"}}),
+        ("transform_config", {**PACKED, "transform_config": {"config_groups": {"a": {}}}}),
+        ("config_groups", {**PACKED, "config_groups": None}),
+        ("config_groups", {**PACKED, "config_groups": {"a": {"weights": None}}}),
+        ("config_groups.a", {**PACKED, "config_groups": {"a": 3}}),
+        ("ignore", {**PACKED, "ignore": {"a": 1}}),
+        ("config_groups.group_0.weights.num_bits", weights(num_bits=3)),
+        ("config_groups.group_0.weights.type", weights(type="complex")),
+        ("config_groups.group_0.weights.type", weights(type="float")),
+        ("config_groups.group_0.weights.strategy", weights(strategy="block")),
+        ("config_groups.group_0.weights.strategy", weights(strategy="token")),
+        ("config_groups.group_0.weights.group_size", weights(group_size=None)),
+        ("config_groups.group_0.weights.group_size", weights(group_size=-1)),
+        ("config_groups.group_0.weights.actorder", weights(actorder="sorted")),
+        ("config_groups.group_0.weights.symmetric", weights(symmetric=1)),
+        ("config_groups.group_0.targets", group("int-quantized", ["re:["], num_bits=8)),
+    ],
+)
+def test_what_is_refused(key: str, config: dict[str, Any]) -> None:
+    with pytest.raises(ModelLoadError) as refused:
+        read(config)
+    said = str(refused.value)
+    assert f": {PREFIX}{key}=" in said
+    assert len(said) < 1_500
+
+
+def test_weights_that_are_stored_turned() -> None:
+    """GPT-2's are [in, out], where every scheme means something else."""
+    small = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256, "vocab_size": 199}
+    values = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **small}
+    assert parse_config(values).scheme is None
+    with pytest.raises(ModelLoadError, match=r": quantization_config=.*GPT2LMHeadModel"):
+        parse_config({**values, "quantization_config": GPTQ})
+
+
+def test_as_they_are_published() -> None:
+    """Values as in the files of their makers."""
+    deepseek = {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    }
+    assert read(deepseek) == Scheme("fp8", ((None, Fp8Matrix((128, 128))),))
+    static = {"activation_scheme": "static", "ignored_layers": ["lm_head"], "quant_method": "fp8"}
+    found = read(static)
+    assert found is not None
+    assert found.format("model.layers.0.mlp.up_proj") == Fp8Matrix(None)
+    assert found.planned("lm_head") is None
+    # Before a `quant_method` was written.
+    older = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    found = read(older)
+    assert found is not None
+    assert found.format("x") == Bnb4Matrix("nf4", True)
+    values = {"compression_config": {k: v for k, v in PACKED.items() if k != "quant_method"}}
+    found = read_scheme(JsonReader(values, "config.json"))
+    assert found is not None
+    assert found.format("x") == IntMatrix(4, 32)
+    awq = {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "zero_point": True}
+    assert read(awq) is not None
+    assert read({}) is None
+    assert read(None) is None
+
+
+def test_formats_by_module() -> None:
+    rules = {"+:.*up_proj": {"bits": 8, "group_size": -1}, "-:.*layers\\.0\\..*": {}}
+    mixed = read({**GPTQ, "dynamic": rules})
+    assert mixed is not None
+    assert mixed.format("model.layers.1.mlp.up_proj") == GptqMatrix(8, None)
+    assert mixed.format("model.layers.1.mlp.down_proj") == GptqMatrix(4, 32)
+    assert mixed.planned("model.layers.0.mlp.down_proj") is None
+
+    args = {"nbits": 4, "group_size": 64, "axis": 1}
+    tags = {"self_attn.q_proj": {"weight_quant_params": args}}
+    tags["mlp.up_proj"] = {"weight_quant_params": {**args, "nbits": 2, "axis": 0}}
+    hqq_by_tag = read({"quant_method": "hqq", "quant_config": tags, "skip_modules": ["lm_head"]})
+    assert hqq_by_tag is not None
+    assert hqq_by_tag.format("model.layers.3.mlp.up_proj") == HqqMatrix(2, 64, 0)
+    assert hqq_by_tag.format("model.layers.3.mlp.down_proj") is None
+
+    groups = group("mixed-precision", ["re:.*self_attn.*"], **GROUPS)
+    groups["config_groups"]["group_0"]["format"] = "pack-quantized"
+    groups["config_groups"]["group_1"] = {
+        "format": "float-quantized",
+        "targets": ["re:.*mlp.*"],
+        "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+    }
+    two = read(groups)
+    assert two is not None
+    assert two.format("model.layers.0.self_attn.q_proj") == IntMatrix(4, 32)
+    assert two.format("model.layers.0.mlp.up_proj") == Fp8Matrix()
+    assert two.format("model.embed_tokens") is None
+
+
+@fuzz(400)
+@given(data=st.data())
+def test_fuzz(data: st.DataObject) -> None:  # fault 45
+    bases = [case.config for case in CASES.values()]
+    more = ("quant_method", "bits", "format", "ignore", "group_size", "dynamic", "config_groups")
+    config = data.draw(st.sampled_from(bases).flatmap(lambda base: changed(base, more)))
+    said = refusal(config)
+    assert not said or ": quantization_config" in said
+    assert len(said) < 3_000
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_key(name: str) -> None:  # fault 45
+    config = CASES[name].config
+    for key in config:
+        for value in VALUES[len(key) % 4 :: 4]:
+            said = refusal({**config, key: value})
+            assert not said or ": quantization_config" in said

@@ -1,0 +1,360 @@
+"""The application's paths as an ASGI server sees them: refusals, keys, bounds, clients that
+leave."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+from server.chat_model import CHAT, EVERY_LOOP, Answer, ChatModel, ask
+from support import Until, places
+
+from asyncinfer import Engine, InvalidConfig, RequestFailed
+from asyncinfer.server import ApiKey, create_app
+from asyncinfer.server.errors import http_error
+from asyncinfer.testing import StepGate
+
+pytestmark = pytest.mark.anyio
+
+CHATS = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+
+@pytest.fixture
+def gate() -> StepGate:
+    return StepGate()
+
+
+@pytest.fixture
+async def engine(gate: StepGate) -> AsyncIterator[Engine]:
+    async with Engine(ChatModel(gate=gate), max_requests=4) as engine:
+        yield engine
+        gate.open()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "told"),
+    [
+        (CHATS, {}, "messages", "is missing"),
+        (CHATS, {"messages": []}, "messages", "must be a list"),
+        (CHATS, {"messages": [*CHAT, {"role": "user"}]}, "messages[2].content", "is missing"),
+        (CHATS, {"messages": CHAT, "temprature": 1}, "temprature", "did you mean temperature"),
+        (CHATS, {"messages": CHAT, "x" * 100_000: 1}, "x" * 80, "is no field"),
+        (CHATS, {"messages": CHAT, "temperature": -1}, "temperature", "must be"),
+        (CHATS, {"messages": CHAT, "stream": "yes"}, "stream", "true or false"),
+        (CHATS, {"messages": CHAT, "top_logprobs": 3}, "top_logprobs", "needs logprobs"),
+        (CHATS, {"messages": CHAT, "logprobs": True, "top_logprobs": 999}, "top_logprobs", "128"),
+        (CHATS, {"messages": CHAT, "max_completion_tokens": 0}, "max_tokens", "must be"),
+        (CHATS, {"messages": CHAT, "n": 9}, "n", "max_requests=4"),
+        (CHATS, {"messages": CHAT, "logit_bias": {"x": 1}}, "logit_bias", "token ids"),
+        (CHATS, {"messages": CHAT, "stream_options": 1}, "stream_options", "object"),
+        (CHATS, {"messages": CHAT, "response_format": {"type": "xml"}}, "response_format", "type"),
+        (COMPLETIONS, {"prompt": [{}]}, "prompt[0]", "string"),
+        (COMPLETIONS, {"prompt": ["a"] * 129}, "prompt", "at most 128"),
+        (COMPLETIONS, {"prompt": "a", "best_of": 3}, "best_of", "equal n"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": "x"}, "max_tokens", "integer"),
+        (COMPLETIONS, {"prompt": [70_000]}, "prompt[0]", "must be in"),
+        ("/tokenize", {}, "prompt", "string"),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]", "must be in"),
+    ],
+)
+async def test_a_bad_field_is_a_400_that_names_it(
+    engine: Engine, path: str, body: Any, param: str, told: str
+) -> None:
+    answer = await ask(create_app(engine), path, body)
+    assert answer.status == 400
+    error = answer.json["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert told in error["message"]
+    assert param in error["message"]
+    assert places(engine) == 0
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
+async def test_what_is_no_text_is_refused_by_name(engine: Engine, kind: str) -> None:
+    content = [{"type": "text", "text": "see"}, {"type": kind, kind: {}}]
+    answer = await ask(
+        create_app(engine), CHATS, {"messages": [{"role": "user", "content": content}]}
+    )
+    assert answer.status == 400
+    assert answer.json["error"]["param"] == "messages[0].content[1].type"
+    assert kind in answer.json["error"]["message"]
+    assert "cannot be read" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "headers", "status"),
+    [
+        ([b"{"], {}, 400),
+        ([b"[1]"], {}, 400),
+        ([b'{"prompt": NaN}'], {}, 400),
+        ([b'{"prompt": "\xff"}'], {}, 400),
+        ([b"[" * 100_000], {}, 400),
+        ([b'{"prompt": "\\ud800"}'], {}, 400),
+        ([b"{}"], {"content-type": "text/plain"}, 415),
+        ([b"{}"], {"content-length": "2001"}, 413),
+        ([b"{" + b" " * 1000, b" " * 1000 + b"}"], {}, 413),
+    ],
+)
+async def test_a_body_that_cannot_be_read(
+    engine: Engine, parts: list[bytes], headers: dict[str, str], status: int
+) -> None:
+    most = 200_000 if len(parts[0]) > 2000 else 2000
+    app = create_app(engine, max_body_bytes=most)
+    answer = await ask(app, COMPLETIONS, parts=parts, headers=headers)
+    assert answer.status == status
+    assert answer.json["error"]["message"]
+    assert answer.headers["x-request-id"].startswith("req_")
+
+
+async def test_unknown_paths_methods_and_models(engine: Engine) -> None:
+    app = create_app(engine)
+    assert (await ask(app, "/v1/nothing")).status == 404
+    assert (await ask(app, CHATS)).status == 405
+    answer = await ask(app, CHATS, {"messages": CHAT, "model": "gpt-9"})
+    assert answer.status == 404
+    assert answer.json["error"]["code"] == "model_not_found"
+    assert "ChatModel" in answer.json["error"]["message"]
+    assert (await ask(app, "/v1/models/gpt-9")).status == 404
+    assert (await ask(app, "/v1/models/ChatModel")).json["max_model_len"] == 4096
+
+
+async def test_several_engines_by_name(engine: Engine) -> None:
+    async with Engine(ChatModel(max_context=128)) as other:
+        app = create_app({"a/one": engine, "two": other, "three": other})
+        listed = (await ask(app, "/v1/models")).json["data"]
+        assert [each["id"] for each in listed] == ["a/one", "two", "three"]
+        assert (await ask(app, "/v1/models/a/one")).json["max_model_len"] == 4096
+        body = {"messages": CHAT, "max_completion_tokens": 4}
+        for name in ("two", "three"):
+            assert (await ask(app, CHATS, {**body, "model": name})).json["model"] == name
+        assert other.stats().finished == 2
+        assert (await ask(app, CHATS, body)).json["model"] == "a/one"
+        assert engine.stats().finished == 1
+
+
+def reached(gate: StepGate, steps: int) -> bool:
+    return gate.arrived >= steps
+
+
+@EVERY_LOOP
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHATS, COMPLETIONS])
+async def test_a_client_that_leaves_cancels(
+    engine: Engine, gate: StepGate, until: Until, path: str, stream: bool
+) -> None:
+    """In the first step, which computes the prompt, and between tokens."""
+    app = create_app(engine)
+    free = engine.stats().blocks_free
+    for steps in (0, 3):
+        body = {"messages": CHAT} if path == CHATS else {"prompt": "hello"}
+        body |= {"stream": stream, "max_tokens": 1000}
+        gate.close()
+        arrived = gate.arrived
+        answer = Answer()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(ask, app, path, body, answer=answer))
+            for more in range(1, steps + 1):
+                await until(partial(reached, gate, arrived + more))
+                gate.let()
+            await until(partial(reached, gate, arrived + steps + 1))
+            answer.left.set()
+            gate.open()
+        assert not answer.whole
+        await until(lambda: places(engine) == 0)
+    stats = engine.stats()
+    assert stats.aborted == 2
+    await until(lambda: engine.stats().blocks_free + engine.stats().blocks_cached == free)
+
+
+async def test_a_client_that_leaves_within_its_body(engine: Engine) -> None:
+    app = create_app(engine)
+    answer = Answer()
+    answer.left.set()
+    await ask(app, CHATS, parts=[b'{"mess'], answer=answer)
+    assert answer.messages == []
+    metrics = (await ask(app, "/metrics")).body.decode()
+    assert f'asyncinfer_http_requests_total{{path="{CHATS}",status="499"}} 1' in metrics
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_one_request_too_many_is_a_429(
+    engine: Engine, gate: StepGate, until: Until, stream: bool
+) -> None:
+    app = create_app(engine)
+    gate.close()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(ask, app, CHATS, {"messages": CHAT, "max_tokens": 2})
+        await until(lambda: places(engine) == 4)
+        answer = await ask(app, CHATS, {"messages": CHAT, "stream": stream})
+        gate.open()
+    assert answer.status == 429
+    assert answer.json["error"]["code"] == "overloaded"
+    assert int(answer.headers["retry-after-ms"]) > 0
+
+
+async def test_a_deadline_is_not_tried_again(engine: Engine, gate: StepGate) -> None:
+    gate.close()
+    body = {"messages": CHAT, "deadline": 0.01, "stream": True}
+    answer = await ask(create_app(engine), CHATS, body)
+    gate.open()
+    assert answer.status == 504
+    assert answer.headers["x-should-retry"] == "false"
+    assert answer.json["error"]["type"] == "timeout_error"
+
+
+@EVERY_LOOP
+async def test_an_error_in_the_middle_is_an_event(
+    engine: Engine, gate: StepGate, until: Until
+) -> None:
+    gate.close()
+    gate.let(2)
+    answer = Answer()
+    body = {"messages": CHAT, "stream": True, "max_tokens": 1000}
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(ask, create_app(engine), CHATS, body, answer=answer))
+        # The head and a chunk, which may have the tokens of both steps.
+        await until(lambda: len(answer.messages) > 1)
+        tasks.start_soon(partial(engine.aclose, drain_timeout=0))
+        gate.open()
+    assert answer.status == 200
+    assert answer.events[-1]["error"]["code"] == "closed"
+    assert answer.whole
+
+
+async def test_a_dead_engine_tells_no_secret() -> None:
+    """Neither a stack nor what an exception said, with a key or without."""
+
+    def broken(*step: Any) -> None:
+        raise RuntimeError("hunter2")
+
+    model = ChatModel()
+    async with Engine(model) as engine:
+        app = create_app(engine)
+        assert model.runner is not None
+        model.runner.gate = broken
+        for _ in range(2):
+            answer = await ask(app, CHATS, {"messages": CHAT})
+            assert (answer.status, answer.json["error"]["code"]) == (500, "dead")
+            assert "hunter2" not in str(answer.json)
+        health = await ask(app, "/health")
+        assert health.status == 503
+        assert "hunter2" not in str(health.json)
+        assert "hunter2" in str(engine.health())
+
+
+def test_a_failure_tells_no_secret() -> None:
+    secret = RequestFailed("req-1: hunter2")
+    secret.__cause__ = ValueError("hunter2")
+    assert "hunter2" not in http_error(secret).message
+    own = RequestFailed("req-1: the format")
+    assert http_error(own).message == "req-1: the format"
+
+
+async def test_a_closed_engine_is_a_503(engine: Engine) -> None:
+    app = create_app(engine)
+    assert (await ask(app, "/health")).json["status"] == "ok"
+    await engine.aclose()
+    health = await ask(app, "/health")
+    assert health.status == 503
+    assert health.json["engines"]["ChatModel"]["state"] == "closed"
+    assert (await ask(app, CHATS, {"messages": CHAT})).status == 503
+    assert (await ask(app, "/v1/models")).status == 503
+    assert "asyncinfer_running{" in (await ask(app, "/metrics")).body.decode()
+
+
+async def test_keys_have_scopes_and_a_number_of_requests(
+    engine: Engine, gate: StepGate, until: Until
+) -> None:
+    keys = {"sk-a": ApiKey(cache_scope="a", max_requests=1), "sk-b": ApiKey(cache_scope="b")}
+    app = create_app(engine, keys=keys)
+
+    async def post(key: str, name: str = "authorization", prompt: str = "x" * 64) -> Answer:
+        value = f"Bearer {key}" if name == "authorization" else key
+        body = {"prompt": prompt, "max_tokens": 2}
+        return await ask(app, COMPLETIONS, body, headers={name: value})
+
+    for key in ("", "sk", "sk-c"):
+        answer = await post(key)
+        assert answer.status == 401
+        assert answer.json["error"]["code"] == "invalid_api_key"
+    assert (await ask(app, "/v1/models")).status == 401
+    assert (await ask(app, "/metrics")).status == 401
+    assert (await ask(app, "/health")).status == 200
+
+    def cached(answer: Answer) -> int:
+        return int(answer.json["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert cached(await post("sk-a")) == 0
+    assert cached(await post("sk-b", "x-api-key")) == 0
+    assert cached(await post("sk-a", "x-api-key")) > 0
+    gate.close()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(post, "sk-a")
+        await until(lambda: places(engine) == 1)
+        refused = await post("sk-a")
+        assert (refused.status, places(engine)) == (429, 1)
+        gate.open()
+    assert (await post("sk-a")).status == 200
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"keys": {"": ApiKey()}},
+        {"keys": {"a": "b"}},
+        {"max_body_bytes": 0},
+        {"cache_scope": "x" * 257},
+    ],
+)
+async def test_bad_arguments_of_an_application(engine: Engine, options: Any) -> None:
+    with pytest.raises(InvalidConfig):
+        create_app(engine, **options)
+    for engines in ({}, {"": engine}, {"a": 1}, None):
+        with pytest.raises(InvalidConfig):
+            create_app(engines)  # type: ignore[arg-type]
+
+
+async def test_other_origins_and_hosts(engine: Engine) -> None:
+    app = create_app(engine, cors_origins=["https://a.example"], allowed_hosts=["localhost"])
+    here = {"host": "localhost:8000"}
+    answer = await ask(app, "/health", headers={**here, "origin": "https://a.example"})
+    assert answer.headers["access-control-allow-origin"] == "https://a.example"
+    answer = await ask(app, "/health", headers={**here, "origin": "https://b.example"})
+    assert "access-control-allow-origin" not in answer.headers
+    assert (await ask(app, "/health", headers={"host": "evil.example"})).status == 400
+    closed = create_app(engine)
+    answer = await ask(closed, "/health", headers={"origin": "https://a.example"})
+    assert "access-control-allow-origin" not in answer.headers
+
+
+async def test_a_request_keeps_its_own_id(engine: Engine) -> None:
+    app = create_app(engine)
+    answer = await ask(app, "/health", headers={"x-request-id": "mine-1"})
+    assert answer.headers["x-request-id"] == "mine-1"
+    answer = await ask(app, "/health", headers={"x-request-id": "a\x01b"})
+    assert answer.headers["x-request-id"].startswith("req_")
+
+
+async def test_tokens_and_texts(engine: Engine) -> None:
+    app = create_app(engine)
+    answer = await ask(app, "/tokenize", {"prompt": "hello"})
+    assert answer.json == {"tokens": list(b"hello"), "count": 5, "max_model_len": 4096}
+    chat = await ask(app, "/tokenize", {"messages": CHAT})
+    assert bytes(chat.json["tokens"]) == b"<system>Be brief.<user>hello<assistant>"
+    back = await ask(app, "/detokenize", {"tokens": list(b"hello")})
+    assert back.json == {"prompt": "hello"}
+
+
+async def test_the_document_names_every_path(engine: Engine) -> None:
+    app = create_app(engine)
+    document = (await ask(app, "/openapi.json")).json
+    paths = {route.path.replace(":path", "") for route in app.routes}  # type: ignore[attr-defined]
+    assert set(document["paths"]) == paths
+    body = document["paths"][CHATS]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body["required"] == ["messages"]
+    assert body["properties"]["temperature"]["type"] == "number"

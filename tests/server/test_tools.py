@@ -1,0 +1,203 @@
+"""Tools and reasoning by each protocol, whole and as events, read by the official clients."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from server.chat_model import CHAT, ChatModel, ask
+
+from asyncinfer import Engine, anthropic_client, openai_client
+from asyncinfer.server import create_app
+
+pytestmark = pytest.mark.anyio
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"enum": [1, 2]}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+FUNCTION = {"name": "weather", "description": "The weather.", "parameters": SCHEMA}
+ARGUMENTS = [{"city": city, "days": days} for city in ("Rome", "Oslo") for days in (1, 2)]
+#: Its prompt opens the reasoning, which the answer closes.
+THINKING = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant><think>\n{% endif %}{# </think> #}"
+)
+
+
+async def test_calls_in_a_chat() -> None:
+    options: dict[str, Any] = {
+        "model": "ChatModel",
+        "messages": CHAT,
+        # openai 2.x reads the calls of strict tools alone.
+        "tools": [{"type": "function", "function": {**FUNCTION, "strict": True}}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "max_completion_tokens": 200,
+        "seed": 3,
+    }
+    async with Engine(ChatModel()) as engine, openai_client(engine) as client:
+        done = await client.chat.completions.create(**options)
+        (choice,) = done.choices
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content is None
+        (call,) = choice.message.tool_calls or []
+        assert call.type == "function"
+        assert call.function.name == "weather"
+        assert json.loads(call.function.arguments) in ARGUMENTS
+        deltas = []
+        async for chunk in await client.chat.completions.create(stream=True, **options):
+            for each in chunk.choices:
+                deltas += each.delta.tool_calls or []
+                reason = each.finish_reason
+        assert reason == "tool_calls"
+        assert {delta.index for delta in deltas} == {0}
+        # Clients put the deltas of each text together.
+        assert [delta.function.name for delta in deltas if delta.function.name] == ["weather"]
+        assert len([delta for delta in deltas if delta.id]) == 1
+        text = "".join(delta.function.arguments for delta in deltas)
+        assert text == call.function.arguments
+        # The client's own way, and the answer goes back as it came.
+        async with client.chat.completions.stream(**options) as stream:
+            final = await stream.get_final_completion()
+        assert final.choices[0].message.tool_calls[0].function.arguments == text
+        result = {"role": "tool", "tool_call_id": call.id, "content": "warm"}
+        options["messages"] = [*CHAT, choice.message.model_dump(), result]
+        options["tool_choice"] = {"type": "function", "function": {"name": "weather"}}
+        again = await client.chat.completions.create(**options)
+        assert again.choices[0].message.tool_calls
+
+
+async def test_calls_in_a_message() -> None:
+    tool = {"name": "weather", "description": "The weather.", "input_schema": SCHEMA}
+    options: dict[str, Any] = {
+        "model": "ChatModel",
+        "messages": [{"role": "user", "content": "hello"}],
+        "tools": [tool],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+        "max_tokens": 200,
+        "extra_body": {"seed": 3},
+    }
+    async with Engine(ChatModel()) as engine, anthropic_client(engine) as client:
+        done = await client.messages.create(**options)
+        (block,) = done.content
+        assert block.type == "tool_use"
+        assert done.stop_reason == "tool_use"
+        assert block.input in ARGUMENTS
+        async with client.messages.stream(**options) as stream:
+            final = await stream.get_final_message()
+        assert final.stop_reason == "tool_use"
+        (built,) = final.content
+        assert built.type == "tool_use"
+        assert (built.name, built.input) == (block.name, block.input)
+        counted = {name: options[name] for name in ("model", "messages", "tools")}
+        count = await client.messages.count_tokens(**counted)
+        assert count.input_tokens == done.usage.input_tokens + done.usage.cache_read_input_tokens
+        result = {"type": "tool_result", "tool_use_id": block.id, "content": "warm"}
+        options["messages"] += [
+            {"role": "assistant", "content": [block.model_dump()]},
+            {"role": "user", "content": [result]},
+        ]
+        options["tool_choice"] = {"type": "tool", "name": "weather"}
+        assert (await client.messages.create(**options)).stop_reason == "tool_use"
+
+
+async def test_calls_in_a_response() -> None:
+    options: dict[str, Any] = {
+        "model": "ChatModel",
+        "input": [{"role": "user", "content": "hello"}],
+        "tools": [{"type": "function", "strict": True, **FUNCTION}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "max_output_tokens": 200,
+        "extra_body": {"seed": 3},
+    }
+    async with Engine(ChatModel()) as engine, openai_client(engine) as client:
+        done = await client.responses.create(**options)
+        (item,) = done.output
+        assert item.type == "function_call"
+        assert json.loads(item.arguments) in ARGUMENTS
+        async with client.responses.stream(**options) as stream:
+            names = [event.type async for event in stream]
+            final = await stream.get_final_response()
+        (built,) = final.output
+        assert built.type == "function_call"
+        assert (built.name, built.arguments) == ("weather", item.arguments)
+        assert names[:3] == [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+        ]
+        assert names[-3:] == [
+            "response.function_call_arguments.done",
+            "response.output_item.done",
+            "response.completed",
+        ]
+        output = {"type": "function_call_output", "call_id": item.call_id, "output": "warm"}
+        options["input"] += [item.model_dump(), output]
+        options["tool_choice"] = {"type": "function", "name": "weather"}
+        assert (await client.responses.create(**options)).output[0].type == "function_call"
+
+
+async def test_reasoning_is_told_apart() -> None:
+    """The prompt opens it, and its budget closes it."""
+    ours = {"thinking_budget": 5, "seed": 1}
+    async with Engine(ChatModel(template=THINKING)) as engine:
+        app = create_app(engine)
+        chat = {"messages": CHAT, "max_tokens": 24, **ours}
+        whole = (await ask(app, "/v1/chat/completions", chat)).json
+        message = whole["choices"][0]["message"]
+        thought = whole["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        assert thought == ours["thinking_budget"]
+        assert message["reasoning"] == message["reasoning_content"] != ""
+        assert message["content"]
+        assert "think>" not in message["content"] + message["reasoning"]
+        streamed = {**chat, "stream": True, "stream_options": {"include_usage": True}}
+        *events, last, _ = (await ask(app, "/v1/chat/completions", streamed)).events
+        assert last["usage"]["completion_tokens_details"]["reasoning_tokens"] == thought
+        deltas = [each["choices"][0]["delta"] for each in events if each]
+        assert "".join(each.get("reasoning", "") for each in deltas) == message["reasoning"]
+        assert "".join(each.get("content", "") for each in deltas) == message["content"]
+
+        body = {**chat, "messages": CHAT[1:], "system": "Be brief."}
+        told = (await ask(app, "/v1/messages", body)).json["content"]
+        assert [each["type"] for each in told] == ["thinking", "text"]
+        assert told[0]["thinking"] == message["reasoning"]
+        events = (await ask(app, "/v1/messages", {**body, "stream": True})).events
+        begun = [each["content_block"]["type"] for each in events if "content_block" in each]
+        assert begun == ["thinking", "text"]
+
+        body = {"input": CHAT, "max_output_tokens": 24, **ours}
+        whole = (await ask(app, "/v1/responses", body)).json
+        told = whole["output"]
+        assert [each["type"] for each in told] == ["reasoning", "message"]
+        assert whole["usage"]["output_tokens_details"] == {"reasoning_tokens": thought}
+        events = (await ask(app, "/v1/responses", {**body, "stream": True})).events
+        usage = events[-1]["response"]["usage"]
+        assert usage["output_tokens_details"] == {"reasoning_tokens": thought}
+        assert events[-1]["response"]["output"] == [
+            {**each, "id": other["id"]}
+            for each, other in zip(told, events[-1]["response"]["output"], strict=True)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", {"tools": [{"type": "retrieval"}]}, "tools[0].type"),
+        ("/v1/chat/completions", {"tool_choice": "required"}, "tool_choice"),
+        ("/v1/chat/completions", {"tools": [FUNCTION], "tool_choice": "x"}, "tool_choice"),
+        ("/v1/chat/completions", {"template_options": {"x": 1}}, "x"),
+        ("/v1/messages", {"max_tokens": 9, "tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ("/v1/messages", {"max_tokens": 9, "tool_choice": {"type": "x"}}, "tool_choice"),
+    ],
+)
+async def test_bad_tools_are_named(path: str, fields: Any, param: str) -> None:
+    async with Engine(ChatModel()) as engine:
+        body = {"messages": CHAT[1:], **fields}
+        answer = await ask(create_app(engine), path, body)
+        assert answer.status == 400
+        assert answer.json["error"]["message"].startswith(f"{param}=")

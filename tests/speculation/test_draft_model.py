@@ -1,0 +1,204 @@
+"""What a draft model keeps, what it gives back, and which ones are refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncinfer import Engine, InvalidConfig
+from asyncinfer.builtin import DRAFT_PATH, MODEL_PATH
+from asyncinfer.engine.checkpoint import CheckpointSource
+from asyncinfer.scheduler import DraftModel, Step
+from asyncinfer.testing import FakeModel, InlineEngine
+from asyncinfer.text import Tokenizer
+
+PAGES = 32
+LONG = "a prompt of many tokens, which no single step can read as a whole"
+
+
+def engine_of(draft: FakeModel, **config: Any) -> InlineEngine:
+    return InlineEngine(FakeModel(blocks=64), draft=draft, **{"block_size": 4, **config})
+
+
+def model_of(engine: InlineEngine) -> DraftModel:
+    model = engine.scheduler.speculator.proposers[-1]
+    assert isinstance(model, DraftModel)
+    return model
+
+
+def answer(draft: FakeModel, prompt: str = "hello", **config: Any) -> tuple[int, int]:
+    """Drafted tokens that were right and wrong, of an answer that is that without drafts; in the
+    end nothing is held."""
+    engine = engine_of(draft, **config)
+    stream = engine.submit(prompt, max_tokens=40, seed=3)
+    engine.run()
+    stream.read()
+    assert stream.token_ids() == engine.core.runner.oracle(  # type: ignore[attr-defined]
+        engine.core.loaded.tokenizer.encode(prompt), stream.request.params, 3, 40
+    )
+    assert model_of(engine).pages_free == draft.blocks
+    outcome = stream.request.buffer.outcome
+    assert outcome is not None
+    return outcome.usage.accepted_tokens, outcome.usage.rejected_tokens
+
+
+def test_a_model_that_draws_alike_is_always_right() -> None:
+    right, wrong = answer(FakeModel(blocks=PAGES))
+    assert right > 25
+    assert wrong == 0
+
+
+def test_a_long_prompt_is_read_in_parts() -> None:
+    steps: list[Step] = []
+    draft = FakeModel(blocks=PAGES, gate=lambda what, step: steps.append(step))
+    right, _ = answer(draft, LONG, max_step_tokens=24)
+    assert right > 10
+    # Three parts of the prompt, which draw nothing before the last; and of all that follows each
+    # token is computed once, but for the one that the last draw of a draft is.
+    read = [step for step in steps[::2] if step.joins and step.tokens > 2]
+    assert [step.samples for step in read] == [[0], [0], [1]]
+    assert sum(step.tokens for step in read) > len(LONG)
+
+
+def test_what_does_not_fit_has_no_drafts() -> None:
+    assert answer(FakeModel(blocks=2)) == (0, 0)
+    # No draft goes beyond the context of its model.
+    right, wrong = answer(FakeModel(blocks=PAGES, max_context=24))
+    assert (right > 4, wrong) == (True, 0)
+
+
+@pytest.mark.parametrize("often", [1, 3])
+def test_a_row_that_fails_costs_its_draft(often: int) -> None:
+    def failing(step: Step) -> Mapping[int, Exception]:
+        return {0: ValueError("nan")} if step.number % often == 0 else {}
+
+    right, wrong = answer(FakeModel(blocks=PAGES, failing=failing))
+    assert wrong == 0
+    assert (right > 0) == (often > 1)
+
+
+@pytest.mark.parametrize("often", [1, 3])
+def test_a_step_without_room_costs_its_draft(often: int) -> None:
+    draft = FakeModel(blocks=PAGES, no_room=lambda step: step.number % often == 0)
+    right, wrong = answer(draft)
+    assert wrong == 0
+    assert (right > 0) == (often > 1)
+
+
+def pump_until_drafted(engine: InlineEngine, pages: int) -> None:
+    for _ in range(30):
+        if model_of(engine).pages_free < pages:
+            return
+        engine.pump()
+    raise AssertionError("it never drafts")
+
+
+@pytest.mark.parametrize("turns", range(3))
+def test_nothing_is_kept_of_aborted_and_preempted_answers(turns: int) -> None:
+    engine = engine_of(FakeModel(blocks=PAGES, eos_every=5), max_running=4)
+    streams = [engine.submit("hello", max_tokens=90, seed=i, n=2) for i in range(3)]
+    pump_until_drafted(engine, PAGES)
+    engine.pump(turns)
+    assert model_of(engine).pages_free < PAGES
+    states = engine.scheduler.states
+    for sequence in list(states.stepwise.values()):
+        states.preempt(sequence)
+    assert model_of(engine).pages_free == PAGES
+    engine.pump(2)
+    for stream in streams:
+        stream.abort()
+    engine.run()
+    assert model_of(engine).pages_free == PAGES
+    assert engine.stats().running == engine.stats().waiting == 0
+
+
+def test_pages_are_taken_from_those_who_do_not_need_them() -> None:
+    engine = engine_of(FakeModel(blocks=14))
+    first = engine.submit("hello", max_tokens=40, seed=1, buffer=41)
+    pump_until_drafted(engine, 14)
+    engine.core.requests.pause(first.request.outputs[0], 0.0)
+    second = engine.submit("another one", max_tokens=30, seed=2)
+    engine.run()
+    second.read()
+    outcome = second.request.buffer.outcome
+    assert outcome is not None
+    assert outcome.usage.accepted_tokens > 10
+    first.abort()
+    engine.run()
+    assert model_of(engine).pages_free == 14
+
+
+@pytest.mark.parametrize("value", [3, "", {"a": 1}])
+def test_what_is_no_model_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidConfig, match="draft="):
+        Engine(FakeModel(), draft=value)
+
+
+@pytest.mark.asyncio
+async def test_another_vocabulary_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(DRAFT_PATH, other)
+    file = other / "tokenizer.json"
+    text = json.loads(file.read_text("utf-8"))
+    vocabulary = text["model"]["vocab"]
+    one, two = [word for word, number in vocabulary.items() if number in (300, 301)]
+    vocabulary[one], vocabulary[two] = vocabulary[two], vocabulary[one]
+    file.write_text(json.dumps(text), "utf-8")
+
+    def loads(*args: Any, **options: Any) -> Any:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("asyncinfer.runner.open_runner", loads)
+    with pytest.raises(InvalidConfig, match=r"draft=.*vocabulary: token 300 is .*, not ") as caught:
+        await Engine.open(draft=other)
+    assert caught.value.field == "draft"
+
+
+@pytest.mark.asyncio
+async def test_models_of_another_kind_are_compared_when_both_are_there() -> None:
+    model, draft = FakeModel(), FakeModel(tokenizer=Tokenizer.from_folder(DRAFT_PATH))
+    with pytest.raises(InvalidConfig, match="vocabulary"):
+        await Engine.open(model, draft=draft)
+    for each in (model, draft):
+        assert each.runner is not None
+        assert each.runner.closed
+
+
+def test_the_shipped_draft_model_changes_no_answer() -> None:
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"seed": 3, "repetition_penalty": 1.2, "top_p": 0.9, "logprobs": 1},
+        {"seed": 5, "temperature": 0.7},
+    ]
+    found = []
+    for config in ({}, {"draft": "embedded"}):
+        engine = InlineEngine(CheckpointSource(MODEL_PATH), kv_bytes=1 << 22, **config)
+        text = "def add(a, b):\n    return "
+        streams = [engine.submit(text, max_tokens=24, **kind) for kind in kinds]
+        engine.run()
+        for stream in streams:
+            stream.read()
+        found.append([stream.token_ids() for stream in streams])
+        drafts = engine.stats().drafts
+        engine.core.close()
+    assert found[0] == found[1]
+    (counts,) = drafts
+    assert counts.method == "draft-model"
+    assert sum(counts.accepted) > 20
+    assert sum(counts.rejected) > 5
+
+
+@pytest.mark.asyncio
+async def test_it_is_closed_with_its_engine() -> None:
+    draft = FakeModel()
+    async with Engine(FakeModel(), draft=draft) as engine:
+        await engine.generate("hello", max_tokens=8)
+    assert draft.runner is not None
+    assert draft.runner.closed

@@ -1,0 +1,200 @@
+"""How drafts are made, and how long they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncinfer.params import SamplingParams
+from asyncinfer.protocols import DraftRequest
+from asyncinfer.speculation import (
+    DraftCost,
+    Drafter,
+    PackedTokens,
+    PromptLookup,
+    Speculator,
+    StepCosts,
+)
+from asyncinfer.speculation.acceptance import Acceptance
+from asyncinfer.speculation.drafter import AnswerView
+from asyncinfer.speculation.prediction import Prediction
+from asyncinfer.speculation.suffix_table import SuffixTable
+
+tokens = st.lists(st.sampled_from((0, 1, 256, 65_536, 16_777_216)), max_size=12)
+
+
+@given(tokens, st.lists(st.sampled_from((0, 1, 256, 65_536)), min_size=1, max_size=3))
+def test_runs_are_found_where_they_are(text: list[int], run: list[int]) -> None:
+    packed = PackedTokens(text[:3])
+    packed.extend(text[3:])
+    places = [i for i in range(len(text)) if text[i : i + len(run)] == run]
+    assert packed.first(run, 0, len(text)) == (places[0] if places else -1)
+    assert packed.last(run, 0, len(text)) == (places[-1] if places else -1)
+    assert packed.slice(0, len(text)) == text
+
+
+def lookup(known: list[int], most: int = 4, **options: int) -> list[int]:
+    drafter = Drafter(SamplingParams(), 1, 0)
+    drafter.known, drafter.wanted = known, most
+    return [*PromptLookup(**options).propose([AnswerView(drafter)])[0]]
+
+
+def test_prompt_lookup_goes_on_as_the_text_did() -> None:
+    assert lookup([1, 2, 3, 4, 5, 6, 9, 1, 2, 3]) == [4, 5, 6, 9]
+    # The latest place counts.
+    assert lookup([1, 2, 3, 4, 7, 1, 2, 3, 5, 8, 1, 2, 3])[:2] == [5, 8]
+    # And the longer run before the later place.
+    assert lookup([5, 6, 1, 2, 3, 4, 0, 0, 1, 2, 3, 7, 5, 6, 1, 2, 3], longest=5)[0] == 4
+    assert lookup([1, 2, 3]) == []
+    assert lookup([1, 2, 3, 4, 5, 6]) == []
+    # A loop goes on.
+    assert lookup([1, 2, 1, 2, 1, 2], most=5) == [1, 2, 1, 2, 1]
+
+
+def asked(scope: str, known: list[int], most: int = 4) -> AnswerView:
+    drafter = Drafter(SamplingParams(), 1, 0, scope=scope)
+    drafter.known, drafter.wanted = known, most
+    return AnswerView(drafter)
+
+
+def test_a_suffix_table_goes_on_as_an_earlier_answer_did() -> None:
+    table = SuffixTable()
+    first = asked("ours", [9, 9, 1, 2, 3, 4, 5, 6])
+    assert table.propose([first]) == [[]]
+    table.end(first)
+    assert table.propose([asked("ours", [7, 1, 2, 3])]) == [[4, 5, 6]]
+    # The last time counts, and the longer run before that.
+    table.end(asked("ours", [1, 2, 3, 8, 8]))
+    assert table.propose([asked("ours", [7, 1, 2, 3], 1)]) == [[8]]
+    table.end(asked("ours", [0, 0, 5, 1, 2, 3, 4]))
+    table.end(asked("ours", [1, 2, 3, 8]))
+    assert table.propose([asked("ours", [0, 0, 5, 1, 2, 3], 1)]) == [[4]]
+
+
+def test_a_suffix_table_keeps_scopes_apart() -> None:
+    table = SuffixTable()
+    table.end(asked("theirs", [1, 2, 3, 4, 5, 6, 7, 8]))
+    assert table.propose([asked("ours", [1, 2, 3, 4, 5, 6])]) == [[]]
+    assert table.propose([asked("theirs", [1, 2, 3])]) == [[4, 5, 6, 7]]
+
+
+@settings(derandomize=True)
+@given(st.lists(st.integers(0, 4), max_size=60), st.integers(0, 60))
+def test_tokens_learned_together_are_those_learned_one_by_one(text: list[int], at: int) -> None:
+    # A secret of the process says which runs share a place, and the last to come keeps it.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("asyncinfer.speculation.suffix_table.token_bytes", bytes)
+        slow, fast = SuffixTable(1 << 20), SuffixTable(1 << 20)
+    drafter = Drafter(SamplingParams(), 1, 0)
+    grows = AnswerView(drafter)
+    for end in range(len(text) + 1):
+        drafter.known, drafter.wanted = text[:end], 1
+        slow.propose([grows])
+    fast.propose([asked("", text)])
+    probe = text[:at]
+    assert slow.propose([asked("", probe, 8)]) == fast.propose([asked("", probe, 8)])
+
+
+def test_a_suffix_table_takes_no_more_memory_and_learns_the_end_of_a_long_text() -> None:
+    table = SuffixTable(1 << 14)
+    before = table.nbytes
+    text = [7 * i % 50_021 for i in range(20_000)]
+    table.end(asked("", text))
+    assert table.nbytes == before
+    # Some runs share a place of so small a table; which ones do depends on a secret of the process.
+    ends = range(len(text) - 1_000, len(text), 10)
+    found = [table.propose([asked("", text[end - 12 : end])])[0][:1] == [text[end]] for end in ends]
+    assert sum(found) >= 80
+    assert table.propose([asked("", text[:10])]) == [[]]
+
+
+def test_a_prediction_is_followed_until_it_differs_and_found_again() -> None:
+    expected = list(range(100, 140))
+    prediction = Prediction(PackedTokens(expected))
+    assert prediction.following([], 3) == [100, 101, 102]
+    assert prediction.following([100, 101], 3) == [102, 103, 104]
+    # Something else instead of 102, and then the expected text again.
+    assert prediction.following([100, 101, 7], 3) == []
+    assert prediction.following([100, 101, 7, 103], 3) == []
+    assert prediction.following([100, 101, 7, 103, 104], 3) == [105, 106, 107]
+    assert prediction.following([100, 101, 7, 103, 104, *range(105, 140)], 3) == []
+
+
+def test_lengths_follow_what_was_right() -> None:
+    acceptance, length = Acceptance(0.6), 100
+    lengths = []
+    for _ in range(8):
+        lengths.append(acceptance.wanted(length, DraftCost(0.1), 32))
+        length += lengths[-1] + 1
+        acceptance.verified(length, lengths[-1], lengths[-1], DraftCost(0.1), 32)
+    assert lengths[0] < 8
+    assert lengths == sorted(lengths)
+    assert lengths[-1] > 20
+
+
+def test_what_does_not_pay_rests_for_longer_and_longer() -> None:
+    acceptance, tried = Acceptance(0.6), []
+    for length in range(2000):
+        wanted = acceptance.wanted(length, DraftCost(0.3), 32)
+        if wanted:
+            tried.append(length)
+            acceptance.verified(length, wanted, 0, DraftCost(0.3), 32)
+    rests = [b - a for a, b in pairwise(tried)]
+    assert rests[-1] >= 500
+    assert len(tried) < 16
+
+
+def test_no_draft_where_a_token_costs_a_token() -> None:
+    assert Acceptance(0.9).wanted(10, DraftCost(0.95), 32) == 0
+    # Nor where a draft costs more than it can bring.
+    assert Acceptance(0.6).wanted(10, DraftCost(0.01, 1.2), 32) > 0
+    assert Acceptance(0.6).wanted(10, DraftCost(0.01, 1.6), 32) == 0
+
+
+def test_costs_are_learned() -> None:
+    costs = StepCosts()
+    assert 0.0 < costs.cost(1).token < 0.2
+    for tokens in (9, 5, 17, 33) * 6:
+        costs.add(1, 0.010, False)
+        costs.add(tokens, 0.025 + 0.001 * tokens, True)
+    cost = costs.cost(1)
+    assert abs(cost.token - 0.1) < 0.01
+    assert abs(cost.draft - 1.6) < 0.1
+    assert cost.of(3) == cost.draft + 3 * cost.token
+    for tokens in (1, 9, 16, 5) * 60:
+        # Every token takes as long as every other.
+        costs.add(tokens, 0.01 * tokens, tokens > 1)
+    assert costs.cost(1).token > 0.9
+
+
+class Reading:
+    """A model that reads a prompt for every draft."""
+
+    name, behind = "reading", True
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        return [[7] for _ in requests]
+
+    def end(self, request: DraftRequest) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+def test_only_the_drafts_that_a_model_read_prompts_for_took_longer() -> None:
+    speculator = Speculator(model=Reading())
+    for _ in range(4):
+        speculator.costs.add(1, 0.01, False)
+    asked = Drafter(SamplingParams(), 1, 0)
+    expected = Drafter(SamplingParams(), 1, 0, prediction=PackedTokens([8, 9]))
+    asked.known = expected.known = [3]
+    assert speculator.draft([asked, expected], 1)
+    assert (asked.draft, expected.draft) == ([7], [8, 9])
+    # Nobody asks the model.
+    assert not speculator.draft([expected], 1)
+    assert expected.draft == [8, 9]

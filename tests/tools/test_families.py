@@ -1,0 +1,145 @@
+"""Every family's answers are read alike however they are cut, and say what was said."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tool_transcripts import MESSAGES, SYNTAXES, Reading, Said, family_named, tokenizer_of, written
+
+from asyncinfer.text import Tokenizer
+from asyncinfer.tools.families import family_of
+
+HARMONY = "<|channel|><|message|><|start|>"
+HARMONY_TOKENS = "<|channel|> <|message|> <|constrain|> <|end|> <|start|> <|call|> <|return|>"
+
+
+def transcripts(name: str) -> list[tuple[Said, str]]:
+    texts = [(said, written(name, said)) for said in MESSAGES]
+    return [(said, text) for said, text in texts if text is not None]
+
+
+@pytest.mark.parametrize("name", SYNTAXES)
+def test_a_family_is_told_by_its_template(name: str) -> None:
+    assert family_named(name).name == name.removesuffix("-spelled")
+
+
+@pytest.mark.parametrize("name", SYNTAXES)
+def test_what_was_said_is_read(name: str) -> None:
+    reading = Reading(family_named(name), tokenizer_of(SYNTAXES[name]))
+    for said, text in transcripts(name):
+        content, reasoning, calls = reading.parse(reading.marked(text))
+        assert (content, reasoning) == (said.content, said.reasoning), text
+        assert [(call[1], json.loads(call[2])) for call in calls] == list(said.calls), text
+
+
+@pytest.mark.parametrize("name", SYNTAXES)
+def test_every_split_reads_alike(name: str) -> None:
+    reading = Reading(family_named(name), tokenizer_of(SYNTAXES[name]))
+    for _, text in transcripts(name):
+        marked = reading.marked(text)
+        whole = reading.parse(marked)
+        assert reading.parse(*marked) == whole
+        for at in range(1, len(marked)):
+            assert reading.parse(marked[:at], marked[at:]) == whole, (marked[:at], marked[at:])
+
+
+@pytest.mark.parametrize("name", SYNTAXES)
+def test_every_cut_reads_alike(name: str) -> None:
+    """An answer may end anywhere."""
+    reading = Reading(family_named(name), tokenizer_of(SYNTAXES[name]))
+    for _, text in transcripts(name)[::3]:
+        marked = reading.marked(text)
+        for end in range(1, len(marked), 2):
+            cut = marked[:end]
+            assert reading.parse(*cut) == reading.parse(cut), cut
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama-json", "mistral", "deepseek-v3.1", "json"])
+def test_arguments_in_json_are_what_the_model_wrote(name: str) -> None:
+    """Not even white space changes, and the spelling of a number does not."""
+    reading = Reading(family_named(name), tokenizer_of(SYNTAXES[name]))
+    written = '{ "city":"\\u0050aris" ,\n "days" : 3.0e0 }'
+    text = SYNTAXES[name].write((("get_weather", {}),)).replace("{}", written)
+    assert reading.parse(reading.marked(text))[2][0][2] == written
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen-xml", "mistral", "deepseek-v3.1", "gemma"])
+def test_a_text_that_spells_a_delimiter_stays_text(name: str) -> None:
+    syntax = SYNTAXES[name]
+    reading = Reading(family_named(name), tokenizer_of(syntax))
+    text = syntax.write((("now", {}),))
+    # As ordinary tokens spell it, no mark is in it.
+    assert reading.parse(text) == (text.rstrip(), "", [])
+    assert reading.parse(reading.marked(text))[2] == [("call0", "now", "{}")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "content", "calls"),
+    [
+        ("hermes", "<tool_call>\nno json\n</tool_call>", "<tool_call>\nno json\n</tool_call>", 0),
+        ("hermes", '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>', None, 0),
+        ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "now"}</tool_call>', "", 1),
+        ("hermes", '<tool_call>{"name": "now"}</tool_call>', "", 1),
+        ("hermes", '<tool_call>{"name": "now", "arguments": "{\\"a\\": 1}"}</tool_call>', "", 1),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "x</tool_call> y', "y", 1),
+        ("qwen-xml", "<tool_call>\n<function=nobody>\n</function>\n</tool_call>", None, 0),
+        ("llama-json", '{"answer": 42}', '{"answer": 42}', 0),
+        ("llama-json", '{"name": "Bob", "parameters": {}}', '{"name": "Bob", "parameters": {}}', 0),
+        ("llama-json", '<|python_tag|>{"name": "now", "parameters": {}}', "", 1),
+        ("llama-python", "[1, 2, 3]", "[1, 2, 3]", 0),
+        ("llama-python", "[now(), nobody()]", "nobody()]", 1),
+        ("mistral", "[TOOL_CALLS]now[CALL_ID]abc[ARGS]{}", "", 1),
+        ("json", '{"name": "now", "arguments": {}}', "", 1),
+    ],
+)
+def test_what_is_no_call_is_not_lost(name: str, text: str, content: str | None, calls: int) -> None:
+    reading = Reading(family_named(name), tokenizer_of(SYNTAXES[name]))
+    marked = reading.marked(text)
+    found = reading.parse(marked)
+    assert len(found[2]) == calls
+    assert found == reading.parse(*marked)
+    if content is None:
+        assert found[0], "the text is shown"
+    else:
+        assert found[0] == content
+
+
+def test_reasoning_that_the_prompt_opened_is_read() -> None:
+    family = family_named("hermes")
+    assert family.thinking("<|im_start|>assistant\n<think>\n")
+    assert not family.thinking("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    reading = Reading(family, tokenizer_of(SYNTAXES["hermes"]), thinking=True)
+    text = 'so <tool_call> it is\n</think>\n\n<tool_call>{"name": "now"}</tool_call>'
+    found = reading.parse(reading.marked(text))
+    assert found == ("", "so <tool_call> it is", [("call0", "now", "{}")])
+
+
+def harmony(said: Said) -> str:
+    """An answer of gpt-oss, whose last message ends with a token that is not shown."""
+    parts = []
+    if said.reasoning:
+        parts.append(f"<|channel|>analysis<|message|>{said.reasoning}<|end|>")
+    if said.content:
+        channel = "commentary" if said.calls else "final"
+        parts.append(f"<|channel|>{channel}<|message|>{said.content}<|end|>")
+    for name, arguments in said.calls:
+        to = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+        parts.append(f"{to}{json.dumps(arguments, ensure_ascii=False)}<|call|>")
+    return "<|start|>assistant".join(parts)
+
+
+def test_harmony() -> None:
+    family = family_of(HARMONY, reads_tools=True)
+    syntax = SYNTAXES["hermes"]
+    tokenizer: Tokenizer = tokenizer_of(type(syntax)("", syntax.write, HARMONY_TOKENS))
+    reading = Reading(family, tokenizer)
+    for said in MESSAGES:
+        marked = reading.marked(harmony(said))
+        whole = reading.parse(marked)
+        assert whole[:2] == (said.content, said.reasoning)
+        assert [(call[1], json.loads(call[2])) for call in whole[2]] == list(said.calls)
+        assert reading.parse(*marked) == whole
+        for at in range(1, len(marked)):
+            assert reading.parse(marked[:at], marked[at:]) == whole
+            assert reading.parse(*marked[:at]) == reading.parse(marked[:at])

@@ -1,0 +1,182 @@
+"""Quantised matrices in files: every part that is missing, misshapen, of another dtype or that
+lies is refused with its name, before memory is taken where headers say it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from quantization.quantised import BNB, CASES, KEPT, Tensors
+from safetensors.torch import save_file
+
+from asyncinfer.errors import ModelLoadError
+from asyncinfer.models.quantised import read_scheme
+from asyncinfer.models.reader import JsonReader
+from asyncinfer.quantization import QuantisedWeight, as_tensor
+from asyncinfer.quantization.schemes import Scheme
+from asyncinfer.weights import Packed, Piece, SafetensorsCheckpoint, WeightLoader, check_weights
+
+SHAPE = (96, 64)
+#: More than one matrix, so that a tensor of the model is made of quantised and plain ones.
+TABLE = {"up": Packed((Piece("m.gate.weight", SHAPE), Piece("m.up.weight", SHAPE)))}
+#: What may be left out, and what nobody reads.
+OPTIONAL = (".g_idx", ".shape", ".nbits", ".axis", ".encoded_state_dict", ".input_scale")
+UNREAD = (".nbits", ".axis", ".encoded_state_dict", ".input_scale", ".weight_format")
+
+
+def scheme(config: dict[str, Any]) -> Scheme:
+    found = read_scheme(JsonReader({"quantization_config": config}, "config.json"))
+    assert found is not None
+    return found
+
+
+def held(name: str) -> tuple[Tensors, torch.Tensor]:
+    return CASES[name].make(*SHAPE, torch.Generator().manual_seed(2))
+
+
+def load(folder: Path, name: str, parts: Tensors, **more: torch.Tensor) -> torch.Tensor:
+    """The tensor of a file with a quantised `m.gate` and a plain `m.up`."""
+    tensors = {f"m.gate{suffix}": part for suffix, part in parts.items()}
+    tensors |= {"m.up.weight": torch.full(SHAPE, 3.0), **more}
+    stored = {key: part.clone().contiguous() for key, part in tensors.items()}
+    save_file(stored, folder / "model.safetensors")
+    with SafetensorsCheckpoint(folder) as checkpoint, torch.inference_mode():
+        found = check_weights(checkpoint, TABLE, scheme=scheme(CASES[name].config))
+        args = checkpoint, TABLE, torch.device("cpu"), torch.float32, None
+        # Chunks that end within rows.
+        loader = WeightLoader(*args, quantised=found, chunk=1000)
+        return loader("up")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_part(name: str, tmp_path: Path) -> None:
+    parts, right = held(name)
+    got = load(tmp_path, name, parts)
+    torch.testing.assert_close(got[: SHAPE[0]], right, rtol=2e-7, atol=1e-9)
+    assert torch.equal(got[SHAPE[0] :], torch.full(SHAPE, 3.0))
+    for suffix, part in parts.items():
+        rest = {key: other for key, other in parts.items() if key != suffix}
+        tensor = f"m.gate{suffix}"
+        if suffix not in OPTIONAL and suffix not in UNREAD:
+            with pytest.raises(ModelLoadError) as missing:
+                load(tmp_path, name, rest)
+            # By the first of its names.
+            assert str(missing.value.tensor).startswith("m.gate.")
+            assert "missing in the checkpoint" in str(missing.value)
+        if suffix in UNREAD:
+            continue
+        longer = torch.cat([part.reshape(-1)] * 2) if part.dim() else part.repeat(3)
+        for wrong in (longer, part.reshape(*part.shape, 1, 1, 1)):
+            if suffix.startswith(".weight.quant_state"):
+                continue
+            # bitsandbytes' blocks may have other sizes, but not another than they say.
+            with pytest.raises(ModelLoadError, match=r"shape|192 scales: the blocks") as refused:
+                load(tmp_path, name, {**rest, suffix: wrong})
+            assert refused.value.tensor == tensor
+        other = torch.zeros(part.shape, dtype=torch.int16)
+        with pytest.raises(ModelLoadError, match="dtype I16") as refused:
+            load(tmp_path, name, {**rest, suffix: other})
+        assert refused.value.tensor == tensor
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_numbers_stay_as_they_are(name: str, tmp_path: Path) -> None:
+    """Two matrices with theirs, and one beside a plain one as floats."""
+    first, right = held(name)
+    second, below = CASES[name].make(*SHAPE, torch.Generator().manual_seed(3))
+    tensors = {f"m.gate{suffix}": part for suffix, part in first.items()}
+    tensors |= {f"m.up{suffix}": part for suffix, part in second.items()}
+    tensors |= {f"n.up{suffix}": part for suffix, part in second.items()}
+    tensors["n.gate.weight"] = torch.full(SHAPE, 3.0)
+    stored = {key: part.clone().contiguous() for key, part in tensors.items()}
+    save_file(stored, tmp_path / "model.safetensors")
+    table = {
+        which: Packed(tuple(Piece(f"{which}.{part}.weight", SHAPE) for part in ("gate", "up")))
+        for which in "mn"
+    }
+    with SafetensorsCheckpoint(tmp_path) as checkpoint, torch.inference_mode():
+        found = check_weights(checkpoint, table, scheme=scheme(CASES[name].config))
+        args = checkpoint, table, torch.device("cpu"), torch.float32, None
+        loader = WeightLoader(*args, quantised=found, keep_packed=True)
+        both, mixed = loader("m"), loader("n")
+        loader.finish()
+    assert isinstance(both, QuantisedWeight) == (name in KEPT)
+    assert isinstance(mixed, torch.Tensor)
+    torch.testing.assert_close(mixed[SHAPE[0] :], below, rtol=2e-7, atol=1e-9)
+    wanted = torch.cat([right, below])
+    torch.testing.assert_close(as_tensor(both), wanted, rtol=1e-6, atol=1e-5)
+
+
+def test_what_is_left_over(tmp_path: Path) -> None:
+    """Scales for another engine's KV cache may be; any other tensor not."""
+    parts, _ = held("fp8 in blocks")
+    scale = torch.tensor(1.0)
+    load(tmp_path, "fp8 in blocks", parts, **{"m.k_proj.k_scale": scale, "m.attn.v_scale": scale})
+    with pytest.raises(ModelLoadError, match="left over") as refused:
+        load(tmp_path, "fp8 in blocks", parts, **{"m.gate.weight_scales": scale})
+    assert refused.value.tensor == "m.gate.weight_scales"
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix", "changed"),
+    [
+        ("gptq", ".g_idx", torch.full((32,), 1, dtype=torch.int32)),
+        ("gptq", ".g_idx", torch.full((32,), -1, dtype=torch.int32)),
+        ("int4 in groups, reordered", ".weight_g_idx", torch.full((32,), 7, dtype=torch.int32)),
+        ("int4 in groups", ".weight_shape", torch.tensor([32, 64])),
+        ("hqq", ".shape", torch.tensor([32, 64])),
+        ("nf4, double", ".weight.nested_absmax", torch.ones(2)),
+        ("nf4, double", ".weight.absmax", torch.ones(64, dtype=torch.uint8)),
+    ],
+)
+def test_values_that_lie(name: str, suffix: str, changed: torch.Tensor, tmp_path: Path) -> None:
+    parts, _ = held(name)
+    with pytest.raises(ModelLoadError) as refused:
+        load(tmp_path, name, {**parts, suffix: changed})
+    assert refused.value.tensor == f"m.gate{suffix}"
+
+
+STATE = {"quant_type": "nf4", "blocksize": 64, "shape": list(SHAPE), "nested_blocksize": 256}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"[]",
+        b"\xff\xfe",
+        b"[" * 4000,
+        b" " * 5000,
+        {**STATE, "nested_offset": 0.1, "quant_type": "fp4"},
+        {**STATE, "nested_offset": 0.1, "blocksize": 0},
+        {**STATE, "nested_offset": 0.1, "blocksize": [64]},
+        {**STATE, "nested_offset": 0.1, "shape": [32, 64]},
+        {**STATE, "nested_offset": 0.1, "nested_blocksize": 1 << 60},
+        {**STATE, "nested_offset": "0.1"},
+        {**STATE, "nested_offset": True},
+    ],
+)
+def test_a_state_that_lies(said: Any, tmp_path: Path) -> None:
+    parts, _ = held("nf4, double")
+    suffix = ".weight.quant_state.bitsandbytes__nf4"
+    data = said if isinstance(said, bytes) else json.dumps(said).encode()
+    parts[suffix] = torch.tensor(list(data), dtype=torch.uint8)
+    with pytest.raises(ModelLoadError) as refused:
+        load(tmp_path, "nf4, double", parts)
+    assert refused.value.tensor == f"m.gate{suffix}"
+    assert len(str(refused.value)) < 1_000
+
+
+def test_sizes_that_a_format_cannot_hold() -> None:
+    for name, shape in (("gptq", (33, 32)), ("awq", (32, 30)), ("hqq", (3, 5))):
+        format = scheme(CASES[name].config).format("m")
+        assert format is not None
+        with pytest.raises(ValueError, match="must divide"):
+            format.parts(shape)
+    format = scheme({**BNB, "bnb_4bit_quant_type": "nf4"}).format("m")
+    assert format is not None
+    with pytest.raises(ValueError, match="even"):
+        format.parts((3, 5))
