@@ -42,8 +42,9 @@ class Intake:
 
     async def take_in(self, request: Request, prompt: Any, wanted_until: float | None) -> None:
         """Prepare an admitted request and hand it on. Raises `InvalidRequest`, and what the request
-        ended with; returns if it was aborted. Whatever it raises, the request is gone. Scheduling
-        policies see `wanted_until`: the deadline of the request or of the caller's cancel scope."""
+        ended with before there was anything to read; returns if it was aborted. Whatever it raises,
+        the request is gone. Scheduling policies see `wanted_until`: the deadline of the request or
+        of the caller's cancel scope."""
         if self._at_hand(request, prompt):
             await self._in_line(request)
             self.prepare_here(request, prompt, wanted_until)
@@ -51,8 +52,10 @@ class Intake:
             work = partial(self.prepare_here, request, prompt, wanted_until)
             size = max(_size(prompt), _size(request.options.prediction))
             await self._on_worker(request, work, size)
-        outcome = request.buffer.outcome
-        if outcome is not None and outcome.error is not None:
+        buffer = request.buffer
+        outcome = buffer.outcome
+        # A loop that is late may find the whole answer here: the reader takes that first.
+        if outcome is not None and outcome.error is not None and not buffer.chunks:
             raise outcome.raised()
 
     def _at_hand(self, request: Request, prompt: Any) -> bool:

@@ -17,13 +17,22 @@ import anyio.lowlevel
 import pytest
 from support import OpenEngine, Until, admission_of, places
 
-from asyncinfer import Engine, EngineConfig, InvalidRequest, Overloaded, SamplingParams
+from asyncinfer import (
+    Engine,
+    EngineConfig,
+    InvalidRequest,
+    Overloaded,
+    RequestFailed,
+    SamplingParams,
+)
 from asyncinfer.engine import Loaded, prompt_workers
 from asyncinfer.engine.deadlines import Deadlines
+from asyncinfer.engine.loop_bridge import LoopBridge
 from asyncinfer.engine.preparer import Preparer
 from asyncinfer.engine.prompt_reader import PromptReader
 from asyncinfer.engine.request import Request
 from asyncinfer.engine.turn_limit import MOST
+from asyncinfer.scheduler import Step
 from asyncinfer.testing import FakeModel, StepGate
 from asyncinfer.text import ChatTemplate, Tokenizer
 
@@ -320,3 +329,39 @@ async def test_a_misspelt_option_is_named() -> None:
     async with Engine(FakeModel()) as engine:
         with pytest.raises(InvalidRequest, match=r"max_token=3: .*; did you mean max_tokens\?"):
             engine.stream("x", max_token=3)
+
+
+async def test_an_answer_that_fails_while_its_loop_is_late_is_read_before_its_error(
+    open_engine: OpenEngine, held: Held, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop learns at once that the prompt is prepared, what was drawn, and that the request
+    failed."""
+    sent, flush = threading.Event(), LoopBridge.flush
+
+    def spied(bridge: LoopBridge) -> None:
+        ends = bool(bridge.batch.news)
+        flush(bridge)
+        if ends:
+            sent.set()
+
+    monkeypatch.setattr(LoopBridge, "flush", spied)
+
+    def failing(step: Step) -> dict[int, Exception]:
+        return {0: ValueError("broken")} if step.starts[0] > len(LONG_PROMPT) + 2 else {}
+
+    async with open_engine(FakeModel(failing=failing)) as engine:
+        stream, found = engine.stream(LONG_PROMPT, max_tokens=8), list[int]()
+
+        async def read() -> None:
+            with pytest.raises(RequestFailed, match="broken"):
+                async for chunk in stream:
+                    found.extend(chunk.token_ids)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(read)
+            await until(lambda: held.begun)
+            held.let_go.set()
+            assert sent.wait(60)
+        assert len(found) == 4
+        assert stream.usage is not None
+        assert stream.usage.completion_tokens == 4
