@@ -63,7 +63,7 @@ class Conversations:
             "live": {},
             "waiting": {},
         }
-        #: No conversation is over by its `ttl` before.
+        #: The earliest time, in seconds, at which a conversation is over by its `ttl`.
         self.due = math.inf
 
     def hold(self, conversation: Conversation, entries: Sequence[CacheEntry], now: float) -> None:
@@ -95,7 +95,8 @@ class Conversations:
         """What the conversation does now, for as long as it is not ended."""
         if conversation.ended:
             return
-        self._forget(conversation)
+        self.open.pop(conversation, None)
+        self._unpin(conversation, conversation.pinned)
         if state != conversation.state:
             before, conversation.state = conversation.state, state
             for entry in reversed(conversation.entries):
@@ -122,8 +123,6 @@ class Conversations:
 
     def expire(self, now: float) -> None:
         """Conversations whose time is up are over, until a request of theirs comes."""
-        if now < self.due:
-            return
         for conversation in [each for each in self.open if each.until <= now]:
             self.set_state(conversation, "over")
         self.due = min((each.until for each in self.open), default=math.inf)
@@ -185,11 +184,6 @@ class Conversations:
         for entry in reversed(conversation.entries[keep:]):
             _count(entry, conversation.state, -1)
             self._mark(entry)
-
-    def _forget(self, conversation: Conversation) -> None:
-        self.open.pop(conversation, None)
-        for pinning in self.pinning.values():
-            pinning.pop(conversation, None)
 
     def _mark(self, entry: CacheEntry) -> None:
         """Tell the policy what the block's conversations do, if that has changed."""

@@ -98,7 +98,7 @@ class PrefixCache:
         self._pinned_share = pinned_share
         self.hasher = hasher or BlockHasher(block_size, secret or secrets.token_bytes(32))
         self.guard = GuardedPolicy(LRU() if policy is None else policy, on_fault, clock, label)
-        #: Monotonic seconds, as last told by the scheduler; only passed on to the policy.
+        #: Monotonic seconds: see `set_time`.
         self.now = 0.0
         self.by_key: dict[bytes, CacheEntry] = {}
         self.by_block: dict[int, CacheEntry] = {}
@@ -120,6 +120,12 @@ class PrefixCache:
         """Tell the policy how many blocks the pool has. Called before anything is published."""
         self.conversations.most = int(self._pinned_share * capacity_blocks)
         self.guard.opened(capacity_blocks)
+
+    def set_time(self, now: float) -> None:
+        """Tell the time, which the policy sees, and which some conversations end at."""
+        self.now = now
+        if now >= self.conversations.due:
+            self.conversations.expire(now)
 
     @property
     def evictable(self) -> int:

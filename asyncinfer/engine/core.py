@@ -7,7 +7,6 @@ inline in a simulation. `thread.py` calls it from the decode thread.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,13 +16,12 @@ from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.engine_events import EngineEvents
 from asyncinfer.engine.inbox import Command, Inbox
 from asyncinfer.engine.loop_bridge import LoopBridge, send_news
-from asyncinfer.engine.pace import Pace
 from asyncinfer.engine.request import End, Phase, Request, TokenSink, output_of
 from asyncinfer.engine.requests import Requests
 from asyncinfer.engine.source import Loaded
 from asyncinfer.errors import AsyncInferError, EngineClosed, RequestFailed
 from asyncinfer.grammar import GrammarCompiler
-from asyncinfer.scheduler import Scheduler, SchedulerStats, Step
+from asyncinfer.scheduler import Pace, Scheduler, SchedulerStats, Step
 from asyncinfer.speculation import draft_stats
 from asyncinfer.stats import EngineStats
 from asyncinfer.telemetry import emit
@@ -65,7 +63,6 @@ class Core:
         self._bridges = bridges
         self._clock = clock
         self._pace = Pace(config.overlap, self.runner.spec.overlap)
-        self._in_flight: deque[Step] = deque()
         #: Whether the engine closes, so that requests that arrive from now on come too late.
         self._closing = False
         #: Answers that `_take` has taken over since `_publish` ran last.
@@ -81,14 +78,14 @@ class Core:
     @property
     def busy(self) -> bool:
         """Whether the next step has something to compute."""
-        return bool(self._in_flight) or self.scheduler.has_work
+        return self.scheduler.has_work
 
     @property
     def done(self) -> bool:
         """Closed, and nothing is left to wait for."""
-        if self._admission.drain_until is None or self.requests.live or self._in_flight:
+        if self._admission.drain_until is None or self.requests.live:
             return False
-        return self.inbox.empty()
+        return not self.scheduler.in_flight and self.inbox.empty()
 
     def step(self) -> None:
         """One turn: take in what was posted, run one step, hand out its tokens."""
@@ -231,7 +228,8 @@ class Core:
             self.requests.report(request, now)
 
     def _compute(self, now: float, *, fresh: bool) -> None:
-        while len(self._in_flight) < self._pace.ahead:
+        in_flight = self.scheduler.in_flight
+        while len(in_flight) < self._pace.ahead:
             step = self.scheduler.schedule(now)
             if step is None:
                 break
@@ -245,11 +243,9 @@ class Core:
                 step.handle = self.runner.launch(step)
             except MemoryError as error:
                 self._retract(step, error, now)
-                continue
-            self._in_flight.append(step)
-        if self._in_flight:
-            self._commit(self._in_flight.popleft())
-        self._pace.stepped(self._clock() if self._in_flight else None)
+        if in_flight:
+            self._commit(in_flight[0])
+        self._pace.stepped(self._clock() if in_flight else None)
 
     def _retract(self, step: Step, error: MemoryError, now: float) -> None:
         """The device had no room for a step: go on in smaller ones."""

@@ -13,8 +13,7 @@ from asyncinfer.attention import AttentionBatch, KVCache, StateCache, StatePass,
 from asyncinfer.layers import LoraRows
 from asyncinfer.models import Decoder
 from asyncinfer.runner.input_batch import InputBatch, StepArrays
-from asyncinfer.runner.pending_step import EagerResults, PendingStep
-from asyncinfer.runner.step_buffers import StepBuffers
+from asyncinfer.runner.pending_step import EagerResults, PendingStep, StepBuffers
 from asyncinfer.sampling import Sampled, SamplingState, TokenHistory, guide, score_tokens, upload
 from asyncinfer.scheduler import Join, Step
 

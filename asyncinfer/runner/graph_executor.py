@@ -17,10 +17,15 @@ from asyncinfer.runner.decode_graphs import DecodeGraphs, batch_sizes
 from asyncinfer.runner.eager_executor import EagerExecutor
 from asyncinfer.runner.fallbacks import Fallbacks
 from asyncinfer.runner.input_batch import InputBatch
-from asyncinfer.runner.pending_step import EagerResults, PendingStep, drawn_result
+from asyncinfer.runner.pending_step import (
+    EagerResults,
+    PendingStep,
+    PinnedBuffers,
+    StepBuffers,
+    drawn_result,
+)
 from asyncinfer.runner.recorded_step import RecordedStep
 from asyncinfer.runner.slot_state import SlotState
-from asyncinfer.runner.step_buffers import PinnedBuffers, StepBuffers
 from asyncinfer.sampling import OPTION_WORDS, Draws, SamplingState, TokenHistory, option_words
 from asyncinfer.scheduler import Join, RunnerSpec, Step, StepResult
 

@@ -40,7 +40,7 @@ DRAFT_GPU_BYTES = 1 << 30
 _GRAPH_BYTES = 2 << 20
 #: Workspaces of cuBLAS: 32 MiB on a large GPU, for each of two streams that compute products.
 _LIBRARY_BYTES = 64 << 20
-#: Default of the most steps in flight on a GPU: see `asyncinfer.engine.pace`.
+#: Default of the most steps in flight on a GPU: see `asyncinfer.scheduler.Pace`.
 GPU_OVERLAP = 4
 
 

@@ -18,8 +18,7 @@ from asyncinfer.runner.eager_executor import EagerExecutor
 from asyncinfer.runner.fallbacks import Fallbacks
 from asyncinfer.runner.graph_executor import GraphExecutor
 from asyncinfer.runner.input_batch import InputBatch
-from asyncinfer.runner.pending_step import PendingStep
-from asyncinfer.runner.step_buffers import BufferPool, StepBuffers
+from asyncinfer.runner.pending_step import BufferPool, PendingStep, StepBuffers
 from asyncinfer.sampling import SamplingState, TokenHistory
 from asyncinfer.scheduler import RunnerSpec, Step, StepResult
 from asyncinfer.stats import Fallback

@@ -53,9 +53,9 @@ class PluginSamplers:
             )
 
         self._groups = SamplerGroups(open_sampler)
-        #: Each plugin that the current step has called: the slots it was called for, and their
-        #: state before.
-        self._before: list[tuple[GuardedSampler, torch.Tensor, list[torch.Tensor]]] = []
+        #: What `roll_back` restores, cleared once the step stands: of each plugin that the current
+        #: step has called, the slots it was called for, and their state before.
+        self.before: list[tuple[GuardedSampler, torch.Tensor, list[torch.Tensor]]] = []
 
     @property
     def groups(self) -> int:
@@ -70,18 +70,14 @@ class PluginSamplers:
         """See `SamplerGroups.leave`."""
         self._groups.leave(slot)
 
-    def commit(self) -> None:
-        """The last step stands: forget the states from before it."""
-        self._before.clear()
-
     def roll_back(self) -> None:
         """Give every plugin that the last step called the state from before it."""
-        for plugin, slots, state in self._before:
+        for plugin, slots, state in self.before:
             try:
                 plugin.restore(slots, state)
             except PluginFault as fault:
                 self._groups.failed.update((slot, (plugin, fault)) for slot in slots.tolist())
-        self._before.clear()
+        self.before.clear()
 
     def call(
         self,
@@ -141,7 +137,7 @@ class PluginSamplers:
             )
             try:
                 if state := plugin.remember(step.slots):
-                    self._before.append((plugin, step.slots, state))
+                    self.before.append((plugin, step.slots, state))
                 call.tokens, call.verdict = plugin.sample(step, barred)
                 if following and call.tokens is not None:
                     raise plugin.fault(_DREW)

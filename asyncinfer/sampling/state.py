@@ -138,7 +138,7 @@ class SamplingState:
 
     def commit(self) -> None:
         """The last step stands: `roll_back` no longer undoes it."""
-        self._plugins.commit()
+        self._plugins.before.clear()
 
     def roll_back(self) -> None:
         """Undo what the last step changed in plugins, since it will be computed again."""

@@ -3,6 +3,7 @@
 from asyncinfer.scheduler.counters import SchedulerStats
 from asyncinfer.scheduler.draft_model import DraftModel
 from asyncinfer.scheduler.limits import check_fits, check_guided
+from asyncinfer.scheduler.planner import Pace
 from asyncinfer.scheduler.policy import FCFS, POLICIES, Deadline, Priority
 from asyncinfer.scheduler.row_logprobs import FIXED_WORDS, RowLogprobs
 from asyncinfer.scheduler.scheduler import Scheduler
@@ -19,6 +20,7 @@ __all__ = [
     "DraftModel",
     "ForcedTokens",
     "Join",
+    "Pace",
     "PageChanges",
     "Pooling",
     "Priority",

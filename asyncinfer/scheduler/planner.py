@@ -1,9 +1,11 @@
-"""`Planner`: builds one step out of the sequences there are."""
+"""`Planner` builds one step out of the sequences there are. `StepBudget` says how large it may be,
+`Pace` how many may be in flight."""
 
 from __future__ import annotations
 
 from collections import abc
 from itertools import chain, islice
+from typing import Final
 
 from asyncinfer.scheduler.admitter import Admitter
 from asyncinfer.scheduler.counters import Counters
@@ -14,11 +16,17 @@ from asyncinfer.scheduler.step import Step
 from asyncinfer.scheduler.step_runner import RunnerSpec
 from asyncinfer.speculation import Drafter
 
-__all__ = ["Planner", "StepBudget"]
+__all__ = ["Pace", "Planner", "StepBudget"]
 
 #: Steps computed before the budget doubles again, at first and at most.
 PATIENCE = 8
 MOST_PATIENCE = 1024
+#: Seconds of work to have on the device. Other Python threads keep the decode thread from running
+#: for about so long, and the device must not run idle meanwhile. More work would be thrown away
+#: past a stop, and would keep new requests waiting.
+AHEAD: Final = 2e-3
+#: Weight of the last step in the average.
+_LAST: Final = 0.1
 
 
 class Planner:
@@ -49,7 +57,7 @@ class Planner:
         if len(states.decoding) > rows:
             states.rotate(rows)
         budget = self._add_chunks(step, tokens - step.decodes)
-        if states.queue:
+        if states.queue.size:
             self._admitter.admit(step, budget)
         if not step.sequences:
             return None
@@ -141,7 +149,7 @@ class Planner:
         states = self._states
         drafting = [sequence for sequence in stepwise if sequence.drafter is not None]
         room = budget - sum([sequence.chunk(budget) for sequence in stepwise])
-        if states.prefilling or states.queue:
+        if states.prefilling or states.queue.size:
             # Drafts are guesses, so most of the budget is left to prompts.
             room //= 4
         if not drafting or room <= 0:
@@ -219,3 +227,30 @@ class StepBudget:
             self.tokens = min(self._most, 2 * self.tokens)
         else:
             self._patience //= 2
+
+
+class Pace:
+    """Launches the next step while one runs, and a few more where steps are short.
+
+    Args:
+        fixed: steps in flight that were asked for; None leaves them to the pace.
+        most: steps in flight that serve the runner; 1 where it computes within `launch`.
+    """
+
+    def __init__(self, fixed: int | None, most: int) -> None:
+        self._least = min(2, most) if fixed is None else fixed
+        self._most = most if fixed is None else fixed
+        self._before: float | None = None
+        self._seconds = 0.0
+        #: Steps in flight at most.
+        self.ahead = self._least
+
+    def stepped(self, now: float | None) -> None:
+        """A step was committed at `now`, in seconds, with another in flight; None: with none, so
+        that what comes next measures nothing."""
+        before, self._before = self._before, now
+        if self._least == self._most or now is None or before is None:
+            return
+        self._seconds += _LAST * (now - before - self._seconds) if self._seconds else now - before
+        steps = AHEAD / self._seconds if self._seconds > 0 else self._most
+        self.ahead = max(self._least, min(self._most, round(steps)))

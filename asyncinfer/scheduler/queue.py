@@ -123,16 +123,14 @@ class WaitingQueue:
     def __init__(self, ranking: Ranking) -> None:
         self._ranking = ranking
         self._heap: list[tuple[Rank, _Place]] = []
-        self._size = 0
+        #: How many sequences wait.
+        self.size = 0
         self._ranked_at = -math.inf
         self._broken = ranking.broken
 
-    def __len__(self) -> int:
-        return self._size
-
     @property
     def entries(self) -> int:
-        """Heap entries, those of removed sequences included: bounded by twice the length."""
+        """Heap entries, those of removed sequences included: bounded by twice `size`."""
         return len(self._heap)
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -142,14 +140,14 @@ class WaitingQueue:
         assert sequence.place is None, "queued twice"
         place = sequence.place = _Place(sequence)
         heappush(self._heap, (self._ranking.rank(sequence, now), place))
-        self._size += 1
+        self.size += 1
 
     def remove(self, sequence: Sequence) -> None:
         place, sequence.place = sequence.place, None
         assert isinstance(place, _Place), "not queued"
         place.sequence = None
-        self._size -= 1
-        if len(self._heap) > 2 * self._size + 64:
+        self.size -= 1
+        if len(self._heap) > 2 * self.size + 64:
             self._heap = [entry for entry in self._heap if entry[1].sequence is not None]
             heapify(self._heap)
 

@@ -207,8 +207,7 @@ class Scheduler:
     def _set_time(self, now: float) -> None:
         self.states.now = now
         if self.cache is not None:
-            self.cache.now = now
-            self.cache.conversations.expire(now)
+            self.cache.set_time(now)
 
     def sequence_at(self, slot: int) -> Sequence | None:
         """The sequence that owns a slot, None if it is free."""
@@ -221,17 +220,17 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """The counters as they are now."""
-        states, counters = self.states, self.counters
+        states, counters, cache = self.states, self.counters, self.cache
         return SchedulerStats(
             running=states.running_count,
-            waiting=len(states.queue)
+            waiting=states.queue.size
             + len(states.prefixes.followers)
             + states.leaving_for(WAITING),
             paused=len(states.paused) + states.leaving_for(PAUSED),
             blocks_total=self._first.pool.size,
             blocks_free=len(self._first.pool.free),
-            blocks_cached=self._first.cached,
-            blocks_pinned=0 if self.cache is None else self.cache.conversations.pinned_blocks,
+            blocks_cached=0 if cache is None else cache.evictable,
+            blocks_pinned=0 if cache is None else cache.conversations.pinned_blocks,
             window_pages_total=sum([group.pool.size for group in self._windows]),
             window_pages_free=sum([len(group.pool.free) for group in self._windows]),
             window_pages_cached=sum([group.cached for group in self._windows]),

@@ -68,7 +68,7 @@ class SequenceStates:
             self.decoding
             or self.stepwise
             or self.prefilling
-            or self.queue
+            or self.queue.size
             or self.prefixes.followers
             or self.leaving
         )

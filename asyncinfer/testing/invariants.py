@@ -65,7 +65,7 @@ def _check_places(scheduler: Scheduler, sequences: list[Sequence]) -> None:
     for r in sequences:
         rests = r.id in states.resting
         hold("I8", r.resting == rests or r.state is state.FINISHED, "{} rests unknown", r)
-    hold("I8", len(states.queue) == len([*states.queue]), "the queue miscounts")
+    hold("I8", states.queue.size == len([*states.queue]), "the queue miscounts")
     for r in sequences:
         if r.state is not state.FINISHED:
             hold("I8", r.id in seen, "{} is lost", r)
@@ -251,7 +251,7 @@ def _check_chain(
 
 def _check_bounds(scheduler: Scheduler) -> None:
     states = scheduler.states
-    hold("I12", states.queue.entries <= 2 * len(states.queue) + 65, "the queue grows")
+    hold("I12", states.queue.entries <= 2 * states.queue.size + 65, "the queue grows")
     led = states.prefixes.leaders
     hold("I12", led <= states.running_count, "prefixes are led by requests that do not run")
 

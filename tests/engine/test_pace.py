@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncinfer.engine.pace import Pace
+from asyncinfer.scheduler import Pace
 
 
 def after(pace: Pace, seconds: float, steps: int = 200) -> int:

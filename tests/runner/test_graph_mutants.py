@@ -12,8 +12,8 @@ from fakes.fake_order import FakeEvent, StreamOrderError
 from runner.churn import churn
 
 from asyncinfer.runner.graph_executor import GraphExecutor
+from asyncinfer.runner.pending_step import BufferPool, PinnedBuffers, StepBuffers
 from asyncinfer.runner.slot_state import SlotState
-from asyncinfer.runner.step_buffers import BufferPool, PinnedBuffers, StepBuffers
 from asyncinfer.sampling import TokenHistory
 
 Patch = Callable[[pytest.MonkeyPatch], None]

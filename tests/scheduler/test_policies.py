@@ -286,7 +286,7 @@ def test_the_queue_forgets_what_was_removed() -> None:
         queue.push(r, 0.0)
     for r in sequences[:990]:
         queue.remove(r)
-    assert len(queue) == 10
+    assert queue.size == 10
     assert queue.entries <= 2 * 10 + 64
     assert {r.id for r in queue} == set(range(990, 1000))
     first = queue.peek(0.0)
