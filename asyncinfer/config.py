@@ -31,6 +31,7 @@ __all__ = [
     "MOST_RUNNING",
     "EngineConfig",
     "Graphs",
+    "KernelTrial",
     "Kernels",
     "OnFull",
     "Weights",
@@ -39,6 +40,7 @@ __all__ = [
 OnFull = Literal["pause", "coalesce", "cancel"]
 Graphs = Literal["lazy", "start", "off"]
 Kernels = Literal["auto", "triton", "torch"]
+KernelTrial = Literal["cached", "process", "inline", "off"]
 Weights = Literal["plain", "floats", "int8", "fp8", "int4", "int4-128"]
 KV = Literal["plain", "fp8", "int8", "int4"]
 
@@ -62,6 +64,10 @@ class EngineConfig:
     #: What computes on a GPU. "auto": Triton's kernels, if a trial on the device finds them right
     #: when the engine opens, else torch's operators, with a warning. "triton" refuses to open then.
     kernels: Kernels = "auto"
+    #: How Triton's kernels are tried. "cached": once for each device, driver, compiler and shapes,
+    #: in a process of its own. "process": so, at each open. "inline": in this process, at each
+    #: open, where a kernel that crashes takes the program with it. "off": they are not.
+    kernel_trial: KernelTrial = "cached"
     #: Threads that a step's operators take on a CPU; None takes torch's own number. One thread is
     #: faster if the program around keeps the other cores busy.
     cpu_threads: int | None = None
@@ -215,6 +221,7 @@ _CHOICES: Final = {
     "weights": get_args(Weights),
     "kv": get_args(KV),
     "kernels": get_args(Kernels),
+    "kernel_trial": get_args(KernelTrial),
 }
 
 

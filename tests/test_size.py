@@ -15,13 +15,13 @@ MOST = {
     "bench": 6_048,
     "builtin": 900,
     "cache": 2_284,
-    "cli": 2_538,
+    "cli": 2_542,
     "clients": 480,
     "doctor": 552,
     "engine": 8_196,
     "grammar": 911,
     "integrations": 400,
-    "kernels": 6_292,
+    "kernels": 6_640,
     "layers": 1_725,
     "models": 5_588,
     "planner": 952,
@@ -41,7 +41,7 @@ MOST = {
     "weights": 3_041,
 }
 #: Lines of all modules that lie beside the rooms.
-MOST_BESIDE = 1_977
+MOST_BESIDE = 1_984
 MODULE = '''"""Of two lines.
 
 Blank ones count as prose here."""

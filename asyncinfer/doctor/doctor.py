@@ -15,8 +15,7 @@ from asyncinfer import SyncEngine
 from asyncinfer.doctor.machine import Machine
 from asyncinfer.doctor.products import ProductTimes, product_times, read_bandwidth
 from asyncinfer.doctor.trials import Trial, trials
-from asyncinfer.kernels.dispatch import triton_is_missing
-from asyncinfer.kernels.trial import find_fault
+from asyncinfer.kernels.trust import find_triton_fault
 from asyncinfer.models import ModelConfig, parse_config
 from asyncinfer.planner import config_of
 from asyncinfer.runner.device import choose_dtype, trial_shapes, use_cpu_threads
@@ -131,9 +130,10 @@ def all_trials(config: ModelConfig) -> Iterator[Trial]:
 
 
 def _gpu_trial(config: ModelConfig, device: torch.device) -> Trial:
-    """Triton's kernels, as an engine tries them when it opens."""
+    """Triton's kernels, as an engine tries them when it opens, whatever was found before. What is
+    found now is kept for the next engine."""
     dtype = choose_dtype("auto", config.dtype or "bfloat16", device)
-    fault = triton_is_missing() or find_fault(trial_shapes(config, dtype, dtype), device)
+    fault = find_triton_fault(trial_shapes(config, dtype, dtype), device, "process")
     trial = Trial(name=f"Triton's kernels on {device}, in {dtype}", verdict="right")
     if fault is None:
         return trial

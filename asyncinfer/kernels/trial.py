@@ -13,7 +13,7 @@ import torch
 
 from asyncinfer.kernels import reference
 
-__all__ = ["TrialShapes", "find_fault"]
+__all__ = ["Fault", "TrialShapes", "find_fault"]
 
 #: Largest error beside the reference in float32, as a share of the largest number.
 _ALLOWED: Final = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
@@ -41,12 +41,29 @@ class TrialShapes:
     kv_dtype: torch.dtype
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a kernel."""
+
+    reason: str
+    #: Whether the next trial will find it, too. What cannot be compiled today may be tomorrow, once
+    #: somebody has installed a compiler.
+    lasting: bool
+
+    def __str__(self) -> str:
+        return self.reason
+
+
 def find_fault(
-    shapes: TrialShapes, device: torch.device, kernels: ModuleType | None = None
-) -> str | None:
+    shapes: TrialShapes,
+    device: torch.device,
+    kernels: ModuleType | None = None,
+    *,
+    told: Callable[[str], object] = lambda kernel: None,
+) -> Fault | None:
     """What is wrong with the first of `kernels` (None: Triton's) that cannot be run on `device`,
     differs from the reference kernels in float32, or from itself when it is run again. None: all
-    are right, as far as a trial can tell."""
+    are right, as far as a trial can tell. `told` is called with the name of each before it runs."""
     tried = "Triton"
     try:
         module = kernels or import_module("asyncinfer.kernels.triton")
@@ -54,13 +71,14 @@ def find_fault(
         there = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         with there, torch.inference_mode():
             for tried, case in _cases(shapes, device):
-                fault = _fault(tried, case, shapes.dtype, module)
-                if fault is not None:
-                    return fault
+                told(tried)
+                reason = _fault(tried, case, shapes.dtype, module)
+                if reason is not None:
+                    return Fault(reason, lasting=True)
     except Exception as error:
         # Whatever a compiler, a driver or a device raises.
         lines = str(error).strip().splitlines() or [""]
-        return f"{tried}: {type(error).__name__}: {lines[-1][:200]}"
+        return Fault(f"{tried}: {type(error).__name__}: {lines[-1][:200]}", lasting=False)
     return None
 
 

@@ -9,10 +9,11 @@ from typing import Final
 import torch
 
 from asyncinfer.attention import KVCache, KVFormat, StateCache, kv_format, reads_pages
-from asyncinfer.config import EngineConfig, Graphs, Kernels
+from asyncinfer.config import EngineConfig, Graphs
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.kernels.dispatch import distrust, distrusted, triton_is_missing, use_triton
-from asyncinfer.kernels.trial import TrialShapes, find_fault
+from asyncinfer.kernels.dispatch import distrust, distrusted, use_triton
+from asyncinfer.kernels.trial import TrialShapes
+from asyncinfer.kernels.trust import find_triton_fault
 from asyncinfer.models import ModelConfig
 from asyncinfer.runner.fallbacks import Fallbacks
 
@@ -95,14 +96,15 @@ def trial_shapes(model: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype) 
     )
 
 
-def choose_kernels(name: Kernels, shapes: TrialShapes, device: torch.device) -> str | None:
-    """Have this thread's operators run the kernels called `name`. Gives what is wrong with those
-    of Triton, which "auto" does without then.
+def choose_kernels(config: EngineConfig, shapes: TrialShapes, device: torch.device) -> str | None:
+    """Have this thread's operators run the kernels that `config` asks for. Gives what is wrong with
+    those of Triton, which "auto" does without then.
 
     Once they are wrong for one model they are used for no other on this thread: a draft model and
     the one that it drafts for share it. Raises `ModelLoadError` where "triton" was asked for and
     something is wrong with it.
     """
+    name = config.kernels
     if device.type != "cuda":
         if name == "triton":
             raise ModelLoadError(f"kernels='triton': needs a GPU, this is {device}")
@@ -113,7 +115,7 @@ def choose_kernels(name: Kernels, shapes: TrialShapes, device: torch.device) -> 
     fault = distrusted()
     if fault is None:
         use_triton(True)
-        fault = triton_is_missing() or find_fault(shapes, device)
+        fault = find_triton_fault(shapes, device, config.kernel_trial)
     if fault is None:
         return None
     if name == "triton":

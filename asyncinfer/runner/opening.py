@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from asyncinfer.adapters import AdapterPool
-from asyncinfer.attention import KVCache, KVFormat, StateCache
-from asyncinfer.config import EngineConfig, Kernels
+from asyncinfer.attention import KVCache, StateCache
+from asyncinfer.config import EngineConfig
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.models import Decoder, ModelConfig, load_model, read_config
+from asyncinfer.models import Decoder, load_model, read_config
 from asyncinfer.runner.accelerator import CudaAccelerator
 from asyncinfer.runner.canary import check_opened
 from asyncinfer.runner.device import (
@@ -63,7 +63,9 @@ def open_runner(
             f"token ids go up to {tokens - 1}, the model's embedding has {model.vocab_size} rows",
             file=str(folder / "tokenizer.json"),
         )
-    fault = _chosen_kernels(config.kernels, model, dtype, kv, device)
+    _, kv_dtype = kv.tensors(model.head_dim, dtype)[0]
+    # Before weights take memory.
+    fault = choose_kernels(config, trial_shapes(model, dtype, kv_dtype), device)
     # Pinned memory belongs to the thread's current device: another device would get a context for
     # it.
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
@@ -79,14 +81,6 @@ def open_runner(
         # It waits for each of its steps, on the stream of the runner that it drafts for.
         return _runner(decoder, config, tokens, None, one_group=True)
     return runner_of(decoder, config, tokens, fault)
-
-
-def _chosen_kernels(
-    name: Kernels, model: ModelConfig, dtype: torch.dtype, kv: KVFormat, device: torch.device
-) -> str | None:
-    """Choose kernels before weights take memory, and say what is wrong with Triton's."""
-    _, kv_dtype = kv.tensors(model.head_dim, dtype)[0]
-    return choose_kernels(name, trial_shapes(model, dtype, kv_dtype), device)
 
 
 def runner_of(

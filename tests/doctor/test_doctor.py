@@ -155,7 +155,13 @@ def test_kernels_are_tried_on_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(faults))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(doctor, "find_fault", lambda shapes, device: faults[str(device)])
+
+    def fault(shapes: Any, device: torch.device, trial: str) -> str | None:
+        # Whatever was found before.
+        assert trial == "process"
+        return faults[str(device)]
+
+    monkeypatch.setattr(doctor, "find_triton_fault", fault)
     monkeypatch.setattr(doctor, "trials", lambda: ())
     monkeypatch.setattr(doctor, "_engine_trial", lambda: trials.Trial(name="", verdict="right"))
     one, other, _ = doctor.all_trials(parse_config(LLAMA))

@@ -13,9 +13,10 @@ import pytest
 import torch
 from kernels.interpreted import interpreted
 
+from asyncinfer.config import EngineConfig, Kernels
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels import dispatch, reference, trial, triton
-from asyncinfer.kernels.trial import TrialShapes, find_fault
+from asyncinfer.kernels.trial import Fault, TrialShapes, find_fault
 from asyncinfer.runner import device as devices
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -79,7 +80,8 @@ def one_lane(name: str) -> Callable[..., Any]:
 def test_one_wrong_number_is_found(name: str) -> None:
     fault = find_fault(SHAPES, CPU, kernels(**{name: one_lane(name)}))
     assert fault is not None
-    assert name in fault
+    assert name in fault.reason
+    assert fault.lasting
 
 
 def test_a_write_to_the_wrong_slot_is_found() -> None:
@@ -110,7 +112,7 @@ def test_a_kernel_that_differs_from_itself_is_found() -> None:
         return y
 
     fault = find_fault(SHAPES, CPU, kernels(rms_norm=wrong))
-    assert fault == "rms_norm gives other numbers when it is run again"
+    assert fault == Fault("rms_norm gives other numbers when it is run again", lasting=True)
 
 
 def test_a_kernel_that_cannot_be_made_is_named_by_its_error() -> None:
@@ -118,7 +120,8 @@ def test_a_kernel_that_cannot_be_made_is_named_by_its_error() -> None:
         raise RuntimeError("Failed\nno C compiler found")
 
     fault = find_fault(SHAPES, CPU, kernels(silu_mul=wrong))
-    assert fault == "silu_mul: RuntimeError: no C compiler found"
+    # There may be one the next time.
+    assert fault == Fault("silu_mul: RuntimeError: no C compiler found", lasting=False)
 
 
 def test_kernels_run_on_the_device_that_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,33 +152,37 @@ class OnGpu:
     is_cuda = True
 
 
+def choose(name: Kernels, device: torch.device = CUDA) -> str | None:
+    return devices.choose_kernels(EngineConfig(kernels=name), SHAPES, device)
+
+
 @pytest.mark.usefixtures("choice")
 def test_auto_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor: torch.Tensor = OnGpu()  # type: ignore[assignment]
-    monkeypatch.setattr(devices, "find_fault", lambda shapes, device: "rms_norm is wrong")
-    assert devices.choose_kernels("auto", SHAPES, CUDA) == "rms_norm is wrong"
+    monkeypatch.setattr(devices, "find_triton_fault", lambda *_: "rms_norm is wrong")
+    assert choose("auto") == "rms_norm is wrong"
     assert dispatch.kernel_for(reference.rms_norm, tensor) is reference.rms_norm
     with pytest.raises(ModelLoadError, match="kernels='triton': rms_norm is wrong"):
-        devices.choose_kernels("triton", SHAPES, CUDA)
-    monkeypatch.setattr(devices, "find_fault", lambda shapes, device: None)
+        choose("triton")
+    monkeypatch.setattr(devices, "find_triton_fault", lambda *_: None)
     # They were wrong for a draft model: the one that it drafts for does without them, too.
-    assert devices.choose_kernels("auto", SHAPES, CUDA) == "rms_norm is wrong"
+    assert choose("auto") == "rms_norm is wrong"
     assert dispatch.kernel_for(reference.rms_norm, tensor) is reference.rms_norm
     dispatch.use_triton(True)
-    assert devices.choose_kernels("auto", SHAPES, CUDA) is None
+    assert choose("auto") is None
     assert dispatch.kernel_for(reference.rms_norm, tensor) is triton.rms_norm
-    assert devices.choose_kernels("torch", SHAPES, CUDA) is None
+    assert choose("torch") is None
     assert dispatch.kernel_for(reference.rms_norm, tensor) is reference.rms_norm
 
 
 @pytest.mark.usefixtures("choice")
 def test_amds_gpus_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    assert "never compiled for AMD's GPUs" in str(devices.choose_kernels("auto", SHAPES, CUDA))
+    assert "never compiled for AMD's GPUs" in str(choose("auto"))
 
 
 def test_a_cpu_has_one_choice() -> None:
-    assert devices.choose_kernels("auto", SHAPES, CPU) is None
-    assert devices.choose_kernels("torch", SHAPES, CPU) is None
+    assert choose("auto", CPU) is None
+    assert choose("torch", CPU) is None
     with pytest.raises(ModelLoadError, match="kernels='triton': needs a GPU, this is cpu"):
-        devices.choose_kernels("triton", SHAPES, CPU)
+        choose("triton", CPU)
