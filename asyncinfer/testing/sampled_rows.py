@@ -74,7 +74,7 @@ class SampledRows:
             for call in calls:
                 failed.update(call.failures(call.verdict))
             if stands:
-                self._plugins.commit()
+                self._plugins.before.clear()
             else:
                 self._plugins.roll_back()
             return drawn.tolist(), failed
