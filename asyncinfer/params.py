@@ -56,7 +56,7 @@ class SamplingParams:
     draw.
     """
 
-    #: Most tokens to generate; None goes on to the end of the context.
+    #: Most tokens to generate; None goes on to the end of the context, 0 computes the prompt alone.
     max_tokens: int | None = None
     #: No stop token or stop string ends the answer before this many tokens. A stop string that
     #: begins before and is complete only after them does end it.
@@ -140,7 +140,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         put = object.__setattr__
         if self.max_tokens is not None:
-            put(self, "max_tokens", check_integer("max_tokens", self.max_tokens, 1, MAX_TOKENS))
+            put(self, "max_tokens", check_integer("max_tokens", self.max_tokens, 0, MAX_TOKENS))
         put(self, "min_tokens", check_integer("min_tokens", self.min_tokens, 0, MAX_TOKENS))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(

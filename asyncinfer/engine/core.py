@@ -289,9 +289,9 @@ class Core:
                 request.add_prompt_logprobs(position, prompt_logprobs[row])
             if result.pooled and row in result.pooled:
                 request.add_pooled(step.starts[row], result.pooled[row])
-            if not tokens:
+            if not tokens and reason is None:
                 continue
-            if request.first_token is None:
+            if tokens and request.first_token is None:
                 request.first_token = now
                 if self.events is not None:
                     self.events.first_token(request, now)

@@ -29,9 +29,9 @@ __all__ = ["Embeddings", "Score", "embed", "score"]
 #: Texts of one call, and requests of it at once.
 MOST_TEXTS: Final = 4096
 AT_ONCE: Final = 64
-#: What is computed is a prompt; its one token of an answer is left.
-PARAMS: Final = SamplingParams(temperature=0.0, max_tokens=1)
-SCORED: Final = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+#: What is computed is a prompt.
+PARAMS: Final = SamplingParams(temperature=0.0, max_tokens=0)
+SCORED: Final = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -225,8 +225,7 @@ class Engine:
         self._frontend.check()
         hold = Hold(self._frontend, ttl)
         options = dataclasses.replace(options, chat=chat, conversation=hold.conversation)
-        params = SamplingParams(temperature=0.0, max_tokens=1)
-        return Pin(partial(self._stream, prompt, params, options), hold)
+        return Pin(partial(self._stream, prompt, PARAMS, options), hold)
 
     @property
     def default_params(self) -> SamplingParams:
@@ -290,6 +289,8 @@ class Engine:
             raise InvalidRequest(name, sampling[name], f"is not an option of beam_search(){near}")
         search = BeamOptions(beams, length_penalty, early_stopping, groups, diversity_penalty)
         params = SamplingParams(temperature=0.0, n=search.beams, **sampling)
+        if params.max_tokens == 0:
+            raise InvalidRequest("max_tokens", 0, "must be >= 1 for a beam search")
         options = self._plain_options(cache_scope, adapter, priority, deadline)
         return await self._stream(prompt, params, dataclasses.replace(options, search=search))
 

@@ -60,7 +60,8 @@ class OutputStream(TokenSink):
             request.delivered += 1
             request.buffer.put((text, tokens, logprobs, self.index, None))
             return None
-        if self.stops is None and self.loops is None:
+        if not tokens or (self.stops is None and self.loops is None):
+            # No tokens: it ends before its first one.
             self.count += count
             text, reason = self._read(tokens, reason)
         else:

@@ -78,7 +78,7 @@ class PromptReader:
         """The token ids of the negative prompt, at least one: the last of the prompt where there is
         none; none at all where nothing is guided. Raises `InvalidRequest`."""
         text = params.negative_prompt
-        if params.guidance_scale == 1:
+        if params.guidance_scale == 1 or params.max_tokens == 0:
             return []
         if not isinstance(text, str):
             return [*(text or prompt[-1:])]

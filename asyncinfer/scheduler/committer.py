@@ -109,6 +109,9 @@ class Committer:
             elif drawn:
                 step.drawn[row] = drawn
                 step.reasons[row] = self._end(sequence)
+            elif sequence.prompt_only and sequence.committed == sequence.prompt_len:
+                step.reasons[row] = "length"
+                self._states.finish(sequence)
         if not sequence.in_flight and sequence.id in self._states.leaving:
             self._states.release(sequence)
 

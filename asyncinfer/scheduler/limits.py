@@ -31,8 +31,10 @@ def check_fits(
     most = held + 1
     if prompt_len < 1:
         raise InvalidRequest("prompt", Size(f"{prompt_len} tokens"), "must hold at least one token")
-    if prompt_len >= context:
-        bound = f"at most {context - 1} fit the context of {context} tokens ({spec.context_bound})"
+    # Where an answer is wanted it has one token at least.
+    longest = context if max_tokens == 0 else context - 1
+    if prompt_len > longest:
+        bound = f"at most {longest} fit the context of {context} tokens ({spec.context_bound})"
         raise InvalidRequest("prompt", Size(f"{prompt_len} tokens"), bound)
     if prompt_len >= most:
         bound = f"at most {held} fit the KV cache; a larger kv_bytes holds more"

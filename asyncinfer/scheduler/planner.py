@@ -73,7 +73,10 @@ class Planner:
         needy = [r for r in decoding if r.computed == r.capacity and r.draws_left]
         if min(len(states.decoding), rows) < self.budget.tokens:
             others = chain(states.stepwise.values(), states.prefilling.values())
-            needy += [r for r in others if r.computed == r.capacity and not _awaits(r)]
+            # Of a prompt without an answer, nothing may be left to compute.
+            needy += [
+                r for r in others if r.computed == r.capacity and r.chunk(1) and not _awaits(r)
+            ]
         if needy and len(needy) > self._blocks.available:
             needy = self._relieve(needy)
         if needy:

@@ -270,6 +270,11 @@ class Sequence:
         )
 
     @property
+    def prompt_only(self) -> bool:
+        """Whether no answer is wanted: it ends when its prompt is computed."""
+        return self.max_total == self.prompt_len
+
+    @property
     def total_known(self) -> int:
         """Tokens known, including those drawn by steps in flight."""
         return self.max_total - self.draws_left

@@ -162,13 +162,14 @@ class Step:
 
     def add_chunk(self, sequence: Sequence, count: int, draft: abc.Sequence[int] = ()) -> bool:
         """Add a row of prompt tokens, or of answer tokens to be computed again. Returns whether
-        it draws, as it does after the last known token; only then it may have a draft."""
+        it draws, as it does after the last known token if there is to be an answer; only then it
+        may have a draft."""
         start = sequence.computed
         sequence.computed = end = start + count
         top = sequence.prompt_logprobs
         if top is not None and sequence.scored <= start < sequence.prompt_len - 1:
             self.prompt_logprobs[len(self.sequences)] = top
-        draws = end == sequence.total_known
+        draws = end == sequence.total_known and not sequence.prompt_only
         if sequence.pooling is not None and start < sequence.prompt_len:
             self.poolings[len(self.sequences)] = sequence.pooling
         self.slots.append(sequence.slot)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from functools import partial
 from typing import Any, Final
 
@@ -52,10 +52,6 @@ class Completions:
             await _Events(call, model, options, echo).send(prompts, usage)
             return
         scored = echo and "logprobs" in options
-        nothing = echo and options["max_tokens"] == 0
-        if nothing:
-            # Only the prompt's logprobs are wanted, but an answer has one token at least.
-            options["max_tokens"] = 1
         if scored:
             options["prompt_logprobs"] = options["logprobs"]
             encode = model.engine.tokenizer.encode
@@ -71,11 +67,9 @@ class Completions:
             ids = prompt if scored and not isinstance(prompt, str) else []
             for choice in each.choices:
                 told = _Choice(model, choice, begun, ids, each.prompt_logprobs or ())
-                choices.append(told.told(len(choices), "logprobs" in options, nothing))
+                choices.append(told.told(len(choices), "logprobs" in options))
         answer = head(call, model, "text_completion", "cmpl")
         total = _total([each.usage for each in done])
-        if nothing:
-            total = replace(total, completion_tokens=0)
         await call.json({**answer, "choices": choices, "usage": usage_of(total)})
 
 
@@ -133,19 +127,17 @@ class _Choice:
         self._prompt = prompt
         self._scores = list(zip(prompt_ids, prompt_logprobs, strict=True)) if prompt_ids else []
 
-    def told(self, index: int, logprobs: bool, nothing: bool) -> dict[str, Any]:
-        """The choice as JSON; `nothing` leaves out the answer itself."""
+    def told(self, index: int, logprobs: bool) -> dict[str, Any]:
+        """The choice as JSON."""
         choice = self._choice
-        scores = self._scores
-        if not nothing:
-            scores = scores + [(entry.token_id, entry) for entry in choice.logprobs]
+        scores = self._scores + [(entry.token_id, entry) for entry in choice.logprobs]
         tokenizer = self._model.engine.tokenizer
         offset = 0 if self._scores else len(self._prompt)
         return {
             "index": index,
-            "text": self._prompt if nothing else self._prompt + choice.text,
+            "text": self._prompt + choice.text,
             "logprobs": completion_logprobs(tokenizer, scores, offset) if logprobs else None,
-            "finish_reason": "length" if nothing else finish_reason(choice.finish_reason),
+            "finish_reason": finish_reason(choice.finish_reason),
         }
 
 

@@ -90,7 +90,7 @@ def test_the_prompt_from_stdin(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     [
         (("generate", "x", "--top-p", "4"), 1, "Error: top_p=4.0: must be in (0, 1]\n"),
         (("generate", "\udcff"), 2, "PROMPT is not UTF-8"),
-        (("generate", "x", "--max-tokens", "0"), 1, "max_tokens=0"),
+        (("generate", "x", "--max-tokens", "-1"), 1, "max_tokens=-1"),
         (("generate", "x", "--max-context", "0"), 2, "max_context=0: must be >= 1"),
         (("generate", "x", "--kv-bytes", "lots"), 2, "'lots' is not a number of bytes"),
         (("generate", "x", "--kernels", "cuda"), 2, "'auto', 'triton', 'torch'"),

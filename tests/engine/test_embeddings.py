@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncinfer import Embeddings, Engine, InvalidRequest, SyncEngine
 from asyncinfer.builtin import MODEL_PATH
-from asyncinfer.testing import FakeModel
+from asyncinfer.testing import FakeModel, ScriptedModel
 
 pytestmark = pytest.mark.asyncio
 
@@ -149,3 +151,48 @@ async def test_the_model_says_what_it_computes_in() -> None:
         assert engine.model.dtype == "float32"
     async with Engine(FakeModel()) as engine:
         assert engine.model.dtype == "auto"
+
+
+async def test_nothing_is_drawn() -> None:
+    async with Engine() as engine:
+        await engine.embed(TEXTS)
+        await engine.score("a", ["b", "c"])
+        async with engine.pin("a long prompt " * 8):
+            assert engine.stats().generated_tokens == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n": 2},
+        {"json_schema": {"type": "object"}},
+        {"guidance_scale": 2.0, "negative_prompt": "x"},
+        {"stop": "x", "logprobs": 1, "stream_interval": 4},
+        {"stop_regex": "x", "repetition_stop": (4, 4)},
+        {"temperature": 1.0, "seed": 1},
+    ],
+)
+async def test_an_answer_of_no_tokens(options: dict[str, Any]) -> None:
+    """Whatever would restrict or steer it."""
+    async with Engine() as engine:
+        done = await engine.generate("import os", max_tokens=0, prompt_logprobs=0, **options)
+        assert (done.text, done.token_ids, done.finish_reason) == ("", (), "length")
+        assert done.usage.completion_tokens == 0
+        assert done.prompt_logprobs is not None
+        whole = await engine.generate("import os", max_tokens=1, prompt_logprobs=0)
+        assert whole.prompt_logprobs is not None
+        for one, other in zip(done.prompt_logprobs[1:], whole.prompt_logprobs[1:], strict=True):
+            assert one is not None
+            assert other is not None
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+        chunks = [chunk async for chunk in engine.stream("import os", max_tokens=0)]
+        assert [(chunk.text, chunk.finish_reason) for chunk in chunks] == [("", "length")]
+        assert engine.stats().running == engine.stats().waiting == 0
+
+
+async def test_a_conversation_goes_on_after_it() -> None:
+    async with Engine(ScriptedModel(["Nobody draws this.", "Rome."])) as engine:
+        async with engine.session() as chat:
+            assert (await chat.send("The capital of Italy?", max_tokens=0)).text == ""
+            chat.rewind(1)
+            assert (await chat.send()).text == "Rome."

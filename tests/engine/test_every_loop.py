@@ -166,7 +166,7 @@ async def test_a_tiny_temperature_is_greedy(open_engine: OpenEngine) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("max_tokens", 0),
+        ("max_tokens", -1),
         ("temperature", float("nan")),
         ("top_p", 1.5),
         ("min_p", -1),

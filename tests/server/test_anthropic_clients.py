@@ -139,7 +139,7 @@ async def test_calls_and_results_are_messages() -> None:
     [
         ({}, "messages=None: is missing"),
         ({"messages": MESSAGES}, "max_tokens=None"),
-        ({"messages": MESSAGES, "max_tokens": 0}, "max_tokens=0"),
+        ({"messages": MESSAGES, "max_tokens": -1}, "max_tokens=-1"),
         ({"messages": MESSAGES, "max_tokens": 9, "stop_sequences": [1]}, "stop_sequences"),
         ({"messages": [{"role": "tool", "content": ""}], "max_tokens": 9}, "messages[0].role"),
         (
