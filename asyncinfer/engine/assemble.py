@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from asyncinfer import plugins
@@ -81,7 +82,9 @@ def open_core(
     except BaseException:
         for each in (loaded, draft):
             if each is not None:
-                each.runner.close()
+                # Whoever opens hears why that failed, and not of what closing one of them raises.
+                with suppress(Exception):
+                    each.runner.close()
         if events is not None:
             events.discard()
         raise

@@ -184,15 +184,19 @@ class Core:
             self.events.abandon(told, error(), self._clock())
 
     def close(self) -> None:
-        """Give back the device's memory."""
-        self.scheduler.speculator.close()
-        self.runner.close()
+        """Give back the device's memory, whatever closing the draft model raises."""
+        try:
+            self.scheduler.speculator.close()
+        finally:
+            self.runner.close()
 
     def discard(self, error: AsyncInferError) -> None:
         """The engine was not opened after all."""
-        self.close()
-        if self.events is not None:
-            self.events.close(error)
+        try:
+            self.close()
+        finally:
+            if self.events is not None:
+                self.events.close(error)
 
     def _handle(self, command: Command, argument: Any, now: float) -> None:
         match command:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from asyncinfer import Engine, InvalidConfig
+from asyncinfer import Engine, EngineConfig, InvalidConfig
 from asyncinfer.builtin import DRAFT_PATH, MODEL_PATH
+from asyncinfer.engine import Loaded
 from asyncinfer.engine.checkpoint import CheckpointSource
 from asyncinfer.scheduler import DraftModel, Step
 from asyncinfer.testing import FakeModel, InlineEngine
@@ -202,3 +203,39 @@ async def test_it_is_closed_with_its_engine() -> None:
         await engine.generate("hello", max_tokens=8)
     assert draft.runner is not None
     assert draft.runner.closed
+
+
+class Unclosable(FakeModel):
+    """Its runner raises as it is closed, and is closed all the same."""
+
+    def load(self, config: EngineConfig, progress: Any = None) -> Loaded:
+        loaded = super().load(config, progress)
+        runner: Any = loaded.runner
+        close = runner.close
+
+        def raising() -> None:
+            close()
+            raise RuntimeError("the device is lost")
+
+        runner.close = raising
+        return loaded
+
+
+def test_one_that_cannot_be_closed_keeps_no_memory_of_the_other() -> None:
+    draft, model = Unclosable(), FakeModel()
+    engine = InlineEngine(model, draft=draft)
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        engine.core.close()
+    assert draft.runner is not None
+    assert model.runner is not None
+    assert (draft.runner.closed, model.runner.closed) == (True, True)
+
+
+@pytest.mark.asyncio
+async def test_neither_is_kept_where_opening_fails() -> None:
+    draft, model = Unclosable(tokenizer=Tokenizer.from_folder(DRAFT_PATH)), Unclosable()
+    with pytest.raises(InvalidConfig, match="must have the model's vocabulary"):
+        await Engine.open(model, draft=draft)
+    assert draft.runner is not None
+    assert model.runner is not None
+    assert (draft.runner.closed, model.runner.closed) == (True, True)
