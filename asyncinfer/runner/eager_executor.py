@@ -55,6 +55,8 @@ class EagerExecutor:
         self.history = history
         self.sampling = sampling
         self.adapters = adapters
+        #: Whether some layers carry what is wrong with a token no further than to the next few.
+        self._local = bool(decoder.config.state_layers or decoder.config.windowed_layers)
         #: The states of the step that is being computed; None where no layer has one.
         self._states: StatePass | None = None
 
@@ -88,7 +90,7 @@ class EagerExecutor:
             )
             if len(arrays.draw_rows):
                 tensors = results.keep(self._draw(step, arrays, hidden))
-            if 0 in step.samples:
+            if 0 in step.samples or (self._local and len(hidden) > len(arrays.draw_rows)):
                 tensors.append(self._chunk_peaks(results, step, arrays, hidden))
             for row, top in step.prompt_logprobs.items():
                 tensors += self._score_prompt(step, row, int(arrays.first_tokens[row]), hidden, top)
@@ -230,13 +232,15 @@ class EagerExecutor:
     def _chunk_peaks(
         self, results: EagerResults, step: Step, arrays: StepArrays, hidden: torch.Tensor
     ) -> torch.Tensor:
-        """float32 `[chunks]`: the largest number in the last hidden state of each row that draws
-        nothing. It tells whether the chunk is finite, for attention carries NaN and inf to it."""
-        rows = np.flatnonzero(np.array(step.samples) == 0)
+        """float32 `[chunks]`: the largest number in the hidden states of each row that has tokens
+        which nothing is drawn from. It tells whether they are finite, as KV and states must be that
+        other requests will find. Attention to all tokens carries NaN and inf to the last one."""
+        draws, counts = np.array(step.samples), np.array(step.counts)
+        rows = np.flatnonzero(counts > draws if self._local else draws == 0)
         results.chunks = rows.tolist()
-        first, counts = arrays.first_tokens[rows], np.array(step.counts)[rows]
-        if self._states is not None:
-            # A state is carried on, but no token needs to show what is wrong with it.
+        first, counts = arrays.first_tokens[rows], (counts - draws)[rows]
+        if self._local:
+            # No token needs to show what is wrong with one that is far before it.
             spans = zip(first.tolist(), counts.tolist(), strict=True)
             return torch.stack([hidden[at : at + n].abs().amax() for at, n in spans]).float()
         states = hidden.index_select(0, *upload(hidden.device, first + counts - 1))

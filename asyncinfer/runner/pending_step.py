@@ -54,7 +54,7 @@ class EagerResults:
     draw_rows: list[int] = field(default_factory=list)
     #: Draws that asked for logprobs, with the number of alternatives.
     scored: dict[int, int] = field(default_factory=dict)
-    #: Rows that draw nothing.
+    #: Rows with tokens that nothing is drawn from, as far as these have to be looked at.
     chunks: list[int] = field(default_factory=list)
     #: Rows that asked for prompt logprobs, with the number of alternatives.
     prompts: dict[int, int] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class EagerResults:
             chunks = scores.pop(_SCORES if self.scored else 0)
             for i in (~chunks.isfinite()).nonzero()[:, 0].tolist():
                 what = f"the model's hidden states are not finite ({chunks[i].item()})"
-                failed[self.chunks[i]] = RequestFailed(what)
+                failed.setdefault(self.chunks[i], RequestFailed(what))
         # Copies: later steps have the buffers.
         states = [scores.pop().numpy().copy() for _ in self.pooled]
         pooled = dict(zip(reversed(self.pooled), states, strict=True))

@@ -10,6 +10,7 @@ import torch
 
 from asyncinfer.layers import RopeConfig
 from asyncinfer.models import ExpertsConfig, LayerConfig, ModelConfig
+from asyncinfer.runner.eager_executor import EagerExecutor
 from asyncinfer.testing import InlineEngine, RandomModel
 
 WINDOW = 24
@@ -109,3 +110,40 @@ def test_it_is_what_others_compute() -> None:
         assert tokens == right
         for score, other in zip(scores, expected, strict=True):
             assert score.logprob == pytest.approx(other.logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_token_that_no_window_shows_is_looked_at(
+    deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fault 26
+    """What is wrong with a token in the middle of a prompt reaches its last token by layers that
+    attend to everything, and by no others."""
+    broken, run = [True], EagerExecutor.run
+
+    def running(self: EagerExecutor, *arguments: Any) -> Any:
+        forward = self.forward
+
+        def breaking(arrays: Any) -> torch.Tensor:
+            hidden = forward(arrays)
+            if broken:
+                broken.pop()
+                hidden[3, 5] = torch.nan
+            return hidden
+
+        monkeypatch.setattr(self, "forward", breaking)
+        return run(self, *arguments)
+
+    monkeypatch.setattr(EagerExecutor, "run", running)
+    inline = engine("some", deterministic=deterministic)
+    streams = []
+    for _ in range(2):
+        streams.append(inline.submit(PROMPTS[0], max_tokens=2, temperature=0.0))
+        inline.run()
+        streams[-1].read()
+    failed, whole = streams
+    assert not failed.chunks
+    assert "hidden states are not finite" in str(failed.error)
+    outcome = whole.request.buffer.outcome
+    assert outcome is not None
+    assert (outcome.error, outcome.usage.cached_tokens) == (None, 0)
+    assert len(whole.token_ids()) == 2

@@ -15,10 +15,10 @@ import torch
 from models.families import randomised
 from models.hybrids import HYBRIDS
 
-from asyncinfer import Engine, EngineConfig, ModelLoadError
+from asyncinfer import Engine, EngineConfig, ModelLoadError, RequestFailed
 from asyncinfer.attention import KVCache
 from asyncinfer.builtin import MODEL_PATH
-from asyncinfer.models import read_config
+from asyncinfer.models import Decoder, read_config
 from asyncinfer.protocols import DraftRequest
 from asyncinfer.runner.eager_executor import EagerExecutor
 from asyncinfer.runner.memory import plan_memory, state_bytes
@@ -241,6 +241,30 @@ async def test_a_step_without_room_leaves_states_as_they_were(
         done = await engine.generate(prompt, n=3, max_tokens=40, temperature=0.0, ignore_eos=True)
     assert lacks > 1
     assert [list(each.token_ids) for each in done.choices] == [hybrid.answer(prompt, 40)] * 3
+
+
+@pytest.mark.anyio
+async def test_a_state_that_is_not_finite_fails_before_it_is_kept(
+    hybrid: Hybrid, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fault 26
+    """That of a token in the middle of a prompt's last chunk, whose own logits nobody draws from
+    and which the last token need not show."""
+    prompt, forward, broken = tokens(21), Decoder.forward, [True]
+
+    def breaking(self: Decoder, *arguments: Any) -> torch.Tensor:
+        hidden = forward(self, *arguments)
+        if broken:
+            broken.pop()
+            hidden[3, 5] = torch.nan
+        return hidden
+
+    monkeypatch.setattr(Decoder, "forward", breaking)
+    async with Engine(hybrid.path, **OPTIONS) as engine:
+        with pytest.raises(RequestFailed, match="hidden states are not finite"):
+            await greedy(engine, prompt, 4)
+        done = await engine.generate(prompt, max_tokens=8, temperature=0.0, ignore_eos=True)
+    assert done.usage.cached_tokens == 0
+    assert list(done.token_ids) == hybrid.answer(prompt, 8)
 
 
 def test_a_gpu_is_refused(hybrid: Hybrid) -> None:
