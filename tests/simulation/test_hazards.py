@@ -83,6 +83,18 @@ def coalesced_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StreamBuffer, "tell", dropping)
 
 
+def raised_before_it_is_read(patch: pytest.MonkeyPatch) -> None:
+    take_in = Intake.take_in
+
+    async def raising(self: Intake, request: Request, *args: Any) -> None:
+        await take_in(self, request, *args)
+        if request.buffer.failed and request.buffer.chunks:
+            assert request.buffer.outcome is not None
+            raise request.buffer.outcome.raised()
+
+    patch.setattr(Intake, "take_in", raising)
+
+
 def thread_kept_that_never_ran(patch: pytest.MonkeyPatch) -> None:
     start = PromptWorkers.start
 
@@ -250,6 +262,7 @@ HAZARDS: dict[str, tuple[int, int, str | tuple[str, ...], Plant]] = {
     ),
     "a consumer that reads steadily is stalled": (50, 4000, "end: ", stalled_while_reading),
     "what was coalesced is lost at an error": (0, 4000, "I7", coalesced_lost),
+    "a late loop hears of an error before the tokens": (20, 2000, "I7", raised_before_it_is_read),
     "a thread that cannot start is kept": (
         0,
         6000,
@@ -328,7 +341,7 @@ HAZARDS: dict[str, tuple[int, int, str | tuple[str, ...], Plant]] = {
         "end: ",
         replaced(SlotAllocator, "force", lambda self, sequence, tokens: None),
     ),
-    "a sampler begins anew after a preemption": (200, 2000, ("I7", "end"), state_lost),
+    "a sampler begins anew after a preemption": (300, 1000, ("I7", "end"), state_lost),
     "a step without room leaves samplers changed": (
         232,
         2000,

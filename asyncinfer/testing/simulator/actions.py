@@ -226,6 +226,13 @@ class Actions:
         """Everybody runs as they are due, but for suspended threads."""
         self._life.pass_time(seconds)
 
+    def do_late(self, index: int, seconds: float) -> None:
+        """The others run as they are due, but not this event loop, which then hears of everything
+        at once. Its tasks have asked for what they want before."""
+        if (loop := self._life.open_loop(index)) is not None:
+            loop.run_ready()
+            self._life.pass_time(seconds, late=loop)
+
     def do_jump(self, seconds: float) -> None:
         """The process was stopped: time went on without anybody."""
         self._life.state.jump(seconds)

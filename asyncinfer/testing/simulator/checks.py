@@ -43,6 +43,8 @@ FORGOTTEN: Final = 1.0
 _READ_TO_THE_END: Final = frozenset(
     ("DeadlineExceeded", "StreamStalled", "RequestFailed", "EngineClosed")
 )
+#: Ends of requests that the engine had taken, so that their streams know what they took.
+_BY_THE_ENGINE: Final = frozenset(("DeadlineExceeded", "StreamStalled", "RequestFailed"))
 
 
 class Checks:
@@ -153,19 +155,19 @@ class Checks:
         """Whoever waits for the engine is told in time: of an answer's end, a deadline, a close, a
         death, or that it may leave."""
         life = self._life
-        now = life.host.now
+        now, excused = life.host.now, max(life.state.jumped, life.state.late)
         for consumer in life.consumers.values():
             if consumer.waiting:
-                limit = max(min(consumer.limit, life.state.over), life.state.jumped) + LATE
+                limit = max(min(consumer.limit, life.state.over), excused) + LATE
                 hold("liveness", now <= limit, "{} waits {:.3f} s too long", consumer, now - limit)
         for load in life.loads:
             # A thread may take long to read one, but nobody waits for that past the end.
-            limit = max(life.state.over, life.state.jumped) + LATE
+            limit = max(life.state.over, excused) + LATE
             hold("liveness", load.done() or now <= limit, "a load waits {:.3f} s", now - limit)
         for task, due in life.closers.items():
             if not task.done():
                 # What passed while nobody ran says little of a step that hangs.
-                limit = max(due, life.state.jumped + self._last_steps) + LATE
+                limit = max(due, excused + self._last_steps) + LATE
                 hold("liveness", now <= limit, "a close waits {:.3f} s too long", now - limit)
 
     def ended(self, consumer: Consumer) -> None:
@@ -186,6 +188,9 @@ class Checks:
             self._life.seen["answers with a format"] += ask.format is not None
             self._life.seen["answers with samplers"] += ask.sampler is not None
         read = consumer.outcome in _READ_TO_THE_END and ask.how == "iterate"
+        if consumer.outcome in _BY_THE_ENGINE and ask.then != "drop":
+            # Without this a stream that forgets its request would hide what it has lost.
+            hold("I7", usage is not None, "{} does not say what was drawn", consumer)
         if usage is not None and not consumer.closed and (read or consumer.outcome == "whole"):
             drawn = usage.completion_tokens
             hold("I7", got == drawn, "{}: {} tokens drawn, {} delivered", consumer, drawn, got)

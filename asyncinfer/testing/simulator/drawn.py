@@ -58,6 +58,9 @@ class Drawn:
         else:
             pages = _state_pages(Random(f"state pages {seed}"), self.scenario)
             self.scenario = replace(self.scenario, state_pages=pages)
+        # And for event loops that are late.
+        self._lateness = late = Random(f"late {seed}")
+        self._late = late.random() < 0.15
         self._steps = rng.randint(*steps)
         self._ids = self._after = 0
         self._prefixes = [_letters(rng, 30) for _ in range(3)]
@@ -94,6 +97,9 @@ class Drawn:
         live = [*life.consumers]
         if self._talks and life.state.opened and self._talking.random() < 0.2:
             return self._talk(life)
+        if self._late and self._lateness.random() < 0.1:
+            index = self._lateness.randrange(self.scenario.loops)
+            return ["late", index, self._lateness.choice((0.02, 0.1, 0.5))]
         if not life.state.hangs:
             self._stuck = None
         elif self._stuck is None:
@@ -101,7 +107,7 @@ class Drawn:
         if life.state.hangs and rng.random() < (0.8 if self._stuck else 0.2):
             return self._while_it_hangs()
         if rng.random() < self._arrivals and len(live) < self._most:
-            ask = self._ask()
+            ask = self._hasty(self._ask())
             if ask.form == "worker" and self._faulty and rng.random() < 0.15:
                 # A thread may be about to be started for the first of these.
                 return ["refuse_threads", rng.choice((1, 2))]
@@ -129,6 +135,12 @@ class Drawn:
         if roll < 0.91 and self.scenario.adapters is not None:
             return self._turn("adapter")
         return ["time", rng.choice((0.001, 0.01, 0.01, 0.05, 0.5))]
+
+    def _hasty(self, ask: Ask) -> Ask:
+        """Where loops are late, prompts are often prepared meanwhile, and answers fail."""
+        if not self._late or self._lateness.random() < 0.5:
+            return ask
+        return replace(ask, form="worker", on_full="cancel", buffer=self._lateness.choice((2, 4)))
 
     def _turn(self, name: str) -> Action:
         rng = self._rng

@@ -139,33 +139,36 @@ class Life:
         else:
             self.host.run(actor, points)
 
-    def pass_time(self, seconds: float) -> None:
-        """Everybody runs as they are due, but for suspended threads."""
+    def pass_time(self, seconds: float, late: VirtualLoop | None = None) -> None:
+        """Everybody runs as they are due, but for suspended threads and a loop that is late."""
         host = self.host
         until = host.now + seconds
         while self._failure is None:
-            self._run_due()
+            self._run_due(late)
             later = until
             for actor in host.actors:
                 if actor.due < later and not actor.suspended:
                     later = actor.due
             for loop in self.loops:
-                if loop.next_timer < later:
+                if loop.next_timer < later and loop is not late:
                     later = loop.next_timer
             later = max(host.now, later)
             self.checks.late()
             self.state.go_on(later)
+            if late is not None:
+                self.state.late = host.now
             if later >= until:
                 break
-        self._run_due()
+        self._run_due(late)
 
-    def _run_due(self) -> None:
+    def _run_due(self, late: VirtualLoop | None = None) -> None:
         """Everybody who is due has a turn, until nobody is."""
         host = self.host
         for _ in range(10_000):
             for loop in self.loops:
-                host.blocked = 0.0
-                loop.run_ready()
+                if loop is not late:
+                    host.blocked = 0.0
+                    loop.run_ready()
             now, due = host.now, []
             for actor in host.actors:
                 if actor.suspended:
@@ -205,7 +208,7 @@ class Life:
             getattr(self._actions, "do_" + name)(*arguments)
             self.seen[name] += 1
             self._reap()
-            if name in ("turn", "time"):
+            if name in ("turn", "time", "late"):
                 self.checks.step()
         except Exception as error:
             # Held here: what lies under it on the stack may take it for its own.

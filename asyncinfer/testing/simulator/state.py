@@ -31,6 +31,8 @@ class LifeState:
         self.jumped = host.now
         #: Every such moment, and for how long nobody ran.
         self.jumps: list[tuple[float, float]] = []
+        #: When an event loop was late last, so that whoever waits on it was told late.
+        self.late = host.now
         #: Whether the decode thread is in the middle of a turn.
         self.hangs = False
         #: When the turn began that was interrupted last, as the watchdog sees it.
