@@ -125,9 +125,9 @@ class Frontend:
         return request
 
     async def prepare(self, request: Request, prompt: Any) -> None:
-        """Hand a request with its prompt to the decode thread. Returns also when the request was
-        aborted meanwhile. Raises `InvalidRequest`, and what the request ended with before there was
-        anything to read; then, and when it is cancelled, the request is gone."""
+        """Hand a request with its prompt to the decode thread. Returns also when the request has
+        ended meanwhile, as its buffer says. Raises `InvalidRequest` and `Overloaded`; then, and
+        when it is cancelled, the request is gone."""
         assert self._intake is not None
         scope = anyio.current_effective_deadline()
         until = math.inf if request.deadline is None else request.deadline

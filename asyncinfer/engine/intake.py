@@ -41,10 +41,10 @@ class Intake:
         self._turns = TurnLimits()
 
     async def take_in(self, request: Request, prompt: Any, wanted_until: float | None) -> None:
-        """Prepare an admitted request and hand it on. Raises `InvalidRequest`, and what the request
-        ended with before there was anything to read; returns if it was aborted. Whatever it raises,
-        the request is gone. Scheduling policies see `wanted_until`: the deadline of the request or
-        of the caller's cancel scope."""
+        """Prepare an admitted request and hand it on. Returns also where the request has ended
+        meanwhile: its buffer says how, after what there is to read. Raises `InvalidRequest` and
+        `Overloaded`. Whatever it raises, the request is gone. Scheduling policies see
+        `wanted_until`: the deadline of the request or of the caller's cancel scope."""
         if self._at_hand(request, prompt):
             await self._in_line(request)
             self.prepare_here(request, prompt, wanted_until)
@@ -52,11 +52,6 @@ class Intake:
             work = partial(self.prepare_here, request, prompt, wanted_until)
             size = max(_size(prompt), _size(request.options.prediction))
             await self._on_worker(request, work, size)
-        buffer = request.buffer
-        outcome = buffer.outcome
-        # A loop that is late may find the whole answer here: the reader takes that first.
-        if outcome is not None and outcome.error is not None and not buffer.chunks:
-            raise outcome.raised()
 
     def _at_hand(self, request: Request, prompt: Any) -> bool:
         """Whether the request is prepared on the event loop. Raises as `take_in` does."""

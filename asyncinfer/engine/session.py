@@ -151,8 +151,11 @@ class SessionStream:
         except StopAsyncIteration:
             await self._finish()
             raise
+        except StreamBusy:
+            # Another task reads, and goes on.
+            raise
         except Exception:
-            self._end(None)
+            self._fail()
             raise
 
     def __await__(self) -> Generator[Any, Any, Completion]:
@@ -162,8 +165,10 @@ class SessionStream:
         self._begin()
         try:
             await self._stream.__aenter__()
+        except StreamBusy:
+            raise
         except BaseException:
-            self._end(None)
+            self._fail()
             raise
         return self
 
@@ -203,8 +208,10 @@ class SessionStream:
         self._begin()
         try:
             return await self._finish()
+        except StreamBusy:
+            raise
         except BaseException:
-            self._end(None)
+            self._fail()
             raise
 
     async def _finish(self) -> Completion:
@@ -216,6 +223,14 @@ class SessionStream:
         if not self._begun:
             self._session.begin_answer()
             self._begun = True
+
+    def _fail(self) -> None:
+        """Note an error. Where it kept the stream from beginning, that may be begun again."""
+        if self._stream.prompt_tokens is not None:
+            self._end(None)
+        elif self._begun and not self._ended:
+            self._begun = False
+            self._session.end_answer(self._prompt, None)
 
     def _end(self, done: Completion | None) -> None:
         if self._begun and not self._ended:

@@ -126,8 +126,9 @@ class Stream:
     async def __aenter__(self) -> Stream:
         self._claim()
         try:
-            if self._request is None:
-                await self._start()
+            buffer = (self._request or await self._start()).buffer
+            if buffer.failed and not buffer.chunks:
+                raise self._end()
         finally:
             self._reading = False
         return self
@@ -178,7 +179,9 @@ class Stream:
                 await self._wait_for_end(buffer)
 
     async def _start(self, *, quiet: bool = False) -> Request:
-        """Validate, tokenise, submit. `quiet`: nothing is read before the end."""
+        """Validate, tokenise, submit. `quiet`: nothing is read before the end. A request that has
+        ended by then is returned as it is: a loop that is late may hear of its preparation, its
+        chunks and its end at once."""
         if self._closed:
             raise EngineClosed(f"{self.request_id}: the stream was closed before it began")
         frontend = self._frontend
@@ -201,7 +204,8 @@ class Stream:
         try:
             await frontend.prepare(request, self._prompt)
         except BaseException:
-            # The request is gone; the stream may be started again.
+            # The request was refused, or is aborted since nobody waits for it. Nothing of it was
+            # read, so the stream may be started again.
             self._request = None
             raise
         self._buffer = request.buffer

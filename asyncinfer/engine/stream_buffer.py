@@ -141,6 +141,11 @@ class StreamBuffer(ChunkWaiter):
         #: Set once, after the last chunk.
         self.outcome: Outcome | None = None
 
+    @property
+    def failed(self) -> bool:
+        """Whether the stream has ended by an error."""
+        return self.outcome is not None and self.outcome.error is not None
+
     def put(self, content: Content) -> None:
         """Have a chunk delivered with the next flush (decode thread)."""
         batch = self.bridge.batch

@@ -31,6 +31,7 @@ from asyncinfer.engine.loop_bridge import LoopBridge
 from asyncinfer.engine.preparer import Preparer
 from asyncinfer.engine.prompt_reader import PromptReader
 from asyncinfer.engine.request import Request
+from asyncinfer.engine.stream import Stream
 from asyncinfer.engine.turn_limit import MOST
 from asyncinfer.scheduler import Step
 from asyncinfer.testing import FakeModel, StepGate
@@ -62,6 +63,21 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     monkeypatch.setattr(PromptReader, "read", slow)
     yield held
     held.let_go.set()
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once the decode thread has sent an end to an event loop."""
+    sent, flush = threading.Event(), LoopBridge.flush
+
+    def spied(bridge: LoopBridge) -> None:
+        ends = bool(bridge.batch.news)
+        flush(bridge)
+        if ends:
+            sent.set()
+
+    monkeypatch.setattr(LoopBridge, "flush", spied)
+    return sent
 
 
 # fault 50
@@ -332,19 +348,10 @@ async def test_a_misspelt_option_is_named() -> None:
 
 
 async def test_an_answer_that_fails_while_its_loop_is_late_is_read_before_its_error(
-    open_engine: OpenEngine, held: Held, until: Until, monkeypatch: pytest.MonkeyPatch
+    open_engine: OpenEngine, held: Held, until: Until, sent: threading.Event
 ) -> None:
     """The loop learns at once that the prompt is prepared, what was drawn, and that the request
     failed."""
-    sent, flush = threading.Event(), LoopBridge.flush
-
-    def spied(bridge: LoopBridge) -> None:
-        ends = bool(bridge.batch.news)
-        flush(bridge)
-        if ends:
-            sent.set()
-
-    monkeypatch.setattr(LoopBridge, "flush", spied)
 
     def failing(step: Step) -> dict[int, Exception]:
         return {0: ValueError("broken")} if step.starts[0] > len(LONG_PROMPT) + 2 else {}
@@ -365,3 +372,36 @@ async def test_an_answer_that_fails_while_its_loop_is_late_is_read_before_its_er
         assert len(found) == 4
         assert stream.usage is not None
         assert stream.usage.completion_tokens == 4
+
+
+async def test_a_stream_that_fails_while_its_loop_is_late_has_ended(
+    open_engine: OpenEngine, held: Held, until: Until, sent: threading.Event
+) -> None:
+    """Its request was taken and has failed: that is the end, and no other request is made."""
+
+    def failing(step: Step) -> dict[int, Exception]:
+        return {0: ValueError("broken")}
+
+    async with open_engine(FakeModel(failing=failing)) as engine:
+        stream = engine.stream(LONG_PROMPT, max_tokens=8)
+
+        async def begin() -> None:
+            with pytest.raises(RequestFailed, match="broken"):
+                await stream.__aenter__()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(begin)
+            await until(lambda: held.begun)
+            held.let_go.set()
+            assert sent.wait(60)
+        assert stream.usage is not None
+        for again in (stream.__aenter__, partial(anext, stream), partial(awaited, stream)):
+            with pytest.raises(RequestFailed, match="broken"):
+                await again()
+        assert stream.request_id.count(".") == 0
+        assert engine.stats().failed == 1
+        await stream.aclose()
+
+
+async def awaited(stream: Stream) -> object:
+    return await stream

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
 from support import core_of
 
-from asyncinfer import Engine, EngineClosed, EngineDead, InvalidRequest, StreamBusy, SyncEngine
-from asyncinfer.testing import FakeModel, Said, ScriptedModel
+from asyncinfer import (
+    Engine,
+    EngineClosed,
+    EngineDead,
+    InvalidRequest,
+    Overloaded,
+    StreamBusy,
+    SyncEngine,
+)
+from asyncinfer.engine import SessionStream
+from asyncinfer.testing import FakeModel, Said, ScriptedModel, StepGate
+from asyncinfer.text import ChatTemplate
 
 pytestmark = pytest.mark.asyncio
 BLOCK = 16
@@ -102,6 +114,49 @@ async def test_streams() -> None:
         chat.rewind(3)
         assert len(chat.messages) == 1
         assert (await chat.stream("d")).text == "four"
+
+
+def chatting(gate: StepGate) -> FakeModel:
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
+    return FakeModel(gate=gate, template=template)
+
+
+async def whole(stream: SessionStream) -> str:
+    return "".join([chunk.text async for chunk in stream])
+
+
+async def test_a_second_reader_ends_no_answer() -> None:
+    gate = StepGate(closed=True)
+    async with Engine(chatting(gate)) as engine:
+        chat = engine.session(max_tokens=3)
+        stream = chat.stream("a")
+        async with asyncio.TaskGroup() as group:
+            reader = group.create_task(whole(stream))
+            await asyncio.sleep(0)
+            for second in (partial(anext, stream), stream.__aenter__, partial(whole, stream)):
+                with pytest.raises(StreamBusy, match="another task is reading"):
+                    await second()
+            with pytest.raises(StreamBusy, match="is answering"):
+                chat.append("too early")
+            gate.open()
+        assert chat.messages[-1]["content"] == reader.result()
+
+
+async def test_a_stream_that_was_refused_may_be_begun_again() -> None:
+    gate = StepGate(closed=True)
+    async with Engine(chatting(gate), max_requests=1) as engine:
+        chat = engine.session(max_tokens=3)
+        stream = chat.stream("a")
+        async with engine.stream([1], max_tokens=1):
+            for begin in (stream.__aenter__, partial(anext, stream), partial(whole, stream)):
+                with pytest.raises(Overloaded):
+                    await begin()
+                chat.append()
+            with pytest.raises(Overloaded):
+                await stream
+            gate.open()
+        text = await whole(stream)
+        assert [message["content"] for message in chat.messages] == ["a", text]
 
 
 async def test_an_answer_drawn_at_random_is_found_again() -> None:
