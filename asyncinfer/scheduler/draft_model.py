@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -23,8 +24,9 @@ class _Cached:
     pages: list[int] = field(default_factory=list)
     #: Tokens whose KV is in them.
     computed: int = 0
-    #: Tokens that were known when it was asked last, and those that it drew after them.
-    known: int = 0
+    #: Tokens that were known when it was asked last, 4 bytes each: each draft's first step has all
+    #: of them, and a copy costs next to nothing. Those that it drew after them.
+    known: array[int] = field(default_factory=lambda: array("i"))
     drawn: list[int] = field(default_factory=list)
 
 
@@ -68,6 +70,8 @@ class DraftModel:
         self._steps = 0
         #: Whether the last draft computed more than what answers had gained since the one before.
         self.behind = False
+        #: The answers that the last draft was computed for in vain.
+        self.failed: set[DraftRequest] = set()
 
     @property
     def pages_free(self) -> int:
@@ -78,6 +82,7 @@ class DraftModel:
         """The draft of each answer; empty where its prompt is still being read, or no page is
         left."""
         self.behind = False
+        self.failed = set()
         asked = set(requests)
         rows: list[_Row] = []
         budget = self._spec.max_step_tokens
@@ -109,15 +114,17 @@ class DraftModel:
         if draws < 1 or not self._grow(cached, known + draws - 1, asked):
             self.end(request)
             return None
-        new, drawn = request.tokens(cached.known), cached.drawn
+        before, drawn = len(cached.known), cached.drawn
+        new = request.tokens(before)
         right = 0
         while right < min(len(new), len(drawn)) and new[right] == drawn[right]:
             right += 1
-        cached.computed = min(cached.computed, cached.known + right, known - 1)
+        cached.computed = min(cached.computed, before + right, known - 1)
         missing = known - cached.computed
         # Of the last draft, the token drawn last has no KV, nor has the one that came after it.
         self.behind |= missing > 1 + len(drawn)
-        cached.known, cached.drawn = known, []
+        cached.known.extend(new)
+        cached.drawn = []
         return _Row(request, cached, min(missing, budget), draws if missing <= budget else 0)
 
     def _grow(self, cached: _Cached, tokens: int, asked: set[DraftRequest]) -> bool:
@@ -144,7 +151,7 @@ class DraftModel:
             first.joins.append(
                 Join(
                     slot,
-                    request.tokens(),
+                    cached.known[:],
                     request.prompt_len,
                     [cached.pages],
                     cached.params,
@@ -159,6 +166,7 @@ class DraftModel:
             step = Step(self._steps)
             for slot, row in drawing:
                 _add(step, slot, row.cached.computed, 1, draws=True)
+        self.failed.update(row.request for _, row in drawing if not row.cached.drawn)
         return {row.request: row.cached.drawn for row in rows}
 
     def _compute(self, step: Step, rows: Sequence[_Row]) -> bool:
@@ -177,6 +185,8 @@ class DraftModel:
                 # Its numbers are not finite, or no token is left to draw.
                 row.draws = 0
                 self.end(row.request)
+                if not row.cached.drawn:
+                    self.failed.add(row.request)
                 continue
             row.cached.computed += step.counts[index]
             if drawn is not None:

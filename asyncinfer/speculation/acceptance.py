@@ -66,6 +66,10 @@ class Acceptance:
         else:
             self._sleep(length)
 
+    def failed(self, length: int) -> None:
+        """Count a draft that could not be made, of an answer that is `length` tokens long."""
+        self._sleep(length)
+
     def _best(self, cost: DraftCost, most: int) -> int:
         """The length up to which each token is right more often than it costs; 0 where the whole
         draft does not pay."""

@@ -141,6 +141,10 @@ class Drafter:
         have one now."""
         return min([each.resting_until for each in self.methods.values()], default=-1)
 
+    def rest(self, method: str) -> None:
+        """A method has taken time and made no draft: ask it no more for a while."""
+        self.methods[method].failed(len(self.known))
+
     def put(self, method: str, tokens: Sequence[int]) -> None:
         """Set the next draft."""
         self.method, self.draft = method, tokens[: self.wanted]

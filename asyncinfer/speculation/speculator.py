@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from asyncinfer.protocols import DraftRequest
@@ -23,6 +23,10 @@ class DraftingModel(Protocol):
     @property
     def behind(self) -> bool:
         """Whether the last drafts took time for prompts, too."""
+
+    @property
+    def failed(self) -> Collection[DraftRequest]:
+        """The answers that the last drafts took time for and gave none."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[int]]: ...
 
@@ -76,6 +80,9 @@ class Speculator:
                     drafter.put(proposer.name, tokens)
                 if self._model is not None and proposer is self._model:
                     behind = self._model.behind
+                    for drafter, view in zip(asked, views, strict=True):
+                        if view in self._model.failed:
+                            drafter.rest(proposer.name)
                 without = [drafter for drafter in without if not drafter.draft]
         return behind
 

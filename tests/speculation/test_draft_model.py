@@ -15,6 +15,7 @@ from asyncinfer.builtin import DRAFT_PATH, MODEL_PATH
 from asyncinfer.engine import Loaded
 from asyncinfer.engine.checkpoint import CheckpointSource
 from asyncinfer.scheduler import DraftModel, Step
+from asyncinfer.speculation.drafter import AnswerView
 from asyncinfer.testing import FakeModel, InlineEngine
 from asyncinfer.text import Tokenizer
 
@@ -89,6 +90,44 @@ def test_a_step_without_room_costs_its_draft(often: int) -> None:
     right, wrong = answer(draft)
     assert wrong == 0
     assert (right > 0) == (often > 1)
+
+
+@pytest.mark.parametrize("fault", ["rows", "room"])
+def test_one_that_always_fails_rests(fault: str) -> None:
+    """It read the whole prompt anew in every step."""
+    tried: list[int] = []
+
+    def failing(step: Step) -> Mapping[int, Exception]:
+        tried.append(step.number)
+        return {0: ValueError("nan")}
+
+    def no_room(step: Step) -> bool:
+        tried.append(step.number)
+        return True
+
+    faulty = {"failing": failing} if fault == "rows" else {"no_room": no_room}
+    draft = FakeModel(blocks=128, **faulty)  # type: ignore[arg-type]
+    engine = engine_of(draft, buffer=200)
+    stream = engine.submit(LONG, max_tokens=150, seed=3)
+    engine.run()
+    stream.read()
+    assert len(stream.token_ids()) == 150
+    # It is asked again after 32, 64 and 128 tokens.
+    assert 1 <= len(tried) <= 4
+
+
+def test_a_draft_copies_what_is_new_of_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied, tokens = [0], AnswerView.tokens
+
+    def counting(view: AnswerView, start: int = 0) -> list[int]:
+        found = tokens(view, start)
+        copied[0] += len(found)
+        return found
+
+    monkeypatch.setattr(AnswerView, "tokens", counting)
+    prompt = 2 * LONG
+    assert answer(FakeModel(blocks=128), prompt)[0] > 10
+    assert copied[0] <= len(prompt) + 40
 
 
 def pump_until_drafted(engine: InlineEngine, pages: int) -> None:
