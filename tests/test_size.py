@@ -31,7 +31,7 @@ MOST = {
     "runner": 2_859,
     "samplers": 420,
     "sampling": 2_244,
-    "scheduler": 2_834,
+    "scheduler": 2_848,
     "server": 2_778,
     "speculation": 895,
     "telemetry": 590,

@@ -293,7 +293,7 @@ class Core:
                 request.add_prompt_logprobs(position, prompt_logprobs[row])
             if result.pooled and row in result.pooled:
                 request.add_pooled(step.starts[row], result.pooled[row])
-            if not tokens and reason is None:
+            if tokens is None or not (tokens or reason):
                 continue
             if tokens and request.first_token is None:
                 request.first_token = now
