@@ -93,8 +93,12 @@ class EngineConfig:
     #: Bytes of host memory that the requests hold at most: prompts, and what their streams may
     #: hold unread. A request for which there is no room is `Overloaded`.
     max_held_bytes: int = 1 << 30
-    #: Query tokens per step at most, which bounds how long decoding waits for a prompt's chunk.
+    #: Query tokens per step at most.
     max_step_tokens: int = 2048
+    #: Seconds that a step should take while answers wait for it: prompts are computed in chunks
+    #: that fit, by the speed of the steps before. None: 0.1 on a CPU, inf on a GPU; inf: no bound
+    #: but `max_step_tokens`.
+    step_target: float | None = None
     #: LoRA adapters loaded at once at most; 0 takes none.
     max_adapters: int = 16
     #: The largest rank of an adapter. Memory is reserved for as many of this rank as may be loaded.
@@ -160,6 +164,8 @@ class EngineConfig:
         for name in ("stall_timeout", "drain_timeout", "sampler_timeout"):
             check_seconds(name, getattr(self, name))
         check_seconds("step_timeout", self.step_timeout, open_low=True)
+        if self.step_target is not None:
+            check_seconds("step_target", self.step_target, open_low=True)
         check_real("kv_fraction", self.kv_fraction, 0.0, 1.0, open_low=True)
         check_real("pinned_share", self.pinned_share, 0.0, 1.0)
         for name in ("device", "dtype"):

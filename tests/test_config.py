@@ -25,6 +25,7 @@ NAN, INF = math.nan, math.inf
         ("max_running", (0, None, 65_537)),
         ("max_requests", (0, True)),
         ("max_step_tokens", (0,)),
+        ("step_target", (0, -0.1, NAN, "0.1", True)),
         ("overlap", (0, 1.5, True)),
         ("cuda_graphs", ("on", None, True)),
         ("weights", ("int3", None, "bfloat16")),
@@ -52,7 +53,7 @@ def test_a_bad_value_is_named(name: str, values: tuple[object, ...]) -> None:
 
 
 def test_unlimited_timeouts_are_allowed() -> None:
-    EngineConfig(stall_timeout=INF, drain_timeout=INF, step_timeout=INF)
+    EngineConfig(stall_timeout=INF, drain_timeout=INF, step_timeout=INF, step_target=INF)
 
 
 def test_an_unknown_name_is_a_type_error() -> None:

@@ -12,13 +12,13 @@ from benchmarks.count_lines import PACKAGE, Lines, count, rooms, table, total
 MOST = {
     "adapters": 893,
     "attention": 1_944,
-    "bench": 6_048,
+    "bench": 6_239,
     "builtin": 900,
     "cache": 2_284,
-    "cli": 2_542,
+    "cli": 2_590,
     "clients": 480,
     "doctor": 552,
-    "engine": 8_196,
+    "engine": 8_220,
     "grammar": 911,
     "integrations": 400,
     "kernels": 6_640,
@@ -28,20 +28,20 @@ MOST = {
     "plugins": 1_345,
     "protocols": 700,
     "quantization": 2_489,
-    "runner": 2_859,
+    "runner": 2_862,
     "samplers": 420,
     "sampling": 2_244,
-    "scheduler": 2_848,
+    "scheduler": 2_941,
     "server": 2_778,
-    "speculation": 895,
+    "speculation": 914,
     "telemetry": 590,
-    "testing": 9_601,
+    "testing": 9_639,
     "text": 3_111,
     "tools": 2_522,
     "weights": 3_041,
 }
 #: Lines of all modules that lie beside the rooms.
-MOST_BESIDE = 1_984
+MOST_BESIDE = 1_990
 MODULE = '''"""Of two lines.
 
 Blank ones count as prose here."""

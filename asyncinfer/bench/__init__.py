@@ -28,6 +28,7 @@ from asyncinfer.bench.host import HostOptions, HostResult, measure_host
 from asyncinfer.bench.lag import FAKE_MODELS, LagOptions, LagResult, measure_lag
 from asyncinfer.bench.load import LoadOptions, LoadResult, measure_load
 from asyncinfer.bench.loops import LOOPS, available_loops
+from asyncinfer.bench.pace import PaceOptions, PaceResult, measure_pace
 from asyncinfer.bench.plots import check_plot, save_plot
 from asyncinfer.bench.plugins import PluginOptions, PluginResult, measure_plugins
 from asyncinfer.bench.quantized import (
@@ -78,6 +79,8 @@ __all__ = [
     "LagResult",
     "LoadOptions",
     "LoadResult",
+    "PaceOptions",
+    "PaceResult",
     "Perplexity",
     "PluginOptions",
     "PluginResult",
@@ -109,6 +112,7 @@ __all__ = [
     "measure_host",
     "measure_lag",
     "measure_load",
+    "measure_pace",
     "measure_plugins",
     "measure_quantized",
     "measure_serve",

@@ -96,6 +96,13 @@ def engine_options(function: Function) -> Function:
         ),
         click.option("--max-context", type=int, help="Longest prompt and answer, in tokens."),
         click.option(
+            "--step-target",
+            type=float,
+            metavar="SECONDS",
+            help="What a step should take while answers wait for a prompt in it.  "
+            "[default: 0.1 on a CPU, none on a GPU]",
+        ),
+        click.option(
             "--cache-policy",
             type=plugin_choice(plugins.cache_policies, make=True),
             metavar=_PLUGIN,

@@ -32,6 +32,8 @@ __all__ = [
 
 #: Default KV cache of a CPU engine: the system commits a page at its first use.
 _CPU_BYTES = 1 << 30
+#: Default of `step_target` on a CPU: ten tokens a second are about as fast as people read.
+_CPU_STEP_TARGET = 0.1
 #: The KV of a draft model: a share of `kv_bytes`, and what it takes where that is not given.
 _DRAFT_SHARE = 8
 _DRAFT_CPU_BYTES = 1 << 27
@@ -79,6 +81,9 @@ def plan_memory(
         if device.type == "cpu":
             room = f"kv_bytes={free}, what a CPU takes unless it is told"
         blocks = min(free // block_bytes, most)
+    target = config.step_target
+    if target is None and device.type == "cpu":
+        target = _CPU_STEP_TARGET
     overlap = config.overlap or (GPU_OVERLAP if device.type == "cuda" else 1)
     groups: tuple[KVGroupSpec, ...] = (KVGroupSpec(blocks, layers=tuple(range(model.num_layers))),)
     layer_bytes, in_flight = block_bytes // model.num_layers, pages_in_flight(config, overlap)
@@ -119,6 +124,7 @@ def plan_memory(
         max_context=context,
         vocab_size=vocab_size,
         max_step_tokens=config.max_step_tokens,
+        step_target=target,
         samplers=True,
         masks=True,
         drafts=True,

@@ -10,6 +10,7 @@ from typing import Final
 from asyncinfer.scheduler.admitter import Admitter
 from asyncinfer.scheduler.counters import Counters
 from asyncinfer.scheduler.pairs import Pairs
+from asyncinfer.scheduler.prompt_pace import PromptPace
 from asyncinfer.scheduler.sequence import Sequence
 from asyncinfer.scheduler.sequence_states import SequenceStates
 from asyncinfer.scheduler.step import Step
@@ -31,11 +32,12 @@ _LAST: Final = 0.1
 
 class Planner:
     """Decode rows first, then chunks of prompts already begun, then admission, all under one
-    budget of query tokens."""
+    budget of query tokens. Beside answers, prompts have their pace as well."""
 
     def __init__(self, spec: RunnerSpec, states: SequenceStates, counters: Counters) -> None:
         self._block_size = spec.block_size
         self.budget = StepBudget(spec.max_step_tokens)
+        self.pace = PromptPace(spec.step_target, spec.block_size, states.speculator.costs)
         self._states = states
         self._slots = states.slots
         self._blocks = states.slots.blocks
@@ -120,6 +122,8 @@ class Planner:
                 budget -= chunk + len(draft)
                 if draws and chunk == 1 and sequence.drafter is not None:
                     self._rest(sequence, sequence.drafter)
+        if states.prefilling or states.queue:
+            budget = int(min(budget, self.pace.room(step.answers)))
         if states.paired:
             budget = self._pairs.add_prompts(step, budget)
         for sequence in list(states.prefilling.values()):

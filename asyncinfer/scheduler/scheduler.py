@@ -178,8 +178,10 @@ class Scheduler:
         oldest = self.in_flight.popleft()
         assert oldest is step, "steps are committed in the order they were scheduled"
         self.planner.budget.computed(retried=self._retracted != [] and self._retried(step))
-        if step.only_answers:
-            seconds = now - max(step.began, self._updated)
+        seconds = now - max(step.began, self._updated)
+        if not step.only_answers:
+            self.planner.pace.computed(step, seconds)
+        else:
             self.speculator.costs.add(step.tokens, seconds, bool(step.drafts))
         self._updated = now
         self._committer.commit(step, result)

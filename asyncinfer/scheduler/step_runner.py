@@ -49,6 +49,8 @@ class RunnerSpec:
     vocab_size: int
     #: Most query tokens in one step.
     max_step_tokens: int
+    #: Seconds that a step with answers should take, which bounds the prompts in it; None: no time.
+    step_target: float | None = None
     #: Whether it runs sampler plugins.
     samplers: bool = False
     #: Whether it restricts draws by masks: see `Step.matchers`.

@@ -44,6 +44,10 @@ class StepCosts:
         """Whether it was measured what steps take without drafts."""
         return self._plain.steps >= _KNOWN
 
+    def seconds(self, rows: int) -> float:
+        """Seconds of a step of `rows` rows without drafts; 0.0 before it was measured."""
+        return self._plain.at(rows) if self.known else 0.0
+
     def cost(self, rows: int) -> DraftCost:
         """The cost of a draft in a step of `rows` rows, which draw a token each anyway."""
         plain, drafted = self._plain, self._drafted

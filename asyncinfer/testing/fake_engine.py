@@ -75,6 +75,7 @@ class FakeModel:
             max_context=min(self.max_context, config.max_context or self.max_context),
             vocab_size=tokenizer.vocab_size,
             max_step_tokens=config.max_step_tokens,
+            step_target=config.step_target,
             masks=True,
             drafts=self.strict,
             guides=self.strict,

@@ -102,6 +102,7 @@ class ScriptedModel:
             max_context=min(self._max_context, config.max_context or self._max_context),
             vocab_size=tokenizer.vocab_size,
             max_step_tokens=config.max_step_tokens,
+            step_target=config.step_target,
             masks=True,
         )
         template = ChatTemplate(_TEMPLATE, shield=tokenizer.shield)

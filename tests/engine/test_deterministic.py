@@ -14,6 +14,7 @@ from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.chunk import TokenLogprob
 from asyncinfer.engine.checkpoint import CheckpointSource
 from asyncinfer.models import read_config
+from asyncinfer.scheduler import Step
 from asyncinfer.testing import InlineEngine
 
 SHARED = "import os\nimport sys\n\n\ndef read_all(path):\n    with open(path) as file:\n        "
@@ -88,6 +89,22 @@ def test_in_another_order_a_few_at_a_time(alone: list[Answer]) -> None:
 def test_prompts_in_chunks(alone: list[Answer], budget: int) -> None:
     inline = engine(prefix_cache=False, max_step_tokens=budget, max_running=7)
     assert answers(inline, REQUESTS) == alone
+
+
+def test_chunks_that_follow_the_clock(alone: list[Answer]) -> None:
+    inline = engine(prefix_cache=False, step_target=0.05)
+    run = inline.core.runner.launch
+
+    def launch(step: Step) -> object:
+        inline.now += 0.004 * step.tokens
+        return run(step)
+
+    inline.core.runner.launch = launch  # type: ignore[method-assign]
+    ahead = inline.submit(**REQUESTS[0])
+    inline.pump(2)
+    assert answers(inline, REQUESTS[1:5]) == alone[1:5]
+    ahead.read()
+    assert tuple(ahead.token_ids()) == alone[0][0]
 
 
 def test_prefixes_from_the_cache(alone: list[Answer]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -207,6 +208,17 @@ def test_how_many_steps_ahead(decoder: Decoder) -> None:
         return plan_memory(config, decoder.config, torch.float32, where, 55).overlap
 
     assert [overlap("cpu"), overlap("cuda:0"), overlap("cuda:0", overlap=7)] == [1, 4, 7]
+
+
+def test_how_long_a_step_should_take(decoder: Decoder) -> None:
+    def target(device: str, **options: Any) -> float | None:
+        config = EngineConfig(kv_bytes=1 << 20, **options)
+        where = torch.device(device)
+        return plan_memory(config, decoder.config, torch.float32, where, 55).step_target
+
+    assert [target("cpu"), target("cuda:0")] == [0.1, None]
+    assert [target("cpu", step_target=3), target("cuda:0", step_target=0.02)] == [3, 0.02]
+    assert target("cpu", step_target=math.inf) == math.inf
 
 
 def test_no_room_for_the_cache_is_a_load_error(

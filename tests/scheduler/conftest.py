@@ -25,6 +25,7 @@ def make() -> Callable[..., Simulation]:
         policy: Any = None,
         cached: bool = True,
         windows: Sequence[KVGroupSpec] = (),
+        step_target: float | None = None,
         **options: Any,
     ) -> Simulation:
         spec = RunnerSpec(
@@ -34,6 +35,7 @@ def make() -> Callable[..., Simulation]:
             max_context=context,
             vocab_size=100,
             max_step_tokens=budget,
+            step_target=step_target,
         )
         cache = PrefixCache(block_size) if cached else None
         return Simulation(spec, policy=policy or FCFS(), cache=cache, **options)

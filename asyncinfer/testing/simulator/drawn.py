@@ -45,7 +45,10 @@ class Drawn:
         wrong = Random(~seed).choice((0, 0, 2, 4, 20))
         self._own = own = Random(f"samplers {seed}")
         samplers = own.random() < 0.15
-        self.scenario = replace(_scenario(rng), wrong_drafts=wrong, samplers=samplers)
+        target = Random(f"pace {seed}").choice((None, None, 0.005, 0.05))
+        self.scenario = replace(
+            _scenario(rng), wrong_drafts=wrong, samplers=samplers, step_target=target
+        )
         # The same for conversations: half of those lives have room for all of them.
         self._talking = talking = Random(f"say {seed}")
         self._talks = talking.random() < 0.15

@@ -86,6 +86,7 @@ class SimulatedModel:
             max_context=scenario.max_context,
             vocab_size=VOCAB,
             max_step_tokens=scenario.max_step_tokens,
+            step_target=scenario.step_target,
             masks=True,
             drafts=True,
             samplers=scenario.samplers,

@@ -108,6 +108,7 @@ def config_of(scenario: Scenario, plugins: Plugins, host: VirtualHost) -> Engine
         max_running=scenario.max_running,
         max_requests=scenario.max_requests,
         max_step_tokens=scenario.max_step_tokens,
+        step_target=scenario.step_target,
         prefix_cache=scenario.prefix_cache,
         cache_policy=_made(CACHE_POLICIES, scenario.cache_policy, host),
         scheduler=_made(SCHEDULERS, scenario.scheduler, host),

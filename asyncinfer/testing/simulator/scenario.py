@@ -45,6 +45,8 @@ class Scenario(Plain):
     max_requests: int = 16
     max_held_bytes: int | None = None
     max_step_tokens: int = 16
+    #: What a step with answers should take; None: no bound.
+    step_target: float | None = None
     overlap: int = 1
     window: int | None = None
     window_pages: int = 0

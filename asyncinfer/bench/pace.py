@@ -1,0 +1,188 @@
+"""`asyncinfer bench pace`: how evenly streams go on while a long prompt is computed beside them."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from asyncinfer import Engine
+from asyncinfer.bench.checkpoint import write_checkpoint
+from asyncinfer.bench.loops import run_on
+from asyncinfer.bench.median import median
+from asyncinfer.bench.quantiles import Quantiles
+from asyncinfer.bench.record import BenchError, Figure
+from asyncinfer.bench.shapes import LLAMA_125M, LLAMA_TINY
+from asyncinfer.bench.workloads import RANDOM, SHIPPED
+from asyncinfer.builtin import MODEL_PATH
+
+__all__ = ["Pace", "PaceOptions", "PaceResult", "measure_pace"]
+
+#: Tokens of the prompts of streams, and most of a warm-up's.
+_PROMPT: Final = 8
+_WARM_UP: Final = 512
+#: Seconds in which streams must have begun.
+_BEGIN: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaceOptions:
+    """Options of the benchmark."""
+
+    #: `SHIPPED`, `RANDOM`, a checkpoint's folder or a hub id.
+    model: str = RANDOM
+    streams: int = 8
+    prompt_tokens: int = 8000
+    #: Seconds, see `EngineConfig.step_target`.
+    step_target: float = 0.1
+    repeat: int = 3
+    #: A smoke run on a smaller model; its figures mean nothing.
+    quick: bool = False
+    loop: str = "asyncio"
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """One prompt beside streams."""
+
+    #: Seconds to the prompt's first token, by itself and beside the streams.
+    alone: float
+    beside: float
+    #: Milliseconds between the tokens of each stream while the prompt was computed.
+    gaps: Quantiles
+
+    @property
+    def slower(self) -> float:
+        """How many times as long the prompt took beside the streams."""
+        return self.beside / self.alone
+
+
+@dataclass(frozen=True, slots=True)
+class PaceResult:
+    """The median repetitions: with the target by p99, and without one likewise."""
+
+    step_target: float
+    paced: Pace
+    unpaced: Pace
+
+    def figures(self) -> tuple[Figure, ...]:
+        paced, unpaced, most = self.paced, self.unpaced, 2e3 * self.step_target
+        return (
+            Figure("between tokens p50", paced.gaps.p50, "ms", "lower"),
+            Figure("between tokens p99", paced.gaps.p99, "ms", "lower", most),
+            Figure("prompt alone", paced.alone, "s", "lower"),
+            Figure("prompt beside streams, over alone", paced.slower, "x", "lower", 1.25),
+            Figure("between tokens p99, no target", unpaced.gaps.p99, "ms", "lower"),
+            Figure("prompt over alone, no target", unpaced.slower, "x", "lower"),
+        )
+
+
+def measure_pace(
+    options: PaceOptions, report: Callable[[str], None] = lambda _: None
+) -> PaceResult:
+    """Run everything; `report` is told what is going on."""
+    with tempfile.TemporaryDirectory(prefix="asyncinfer-bench-") as scratch:
+        model = options.model
+        if model == RANDOM:
+            model = scratch
+            shape = LLAMA_TINY if options.quick else LLAMA_125M
+            context = options.prompt_tokens + 1024
+            write_checkpoint({**shape, "max_position_embeddings": context}, Path(scratch))
+        elif model == SHIPPED:
+            model = str(MODEL_PATH)
+        source = Path(model) if Path(model).exists() else model
+        return run_on(options.loop, _measure, source, options, report)
+
+
+async def _measure(
+    model: Path | str, options: PaceOptions, report: Callable[[str], None]
+) -> PaceResult:
+    targets = (options.step_target, inf)
+    found: dict[float, list[Pace]] = {target: [] for target in targets}
+    async with AsyncExitStack() as stack:
+        engines = {}
+        for target in targets:
+            engine = Engine(
+                model,
+                device="cpu",
+                step_target=target,
+                max_running=options.streams + 1,
+                drain_timeout=0.0,
+            )
+            engines[target] = await stack.enter_async_context(engine)
+        for repetition in range(-1, options.repeat):
+            for target, engine in engines.items():
+                name = "warm-up" if repetition < 0 else f"{repetition + 1} of {options.repeat}"
+                report(f"a target of {target:g} s ({name})")
+                tokens = options.prompt_tokens
+                work = _Work(engine, options, repetition)
+                if repetition < 0:
+                    await work.run(min(tokens, _WARM_UP))
+                else:
+                    found[target].append(await work.run(tokens))
+    paced, unpaced = (median(found[target], lambda pace: pace.gaps.p99) for target in targets)
+    return PaceResult(options.step_target, paced, unpaced)
+
+
+class _Work:
+    """A prompt alone, streams, and a prompt of the same length beside them."""
+
+    def __init__(self, engine: Engine, options: PaceOptions, repetition: int) -> None:
+        self._engine = engine
+        self._random = random.Random(f"pace {repetition}")
+        self._vocab = engine.model.vocab_size
+        self._missing = options.streams
+        self._all_began = anyio.Event()
+        #: When each stream got a chunk.
+        self._times: list[list[float]] = [[] for _ in range(options.streams)]
+
+    async def run(self, prompt_tokens: int) -> Pace:
+        alone = await self._prompt(prompt_tokens)
+        async with anyio.create_task_group() as tasks:
+            for times in self._times:
+                tasks.start_soon(self._stream, times)
+            with anyio.fail_after(_BEGIN):
+                await self._all_began.wait()
+            began = time.monotonic()
+            beside = await self._prompt(prompt_tokens)
+            ended = time.monotonic()
+            tasks.cancel_scope.cancel()
+        gaps = [
+            1e3 * (later - earlier)
+            for times in self._times
+            for earlier, later in pairwise(times)
+            if later > began and earlier < ended
+        ]
+        if not gaps:
+            raise BenchError("no stream got two tokens while the prompt was computed")
+        return Pace(alone, beside, Quantiles.of(gaps))
+
+    async def _prompt(self, prompt_tokens: int) -> float:
+        """Seconds to the first token of a prompt that nothing is cached of."""
+        began = time.monotonic()
+        await self._engine.generate(self._tokens(prompt_tokens), max_tokens=1, temperature=0.0)
+        return time.monotonic() - began
+
+    async def _stream(self, times: list[float]) -> None:
+        """Read streams without end; where the context ends one, another follows."""
+        while True:
+            tokens = self._tokens(_PROMPT)
+            async with self._engine.stream(tokens, temperature=0.0, ignore_eos=True) as stream:
+                async for _ in stream:
+                    times.append(time.monotonic())
+                    if len(times) == 2:
+                        self._missing -= 1
+                        if not self._missing:
+                            self._all_began.set()
+
+    def _tokens(self, count: int) -> list[int]:
+        return self._random.choices(range(1, self._vocab), k=count)

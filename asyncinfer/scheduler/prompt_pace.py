@@ -1,0 +1,75 @@
+"""`PromptPace`: how many tokens of prompts share a step with answers."""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+from statistics import median_high
+from typing import Final
+
+from asyncinfer.scheduler.step import Step
+from asyncinfer.speculation import StepCosts
+
+__all__ = ["PromptPace"]
+
+#: Steps whose median tells the speed: one that was held up changes nothing, two of three do.
+_RECENT: Final = 3
+#: Blocks of a prompt's chunk before any speed is known.
+_FIRST_BLOCKS: Final = 4
+#: Where answers by themselves take longer than the target, a step takes so many times as long as
+#: they do. A prompt so has a third of the time, however slow the machine is.
+_SLOWED: Final = 1.5
+#: The share of what answers alone take that is no part of a prompt's speed. The rest is, in case
+#: the machine has become faster since that was measured.
+_KNOWN: Final = 0.75
+
+
+class PromptPace:
+    """Fits the chunks of prompts to a time, so that answers in the same steps keep their pace.
+
+    The speed of prompts is that of the last steps with them, less what their answers would have
+    taken alone. As steps have costs of their own, a chunk is too small at first, and grows from
+    step to step until its step takes the target.
+
+    Args:
+        target: seconds that a step with answers should take; None: as long as it does.
+        block_size: tokens of the smallest chunk. Chunks are multiples of it, so that products come
+            in few shapes.
+        costs: knows what steps of answers alone take.
+    """
+
+    def __init__(self, target: float | None, block_size: int, costs: StepCosts) -> None:
+        self._target = inf if target is None else target
+        self._block_size = block_size
+        self._costs = costs
+        #: Of each of the last steps with prompts: its seconds, and those for a token of a prompt.
+        self._seconds: deque[float] = deque(maxlen=_RECENT)
+        self._each: deque[float] = deque(maxlen=_RECENT)
+
+    def room(self, answers: int) -> float:
+        """Tokens of prompts for a step that also has rows of `answers`: a block of them at least,
+        so that a prompt always moves on; infinity where nobody waits for the step."""
+        if not answers or self._target == inf:
+            return inf
+        size = self._block_size
+        if not self._each:
+            return _FIRST_BLOCKS * size
+        each = median_high(self._each)
+        if each <= 0.0:
+            return inf
+        alone = self._alone(answers, median_high(self._seconds))
+        seconds = max(self._target, _SLOWED * alone) - _KNOWN * alone
+        return max(1.0, seconds / each // size) * size
+
+    def computed(self, step: Step, seconds: float) -> None:
+        """A step with rows of prompts took `seconds`."""
+        tokens = sum(step.counts[step.answers :])
+        if tokens:
+            alone = self._alone(step.answers, seconds)
+            self._seconds.append(seconds)
+            self._each.append((seconds - _KNOWN * alone) / tokens)
+
+    def _alone(self, answers: int, most: float) -> float:
+        """Seconds of a step of answers alone. It takes no longer than the same with prompts, which
+        is `most`, whatever was measured long ago."""
+        return min(most, self._costs.seconds(answers)) if answers else 0.0
