@@ -346,7 +346,7 @@ HAZARDS: dict[str, tuple[int, int, str | tuple[str, ...], Plant]] = {
         232,
         2000,
         ("I7", "end"),
-        replaced(PluginSamplers, "roll_back", PluginSamplers.commit),
+        replaced(PluginSamplers, "roll_back", lambda self: self.before.clear()),
     ),
     "the error of a request keeps those of its step": (
         260,
