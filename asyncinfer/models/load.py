@@ -26,6 +26,7 @@ from asyncinfer.weights import (
     WeightLoader,
     WeightSource,
     check_weights,
+    checkpoint_file,
     host_bytes,
     is_out_of_memory,
     open_checkpoint,
@@ -38,6 +39,8 @@ _NO_KERNEL: Final = (
 )
 _AS_FLOATS: Final = f"{_NO_KERNEL}: they are held as floats, which take 2 to 6 times the memory"
 _UNPACKED: Final = f"{_NO_KERNEL}: they are unpacked in each step, since floats take half of memory"
+
+_NO_HEAD: Final = "it has no head: only its vectors mean something, its answers do not"
 
 
 def load_model(
@@ -132,11 +135,16 @@ def _stays_packed(
 
 def without_prefix(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
     """The config with an empty prefix if the checkpoint's tensors lack the architecture's prefix,
-    as in a model that was saved without its head."""
+    as in a model that was saved without its head. An embedding model needs none: where it has none
+    its embedding stands for it, so that no place else knows of models without a head."""
     prefix = config.names.prefix
     if any(name.startswith(prefix) for name in checkpoint.tensors):
         return config
     embedding = f"{config.names.embedding}.weight"
     if embedding not in checkpoint.tensors:
         return config
-    return replace(config, names=replace(config.names, prefix=""))
+    config = replace(config, names=replace(config.names, prefix=""))
+    headless = not config.tied_head and f"{config.names.head}.weight" not in checkpoint.tensors
+    if headless and checkpoint_file(checkpoint.folder, "modules.json") is not None:
+        return replace(config, tied_head=True, head_bias=False, notes=(*config.notes, _NO_HEAD))
+    return config
