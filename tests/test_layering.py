@@ -24,8 +24,10 @@ BY_TYPE = (
     ("cache.conversations", "cache.prefix_cache"),
     ("testing.simulator.actions", "testing.simulator.life"),
     ("testing.simulator.checks", "testing.simulator.life"),
+    ("testing.simulator.ends", "testing.simulator.life"),
     ("testing.simulator.expected", "testing.simulator.consumer"),
     ("testing.simulator.owner", "testing.simulator.life"),
+    ("testing.simulator.timeline", "testing.simulator.life"),
 )
 #: The one module that names what is above it, as strings: plugins that are imported when asked for.
 NAMES_PLUGINS = "asyncinfer.plugins.groups"

@@ -42,6 +42,10 @@ MOST = {
 }
 #: Lines of all modules that lie beside the rooms.
 MOST_BESIDE = 1_990
+#: Lines of a file, prose and blank ones included: what is read in one sitting.
+MOST_OF_A_FILE = 300
+#: Larger files, which may shrink and not grow.
+LARGER = {"engine/core.py": 345, "engine/engine.py": 450, "engine/stream.py": 325}
 MODULE = '''"""Of two lines.
 
 Blank ones count as prose here."""
@@ -71,6 +75,17 @@ def test_no_room_grows_unseen(report: Callable[[str], None]) -> None:
 def test_the_modules_beside_the_rooms_stay_few() -> None:
     lines = sum(each.all for name, each in rooms().items() if name.endswith(".py"))
     assert lines <= MOST_BESIDE
+
+
+def test_no_file_is_too_long_to_be_read_in_one_sitting() -> None:
+    lines = {
+        str(path.relative_to(PACKAGE)): len(path.read_text("utf-8").splitlines())
+        for path in PACKAGE.rglob("*.py")
+    }
+    over = {name: n for name, n in lines.items() if n > LARGER.get(name, MOST_OF_A_FILE)}
+    assert not over, f"files of more than {MOST_OF_A_FILE} lines: {over}; find the second idea"
+    needless = {name for name in LARGER if lines[name] <= MOST_OF_A_FILE}
+    assert not needless, f"no longer large: {needless}; take them out of LARGER"
 
 
 def test_lines_are_told_apart() -> None:

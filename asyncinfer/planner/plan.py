@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import torch
 
@@ -14,67 +14,22 @@ from asyncinfer.checks import check_integer
 from asyncinfer.config import MOST_ADAPTER_RANK, MOST_ADAPTERS, EngineConfig
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.models import ModelConfig, parse_config, read_config
-from asyncinfer.planner.floors import Floor, Speed, Storage, decode_floor, prefill_floor
+from asyncinfer.planner.floors import Floor, Speed, decode_floor
+from asyncinfer.planner.format_plan import FormatPlan, plan_format
 from asyncinfer.planner.formats import DTYPE_BYTES, FORMATS, Format
 from asyncinfer.planner.gpus import Gpu, find_gpu
-from asyncinfer.planner.kv_capacity import KVCapacity, kv_capacity
 from asyncinfer.planner.size import ModelSize
 from asyncinfer.planner.stored import StoredType, quantised_types, stored_format, stored_types
-from asyncinfer.runner.memory import (
-    DRAFT_GPU_BYTES,
-    GPU_OVERLAP,
-    activation_bytes,
-    graph_bytes,
-    state_bytes,
-)
+from asyncinfer.runner.memory import DRAFT_GPU_BYTES
+from asyncinfer.runner.step_memory import activation_bytes
 from asyncinfer.weights import read_json, resolve_config
 from asyncinfer.weights.gguf import is_gguf
 
-__all__ = ["FormatPlan", "Limit", "Plan", "config_of", "plan", "plan_config"]
+__all__ = ["Plan", "config_of", "plan", "plan_config"]
 
-Limit = Literal["compute", "bandwidth", "capacity"]
-
-#: What good engines reach of a GPU's nominal bandwidth in decode steps, and of its nominal
-#: arithmetic in prefill, on models of some billion parameters; small ones reach less.
-_DECODE_SHARE: Final = 0.7
-_PREFILL_SHARE: Final = 0.5
 _DEFAULT_CONTEXT: Final = 4096
 _MOST_BATCH: Final = 1 << 20
 _MOST_CONFIG_BYTES: Final = 16 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormatPlan:
-    """The plan with the weights, or the KV, in one format."""
-
-    format: str
-    #: Bytes of all weights in memory.
-    weight_bytes: int
-    #: Bytes of a token's keys and values, over all layers.
-    kv_bytes_per_token: int
-    #: The same of each token after `context`: a layer with a full window takes no more bytes.
-    kv_bytes_per_further_token: int
-    #: Bytes that a sequence of `context` tokens holds, in whole blocks.
-    kv_bytes_per_sequence: int
-    #: Bytes that layers with a window hold for query tokens in flight, of all sequences together.
-    kv_bytes_in_flight: int
-    #: Bytes of each sequence's keys and values that a decode step reads and writes.
-    kv_bytes_read: int
-    #: How many sequences of `context` tokens run at once in the memory beside the weights.
-    sequences: int
-    #: Least seconds of a decode step of `batch` sequences with `context` tokens each.
-    decode_floor: float
-    #: Least seconds of the prefill of `context` tokens.
-    prefill_floor: float
-    #: What to expect of decode steps, over all sequences that run at once: `batch`, or as many as
-    #: fit.
-    decode_tokens_per_second: float
-    #: The same with as many sequences as fit.
-    most_tokens_per_second: float
-    prefill_tokens_per_second: float
-    #: What limits a decode step: "capacity" if the batch does not fit, else arithmetic or
-    #: bandwidth.
-    limit: Limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +180,7 @@ def plan_config(
         batch=batch,
         dtype=dtype,
         formats=tuple(
-            _plan_format(one, config, size, gpu, dtype, nominal, context, batch, beside)
+            plan_format(one, config, size, gpu, dtype, nominal, context, batch, beside)
             for one, beside in zip(formats, [adapter_bytes + each for each in drafts], strict=True)
         ),
         size=size,
@@ -243,70 +198,3 @@ def _draft_bytes(format: Format, draft: ModelConfig | None, dtype: str) -> int:
     weights = format.storage(dtype, size.head_dim).weight_bytes(size)
     engine = EngineConfig()
     return weights + DRAFT_GPU_BYTES + activation_bytes(engine, draft, getattr(torch, dtype))
-
-
-def _plan_format(
-    format: Format,
-    config: ModelConfig,
-    size: ModelSize,
-    gpu: Gpu,
-    dtype: str,
-    nominal: bool,
-    context: int,
-    batch: int,
-    beside: int,
-) -> FormatPlan:
-    storage = format.storage(dtype, size.head_dim)
-    speed, promised = (format.speed(gpu, dtype, nominal=flag) for flag in (nominal, True))
-    memory = gpu.memory - storage.weight_bytes(size) - beside
-    capacity = _capacity(storage, config, size, memory, context, getattr(torch, dtype))
-    fit = capacity.sequences
-    floor = decode_floor(size, speed, batch=batch, context=context, storage=storage)
-    prefill = prefill_floor(size, speed, tokens=context, storage=storage)
-
-    def expected(sequences: int) -> float:
-        if not sequences:
-            return 0.0
-        step = decode_floor(size, promised, batch=sequences, context=context, storage=storage)
-        return _DECODE_SHARE * sequences / step.seconds
-
-    limit: Limit = "compute" if floor.compute_bound else "bandwidth"
-    prompt = prefill_floor(size, promised, tokens=context, storage=storage).seconds
-    return FormatPlan(
-        format=format.name,
-        weight_bytes=storage.weight_bytes(size),
-        kv_bytes_per_token=storage.kv_bytes_per_token(size),
-        kv_bytes_per_further_token=storage.kv_bytes(size, capacity.layers),
-        kv_bytes_per_sequence=capacity.per_sequence,
-        kv_bytes_in_flight=capacity.in_flight,
-        kv_bytes_read=storage.kv_bytes(size, size.tokens_read(context + 1)),
-        sequences=fit,
-        decode_floor=floor.seconds,
-        prefill_floor=prefill.seconds,
-        decode_tokens_per_second=expected(min(batch, fit)),
-        most_tokens_per_second=expected(fit),
-        prefill_tokens_per_second=_PREFILL_SHARE * context / prompt if fit else 0.0,
-        limit=limit if batch <= fit else "capacity",
-    )
-
-
-def _capacity(
-    storage: Storage,
-    config: ModelConfig,
-    size: ModelSize,
-    memory: float,
-    context: int,
-    dtype: torch.dtype,
-) -> KVCapacity:
-    """The KV capacity of an engine with default options, in `memory` bytes beside weights,
-    adapters and a draft model."""
-    engine = EngineConfig(max_context=context)
-
-    def free(slots: int) -> int:
-        sized = engine.replace(max_running=slots)
-        beside = activation_bytes(sized, config, dtype) + graph_bytes(sized, config, dtype)
-        return max(0, int(engine.kv_fraction * (memory - beside)))
-
-    layer_bytes = storage.kv_bytes(size, engine.block_size)
-    states = state_bytes(config, dtype)
-    return kv_capacity(config, engine, layer_bytes, free, GPU_OVERLAP, states)

@@ -8,21 +8,14 @@ from asyncinfer.attention import KVCache, kv_format
 from asyncinfer.cache import STATE_WINDOW, KVGroupSpec, reach_of, steady_pages
 from asyncinfer.config import LEAST_CONTEXT, EngineConfig
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
-from asyncinfer.kernels.workspace import AttentionWorkspace
 from asyncinfer.models import ModelConfig
-from asyncinfer.runner.decode_graphs import batch_sizes
-from asyncinfer.runner.tiles import TILE
-from asyncinfer.sampling import OPTION_WORDS, Draws, draw_bytes
+from asyncinfer.runner.step_memory import activation_bytes, graph_bytes
 from asyncinfer.scheduler import RunnerSpec
 
 __all__ = [
     "DRAFT_GPU_BYTES",
     "GPU_OVERLAP",
-    "activation_bytes",
     "for_drafts",
-    "graph_bytes",
-    "graph_hold",
     "pages_in_flight",
     "plan_memory",
     "share_out",
@@ -38,10 +31,6 @@ _CPU_STEP_TARGET = 0.1
 _DRAFT_SHARE = 8
 _DRAFT_CPU_BYTES = 1 << 27
 DRAFT_GPU_BYTES = 1 << 30
-#: An estimate of what the driver keeps for one graph of some hundred kernels.
-_GRAPH_BYTES = 2 << 20
-#: Workspaces of cuBLAS: 32 MiB on a large GPU, for each of two streams that compute products.
-_LIBRARY_BYTES = 64 << 20
 #: Default of the most steps in flight on a GPU: see `asyncinfer.scheduler.Pace`.
 GPU_OVERLAP = 4
 
@@ -267,72 +256,3 @@ def _free_bytes(
     free -= activation_bytes(config, model, dtype) + graph_bytes(config, model, dtype)
     free -= config.adapter_bytes or 0
     return int(config.kv_fraction * max(0, free))
-
-
-def activation_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    """About the bytes that the largest step needs beside weights and KV: the most that a layer
-    holds at once, logits and the sampler's intermediate tensors, and the workspaces of attention
-    and of libraries."""
-    rows = min(config.max_running, config.max_step_tokens)
-    restored = _restored_bytes(config, config.max_step_tokens, model, dtype)
-    step = _step_bytes(config.max_step_tokens, rows, model, dtype) + restored
-    # A deterministic pass attends for a tile of rows, each in up to 64 parts.
-    parted = 64 * TILE if config.deterministic else rows
-    return step + _attention_bytes(parted, model) + _LIBRARY_BYTES
-
-
-def graph_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    """About the bytes that decode steps need beside weights and KV: what stays on the device from
-    step to step; where steps are recorded, also the intermediate tensors of the largest, and what
-    the driver keeps for each graph."""
-    context = config.max_context or model.max_context
-    history = 4 * (config.max_running + 1) * (context + 1)
-    if config.cuda_graphs == "off" or config.deterministic:
-        return history
-    sizes = batch_sizes(config.max_running)
-    # Per slot: the tables, the options, a position and an adapter.
-    words = _table_words(config, model) + OPTION_WORDS + 2
-    resident = history + 4 * (config.max_running + 1) * words + 4 * sizes[-1] * model.vocab_size
-    return graph_hold(config, model, dtype) + resident + _GRAPH_BYTES * len(sizes) * len(Draws)
-
-
-def graph_hold(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of the intermediate tensors of the largest recorded step, which all graphs share."""
-    rows = batch_sizes(config.max_running)[-1]
-    tables = 4 * rows * _table_words(config, model)
-    restored = _restored_bytes(config, rows, model, dtype)
-    step = _step_bytes(rows, rows, model, dtype) + tables + restored
-    return step + _attention_bytes(rows, model)
-
-
-def _attention_bytes(rows: int, model: ModelConfig) -> int:
-    """Bytes of the attention workspaces of one pass: each KV group has its own."""
-    heads = model.num_heads, model.num_kv_heads, model.head_dim
-    return _most_groups(model) * AttentionWorkspace.most_bytes(rows, *heads)
-
-
-def _table_words(config: EngineConfig, model: ModelConfig) -> int:
-    """Entries of a slot's block tables."""
-    context = config.max_context or model.max_context
-    return -(-context // config.block_size) * _most_groups(model)
-
-
-def _most_groups(model: ModelConfig) -> int:
-    return 1 if model.window is None and not model.state_layers else 2
-
-
-def _step_bytes(tokens: int, rows: int, model: ModelConfig, dtype: torch.dtype) -> int:
-    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    width = 3 * model.hidden_size + max(2 * heads, 3 * model.intermediate_size)
-    return tokens * width * dtype.itemsize + draw_bytes(rows, model.vocab_size)
-
-
-def _restored_bytes(
-    config: EngineConfig, tokens: int, model: ModelConfig, dtype: torch.dtype
-) -> int:
-    """Bytes of a layer's largest matrix in `dtype`: for many tokens quantised weights are restored
-    for cuBLAS."""
-    if config.weights == "plain" or tokens <= SMALL_TOKENS:
-        return 0
-    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    return max(heads, 2 * model.intermediate_size) * model.hidden_size * dtype.itemsize

@@ -25,8 +25,9 @@ from asyncinfer.runner.device import (
     use_cpu_threads,
 )
 from asyncinfer.runner.fallbacks import Fallbacks
-from asyncinfer.runner.memory import for_drafts, graph_hold, plan_memory
+from asyncinfer.runner.memory import for_drafts, plan_memory
 from asyncinfer.runner.model_runner import ModelRunner
+from asyncinfer.runner.step_memory import graph_hold
 from asyncinfer.weights import OnProgress, is_out_of_memory
 
 __all__ = ["open_runner", "runner_of"]

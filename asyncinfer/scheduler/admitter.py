@@ -8,6 +8,7 @@ from operator import add, le
 
 from asyncinfer.cache.prefix_cache import CacheEntry
 from asyncinfer.scheduler.counters import Counters
+from asyncinfer.scheduler.page_forecast import incoming_pages
 from asyncinfer.scheduler.pairs import Pairs
 from asyncinfer.scheduler.sequence import Sequence, SequenceState
 from asyncinfer.scheduler.sequence_states import SequenceStates
@@ -155,7 +156,7 @@ class Admitter:
                 return True
             if not states.sleeping_count:
                 return False
-            coming = all(map(le, lacking, states.incoming()))
+            coming = all(map(le, lacking, incoming_pages(states)))
             if coming and (len(self._slots.free) >= slots or states.leaving):
                 return False
             states.preempt(states.ranked(states.sleeping())[-1])

@@ -9,6 +9,7 @@ from typing import Final
 
 from asyncinfer.scheduler.admitter import Admitter
 from asyncinfer.scheduler.counters import Counters
+from asyncinfer.scheduler.page_forecast import expected_blocks
 from asyncinfer.scheduler.pairs import Pairs
 from asyncinfer.scheduler.prompt_pace import PromptPace
 from asyncinfer.scheduler.sequence import Sequence
@@ -95,7 +96,7 @@ class Planner:
         others = states.ranked(r for r in states.running() if r is not oldest and not r.guided)
         victims = others + states.ranked(r for r in states.sleeping() if not r.guided)
         wanting = {r.id for r in needy}
-        while victims and len(wanting) > states.expected():
+        while victims and len(wanting) > expected_blocks(states):
             victim = victims.pop()
             wanting -= {each.id for each in (victim, victim.guide) if each is not None}
             states.preempt(victim)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import abc
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 
-from asyncinfer.cache.page_group import PageGroup
 from asyncinfer.cache.prefix_cache import PrefixCache
 from asyncinfer.scheduler.counters import Counters
 from asyncinfer.scheduler.inflight_prefixes import InflightPrefixes
@@ -96,34 +94,6 @@ class SequenceStates:
     def leaving_for(self, state: SequenceState) -> int:
         """How many sequences are on their way off the batch to WAITING or PAUSED."""
         return sum(r.state is LEAVING and r.after is state for r in self.leaving.values())
-
-    def incoming(self) -> list[int]:
-        """Pages of each KV group that come free when the steps in flight are committed: those of
-        leaving sequences, and those that no later token of a running sequence needs."""
-        moving = [sequence for sequence in self.running() if sequence.in_flight]
-        return [
-            self._incoming(index, group, moving if index else [])
-            for index, group in enumerate(self.slots.blocks.groups)
-        ]
-
-    def _incoming(self, index: int, group: PageGroup, moving: abc.Sequence[Sequence]) -> int:
-        refs = group.pool.refs
-        gone = (page for r in self.leaving.values() for page in r.tables[index].live)
-        behind = (
-            page
-            for r in moving
-            for page in r.tables[index].pages[
-                r.tables[index].first_live_page : group.first(r.computed - r.drafted)
-            ]
-        )
-        return sum(refs[page] == 1 for page in chain(gone, behind))
-
-    def expected(self) -> int:
-        """Blocks that can be allocated, with a page in every KV group, once the steps in flight are
-        committed."""
-        groups = self.slots.blocks.groups
-        pages = zip(groups, self.incoming(), strict=True)
-        return min(group.available + incoming for group, incoming in pages)
 
     def trim(self) -> None:
         """Give back every page that no later token needs. The committer does so only when a

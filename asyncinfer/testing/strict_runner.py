@@ -6,85 +6,19 @@ a simulated step has three rows of thirty tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from operator import mul
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncinfer.grammar import Matcher
-from asyncinfer.scheduler import Join, RowLogprobs, RunnerSpec, Step, StepResult
+from asyncinfer.scheduler import RowLogprobs, RunnerSpec, Step, StepResult
 from asyncinfer.testing.fake_steps import FakeSteps
-from asyncinfer.testing.oracle import (
-    MASK,
-    STATE,
-    A,
-    RunningHash,
-    Seen,
-    WindowSum,
-    added,
-    fake_kv,
-    guided,
-    mix,
-    weight,
-    windows_of,
-)
+from asyncinfer.testing.oracle import guided
+from asyncinfer.testing.strict_kv import StrictKV, StrictSlot
 
 if TYPE_CHECKING:
     from asyncinfer.testing.sampled_rows import SampledRows
 
-__all__ = ["StrictPages", "StrictRunner"]
-
-
-class StrictPages:
-    """What one KV group stores: 64 bits for each token, or for each block with `size` 1. New pages
-    hold garbage."""
-
-    def __init__(self, count: int, size: int, group: int) -> None:
-        self._size = size
-        self._group = group
-        self._poisoned = 0
-        #: By page; a page is changed in place.
-        self.entries: list[list[int]] = [[] for _ in range(count)]
-        self.poison(range(count))
-
-    def poison(self, pages: Iterable[int]) -> None:
-        """Fill pages with garbage, so that whoever still reads them shows it."""
-        for page in pages:
-            self.entries[page] = [self.garbage()] * self._size
-
-    def page(self, page: int) -> list[int]:
-        """The entries of a page."""
-        return self.entries[page]
-
-    def store(self, page: int, position: int, entry: int) -> None:
-        """The entry of the token at `position`; in place of the one before it for states."""
-        self.entries[page][position % self._size] = entry
-
-    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        for source, target in pairs:
-            self.entries[target] = self.entries[source].copy()
-
-    def garbage(self) -> int:
-        """Numbers that no other group has."""
-        self._poisoned += 1
-        return mix((self._poisoned - (self._group << 48)) & MASK)
-
-
-@dataclass(slots=True)
-class _Slot:
-    join: Join
-    #: Every token known, those just drawn included.
-    tokens: list[int]
-    #: The block table of each KV group.
-    tables: list[list[int]]
-    #: Tokens in the KV cache; None until the first step tells.
-    computed: int | None = None
-    #: How many of the last ones may not stand: drafts, after which tokens may follow that were not
-    #: drawn.
-    unsure: int = 0
-    #: The states after each drafted token of the last row, by how many tokens the sequence has then
-    #: and by group.
-    aside: dict[int, dict[int, int]] = field(default_factory=dict)
+__all__ = ["StrictRunner"]
 
 
 class StrictRunner(FakeSteps):
@@ -98,16 +32,12 @@ class StrictRunner(FakeSteps):
     def __init__(self, spec: RunnerSpec, **options: Any) -> None:
         """`options` are those of `FakeSteps`."""
         super().__init__(spec, **options)
-        self._slots: list[_Slot | None] = [None] * spec.max_slots
-        self._windows = windows_of(spec.groups)
+        self._slots: list[StrictSlot | None] = [None] * spec.max_slots
         #: Numbers of the groups with a state.
         self._states = [number for number, group in enumerate(spec.groups) if group.state]
+        self._kv = StrictKV(spec)
         #: What each KV group stores.
-        self.pages = [
-            StrictPages(group.num_pages, 1 if group.state else spec.block_size, number)
-            for number, group in enumerate(spec.groups)
-        ]
-        self._weights = [*map(weight, range(spec.max_context))]
+        self.pages = self._kv.pages
         #: Sampler plugins; None: it runs none.
         self.samplers: SampledRows | None = None
 
@@ -123,7 +53,7 @@ class StrictRunner(FakeSteps):
             assert 1 <= join.prompt_len <= len(join.token_ids) <= self._spec.max_context
             tables = [list(table) for table in join.tables]
             assert len(tables) == len(self.pages)
-            slots[join.slot] = _Slot(join, list(join.token_ids), tables)
+            slots[join.slot] = StrictSlot(join, list(join.token_ids), tables)
             if join.samplers:
                 assert self.samplers is not None, "samplers for a runner that has none"
                 self.samplers.join(join)
@@ -207,14 +137,14 @@ class StrictRunner(FakeSteps):
             for slot, start, count in zip(step.slots, step.starts, step.counts, strict=True)
         ]
         # Every read comes before every write: a page another row writes in this step is stale.
-        states = [self._read(slot, start) for slot, start, _ in rows]
+        states = [self._kv.read(slot, start, self._adapter(slot.join)) for slot, start, _ in rows]
         result = StepResult(tokens=[], logprobs={}, prompt_logprobs={})
         drawn: dict[int, list[int]] = {}
         digests: list[int] = []
         for row, (slot, start, count) in enumerate(rows):
             draft = step.drafts.get(row, ())
             slot.aside.clear()
-            digests.append(self._write(slot, start, count - len(draft), *states[row]))
+            digests.append(self._kv.write(slot, start, count - len(draft), *states[row]))
             slot.computed = start + count
         for row, (slot, _, _) in enumerate(rows):
             if step.samples[row] and row not in drawn:
@@ -248,7 +178,7 @@ class StrictRunner(FakeSteps):
         return result
 
     def _draw(
-        self, slot: _Slot, draft: Sequence[int], digest: int, matcher: Matcher | None
+        self, slot: StrictSlot, draft: Sequence[int], digest: int, matcher: Matcher | None
     ) -> list[int]:
         """The draws of a row whose tokens before the draft are written; writes those of the
         draft."""
@@ -258,15 +188,17 @@ class StrictRunner(FakeSteps):
         for drafted in range(1 + len(draft)):
             position = known + drafted - 1
             if drafted:
-                digest = self._write(slot, position, 1, *self._read(slot, position))
+                digest = self._kv.write(
+                    slot, position, 1, *self._kv.read(slot, position, self._adapter(slot.join))
+                )
             if draft and self._states:
                 slot.aside[position + 1] = {
-                    number: self._state(slot, number, position + 1) for number in self._states
+                    number: self._kv.state(slot, number, position + 1) for number in self._states
                 }
             draws.append(self._next_token(slot.join, position, digest, matcher, draft[:drafted]))
         return draws
 
-    def _go_on(self, slot: _Slot, draft: Sequence[int], draws: list[int]) -> None:
+    def _go_on(self, slot: StrictSlot, draft: Sequence[int], draws: list[int]) -> None:
         """The slot goes on by what was drawn up to the first drafted token that was not."""
         known = len(slot.tokens) - len(draft)
         right = 0
@@ -312,64 +244,13 @@ class StrictRunner(FakeSteps):
             drawn = {row: [1] * draws for row, draws in enumerate(step.samples) if draws}
             self._sample(step, drawn, stands=False)
 
-    def _read(self, slot: _Slot, start: int) -> tuple[int, int, list[Seen]]:
-        """KV, digest and windows before `start`, from every entry."""
-        windows: list[Seen] = []
-        for number, window in enumerate(self._windows, 1):
-            if window == STATE:
-                windows.append(RunningHash(self._state(slot, number, start)))
-                continue
-            entries = self._entries(slot, number, max(0, start - window + 1), start)
-            windows.append(WindowSum(window, start, entries))
-        if not start:
-            return self._adapter(slot.join), 0, windows
-        entries = self._entries(slot, 0, 0, start)
-        return entries[-1], sum(map(mul, entries, self._weights)) & MASK, windows
-
-    def _state(self, slot: _Slot, group: int, tokens: int) -> int:
-        """A group's state after so many tokens, as far as its page has it."""
-        if not tokens:
-            return 0
-        page = slot.tables[group][(tokens - 1) // self._spec.block_size]
-        assert page >= 0, f"slot {slot.join.slot} lacks a page of group {group}"
-        return self.pages[group].entries[page][0]
-
-    def _entries(self, slot: _Slot, group: int, start: int, end: int) -> list[int]:
-        """What a group has stored of the tokens from `start` to `end`."""
-        size, pages = self._spec.block_size, self.pages[group].entries
-        found: list[int] = []
-        for page in slot.tables[group][start // size : -(-end // size)]:
-            assert page >= 0, f"slot {slot.join.slot} lacks a page of group {group}"
-            found += pages[page]
-        skipped = start % size
-        return found[skipped : skipped + end - start]
-
-    def _write(
-        self, slot: _Slot, start: int, count: int, kv: int, digest: int, windows: list[Seen]
-    ) -> int:
-        """Store what the groups have of a row; the digest of its last token."""
-        size, weights, tokens = self._spec.block_size, self._weights, slot.tokens
-        if not windows:
-            pages, table = self.pages[0].entries, slot.tables[0]
-            for position in range(start, start + count):
-                kv = (kv * A + added(tokens[position])) & MASK
-                pages[table[position // size]][position % size] = kv
-                digest += kv * weights[position]
-            return digest & MASK
-        row = fake_kv(tokens[start : start + count], windows, kv)
-        for position, stored in enumerate(row, start):
-            for pages_of, table, entry in zip(self.pages, slot.tables, stored, strict=True):
-                pages_of.store(table[position // size], position, entry)
-            digest += stored[0] * weights[position]
-        return digest & MASK
-
     def _spoil(self, step: Step, row: int) -> None:
         slot, size, start = self._held(step.slots[row]), self._spec.block_size, step.starts[row]
         for pages, table in zip(self.pages, slot.tables, strict=True):
             for position in range(start, start + step.counts[row]):
                 pages.store(table[position // size], position, pages.garbage())
 
-    def _held(self, slot: int) -> _Slot:
+    def _held(self, slot: int) -> StrictSlot:
         held = self._slots[slot]
         assert held is not None, f"slot {slot} is empty"
         return held

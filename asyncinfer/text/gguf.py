@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.text.chat import ChatTemplate
+from asyncinfer.text.gguf_words import CUTS, DIGITS, GPT2
 from asyncinfer.text.shield import Shield
 from asyncinfer.text.tokenizer import Tokenizer
 
@@ -18,81 +19,6 @@ __all__ = ["gguf_template", "gguf_tokenizer"]
 _PREFIX: Final = "tokenizer.ggml."
 #: Kinds of tokens, as the file numbers them.
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
-#: Parts of the patterns that cut a text into words, of GPT-2 (Radford et al., 2019) and later ones.
-_CONTRACTIONS: Final = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_SPACES: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
-_LOWER: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-
-
-def _words(digits: str) -> str:
-    """Llama 3's pattern; `digits` is the pattern of a number."""
-    return (
-        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
-        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
-    )
-
-
-def _cased_words(digits: str, ending: str) -> str:
-    """GPT-4o's pattern: a new word begins where a capital follows a small letter. `ending` is the
-    pattern of what may end a word."""
-    start = r"[^\r\n\p{L}\p{N}]?"
-    return (
-        rf"{start}{_UPPER}*{_LOWER}+{ending}|{start}{_UPPER}+{_LOWER}*{ending}|{digits}"
-        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
-    )
-
-
-_LLAMA3: Final = _words(r"\p{N}{1,3}")
-_QWEN2: Final = _words(r"\p{N}")
-_GPT4O: Final = _cased_words(r"\p{N}{1,3}", f"{_CONTRACTIONS}?")
-_TEKKEN: Final = _cased_words(r"\p{N}", "")
-#: Signs end before a line does, where Qwen2's take line ends along.
-_SEED: Final = (
-    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
-)
-#: DeepSeek-V3's cuts, one after the other: numbers, Chinese and Japanese, all else.
-_DEEPSEEK3: Final = (
-    r"\p{N}{1,3}",
-    "[一-龥\u3040-\u309f\u30a0-\u30ff]+",
-    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
-    rf"|{_SPACES}",
-)
-#: By the name that a file gives: the patterns that cut a text for a byte-level tokenizer, GPT-2's
-#: own, or GPT-2's after each digit was cut off.
-_GPT2: Final = "gpt-2"
-_DIGITS: Final = "digits, then gpt-2"
-_CUTS: Final[Mapping[str, str | tuple[str, ...]]] = {
-    "chatglm-bpe": _LLAMA3,
-    "codeshell": _DIGITS,
-    "command-r": _DIGITS,
-    "dbrx": _LLAMA3,
-    "deepseek-v3": _DEEPSEEK3,
-    "exaone4": _GPT2,
-    "falcon3": _LLAMA3,
-    "glm4": _LLAMA3,
-    "gpt-2": _GPT2,
-    "gpt-4o": _GPT4O,
-    "granite-docling": _GPT2,
-    "hunyuan-dense": _DEEPSEEK3,
-    "jais": _GPT2,
-    "llama-bpe": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama4": _GPT4O,
-    "mpt": _GPT2,
-    "olmo": _GPT2,
-    "phi-2": _GPT2,
-    "pixtral": _TEKKEN,
-    "qwen2": _QWEN2,
-    "refact": _DIGITS,
-    "seed-coder": _SEED,
-    "smaug-bpe": _LLAMA3,
-    "smollm": _DIGITS,
-    "stablelm2": _QWEN2,
-    "starcoder": _DIGITS,
-    "tekken": _TEKKEN,
-}
 #: Tokenizers that take a word which is a token as it is, even if no merges lead to it.
 _WHOLE_WORDS: Final = {"llama-bpe", "llama-v3", "llama3", "pixtral", "tekken"}
 #: Tokenizers whose texts begin with the BOS token though the file does not say so.
@@ -169,8 +95,8 @@ def gguf_template(
 
 def _byte_level(read: _Metadata, tokens: Sequence[str]) -> tokenizers.Tokenizer:
     name = read.get("pre")
-    if name not in _CUTS:
-        raise read.refuse("pre", f"must be one of {', '.join(_CUTS)}")
+    if name not in CUTS:
+        raise read.refuse("pre", f"must be one of {', '.join(CUTS)}")
     merges = []
     for index, merge in enumerate(read.strings("merges")):
         left, space, right = merge.partition(" ")
@@ -184,14 +110,14 @@ def _byte_level(read: _Metadata, tokens: Sequence[str]) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(model)
     if name == "qwen2":
         backend.normalizer = normalizers.NFC()
-    cut = _CUTS[name]
+    cut = CUTS[name]
     steps: list[Any] = []
-    if cut == _DIGITS:
+    if cut == DIGITS:
         steps.append(pre_tokenizers.Digits(individual_digits=True))
-    elif cut != _GPT2:
+    elif cut != GPT2:
         patterns = (cut,) if isinstance(cut, str) else cut
         steps += [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
-    words = cut in (_DIGITS, _GPT2)
+    words = cut in (DIGITS, GPT2)
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words))
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from asyncinfer.errors import RequestFailed
-from asyncinfer.runner.memory import graph_bytes
+from asyncinfer.runner.step_memory import graph_bytes
 from asyncinfer.samplers import mirostat
 from asyncinfer.scheduler import ChosenSampler
 

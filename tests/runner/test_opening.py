@@ -24,7 +24,8 @@ from asyncinfer.runner.device import (
     choose_kv,
     use_cpu_threads,
 )
-from asyncinfer.runner.memory import activation_bytes, for_drafts, graph_bytes, graph_hold
+from asyncinfer.runner.memory import for_drafts
+from asyncinfer.runner.step_memory import activation_bytes, graph_bytes, graph_hold
 from asyncinfer.scheduler import RunnerSpec, check_fits
 from asyncinfer.weights import is_out_of_memory
 

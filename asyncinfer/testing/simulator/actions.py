@@ -155,7 +155,7 @@ class Actions:
         try:
             life.pins[id] = await life.engine.pin(prompt, ttl=ttl).__aenter__()
         except AsyncInferError as error:
-            life.checks.refused(error, pin=True)
+            life.checks.ends.refused(error, pin=True)
             outcome = type(error).__name__
         life.seen[f"pin: {outcome}"] += 1
 
@@ -190,7 +190,7 @@ class Actions:
             hold("end", meant, "adapter {}: {}", name, error)
             outcome = "ModelLoadError"
         except AsyncInferError as error:
-            life.checks.refused(error)
+            life.checks.ends.refused(error)
             outcome = type(error).__name__
         life.seen[f"adapter: {outcome}"] += 1
 
@@ -203,7 +203,7 @@ class Actions:
         except InvalidRequest:
             hold("end", not known, "adapter {} is unknown", name)
         except AsyncInferError as error:
-            life.checks.refused(error)
+            life.checks.ends.refused(error)
 
     # -- time and threads ----------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ class Actions:
 
     def do_time(self, seconds: float) -> None:
         """Everybody runs as they are due, but for suspended threads."""
-        self._life.pass_time(seconds)
+        self._life.timeline.pass_time(seconds)
 
     def do_late(self, index: int, seconds: float) -> None:
         """The others run as they are due, but not this event loop, which then hears of everything

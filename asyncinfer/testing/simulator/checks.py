@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from asyncinfer.engine.footprint import (
-    drafting_bytes,
-    matcher_bytes,
-    prepared_bytes,
-    submitted_bytes,
-)
-from asyncinfer.errors import AsyncInferError, Overloaded
-from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import Scheduler
 from asyncinfer.testing.invariants import check_drained, check_invariants, hold
 from asyncinfer.testing.simulator.consumer import Consumer
-from asyncinfer.testing.simulator.formats import chars
+from asyncinfer.testing.simulator.ends import LATE, Ends
 from asyncinfer.testing.simulator.observers import WatchingObserver
-from asyncinfer.testing.simulator.samplers import may_fail
 from asyncinfer.testing.simulator.state import FOUND_OUT
-from asyncinfer.testing.simulator.vocabulary import simulated_tokenizer
 from asyncinfer.testing.watched_pages import WatchedPages
 
 if TYPE_CHECKING:
@@ -29,8 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ACK", "GRACE", "Checks"]
 
-#: Seconds by which a wait may outlive its time.
-LATE: Final = 0.05
 #: Seconds that leaving a stream may wait for the engine, and a close for a model that loads.
 ACK: Final = 5.0
 GRACE: Final = 11.0
@@ -59,8 +47,9 @@ class Checks:
         self._pages: WatchedPages | None = None
         #: Consumers that ended, and when, in fair seconds.
         self._ended: deque[tuple[float, Consumer]] = deque()
-        #: Requests that the engine refused, and that it may have: nobody waited any more.
-        self._refused = self._unheard = 0
+        self.ends = Ends(life)
+        #: Requests that the engine may have refused: nobody waited any more.
+        self._unheard = 0
         #: Steps launched; the last one that each decoding request was in; how many it may miss.
         self._launched = 0
         self._served: dict[int, int] = {}
@@ -173,9 +162,9 @@ class Checks:
     def ended(self, consumer: Consumer) -> None:
         """A consumer's end is one that it may have, and it was given what was drawn."""
         self._ended.append((self._life.state.fair, consumer))
-        self._check_end(consumer)
+        self.ends.check(consumer)
         if consumer.outcome == "Overloaded":
-            self._refused += 1
+            self.ends.overloads += 1
         if consumer.ask.form in ("worker", "chat"):
             left = consumer.outcome == "cancelled" or consumer.closed
             self._unheard += consumer.retries + left
@@ -194,90 +183,6 @@ class Checks:
         if usage is not None and not consumer.closed and (read or consumer.outcome == "whole"):
             drawn = usage.completion_tokens
             hold("I7", got == drawn, "{}: {} tokens drawn, {} delivered", consumer, drawn, got)
-
-    def _check_end(self, consumer: Consumer) -> None:
-        life, outcome, ask = self._life, consumer.outcome, consumer.ask
-        allowed = True
-        match outcome:
-            case "whole":
-                # One that was closed before anybody looked at its prompt ends like any other.
-                allowed = consumer.expected is not None or consumer.closed
-            case "InvalidRequest":
-                allowed = consumer.expected is None or self._too_large(consumer)
-                # Whoever names one may come before its load is done.
-                allowed = allowed or (ask.adapter is not None and "adapter" in consumer.message)
-            case "DeadlineExceeded":
-                allowed = ask.deadline is not None and (
-                    life.host.now >= consumer.began + ask.deadline
-                )
-            case "StreamStalled":
-                allowed = ask.on_full == "pause" and (
-                    self._unread(consumer) >= life.scenario.stall_timeout
-                )
-            case "RequestFailed":
-                full = ask.on_full == "cancel" and "is full" in consumer.message
-                allowed = full or "fault" in consumer.message or "no room" in consumer.message
-                allowed = allowed or may_fail(ask.sampler, consumer.message)
-            case "EngineClosed":
-                allowed = life.state.closing or consumer.early or consumer.closed
-            case "StreamBusy":
-                # Nobody speaks in a conversation while another does.
-                allowed = False
-            case "EngineDead":
-                allowed = life.state.dead or life.state.doubtful
-                if allowed:
-                    life.state.die()
-        hold("end", allowed, "{}: {}", consumer, consumer.message)
-
-    def refused(self, error: AsyncInferError, *, pin: bool = False) -> None:
-        """The engine refuses a load or an unload of an adapter, or to pin a prompt."""
-        life = self._life
-        self._refused += pin and isinstance(error, Overloaded)
-        match type(error).__name__:
-            case "EngineClosed":
-                allowed = life.state.closing or not life.state.opened
-            case "EngineDead":
-                allowed = life.state.dead or life.state.doubtful
-                if allowed:
-                    life.state.die()
-            case "RequestFailed":
-                allowed = pin and ("fault" in str(error) or "no room" in str(error))
-            case "InvalidRequest":
-                allowed = pin and "max_held_bytes" in str(error)
-            case other:
-                allowed = other == "Overloaded"
-        hold("end", allowed, "an adapter or a pin: {}", error)
-
-    def _too_large(self, consumer: Consumer) -> bool:
-        """Whether it would hold more bytes than all requests together may."""
-        most, ask = self._life.scenario.max_held_bytes, consumer.ask
-        if most is None or "max_held_bytes" not in consumer.message:
-            return False
-        buffer = ask.buffer if ask.max_tokens is None else min(ask.buffer, ask.max_tokens * ask.n)
-        params = SamplingParams(n=ask.n, prompt_logprobs=ask.prompt_logprobs)
-        blocks = len(ask.prompt) // self._life.scenario.block_size
-        prompt: Any = ask.prompt
-        if ask.form != "ids":
-            prompt = simulated_tokenizer().decode(ask.prompt)
-        held = submitted_bytes(prompt, buffer) + prepared_bytes(len(ask.prompt), blocks, params)
-        if self._life.scenario.wrong_drafts:
-            held += drafting_bytes(len(ask.prompt), 0, ask.n)
-        if ask.format is not None:
-            held += matcher_bytes(chars(ask.format), ask.n)
-        return held > most
-
-    def _unread(self, consumer: Consumer) -> float:
-        """For how long it could have read at most, and did not, before its end."""
-        end = consumer.began + consumer.seconds
-        last = max([consumer.began, *(at for at in consumer.reads if at < end)])
-        if not consumer.seconds:
-            # Dropped: nobody can say when it ended.
-            return float("inf")
-        # Of a time in which nobody ran, as much as of any other between two turns.
-        counted = 1.0
-        gone = [seconds - counted for at, seconds in self._life.state.jumps if last <= at <= end]
-        doubt = counted if gone else LATE
-        return end - last - sum(seconds for seconds in gone if seconds > 0) + doubt
 
     def held(self) -> None:
         """I13: nothing holds a request that ended a while ago."""
@@ -324,8 +229,9 @@ class Checks:
         stats, health = life.engine.stats(), life.engine.health()
         hold("stats", stats.running == stats.waiting == stats.paused == 0, "{}", stats)
         hold("drain", stats.blocks_pinned == 0, "{} blocks are pinned", stats.blocks_pinned)
-        refused = self._refused <= stats.refused <= self._refused + self._unheard
-        hold("stats", refused, "{} refused, {}", self._refused, stats)
+        overloads = self.ends.overloads
+        refused = overloads <= stats.refused <= overloads + self._unheard
+        hold("stats", refused, "{} refused, {}", overloads, stats)
         hold("stats", health.state in ("open", "degraded"), "{}", health)
 
     def closed(self) -> None:

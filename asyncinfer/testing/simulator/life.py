@@ -23,6 +23,7 @@ from asyncinfer.testing.simulator.plugins import Plugins, config_of
 from asyncinfer.testing.simulator.scenario import Action, Ask, Scenario
 from asyncinfer.testing.simulator.state import LifeState
 from asyncinfer.testing.simulator.talks import Talk
+from asyncinfer.testing.simulator.timeline import Timeline
 
 __all__ = ["Life"]
 
@@ -85,6 +86,7 @@ class Life:
         self.adapters = AdapterHistory()
         self.owner = Owner(self)
         self.checks = Checks(self, every)
+        self.timeline = Timeline(self)
         self._actions = Actions(self)
         self._next = actions
         self._finishing = False
@@ -109,6 +111,11 @@ class Life:
             loop.close()
         if self._failure is not None:
             raise self._failure
+
+    @property
+    def failed(self) -> bool:
+        """Whether something did not hold."""
+        return self._failure is not None
 
     # -- what actions are made of --------------------------------------------------------------
 
@@ -138,58 +145,6 @@ class Life:
             self._resumed = actor, points
         else:
             self.host.run(actor, points)
-
-    def pass_time(self, seconds: float, late: VirtualLoop | None = None) -> None:
-        """Everybody runs as they are due, but for suspended threads and a loop that is late."""
-        host = self.host
-        until = host.now + seconds
-        while self._failure is None:
-            self._run_due(late)
-            later = until
-            for actor in host.actors:
-                if actor.due < later and not actor.suspended:
-                    later = actor.due
-            for loop in self.loops:
-                if loop.next_timer < later and loop is not late:
-                    later = loop.next_timer
-            later = max(host.now, later)
-            self.checks.late()
-            self.state.go_on(later)
-            if late is not None:
-                self.state.late = host.now
-            if later >= until:
-                break
-        self._run_due(late)
-
-    def _run_due(self, late: VirtualLoop | None = None) -> None:
-        """Everybody who is due has a turn, until nobody is."""
-        host = self.host
-        for _ in range(10_000):
-            for loop in self.loops:
-                if loop is not late:
-                    host.blocked = 0.0
-                    loop.run_ready()
-            now, due = host.now, []
-            for actor in host.actors:
-                if actor.suspended:
-                    continue
-                if actor.due <= now:
-                    due.append(actor)
-                elif actor.worker.ready and (actor.name != "decode" or not self._steps()):
-                    # What a step takes keeps the decode thread from its next turn, news or not.
-                    due.append(actor)
-            if not due:
-                return
-            for actor in due:
-                if not actor.ended:
-                    host.run(actor)
-                    if actor.name == "decode" and self._steps():
-                        actor.due = host.now + self.scenario.step_seconds
-        raise InvariantError("I9: the engine's threads never rest")
-
-    def _steps(self) -> bool:
-        core = self.engine.core
-        return core is not None and core.busy
 
     # -- how it goes on ------------------------------------------------------------------------
 
@@ -234,7 +189,7 @@ class Life:
         self.seen[f"joined: {actor.name}"] += 1
         self._suspend(caller)
         while not actor.ended and self.host.now < until and self._failure is None:
-            self.pass_time(min(0.05, until - self.host.now))
+            self.timeline.pass_time(min(0.05, until - self.host.now))
         self.seen[f"left behind: {actor.name}"] += not actor.ended
         self._resume(caller)
 
@@ -257,20 +212,20 @@ class Life:
         most = sum(c.ask.n for c in self.consumers.values()) * scenario.max_context
         until = self.host.now + 60.0 + 3 * most * scenario.step_seconds
         while (self.consumers or self.loads) and self._failure is None and self.host.now < until:
-            self.pass_time(1.0)
+            self.timeline.pass_time(1.0)
             self._reap()
         for talk in self.talks.values():
             talk.close()
         for pin in self.pins.values():
             pin.close()
-        self.pass_time(1.0)
+        self.timeline.pass_time(1.0)
         self._reap()
         self.checks.step()
         hold("liveness", not self.consumers, "never ended: {}", [*self.consumers.values()])
         hold("liveness", not self.loads, "loads of adapters never end")
         self.checks.idle()
         self.owner.leave(True)
-        self.pass_time(scenario.drain_timeout + GRACE + 2.0)
+        self.timeline.pass_time(scenario.drain_timeout + GRACE + 2.0)
         self._reap()
         hold("liveness", self.owner.task.done(), "the engine never closes")
         hold("liveness", all(task.done() for task in self.closers), "a close never ends")
@@ -285,7 +240,7 @@ class Life:
                 task.cancel()
         for _ in range(30):
             with suppress(BaseException):
-                self._run_due()
+                self.timeline.run_due()
             self.host.now += 1.0
         for task in everyone:
             if task is not None and task.done() and not task.cancelled():

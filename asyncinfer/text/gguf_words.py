@@ -1,0 +1,84 @@
+"""How a GGUF file's tokenizer cuts a text into words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+__all__ = ["CUTS", "DIGITS", "GPT2"]
+
+#: Parts of the patterns that cut a text into words, of GPT-2 (Radford et al., 2019) and later ones.
+_CONTRACTIONS: Final = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+
+def _words(digits: str) -> str:
+    """Llama 3's pattern; `digits` is the pattern of a number."""
+    return (
+        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+    )
+
+
+def _cased_words(digits: str, ending: str) -> str:
+    """GPT-4o's pattern: a new word begins where a capital follows a small letter. `ending` is the
+    pattern of what may end a word."""
+    start = r"[^\r\n\p{L}\p{N}]?"
+    return (
+        rf"{start}{_UPPER}*{_LOWER}+{ending}|{start}{_UPPER}+{_LOWER}*{ending}|{digits}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+    )
+
+
+_LLAMA3: Final = _words(r"\p{N}{1,3}")
+_QWEN2: Final = _words(r"\p{N}")
+_GPT4O: Final = _cased_words(r"\p{N}{1,3}", f"{_CONTRACTIONS}?")
+_TEKKEN: Final = _cased_words(r"\p{N}", "")
+#: Signs end before a line does, where Qwen2's take line ends along.
+_SEED: Final = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
+)
+#: DeepSeek-V3's cuts, one after the other: numbers, Chinese and Japanese, all else.
+_DEEPSEEK3: Final = (
+    r"\p{N}{1,3}",
+    "[一-龥\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    rf"|{_SPACES}",
+)
+#: GPT-2's own cuts, and those after each digit was cut off.
+GPT2: Final = "gpt-2"
+DIGITS: Final = "digits, then gpt-2"
+#: By the name that a file gives: the patterns that cut a text for a byte-level tokenizer.
+CUTS: Final[Mapping[str, str | tuple[str, ...]]] = {
+    "chatglm-bpe": _LLAMA3,
+    "codeshell": DIGITS,
+    "command-r": DIGITS,
+    "dbrx": _LLAMA3,
+    "deepseek-v3": _DEEPSEEK3,
+    "exaone4": GPT2,
+    "falcon3": _LLAMA3,
+    "glm4": _LLAMA3,
+    "gpt-2": GPT2,
+    "gpt-4o": _GPT4O,
+    "granite-docling": GPT2,
+    "hunyuan-dense": _DEEPSEEK3,
+    "jais": GPT2,
+    "llama-bpe": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama4": _GPT4O,
+    "mpt": GPT2,
+    "olmo": GPT2,
+    "phi-2": GPT2,
+    "pixtral": _TEKKEN,
+    "qwen2": _QWEN2,
+    "refact": DIGITS,
+    "seed-coder": _SEED,
+    "smaug-bpe": _LLAMA3,
+    "smollm": DIGITS,
+    "stablelm2": _QWEN2,
+    "starcoder": DIGITS,
+    "tekken": _TEKKEN,
+}
