@@ -123,7 +123,7 @@ class Planner:
                 budget -= chunk + len(draft)
                 if draws and chunk == 1 and sequence.drafter is not None:
                     self._rest(sequence, sequence.drafter)
-        if states.prefilling or states.queue:
+        if states.prefilling or states.queue.size:
             budget = int(min(budget, self.pace.room(step.answers)))
         if states.paired:
             budget = self._pairs.add_prompts(step, budget)

@@ -128,6 +128,9 @@ class WaitingQueue:
         self._ranked_at = -math.inf
         self._broken = ranking.broken
 
+    def __len__(self) -> int:
+        return self.size
+
     @property
     def entries(self) -> int:
         """Heap entries, those of removed sequences included: bounded by twice `size`."""

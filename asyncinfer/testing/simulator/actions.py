@@ -231,7 +231,7 @@ class Actions:
         at once. Its tasks have asked for what they want before."""
         if (loop := self._life.open_loop(index)) is not None:
             loop.run_ready()
-            self._life.pass_time(seconds, late=loop)
+            self._life.timeline.pass_time(seconds, late=loop)
 
     def do_jump(self, seconds: float) -> None:
         """The process was stopped: time went on without anybody."""

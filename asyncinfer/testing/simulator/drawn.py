@@ -6,27 +6,15 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
-from asyncinfer.cache import STATE_WINDOW, steady_pages
+from asyncinfer.testing.simulator.drawn_scenario import draw_scenario, draw_state_pages
 from asyncinfer.testing.simulator.formats import FORMATS
 from asyncinfer.testing.simulator.life import Life
-from asyncinfer.testing.simulator.plugins import CACHE_POLICIES, SCHEDULERS
 from asyncinfer.testing.simulator.samplers import SAMPLERS
-from asyncinfer.testing.simulator.scenario import Action, Ask, Scenario
+from asyncinfer.testing.simulator.scenario import Action, Ask
 from asyncinfer.testing.simulator.vocabulary import LETTERS
 
 __all__ = ["Drawn"]
 
-_CACHE_POLICIES: Final = (
-    *("arc", "cost-aware", "lfu", "lru", "lru"),
-    *("prefix-lhd", "s3-fifo", "tail-first", "ttl"),
-    *CACHE_POLICIES,
-)
-_SCHEDULERS: Final = (*("deadline", "fcfs", "priority") * 3, *SCHEDULERS)
-_OBSERVERS: Final = (
-    *((), (), ("(watching)",), ("(watching on decode)",)),
-    *(("(pausing)", "(watching)"), ("(pausing on decode)", "(watching)")),
-    *(("(raising)", "(watching on decode)"), ("(raising on decode)", "(pausing)")),
-)
 _FAULTS: Final = ("row", "memory")
 #: Actions after a life is over, so that those who come too late are seen as well.
 _AFTERWARDS: Final = 40
@@ -47,7 +35,7 @@ class Drawn:
         samplers = own.random() < 0.15
         target = Random(f"pace {seed}").choice((None, None, 0.005, 0.05))
         self.scenario = replace(
-            _scenario(rng), wrong_drafts=wrong, samplers=samplers, step_target=target
+            draw_scenario(rng), wrong_drafts=wrong, samplers=samplers, step_target=target
         )
         # The same for conversations: half of those lives have room for all of them.
         self._talking = talking = Random(f"say {seed}")
@@ -59,7 +47,7 @@ class Drawn:
             self.scenario = replace(self.scenario, blocks=1024, block_size=size, max_context=128)
             self.scenario = replace(self.scenario, window=None, prefix_cache=True)
         else:
-            pages = _state_pages(Random(f"state pages {seed}"), self.scenario)
+            pages = draw_state_pages(Random(f"state pages {seed}"), self.scenario)
             self.scenario = replace(self.scenario, state_pages=pages)
         # And for event loops that are late.
         self._lateness = late = Random(f"late {seed}")
@@ -271,44 +259,3 @@ def _rests(life: Life) -> bool:
 def _letters(rng: Random, count: int) -> list[int]:
     """Tokens that are a letter each."""
     return [rng.randrange(1, len(LETTERS) + 1) for _ in range(count)]
-
-
-def _state_pages(rng: Random, scenario: Scenario) -> int:
-    """Pages of states for one request to a few, where no layer has a window; 0: no layer has a
-    state."""
-    if scenario.window is not None or rng.random() > 0.1:
-        return 0
-    least = steady_pages(STATE_WINDOW, scenario.block_size)
-    return least + rng.choice((0, 1, 4, 12)) * least // 2
-
-
-def _scenario(rng: Random) -> Scenario:
-    block_size = rng.choice((1, 2, 4, 4, 8))
-    window, pages = None, 0
-    if rng.random() < 0.3:
-        window = rng.choice((1, 2, 3, 5, 8, 9, 16))
-        least = -(-(window - 1) // block_size) + 2
-        pages = least + rng.choice((0, 1, 4, 12)) * least // 2
-    return Scenario(
-        blocks=rng.randint(24, 160) // block_size,
-        block_size=block_size,
-        max_context=rng.choice((24, 40, 64, 96)),
-        max_running=rng.randint(1, 6),
-        max_requests=rng.choice((4, 12, 64)),
-        max_held_bytes=rng.choice((None, None, None, 8_000, 60_000)),
-        max_step_tokens=rng.choice((1, 3, 8, 16, 32)),
-        overlap=rng.choice((1, 1, 2, 3, 4)),
-        window=window,
-        window_pages=pages,
-        eos_every=rng.choice((None, None, 9, 25)),
-        prefix_cache=rng.random() < 0.9,
-        cache_policy=rng.choice(_CACHE_POLICIES),
-        scheduler=rng.choice(_SCHEDULERS),
-        observers=list(rng.choice(_OBSERVERS)),
-        stall_timeout=rng.choice((1.5, 5.0)),
-        step_timeout=rng.choice((3.0, 3.0, 30.0)),
-        step_seconds=rng.choice((0.001, 0.01, 0.1)),
-        loops=rng.choice((1, 1, 2)),
-        load_points=rng.choice((0, 2)),
-        adapters=rng.choice((1, 2, 4)) if rng.random() < 0.2 else None,
-    )
