@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_format
+import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from asyncinfer.cli.model import shipped
 from asyncinfer.doctor import Report, examine_machine
 
 __all__ = ["doctor"]
@@ -49,10 +53,13 @@ def doctor(
     ) as bar:
         task = bar.add_task("looking")
         report = examine_machine(
-            model, threads=threads, told=lambda what: bar.update(task, description=what)
+            None if model is None else shipped(model),
+            threads=threads,
+            told=lambda what: bar.update(task, description=what),
         )
     if json_path is not None:
-        text = json_format.dumps(dataclasses.asdict(report), indent=1) + "\n"
+        told = _json(dataclasses.asdict(report))
+        text = json_format.dumps(told, indent=1, allow_nan=False) + "\n"
         if str(json_path) == "-":
             click.echo(text, nl=False)
         else:
@@ -61,6 +68,15 @@ def doctor(
         _print(report)
     if report.fallbacks:
         context.exit(1)
+
+
+def _json(value: Any) -> Any:
+    """`value` as JSON has it, which knows neither NaN nor infinity: they are null."""
+    if isinstance(value, Mapping):
+        return {key: _json(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _write(path: Path, text: str) -> None:
@@ -103,6 +119,8 @@ def _machine(report: Report) -> Table:
         else f"{machine.available_memory / _GIB:.1f} of {machine.memory / _GIB:.1f} GiB free, "
         f"read at {report.bandwidth / 1e9:.1f} GB/s, threads: {report.threads}",
         "GPUs": "; ".join(machine.gpus) or "none",
+        "driver": machine.driver or "none",
+        "C compiler": machine.compiler or "none",
         "libraries": ", ".join(
             f"{name} {version or 'missing'}" for name, version in machine.libraries.items()
         ),

@@ -14,7 +14,7 @@ from asyncinfer.errors import ModelLoadError
 if TYPE_CHECKING:
     from asyncinfer.models import NamedModel
 
-__all__ = ["EMBEDDED", "with_model"]
+__all__ = ["EMBEDDED", "shipped", "with_model"]
 
 #: The model that ships with the package, as `--model` names it.
 EMBEDDED: Final = "embedded"
@@ -50,6 +50,14 @@ def with_model(engine: dict[str, Any]) -> dict[str, Any]:
             )
             return options
     return {**options, "model": name}
+
+
+def shipped(model: str) -> str:
+    """Where a model's config lies that is read and not opened: "embedded" is the folder in the
+    package, all else stays as it is."""
+    from asyncinfer.builtin import MODEL_PATH
+
+    return str(MODEL_PATH) if model == EMBEDDED else model
 
 
 def _fetch(model: NamedModel) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncinfer.bench import check_plot
+from asyncinfer.cli.model import shipped
 from asyncinfer.cli.plan_plot import save_plan_plot
 from asyncinfer.planner import FormatPlan, Plan, gpus
 from asyncinfer.planner import plan as make_plan
@@ -47,13 +48,15 @@ __all__ = ["plan"]
 def plan(model: str, plot_path: Path | None, json: bool, **options: Any) -> None:
     """What MODEL takes on a GPU and how fast it can be there.
 
-    MODEL is a folder, a config.json or a hub id, of which only the config is read; or a GGUF file,
-    or a name or org/name:file.gguf that has been pulled, of which only the header is read. Floors
-    are what the hardware allows; what to expect is what good engines make of it.
+    MODEL is a folder, a config.json, a hub id or "embedded", of which only the config is read; or a
+    GGUF file, or a name or org/name:file.gguf that has been pulled, of which only the header is
+    read. Floors are what the hardware allows; what to expect is what good engines make of it.
     """
     if plot_path is not None:
         check_plot(plot_path)
-    found = make_plan(model, **options)
+    if options["draft"] is not None:
+        options["draft"] = shipped(options["draft"])
+    found = make_plan(shipped(model), **options)
     if json:
         click.echo(json_format.dumps(dataclasses.asdict(found), indent=2))
     else:

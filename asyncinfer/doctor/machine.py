@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Final, Self
 
 import torch
 
+from asyncinfer.kernels.verdicts import driver_version
 from asyncinfer.machine import (
     cpu_model,
     cpu_quota,
@@ -60,6 +62,10 @@ class Machine:
     libraries: Mapping[str, str | None]
     #: Each CUDA device's name, capability and memory.
     gpus: tuple[str, ...]
+    #: NVIDIA's driver; None where there is none.
+    driver: str | None
+    #: The C compiler that Triton makes its launchers with; None where there is none.
+    compiler: str | None
 
     @classmethod
     def now(cls) -> Self:
@@ -79,6 +85,8 @@ class Machine:
             platform=platform.platform(),
             libraries={name: version(name) for name in _LIBRARIES},
             gpus=_gpus(),
+            driver=driver_version(),
+            compiler=_compiler(),
         )
 
     @property
@@ -101,6 +109,13 @@ def _memory() -> dict[str, int]:
         if value.endswith(" kB") and value[:-3].strip().isdigit():
             found[name] = int(value[:-3]) << 10
     return found
+
+
+def _compiler() -> str | None:
+    """As Triton looks for it."""
+    named = os.environ.get("CC")
+    found = (shutil.which(name) for name in ((named,) if named else ("gcc", "clang", "cc")))
+    return next((path for path in found if path is not None), None)
 
 
 def _gpus() -> tuple[str, ...]:

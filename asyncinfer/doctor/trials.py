@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from asyncinfer.kernels import native, onednn
+from asyncinfer.machine import cpuinfo
 from asyncinfer.quantization import PackedRows, QuantisedWeight
 
 __all__ = ["Trial", "trials"]
@@ -49,7 +50,7 @@ def trials() -> Iterator[Trial]:
 def _packed(bits: int) -> Trial:
     name = f"products of {bits}-bit weights, compiled for the processor"
     instead = "torch's operators, which unpack weights in every step"
-    if platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64"):
+    if not _compiles():
         return Trial(name=name, verdict="unsupported", instead=instead)
     generator = torch.Generator().manual_seed(bits)
     high = 1 << bits
@@ -65,6 +66,14 @@ def _packed(bits: int) -> Trial:
         for x in (torch.randn(count, _INPUTS, generator=generator) for count in _ROWS)
     ]
     return _judged(name, errors, _FLOAT32_ERROR, instead)
+
+
+def _compiles() -> bool:
+    """Whether there are kernels for such a processor, as far as the system tells what it can do."""
+    machine, flags = platform.machine().lower(), cpuinfo().get("flags")
+    if machine in ("x86_64", "amd64"):
+        return flags is None or set(native.NEEDED) <= set(flags.split())
+    return machine in ("aarch64", "arm64")
 
 
 def _weight(numbers: torch.Tensor, scales: torch.Tensor, bits: int) -> QuantisedWeight:

@@ -12,6 +12,7 @@ import pytest
 from planner.configs import CONFIGS
 from weights.hub import Hub
 
+from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.cli import main
 
 
@@ -107,3 +108,11 @@ def test_of_a_hub_id_only_the_config_is_fetched(tmp_path: Path) -> None:
 def test_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(str(tmp_path / "missing")) == 1
     assert capsys.readouterr().err.startswith("Error: file ")
+
+
+def test_the_model_that_ships_with_the_package_has_a_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for arguments in (["embedded"], [str(MODEL_PATH), "--draft", "embedded"]):
+        assert run(*arguments) == 0
+        assert "parameters" in capsys.readouterr().out

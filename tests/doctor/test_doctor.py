@@ -14,8 +14,18 @@ import torch
 from click.testing import CliRunner
 
 from asyncinfer import machine
+from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.cli.app import asyncinfer
-from asyncinfer.doctor import Machine, doctor, examine_machine, products, trials
+from asyncinfer.doctor import (
+    Machine,
+    ProductTimes,
+    Report,
+    Trial,
+    doctor,
+    examine_machine,
+    products,
+    trials,
+)
 from asyncinfer.doctor import machine as doctors
 from asyncinfer.kernels import onednn
 from asyncinfer.models import parse_config
@@ -139,6 +149,28 @@ def test_a_kernel_that_cannot_be_made_is_missing(monkeypatch: pytest.MonkeyPatch
     assert all("torch's operators" in trial.instead for trial in missing)
 
 
+@pytest.mark.parametrize(
+    ("machine_name", "flags", "verdict"),
+    [
+        ("x86_64", "fpu sse2 avx", "unsupported"),
+        ("AMD64", "fpu sse2 avx", "unsupported"),
+        ("x86_64", "avx2 fma f16c", "missing"),
+        ("x86_64", None, "missing"),
+        ("aarch64", None, "missing"),
+        ("riscv64", None, "unsupported"),
+    ],
+)
+def test_a_processor_without_the_instructions_lacks_nothing(
+    machine_name: str, flags: str | None, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PackedRows, "has_kernel", False)
+    monkeypatch.setattr("platform.machine", lambda: machine_name)
+    monkeypatch.setattr(trials, "cpuinfo", lambda: {} if flags is None else {"flags": flags})
+    found = [trial for trial in trials.trials() if "-bit" in trial.name]
+    assert [trial.verdict for trial in found] == [verdict] * 2
+    assert all(trial.fell_back == (verdict == "missing") for trial in found)
+
+
 def test_an_engine_whose_steps_disagree_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Off(doctor.SyncEngine):
         def score(self, prompt: Any, continuations: Any, **options: Any) -> Any:
@@ -219,6 +251,37 @@ def test_a_fallback_is_an_exit_code(model: Path, monkeypatch: pytest.MonkeyPatch
     assert done.exit_code == 1
     verdicts = [trial["verdict"] for trial in json.loads(done.stdout)["trials"]]
     assert verdicts.count("missing") == 2
+
+
+def test_numbers_that_json_lacks_are_null(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the model that ships with the package is known by its name."""
+
+    def examined(model: str, **_: Any) -> Report:
+        seen.append(model)
+        return report
+
+    seen: list[str] = []
+    wrong = Trial(name="a product", verdict="wrong", error=math.nan, allowed=math.inf)
+    times = ProductTimes(held="float32", bytes=1, seconds={1: 1.0, 16: 1.0})
+    report = Report(
+        machine=Machine.now(),
+        threads=1,
+        bandwidth=1.0,
+        trials=(wrong,),
+        model="one",
+        products=(times,),
+        seconds=1.0,
+    )
+    monkeypatch.setattr("asyncinfer.cli.doctor.examine_machine", examined)
+    done = CliRunner().invoke(asyncinfer, ["doctor", "--model", "embedded", "--json", "-"])
+    assert done.exit_code == 1
+
+    def refused(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    (trial,) = json.loads(done.stdout, parse_constant=refused)["trials"]
+    assert (trial["error"], trial["allowed"]) == (None, None)
+    assert seen == [str(MODEL_PATH)]
 
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:

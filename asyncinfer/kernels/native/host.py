@@ -13,11 +13,11 @@ from typing import Any
 
 from asyncinfer.kernels.native.threads import parallel_region
 
-__all__ = ["Host", "available", "compiled", "host", "host_of"]
+__all__ = ["NEEDED", "Host", "available", "compiled", "host", "host_of"]
 
 #: Features that kernels need of an x86-64 processor. Without f16c a conversion from float16 would
 #: call a function that the process does not have.
-_NEEDED = ("avx2", "fma", "f16c")
+NEEDED = ("avx2", "fma", "f16c")
 
 #: Held during LLVM's passes, which two threads must not run at once.
 _lock = threading.Lock()
@@ -64,7 +64,7 @@ def host_of(machine: str, features: Mapping[str, bool]) -> Host | None:
         return Host(flags, lanes=8, batch=2, tables=False, permutes=False, spreads=False)
     if machine.lower() not in ("x86_64", "amd64"):
         return None
-    if not all(features.get(name) for name in _NEEDED):
+    if not all(features.get(name) for name in NEEDED):
         return None
     if features.get("avx512f") and features.get("avx512bw"):
         spreads = bool(features.get("avx512vbmi"))
