@@ -19,8 +19,6 @@ import numpy as np
 import pytest
 from support import Until
 
-from asyncinfer.engine import preparer
-
 BACKENDS = [
     pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),
     pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"),
@@ -35,12 +33,11 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def seed(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Equal in every run; a failing test prints it. Requests without a seed get theirs from it."""
+def seed() -> int:
+    """Equal in every run; a failing test prints it."""
     value = 20_261_120
     random.seed(value)
     np.random.seed(value)
-    monkeypatch.setattr(preparer, "randbits", random.Random(value).getrandbits)
     print(f"seed={value}")
     return value
 

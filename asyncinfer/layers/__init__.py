@@ -25,9 +25,13 @@ from asyncinfer.layers.block import (
     FeedForward,
     Layer,
     ParallelLayer,
+    SublayerOnly,
     added,
+    beside,
+    fed,
     followed,
     gated,
+    scaled,
 )
 from asyncinfer.layers.checks import check_choice, check_flags, check_integers, check_number, refuse
 from asyncinfer.layers.convolution import ShortConvolution
@@ -38,6 +42,7 @@ from asyncinfer.layers.gated_delta import GatedDeltaNet
 from asyncinfer.layers.latent import LatentAttention
 from asyncinfer.layers.lora import LoraLayers, LoraLinear, LoraRows, LoraWeights
 from asyncinfer.layers.lora_rows import DeviceLoraRows, GroupedLoraRows, JoinedLoraRows
+from asyncinfer.layers.mamba import GatedNorm, Mamba2
 from asyncinfer.layers.norm import Norm, NormKind, RMSNorm, make_norm
 from asyncinfer.layers.rope import RopeConfig, RopeType, RotaryEmbedding
 from asyncinfer.layers.router import GroupedRouter, Route, SoftmaxRouter, SparseMixer
@@ -55,6 +60,7 @@ __all__ = [
     "FusedLayer",
     "FusedMLP",
     "GatedDeltaNet",
+    "GatedNorm",
     "GroupedLoraRows",
     "GroupedRouter",
     "HeadNorm",
@@ -66,6 +72,7 @@ __all__ = [
     "LoraLinear",
     "LoraRows",
     "LoraWeights",
+    "Mamba2",
     "Norm",
     "NormKind",
     "ParallelLayer",
@@ -82,13 +89,16 @@ __all__ = [
     "ShortConvolution",
     "SoftmaxRouter",
     "SparseMixer",
+    "SublayerOnly",
     "activation",
     "added",
+    "beside",
     "check_choice",
     "check_flags",
     "check_integers",
     "check_number",
     "clamped_swiglu",
+    "fed",
     "followed",
     "fused_gate",
     "gated",
@@ -98,5 +108,6 @@ __all__ = [
     "normed_first",
     "normed_last",
     "refuse",
+    "scaled",
     "unrotated",
 ]

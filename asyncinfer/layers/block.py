@@ -20,9 +20,13 @@ __all__ = [
     "FeedForward",
     "Layer",
     "ParallelLayer",
+    "SublayerOnly",
     "added",
+    "beside",
+    "fed",
     "followed",
     "gated",
+    "scaled",
 ]
 
 #: Elements of `up`'s output at once, on a CPU. A larger output leaves the processor's cache, and
@@ -95,6 +99,20 @@ class DecoderLayer:
         return self.mlp(self.mlp_norm(x), forward.adapters).add_(x)
 
 
+class SublayerOnly:
+    """Attention, or what stands in its place, or a feed-forward layer alone, on the normalised
+    residual stream."""
+
+    __slots__ = ("norm", "sublayer")
+
+    def __init__(self, norm: Norm, sublayer: Attention) -> None:
+        self.norm = norm
+        self.sublayer = sublayer
+
+    def __call__(self, x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
+        return self.sublayer(self.norm(x), forward).add_(x)
+
+
 class ParallelLayer:
     """Attention and feed-forward in parallel, both on the layer's input (Wang and Komatsuzaki,
     2021). `mlp_norm` None: they share one norm."""
@@ -125,6 +143,13 @@ def followed(function: Callable[..., torch.Tensor], after: Norm) -> Callable[...
     return both
 
 
+def scaled(function: Callable[..., torch.Tensor], factor: float) -> Callable[..., torch.Tensor]:
+    """`factor` times the result of `function`, which is a new tensor; 1 costs nothing."""
+    if factor == 1.0:
+        return function
+    return followed(function, lambda x: x.mul_(factor))
+
+
 def added(first: FeedForward, second: FeedForward) -> FeedForward:
     """A layer that gives the sum of both."""
 
@@ -141,3 +166,21 @@ def gated(layer: FeedForward, gate: Callable[[torch.Tensor], torch.Tensor]) -> F
         return layer(x, adapters).mul_(gate(x).sigmoid())
 
     return both
+
+
+def beside(first: Attention, second: Attention) -> Attention:
+    """The sum of both on the same input."""
+
+    def both(x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
+        return first(x, forward).add_(second(x, forward))
+
+    return both
+
+
+def fed(mlp: FeedForward) -> Attention:
+    """A feed-forward layer, called as attention is."""
+
+    def feed(x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
+        return mlp(x, forward.adapters)
+
+    return feed

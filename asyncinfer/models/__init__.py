@@ -12,6 +12,7 @@ from asyncinfer.models.parts import (
     GatedDeltaConfig,
     LatentConfig,
     LayerConfig,
+    MambaConfig,
     ShortConvConfig,
 )
 from asyncinfer.models.reader import JsonReader
@@ -31,6 +32,7 @@ __all__ = [
     "LayerConfig",
     "LearnedActivation",
     "LoadProgress",
+    "MambaConfig",
     "ModelConfig",
     "NamedModel",
     "RopeConfig",

@@ -19,6 +19,7 @@ from asyncinfer.layers import (
     learned,
     refuse,
 )
+from asyncinfer.models.feed_forward_checks import check_feed_forward
 from asyncinfer.models.names import TensorNames
 from asyncinfer.models.parts import (
     DTYPES,
@@ -89,6 +90,8 @@ class ModelConfig:
     attention_gate: bool = False
     #: Multiplies attention's scores; None: 1 / sqrt(dimensions of a query head).
     attention_scale: float | None = None
+    #: Multiplies what attention gives, after its output projection.
+    attention_out_scale: float = 1.0
     #: Scores become `cap * tanh(scores / cap)`.
     attention_softcap: float | None = None
     #: Whether each head's softmax has an additional key, with a learned logit and value zero.
@@ -129,7 +132,9 @@ class ModelConfig:
         self._check_values()
         self._check_tuples()
         self._check_attention()
-        self._check_feed_forward()
+        fed = [index for index in range(self.num_layers) if self.layer(index).feed_forward]
+        kinds = {self.layer_experts(index) is not None for index in fed}
+        check_feed_forward(self, self.names, self.experts, self.gated_mlp, kinds)
 
     def _check_values(self) -> None:
         """Check each field by itself."""
@@ -144,7 +149,7 @@ class ModelConfig:
         check_integers(self, "num_heads", "num_kv_heads", low=1, high=MOST_HEADS)
         check_integers(self, "max_context", low=1, high=MOST_CONTEXT)
         check_number(self, "norm_eps", high=1.0)
-        for name in ("embedding_scale", "residual_scale", "logit_scale"):
+        for name in ("embedding_scale", "residual_scale", "logit_scale", "attention_out_scale"):
             check_number(self, name)
         for name in ("attention_scale", "attention_softcap", "logit_softcap"):
             if getattr(self, name) is not None:
@@ -176,6 +181,11 @@ class ModelConfig:
             raise refuse(self, "layers", "must be of LayerConfig")
         if len({layer.mixer for layer in layers if layer.mixer is not None}) > 1:
             raise refuse(self, "layers", "must have one mixer")
+        if not all(layer.feed_forward and (layer.attends or layer.mixer) for layer in layers):
+            if self.block != "pre":
+                raise refuse(self, "block", "must be 'pre' where a layer lacks a part")
+            if self.windowed_layers:
+                raise refuse(self, "layers", "must not have windows where a layer lacks a part")
         if self.state_layers and self.windowed_layers:
             raise refuse(self, "layers", "must not have windows beside a mixer")
         if not isinstance(ids, tuple) or not all(type(i) is int and 0 <= i <= last for i in ids):
@@ -233,28 +243,19 @@ class ModelConfig:
         if rope.rope_type == "longrope" and any(len(part) != size // 2 for part in factors):
             raise refuse(self, "rope", f"must have {size // 2} factors and as many long_factors")
 
-    def _check_feed_forward(self) -> None:
-        """Check fields of the feed-forward layers that depend on each other."""
-        names = self.names
-        kinds = {self.layer_experts(index) is not None for index in range(self.num_layers)}
-        if False in kinds:
-            if not self.gated_mlp and len(names.up) > 1:
-                raise refuse(self, "names", "up must be one name where gated_mlp is False")
-            if names.transposed and len(names.up) > 1:
-                raise refuse(self, "names", "transposed needs one name in up")
-        shared = self.experts is not None and self.experts.shared_size
-        if shared and names.transposed and len(names.shared_up) > 1:
-            raise refuse(self, "names", "transposed needs one name in shared_up")
-        if True in kinds and not self.gated_mlp:
-            raise refuse(self, "gated_mlp", "must be True with experts")
-
     def layer(self, index: int) -> LayerConfig:
         """The configuration of one layer."""
         return self.layers[index] if self.layers else LayerConfig(rope=self.rope)
 
     def layer_experts(self, index: int) -> ExpertsConfig | None:
         """The experts of one layer; None where its feed-forward layer is a plain one."""
-        return self.experts if self.layer(index).experts else None
+        layer = self.layer(index)
+        return self.experts if layer.experts and layer.feed_forward else None
+
+    @property
+    def kv_layers(self) -> tuple[int, ...]:
+        """The layers with attention."""
+        return tuple(i for i in range(self.num_layers) if self.layer(i).attends)
 
     @property
     def norms_have_bias(self) -> bool:
@@ -268,7 +269,7 @@ class ModelConfig:
 
     @property
     def state_layers(self) -> tuple[int, ...]:
-        """The layers that keep a state in place of KV."""
+        """The layers that keep a state."""
         return tuple(i for i, layer in enumerate(self.layers) if layer.mixer is not None)
 
     @property

@@ -14,7 +14,7 @@ from asyncinfer.errors import ModelLoadError, PluginError
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.config_file import MOST_BYTES, parse_config, read_config_json
 from asyncinfer.models.gguf import gguf_config
-from asyncinfer.models.load import without_prefix
+from asyncinfer.models.load import suited
 from asyncinfer.models.remote_code import tokenizer_code
 from asyncinfer.models.tensors import ignored_tensor, tensor_table
 from asyncinfer.plugins import models
@@ -71,7 +71,7 @@ def _examine_folder(path: Path) -> Examined:
     with SafetensorsCheckpoint(path) as checkpoint:
         parameters = sum(math.prod(stored.shape) for stored in checkpoint.tensors.values())
         try:
-            config = without_prefix(parse_config(values, file=file), checkpoint)
+            config = suited(parse_config(values, file=file), checkpoint)
             table = tensor_table(config)
             ignored = partial(ignored_tensor, config=config)
             if check_weights(checkpoint, table, ignored, config.scheme):
@@ -136,7 +136,7 @@ def _nearest(values: dict[str, Any], checkpoint: SafetensorsCheckpoint) -> list[
             # Reported, since the broken plugin may be the family that is needed.
             broken.append(f"not compared: {error}")
             continue
-        found = _compare(name, without_prefix(config, checkpoint), checkpoint)
+        found = _compare(name, suited(config, checkpoint), checkpoint)
         if best is None or found[0] < best[0]:
             best = found
     return [*(best[1] if best else ()), *broken]

@@ -99,10 +99,12 @@ class FeedForwardBuilder:
         return activate
 
     def _experts(self, experts: ExpertsConfig, name: str) -> Experts:
+        config = self._config
         if experts.clamped_swiglu is not None:
             activate = clamped_swiglu(*experts.clamped_swiglu)
         else:
-            activate = self._activation(f"{name}.activation", 2 * experts.intermediate_size)
+            width = experts.intermediate_size * (2 if config.gated_mlp else 1)
+            activate = self._activation(f"{name}.activation", width)
         return Experts(
             self._router(experts, name),
             self._grouped(f"{name}.up", experts.bias),

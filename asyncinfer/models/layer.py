@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 
@@ -28,12 +27,16 @@ from asyncinfer.layers import (
     Rotate,
     RotatePart,
     SelfAttention,
+    SublayerOnly,
+    beside,
+    fed,
     followed,
     fused_gate,
     make_norm,
     normed_experts,
     normed_first,
     normed_last,
+    scaled,
     unrotated,
 )
 from asyncinfer.models.config import ModelConfig
@@ -89,22 +92,19 @@ class LayerBuilder:
             return self._fused(index, name)
         norms = {
             norm: build_norm(config, f"{name}.{norm}", self._weights)
-            for norm in block_norms(config)
+            for norm in block_norms(config, index)
         }
-        attention: Attention
-        mixer = config.layer(index).mixer
-        if mixer is not None:
-            attention = build_mixer(
-                index, mixer, f"{name}.mixer", config.norm_eps, self._tensor, self._linear
-            )
-        elif config.latent is None:
-            attention = self._attention(index, f"{name}.attention")
-        else:
-            attention = self._latent(index, config.latent, f"{name}.attention")
-        mlp = self._feed_forward.build(index, name)
-        if config.residual_scale != 1.0:
-            scaled = partial(torch.Tensor.mul_, other=config.residual_scale)
-            attention, mlp = followed(attention, scaled), followed(mlp, scaled)
+        attention = self._mixed(index, name)
+        mlp: FeedForward | None = None
+        if config.layer(index).feed_forward:
+            mlp = self._feed_forward.build(index, name)
+        attention = attention and scaled(attention, config.residual_scale)
+        mlp = mlp and scaled(mlp, config.residual_scale)
+        if attention is None:
+            assert mlp is not None
+            return SublayerOnly(norms["mlp_norm"], fed(mlp))
+        if mlp is None:
+            return SublayerOnly(norms["attention_norm"], attention)
         if config.block == "parallel":
             return ParallelLayer(norms["attention_norm"], attention, norms["mlp_norm"], mlp)
         if config.block == "parallel-shared":
@@ -115,6 +115,25 @@ class LayerBuilder:
         return DecoderLayer(
             norms.get("attention_norm", _same), attention, norms.get("mlp_norm", _same), mlp
         )
+
+    def _mixed(self, index: int, name: str) -> Attention | None:
+        """Attention, or what stands in its place, or both."""
+        config, layer = self._config, self._config.layer(index)
+        mixed: Attention | None = None
+        if layer.mixer is not None:
+            eps = config.norm_eps
+            mixed = build_mixer(
+                index, layer.mixer, f"{name}.mixer", eps, self._tensor, self._linear
+            )
+        if not layer.attends:
+            return mixed
+        attention: Attention
+        if config.latent is None:
+            attention = self._attention(index, f"{name}.attention")
+        else:
+            attention = self._latent(index, config.latent, f"{name}.attention")
+        attention = scaled(attention, config.attention_out_scale)
+        return attention if mixed is None else beside(mixed, attention)
 
     def _fuses(self, index: int) -> bool:
         """Whether `FusedLayer` can compute the layer and its kernels run on this device."""
@@ -130,6 +149,9 @@ class LayerBuilder:
             and config.qk_norm in (None, "head")
             and (config.layer_experts(index) is not None or self._gate() is not None)
             and config.layer(index).rope is not None
+            and config.layer(index).mixer is None
+            and config.layer(index).feed_forward
+            and config.attention_out_scale == 1.0
             and not config.attention_gate
         )
 

@@ -26,21 +26,18 @@ from asyncinfer.weights import (
     WeightLoader,
     WeightSource,
     check_weights,
-    checkpoint_file,
     host_bytes,
     is_out_of_memory,
     open_checkpoint,
 )
 
-__all__ = ["load_model", "load_weights", "without_prefix"]
+__all__ = ["load_model", "load_weights", "suited"]
 
 _NO_KERNEL: Final = (
     "no kernel here multiplies quantised matrices (it needs llvmlite, and Linux on x86-64 or ARM)"
 )
 _AS_FLOATS: Final = f"{_NO_KERNEL}: they are held as floats, which take 2 to 6 times the memory"
 _UNPACKED: Final = f"{_NO_KERNEL}: they are unpacked in each step, since floats take half of memory"
-
-_NO_HEAD: Final = "it has no head: only its vectors mean something, its answers do not"
 
 
 def load_model(
@@ -87,7 +84,7 @@ def _opened(
     block."""
     config = read_config(folder)
     with open_checkpoint(folder) as checkpoint, torch.inference_mode():
-        config = without_prefix(config, checkpoint)
+        config = suited(config, checkpoint)
         table = tensor_table(config)
         ignored = partial(ignored_tensor, config=config)
         quantised = check_weights(checkpoint, table, ignored, config.scheme)
@@ -133,18 +130,17 @@ def _stays_packed(
     return numbers * dtype.itemsize > host_bytes() // 2
 
 
-def without_prefix(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
-    """The config with an empty prefix if the checkpoint's tensors lack the architecture's prefix,
-    as in a model that was saved without its head. An embedding model needs none: where it has none
-    its embedding stands for it, so that no place else knows of models without a head."""
-    prefix = config.names.prefix
-    if any(name.startswith(prefix) for name in checkpoint.tensors):
-        return config
-    embedding = f"{config.names.embedding}.weight"
-    if embedding not in checkpoint.tensors:
-        return config
-    config = replace(config, names=replace(config.names, prefix=""))
-    headless = not config.tied_head and f"{config.names.head}.weight" not in checkpoint.tensors
-    if headless and checkpoint_file(checkpoint.folder, "modules.json") is not None:
-        return replace(config, tied_head=True, head_bias=False, notes=(*config.notes, _NO_HEAD))
-    return config
+def suited(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
+    """The config with the names of this checkpoint's tensors, where an architecture's checkpoints
+    differ: without a prefix, as in a model that was saved without its head; with all experts of a
+    layer in one tensor."""
+    names = config.names
+    if not any(name.startswith(names.prefix) for name in checkpoint.tensors):
+        embedding = f"{names.embedding}.weight"
+        if embedding in checkpoint.tensors:
+            names = replace(names, prefix="")
+    if names.fused_experts is not None:
+        up, down = names.fused_experts
+        if any(name.endswith(f".{up}") for name in checkpoint.tensors):
+            names = replace(names, expert_up=(up,), expert_down=down, expert_outputs_first=True)
+    return config if names is config.names else replace(config, names=names)

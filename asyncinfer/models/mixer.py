@@ -1,4 +1,4 @@
-"""Builds what stands in place of attention and keeps a state."""
+"""Builds what keeps a state, in place of attention or beside it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,23 @@ from collections.abc import Callable
 
 import torch
 
-from asyncinfer.layers import Attention, GatedDeltaNet, LoraLinear, RMSNorm, ShortConvolution
-from asyncinfer.models.parts import GatedDeltaConfig, ShortConvConfig
+from asyncinfer.layers import (
+    Attention,
+    GatedDeltaNet,
+    GatedNorm,
+    LoraLinear,
+    Mamba2,
+    RMSNorm,
+    ShortConvolution,
+)
+from asyncinfer.models.parts import GatedDeltaConfig, MambaConfig, MixerConfig
 
 __all__ = ["build_mixer"]
 
 
 def build_mixer(
     index: int,
-    mixer: ShortConvConfig | GatedDeltaConfig,
+    mixer: MixerConfig,
     name: str,
     norm_eps: float,
     tensor: Callable[[str], torch.Tensor],
@@ -24,6 +32,8 @@ def build_mixer(
     `linear` the linear layer of a name, with a bias or without."""
     if isinstance(mixer, GatedDeltaConfig):
         return _delta(index, mixer, name, norm_eps, tensor, linear)
+    if isinstance(mixer, MambaConfig):
+        return _mamba(index, mixer, name, norm_eps, tensor, linear)
     inputs = linear(f"{name}.in", mixer.bias)
     weight = _filter(tensor(f"{name}.conv.weight"))
     bias = tensor(f"{name}.conv.bias") if mixer.bias else None
@@ -50,6 +60,44 @@ def _delta(
         tensor(f"{name}.bias"),
         RMSNorm(tensor(f"{name}.norm"), norm_eps),
         linear(f"{name}.out", False),
+    )
+
+
+def _mamba(
+    index: int,
+    mixer: MambaConfig,
+    name: str,
+    norm_eps: float,
+    tensor: Callable[[str], torch.Tensor],
+    linear: Callable[[str, bool], LoraLinear],
+) -> Mamba2:
+    written = mixer.groups * mixer.state_dim
+    inputs = linear(f"{name}.in", mixer.in_bias)
+    weight = _filter(tensor(f"{name}.conv.weight"))
+    scales = None
+    if set(mixer.in_scales) != {1.0}:
+        sizes = torch.tensor([mixer.inner, mixer.inner, written, written, mixer.heads])
+        each = torch.tensor(mixer.in_scales).repeat_interleave(sizes)
+        scales = each.to(weight.device, weight.dtype)
+    conv_bias = tensor(f"{name}.conv.bias") if mixer.conv_bias else None
+    rate, bias, skip = (tensor(f"{name}.{part}") for part in ("rate", "bias", "skip"))
+    norm = None if mixer.norm is None else tensor(f"{name}.norm")
+    return Mamba2(
+        index,
+        mixer.heads,
+        mixer.groups,
+        (mixer.inner, written),
+        inputs,
+        scales,
+        weight,
+        conv_bias,
+        rate,
+        bias,
+        mixer.steps,
+        skip,
+        GatedNorm(mixer.norm, norm, mixer.groups, norm_eps),
+        linear(f"{name}.out", mixer.out_bias),
+        mixer.out_scale,
     )
 
 

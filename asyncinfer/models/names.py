@@ -57,6 +57,8 @@ class TensorNames:
     delta_bias: str = "linear_attn.dt_bias"
     delta_norm: str = "linear_attn.norm"
     delta_out: str = "linear_attn.out_proj"
+    #: The module of a Mamba-2 layer.
+    mamba: str = "mamba"
     #: Gate and up projection of a gated feed-forward layer, or one tensor with both; else only up.
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
@@ -73,6 +75,9 @@ class TensorNames:
     expert_up_alternates: bool = False
     #: The one tensor is `[experts, out, in]`.
     expert_outputs_first: bool = False
+    #: Where a checkpoint may hold all experts in one tensor in place of a tensor for each: the
+    #: names of gate and up and of down, both `[experts, out, in]`. None: it may not.
+    fused_experts: tuple[str, str] | None = None
     norm: str = "norm"
     head: str = "lm_head"
     #: The layers' linear weights are stored `[in, out]`.
@@ -99,6 +104,13 @@ class TensorNames:
         for name, counts in (("qkv", (1, 3)), *((pair, (1, 2)) for pair in pairs)):
             if len(getattr(self, name)) not in counts:
                 raise refuse(self, name, f"must be {counts[0]} name or {counts[1]}")
+        fused = self.fused_experts
+        if fused is not None and not (
+            isinstance(fused, tuple)
+            and len(fused) == 2
+            and all(isinstance(name, str) and name and "{" not in name for name in fused)
+        ):
+            raise refuse(self, "fused_experts", "must be two names without {}, or None")
         self._check_experts()
         self._check_ignored()
 

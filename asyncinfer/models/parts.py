@@ -6,9 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-import torch
-
-from asyncinfer.attention import StateShape
 from asyncinfer.layers import (
     RopeConfig,
     check_choice,
@@ -16,6 +13,20 @@ from asyncinfer.layers import (
     check_integers,
     check_number,
     refuse,
+)
+from asyncinfer.models.bounds import (
+    MOST_CONTEXT,
+    MOST_HEAD_DIM,
+    MOST_HEADS,
+    MOST_LAYERS,
+    MOST_VOCAB,
+    MOST_WIDTH,
+)
+from asyncinfer.models.mixer_configs import (
+    GatedDeltaConfig,
+    MambaConfig,
+    MixerConfig,
+    ShortConvConfig,
 )
 
 __all__ = [
@@ -31,23 +42,19 @@ __all__ = [
     "GatedDeltaConfig",
     "LatentConfig",
     "LayerConfig",
+    "MambaConfig",
+    "MixerConfig",
     "QKNorm",
     "Scoring",
     "ShortConvConfig",
 ]
 
-# Far above any model: a larger value is a mistake or an attack.
-MOST_WIDTH: Final = 1 << 20
-MOST_VOCAB: Final = 1 << 24
-MOST_LAYERS: Final = 1 << 10
-MOST_HEADS: Final = 1 << 12
-MOST_HEAD_DIM: Final = 1 << 10
-MOST_CONTEXT: Final = 2**31 - 1
 #: Dtypes of a checkpoint, by torch's names.
 DTYPES: Final = ("float32", "float16", "bfloat16")
 #: Over all layers of a model, since each expert means a few tensors.
 _MOST_EXPERTS: Final = 1 << 17
 _MOST_WINDOW: Final = 2**31 - 1
+_MIXERS: Final = "must be a ShortConvConfig, a GatedDeltaConfig, a MambaConfig or None"
 
 #: Where a layer's norms stand. "pre": before attention and before the feed-forward layer; "post":
 #: after each, before it is added; "sandwich": both. "parallel": attention and feed-forward side by
@@ -61,56 +68,6 @@ Scoring = Literal["softmax", "sigmoid", "sparse-mixer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShortConvConfig:
-    """LFM2's gated short convolution, in place of attention."""
-
-    #: Tokens that the convolution sees, the token itself among them.
-    width: int
-    #: Whether the convolution and both projections have a bias.
-    bias: bool = False
-
-    def __post_init__(self) -> None:
-        check_integers(self, "width", low=2, high=1 << 10)
-        check_flags(self, "bias")
-
-    def state(self, hidden_size: int) -> tuple[StateShape, ...]:
-        """What a layer keeps of a sequence: the inputs of the last tokens."""
-        return (StateShape((self.width - 1, hidden_size)),)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatedDeltaConfig:
-    """Qwen3-Next's gated delta net, in place of attention: a convolution and a matrix per head,
-    which the gated delta rule changes with each token."""
-
-    #: Heads of queries and keys, and of values, a multiple of these.
-    key_heads: int
-    heads: int
-    #: Dimensions of a head of queries and keys, and of values.
-    key_dim: int
-    value_dim: int
-    #: Tokens that the convolution sees, the token itself among them.
-    width: int
-
-    def __post_init__(self) -> None:
-        check_integers(self, "key_heads", "heads", low=1, high=MOST_HEADS)
-        check_integers(self, "key_dim", "value_dim", low=1, high=MOST_HEAD_DIM)
-        check_integers(self, "width", low=2, high=1 << 10)
-        if self.heads % self.key_heads:
-            raise refuse(self, "heads", f"must be a multiple of key_heads={self.key_heads}")
-
-    @property
-    def channels(self) -> int:
-        """Channels of the convolution: queries, keys and values."""
-        return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
-
-    def state(self, hidden_size: int) -> tuple[StateShape, ...]:
-        """What a layer keeps of a sequence: the convolution's last inputs, and the matrices."""
-        matrices = StateShape((self.heads, self.key_dim, self.value_dim), torch.float32)
-        return StateShape((self.width - 1, self.channels)), matrices
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
     """The settings that may differ from layer to layer."""
 
@@ -120,19 +77,34 @@ class LayerConfig:
     window: int | None = None
     #: Whether its feed-forward layer is a mixture of experts, if the model has any.
     experts: bool = True
-    #: What stands in place of attention and keeps a state; None: attention.
-    mixer: ShortConvConfig | GatedDeltaConfig | None = None
+    #: What keeps a state, in place of attention or beside it; None: there is nothing such.
+    mixer: MixerConfig | None = None
+    #: Whether there is attention; None: where there is no mixer. A mixer and attention in one layer
+    #: have the same input, and the sum of what they give goes on.
+    attention: bool | None = None
+    #: Whether there is a feed-forward layer, or experts.
+    feed_forward: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.mixer, ShortConvConfig | GatedDeltaConfig | None):
-            raise refuse(self, "mixer", "must be a ShortConvConfig, a GatedDeltaConfig or None")
-        if self.mixer is not None and (self.rope is not None or self.window is not None):
-            raise refuse(self, "mixer", "must be None in a layer with a rope or a window")
+        if not isinstance(self.mixer, ShortConvConfig | GatedDeltaConfig | MambaConfig | None):
+            raise refuse(self, "mixer", _MIXERS)
+        if self.attention is not None:
+            check_flags(self, "attention")
+        check_flags(self, "feed_forward")
+        if not self.attends and (self.rope is not None or self.window is not None):
+            raise refuse(self, "rope", "and window must be None in a layer without attention")
+        if not self.attends and self.mixer is None and not self.feed_forward:
+            raise refuse(self, "feed_forward", "must be True in a layer with nothing else")
         if self.rope is not None and not isinstance(self.rope, RopeConfig):
             raise refuse(self, "rope", "must be a RopeConfig or None")
         if self.window is not None:
             check_integers(self, "window", low=1, high=_MOST_WINDOW)
         check_flags(self, "experts")
+
+    @property
+    def attends(self) -> bool:
+        """Whether there is attention, and so KV."""
+        return self.mixer is None if self.attention is None else self.attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Qwen3.5 as it is published, dense: with a part for images, which is left out."""
+"""Qwen3.5 as it is published: with a part for images, which is left out."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.qwen3_5 import Qwen35
+from asyncinfer.models.qwen3_5_moe import Qwen35MoE
 from asyncinfer.models.text_part import TEXT_ALONE, text_values
 
-__all__ = ["Qwen35Multimodal"]
+__all__ = ["Qwen35MoEMultimodal", "Qwen35Multimodal"]
 
 
 class Qwen35Multimodal(Qwen35):
@@ -19,10 +20,23 @@ class Qwen35Multimodal(Qwen35):
     model_type = "qwen3_5"
 
     def read(self, architecture: str, values: Mapping[str, Any], file: str) -> ModelConfig:
-        config = super().read(architecture, text_values(values, file), file)
-        names = replace(
-            config.names,
-            prefix="model.language_model.",
-            ignored=(*config.names.ignored, r"model\.visual\..*"),
-        )
-        return replace(config, names=names, notes=(TEXT_ALONE,))
+        return _text_part(super().read(architecture, text_values(values, file), file))
+
+
+class Qwen35MoEMultimodal(Qwen35MoE):
+    """Qwen3.5 with experts and images, such as Qwen3.5-35B-A3B, its text model: images are not
+    supported."""
+
+    model_type = "qwen3_5_moe"
+
+    def read(self, architecture: str, values: Mapping[str, Any], file: str) -> ModelConfig:
+        return _text_part(super().read(architecture, text_values(values, file), file))
+
+
+def _text_part(config: ModelConfig) -> ModelConfig:
+    names = replace(
+        config.names,
+        prefix="model.language_model.",
+        ignored=(*config.names.ignored, r"model\.visual\..*"),
+    )
+    return replace(config, names=names, notes=(TEXT_ALONE,))

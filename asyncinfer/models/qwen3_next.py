@@ -15,13 +15,14 @@ from asyncinfer.models.parts import (
     MOST_HEADS,
     MOST_LAYERS,
     MOST_WIDTH,
+    ExpertsConfig,
     GatedDeltaConfig,
     LayerConfig,
 )
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.models.windows import FULL
 
-__all__ = ["Qwen3Next", "with_delta_nets"]
+__all__ = ["Qwen3Next", "gated_experts", "with_delta_nets"]
 
 _LINEAR = "linear_attention"
 
@@ -51,12 +52,7 @@ class Qwen3Next(Family):
     def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
         base = with_delta_nets(config, llama)
         experts = replace(
-            read_experts(
-                config, llama, "num_experts", config.integer("moe_intermediate_size", 1, MOST_WIDTH)
-            ),
-            normalise=config.boolean("norm_topk_prob", True),
-            shared_size=config.integer("shared_expert_intermediate_size", 1, MOST_WIDTH),
-            shared_gate=True,
+            gated_experts(config, llama), normalise=config.boolean("norm_topk_prob", True)
         )
         plain = plain_layers(config, llama.num_layers)
         return replace(
@@ -67,6 +63,16 @@ class Qwen3Next(Family):
                 for index, layer in enumerate(base.layers)
             ),
         )
+
+
+def gated_experts(config: JsonReader, llama: ModelConfig) -> ExpertsConfig:
+    """The experts, one of which every token takes, times a gate."""
+    size = config.integer("moe_intermediate_size", 1, MOST_WIDTH)
+    return replace(
+        read_experts(config, llama, "num_experts", size),
+        shared_size=config.integer("shared_expert_intermediate_size", 1, MOST_WIDTH),
+        shared_gate=True,
+    )
 
 
 def with_delta_nets(config: JsonReader, llama: ModelConfig) -> ModelConfig:

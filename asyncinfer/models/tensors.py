@@ -9,7 +9,12 @@ import torch
 
 from asyncinfer.layers import learned
 from asyncinfer.models.config import ModelConfig
-from asyncinfer.models.parts import GatedDeltaConfig, LatentConfig, ShortConvConfig
+from asyncinfer.models.parts import (
+    GatedDeltaConfig,
+    LatentConfig,
+    MambaConfig,
+    ShortConvConfig,
+)
 from asyncinfer.weights import Packed, Piece
 
 __all__ = ["block_norms", "ignored_tensor", "tensor_table"]
@@ -23,9 +28,11 @@ _NORMS = {
 }
 
 
-def block_norms(config: ModelConfig) -> tuple[str, ...]:
-    """The norms of one layer, by their names in the tensor table."""
-    return _NORMS[config.block]
+def block_norms(config: ModelConfig, index: int) -> tuple[str, ...]:
+    """The norms of the layer `index`, by their names in the tensor table."""
+    layer = config.layer(index)
+    there = {"attention": layer.attends or layer.mixer is not None, "mlp": layer.feed_forward}
+    return tuple(norm for norm in _NORMS[config.block] if there[norm.partition("_")[0]])
 
 
 def tensor_table(config: ModelConfig) -> dict[str, Packed]:
@@ -58,15 +65,17 @@ def _attention(config: ModelConfig, layer: int, theirs: str) -> Iterator[tuple[s
     names, hidden = config.names, config.hidden_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     queries = 2 * q if config.attention_gate else q
-    for name in block_norms(config):
+    for name in block_norms(config, layer):
         yield from _norm(config, name, theirs + getattr(names, name)).items()
 
     mixer = config.layer(layer).mixer
     if isinstance(mixer, GatedDeltaConfig):
         yield from _delta(config, mixer, theirs)
-        return
-    if mixer is not None:
+    elif isinstance(mixer, MambaConfig):
+        yield from _mamba(config, mixer, f"{theirs}{names.mamba}.")
+    elif mixer is not None:
         yield from _convolution(config, mixer, theirs)
+    if not config.layer(layer).attends:
         return
     if config.latent is not None:
         yield from _latent(config, config.latent, theirs)
@@ -113,6 +122,21 @@ def _delta(
     yield from _linear(config, theirs, "mixer.out", (names.delta_out,), (hidden,), inner, False)
 
 
+def _mamba(config: ModelConfig, mixer: MambaConfig, theirs: str) -> Iterator[tuple[str, Packed]]:
+    hidden, inner, channels = config.hidden_size, mixer.inner, mixer.channels
+    inputs = ("in_proj",), (inner + channels + mixer.heads,), hidden, mixer.in_bias
+    yield from _linear(config, theirs, "mixer.in", *inputs)
+    yield "mixer.conv.weight", _one(f"{theirs}conv1d.weight", channels, 1, mixer.width)
+    if mixer.conv_bias:
+        yield "mixer.conv.bias", _one(f"{theirs}conv1d.bias", channels)
+    for ours, name in (("rate", "A_log"), ("bias", "dt_bias"), ("skip", "D")):
+        # float32: an error in how fast a state decays grows with the tokens.
+        yield f"mixer.{ours}", Packed(_one(theirs + name, mixer.heads).pieces, torch.float32)
+    if mixer.norm is not None:
+        yield "mixer.norm", _one(f"{theirs}norm.weight", inner)
+    yield from _linear(config, theirs, "mixer.out", ("out_proj",), (hidden,), inner, mixer.out_bias)
+
+
 def _latent(config: ModelConfig, latent: LatentConfig, theirs: str) -> Iterator[tuple[str, Packed]]:
     names, hidden, heads = config.names, config.hidden_size, config.num_heads
     bias = config.qkv_bias
@@ -141,6 +165,8 @@ def _latent(config: ModelConfig, latent: LatentConfig, theirs: str) -> Iterator[
 def _mlp(config: ModelConfig, layer: int, theirs: str) -> Iterator[tuple[str, Packed]]:
     names, hidden, inner = config.names, config.hidden_size, config.intermediate_size
     experts = config.layer_experts(layer)
+    if not config.layer(layer).feed_forward:
+        return
     if experts is None:
         up = (inner, inner) if config.gated_mlp else (inner,)
         yield from _linear(config, theirs, "mlp.up", names.up, up, hidden, config.mlp_bias)
@@ -167,7 +193,7 @@ def _mlp(config: ModelConfig, layer: int, theirs: str) -> Iterator[tuple[str, Pa
         ("experts.down", (names.expert_down,), hidden, size),
     ):
         if "{}" not in parts[0]:
-            outputs *= 2 if ours == "experts.up" else 1
+            outputs *= 2 if ours == "experts.up" and config.gated_mlp else 1
             (part,) = parts
             shape = (outputs, inputs) if names.expert_outputs_first else (inputs, outputs)
             yield f"{ours}.weight", _one(theirs + part, experts.count, *shape)
@@ -185,7 +211,8 @@ def _shared(config: ModelConfig, layer: int, theirs: str) -> Iterator[tuple[str,
     experts, names = config.layer_experts(layer), config.names
     size = 0 if experts is None else experts.shared_size
     if size:
-        up = names.shared_up, (size, size), config.hidden_size, config.mlp_bias
+        sizes = (size, size) if config.gated_mlp else (size,)
+        up = names.shared_up, sizes, config.hidden_size, config.mlp_bias
         yield from _linear(config, theirs, "shared.up", *up)
         down = (names.shared_down,), (config.hidden_size,), size, config.mlp_bias
         yield from _linear(config, theirs, "shared.down", *down)

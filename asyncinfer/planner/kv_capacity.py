@@ -74,7 +74,7 @@ def kv_capacity(
     sequences = _most(run, MOST_RUNNING)
     chunks = min(in_flight, max(sequences, 1) * (width - steady))
     near = len(config.windowed_layers) if shares(max(sequences, 1)) else 0
-    far = config.num_layers - near - len(config.state_layers)
+    far = len(config.kv_layers) - near
     page_bytes = near * layer_bytes or state_bytes
     return KVCapacity(
         sequences=sequences,

@@ -61,11 +61,7 @@ class ModelSize:
             kv_elements=KVCache.bytes_per_block(config, 1, torch.uint8) // config.num_layers,
             head_dim=config.head_dim,
             attention_elements=config.num_heads * _query_and_value(config),
-            windows=tuple(
-                config.layer(index).window
-                for index in range(config.num_layers)
-                if config.layer(index).mixer is None
-            ),
+            windows=tuple(config.layer(index).window for index in config.kv_layers),
         )
 
     @property

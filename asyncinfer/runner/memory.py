@@ -78,7 +78,7 @@ def plan_memory(
     layer_bytes, in_flight = block_bytes // model.num_layers, pages_in_flight(config, overlap)
     if model.state_layers:
         _check_states(config, device, one_group)
-        block_bytes = layer_bytes * (model.num_layers - len(model.state_layers))
+        block_bytes = layer_bytes * len(model.kv_layers)
         groups = share_states(free, model, layer_bytes, state_bytes(model, dtype), most)
         if groups[1].num_pages < steady_pages(STATE_WINDOW, size):
             raise ModelLoadError(
@@ -179,8 +179,7 @@ def share_states(
         page_bytes: of a page of states.
         most: blocks that fill every slot.
     """
-    states = model.state_layers
-    far = tuple(layer for layer in range(model.num_layers) if layer not in states)
+    far = model.kv_layers
     block_bytes = layer_bytes * len(far)
     halved = 0 < block_bytes < page_bytes
     pages = free // 2 // page_bytes if halved else free // (block_bytes + page_bytes)
@@ -188,7 +187,7 @@ def share_states(
     blocks = most if not block_bytes else min((free - pages * page_bytes) // block_bytes, most)
     return (
         KVGroupSpec(blocks, layers=far),
-        KVGroupSpec(pages, STATE_WINDOW, states, state=True),
+        KVGroupSpec(pages, STATE_WINDOW, model.state_layers, state=True),
     )
 
 

@@ -32,9 +32,8 @@ class DecoderRun:
         random.Random(0).shuffle(blocks)
         self._tables = [[blocks.pop() for _ in range(count)] for count in counts]
         config, pages = decoder.config, sum(counts) + 3
-        layers = [layer for layer in range(config.num_layers) if layer not in config.state_layers]
         self._kv = KVCache.allocate(
-            config, pages, _BLOCK, decoder.dtype, decoder.device, layers=layers
+            config, pages, _BLOCK, decoder.dtype, decoder.device, layers=config.kv_layers
         )
         #: None where no layer has one.
         self._states: StateCache | None = None

@@ -61,12 +61,12 @@ class FamilyTrial:
         import torch
 
         from asyncinfer.models import Decoder, tensor_table
-        from asyncinfer.models.load import without_prefix
+        from asyncinfer.models.load import suited
         from asyncinfer.models.tensors import ignored_tensor
         from asyncinfer.weights import SafetensorsCheckpoint, WeightLoader, check_weights
 
         with SafetensorsCheckpoint(self.folder) as checkpoint, torch.inference_mode():
-            config = without_prefix(config, checkpoint)
+            config = suited(config, checkpoint)
             table = tensor_table(config)
             check_weights(checkpoint, table, partial(ignored_tensor, config=config))
             loader = WeightLoader(checkpoint, table, torch.device("cpu"), torch.float32, None)

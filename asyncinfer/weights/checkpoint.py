@@ -27,14 +27,12 @@ class SafetensorsCheckpoint(TensorFiles[SafetensorsReader]):
     code.
     """
 
-    def __init__(self, folder: str | Path, within: str = "") -> None:
-        """`within` is the subfolder of a part of the model, which has one file."""
+    def __init__(self, folder: str | Path) -> None:
         super().__init__(Path(folder), SafetensorsReader())
-        self._within = within
         try:
-            if checkpoint_file(self.folder, SINGLE, within) is not None:
+            if checkpoint_file(self.folder, SINGLE) is not None:
                 self._open(SINGLE)
-            elif not within and checkpoint_file(self.folder, INDEX) is not None:
+            elif checkpoint_file(self.folder, INDEX) is not None:
                 self._open_indexed()
             else:
                 raise self._nothing_to_load()
@@ -57,7 +55,7 @@ class SafetensorsCheckpoint(TensorFiles[SafetensorsReader]):
                 raise ModelLoadError("left over: not in the index", file=stored.file, tensor=name)
 
     def _open(self, file: str) -> None:
-        path = checkpoint_file(self.folder, file, self._within)
+        path = checkpoint_file(self.folder, file)
         if path is None:
             raise ModelLoadError(f"shard is missing in {self.folder}", file=file)
         for name, span in self.reader.open(file, path).items():
@@ -68,21 +66,20 @@ class SafetensorsCheckpoint(TensorFiles[SafetensorsReader]):
             self.tensors[name] = StoredTensor(file, span.shape, span.dtype)
 
     def _nothing_to_load(self) -> ModelLoadError:
-        folder = self.folder / self._within
-        if not folder.is_dir():
-            return ModelLoadError("no such folder", file=str(folder))
+        if not self.folder.is_dir():
+            return ModelLoadError("no such folder", file=str(self.folder))
         pickled = sorted(
             entry.name
             for pattern in ("*.bin", "*.bin.index.json", "*.pt", "*.pth")
-            for entry in folder.glob(pattern)
+            for entry in self.folder.glob(pattern)
         )
         if pickled:
             return ModelLoadError(
                 "pickled weights are refused, they can run code when they are read; convert the"
                 " checkpoint to safetensors",
-                file=str(folder / pickled[0]),
+                file=str(self.folder / pickled[0]),
             )
-        return ModelLoadError(f"neither {SINGLE} nor {INDEX} in it", file=str(folder))
+        return ModelLoadError(f"neither {SINGLE} nor {INDEX} in it", file=str(self.folder))
 
 
 def read_index(folder: Path) -> dict[str, str]:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from asyncinfer.kernels import ops
-from asyncinfer.kernels.reference.gated_delta_rule import CHUNK, recurrent_delta_rule
+from asyncinfer.kernels.reference.chunks import CHUNK
+from asyncinfer.kernels.reference.gated_delta_rule import recurrent_delta_rule
 
 KEY_HEADS, HEADS, KEY, VALUE = 2, 6, 5, 3
 

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.families import GLOBAL, SEVEN_TO_ONE, SMALL
+from models.families import GLOBAL, MULTIPLIERS, SEVEN_TO_ONE, SMALL, THREE_TO_ONE
 from transformers import (
+    FalconH1Config,
+    GraniteMoeHybridConfig,
     Lfm2Config,
     Lfm2MoeConfig,
+    NemotronHConfig,
     PreTrainedConfig,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
 )
 
 from asyncinfer.models import Family
+from asyncinfer.models.falcon_h1 import FalconH1
+from asyncinfer.models.granitemoehybrid import GraniteHybrid
 from asyncinfer.models.lfm2 import LFM2
 from asyncinfer.models.lfm2_moe import LFM2MoE
+from asyncinfer.models.nemotron_h import NemotronH
 from asyncinfer.models.qwen3_5 import Qwen35
+from asyncinfer.models.qwen3_5_moe import Qwen35MoE
 from asyncinfer.models.qwen3_next import Qwen3Next
 
 CONVOLUTION = "conv"
@@ -47,6 +55,26 @@ DELTA_MOE: dict[str, Any] = {
     "shared_expert_intermediate_size": 20,
     "num_experts": 8,
     "num_experts_per_tok": 3,
+}
+
+MAMBA: dict[str, Any] = {
+    **SMALL,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 12,
+    "mamba_n_groups": 2,
+    # transformers' own, which a prompt of a test goes beyond.
+    "mamba_chunk_size": 16,
+    "rms_norm_eps": 1e-3,
+}
+NEMOTRON: dict[str, Any] = {
+    **{key: value for key, value in SMALL.items() if key != "num_hidden_layers"},
+    "head_dim": 24,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 10,
+    "ssm_state_size": 12,
+    "n_groups": 2,
+    "chunk_size": 16,
+    "layer_norm_epsilon": 1e-3,
 }
 
 #: Kind of hybrid -> its family and two shapes.
@@ -149,6 +177,126 @@ HYBRIDS: dict[str, tuple[type[Family], tuple[PreTrainedConfig, ...]]] = {
                     "linear_num_value_heads": 3,
                     "linear_conv_kernel_dim": 2,
                     "tie_word_embeddings": True,
+                }
+            ),
+        ),
+    ),
+    "qwen3.5-moe": (
+        Qwen35MoE,
+        (
+            Qwen3_5MoeTextConfig(
+                **DELTA_MOE
+                | {
+                    "num_key_value_heads": 4,
+                    "head_dim": 32,
+                    "num_hidden_layers": 3,
+                    "layer_types": [LINEAR, GLOBAL, LINEAR],
+                }
+            ),
+            Qwen3_5MoeTextConfig(
+                **DELTA_MOE
+                | {
+                    **SEVEN_TO_ONE,
+                    "num_hidden_layers": 2,
+                    "full_attention_interval": 2,
+                    "linear_num_key_heads": 1,
+                    "linear_num_value_heads": 3,
+                    "num_experts": 5,
+                    "num_experts_per_tok": 1,
+                }
+            ),
+        ),
+    ),
+    "granite-4": (
+        GraniteHybrid,
+        (
+            GraniteMoeHybridConfig(
+                **MAMBA
+                | MULTIPLIERS
+                | {
+                    # As small a state as for Qwen3-Next.
+                    "num_key_value_heads": 4,
+                    "mamba_expand": 1,
+                    "mamba_d_state": 4,
+                    "num_hidden_layers": 3,
+                    "layer_types": [LINEAR, GLOBAL, LINEAR],
+                    "shared_intermediate_size": 40,
+                    "num_local_experts": 6,
+                    "num_experts_per_tok": 2,
+                }
+            ),
+            GraniteMoeHybridConfig(
+                **MAMBA
+                | THREE_TO_ONE
+                | {
+                    "num_hidden_layers": 3,
+                    "layer_types": [LINEAR, LINEAR, GLOBAL],
+                    "shared_intermediate_size": 72,
+                    "num_local_experts": 0,
+                    "mamba_n_heads": 6,
+                    "mamba_n_groups": 1,
+                    "mamba_d_conv": 3,
+                    "mamba_conv_bias": False,
+                    "position_embedding_type": "rope",
+                    "tie_word_embeddings": True,
+                }
+            ),
+        ),
+    ),
+    "falcon-h1": (
+        FalconH1,
+        (
+            FalconH1Config(
+                **MAMBA
+                | {
+                    "mamba_d_ssm": 48,
+                    "mamba_n_heads": 6,
+                    "mamba_d_state": 6,
+                    "mlp_multipliers": [0.9, 0.6],
+                    "ssm_multipliers": [0.4, 0.3, 0.5, 1.5, 0.7],
+                    "ssm_in_multiplier": 1.25,
+                    "ssm_out_multiplier": 0.3,
+                    "key_multiplier": 0.4,
+                    "attention_in_multiplier": 1.5,
+                    "attention_out_multiplier": 0.9,
+                    "lm_head_multiplier": 0.5,
+                    "embedding_multiplier": 3.0,
+                }
+            ),
+            FalconH1Config(
+                **MAMBA
+                | THREE_TO_ONE
+                | {
+                    "mamba_d_ssm": None,
+                    "mamba_n_heads": 6,
+                    "mamba_n_groups": 3,
+                    "mamba_rms_norm": True,
+                    "mamba_proj_bias": True,
+                    "projectors_bias": True,
+                    "mlp_bias": True,
+                    "attention_bias": True,
+                }
+            ),
+        ),
+    ),
+    "nemotron-h": (
+        NemotronH,
+        (
+            NemotronHConfig(**NEMOTRON | {"layers_block_type": [LINEAR, "mlp", GLOBAL, LINEAR]}),
+            NemotronHConfig(
+                **NEMOTRON
+                | {
+                    "hidden_size": 96,
+                    "num_attention_heads": 3,
+                    "num_key_value_heads": 1,
+                    "hybrid_override_pattern": "ME*E",
+                    "n_routed_experts": 6,
+                    "num_experts_per_tok": 2,
+                    "moe_intermediate_size": 24,
+                    "moe_shared_expert_intermediate_size": 20,
+                    "n_group": 2,
+                    "routed_scaling_factor": 1.7,
+                    "use_bias": True,
                 }
             ),
         ),

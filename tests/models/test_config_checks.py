@@ -14,6 +14,7 @@ from asyncinfer.models import (
     GatedDeltaConfig,
     LatentConfig,
     LayerConfig,
+    MambaConfig,
     ModelConfig,
     ShortConvConfig,
     TensorNames,
@@ -24,6 +25,7 @@ ROPE = RopeConfig(original_context=128)
 LAYER = LayerConfig(rope=ROPE)
 CONVOLUTION = ShortConvConfig(width=3)
 DELTA = GatedDeltaConfig(key_heads=2, heads=4, key_dim=8, value_dim=6, width=4)
+MAMBA = MambaConfig(heads=4, head_dim=8, state_dim=6, groups=2, width=4)
 EXPERTS = ExpertsConfig(count=8, active=2, intermediate_size=16)
 LATENT = LatentConfig(query_rank=None, kv_rank=16, plain=12, rotated=8, value=12)
 LLAMA = ModelConfig(
@@ -61,6 +63,7 @@ MODEL: dict[str, tuple[Any, ...]] = {
     "published": (16, EXPERTS),
     "scheme": (16, EXPERTS),
     **dict.fromkeys(("attention_scale", "attention_softcap", "logit_softcap"), OPTIONAL),
+    "attention_out_scale": (*NUMBERS, None),
     **dict.fromkeys(("embedding_scale", "residual_scale", "logit_scale"), (*NUMBERS, None)),
     **dict.fromkeys(("norm_bias", "gated_mlp", "tied_head", "qkv_bias", "out_bias"), FLAGS),
     **dict.fromkeys(("mlp_bias", "head_bias", "sinks", "attention_gate"), FLAGS),
@@ -83,8 +86,9 @@ ROPES: dict[str, tuple[Any, ...]] = {
 }
 LAYERS: dict[str, tuple[Any, ...]] = {
     "rope": ("default", {}),
-    # The last two are right for a layer without a rope.
-    "mixer": ("convolution", {}, CONVOLUTION, DELTA),
+    "mixer": ("convolution", {}, EXPERTS),
+    "attention": (1, "yes"),
+    "feed_forward": FLAGS,
     "window": (0, -1, True, 1.5, 2**40),
     "experts": FLAGS,
 }
@@ -110,6 +114,16 @@ LATENTS: dict[str, tuple[Any, ...]] = {
     "rotated": (*SIZES, 7),
     "interleaved": FLAGS,
 }
+MAMBAS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("heads", "head_dim", "state_dim"), SIZES),
+    "groups": (*SIZES, 3),
+    "width": (0, 1, True, 2.5, 1025),
+    **dict.fromkeys(("conv_bias", "in_bias", "out_bias"), FLAGS),
+    "norm": ("rms", True, ("gate-first",)),
+    "steps": (None, [0.0, 1.0], (0.0,), (-1.0, 1.0), (2.0, 1.0), (NAN, 1.0), ("0", 1.0)),
+    "in_scales": (None, (1.0,), [1.0] * 5, (1.0, 1.0, 1.0, 1.0, INF), (NAN,) * 5),
+    "out_scale": (*NUMBERS, None),
+}
 DELTAS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("key_heads", "key_dim", "value_dim"), SIZES),
     "heads": (*SIZES, 3),
@@ -127,6 +141,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
     else (None, "a", ["a"], ("",), (3,))
     for field in fields(TensorNames)
 }
+NAMES["fused_experts"] = ("a", ("a",), ["a", "b"], ("a", ""), ("a.{}", "b"), ("a", 3))
 NAMES["prefix"] = (None, 3, ("a",))
 NAMES["qkv"] += (("q", "kv"), ("q", "k", "v", "g"), ())
 NAMES["up"] += (("a", "b", "c"), ())
@@ -142,6 +157,7 @@ PARTS: list[tuple[Any, dict[str, tuple[Any, ...]]]] = [
     (LAYER, LAYERS),
     (CONVOLUTION, {"width": (0, 1, -3, True, 2.5, 1025), "bias": FLAGS}),
     (DELTA, DELTAS),
+    (MAMBA, MAMBAS),
     (EXPERTS, MIXTURES),
     (LATENT, LATENTS),
     (TensorNames(), NAMES),
@@ -207,7 +223,22 @@ TOGETHER: list[tuple[Any, dict[str, Any], str]] = [
     (LLAMA, {"names": TensorNames(transposed=True, qkv=("qkv",))}, "names"),
     (LLAMA, {"names": TensorNames(qkv_by_head=True)}, "names"),
     (LLAMA, {"names": TensorNames(qkv_by_head=True, qkv=("qkv",))}, "names"),
-    (LLAMA, {"experts": EXPERTS, "gated_mlp": False}, "gated_mlp"),
+    (LLAMA, {"experts": EXPERTS, "gated_mlp": False}, "names"),
+    (
+        LLAMA,
+        {"experts": replace(EXPERTS, clamped_swiglu=(1.0, 2.0)), "gated_mlp": False},
+        "gated_mlp",
+    ),
+    (LLAMA, {"block": "post", "layers": (LAYER, replace(LAYER, feed_forward=False))}, "block"),
+    (
+        LLAMA,
+        {"layers": (replace(LAYER, window=8), replace(LAYER, feed_forward=False))},
+        "layers",
+    ),
+    (LAYER, {"mixer": CONVOLUTION}, "rope"),
+    (LAYER, {"mixer": DELTA, "attention": False}, "rope"),
+    (LAYER, {"attention": False}, "rope"),
+    (LayerConfig(rope=None), {"attention": False, "feed_forward": False}, "feed_forward"),
     (
         replace(LLAMA, names=TensorNames(transposed=True, qkv=("qkv",), up=("up",))),
         {"experts": replace(EXPERTS, shared_size=8)},

@@ -9,7 +9,7 @@ from asyncinfer.kernels.ops.lora import lora_add
 from asyncinfer.kernels.ops.norms import gelu_mul, rms_norm, rope, silu_mul
 from asyncinfer.kernels.ops.paged import kv_write, paged_attention, rope_kv_write
 from asyncinfer.kernels.ops.products import grouped_linear, linear_small
-from asyncinfer.kernels.ops.states import causal_conv, gated_delta_rule
+from asyncinfer.kernels.ops.states import causal_conv, gated_delta_rule, state_space_dual
 
 __all__ = [
     "causal_conv",
@@ -27,4 +27,5 @@ __all__ = [
     "rope_kv_write",
     "sample",
     "silu_mul",
+    "state_space_dual",
 ]

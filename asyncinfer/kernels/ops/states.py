@@ -7,7 +7,7 @@ import torch
 from asyncinfer.kernels import reference
 from asyncinfer.kernels.dispatch import check, dispatched
 
-__all__ = ["causal_conv", "gated_delta_rule"]
+__all__ = ["causal_conv", "gated_delta_rule", "state_space_dual"]
 
 
 def _check_causal_conv(
@@ -58,3 +58,29 @@ def _check_gated_delta_rule(
 
 
 gated_delta_rule = dispatched(reference.gated_delta_rule, _check_gated_delta_rule)
+
+
+def _check_state_space_dual(
+    x: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    decay: torch.Tensor,
+    before: torch.Tensor,
+    rows: torch.Tensor,
+    marks: torch.Tensor,
+) -> None:
+    right = (
+        (x.ndim, b.ndim, before.ndim, marks.ndim) == (3, 3, 4, 1)
+        and b.shape == c.shape
+        and b.shape[0] == x.shape[0]
+        and x.shape[1] % b.shape[1] == 0
+        and decay.shape == x.shape[:2]
+        and before.shape[1:] == (x.shape[1], b.shape[2], x.shape[2])
+        and x.dtype is decay.dtype is before.dtype is torch.float32
+        and rows.shape == x.shape[:1]
+        and rows.dtype is marks.dtype is torch.int64
+    )
+    check(right, "state_space_dual", x, b, c, decay, before, rows, marks)
+
+
+state_space_dual = dispatched(reference.state_space_dual, _check_state_space_dual)

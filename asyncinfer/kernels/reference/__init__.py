@@ -13,6 +13,7 @@ from asyncinfer.kernels.reference.norms import gelu_mul, rms_norm, rope, silu_mu
 from asyncinfer.kernels.reference.paged_attention import paged_attention
 from asyncinfer.kernels.reference.rope_kv_write import rope_kv_write
 from asyncinfer.kernels.reference.sample import sample
+from asyncinfer.kernels.reference.state_space_dual import state_space_dual
 
 __all__ = [
     "causal_conv",
@@ -30,4 +31,5 @@ __all__ = [
     "rope_kv_write",
     "sample",
     "silu_mul",
+    "state_space_dual",
 ]

@@ -3,14 +3,11 @@ chunks."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import torch
 
-__all__ = ["gated_delta_rule", "recurrent_delta_rule"]
+from asyncinfer.kernels.reference.chunks import compute_in_chunks
 
-#: Tokens of a chunk at most: within one, the work grows with their square.
-CHUNK = 64
+__all__ = ["gated_delta_rule", "recurrent_delta_rule"]
 
 
 def recurrent_delta_rule(
@@ -73,54 +70,9 @@ def gated_delta_rule(
         y, states = recurrent_delta_rule(q[None], k[None], v[None], decay[None], beta[None], before)
         return y[0].to(dtype), states.index_select(0, marks)
     outputs = torch.empty_like(v)
-    after = before.new_empty(len(marks), *before.shape[1:])
-    state = before.clone()
-    kept = {mark: place for place, mark in enumerate(marks.tolist())}
-    for chunks in _chunks(rows, len(before), kept):
-        # Chunks of like length are computed together.
-        first = torch.tensor([begin for _, begin, _ in chunks], device=v.device)
-        count = torch.tensor([tokens for _, _, tokens in chunks], device=v.device)
-        theirs = torch.tensor([row for row, _, _ in chunks], device=v.device)
-        width = torch.arange(max(tokens for _, _, tokens in chunks), device=v.device)
-        real = width < count[:, None]
-        # What lies behind a shorter chunk changes no state, as its decay and its beta are 0.
-        place = (first[:, None] + width).clamp_(max=len(v) - 1)
-        hidden = ~real[..., None]
-        y, reached = _chunk(
-            q[place].transpose(1, 2),
-            k[place].transpose(1, 2),
-            v[place].transpose(1, 2),
-            decay[place].masked_fill(hidden, 0).transpose(1, 2),
-            beta[place].masked_fill(hidden, 0).transpose(1, 2),
-            state.index_select(0, theirs),
-        )
-        outputs[place[real]] = y.transpose(1, 2)[real]
-        state[theirs] = reached
-        for number, (_, begin, tokens) in enumerate(chunks):
-            mark = kept.get(begin + tokens - 1)
-            if mark is not None:
-                after[mark] = reached[number]
+    inputs = (q, k, v, decay, beta)
+    after = compute_in_chunks(_chunk, inputs, 2, outputs, before, rows, marks)
     return outputs.to(dtype), after
-
-
-def _chunks(
-    rows: torch.Tensor, count: int, marks: dict[int, int]
-) -> list[list[tuple[int, int, int]]]:
-    """Parts of the rows that are computed one after another, each a list of (row, first token,
-    tokens): chunks of different rows, which end at marks, and of which none has twice the tokens of
-    another."""
-    ends = torch.bincount(rows, minlength=count).cumsum(0).tolist()
-    parts: defaultdict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
-    stops, begin = sorted({*marks, *(end - 1 for end in ends)}), 0
-    row = turn = 0
-    for stop in stops:
-        while begin <= stop:
-            tokens = min(stop + 1 - begin, CHUNK)
-            parts[turn, tokens.bit_length()].append((row, begin, tokens))
-            begin, turn = begin + tokens, turn + 1
-        if begin == ends[row]:
-            row, turn = row + 1, 0
-    return [parts[key] for key in sorted(parts)]
 
 
 def _chunk(
