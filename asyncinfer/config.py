@@ -68,8 +68,8 @@ class EngineConfig:
     #: in a process of its own. "process": so, at each open. "inline": in this process, at each
     #: open, where a kernel that crashes takes the program with it. "off": they are not.
     kernel_trial: KernelTrial = "cached"
-    #: Threads that a step's operators take on a CPU; None takes torch's own number. One thread is
-    #: faster if the program around keeps the other cores busy.
+    #: Threads that a step's operators take on a CPU at most; None takes torch's own number, or a
+    #: container's quota. They are fewer while other programs keep cores busy.
     cpu_threads: int | None = None
     #: Hub ids only: a branch, tag or commit.
     revision: str | None = None

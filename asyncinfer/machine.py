@@ -5,9 +5,23 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from collections.abc import Collection
 from pathlib import Path
 
-__all__ = ["cpu_model", "cpu_quota", "cpuinfo", "read_lines", "usable_cores", "version"]
+__all__ = [
+    "busy_seconds",
+    "cpu_model",
+    "cpu_quota",
+    "cpuinfo",
+    "read_lines",
+    "usable_cores",
+    "version",
+]
+
+#: Of the times of a core in `/proc/stat`, those in which it was free: "idle" and "iowait".
+_FREE = (3, 4)
+#: Those of guests are part of others.
+_TIMES = 8
 
 
 def cpu_model() -> str:
@@ -24,6 +38,19 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def busy_seconds(cores: Collection[int], root: Path = Path("/")) -> float | None:
+    """Seconds that these cores have computed since the system began, time that a hypervisor gave to
+    others included; None where the system does not tell. `root` is where `proc` lies."""
+    ticks, found = 0, 0
+    for line in read_lines(root / "proc/stat"):
+        name, *times = line.split()
+        core = name.removeprefix("cpu")
+        if core != name and core.isdigit() and int(core) in cores:
+            found += 1
+            ticks += sum(int(t) for i, t in enumerate(times[:_TIMES]) if i not in _FREE)
+    return ticks / os.sysconf("SC_CLK_TCK") if found == len(cores) else None
 
 
 def version(library: str) -> str | None:

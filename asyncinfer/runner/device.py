@@ -14,8 +14,10 @@ from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels.dispatch import distrust, distrusted, use_triton
 from asyncinfer.kernels.trial import TrialShapes
 from asyncinfer.kernels.trust import find_triton_fault
+from asyncinfer.machine import cpu_quota
 from asyncinfer.models import ModelConfig
 from asyncinfer.runner.fallbacks import Fallbacks
+from asyncinfer.runner.step_threads import name_thread, set_thread_count
 
 __all__ = [
     "choose_device",
@@ -23,6 +25,7 @@ __all__ = [
     "choose_graphs",
     "choose_kernels",
     "choose_kv",
+    "prepare_threads",
     "trial_shapes",
     "use_cpu_threads",
 ]
@@ -141,12 +144,29 @@ def choose_graphs(
     return "off"
 
 
+def prepare_threads(config: EngineConfig, device: torch.device) -> None:
+    """Set how many threads the operators of this thread take on a CPU at most: `cpu_threads`, else
+    torch's number, and in a container no more than its share of time. Called before its first
+    operator."""
+    if device.type != "cpu":
+        return
+    name_thread()
+    count, quota = config.cpu_threads, cpu_quota()
+    if count is None and quota is not None and quota < torch.get_num_threads():
+        count = max(1, int(quota))
+    if count is not None:
+        use_cpu_threads(count)
+
+
 def use_cpu_threads(count: int) -> None:
     """Run the operators of this thread on `count` threads; every other thread keeps its number.
 
-    torch has a number per thread and one for threads that have not used it yet, and sets both
-    at once: a thread that ends at once sets the second one back.
+    torch has a number per thread and one for threads that have not used it yet, and sets both at
+    once. Where its library cannot be told directly, a thread that ends at once sets the second one
+    back.
     """
+    if set_thread_count(count):
+        return
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     restore = threading.Thread(target=torch.set_num_threads, args=(before,))

@@ -19,6 +19,7 @@ from asyncinfer.runner.fallbacks import Fallbacks
 from asyncinfer.runner.graph_executor import GraphExecutor
 from asyncinfer.runner.input_batch import InputBatch
 from asyncinfer.runner.pending_step import BufferPool, PendingStep, StepBuffers
+from asyncinfer.runner.step_threads import StepThreads
 from asyncinfer.sampling import SamplingState, TokenHistory
 from asyncinfer.scheduler import RunnerSpec, Step, StepResult
 from asyncinfer.stats import Fallback
@@ -47,6 +48,7 @@ class ModelRunner:
         graphs: Graphs = "lazy",
         graph_memory: int = 0,
         deterministic: bool = False,
+        threads: StepThreads | None = None,
         fallbacks: Fallbacks | None = None,
         adapters: AdapterPool | None = None,
     ) -> None:
@@ -58,6 +60,7 @@ class ModelRunner:
             graph_memory: bytes set aside for the intermediate tensors of a recorded step.
             deterministic: what a request gets is the same to the last bit whatever is computed with
                 it. Nothing is recorded then.
+            threads: chooses how many threads a step takes; None: as many as the caller's has.
             fallbacks: what it goes without from the start.
             adapters: the LoRA adapters that requests may have; None: none.
         """
@@ -67,6 +70,7 @@ class ModelRunner:
         self._fallbacks = fallbacks or Fallbacks()
         self._accelerator = accelerator
         self._deterministic = deterministic
+        self._threads = threads
         self._buffers = BufferPool(accelerator)
         self.history = _history(spec, decoder.device, accelerator)
         self._sampling = SamplingState(
@@ -120,6 +124,8 @@ class ModelRunner:
         Where the device has no memory for the step this raises `MemoryError`, either before
         anything has changed (`_reserve`) or after everything has (`_compute`).
         """
+        if self._threads is not None:
+            self._threads.adapt()
         staged: list[torch.Tensor] = []
         buffers = None
         try:

@@ -21,13 +21,14 @@ from asyncinfer.runner.device import (
     choose_graphs,
     choose_kernels,
     choose_kv,
+    prepare_threads,
     trial_shapes,
-    use_cpu_threads,
 )
 from asyncinfer.runner.fallbacks import Fallbacks
 from asyncinfer.runner.memory import for_drafts, plan_memory
 from asyncinfer.runner.model_runner import ModelRunner
 from asyncinfer.runner.step_memory import graph_hold
+from asyncinfer.runner.step_threads import StepThreads
 from asyncinfer.weights import OnProgress, is_out_of_memory
 
 __all__ = ["open_runner", "runner_of"]
@@ -55,8 +56,7 @@ def open_runner(
     kv = choose_kv(config.kv, device)
     if draft:
         config = for_drafts(config, device)
-    if config.cpu_threads is not None:
-        use_cpu_threads(config.cpu_threads)
+    prepare_threads(config, device)
     model = read_config(folder)
     dtype = choose_dtype(config.dtype, model.dtype, device)
     if tokens > model.vocab_size:
@@ -82,6 +82,10 @@ def open_runner(
         # It waits for each of its steps, on the stream of the runner that it drafts for.
         return _runner(decoder, config, tokens, None, one_group=True)
     return runner_of(decoder, config, tokens, fault)
+
+
+def _step_threads(device: torch.device) -> StepThreads | None:
+    return StepThreads.here() if device.type == "cpu" else None
 
 
 def runner_of(
@@ -157,6 +161,8 @@ def _runner(
             graphs=choose_graphs(config, kv, fallbacks) if accelerator is not None else "off",
             graph_memory=graph_hold(config, decoder.config, decoder.dtype),
             deterministic=config.deterministic,
+            # The last bits of a sum depend on how many threads share it.
+            threads=None if config.deterministic or one_group else _step_threads(decoder.device),
             fallbacks=fallbacks,
             adapters=AdapterPool(
                 decoder.config,

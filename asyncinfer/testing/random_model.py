@@ -41,11 +41,10 @@ class RandomModel:
 
         from asyncinfer.models import Decoder, tensor_table
         from asyncinfer.runner import runner_of
-        from asyncinfer.runner.device import choose_device, choose_dtype, use_cpu_threads
+        from asyncinfer.runner.device import choose_device, choose_dtype, prepare_threads
 
         device = choose_device(config.device)
-        if config.cpu_threads is not None:
-            use_cpu_threads(config.cpu_threads)
+        prepare_threads(config, device)
         dtype = choose_dtype(self.dtype or config.dtype, self.config.dtype, device)
         table = tensor_table(self.config)
         generator = torch.Generator(device).manual_seed(self.seed)

@@ -96,7 +96,8 @@ async def _run(turns: Counter[Lines], chunks: Counter[Lines]) -> None:
     DecodeThread.turn = traced  # type: ignore[method-assign]
     try:
         async with (
-            Engine(device="cpu") as engine,
+            # With more, some steps look at what other programs compute, five times a second.
+            Engine(device="cpu", cpu_threads=1) as engine,
             engine.stream("def add(a, b):", max_tokens=400, ignore_eos=True) as stream,
         ):
             for _ in range(WARMUP):
