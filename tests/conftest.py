@@ -17,6 +17,7 @@ os.environ["ASYNCINFER_MODEL"] = "embedded"
 import anyio
 import numpy as np
 import pytest
+from gpu_summary import gpu_summary, machine_lines
 from support import Until
 
 BACKENDS = [
@@ -57,6 +58,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("report")
         for line in lines:
             terminalreporter.write_line(str(line))
+    outcomes = ("passed", "failed", "error", "skipped")
+    seen = [done for outcome in outcomes for done in terminalreporter.getreports(outcome)]
+    if found := gpu_summary(seen):
+        terminalreporter.section("GPU: please send this")
+        for line in (*machine_lines(), *found):
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture

@@ -1,0 +1,45 @@
+"""What a run of the tests on a GPU found, in a few lines that are worth sending."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+import torch
+
+from asyncinfer.kernels.verdicts import driver_version
+from asyncinfer.machine import version
+
+__all__ = ["gpu_summary", "machine_lines"]
+
+
+def gpu_summary(reports: Iterable[pytest.TestReport]) -> list[str]:
+    """Passed, failed and skipped tests that are marked `gpu`, by file, and the names of those that
+    failed. None were run: nothing."""
+    files: dict[str, Counter[str]] = {}
+    failed = []
+    for report in reports:
+        # A test that is skipped, or whose fixtures fail, has no call.
+        if "gpu" not in report.keywords or (report.when != "call" and report.passed):
+            continue
+        files.setdefault(report.nodeid.partition("::")[0], Counter())[report.outcome] += 1
+        if report.failed:
+            failed.append(report.nodeid)
+    if all(set(counts) == {"skipped"} for counts in files.values()):
+        return []
+    rows = [
+        f"{name}: " + ", ".join(f"{counts[outcome]} {outcome}" for outcome in sorted(counts))
+        for name, counts in sorted(files.items())
+    ]
+    return [*rows, *(f"failed: {name}" for name in failed)]
+
+
+def machine_lines() -> list[str]:
+    """Each GPU, and what drives it."""
+    found = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        about = torch.cuda.get_device_properties(index)
+        found.append(f"{about.name}, sm_{about.major}{about.minor}")
+    libraries = ", ".join(f"{name} {version(name)}" for name in ("asyncinfer", "torch", "triton"))
+    return [*found, f"driver: {driver_version()}", libraries]

@@ -1,0 +1,44 @@
+"""The summary of a run on a GPU counts what ran there, and names what failed."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+from gpu_summary import gpu_summary, machine_lines
+
+
+def report(
+    name: str, outcome: Literal["passed", "failed", "skipped"], when: Any = "call", *, gpu: Any = 1
+) -> pytest.TestReport:
+    keywords = {"gpu": gpu} if gpu else {}
+    return pytest.TestReport(name, ("", 0, ""), keywords, outcome, None, when)
+
+
+def test_tests_are_counted_by_file() -> None:
+    found = gpu_summary(
+        [
+            report("tests/a.py::one", "passed", "setup"),
+            report("tests/a.py::one", "passed"),
+            report("tests/a.py::one", "passed", "teardown"),
+            report("tests/a.py::two", "failed"),
+            report("tests/b.py::one", "skipped", "setup"),
+            report("tests/b.py::two", "failed", "setup"),
+            report("tests/c.py::one", "failed", gpu=None),
+        ]
+    )
+    assert found == [
+        "tests/a.py: 1 failed, 1 passed",
+        "tests/b.py: 1 failed, 1 skipped",
+        "failed: tests/a.py::two",
+        "failed: tests/b.py::two",
+    ]
+
+
+def test_without_a_gpu_there_is_nothing_to_say() -> None:
+    assert gpu_summary([report("tests/a.py::one", "skipped", "setup")]) == []
+    assert gpu_summary([]) == []
+
+
+def test_the_machine_is_named() -> None:
+    assert any("torch" in line for line in machine_lines())
