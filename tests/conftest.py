@@ -20,6 +20,8 @@ import pytest
 from gpu_summary import gpu_summary, machine_lines
 from support import Until
 
+from asyncinfer.engine import preparer
+
 BACKENDS = [
     pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),
     pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"),
@@ -34,11 +36,12 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def seed() -> int:
-    """Equal in every run; a failing test prints it."""
+def seed(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Equal in every run; a failing test prints it. Requests without a seed get theirs from it."""
     value = 20_261_120
     random.seed(value)
     np.random.seed(value)
+    monkeypatch.setattr(preparer, "randbits", random.Random(value).getrandbits)
     print(f"seed={value}")
     return value
 

@@ -23,7 +23,7 @@ MOST = {
     "integrations": 400,
     "kernels": 6_788,
     "layers": 1_923,
-    "models": 6_351,
+    "models": 6_587,
     "planner": 968,
     "plugins": 1_352,
     "protocols": 700,

@@ -28,6 +28,8 @@ class CheckpointSource:
     def load(self, config: EngineConfig, progress: Progress | None) -> Loaded:
         # Imported here, since engines on other model sources need no torch.
         from asyncinfer.engine.gguf import load_gguf
+        from asyncinfer.models import read_config
+        from asyncinfer.models.embedding_modules import read_modules
         from asyncinfer.models.remote_code import tokenizer_code
         from asyncinfer.runner import open_runner
         from asyncinfer.weights import following_links
@@ -40,13 +42,21 @@ class CheckpointSource:
             tokenizer = Tokenizer.from_folder(path)
             template = ChatTemplate.from_folder(path, tokenizer.shield)
             defaults = generation_defaults(path)
+            modules = read_modules(path, read_config(path).hidden_size)
             runner = open_runner(path, config, tokenizer.vocab_size, progress, draft=self.draft)
             notes = (
                 *(*runner.notes, *tokenizer_code(path), *template.notes),
                 *response_notes(template.response),
             )
         return Loaded(
-            runner, tokenizer, template, defaults, notes, runner.architecture, runner.dtype
+            runner,
+            tokenizer,
+            template,
+            defaults,
+            notes,
+            runner.architecture,
+            runner.dtype,
+            modules,
         )
 
     def tokenizer(self, config: EngineConfig) -> Tokenizer:

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 import anyio.to_thread
 
-from asyncinfer.checks import check_boolean, check_choice, check_integer, check_token_ids
+from asyncinfer.checks import (
+    check_boolean,
+    check_choice,
+    check_integer,
+    check_string,
+    check_token_ids,
+)
 from asyncinfer.chunk import Completion
 from asyncinfer.engine.frontend import Frontend
 from asyncinfer.engine.prompt_reader import PromptReader
@@ -23,6 +29,8 @@ from asyncinfer.scheduler import Pooling
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from asyncinfer.models.embedding_modules import DenseModule, EmbeddingModules
 
 __all__ = ["Embeddings", "Score", "embed", "score"]
 
@@ -62,37 +70,76 @@ class Score:
 
 async def embed(
     texts: Sequence[Any],
-    pooling: str,
-    normalize: bool,
+    pooling: str | None,
+    normalize: bool | None,
     dimensions: int | None,
+    prompt_name: str | None,
     frontend: Frontend,
     begin: Callable[[Any, Pooling], Stream],
 ) -> Embeddings:
     """See `Engine.embed`; `begin` makes the request of a text."""
+    loaded = frontend.check().loaded
+    hidden_size, modules = loaded.runner.spec.hidden_size, loaded.modules
+    _check_list("texts", texts)
+    if pooling is None:
+        pooling = "last" if modules is None else modules.pooling
+    check_choice("pooling", pooling, get_args(Pooling))
+    if normalize is None:
+        normalize = modules is None or modules.normalize
+    check_boolean("normalize", normalize)
+    if not hidden_size:
+        raise InvalidRequest("texts", Size(f"{len(texts)}"), "this model gives no hidden states")
+    dense = () if modules is None else modules.dense
+    if dimensions is not None:
+        most = len(dense[-1].weight) if dense else hidden_size
+        check_integer("dimensions", dimensions, 1, most)
+    before = _prompt(prompt_name, modules)
+    asked = [before + text if isinstance(text, str) else text for text in texts]
+    chosen: Pooling = "mean" if pooling == "mean" else "last"
+    done = await _each([partial(begin, text, chosen) for text in asked])
+    finish = partial(_vectors, done, chosen, dense, dimensions, normalize)
+    # A product with thousands of vectors takes long.
+    vectors = await anyio.to_thread.run_sync(finish) if dense else finish()
+    return Embeddings(vectors, sum(each.usage.prompt_tokens for each in done))
+
+
+def _prompt(name: str | None, modules: EmbeddingModules | None) -> str:
+    """What is put before a text."""
+    prompts = {} if modules is None else modules.prompts
+    if name is None:
+        name = None if modules is None else modules.default_prompt
+        return "" if name is None else prompts[name]
+    check_string("prompt_name", name)
+    if name not in prompts:
+        known = ", ".join(sorted(prompts))
+        bound = f"must be one of {known}" if prompts else "this model has no prompts"
+        raise InvalidRequest("prompt_name", name, bound)
+    return prompts[name]
+
+
+def _vectors(
+    done: Sequence[Completion],
+    pooling: Pooling,
+    dense: Sequence[DenseModule],
+    dimensions: int | None,
+    normalize: bool,
+) -> npt.NDArray[np.float32]:
     import numpy as np  # An import of asyncinfer takes no time for it.
 
-    spec = frontend.check().loaded.runner.spec
-    _check_list("texts", texts)
-    check_choice("pooling", pooling, get_args(Pooling))
-    check_boolean("normalize", normalize)
-    if not spec.hidden_size:
-        raise InvalidRequest("texts", Size(f"{len(texts)}"), "this model gives no hidden states")
-    if dimensions is not None:
-        check_integer("dimensions", dimensions, 1, spec.hidden_size)
-    chosen: Pooling = "mean" if pooling == "mean" else "last"
-    done = await _each([partial(begin, text, chosen) for text in texts])
     rows = []
     for each in done:
         assert each.embedding is not None
-        rows.append(each.embedding / (each.usage.prompt_tokens if chosen == "mean" else 1))
-    vectors = np.stack(rows)
+        tokens = each.usage.prompt_tokens if pooling == "mean" else 1
+        rows.append(each.embedding / np.float32(tokens))
+    vectors: npt.NDArray[np.float32] = np.stack(rows)
+    for module in dense:
+        vectors = module(vectors)
     if dimensions is not None:
         vectors = vectors[:, :dimensions]
     if normalize:
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         vectors = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
-    tokens = sum(each.usage.prompt_tokens for each in done)
-    return Embeddings(np.ascontiguousarray(vectors, np.float32), tokens)
+    return np.ascontiguousarray(vectors, np.float32)
 
 
 async def score(

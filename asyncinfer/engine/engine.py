@@ -298,9 +298,10 @@ class Engine:
         self,
         texts: Sequence[Any],
         *,
-        pooling: Pooling = "last",
-        normalize: bool = True,
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
         dimensions: int | None = None,
+        prompt_name: str | None = None,
         cache_scope: str = "",
         adapter: str | None = None,
         priority: int = 0,
@@ -310,9 +311,11 @@ class Engine:
 
         Args:
             pooling: the last hidden state of the last token, or the mean over all tokens, after the
-                model's final norm. A mean takes nothing from the prefix cache.
-            normalize: to length 1.
+                model's final norm. A mean takes nothing from the prefix cache. None: as the
+                checkpoint's `modules.json` says, whose dense layers follow; "last" without one.
+            normalize: to length 1. None: as `modules.json` says; True without one.
             dimensions: the first ones alone, of a model that was trained for that.
+            prompt_name: which of the checkpoint's prompts comes before each text.
 
         Raises what `generate` raises; what one text raises ends the others.
         """
@@ -321,7 +324,9 @@ class Engine:
         def begin(text: Any, chosen: Pooling) -> Stream:
             return self._stream(text, PARAMS, dataclasses.replace(options, pooling=chosen))
 
-        return await embed(texts, pooling, normalize, dimensions, self._frontend, begin)
+        return await embed(
+            texts, pooling, normalize, dimensions, prompt_name, self._frontend, begin
+        )
 
     async def score(
         self,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.defaults import GenerationDefaults
 from asyncinfer.scheduler import StepRunner
 from asyncinfer.stats import LoadProgress
 from asyncinfer.text import ChatTemplate, Tokenizer
+
+if TYPE_CHECKING:
+    from asyncinfer.models.embedding_modules import EmbeddingModules
 
 __all__ = ["Loaded", "ModelSource", "Progress"]
 
@@ -32,6 +35,8 @@ class Loaded:
     architecture: str = ""
     #: What it computes in, as torch names it, such as "float32"; empty where nobody can say.
     dtype: str = ""
+    #: How its vectors are made; None where its files say nothing of that.
+    modules: EmbeddingModules | None = None
 
 
 class ModelSource(Protocol):

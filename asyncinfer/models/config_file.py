@@ -22,6 +22,8 @@ __all__ = ["MOST_BYTES", "parse_config", "read_config", "read_config_json"]
 
 _FILE = "config.json"
 MOST_BYTES = 16 << 20
+#: How the names of architectures end, beside `Model` for what lacks a head.
+_HEADS = ("ForCausalLM", "LMHeadModel")
 
 
 def read_config(folder: str | Path) -> ModelConfig:
@@ -68,6 +70,12 @@ def _architecture(config: JsonReader) -> str:
     for name in names:
         if name in known:
             return str(name)
+        # As a model that was saved without its head is called.
+        stems = [name.removesuffix(end) for end in ("Model", "TextModel") if name.endswith(end)]
+        for stem in stems:
+            for head in _HEADS:
+                if f"{stem}{head}" in known:
+                    return f"{stem}{head}"
     more = ""
     if config.values.get("auto_map"):
         more = f"; its auto_map {NEVER_RUN}"

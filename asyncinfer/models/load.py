@@ -26,6 +26,7 @@ from asyncinfer.weights import (
     WeightLoader,
     WeightSource,
     check_weights,
+    checkpoint_file,
     host_bytes,
     is_out_of_memory,
     open_checkpoint,
@@ -38,6 +39,8 @@ _NO_KERNEL: Final = (
 )
 _AS_FLOATS: Final = f"{_NO_KERNEL}: they are held as floats, which take 2 to 6 times the memory"
 _UNPACKED: Final = f"{_NO_KERNEL}: they are unpacked in each step, since floats take half of memory"
+
+_NO_HEAD: Final = "it has no head: only its vectors mean something, its answers do not"
 
 
 def load_model(
@@ -132,15 +135,30 @@ def _stays_packed(
 
 def suited(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
     """The config with the names of this checkpoint's tensors, where an architecture's checkpoints
-    differ: without a prefix, as in a model that was saved without its head; with all experts of a
-    layer in one tensor."""
-    names = config.names
-    if not any(name.startswith(names.prefix) for name in checkpoint.tensors):
-        embedding = f"{names.embedding}.weight"
-        if embedding in checkpoint.tensors:
-            names = replace(names, prefix="")
-    if names.fused_experts is not None:
-        up, down = names.fused_experts
-        if any(name.endswith(f".{up}") for name in checkpoint.tensors):
-            names = replace(names, expert_up=(up,), expert_down=down, expert_outputs_first=True)
-    return config if names is config.names else replace(config, names=names)
+    differ: with or without a prefix, with or without a head, with all experts of a layer in one
+    tensor."""
+    config = _without_prefix(config, checkpoint)
+    fused = config.names.fused_experts
+    if fused is None or not any(name.endswith(f".{fused[0]}") for name in checkpoint.tensors):
+        return config
+    names = replace(
+        config.names, expert_up=fused[:1], expert_down=fused[1], expert_outputs_first=True
+    )
+    return replace(config, names=names)
+
+
+def _without_prefix(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
+    """The config with an empty prefix if the checkpoint's tensors lack the architecture's prefix,
+    as in a model that was saved without its head. An embedding model needs none: where it has none
+    its embedding stands for it, so that no place else knows of models without a head."""
+    prefix = config.names.prefix
+    if any(name.startswith(prefix) for name in checkpoint.tensors):
+        return config
+    embedding = f"{config.names.embedding}.weight"
+    if embedding not in checkpoint.tensors:
+        return config
+    config = replace(config, names=replace(config.names, prefix=""))
+    headless = not config.tied_head and f"{config.names.head}.weight" not in checkpoint.tensors
+    if headless and checkpoint_file(checkpoint.folder, "modules.json") is not None:
+        return replace(config, tied_head=True, head_bias=False, notes=(*config.notes, _NO_HEAD))
+    return config

@@ -20,7 +20,8 @@ EMBEDDINGS: Final = (
     Field("encoding_format", STRING, "`float`, or `base64` of little-endian float32."),
     Field("dimensions", INTEGER, "The first ones alone.", "dimensions"),
     Field("pooling", STRING, "`last` token or `mean` of all.", "pooling"),
-    Field("normalize", BOOLEAN, "To length 1; true without it.", "normalize"),
+    Field("normalize", BOOLEAN, "To length 1.", "normalize"),
+    Field("prompt_name", STRING, "The model's prompt to put before each text.", "prompt_name"),
     Field("user", ANY, "Taken, and without effect."),
 )
 #: Arguments of `Engine.embed` -> the request's names of them.

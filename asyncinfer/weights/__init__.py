@@ -1,5 +1,5 @@
 from asyncinfer.weights.checkpoint import SafetensorsCheckpoint, open_checkpoint
-from asyncinfer.weights.folder import checkpoint_file, following_links
+from asyncinfer.weights.folder import checkpoint_file, following_links, plain_name
 from asyncinfer.weights.json_file import read_json
 from asyncinfer.weights.loader import LoadProgress, OnProgress, WeightLoader
 from asyncinfer.weights.memory import host_bytes, is_out_of_memory
@@ -31,6 +31,7 @@ __all__ = [
     "host_bytes",
     "is_out_of_memory",
     "open_checkpoint",
+    "plain_name",
     "pull",
     "pulled",
     "read_json",

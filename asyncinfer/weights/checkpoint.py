@@ -27,12 +27,14 @@ class SafetensorsCheckpoint(TensorFiles[SafetensorsReader]):
     code.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, within: str = "") -> None:
+        """`within` is the subfolder of a part of the model, which has one file."""
         super().__init__(Path(folder), SafetensorsReader())
+        self._within = within
         try:
-            if checkpoint_file(self.folder, SINGLE) is not None:
+            if checkpoint_file(self.folder, SINGLE, within) is not None:
                 self._open(SINGLE)
-            elif checkpoint_file(self.folder, INDEX) is not None:
+            elif not within and checkpoint_file(self.folder, INDEX) is not None:
                 self._open_indexed()
             else:
                 raise self._nothing_to_load()
@@ -55,7 +57,7 @@ class SafetensorsCheckpoint(TensorFiles[SafetensorsReader]):
                 raise ModelLoadError("left over: not in the index", file=stored.file, tensor=name)
 
     def _open(self, file: str) -> None:
-        path = checkpoint_file(self.folder, file)
+        path = checkpoint_file(self.folder, file, self._within)
         if path is None:
             raise ModelLoadError(f"shard is missing in {self.folder}", file=file)
         for name, span in self.reader.open(file, path).items():
@@ -66,20 +68,21 @@ class SafetensorsCheckpoint(TensorFiles[SafetensorsReader]):
             self.tensors[name] = StoredTensor(file, span.shape, span.dtype)
 
     def _nothing_to_load(self) -> ModelLoadError:
-        if not self.folder.is_dir():
-            return ModelLoadError("no such folder", file=str(self.folder))
+        folder = self.folder / self._within
+        if not folder.is_dir():
+            return ModelLoadError("no such folder", file=str(folder))
         pickled = sorted(
             entry.name
             for pattern in ("*.bin", "*.bin.index.json", "*.pt", "*.pth")
-            for entry in self.folder.glob(pattern)
+            for entry in folder.glob(pattern)
         )
         if pickled:
             return ModelLoadError(
                 "pickled weights are refused, they can run code when they are read; convert the"
                 " checkpoint to safetensors",
-                file=str(self.folder / pickled[0]),
+                file=str(folder / pickled[0]),
             )
-        return ModelLoadError(f"neither {SINGLE} nor {INDEX} in it", file=str(self.folder))
+        return ModelLoadError(f"neither {SINGLE} nor {INDEX} in it", file=str(folder))
 
 
 def read_index(folder: Path) -> dict[str, str]:

@@ -21,12 +21,18 @@ _CONFIG = "config.json"
 #: Every file that an engine reads beside the weights. No other is downloaded.
 _SMALL_FILES = (
     "added_tokens.json",
+    "*_Dense/config.json",
+    "*_Dense/model.safetensors",
+    "*_Pooling/config.json",
     "additional_chat_templates/*.jinja",
     "chat_template.jinja",
     "chat_template.json",
     _CONFIG,
+    "config_sentence_transformers.json",
     "generation_config.json",
     INDEX,
+    "modules.json",
+    "sentence_bert_config.json",
     "special_tokens_map.json",
     "tokenizer.json",
     "tokenizer_config.json",

@@ -783,5 +783,6 @@ async def test_steps_tell_what_formats_and_drafts_cost() -> None:
     assert sum(step.masks for step in steps) == stats.masks > 2
     assert sum(step.mask_seconds for step in steps) == pytest.approx(stats.mask_seconds)
     assert sum(step.forced_tokens for step in steps) == stats.forced_tokens > 2
-    assert sum(step.accepted_tokens for step in steps) == sum(drafts.accepted) > 2
+    # Drafts rest where steps turn out slow, so only the first one is certain.
+    assert sum(step.accepted_tokens for step in steps) == sum(drafts.accepted) > 0
     assert sum(step.rejected_tokens for step in steps) == sum(drafts.rejected)

