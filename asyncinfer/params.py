@@ -108,8 +108,9 @@ class SamplingParams:
     #: Classifier-free guidance (Sanchez et al., 2023): logits become `free + scale * (given -
     #: free)`, of the logprobs after the prompt and those after `negative_prompt`. 1 is off.
     guidance_scale: float = 1.0
-    #: What the answer is guided away from: text, or token ids; None takes the prompt's last token.
-    negative_prompt: str | tuple[int, ...] | None = None
+    #: What the answer is guided away from: text, token ids, or chat messages, which the template
+    #: renders as those of the prompt; None takes the prompt's last token.
+    negative_prompt: str | tuple[int, ...] | tuple[Mapping[str, str], ...] | None = None
     #: Only these tokens may be drawn.
     allowed_token_ids: tuple[int, ...] | None = None
     #: Strings that may not be generated (as token sequences, with and without a space before).
@@ -238,9 +239,9 @@ class SamplingParams:
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `InvalidRequest` if a token id is not below `vocab_size`."""
-        negative = self.negative_prompt
+        negative = () if isinstance(self.negative_prompt, str) else self.negative_prompt or ()
         for name, ids in (
-            ("negative_prompt", () if isinstance(negative, str) else negative or ()),
+            ("negative_prompt", [each for each in negative if isinstance(each, int)]),
             ("stop_token_ids", self.stop_token_ids),
             ("logit_bias", self.logit_bias),
             ("allowed_token_ids", self.allowed_token_ids or ()),
@@ -259,13 +260,18 @@ class SamplingParams:
             bound = f"with structured output it needs constrain_after={after!r}"
             raise InvalidRequest("thinking_budget", self.thinking_budget, bound)
 
-    def _negative(self, value: object) -> str | tuple[int, ...]:
+    def _negative(self, value: object) -> str | tuple[int, ...] | tuple[Mapping[str, str], ...]:
         name = "negative_prompt"
         if self.guidance_scale == 1:
             raise InvalidRequest(name, value, "needs a guidance_scale other than 1")
         if not isinstance(value, str | list | tuple) or not value:
-            raise InvalidRequest(name, value, "must be a string or a list of token ids, not empty")
-        return value if isinstance(value, str) else check_token_ids(name, value)
+            bound = "must be a string, a list of token ids or a list of chat messages, not empty"
+            raise InvalidRequest(name, value, bound)
+        if isinstance(value, str):
+            return value
+        if isinstance(value[0], Mapping):
+            return tuple(_message(f"{name}[{at}]", each) for at, each in enumerate(value))
+        return check_token_ids(name, value)
 
     def _scored_ids(self, ids: Iterable[int]) -> tuple[int, ...]:
         name = "logprob_token_ids"
@@ -276,6 +282,14 @@ class SamplingParams:
             bound = f"must be 1 to {MAX_LOGPROBS} ids"
             raise InvalidRequest(name, Size(f"{len(checked)} ids"), bound)
         return checked
+
+
+def _message(name: str, value: object) -> Mapping[str, str]:
+    """A chat message of nothing but texts, so that parameters stay frozen and hashable."""
+    texts = isinstance(value, Mapping) and all(isinstance(text, str) for text in value.values())
+    if not isinstance(value, Mapping) or value.keys() != {"role", "content"} or not texts:
+        raise InvalidRequest(name, value, "must have role and content, both strings")
+    return Frozen(value)
 
 
 def _patterns(value: str | Iterable[str]) -> tuple[str, ...]:

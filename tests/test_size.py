@@ -15,7 +15,7 @@ MOST = {
     "bench": 6_239,
     "builtin": 900,
     "cache": 2_284,
-    "cli": 2_620,
+    "cli": 2_635,
     "clients": 480,
     "doctor": 576,
     "engine": 8_287,

@@ -142,7 +142,13 @@ class _Conversation:
             click.echo(f"Error: {one_line(error)}", err=True)
 
     def _answer(self, messages: list[dict[str, str]]) -> str:
-        stream = self._engine.stream(messages, **self._sampling)
+        sampling = dict(self._sampling)
+        if "negative_prompt" in sampling:
+            # The same conversation, held with a model that was told this.
+            system = {"role": "system", "content": sampling["negative_prompt"]}
+            spoken = [message for message in messages if message["role"] != "system"]
+            sampling["negative_prompt"] = [system, *spoken]
+        stream = self._engine.stream(messages, **sampling)
         future = self._portal.start_task_soon(show_answer, stream)
         try:
             return future.result()

@@ -178,6 +178,16 @@ def sampling_options(function: Function) -> Function:
         click.option(
             "--stop-regex", multiple=True, metavar="REGEX", help="End before a match. Repeatable."
         ),
+        click.option(
+            "--guidance-scale",
+            type=float,
+            help="How far to be guided away from the negative prompt; 1 is off.",
+        ),
+        click.option(
+            "--negative-prompt",
+            metavar="TEXT",
+            help="What to be guided away from; in a chat, TEXT as its system message.",
+        ),
         click.option("--thinking-budget", type=int, help="Most tokens of the reasoning."),
         sampler_option,
         click.option(

@@ -24,7 +24,7 @@ from asyncinfer.engine.formats import Formats
 from asyncinfer.engine.limits import reasoning_of, text_stop
 from asyncinfer.engine.options import RequestOptions
 from asyncinfer.engine.output_stream import OutputStream
-from asyncinfer.engine.prompt_reader import PromptReader
+from asyncinfer.engine.prompt_reader import PromptReader, is_chat
 from asyncinfer.engine.repetition import LoopDetector
 from asyncinfer.engine.request import Request
 from asyncinfer.engine.samplers import resolve_samplers, samplers_at_hand
@@ -99,7 +99,7 @@ class Preparer:
                 raise InvalidRequest(params.constraint, value, "tools restrict the answer already")
             matchers = self._formats.for_calls(message, params, options.buffer - 1, compiled)
         total = scheduler.check_fits(len(token_ids), params.max_tokens, params.prompt_logprobs)
-        negative = self._reader.negative(params, token_ids)
+        negative = self._reader.negative(params, token_ids, options.chat)
         if negative:
             total = check_guided(
                 scheduler.spec, len(token_ids), len(negative), total, params.max_tokens
@@ -263,8 +263,9 @@ def _is_short(
     else:
         # An empty one is refused on the spot.
         return isinstance(prompt, list | tuple) and not prompt
-    if params.stop_regex or len(params.negative_prompt or ()) > INLINE_CHARS:
-        # An expression may have to be compiled.
+    negative = params.negative_prompt or ()
+    if params.stop_regex or len(negative) > INLINE_CHARS or is_chat(negative):
+        # An expression may have to be compiled, messages are rendered.
         return False
     small = len(prompt) * params.n <= most and len(params.bad_words) <= INLINE_WORDS
     return small and samplers_at_hand(params)

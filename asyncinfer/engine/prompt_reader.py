@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.chats import Chats
@@ -15,7 +15,7 @@ from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import check_fits
 from asyncinfer.tools import ChatOptions, MessageReader
 
-__all__ = ["PromptReader", "message_chars"]
+__all__ = ["PromptReader", "is_chat", "message_chars"]
 
 #: A template writes the messages of these roles as they are.
 _SHOWN = ("system", "user")
@@ -41,7 +41,7 @@ class PromptReader:
         `InvalidRequest`, and what `go_on` raises, which is called between two phases."""
         tokenizer, spec = self._loaded.tokenizer, self._spec
         message: MessageReader | None = None
-        if chat is not None and not _is_chat(prompt):
+        if chat is not None and not is_chat(prompt):
             raise InvalidRequest(
                 "prompt", prompt, "must be chat messages, to have options of chats"
             )
@@ -50,7 +50,7 @@ class PromptReader:
             token_ids = tokenizer.encode(prompt)
         elif isinstance(prompt, list | tuple) and not prompt:
             raise InvalidRequest("prompt", prompt, "is empty: must hold a token id or a message")
-        elif _is_chat(prompt):
+        elif is_chat(prompt):
             self._chats.template()
             self.check_messages(prompt)
             text = self._chats.render(prompt, chat)
@@ -74,15 +74,24 @@ class PromptReader:
             token_ids = [tokenizer.bos_id]
         return token_ids, message
 
-    def negative(self, params: SamplingParams, prompt: Sequence[int]) -> list[int]:
+    def negative(
+        self, params: SamplingParams, prompt: Sequence[int], chat: ChatOptions | None
+    ) -> list[int]:
         """The token ids of the negative prompt, at least one: the last of the prompt where there is
-        none; none at all where nothing is guided. Raises `InvalidRequest`."""
+        none; none at all where nothing is guided. Messages are rendered as those of the prompt.
+        Raises `InvalidRequest`."""
         text = params.negative_prompt
         if params.guidance_scale == 1 or params.max_tokens == 0:
             return []
-        if not isinstance(text, str):
-            return [*(text or prompt[-1:])]
         try:
+            if is_chat(text):
+                self._chats.template()
+                self.check_messages(text)
+                rendered = self._chats.render(text, chat)
+                self._check_chars(len(rendered))
+                return self._loaded.tokenizer.encode_chat(rendered)
+            if not isinstance(text, str):
+                return [each for each in text or prompt[-1:] if isinstance(each, int)]
             self._check_chars(len(text))
             return self._loaded.tokenizer.encode(text) or [*prompt[-1:]]
         except InvalidRequest as error:
@@ -127,7 +136,8 @@ def message_chars(messages: Sequence[Any], roles: Collection[str] | None = None)
     )
 
 
-def _is_chat(prompt: Any) -> bool:
+def is_chat(prompt: Any) -> TypeGuard[Sequence[Any]]:
+    """Whether a prompt is chat messages."""
     return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 

@@ -99,6 +99,8 @@ _OURS: Final = _options(
     ("choice", STRINGS, "The answer is one of these."),
     ("structural_tag", ANY, "JSON between tags in free text."),
     ("constrain_after", STRING, "The text after which a format holds."),
+    ("guidance_scale", NUMBER, "How far the answer is guided away from `negative_prompt`."),
+    ("negative_prompt", ANY, "A text, token ids, or messages; needs `guidance_scale`."),
     ("stop_regex", ANY, "The answer ends before a match of one of these."),
     ("repetition_stop", ANY, "`[n, k]`: the answer ends after n tokens, k times in a row."),
     ("thinking_budget", INTEGER, "Most tokens of the reasoning."),

@@ -100,3 +100,15 @@ def test_what_only_looks_like_a_command(chat: Chat, asked: list[Any], line: str)
     _, _, err = chat(f"{line}\n")
     assert [messages[-1]["content"] for messages, _ in asked] == ([line] if not err else [])
     assert bool(err) == line.startswith("/")
+
+
+def test_guided_away_from_another_system_message(chat: Chat, asked: list[Any]) -> None:
+    options = ("--system", "Be brief.", "--guidance-scale", "2", "--negative-prompt", "Be rude.")
+    # The fake model computes no guides, and says so: what counts is what it was asked.
+    code, _, _ = chat("one\ntwo", *options)
+    assert code == 0
+    assert len(asked) == 2
+    rude = {"role": "system", "content": "Be rude."}
+    for messages, given in asked:
+        assert given["guidance_scale"] == 2
+        assert given["negative_prompt"] == [rude, *messages[1:]]
