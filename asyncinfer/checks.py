@@ -37,6 +37,7 @@ __all__ = [
     "check_seconds",
     "check_string",
     "check_strings",
+    "check_text_messages",
     "check_token_ids",
     "checking_config",
     "suggestion",
@@ -156,6 +157,19 @@ def check_strings(name: str, value: str | Iterable[str], most: int, chars: int) 
         except UnicodeEncodeError:
             raise InvalidRequest(name, item, "a lone surrogate is no text") from None
     return items
+
+
+def check_text_messages(name: str, value: Iterable[object]) -> tuple[Mapping[str, str], ...]:
+    """Chat messages of nothing but texts, so that they stay frozen and hashable."""
+    kept = []
+    for at, each in enumerate(value):
+        texts = dict(each) if isinstance(each, Mapping) else {}
+        if texts.keys() != {"role", "content"} or not all(
+            isinstance(text, str) for text in texts.values()
+        ):
+            raise InvalidRequest(f"{name}[{at}]", each, "must have role and content, both strings")
+        kept.append(Frozen(texts))
+    return tuple(kept)
 
 
 def check_token_ids(name: str, value: Iterable[int]) -> tuple[int, ...]:

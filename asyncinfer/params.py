@@ -30,6 +30,7 @@ from asyncinfer.checks import (
     check_real,
     check_sampler,
     check_strings,
+    check_text_messages,
     check_token_ids,
 )
 from asyncinfer.errors import InvalidRequest, Size
@@ -270,7 +271,7 @@ class SamplingParams:
         if isinstance(value, str):
             return value
         if isinstance(value[0], Mapping):
-            return tuple(_message(f"{name}[{at}]", each) for at, each in enumerate(value))
+            return check_text_messages(name, value)
         return check_token_ids(name, value)
 
     def _scored_ids(self, ids: Iterable[int]) -> tuple[int, ...]:
@@ -282,14 +283,6 @@ class SamplingParams:
             bound = f"must be 1 to {MAX_LOGPROBS} ids"
             raise InvalidRequest(name, Size(f"{len(checked)} ids"), bound)
         return checked
-
-
-def _message(name: str, value: object) -> Mapping[str, str]:
-    """A chat message of nothing but texts, so that parameters stay frozen and hashable."""
-    texts = isinstance(value, Mapping) and all(isinstance(text, str) for text in value.values())
-    if not isinstance(value, Mapping) or value.keys() != {"role", "content"} or not texts:
-        raise InvalidRequest(name, value, "must have role and content, both strings")
-    return Frozen(value)
 
 
 def _patterns(value: str | Iterable[str]) -> tuple[str, ...]:
