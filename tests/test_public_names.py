@@ -77,7 +77,13 @@ def _doing(source: str) -> list[str]:
                 continue
             case ast.Assign(targets=[ast.Name(id="__all__" | "__version__")]):
                 continue
-            case ast.AnnAssign(target=ast.Name(id="__all__")):
+            case ast.AnnAssign(target=ast.Name(id="__all__" | "__version__")):
+                continue
+            case ast.If(test=ast.Name(id="TYPE_CHECKING"), body=body, orelse=[rest]) if ast.unparse(
+                rest
+            ).startswith("__getattr__, __dir__ = hand_on(__name__, "):
+                # Handed on when they are asked for.
+                found += _doing("\n".join(map(ast.unparse, body)))
                 continue
         found.append(f"line {node.lineno}: {ast.unparse(node)[:80]}")
     return found
@@ -113,6 +119,65 @@ def test_the_checks_can_fail() -> None:
         "f",
         "G",
     }
+
+
+def test_what_is_handed_on_late_is_what_types_know() -> None:
+    source = (ROOT / "asyncinfer" / "__init__.py").read_text("utf-8")
+    (choice,) = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
+    known = {
+        f"{node.module}:{alias.name}"
+        for node in choice.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    (assigned,) = choice.orelse
+    assert isinstance(assigned, ast.Assign)
+    assert isinstance(assigned.value, ast.Call)
+    handed = {
+        f"asyncinfer.{keyword.arg}:{name}"
+        for keyword in assigned.value.keywords
+        for name in ast.literal_eval(keyword.value)
+    }
+    assert handed == known
+    assert {name.partition(":")[2] for name in handed} == set(asyncinfer.__all__)
+    assert set(asyncinfer.__all__) < {*dir(asyncinfer), "__version__"} <= {*dir(asyncinfer)}
+
+
+def test_a_name_that_is_not_there() -> None:
+    with pytest.raises(AttributeError, match="'asyncinfer' has no attribute 'Engin'"):
+        getattr(asyncinfer, "Engin")  # noqa: B009 - mypy knows that it is not there
+    assert not hasattr(asyncinfer, "_engine")
+    with pytest.raises(ImportError, match="cannot import name 'Engin'"):
+        exec("from asyncinfer import Engin")
+
+
+#: What runs -> modules that it does without: each takes a good part of the time that it has.
+LATE = {
+    "import asyncinfer": ("anyio", "asyncio", "asyncinfer.errors", "importlib.metadata", "json"),
+    "import asyncinfer; asyncinfer.__version__": ("anyio", "asyncio", "asyncinfer.errors"),
+    "from asyncinfer import EngineConfig, SamplingParams": ("jinja2", "tokenizers", "numpy"),
+    "from asyncinfer.cli import main; main(['--help'])": (
+        *("anyio", "asyncio", "rich", "asyncinfer.engine", "asyncinfer.config"),
+        *("jinja2", "tokenizers", "numpy"),
+    ),
+    "from asyncinfer import Engine": ("torch", "numpy", "trio", "gguf", "huggingface_hub"),
+}
+
+
+@pytest.mark.parametrize("program", LATE)
+def test_imports_stay_late(program: str) -> None:
+    """Which modules are there tells what a start costs, on any machine and under any load."""
+    checked = f"""
+import sys
+try:
+    {program}
+except SystemExit as ended:
+    assert ended.code == 0
+early = sorted({{*{LATE[program]!r}}} & sys.modules.keys())
+assert not early, early
+"""
+    command = [sys.executable, "-W", "error", "-c", checked]
+    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
 
 
 def test_every_public_name_is_there() -> None:
