@@ -270,7 +270,7 @@ def _table(header: str) -> list[list[str]]:
 
 def test_every_method_is_documented() -> None:
     for owner in (asyncinfer.Engine, asyncinfer.Stream):
-        for name in vars(owner):
+        for name in dir(owner):
             if not name.startswith("_"):
                 assert re.search(rf"\b{name}\b", REFERENCE), f"{owner.__name__}.{name}"
 

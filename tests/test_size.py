@@ -18,7 +18,7 @@ MOST = {
     "cli": 2_635,
     "clients": 480,
     "doctor": 576,
-    "engine": 8_298,
+    "engine": 8_319,
     "grammar": 911,
     "integrations": 400,
     "kernels": 6_788,
@@ -45,7 +45,7 @@ MOST_BESIDE = 2_149
 #: Lines of a file, prose and blank ones included: what is read in one sitting.
 MOST_OF_A_FILE = 300
 #: Larger files, which may shrink and not grow.
-LARGER = {"engine/core.py": 350, "engine/engine.py": 455, "engine/stream.py": 330}
+LARGER = {"engine/core.py": 350, "engine/stream.py": 330}
 MODULE = '''"""Of two lines.
 
 Blank ones count as prose here."""
