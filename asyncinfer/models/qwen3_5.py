@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.family import Family
-from asyncinfer.models.qwen3_next import with_delta_nets
+from asyncinfer.models.qwen3_next import DELTA_DEFAULTS, with_delta_nets
 from asyncinfer.models.reader import JsonReader
 
 __all__ = ["Qwen35"]
@@ -20,17 +20,9 @@ class Qwen35(Family):
     model_type = "qwen3_5_text"
     partial_rotary = True
     defaults: ClassVar = {
+        **DELTA_DEFAULTS,
         "vocab_size": 248_320,
-        "num_attention_heads": 16,
         "num_key_value_heads": 4,
-        "head_dim": 256,
-        "partial_rotary_factor": 0.25,
-        "max_position_embeddings": 32_768,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
     }
 
     def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:

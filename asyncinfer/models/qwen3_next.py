@@ -3,8 +3,9 @@ others, experts in all."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.experts import plain_layers, read_experts
@@ -22,9 +23,21 @@ from asyncinfer.models.parts import (
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.models.windows import FULL
 
-__all__ = ["Qwen3Next", "gated_experts", "with_delta_nets"]
+__all__ = ["DELTA_DEFAULTS", "Qwen3Next", "gated_experts", "with_delta_nets"]
 
 _LINEAR = "linear_attention"
+#: What the configs of models with gated delta nets may leave out.
+DELTA_DEFAULTS: Final[Mapping[str, int | float]] = {
+    "num_attention_heads": 16,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "max_position_embeddings": 32_768,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
 
 
 class Qwen3Next(Family):
@@ -33,16 +46,8 @@ class Qwen3Next(Family):
     model_type = "qwen3_next"
     partial_rotary = True
     defaults: ClassVar = {
-        "num_attention_heads": 16,
+        **DELTA_DEFAULTS,
         "num_key_value_heads": 2,
-        "head_dim": 256,
-        "partial_rotary_factor": 0.25,
-        "max_position_embeddings": 32_768,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
         "num_experts": 512,
         "num_experts_per_tok": 10,
         "moe_intermediate_size": 512,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from asyncinfer.models import Family, JsonReader, ModelConfig, TensorNames
+from asyncinfer.models.glm4 import GLM4
 
 
 def interleaved(llama: ModelConfig) -> ModelConfig:
@@ -36,18 +37,10 @@ class Cohere(Family):
         )
 
 
-class GLM(Family):
-    """GLM-4: interleaved rotation of half of each head, gate and up in one tensor."""
+class GLM(GLM4):
+    """The GLM-4 of 2024, without the second norms of the shipped one."""
 
     model_type = "glm"
-    defaults: ClassVar = {
-        "num_key_value_heads": 2,
-        "head_dim": 128,
-        "rms_norm_eps": 1.5625e-07,
-        "attention_bias": True,
-        "partial_rotary_factor": 0.5,
-    }
-    partial_rotary = True
 
     def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
         names = TensorNames(up=("mlp.gate_up_proj",))
