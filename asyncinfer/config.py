@@ -79,6 +79,9 @@ class EngineConfig:
 
     #: Tokens per KV block.
     block_size: int = 16
+    #: Of a model whose layers keep a state: the state after every so many blocks is kept for prefix
+    #: hits. More blocks take less memory, and hits go back further.
+    state_interval: int = 1
     #: Bytes for the KV cache; None takes `kv_fraction` of the device's free memory. A CPU takes up
     #: to a quarter more, for contiguous copies of the pages of decoding requests.
     kv_bytes: int | None = None
@@ -202,6 +205,7 @@ MOST_ADAPTER_RANK: Final = 4096
 #: Options that are integers from 1 on, and the most of those that memory is reserved for at once.
 _COUNTS: Final[dict[str, int | None]] = {
     "block_size": None,
+    "state_interval": None,
     "max_running": MOST_RUNNING,
     "max_requests": None,
     "max_held_bytes": None,

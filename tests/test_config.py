@@ -18,6 +18,7 @@ NAN, INF = math.nan, math.inf
     ("name", "values"),
     [
         ("block_size", (0, -1, 1.5, True, "16")),
+        ("state_interval", (0, -1, 1.5, True, None)),
         ("kv_bytes", (0, "2G", 1.0)),
         ("cpu_threads", (0, "2", True, 1025)),
         ("kv_fraction", (0, 1.01, NAN, "0.5", True)),

@@ -69,7 +69,7 @@ class BlockManager:
         for group in others:
             assert group.window is not None, "one group sees every token"
             if group.state:
-                made.append(StatePages(group.num_pages, block_size))
+                made.append(StatePages(group.num_pages, block_size, group.interval))
             else:
                 made.append(WindowPages(group.num_pages, group.window, block_size))
         return cls(FullPages(first.num_pages, cache), made, block_size, cache)
@@ -218,7 +218,7 @@ class BlockManager:
         for index, group in self._others:
             table, first = sequence.tables[index], group.first(length)
             for block in range(table.first_live_page, first):
-                group.release(table.pages[block], passing=True)
+                group.leave(table.pages[block], block)
                 table.pages[block] = -1
             table.first_live_page = max(table.first_live_page, first)
 

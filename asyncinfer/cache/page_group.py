@@ -32,6 +32,8 @@ class KVGroupSpec:
     layers: tuple[int, ...] = ()
     #: Whether its layers keep a state in place of KV, see `StatePages`.
     state: bool = False
+    #: Of a state: a page of every so many blocks is kept for prefix hits, see `StatePages`.
+    interval: int = 1
 
 
 @dataclass(slots=True)
@@ -98,6 +100,9 @@ class DependentGroup(PageGroup, Protocol):
     def can_fork(self, table: BlockTable, length: int, computed: int) -> bool:
         """Whether a request of which `computed` tokens are written or will be still has all that a
         token after its first `length` ones needs."""
+
+    def leave(self, page: int, block: int) -> None:
+        """`release`, of a request that goes on: the page was that of its block number `block`."""
 
     def keep(self, block: int, page: int, *, again: bool) -> None:
         """A referenced page is written, and the block is published: keep it for the block, unless

@@ -15,10 +15,20 @@ STATE_WINDOW: Final = 2
 
 class StatePages(WindowPages):
     """A page holds the state after the last token of its block that was computed. So a sequence can
-    only be forked where it is now: what it was some tokens ago is gone, but for block ends."""
+    only be forked where it is now: what it was some tokens ago is gone, but for block ends.
 
-    def __init__(self, num_pages: int, block_size: int) -> None:
+    A request that goes on leaves every `interval`-th of its pages behind for prefix hits, and gives
+    the others back. The page that it ends with is kept wherever it is, as are pages that were asked
+    for again."""
+
+    def __init__(self, num_pages: int, block_size: int, interval: int = 1) -> None:
         super().__init__(num_pages, STATE_WINDOW, block_size)
+        self.interval = interval
+
+    def leave(self, page: int, block: int) -> None:
+        super().leave(page, block)
+        if (block + 1) % self.interval and page in self.passed:
+            self.drop(self.keeper[page])
 
     def can_fork(self, table: BlockTable, length: int, computed: int) -> bool:
         return computed == length

@@ -108,6 +108,9 @@ class WindowPages:
         else:
             self.unused[page] = None
 
+    def leave(self, page: int, block: int) -> None:
+        self.release(page, passing=True)
+
     def keep(self, block: int, page: int, *, again: bool) -> None:
         if block not in self.kept and page not in self.keeper:
             self.kept[block] = page

@@ -56,7 +56,7 @@ def kv_capacity(
 
     def shares(slots: int) -> tuple[KVGroupSpec, ...]:
         if config.state_layers:
-            return share_states(free(slots), config, layer_bytes, state_bytes, slots * width)
+            return share_states(free(slots), config, engine, layer_bytes, state_bytes, slots)
         if config.window is None:
             return ()
         return share_out(free(slots), context, config, layer_bytes, size, slots, in_flight)

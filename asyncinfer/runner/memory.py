@@ -79,7 +79,8 @@ def plan_memory(
     if model.state_layers:
         _check_states(config, device, one_group)
         block_bytes = layer_bytes * len(model.kv_layers)
-        groups = share_states(free, model, layer_bytes, state_bytes(model, dtype), most)
+        page_bytes = state_bytes(model, dtype)
+        groups = share_states(free, model, config, layer_bytes, page_bytes, config.max_running)
         if groups[1].num_pages < steady_pages(STATE_WINDOW, size):
             raise ModelLoadError(
                 f"{room}: a state takes {state_bytes(model, dtype)} bytes, and a request goes on "
@@ -165,29 +166,39 @@ def state_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
 
 
 def share_states(
-    free: int, model: ModelConfig, layer_bytes: int, page_bytes: int, most: int
+    free: int,
+    model: ModelConfig,
+    config: EngineConfig,
+    layer_bytes: int,
+    page_bytes: int,
+    slots: int,
 ) -> tuple[KVGroupSpec, ...]:
     """Divide `free` bytes between KV and states.
 
     Where a page of states takes no more than a block, there are as many pages as blocks, so that
-    every block that is kept can be gone on from. Larger pages take half of the bytes. Of a short
+    every block that is kept can be gone on from. Larger pages take half of the bytes. With a
+    `state_interval` there are no more pages than it keeps and requests go on with. Of a short
     context there are more pages than blocks, if that is what a request goes on with.
 
     Args:
         free: bytes.
         layer_bytes: of a block in one layer.
         page_bytes: of a page of states.
-        most: blocks that fill every slot.
+        slots: most requests at once.
     """
-    far = model.kv_layers
+    far, interval = model.kv_layers, config.state_interval
+    most = slots * -(-(config.max_context or model.max_context) // config.block_size)
     block_bytes = layer_bytes * len(far)
     halved = 0 < block_bytes < page_bytes
     pages = free // 2 // page_bytes if halved else free // (block_bytes + page_bytes)
+    if interval > 1:
+        kept = free // (interval * block_bytes + page_bytes)
+        pages = min(pages, kept + slots * steady_pages(STATE_WINDOW, config.block_size))
     pages = min(pages, max(most, steady_pages(STATE_WINDOW, 1)))
     blocks = most if not block_bytes else min((free - pages * page_bytes) // block_bytes, most)
     return (
         KVGroupSpec(blocks, layers=far),
-        KVGroupSpec(pages, STATE_WINDOW, model.state_layers, state=True),
+        KVGroupSpec(pages, STATE_WINDOW, model.state_layers, state=True, interval=interval),
     )
 
 

@@ -118,6 +118,38 @@ async def test_prefix_hits_go_on_from_a_state(hybrid: Hybrid) -> None:
 
 
 @pytest.mark.anyio
+async def test_hits_go_back_to_a_state_that_was_kept(hybrid: Hybrid) -> None:
+    prompt, answer = tokens(45), hybrid.answer(tokens(45), 12)
+    async with Engine(hybrid.path, **OPTIONS, state_interval=3) as engine:
+        # Of seven full blocks the third and the sixth are kept, and the last.
+        assert await greedy(engine, prompt, 12) == answer
+        assert engine.stats().state_pages_cached == 3
+        hits = {24: prompt, 48: [*prompt, *answer[:4], 5, 6], 56: [*prompt, *answer, 5]}
+        for hit, asked in hits.items():
+            done = await engine.generate(asked, max_tokens=5, temperature=0.0, ignore_eos=True)
+            assert list(done.token_ids) == hybrid.answer(asked, 5)
+            assert done.usage.cached_tokens == hit
+
+
+@pytest.mark.parametrize("interval", [2, 5])
+def test_fewer_states_leave_room_for_blocks(hybrid: Hybrid, interval: int) -> None:
+    config, cpu, free = read_config(Path(hybrid.path)), torch.device("cpu"), hybrid.bytes_of(100)
+    options = EngineConfig(kv_bytes=free, max_running=8, block_size=8)
+    groups = [
+        plan_memory(each, config, torch.float32, cpu, VOCABULARY).groups
+        for each in (options, options.replace(state_interval=interval))
+    ]
+    assert [made[1].interval for made in groups] == [1, interval]
+    (blocks, pages), (more, fewer) = ([group.num_pages for group in made] for made in groups)
+    assert more > blocks
+    # What is kept of so many blocks, and what eight requests go on with.
+    assert more // interval + 8 * 3 <= fewer < pages
+    block = KVCache.bytes_per_block(config, 8, torch.float32) // config.num_layers
+    used = fewer * state_bytes(config, torch.float32) + more * block * len(config.kv_layers)
+    assert 0.95 * free < used <= free
+
+
+@pytest.mark.anyio
 async def test_a_mixed_batch_under_preemption(hybrid: Hybrid) -> None:
     # 26 pages of states for six requests of up to ten blocks.
     tight = {"kv_bytes": hybrid.bytes_of(26), "max_context": 96}
