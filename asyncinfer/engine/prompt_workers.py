@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,10 +10,11 @@ from queue import Empty, SimpleQueue
 from threading import RLock
 from typing import Final
 
+from asyncinfer.engine.heap import trim_heap
 from asyncinfer.errors import EngineClosed, Overloaded
 from asyncinfer.runtime import Handle, Runtime
 
-__all__ = ["PromptWorkers", "Task", "trim_heap"]
+__all__ = ["PromptWorkers", "Task"]
 
 #: Characters or tokens from which on a prompt may take its worker a large part of a second.
 HUGE: Final = 500_000
@@ -131,7 +131,8 @@ class _PromptWorker:
         # A task holds a prompt, and this frame ends before the worker waits for the next one.
         task()
         if queue is self._queues.huge and not queue:
-            # The next huge prompt would take the memory again.
+            # Tokenising a megabyte takes 130 MiB in millions of pieces. The next huge prompt would
+            # take them again.
             trim_heap()
         return 0.0
 
@@ -139,26 +140,3 @@ class _PromptWorker:
         if not self.ready:
             with suppress(Empty):
                 self._news.get(timeout=seconds)
-
-
-def _find() -> Callable[[int], object] | None:
-    try:
-        # The symbols of the process: glibc has it, musl and macOS do not.
-        trim: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):
-        return None
-    return trim
-
-
-_trim = _find()
-
-
-def trim_heap() -> None:
-    """Give the memory that malloc holds free back to the system, where the C library can. It takes
-    some 15 ms of this thread's time, without the GIL.
-
-    Tokenising a megabyte takes 130 MiB in millions of pieces. malloc alone gives none of it back as
-    long as one small piece near the end is in use.
-    """
-    if _trim is not None:
-        _trim(0)

@@ -9,6 +9,7 @@ from copy import copy
 
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Core
+from asyncinfer.engine.heap import trim_heap
 from asyncinfer.engine.inbox import Command
 from asyncinfer.engine.loop_bridge import Latch, LoopBridge
 from asyncinfer.engine.watchdog import Watchdog
@@ -199,6 +200,8 @@ class DecodeThread:
         # In this order: whoever waits for the opening may drop the engine at once.
         self.closed.set()
         self.opened.set()
+        # What a model and its requests took. Nobody waits for it but who waits for the thread.
+        trim_heap()
 
     def _hang(self) -> None:
         """A turn hangs and cannot be interrupted: tell the streams. Runs on the watchdog."""

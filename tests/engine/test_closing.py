@@ -15,7 +15,7 @@ from support import OpenEngine, Until, places, thread_of
 
 from asyncinfer import Engine, EngineClosed, EngineDead, Overloaded, PluginError
 from asyncinfer.config import EngineConfig
-from asyncinfer.engine import Loaded, prompt_workers
+from asyncinfer.engine import Loaded, prompt_workers, thread
 from asyncinfer.protocols import Observer
 from asyncinfer.runtime import Handle, Threads, Worker
 from asyncinfer.testing import FakeModel, StepGate
@@ -149,8 +149,8 @@ class FewThreadsEngine(Engine):
 
 
 class Lingering(Threads):
-    """Threads that are still there a while after their last turn. Time passes when somebody looks
-    whether they are."""
+    """Threads that are still there for three seconds after their last turn. Time passes when
+    somebody looks whether they are."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -173,7 +173,8 @@ class LingeringHandle:
     def is_alive(self) -> bool:
         if self.thread.is_alive():
             return True
-        self.runtime.now += 0.5
+        # No further: another thread may still be in its last turn.
+        self.runtime.now = min(3.0, self.runtime.now + 0.5)
         return self.runtime.now < 3.0
 
     def join(self, timeout: float | None = None) -> None:
@@ -192,6 +193,34 @@ async def test_threads_that_are_slow_to_go_do_not_hang() -> None:
     await engine.generate("x", max_tokens=2)
     await engine.aclose()
     assert engine.health().state == "closed"
+
+
+@pytest.mark.parametrize("load_error", [None, RuntimeError("broken")])
+async def test_free_memory_is_given_back_once_at_the_end(
+    load_error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the thread that had the model: it takes milliseconds, which no event loop has."""
+    trimmed: list[tuple[str, bool]] = []
+    model = FakeModel(load_error=load_error)
+
+    def counted() -> None:
+        closed = model.runner is None or model.runner.closed
+        trimmed.append((threading.current_thread().name, closed))
+
+    monkeypatch.setattr(thread, "trim_heap", counted)
+    engine = Engine(model)
+    if load_error is None:
+        await engine.__aenter__()
+        assert not trimmed
+        await engine.aclose()
+    else:
+        with pytest.raises(RuntimeError, match="broken"):
+            await engine.__aenter__()
+        for running in threading.enumerate():
+            if running.name == "asyncinfer-decode":
+                running.join(60)
+    await engine.aclose()
+    assert trimmed == [("asyncinfer-decode", True)]
 
 
 @pytest.mark.parametrize("refused", ["asyncinfer-decode", "asyncinfer-watchdog"])

@@ -12,7 +12,7 @@ import pytest
 from asyncinfer import Engine, InvalidRequest
 from asyncinfer.bench.soak.process import kept_mib, rss_mib
 from asyncinfer.builtin import MODEL_PATH
-from asyncinfer.engine.prompt_workers import trim_heap
+from asyncinfer.engine.heap import trim_heap
 from asyncinfer.testing import FakeModel, Tokenizer
 
 pytestmark = pytest.mark.anyio
