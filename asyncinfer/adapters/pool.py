@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import torch
 from asyncinfer.adapters.files import open_adapter
 from asyncinfer.adapters.modules import LoraLayout, lora_layout
 from asyncinfer.adapters.read import CheckedAdapter, check_adapter
+from asyncinfer.adapters.slot_memory import forget, zeros
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels.native import LoraKernel, lora_kernel
 from asyncinfer.layers import (
@@ -169,8 +169,7 @@ class AdapterPool:
         return parts[0] if len(parts) == 1 else JoinedLoraRows(parts)
 
     def rows_on_device(self, slots: torch.Tensor) -> LoraRows:
-        """`rows` from int32 `[tokens]` on the device, which a recorded step reads at each
-        replay."""
+        """`rows` from int32 `[tokens]` on the device, which a recorded step reads anew."""
         return DeviceLoraRows(self._layers.get(self._dtype, {}), slots)
 
     def _take(self) -> int:
@@ -206,15 +205,23 @@ class AdapterPool:
             # Scaled numbers may need more bits than the file's.
             dtype = self._dtype
             self._fill_in(slot, adapter, dtype)
+        for other in self._layers.keys() - {dtype}:
+            self._forget(slot, other)
         self._kinds[slot] = _HELD.index(dtype)
         return dtype
 
+    def _forget(self, slot: int, dtype: torch.dtype) -> None:
+        """Give back what the slot had in a dtype that its adapter is not held in."""
+        for name, weights in self._layers[dtype].items():
+            if rank := self._written.pop((dtype, slot, name), 0):
+                forget(weights.down[slot, : rank * len(weights.sizes)])
+                forget(weights.up[slot, :rank])
+                weights.host_ranks[slot] = 0
+
     def _narrow(self, stored: torch.dtype) -> torch.dtype | None:
         """The dtype of 16 bits in which numbers that are `stored` so can stay."""
-        halves = stored in (torch.bfloat16, torch.float16)
-        if not halves or self._device.type != "cpu" or self._dtype is not torch.float32:
-            return None
-        return stored if lora_kernel(stored) is not None else None
+        stays = stored in _HELD[1:] and self._device.type == "cpu" and self._dtype is torch.float32
+        return stored if stays and lora_kernel(stored) is not None else None
 
     def _fill_in(self, slot: int, adapter: CheckedAdapter, dtype: torch.dtype) -> bool:
         """Write the matrices in `dtype`; gives up where a dtype that is not the model's would round
@@ -262,8 +269,8 @@ class AdapterPool:
             slots, rank = self._slots, self.max_rank
             self._layers[dtype] = {
                 name: LoraWeights(
-                    down=self._zeros(dtype, slots, rank * len(layer.sizes), layer.inputs),
-                    up=self._zeros(dtype, slots, rank, sum(layer.sizes)),
+                    down=zeros(self._device, dtype, slots, rank * len(layer.sizes), layer.inputs),
+                    up=zeros(self._device, dtype, slots, rank, sum(layer.sizes)),
                     sizes=layer.sizes,
                     ranks=torch.zeros(slots, dtype=torch.int32, device=self._device),
                     host_ranks=[0] * slots,
@@ -271,13 +278,6 @@ class AdapterPool:
                 for name, layer in self.layout.layers.items()
             }
         return self._layers[dtype]
-
-    def _zeros(self, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-        if self._device.type != "cpu":
-            return torch.zeros(shape, dtype=dtype, device=self._device)
-        # numpy asks the system for zeroed pages, which take no memory until they are written to.
-        memory = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
-        return torch.from_numpy(memory).view(dtype).view(shape)
 
 
 def _is_exact(weights: LoraWeights, slot: int, down: torch.Tensor, up: torch.Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from adapters.embedded import CONFIG, random_tensors
 from safetensors.torch import save_file
 
 from asyncinfer import ModelLoadError
-from asyncinfer.adapters import AdapterPool, LoraConfig, check_adapter, open_adapter
+from asyncinfer.adapters import AdapterPool, LoraConfig, check_adapter, open_adapter, slot_memory
 from asyncinfer.adapters.pool import LoadedAdapter
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.kernels.native import lora_kernel
@@ -94,6 +95,53 @@ def test_matrices_of_16_bits_stay_so_where_that_is_exact(pool: AdapterPool) -> N
             whole.release(one)
     assert pool.layers == {}
     assert pool.bytes == 0
+
+
+def test_a_slot_holds_memory_for_one_dtype(
+    pool: AdapterPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after it had an adapter of another, which others are still held in."""
+    monkeypatch.setattr("asyncinfer.adapters.pool.lora_kernel", lambda dtype: object())
+    half = {name: tensor.bfloat16() for name, tensor in random_tensors(0).items()}
+    first = load(pool, half, CONFIG)
+    load(pool, half, CONFIG)
+    pool.release(first)
+    assert load(pool, random_tensors(1), CONFIG).slot == first.slot
+    for weights in pool.layers[torch.bfloat16].values():
+        assert not weights.down[first.slot].any()
+        assert not weights.up[first.slot].any()
+        assert weights.host_ranks[first.slot] == 0
+        assert weights.down[1 - first.slot].any()
+    assert pool.layers[torch.float32]
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="no madvise")
+def test_what_is_forgotten_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole pages of it, and none beside it."""
+    advised: list[tuple[int, int]] = []
+    advise = slot_memory.advise
+    assert advise is not None
+
+    def spied(address: Any, length: Any, advice: int) -> int:
+        advised.append((address.value, length.value))
+        return int(advise(address, length, advice))
+
+    monkeypatch.setattr(slot_memory, "advise", spied)
+    page = mmap.PAGESIZE
+    matrices = slot_memory.zeros(torch.device("cpu"), torch.float32, 3, page)
+    matrices.fill_(1.0)
+    slot_memory.forget(matrices[1, 10:])
+    assert matrices[0].all()
+    assert matrices[1, :10].all()
+    assert matrices[2].all()
+    assert not matrices[1, 10:].any()
+    ((address, length),) = advised
+    assert address % page == length % page == 0
+    assert length >= 2 * page
+    assert matrices[1, 10:].data_ptr() <= address
+    assert address + length <= matrices[2].data_ptr()
+    slot_memory.forget(matrices[1, :10])
+    assert len(advised) == 1, "it has no whole page"
 
 
 @pytest.mark.parametrize(
