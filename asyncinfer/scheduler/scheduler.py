@@ -132,7 +132,7 @@ class Scheduler:
         """The next step, None when nothing can be computed before an `update`, `resume` or `add`.
         It must be launched, and its result handed to `update`."""
         self._set_time(now)
-        step = self.planner.plan(self._scheduled)
+        step = self.planner.plan(self._scheduled) if self.states else None
         if step is not None:
             self.in_flight.append(step)
             self._scheduled += 1

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -111,7 +113,7 @@ def live(
     drawn = Drawn(seed, LIFE)
     life = Life(drawn.scenario, drawn, plugins=plugins, every=_EVERY[checking])
     report = SimulationReport(lives=1)
-    with quiet():
+    with quiet(), _one_thread():
         try:
             life.run()
         except Exception as error:
@@ -121,6 +123,22 @@ def live(
     report.events = life.seen
     report.steps = life.seen["steps"]
     return report
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Without torch's own threads, if it is there: for a tensor of a few rows they only take time,
+    which they spend waiting for one another."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _here(
