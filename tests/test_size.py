@@ -10,7 +10,7 @@ from benchmarks.count_lines import PACKAGE, Lines, count, rooms, table, total
 #: Lines of each room, prose and blank ones included. Whoever mends or tidies makes room for it; a
 #: new capability raises the bound of its rooms by what it needs.
 MOST = {
-    "adapters": 893,
+    "adapters": 932,
     "attention": 1_944,
     "bench": 6_239,
     "builtin": 900,
@@ -18,7 +18,7 @@ MOST = {
     "cli": 2_635,
     "clients": 480,
     "doctor": 576,
-    "engine": 8_319,
+    "engine": 8_330,
     "grammar": 911,
     "integrations": 400,
     "kernels": 6_788,
@@ -35,7 +35,7 @@ MOST = {
     "server": 2_778,
     "speculation": 914,
     "telemetry": 590,
-    "testing": 9_732,
+    "testing": 9_831,
     "text": 3_121,
     "tools": 2_522,
     "weights": 3_051,

@@ -47,6 +47,7 @@ __all__ = [
     "fake_kv",
     "fake_logprob",
     "guided",
+    "guided_oracle",
     "mix",
     "next_token",
     "oracle",
@@ -213,6 +214,53 @@ def oracle(
             )
             known.append(token if sampler is None else sampler(token, p - last))
     return known[last + 1 :]
+
+
+def guided_oracle(
+    prompt_ids: Sequence[int],
+    negative_ids: Sequence[int],
+    params: SamplingParams,
+    seed: int,
+    count: int,
+    *,
+    vocab_size: int,
+    eos_every: int | None = None,
+    stop_ids: Collection[int] = (),
+    windows: Sequence[int] = (),
+    adapter: int = 0,
+) -> list[int]:
+    """`oracle` of a request that is guided by `params.guidance_scale` away from `negative_ids`."""
+    answer: list[int] = []
+    given, free = (_Digests(ids, windows, adapter) for ids in (prompt_ids, negative_ids))
+    while len(answer) < count:
+        token = next_token(
+            adapted(guided(given.digest, free.digest, params.guidance_scale), adapter),
+            len(prompt_ids) - 1 + len(answer),
+            seed=None if params.greedy else seed,
+            vocab_size=vocab_size,
+            eos_every=eos_every,
+            barred=stop_ids if len(answer) < params.min_tokens else (),
+        )
+        answer.append(token)
+        given.add(token)
+        free.add(token)
+    return answer
+
+
+class _Digests:
+    """The digest of a sequence that grows."""
+
+    def __init__(self, tokens: Sequence[int], windows: Sequence[int], adapter: int) -> None:
+        self.digest = self._position = 0
+        self._kv = adapter
+        self._seen = begin(windows)
+        for token in tokens:
+            self.add(token)
+
+    def add(self, token: int) -> None:
+        ((self._kv, *_),) = fake_kv((token,), self._seen, self._kv)
+        self.digest = (self.digest + self._kv * weight(self._position)) & MASK
+        self._position += 1
 
 
 def answer_digests(

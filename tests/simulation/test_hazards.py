@@ -26,6 +26,7 @@ from asyncinfer.errors import Overloaded
 from asyncinfer.grammar import GrammarCompiler, Matcher
 from asyncinfer.sampling import PluginSamplers
 from asyncinfer.sampling.guarded_sampler import GuardedSampler
+from asyncinfer.scheduler import Sequence
 from asyncinfer.scheduler.planner import StepBudget
 from asyncinfer.scheduler.queue import WaitingQueue
 from asyncinfer.scheduler.scheduler import Scheduler
@@ -93,6 +94,16 @@ def raised_before_it_is_read(patch: pytest.MonkeyPatch) -> None:
             raise request.buffer.outcome.raised()
 
     patch.setattr(Intake, "take_in", raising)
+
+
+def guide_outlives_what_it_guides(patch: pytest.MonkeyPatch) -> None:
+    finish = SequenceStates._finish
+
+    def keeping(self: SequenceStates, sequence: Sequence) -> None:
+        if sequence.guided is None:
+            finish(self, sequence)
+
+    patch.setattr(SequenceStates, "_finish", keeping)
 
 
 def thread_kept_that_never_ran(patch: pytest.MonkeyPatch) -> None:
@@ -341,6 +352,7 @@ HAZARDS: dict[str, tuple[int, int, str | tuple[str, ...], Plant]] = {
         "end: ",
         replaced(SlotAllocator, "force", lambda self, sequence, tokens: None),
     ),
+    "a guide outlives what it guides": (30, 1000, ("I", "end: "), guide_outlives_what_it_guides),
     "a sampler begins anew after a preemption": (300, 1000, ("I7", "end"), state_lost),
     "a step without room leaves samplers changed": (
         232,

@@ -14,6 +14,7 @@ from asyncinfer.engine.deadlines import Deadlines
 from asyncinfer.protocols import CachedBlock
 from asyncinfer.testing import SimulationTrace, simulate
 from asyncinfer.testing.simulator import live
+from asyncinfer.testing.simulator.life import Life
 
 #: Of the model. Some ten seconds.
 STEPS = 10_000
@@ -43,6 +44,8 @@ def test_none_fails(seed: int) -> None:
         "adapter: loaded": 2,
         "answers with an adapter": 3,
         "answers with a format": 5,
+        "answers with guidance": 5,
+        "late": 20,
         "said: whole": 3,
         "pin: entered": 1,
     }.items():
@@ -54,6 +57,26 @@ def test_the_same_seed_gives_the_same_life() -> None:
         first, second = live(seed), live(seed)
         assert first.events == second.events
         assert first.events["turn"] > 10
+
+
+def test_lives_use_one_thread_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads took a fifth of the time, in which they waited for one another."""
+    torch = pytest.importorskip("torch")
+    used: list[int] = []
+    run = Life.run
+
+    def counted(self: Life) -> None:
+        used.append(torch.get_num_threads())
+        run(self)
+
+    monkeypatch.setattr(Life, "run", counted)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        live(1)
+        assert (used, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 def plant(monkeypatch: pytest.MonkeyPatch) -> None:

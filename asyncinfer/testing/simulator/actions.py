@@ -13,7 +13,7 @@ from asyncinfer.errors import (
     InvalidRequest,
     ModelLoadError,
 )
-from asyncinfer.scheduler import check_fits
+from asyncinfer.scheduler import check_fits, check_guided
 from asyncinfer.testing.invariants import hold
 from asyncinfer.testing.simulator.checks import ACK
 from asyncinfer.testing.simulator.consumer import Consumer
@@ -49,7 +49,10 @@ class Actions:
             prompt = text = simulated_tokenizer().decode(ask.prompt)
         expected = None
         with suppress(InvalidRequest):
-            total = check_fits(life.model.spec, len(ask.prompt), ask.max_tokens)
+            spec, length = life.model.spec, len(ask.prompt)
+            total = check_fits(spec, length, ask.max_tokens)
+            if ask.guide:
+                total = check_guided(spec, length, len(ask.guide), total, ask.max_tokens)
             expected = Expected(life.scenario, ask, ask.prompt, total, life.adapters)
         if ask.form == "chat":
             if not prompt.strip():

@@ -96,9 +96,12 @@ class Checks:
             self._pages.poison()
             return
         sequences = {
-            answer.sequence.id: answer.sequence
+            sequence.id: sequence
             for request in core.requests.live
             for answer in request.outputs
+            # A guide is nowhere until it has a slot.
+            for sequence in (answer.sequence, answer.sequence.guide)
+            if sequence is not None and (sequence.guided is None or sequence.slot >= 0)
         }
         sequences.update(core.scheduler.states.leaving)
         check_invariants(core.scheduler, sequences.values())
@@ -176,6 +179,7 @@ class Checks:
             self._life.seen["answers with an adapter"] += ask.adapter is not None
             self._life.seen["answers with a format"] += ask.format is not None
             self._life.seen["answers with samplers"] += ask.sampler is not None
+            self._life.seen["answers with guidance"] += ask.guidance is not None
         read = consumer.outcome in _READ_TO_THE_END and ask.how == "iterate"
         if consumer.outcome in _BY_THE_ENGINE and ask.then != "drop":
             # Without this a stream that forgets its request would hide what it has lost.

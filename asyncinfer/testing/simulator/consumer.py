@@ -153,6 +153,8 @@ class Consumer:
             prompt_logprobs=ask.prompt_logprobs,
             bad_words=_WORDS if ask.form == "worker" else (),
             sampler=self._samplers,
+            guidance_scale=1.0 if ask.guidance is None else ask.guidance,
+            negative_prompt=tuple(ask.negative) or None,
             **({} if ask.format is None else FORMATS[ask.format]),
         )
         self.request_id = stream.request_id

@@ -52,6 +52,9 @@ class Drawn:
         # And for event loops that are late.
         self._lateness = late = Random(f"late {seed}")
         self._late = late.random() < 0.15
+        # And for guides.
+        self._guiding = guiding = Random(f"guides {seed}")
+        self._guided = guiding.random() < 0.15
         self._steps = rng.randint(*steps)
         self._ids = self._after = 0
         self._prefixes = [_letters(rng, 30) for _ in range(3)]
@@ -98,7 +101,7 @@ class Drawn:
         if life.state.hangs and rng.random() < (0.8 if self._stuck else 0.2):
             return self._while_it_hangs()
         if rng.random() < self._arrivals and len(live) < self._most:
-            ask = self._hasty(self._ask())
+            ask = self._guide(self._hasty(self._ask()))
             if ask.form == "worker" and self._faulty and rng.random() < 0.15:
                 # A thread may be about to be started for the first of these.
                 return ["refuse_threads", rng.choice((1, 2))]
@@ -132,6 +135,14 @@ class Drawn:
         if not self._late or self._lateness.random() < 0.5:
             return ask
         return replace(ask, form="worker", on_full="cancel", buffer=self._lateness.choice((2, 4)))
+
+    def _guide(self, ask: Ask) -> Ask:
+        """In some lives, some answers are guided."""
+        rng = self._guiding
+        if not self._guided or ask.format or ask.sampler or rng.random() < 0.5:
+            return ask
+        negative = _letters(rng, rng.choice((0, 1, 5, 20)))
+        return replace(ask, guidance=rng.choice((0.0, 1.5, 3.0)), negative=negative)
 
     def _turn(self, name: str) -> Action:
         rng = self._rng

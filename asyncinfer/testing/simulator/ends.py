@@ -101,6 +101,9 @@ class Ends:
         if ask.form != "ids":
             prompt = simulated_tokenizer().decode(ask.prompt)
         held = submitted_bytes(prompt, buffer) + prepared_bytes(len(ask.prompt), blocks, params)
+        if ask.guide:
+            blocks = len(ask.guide) // self._life.scenario.block_size
+            held += prepared_bytes(len(ask.guide), blocks, params)
         if self._life.scenario.wrong_drafts:
             held += drafting_bytes(len(ask.prompt), 0, ask.n)
         if ask.format is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from asyncinfer.params import SamplingParams
 from asyncinfer.testing.invariants import hold
-from asyncinfer.testing.oracle import EOS_ID, MASK, A, answer_digests, mix, oracle
+from asyncinfer.testing.oracle import EOS_ID, MASK, A, answer_digests, guided_oracle, mix, oracle
 from asyncinfer.testing.simulator.adapters import AdapterHistory
 from asyncinfer.testing.simulator.formats import allowed, fits, must_follow
 from asyncinfer.testing.simulator.samplers import sampled
@@ -144,18 +144,20 @@ class Expected:
         ask = self._ask
         params = _params(ask)
         count = self._max_total - len(self._prompt)
-        stop_ids = frozenset((EOS_ID,))
-        tokens = oracle(
-            self._prompt,
+        draws = partial(
+            oracle, self._prompt, sampler=None if ask.sampler is None else sampled(ask.sampler)
+        )
+        if ask.guidance is not None:
+            draws = partial(guided_oracle, self._prompt, ask.guide)
+        tokens = draws(
             params,
             self._seed(index),
             count,
             vocab_size=VOCAB,
             eos_every=self._scenario.eos_every,
-            stop_ids=stop_ids,
+            stop_ids=frozenset((EOS_ID,)),
             windows=self._scenario.windows,
             adapter=adapter,
-            sampler=None if ask.sampler is None else sampled(ask.sampler),
         )
         reason = "length"
         for i, token in enumerate(tokens):
@@ -170,9 +172,9 @@ class Expected:
 
 def _params(ask: Ask) -> SamplingParams:
     """The options that change an answer's tokens, made once for all that have the same."""
-    return _made(ask.temperature, ask.min_tokens)
+    return _made(ask.temperature, ask.min_tokens, 1.0 if ask.guidance is None else ask.guidance)
 
 
 @cache
-def _made(temperature: float, min_tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=temperature, min_tokens=min_tokens)
+def _made(temperature: float, min_tokens: int, guidance: float) -> SamplingParams:
+    return SamplingParams(temperature=temperature, min_tokens=min_tokens, guidance_scale=guidance)

@@ -135,8 +135,9 @@ class Life:
     def count_blocks(self, ask: Ask) -> None:
         """A request may take blocks for so many tokens."""
         most = self.scenario.max_context
-        total = most if ask.max_tokens is None else min(len(ask.prompt) + ask.max_tokens, most)
-        self._blocks += ask.n * (total // self.scenario.block_size + 2)
+        for prompt in (ask.prompt, ask.guide) if ask.guide else (ask.prompt,):
+            total = most if ask.max_tokens is None else min(len(prompt) + ask.max_tokens, most)
+            self._blocks += ask.n * (total // self.scenario.block_size + 2)
 
     def give_turn(self, actor: Actor, points: int | None) -> None:
         """A thread runs, or goes on."""

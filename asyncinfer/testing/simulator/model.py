@@ -89,6 +89,7 @@ class SimulatedModel:
             step_target=scenario.step_target,
             masks=True,
             drafts=True,
+            guides=True,
             samplers=scenario.samplers,
         )
 

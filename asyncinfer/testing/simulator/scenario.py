@@ -107,6 +107,9 @@ class Ask(Plain):
     format: str | None = None
     #: Its sampler plugins: a name in `asyncinfer.testing.simulator.samplers`.
     sampler: str | None = None
+    #: Its `guidance_scale` and `negative_prompt`; None: nothing guides it.
+    guidance: float | None = None
+    negative: list[int] = field(default_factory=list)
     buffer: int = 8
     on_full: Literal["pause", "coalesce", "cancel"] = "pause"
     how: Literal["iterate", "await", "both"] = "iterate"
@@ -117,3 +120,8 @@ class Ask(Plain):
     #: After so many chunks it does `then`.
     chunks: int | None = None
     then: Literal["stop", "leave", "raise", "drop", "sleep"] = "leave"
+
+    @property
+    def guide(self) -> list[int]:
+        """The tokens of the sequence that guides each answer; none where nothing does."""
+        return [] if self.guidance is None else self.negative or self.prompt[-1:]
