@@ -229,7 +229,7 @@ def guided_oracle(
     windows: Sequence[int] = (),
     adapter: int = 0,
 ) -> list[int]:
-    """`oracle` of a request that is guided by `params.guidance_scale` away from `negative_ids`."""
+    """`oracle` of a request that `params.guidance_scale` guides away from `negative_ids`."""
     answer: list[int] = []
     given, free = (_Digests(ids, windows, adapter) for ids in (prompt_ids, negative_ids))
     while len(answer) < count:
@@ -251,8 +251,7 @@ class _Digests:
     """The digest of a sequence that grows."""
 
     def __init__(self, tokens: Sequence[int], windows: Sequence[int], adapter: int) -> None:
-        self.digest = self._position = 0
-        self._kv = adapter
+        self.digest, self._position, self._kv = 0, 0, adapter
         self._seen = begin(windows)
         for token in tokens:
             self.add(token)

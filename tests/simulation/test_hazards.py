@@ -26,7 +26,7 @@ from asyncinfer.errors import Overloaded
 from asyncinfer.grammar import GrammarCompiler, Matcher
 from asyncinfer.sampling import PluginSamplers
 from asyncinfer.sampling.guarded_sampler import GuardedSampler
-from asyncinfer.scheduler import Sequence
+from asyncinfer.scheduler import Sequence, SequenceState
 from asyncinfer.scheduler.planner import StepBudget
 from asyncinfer.scheduler.queue import WaitingQueue
 from asyncinfer.scheduler.scheduler import Scheduler
@@ -96,14 +96,14 @@ def raised_before_it_is_read(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Intake, "take_in", raising)
 
 
-def guide_outlives_what_it_guides(patch: pytest.MonkeyPatch) -> None:
-    finish = SequenceStates._finish
+def guide_keeps_its_pages(patch: pytest.MonkeyPatch) -> None:
+    vacate = SlotAllocator.vacate
 
-    def keeping(self: SequenceStates, sequence: Sequence) -> None:
-        if sequence.guided is None:
-            finish(self, sequence)
+    def keeping(self: SlotAllocator, sequence: Sequence) -> None:
+        if sequence.guided is None or sequence.guided.state is not SequenceState.FINISHED:
+            vacate(self, sequence)
 
-    patch.setattr(SequenceStates, "_finish", keeping)
+    patch.setattr(SlotAllocator, "vacate", keeping)
 
 
 def thread_kept_that_never_ran(patch: pytest.MonkeyPatch) -> None:
@@ -352,7 +352,7 @@ HAZARDS: dict[str, tuple[int, int, str | tuple[str, ...], Plant]] = {
         "end: ",
         replaced(SlotAllocator, "force", lambda self, sequence, tokens: None),
     ),
-    "a guide outlives what it guides": (30, 1000, ("I", "end: "), guide_outlives_what_it_guides),
+    "a guide keeps its pages": (40, 1000, ("I", "end: "), guide_keeps_its_pages),
     "a sampler begins anew after a preemption": (300, 1000, ("I7", "end"), state_lost),
     "a step without room leaves samplers changed": (
         232,
