@@ -36,7 +36,7 @@ class Tabled(Protocol):
 
     @property
     def conversation(self) -> Conversation | None:
-        """What it is a request of; None where it is alone."""
+        """The conversation that its request belongs to, if any."""
 
 
 class BlockManager:

@@ -67,8 +67,8 @@ class Conversations:
         self.due = math.inf
 
     def hold(self, conversation: Conversation, entries: Sequence[CacheEntry], now: float) -> None:
-        """A request of the conversation ends, and these are its blocks, all published. What it was
-        before and is no more, such as an answer that was taken back, is let go."""
+        """A request of the conversation ends, and these are its blocks, all published. Other blocks
+        that it held before, such as those of an answer that was taken back, are let go."""
         held = conversation.entries
         same = 0
         for ours, theirs in zip(held, entries, strict=False):

@@ -17,10 +17,10 @@ __all__ = ["BeamOutput", "BeamSearch"]
 
 
 class BeamSearch:
-    """Goes on from step to step: each beam is a sequence that computes one token, from which its
-    successors fork with its pages, copied where they are written. A beam that was computed is
-    paused until its successors were, so that whoever needs its pages may have them: a successor
-    is then computed from the prefix cache. Decode thread only.
+    """A beam is a sequence that computes one token. Its successors fork from it: they share its
+    pages, and copy those that they write to. A computed beam is paused until its successors are
+    computed, so that another sequence may take its pages. A successor is then computed from the
+    prefix cache. Decode thread only.
 
     `request.outputs` are the beams being computed and those before them.
     """

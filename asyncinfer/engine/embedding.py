@@ -37,7 +37,7 @@ __all__ = ["Embeddings", "Score", "embed", "score"]
 #: Texts of one call, and requests of it at once.
 MOST_TEXTS: Final = 4096
 AT_ONCE: Final = 64
-#: What is computed is a prompt.
+#: Options of requests of which only the prompt is computed.
 PARAMS: Final = SamplingParams(temperature=0.0, max_tokens=0)
 SCORED: Final = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=0)
 

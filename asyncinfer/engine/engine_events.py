@@ -71,7 +71,7 @@ class EngineEvents:
         self._clock = clock
         self.every_step = observers.every_step
         self._observers = observers
-        #: What the last step was told with.
+        #: The totals when observers were last told of a step.
         self._counted = _Counted(0, 0.0, 0, 0, 0)
 
     def opened(self, model: str, stats: Callable[[], EngineStats]) -> None:

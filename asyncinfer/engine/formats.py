@@ -101,5 +101,5 @@ class Formats:
 
 
 def _is_kept(typed: Any) -> bool:
-    """Whether its schema is made once: a type that has no hash has no place in a dictionary."""
+    """Whether the type's schema is kept. A type without a hash cannot be a dictionary's key."""
     return isinstance(typed, Hashable) and hasattr(typed, "__weakref__")

@@ -40,7 +40,7 @@ class Hold:
         return made
 
     def close(self) -> None:
-        """Keep them no longer. A second call does nothing."""
+        """Let the cache keep the blocks no longer. A second call does nothing."""
         if self._open and self._frontend.here:
             self._frontend.post(Command.OVER, self.conversation)
         self._open = False

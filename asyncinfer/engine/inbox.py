@@ -12,8 +12,7 @@ __all__ = ["Command", "Inbox"]
 
 
 class Command(Enum):
-    """Commands, each with an argument: seconds for CLOSE, conversations for the last three, a
-    request for the others."""
+    """What the decode thread is to do, with an argument: a request, if nothing else is said."""
 
     SUBMIT = "submit"
     ABORT = "abort"
@@ -21,11 +20,13 @@ class Command(Enum):
     RESUME = "resume"
     #: Give back what a request holds that has ended, and report its end.
     RELEASE = "release"
+    #: End all requests within so many seconds.
     CLOSE = "close"
-    #: The conversation waits for a tool; it is over; and, of a pair, the second begins as the first
-    #: is.
+    #: The conversation waits for the result of a tool.
     WAITING = "waiting"
+    #: The conversation is over.
     OVER = "over"
+    #: Of a pair of conversations, the second begins as the first one is.
     FORK = "fork"
 
 

@@ -48,9 +48,9 @@ class RequestOptions:
     chat: ChatOptions | None = None
     #: The request is a beam search.
     search: BeamOptions | None = None
-    #: It is a request of a conversation.
+    #: The conversation that the request belongs to.
     conversation: Conversation | None = None
-    #: With prompt logprobs: of how many prompt tokens from the second on none are wanted.
+    #: Prompt tokens, from the second on, whose logprobs are not wanted though others are.
     scored: int = 0
     #: What the prompt's embedding is made of; None: none is wanted.
     pooling: Pooling | None = None

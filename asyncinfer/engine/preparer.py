@@ -244,7 +244,7 @@ class Preparer:
             seed,
             scope=options.cache_scope,
             prediction=prediction,
-            # Where they are not appended anyway.
+            # Where the committer does not append forced tokens anyway.
             forced=None if matcher is None or matcher.most_forced else matcher.following,
             most=most,
         )

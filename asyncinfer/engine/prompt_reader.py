@@ -77,9 +77,9 @@ class PromptReader:
     def negative(
         self, params: SamplingParams, prompt: Sequence[int], chat: ChatOptions | None
     ) -> list[int]:
-        """The token ids of the negative prompt, at least one: the last of the prompt where there is
-        none; none at all where nothing is guided. Messages are rendered as those of the prompt.
-        Raises `InvalidRequest`."""
+        """The token ids of the negative prompt, or the prompt's last one where that is left out. A
+        request without guidance has none. Messages are rendered as those of the prompt. Raises
+        `InvalidRequest`."""
         text = params.negative_prompt
         if params.guidance_scale == 1 or params.max_tokens == 0:
             return []

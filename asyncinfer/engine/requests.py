@@ -19,8 +19,6 @@ _EVENTS = {
     End.ABORTED: "request_aborted",
     End.FAILED: "request_failed",
 }
-
-
 #: Seconds between two looks at paused streams that count as unread, at most. A long step, or a
 #: process that is stopped, is no fault of the consumer.
 LONGEST_LOOK = 1.0

@@ -91,8 +91,8 @@ class Watchdog:
         self._news.set()
 
     def hangs(self, now: float) -> bool:
-        # What passes between two looks counts for no more than they are apart: in a process that
-        # was stopped, or a machine that slept, the decode thread had no chance to go on.
+        # A look counts two of its intervals at most. In a process that was stopped, or on a machine
+        # that slept, the decode thread had no chance to go on.
         passed = min(now - self._looked, 2 * self._look_every)
         self._looked = now
         turn, self._turn = self._turn, self._core.turn_began

@@ -113,8 +113,9 @@ class Scheduler:
         self.states.resume(sequence)
 
     def converse(self, what: str, argument: Any, now: float) -> None:
-        """A conversation is "waiting" for a tool or "over"; or, of a pair of them, a "fork" of the
-        first is the second."""
+        """Note what happens to a conversation. `what` is "waiting" (for a tool) or "over", and
+        `argument` the conversation. Or `what` is "fork", and `argument` a pair: the second
+        conversation begins as the first one is."""
         if self.cache is None:
             return
         self._set_time(now)

@@ -115,7 +115,7 @@ class Sequence:
             prompt_len: tokens of the prompt; None where `prompt_ids` are no more than that.
             index: which of the `n` answers.
             fork_of: a sequence, added before this one, that computes all tokens but the last.
-            conversation: the one that it is a request of; it alone, one after the other.
+            conversation: the one that this request belongs to, which has one request at a time.
             scored: with prompt logprobs: how many prompt tokens from the second on need none.
             pooling: what the prompt's embedding is made of; None without one.
             guide: the sequence of its negative prompt, which computes what this one draws after its

@@ -51,7 +51,7 @@ class Join:
 
 @dataclass(slots=True)
 class ForcedTokens:
-    """Tokens that a slot's sequence goes on by, though the runner did not draw them."""
+    """Tokens that a slot's sequence goes on with, though the runner did not draw them."""
 
     slot: int
     #: Position of the first of them in the sequence.
@@ -119,7 +119,8 @@ class Step:
     answers: int = 0
     #: Whether a draft model read prompts before it, which took time.
     behind: bool = False
-    #: While it is in flight: what its launch gave, for its collection. Written by the decode loop.
+    #: What `StepRunner.launch` returned, for `collect`; None unless the step is in flight. The
+    #: decode loop writes it.
     handle: object = None
 
     #: What came out of each row, once the step is committed: new answer tokens, none inside a
