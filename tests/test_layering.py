@@ -393,3 +393,30 @@ def _problems(modules: Sources) -> set[str]:
         "rise by a string": rises(string_imports(modules)),
     }
     return {name for name, problems in checks.items() if problems}
+
+
+def lost_references(page: str) -> list[str]:
+    """Files that a page names and that are not there; and members, written "`Name` in `file.py`"
+    or "`Name` (`file.py`", that the file does not have."""
+    lost = []
+    named = re.findall(r"(?:`([\w.]+)(?:\(\))?` (?:in |\())?`((?:\w+/)+\w+\.py)`", page)
+    for member, path in named:
+        found = [each for each in (ROOT / path, TOP / path) if each.is_file()]
+        name = member.rpartition(".")[2]
+        if not found:
+            lost.append(path)
+        elif name and not re.search(rf"\b{name}\b", found[0].read_text("utf-8")):
+            lost.append(f"{member} in {path}")
+    return lost
+
+
+@pytest.mark.parametrize("page", sorted((TOP / "docs").glob("*.md")), ids=lambda page: page.stem)
+def test_pages_name_files_and_members_that_are_there(page: Path) -> None:
+    assert not lost_references(page.read_text("utf-8"))
+
+
+def test_what_a_page_names_wrongly_is_found() -> None:
+    right = "`Step` in `scheduler/step.py`, `Core.step` (`engine/core.py`), `tests/support.py`"
+    assert not lost_references(right)
+    assert lost_references("`Steps` in `scheduler/step.py`") == ["Steps in scheduler/step.py"]
+    assert lost_references("see `engine/steps.py`") == ["engine/steps.py"]
