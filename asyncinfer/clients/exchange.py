@@ -146,7 +146,8 @@ class _Run:
                 self.parts.append(body)
             self.complete = not message.get("more_body", False)
         self._news.set()
-        while len(self.parts) >= MOST_UNREAD:
+        # After the last part nothing has to wait, and a reader that leaves cancels nothing.
+        while len(self.parts) >= MOST_UNREAD and not self.complete:
             self.room = anyio.Event()
             await self.room.wait()
 

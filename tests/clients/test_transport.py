@@ -14,6 +14,7 @@ import httpx2
 import pytest
 from support import Until
 
+from asyncinfer.clients.exchange import MOST_UNREAD
 from asyncinfer.clients.transport import async_transport, sync_transport
 
 pytestmark = pytest.mark.anyio
@@ -167,6 +168,23 @@ async def test_an_application_waits_for_a_slow_reader(app: Slow, until: Until) -
             await anyio.wait_all_tasks_blocked()
             assert made < 100
             assert len(await answer.aread()) == 10_000
+
+
+async def test_an_application_ends_though_nobody_reads_its_last_part(until: Until) -> None:
+    ended = False
+
+    async def many(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal ended
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for unread in range(MOST_UNREAD):
+            more = unread < MOST_UNREAD - 1
+            await send({"type": "http.response.body", "body": b"x", "more_body": more})
+        ended = True
+
+    async with httpx2.AsyncClient(transport=async_transport(httpx2, many)) as client:
+        async with client.stream("GET", "http://a/"):
+            await anyio.wait_all_tasks_blocked()
+        await until(lambda: ended)
 
 
 @BOTH
