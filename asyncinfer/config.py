@@ -68,6 +68,9 @@ class EngineConfig:
     #: in a process of its own. "process": so, at each open. "inline": in this process, at each
     #: open, where a kernel that crashes takes the program with it. "off": they are not.
     kernel_trial: KernelTrial = "cached"
+    #: Whether an engine on a GPU computes steps of every size when it opens, so that no kernel is
+    #: compiled while a stream waits.
+    warm_up: bool = True
     #: Threads that a step's operators take on a CPU at most; None takes torch's own number, or a
     #: container's quota. They are fewer while other programs keep cores busy.
     cpu_threads: int | None = None
@@ -180,7 +183,7 @@ class EngineConfig:
             raise InvalidConfig("draft", self.draft, bound)
         if self.revision is not None:
             _check_name("revision", self.revision)
-        for name in ("follow_symlinks", "prefix_cache", "deterministic"):
+        for name in ("follow_symlinks", "prefix_cache", "deterministic", "warm_up"):
             check_boolean(name, getattr(self, name))
         for name in ("cache_policy", "scheduler"):
             _check_chosen(name, getattr(self, name))

@@ -52,6 +52,13 @@ def report(record_property: Callable[[str, object], None]) -> Callable[[str], No
     return lambda line: record_property("report", line)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Reports of tests on a GPU say so; their keywords are folders' names as well."""
+    for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            item.user_properties.append(("gpu", True))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = (
         done for outcome in ("passed", "failed") for done in terminalreporter.getreports(outcome)

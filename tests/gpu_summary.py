@@ -15,13 +15,13 @@ __all__ = ["gpu_summary", "machine_lines"]
 
 
 def gpu_summary(reports: Iterable[pytest.TestReport]) -> list[str]:
-    """Passed, failed and skipped tests that are marked `gpu`, by file, and the names of those that
-    failed. None were run: nothing."""
+    """Passed, failed and skipped tests with the property `gpu`, by file, and the names of those
+    that failed. None were run: nothing."""
     files: dict[str, Counter[str]] = {}
     failed = []
     for report in reports:
         # A test that is skipped, or whose fixtures fail, has no call.
-        if "gpu" not in report.keywords or (report.when != "call" and report.passed):
+        if ("gpu", True) not in report.user_properties or (report.when != "call" and report.passed):
             continue
         files.setdefault(report.nodeid.partition("::")[0], Counter())[report.outcome] += 1
         if report.failed:

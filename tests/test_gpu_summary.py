@@ -9,10 +9,17 @@ from gpu_summary import gpu_summary, machine_lines
 
 
 def report(
-    name: str, outcome: Literal["passed", "failed", "skipped"], when: Any = "call", *, gpu: Any = 1
+    name: str,
+    outcome: Literal["passed", "failed", "skipped"],
+    when: Any = "call",
+    *,
+    gpu: bool = True,
 ) -> pytest.TestReport:
-    keywords = {"gpu": gpu} if gpu else {}
-    return pytest.TestReport(name, ("", 0, ""), keywords, outcome, None, when)
+    # A folder of that name is a keyword, too.
+    properties = [("gpu", True)] if gpu else []
+    return pytest.TestReport(
+        name, ("", 0, ""), {"gpu": 1}, outcome, None, when, user_properties=properties
+    )
 
 
 def test_tests_are_counted_by_file() -> None:
@@ -24,7 +31,7 @@ def test_tests_are_counted_by_file() -> None:
             report("tests/a.py::two", "failed"),
             report("tests/b.py::one", "skipped", "setup"),
             report("tests/b.py::two", "failed", "setup"),
-            report("tests/c.py::one", "failed", gpu=None),
+            report("tests/c.py::one", "failed", gpu=False),
         ]
     )
     assert found == [

@@ -9,10 +9,11 @@ import torch
 
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.kernels.dispatch import distrusted, use_triton
+from asyncinfer.kernels.dispatch import KernelError, distrusted, use_triton
 from asyncinfer.params import SamplingParams
 from asyncinfer.runner.accelerator import DeviceError
 from asyncinfer.runner.model_runner import ModelRunner
+from asyncinfer.runner.warm_up import warm_up
 from asyncinfer.scheduler import Join, PageChanges, Step, StepResult
 
 __all__ = ["check_answer", "check_opened"]
@@ -27,9 +28,17 @@ _Scores = list[tuple[float, float]]
 
 
 def check_opened(runner: ModelRunner, config: EngineConfig) -> None:
-    """`check_answer` where `config` leaves a choice. Raises `ModelLoadError` where it asks for
-    Triton's kernels and the answer is not right, and where the device fails."""
-    if config.deterministic or config.kernels == "torch":
+    """`warm_up`, and `check_answer` where `config` leaves a choice. Raises `ModelLoadError` where
+    the device fails, where it asks for Triton's kernels and the answer is not right, and where it
+    is to be deterministic and a kernel cannot be launched."""
+    if config.kernels == "torch":
+        return
+    if config.warm_up:
+        try:
+            warm_up(runner)
+        except (DeviceError, KernelError) as error:
+            raise ModelLoadError(str(error)) from error
+    if config.deterministic:
         return
     if distrusted() is None:
         try:

@@ -55,7 +55,7 @@ class DecodeGraphs:
         self._hold = hold
         self._fallbacks = fallbacks or Fallbacks()
         self._graphs: dict[tuple[int, Draws, bool], Graph] = {}
-        self._recording = True
+        self._recording, self._closed = True, False
 
     @property
     def most_rows(self) -> int:
@@ -87,11 +87,21 @@ class DecodeGraphs:
         if self._recording:
             self._record(size, draws, adapted)
 
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Inside, no step is recorded."""
+        before, self._recording = self._recording, False
+        try:
+            yield
+        finally:
+            # It may have been closed meanwhile.
+            self._recording = before and not self._closed
+
     def close(self) -> None:
         for graph in self._graphs.values():
             graph.reset()
         self._graphs.clear()
-        self._recording = False
+        self._recording, self._closed = False, True
 
     def _record(self, size: int, draws: Draws, adapted: bool) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +108,10 @@ class EagerExecutor:
 
     def lost(self, step: Step) -> None:
         """The step was taken back: nobody knows how far its rows were computed."""
+
+    def unrecorded(self) -> AbstractContextManager[None]:
+        """Inside, no step is recorded."""
+        return nullcontext()
 
     def stop_replaying(self) -> bool:
         """Compute every step as it is from now on; call it when the device has no work left. Gives

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 import numpy as np
@@ -113,6 +114,9 @@ class GraphExecutor(EagerExecutor):
     def lost(self, step: Step) -> None:
         self.state.host_positions[step.slots] = _UNKNOWN
         self._step.turn_to(self.turn)
+
+    def unrecorded(self) -> AbstractContextManager[None]:
+        return self.graphs.unrecorded()
 
     def stop_replaying(self) -> bool:
         self.graphs.close()

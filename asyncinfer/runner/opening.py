@@ -12,6 +12,7 @@ from asyncinfer.adapters import AdapterPool
 from asyncinfer.attention import KVCache, StateCache
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import ModelLoadError
+from asyncinfer.kernels.dispatch import KernelError
 from asyncinfer.models import Decoder, load_model, read_config
 from asyncinfer.runner.accelerator import CudaAccelerator
 from asyncinfer.runner.canary import check_opened
@@ -176,6 +177,9 @@ def _runner(
         if accelerator is not None:
             check_opened(runner, config)
         return runner
+    except KernelError as error:
+        # A deterministic runner, which goes without nothing, tries its tiles when it is made.
+        raise ModelLoadError(f"{error}: see `asyncinfer doctor`") from error
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise

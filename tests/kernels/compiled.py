@@ -30,7 +30,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction, mangle_type
 
-__all__ = ["CAPABILITIES", "SHARED", "Code", "Launch", "recorded"]
+__all__ = ["CAPABILITIES", "SHARED", "Code", "Launch", "compiled_for", "recorded"]
 
 #: What kernels are compiled for: the A100 and the H100 or H200.
 CAPABILITIES = (80, 90)
@@ -103,6 +103,21 @@ class Launch:
         target = GPUTarget("cuda", capability, 32)
         built = triton.compile(source, target=target, options=dict(self.options))
         return _code(capability, built.asm["ptx"], built.asm["cubin"], built.metadata.shared)
+
+
+def compiled_for(launch: Launch) -> dict[str, Any]:
+    """What a launch is compiled for: a change of any of this costs a second."""
+    key: dict[str, Any] = dict(launch.options)
+    for parameter in launch.kernel.params:
+        value = launch.arguments[parameter.name]
+        if parameter.is_constexpr or value is None:
+            key[parameter.name] = value
+        elif isinstance(value, int):
+            key[parameter.name] = "any" if parameter.do_not_specialize else value
+        elif isinstance(value, torch.Tensor):
+            aligned = not parameter.do_not_specialize_on_alignment
+            key[parameter.name] = (value.dtype, aligned)
+    return key
 
 
 @contextmanager

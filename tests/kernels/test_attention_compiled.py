@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernels.compiled import SHARED, Launch, recorded
+from kernels.compiled import SHARED, Launch, compiled_for, recorded
 
 from asyncinfer.kernels import triton
 from asyncinfer.kernels.triton import attention_tiling
@@ -160,21 +160,6 @@ def test_float32_is_exact_and_goes_through_the_tensor_cores(decode_rows: int) ->
     # Three products of tf32 for one of float32.
     assert code.count("HMMA.1688.F32.TF32") % 3 == 0
     assert code.count("HMMA.1688.F32.TF32") > 0
-
-
-def compiled_for(launch: Launch) -> dict[str, Any]:
-    """What a launch is compiled for: a change of any of this costs a second."""
-    key: dict[str, Any] = dict(launch.options)
-    for parameter in launch.kernel.params:
-        value = launch.arguments[parameter.name]
-        if parameter.is_constexpr or value is None:
-            key[parameter.name] = value
-        elif isinstance(value, int):
-            key[parameter.name] = "any" if parameter.do_not_specialize else value
-        elif isinstance(value, torch.Tensor):
-            aligned = not parameter.do_not_specialize_on_alignment
-            key[parameter.name] = (value.dtype, aligned)
-    return key
 
 
 def test_one_code_for_every_batch() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernels.compiled import CAPABILITIES, recorded
+from kernels.compiled import CAPABILITIES, compiled_for, recorded
 from kernels.targets import Target
 
 from asyncinfer.kernels import ops, triton
@@ -72,3 +72,17 @@ def test_compiled(capability: int) -> None:
     code = launch.compile(capability)
     assert code.spills == 0
     assert code.fits
+
+
+def test_one_code_however_much_memory_was_free() -> None:
+    """How long sequences and tables may be differs from open to open."""
+
+    def meta(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.int32, device="meta")
+
+    with recorded() as launches:
+        for rows, capacity, width in ((1, 1, 1), (16, 4096, 256), (7, 131_073, 8193)):
+            tables, options = meta(257, 2, width), meta(257, 8)
+            triton.decode_inputs(meta(rows), meta(257), tables, options, meta(257, capacity), 16)
+    first, *others = (compiled_for(launch) for launch in launches)
+    assert all(other == first for other in others)

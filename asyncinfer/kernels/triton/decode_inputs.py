@@ -40,11 +40,11 @@ def decode_inputs(
         figures,
         block_tables,
         count,
-        CAPACITY=history.shape[1],
+        history.shape[1],
+        width,
         WORDS=words,
         WORDS_BLOCK=triton.next_power_of_2(words),
         GROUPS=groups,
-        WIDTH=width,
         BLOCK_SIZE=block_size,
         ENTRIES=_ENTRIES,
         num_warps=4,
@@ -63,7 +63,8 @@ def decode_inputs(
     )
 
 
-@triton.jit(do_not_specialize=["count"])
+# Capacity and width follow from the memory that was free when an engine opened: one code for all.
+@triton.jit(do_not_specialize=["count", "capacity", "width"])
 def _decode_inputs(
     rows,
     positions,
@@ -74,11 +75,11 @@ def _decode_inputs(
     figures,
     block_tables,
     count,
-    CAPACITY: tl.constexpr,
+    capacity,
+    width,
     WORDS: tl.constexpr,
     WORDS_BLOCK: tl.constexpr,
     GROUPS: tl.constexpr,
-    WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ENTRIES: tl.constexpr,
 ):
@@ -88,16 +89,16 @@ def _decode_inputs(
     group = tl.program_id(1)
     stretch = tl.program_id(2)
     slot = tl.load(rows + row).to(tl.int64)
-    table = tables + slot * (GROUPS * WIDTH)
+    table = tables + slot * GROUPS * width
     entries = stretch * ENTRIES + tl.arange(0, ENTRIES)
-    inside = entries < WIDTH
-    copied = tl.load(table + group * WIDTH + entries, mask=inside, other=0)
-    target = block_tables + (group.to(tl.int64) * count + row) * WIDTH
+    inside = entries < width
+    copied = tl.load(table + group * width + entries, mask=inside, other=0)
+    target = block_tables + (group.to(tl.int64) * count + row) * width
     tl.store(target + entries, copied, mask=inside)
     if group + stretch == 0:
         now = tl.load(positions + slot)
         at = tl.maximum(now, 0).to(tl.int64)
-        place = slot * CAPACITY + at
+        place = slot * capacity + at
         tl.store(numbers + row, tl.load(history + place).to(tl.int64))
         tl.store(numbers + count + row, at)
         tl.store(numbers + 2 * count + row, at + 1)
@@ -110,7 +111,7 @@ def _decode_inputs(
         copied_words = tl.load(words + word, mask=word < WORDS, other=0)
         tl.store(figures + (1 + word) * count + row, copied_words, mask=word < WORDS)
         for each in tl.static_range(GROUPS):
-            block = tl.load(table + each * WIDTH + at // BLOCK_SIZE).to(tl.int64)
+            block = tl.load(table + each * width + at // BLOCK_SIZE).to(tl.int64)
             written = tl.where(now >= 0, block * BLOCK_SIZE + at % BLOCK_SIZE, -1)
             tl.store(numbers + (5 + each) * count + row, written)
         if now >= 0:

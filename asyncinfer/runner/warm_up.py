@@ -1,0 +1,75 @@
+"""Steps of every size before a GPU's runner serves anybody: what a step needs compiled is compiled
+then, and not while a stream waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from asyncinfer.kernels.dispatch import wants_triton
+from asyncinfer.params import SamplingParams
+from asyncinfer.runner.model_runner import ModelRunner
+from asyncinfer.scheduler import Join, PageChanges, Step
+
+__all__ = ["warm_up"]
+
+#: Query tokens of a step, and rows that draw: one for each kind of tile, and more than any has.
+_SIZES: Final = (1, 2, 3, 4, 16, 32, 64, 65)
+_WAYS: Final[tuple[dict[str, Any], ...]] = (
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
+)
+#: One for each way in which Triton's kernels draw, from logits as the model gives them and from
+#: those that something has changed.
+_DRAWS: Final = tuple(
+    SamplingParams(presence_penalty=penalty, **way) for penalty in (0.0, 0.5) for way in _WAYS
+)
+
+
+def warm_up(runner: ModelRunner) -> None:
+    """Have a runner that has served nobody compute a step of each kind and size; nothing is
+    recorded. A kernel that cannot be launched is a fallback, as in any step.
+
+    Where a step has no memory it is left out, with those that are larger. Raises `DeviceError`
+    where the device fails, and `KernelError` where a deterministic runner has no fallback.
+    """
+    spec = runner.spec
+    pages = min(group.num_pages for group in spec.groups)
+    most = min(spec.max_step_tokens, spec.max_context - 1, pages * spec.block_size - 1)
+    try:
+        with runner.executor.unrecorded():
+            for count in _up_to(most):
+                for params in _DRAWS if count == 1 else _DRAWS[:1]:
+                    # One row that decodes, then a prompt.
+                    _compute(runner, [count], params)
+                    _compute(runner, [max(count, 2)], params)
+            # Two tokens of a first row, so that it is no step of decode rows alone.
+            for rows in _up_to(min(spec.max_slots, most - 1)):
+                _compute(runner, [1] * rows, _DRAWS[0])
+                _compute(runner, [2, *[1] * (rows - 1)], _DRAWS[0])
+    except MemoryError:
+        return
+
+
+def _up_to(most: int) -> list[int]:
+    """The sizes up to `most`, and `most` where it lies below the last."""
+    return sorted({min(size, most) for size in _SIZES if most > 0})
+
+
+def _compute(runner: ModelRunner, counts: Sequence[int], params: SamplingParams) -> None:
+    """A step of new sequences, whose rows have so many tokens. They share their pages: what is
+    computed is nobody's answer."""
+    if not wants_triton():
+        return
+    groups = runner.spec.groups
+    step = Step(0, groups=[PageChanges() for _ in groups])
+    for slot, count in enumerate(counts):
+        pages = list(range(-(-(count + 1) // runner.spec.block_size)))
+        tokens = [1 % runner.spec.vocab_size] * count
+        step.joins.append(Join(slot, tokens, count, [pages for _ in groups], params, slot))
+        step.slots.append(slot)
+        step.starts.append(0)
+        step.counts.append(count)
+        step.samples.append(1)
+    runner.collect(runner.launch(step))

@@ -1,0 +1,200 @@
+"""Nothing compiles while a stream waits: a compiler that notes what it is asked for is asked for
+nothing after an engine has opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from fakes.fake_device import FakeDevice
+from kernels.compiled import Launch, compiled_for, recorded
+
+from asyncinfer.attention import PagedAttention
+from asyncinfer.config import EngineConfig
+from asyncinfer.errors import ModelLoadError
+from asyncinfer.kernels import dispatch, triton
+from asyncinfer.models import Decoder, decoder, tensor_table
+from asyncinfer.quantization import CudaLinear, linear
+from asyncinfer.runner.canary import check_opened
+from asyncinfer.runner.warm_up import warm_up
+from asyncinfer.sampling import recorded as recorded_sampler
+from asyncinfer.sampling import state as sampling_state
+
+
+class Compiler:
+    """Notes what the launches of Triton's wrappers would be compiled for; torch's operators compute
+    what they would."""
+
+    def __init__(self, launches: list[Launch], thread: ThreadPoolExecutor) -> None:
+        self._launches, self._thread = launches, thread
+        self._keys: dict[Hashable, frozenset[Hashable]] = {}
+        #: What was asked for so far.
+        self.compiled: set[Hashable] = set()
+
+    def kernel_for(self, operator: Callable[..., Any], tensor: torch.Tensor) -> Callable[..., Any]:
+        name = operator.__name__
+        if name not in triton.__all__ or not dispatch.wants_triton():
+            return operator
+
+        def kernel(*args: Any, **options: Any) -> Any:
+            call = (name, *map(seen, args), *((key, seen(options[key])) for key in sorted(options)))
+            if call not in self._keys:
+                # On a thread where nobody watches the device.
+                work = self._thread.submit(self._compile, name, args, options)
+                self._keys[call] = work.result()
+            self.compiled |= self._keys[call]
+            return operator(*args, **options)
+
+        return kernel
+
+    def _compile(
+        self, name: str, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> frozenset[Hashable]:
+        given = {option: shape_of(value) for option, value in options.items()}
+        getattr(triton, name)(*map(shape_of, args), **given)
+        keys = frozenset(
+            (launch.name, *sorted(map(str, compiled_for(launch).items())))
+            for launch in self._launches
+        )
+        self._launches.clear()
+        return keys
+
+
+def seen(value: Any) -> Hashable:
+    """All of an argument that a wrapper goes by."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.size(), value.stride()
+    return str(value)
+
+
+def shape_of(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    size, stride = value.size(), value.stride()
+    return torch.empty_strided(size, stride, dtype=value.dtype, device="meta")
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
+    """Layers and draws are those of a GPU."""
+    monkeypatch.setattr(decoder, "has_fused_kernels", lambda weight: True)
+    monkeypatch.setitem(linear._FORMATS, "plain", CudaLinear)
+    monkeypatch.setattr(decoder, "begin_attention", PagedAttention)
+    for module in (recorded_sampler, sampling_state):
+        monkeypatch.setattr(module, "fuses", lambda like: True)
+    with ThreadPoolExecutor(1) as thread, recorded() as launches:
+        fake = Compiler(launches, thread)
+        monkeypatch.setattr(dispatch, "kernel_for", fake.kernel_for)
+        yield fake
+    dispatch.use_triton(True)
+
+
+@pytest.fixture
+def fused(compiler: Compiler, decoder: Decoder) -> Decoder:
+    """The tests' decoder, of layers as on a GPU."""
+    table, numbers = tensor_table(decoder.config), torch.Generator().manual_seed(3)
+    return Decoder(
+        decoder.config, lambda name: torch.randn(table[name].shape, generator=numbers) * 0.3
+    )
+
+
+@pytest.fixture
+def device() -> Iterator[FakeDevice]:
+    with FakeDevice() as fake:
+        yield fake
+
+
+def serve(hand: Any) -> None:
+    """Prompts of many lengths, drawn in every way, alone and beside rows that decode."""
+    ways: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.7},
+        {"temperature": 1.0, "top_k": 3},
+        {"temperature": 0.5, "top_p": 0.5, "presence_penalty": 0.5},
+        {"temperature": 1.0, "min_p": 0.1, "logprobs": 2},
+    ]
+    lengths = (1, 2, 5, 17, 70)
+    for slot, (length, way) in enumerate(zip(lengths, ways, strict=True)):
+        hand.join(slot, [7] * length, seed=slot, **way)
+        hand.row(slot, 0, length)
+        for before in range(slot):
+            hand.row(before, lengths[before] + slot - before - 1, 1)
+        hand.step()
+    last = len(lengths) - 1
+    for rows in range(len(lengths), 0, -1):
+        for slot in range(rows):
+            hand.row(slot, lengths[slot] + last - slot, 1)
+        last += 1
+        hand.step()
+
+
+@pytest.mark.parametrize("graphs", ["lazy", "off"])
+def test_nothing_compiles_while_a_stream_waits(
+    make_hand: Any, fused: Decoder, compiler: Compiler, graphs: str
+) -> None:
+    # Nobody need watch a device that records nothing.
+    device = FakeDevice() if graphs == "lazy" else None
+    with device or nullcontext():
+        hand = make_hand(decoder=fused, accelerator=device, graphs=graphs, slots=8)
+        warm_up(hand.runner)
+        known = set(compiler.compiled)
+        compiler.compiled.clear()
+        serve(hand)
+    assert len(compiler.compiled) > 20
+    assert compiler.compiled <= known
+
+
+def test_it_records_nothing_and_leaves_nothing_behind(make_hand: Any, device: FakeDevice) -> None:
+    hand = make_hand(accelerator=device, slots=2)
+    warm_up(hand.runner)
+    assert hand.runner.executor.graphs.recorded == 0
+    plain = make_hand()
+    for each in (hand, plain):
+        each.join(0, [5, 17, 3])
+        each.row(0, 0, 3)
+        each.step()
+    assert hand.decode(0, 3, 5) == plain.decode(0, 3, 5)
+    assert hand.runner.executor.graphs.recorded == 1
+
+
+def failing(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kernel_for(operator: Callable[..., Any], tensor: torch.Tensor) -> Callable[..., Any]:
+        def kernel(*_: Any, **__: Any) -> Any:
+            raise dispatch.KernelError("rms_norm: no C compiler found")
+
+        wanted = operator.__name__ == "rms_norm" and dispatch.wants_triton()
+        return kernel if wanted else operator
+
+    monkeypatch.setattr(dispatch, "kernel_for", kernel_for)
+
+
+def test_what_cannot_be_compiled_is_a_fallback_before_anybody_asks(
+    make_hand: Any, device: FakeDevice, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(compiler, monkeypatch)
+    hand = make_hand(accelerator=device)
+    with pytest.warns(RuntimeWarning, match="no C compiler found"):
+        check_opened(hand.runner, EngineConfig())
+    assert [each.part for each in hand.runner.fallbacks] == ["kernels", "graphs"]
+
+
+def test_a_deterministic_engine_does_not_open_then(
+    make_hand: Any, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It has its tiles tried before.
+    hand = make_hand(deterministic=True)
+    failing(compiler, monkeypatch)
+    with pytest.raises(ModelLoadError, match="no C compiler found"):
+        check_opened(hand.runner, EngineConfig(deterministic=True))
+    check_opened(hand.runner, EngineConfig(deterministic=True, warm_up=False))
+
+
+@pytest.mark.parametrize(("slots", "blocks"), [(1, 1), (2, 2), (70, 40)])
+def test_runners_of_every_size(make_hand: Any, slots: int, blocks: int) -> None:
+    hand = make_hand(slots=slots, blocks=blocks)
+    warm_up(hand.runner)
+    assert hand.runner.fallbacks == ()
