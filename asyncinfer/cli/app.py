@@ -23,7 +23,7 @@ INTERRUPTED: Final = 130
 COMMANDS: Final = {
     "generate": ("asyncinfer.cli.generate:generate", "Complete a prompt."),
     "chat": ("asyncinfer.cli.chat:chat", "Talk with a model."),
-    "serve": ("asyncinfer.cli.serve:serve", "Serve a model by OpenAI's protocols over HTTP."),
+    "serve": ("asyncinfer.cli.serve:serve", "Serve a model over HTTP, and a chat page."),
     "models": ("asyncinfer.cli.models:models", "List the models that can be fetched and loaded."),
     "pull": ("asyncinfer.cli.pull:pull_model", "Fetch a model ahead of its use."),
     "plan": ("asyncinfer.cli.plan:plan", "Plan a model on a GPU: memory, floors, limits."),

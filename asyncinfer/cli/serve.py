@@ -65,7 +65,7 @@ def serve(
     drain_timeout: float,
     engine: dict[str, Any],
 ) -> None:
-    """Serve a model to the clients of OpenAI, until Ctrl-C.
+    """Serve a model to the clients of OpenAI and Anthropic, and a chat page, until Ctrl-C.
 
     \b
     asyncinfer serve

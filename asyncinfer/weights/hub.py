@@ -167,8 +167,8 @@ class HubModel:
         what = "file" if is_gguf(self.model) else "folder"
         return ModelLoadError(
             f"model {self.model!r}: there is no such {what} in {os.getcwd()}, and it cannot be had "
-            f"from {where}{at}: {why}. Give the path of a checkpoint's folder, or the id of a "
-            "model on the hub, such as 'org/name'"
+            f"from {where}{at}: {why}. Give the path of a checkpoint's folder, the id of a "
+            "model on the hub, such as 'org/name', or a name that `asyncinfer models` lists"
         )
 
     def _wait(
