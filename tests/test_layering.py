@@ -397,7 +397,7 @@ def _problems(modules: Sources) -> set[str]:
 
 def lost_references(page: str) -> list[str]:
     """Files that a page names and that are not there; and members, written "`Name` in `file.py`"
-    or "`Name` (`file.py`", that the file does not have."""
+    or "`Name` (`file.py`)", that the file does not have."""
     lost = []
     named = re.findall(r"(?:`([\w.]+)(?:\(\))?` (?:in |\())?`((?:\w+/)+\w+\.py)`", page)
     for member, path in named:
