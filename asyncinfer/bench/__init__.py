@@ -14,7 +14,7 @@ from asyncinfer.bench.adapters import (
 )
 from asyncinfer.bench.agents_trace import agents_trace
 from asyncinfer.bench.cache import BLOCKS, CacheOptions, CacheResult, measure_cache
-from asyncinfer.bench.cache_table import cache_tables
+from asyncinfer.bench.cache_table import cache_tables, hybrid_table
 from asyncinfer.bench.cache_trace import read_trace
 from asyncinfer.bench.checkout import from_checkout
 from asyncinfer.bench.compare import Change, changes, differences
@@ -105,6 +105,7 @@ __all__ = [
     "differences",
     "environment_line",
     "from_checkout",
+    "hybrid_table",
     "measure_accuracy",
     "measure_adapters",
     "measure_cache",

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from rich.table import Table
 
 from asyncinfer.bench.cache import CacheResult
 
-__all__ = ["cache_tables"]
+if TYPE_CHECKING:
+    from asyncinfer.planner import HybridReplay
+
+__all__ = ["cache_tables", "hybrid_table"]
 
 
 def cache_tables(result: CacheResult) -> list[Table]:
@@ -33,6 +39,18 @@ def cache_tables(result: CacheResult) -> list[Table]:
             growth.add_row(name, *(f"{each:.2f}" for each in by_blocks.values()))
         tables.append(growth)
     return tables
+
+
+def hybrid_table(replays: Sequence[HybridReplay]) -> Table:
+    """A row for each way to divide each memory."""
+    table = Table(title="hit rate in the memory of so many blocks", title_justify="left")
+    for column in ("memory", "states", "blocks", "state pages", "hit rate"):
+        table.add_column(column, justify="right")
+    for each in replays:
+        kept = "none: all attend" if each.interval is None else f"every {each.interval}"
+        counts = f"{each.blocks:,}", f"{each.state_pages:,}"
+        table.add_row(f"{each.memory:,}", kept, *counts, f"{each.rate:.4f}")
+    return table
 
 
 def _table(title: str, capacities: list[int]) -> Table:

@@ -19,6 +19,7 @@ from asyncinfer.bench import (
     cache_tables,
     check_plot,
     environment_line,
+    hybrid_table,
     measure_cache,
     read_trace,
 )
@@ -59,6 +60,19 @@ __all__ = ["cache"]
     help="Of all blocks, how many open conversations may pin.",
 )
 @click.option(
+    "--hybrid",
+    metavar="MODEL",
+    help="A model whose layers keep states, or its config.json: how much it finds again in the "
+    "memory of so many blocks, with the least recently used given up.",
+)
+@several(
+    "--state-interval",
+    "intervals",
+    what="Of the hybrid: keep the state after every so many blocks",
+    kind=click.IntRange(1),
+    without="1, 4, 16",
+)
+@click.option(
     "--growth", is_flag=True, help="Also what a policy costs by its blocks, to a million of them."
 )
 @recorded
@@ -68,6 +82,8 @@ def cache(
     policies: tuple[tuple[str, dict[str, Any]], ...],
     blocks: tuple[int, ...],
     pinned_share: float,
+    hybrid: str | None,
+    intervals: tuple[int, ...],
     growth: bool,
     json_path: Path | None,
     plot: Path | None,
@@ -87,6 +103,17 @@ def cache(
     environment = Environment.now()
     name = f"agents, seed {agents}" if trace is None else trace.name
     rows = agents_trace(agents or 0) if trace is None else read_trace(trace)
+    if hybrid is not None:
+        if agents is not None or policies or pinned_share or growth or json_path or plot:
+            raise click.UsageError("--hybrid goes with TRACE, --blocks and --state-interval alone")
+        # Imported here: it takes torch.
+        from asyncinfer.planner import config_of, replay_hybrid
+
+        prompts = [(row.time, row.ids) for row in rows]
+        every = sorted(set(intervals)) or (1, 4, 16)
+        found = replay_hybrid(prompts, config_of(hybrid), sorted(set(blocks)) or BLOCKS, every)
+        Console().print(hybrid_table(found))
+        return
     options = CacheOptions(
         policies=policies,
         blocks=sorted(set(blocks)) or BLOCKS,

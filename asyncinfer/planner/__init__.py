@@ -4,6 +4,7 @@ from asyncinfer.planner.floors import Floor, Speed, Storage, decode_floor, prefi
 from asyncinfer.planner.format_plan import FormatPlan
 from asyncinfer.planner.formats import FORMATS, Format
 from asyncinfer.planner.gpus import Gpu, find_gpu, gpus
+from asyncinfer.planner.hybrid_cache import HybridReplay, replay_hybrid
 from asyncinfer.planner.plan import Plan, config_of, plan, plan_config
 from asyncinfer.planner.size import ModelSize
 from asyncinfer.planner.stored import StoredType
@@ -14,6 +15,7 @@ __all__ = [
     "Format",
     "FormatPlan",
     "Gpu",
+    "HybridReplay",
     "ModelSize",
     "Plan",
     "Speed",
@@ -26,4 +28,5 @@ __all__ = [
     "plan",
     "plan_config",
     "prefill_floor",
+    "replay_hybrid",
 ]

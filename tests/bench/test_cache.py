@@ -22,7 +22,9 @@ from asyncinfer.bench import (
 from asyncinfer.bench.cache_optimum import optimal_hits
 from asyncinfer.bench.cache_trace import TraceRow
 from asyncinfer.cli.app import asyncinfer
-from asyncinfer.errors import PluginError
+from asyncinfer.errors import InvalidRequest, PluginError
+from asyncinfer.models import parse_config
+from asyncinfer.planner import replay_hybrid
 
 HERE = Path(__file__).resolve().parent
 SLICE = HERE / "data" / "conversation_slice.jsonl"
@@ -212,3 +214,59 @@ def test_the_command_makes_a_trace_of_agents() -> None:
     told = CliRunner().invoke(asyncinfer, ["bench", "cache"])
     assert told.exit_code == 2
     assert "give either TRACE or --agents" in told.output
+
+
+#: Three layers with Mamba-2 and one with attention.
+HYBRID = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "vocab_size": 1000,
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "layer_types": ["mamba", "mamba", "mamba", "attention"],
+    "num_attention_heads": 4,
+    "max_position_embeddings": 4096,
+    "intermediate_size": 512,
+    "num_local_experts": 0,
+    "mamba_n_heads": 64,
+    "mamba_d_head": 8,
+    "mamba_d_state": 1024,
+}
+
+
+def test_a_hybrid_beside_a_model_that_attends_everywhere() -> None:
+    config = parse_config(HYBRID)
+    # Conversations of which each turn begins with all that came before; then all come again.
+    rows = [
+        (float(turn), range(100 * talk, 100 * talk + 8 * (turn + 1)))
+        for turn in range(3)
+        for talk in range(5)
+    ]
+    plain, each, fourth = replay_hybrid(rows, config, [200], [1, 4])
+    assert plain.total == each.total == fourth.total == 5 * (8 + 16 + 24)
+    # All that came before, where there is room.
+    assert plain.hits == 5 * (8 + 16)
+    assert (plain.blocks, plain.state_pages) == (200, 0)
+    # A state is larger than a block, so that they are fewer; with intervals more of them last.
+    assert each.blocks > 200 > each.state_pages > 0
+    assert each.hits <= fourth.hits <= plain.hits
+    assert fourth.hits > 0
+    assert fourth.blocks >= each.blocks
+
+
+def test_a_hybrid_by_the_command(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(HYBRID))
+    asked = ["bench", "cache", str(SLICE), "--hybrid", str(config)]
+    done = CliRunner().invoke(asyncinfer, [*asked, "--blocks", "300", "--state-interval", "2"])
+    assert done.exit_code == 0, done.output
+    assert "every 2" in done.output
+    assert "none: all attend" in done.output
+    for wrong in (["--growth"], ["--policy", "lru"]):
+        assert CliRunner().invoke(asyncinfer, [*asked, *wrong]).exit_code == 2
+
+
+def test_a_model_without_states_is_no_hybrid() -> None:
+    config = parse_config({**HYBRID, "layer_types": ["attention"] * 4})
+    with pytest.raises(InvalidRequest, match="no layer of it keeps a state"):
+        replay_hybrid([], config, [100], [1])

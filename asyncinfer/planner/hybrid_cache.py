@@ -1,0 +1,141 @@
+"""How much a hybrid, whose layers keep states, finds again in its prefix cache, beside a model all
+of whose layers attend in the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+
+from asyncinfer.attention import KVCache
+from asyncinfer.cache import (
+    BlockManager,
+    BlockTable,
+    CacheEntry,
+    Conversation,
+    KVGroupSpec,
+    Namespace,
+    PrefixCache,
+)
+from asyncinfer.cache.policies import LRU
+from asyncinfer.config import EngineConfig
+from asyncinfer.errors import InvalidRequest
+from asyncinfer.models import ModelConfig
+from asyncinfer.runner.memory import share_states, state_bytes
+
+__all__ = ["HybridReplay", "replay_hybrid"]
+
+#: Tokens of a block of the traces that Mooncake publishes.
+BLOCK_TOKENS: Final = 512
+#: Requests that an engine of the hybrid computes together: memory is set aside for their states.
+RUNNING: Final = 8
+#: Blocks of a chunk of a prompt.
+_CHUNK: Final = 4
+#: Tokens that stand for one block of the trace here.
+_SIZE: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class HybridReplay:
+    """One way to divide the memory."""
+
+    #: `state_interval`; None: all layers attend.
+    interval: int | None
+    #: Blocks of the model all of whose layers attend, in the memory that all share.
+    memory: int
+    blocks: int
+    state_pages: int
+    hits: int
+    total: int
+
+    @property
+    def rate(self) -> float:
+        return self.hits / self.total
+
+
+@dataclass(slots=True)
+class _Request:
+    """What the block manager reads and writes of a request."""
+
+    tokens: list[int]
+    keys: list[bytes]
+    namespace: Namespace = ("", "")
+    tables: list[BlockTable] = field(default_factory=list)
+    capacity: int = 0
+    computed: int = 0
+    published: int = 0
+    node: CacheEntry | Namespace | None = None
+    conversation: Conversation | None = None
+
+
+def replay_hybrid(
+    prompts: Sequence[tuple[float, Sequence[int]]],
+    config: ModelConfig,
+    memories: Sequence[int],
+    intervals: Sequence[int],
+) -> list[HybridReplay]:
+    """Serve prompts one by one, in every memory, with the least recently used given up.
+
+    Args:
+        prompts: the second of each, and the names of its blocks of 512 tokens.
+        memories: blocks of a model all of whose layers attend.
+        intervals: of `state_interval`.
+
+    Raises `InvalidRequest` for a model without states, and for a memory that holds no request.
+    """
+    if not config.state_layers:
+        raise InvalidRequest("hybrid", config.architecture, "no layer of it keeps a state")
+    dtype = getattr(torch, config.dtype or "bfloat16")
+    whole = KVCache.bytes_per_block(config, BLOCK_TOKENS, dtype)
+    found: list[HybridReplay] = []
+    for memory in memories:
+        plain = (KVGroupSpec(memory),)
+        found.append(HybridReplay(None, memory, memory, 0, *_replay(prompts, plain)))
+        for interval in intervals:
+            # No context bounds the cache, since the trace has more than fills any.
+            engine = EngineConfig(
+                block_size=BLOCK_TOKENS, state_interval=interval, max_context=1 << 40
+            )
+            layer, page = whole // config.num_layers, state_bytes(config, dtype)
+            groups = share_states(memory * whole, config, engine, layer, page, RUNNING)
+            kv, states = groups
+            hits = _replay(prompts, groups)
+            found.append(HybridReplay(interval, memory, kv.num_pages, states.num_pages, *hits))
+    return found
+
+
+def _replay(
+    prompts: Sequence[tuple[float, Sequence[int]]], groups: Sequence[KVGroupSpec]
+) -> tuple[int, int]:
+    """Blocks that were found again, and all of them."""
+    cache = PrefixCache(_SIZE, LRU(), secret=b"asyncinfer.planner", pinned_share=0.0)
+    manager = BlockManager.of(groups, _SIZE, cache)
+    hits = total = 0
+    for number, (now, ids) in enumerate(prompts):
+        cache.now = now
+        tokens = [block for block in ids for _ in range(_SIZE)]
+        # The answer, which goes on from the prompt and is not asked for again.
+        tokens += [-1 - number] * _SIZE
+        request = _Request(tokens, cache.keys(tokens, ""))
+        hits += _serve(manager, request)
+        total += len(ids)
+    return hits, total
+
+
+def _serve(manager: BlockManager, request: _Request) -> int:
+    found = manager.match(request, len(request.tokens))
+    manager.open(request, found)
+    done = len(found) * _SIZE
+    while done < len(request.tokens):
+        done = min(len(request.tokens), done + _CHUNK * _SIZE)
+        count = manager.missing(request, done)
+        if count > manager.available:
+            blocks = len(request.tokens) // _SIZE
+            raise InvalidRequest("blocks", manager.available, f"a request has {blocks} blocks")
+        manager.grow(request, count)
+        manager.commit(request, done)
+        manager.trim(request, done)
+    manager.close(request)
+    return len(found)
