@@ -117,7 +117,7 @@ async def test_items_of_an_answer_are_one_message() -> None:
         ({"input": "a", "background": True}, "background"),
         ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, None),
-        ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": "a", "max_output_tokens": -1}, "max_output_tokens"),
         ({"input": "a", "text": {"format": {"type": "xml"}}}, "text.format"),
     ],
 )
