@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import ClassVar
 
 from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.delta_nets import DELTA_DEFAULTS, with_delta_nets
 from asyncinfer.models.family import Family
-from asyncinfer.models.qwen3_next import DELTA_DEFAULTS, with_delta_nets
 from asyncinfer.models.reader import JsonReader
 
 __all__ = ["Qwen35"]

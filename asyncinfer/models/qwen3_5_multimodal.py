@@ -8,10 +8,9 @@ from typing import Any
 
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.qwen3_5 import Qwen35
-from asyncinfer.models.qwen3_5_moe import Qwen35MoE
 from asyncinfer.models.text_part import TEXT_ALONE, text_values
 
-__all__ = ["Qwen35MoEMultimodal", "Qwen35Multimodal"]
+__all__ = ["Qwen35Multimodal", "text_part"]
 
 
 class Qwen35Multimodal(Qwen35):
@@ -20,20 +19,11 @@ class Qwen35Multimodal(Qwen35):
     model_type = "qwen3_5"
 
     def read(self, architecture: str, values: Mapping[str, Any], file: str) -> ModelConfig:
-        return _text_part(super().read(architecture, text_values(values, file), file))
+        return text_part(super().read(architecture, text_values(values, file), file))
 
 
-class Qwen35MoEMultimodal(Qwen35MoE):
-    """Qwen3.5 with experts and images, such as Qwen3.5-35B-A3B, its text model: images are not
-    supported."""
-
-    model_type = "qwen3_5_moe"
-
-    def read(self, architecture: str, values: Mapping[str, Any], file: str) -> ModelConfig:
-        return _text_part(super().read(architecture, text_values(values, file), file))
-
-
-def _text_part(config: ModelConfig) -> ModelConfig:
+def text_part(config: ModelConfig) -> ModelConfig:
+    """The model without the tensors for images, its own by their names among those."""
     names = replace(
         config.names,
         prefix="model.language_model.",

@@ -3,41 +3,17 @@ others, experts in all."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.delta_nets import DELTA_DEFAULTS, with_delta_nets
 from asyncinfer.models.experts import plain_layers, read_experts
 from asyncinfer.models.family import Family
-from asyncinfer.models.names import TensorNames
-from asyncinfer.models.parts import (
-    MOST_HEAD_DIM,
-    MOST_HEADS,
-    MOST_LAYERS,
-    MOST_WIDTH,
-    ExpertsConfig,
-    GatedDeltaConfig,
-    LayerConfig,
-)
+from asyncinfer.models.parts import MOST_WIDTH, ExpertsConfig
 from asyncinfer.models.reader import JsonReader
-from asyncinfer.models.windows import FULL
 
-__all__ = ["DELTA_DEFAULTS", "Qwen3Next", "gated_experts", "with_delta_nets"]
-
-_LINEAR = "linear_attention"
-#: What the configs of models with gated delta nets may leave out.
-DELTA_DEFAULTS: Final[Mapping[str, int | float]] = {
-    "num_attention_heads": 16,
-    "head_dim": 256,
-    "partial_rotary_factor": 0.25,
-    "max_position_embeddings": 32_768,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-}
+__all__ = ["Qwen3Next", "gated_experts"]
 
 
 class Qwen3Next(Family):
@@ -77,48 +53,4 @@ def gated_experts(config: JsonReader, llama: ModelConfig) -> ExpertsConfig:
         read_experts(config, llama, "num_experts", size),
         shared_size=config.integer("shared_expert_intermediate_size", 1, MOST_WIDTH),
         shared_gate=True,
-    )
-
-
-def with_delta_nets(config: JsonReader, llama: ModelConfig) -> ModelConfig:
-    """`llama` with gated delta nets in its linear layers and a gate in the others' attention."""
-    if llama.activation != "silu":
-        raise config.refuse("hidden_act", "must be silu: gated delta nets have no other")
-    return replace(
-        llama,
-        norm="rms-plus-one",
-        qk_norm="head",
-        attention_gate=True,
-        mlp_bias=False,
-        layers=_layers(config, llama),
-        names=TensorNames(
-            shared_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
-            shared_down="mlp.shared_expert.down_proj",
-            ignored=(*TensorNames().ignored, r"mtp\..*"),
-        ),
-    )
-
-
-def _layers(config: JsonReader, llama: ModelConfig) -> tuple[LayerConfig, ...]:
-    count = llama.num_layers
-    if config.has("layer_types"):
-        kinds = config.strings("layer_types", count, (_LINEAR, FULL))
-    else:
-        every = config.integer("full_attention_interval", 1, MOST_LAYERS, 4)
-        kinds = tuple(_LINEAR if (layer + 1) % every else FULL for layer in range(count))
-    key_heads = config.integer("linear_num_key_heads", 1, MOST_HEADS)
-    heads = config.integer("linear_num_value_heads", 1, MOST_HEADS)
-    if heads % key_heads:
-        bound = f"must be a multiple of linear_num_key_heads={key_heads}"
-        raise config.refuse("linear_num_value_heads", bound)
-    mixer = GatedDeltaConfig(
-        key_heads=key_heads,
-        heads=heads,
-        key_dim=config.integer("linear_key_head_dim", 1, MOST_HEAD_DIM),
-        value_dim=config.integer("linear_value_head_dim", 1, MOST_HEAD_DIM),
-        width=config.integer("linear_conv_kernel_dim", 2, 1 << 10),
-    )
-    return tuple(
-        LayerConfig(rope=llama.rope) if kind == FULL else LayerConfig(rope=None, mixer=mixer)
-        for kind in kinds
     )

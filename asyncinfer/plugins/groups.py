@@ -111,7 +111,7 @@ models: Final[Registry[ModelFamily]] = Registry(
         "Qwen3_5ForConditionalGeneration": "asyncinfer.models.qwen3_5_multimodal:Qwen35Multimodal",
         "Qwen3_5MoeForCausalLM": "asyncinfer.models.qwen3_5_moe:Qwen35MoE",
         "Qwen3_5MoeForConditionalGeneration": (
-            "asyncinfer.models.qwen3_5_multimodal:Qwen35MoEMultimodal"
+            "asyncinfer.models.qwen3_5_moe_multimodal:Qwen35MoEMultimodal"
         ),
         "SeedOssForCausalLM": "asyncinfer.models.seed_oss:SeedOss",
         "SmolLM3ForCausalLM": "asyncinfer.models.smollm3:SmolLM3",
