@@ -306,8 +306,8 @@ HAZARDS: dict[str, tuple[int, int, str | tuple[str, ...], Plant]] = {
         bytes_kept,
     ),
     "rows of a small step are always the same": (
-        40,
-        4000,
+        2760,
+        1000,
         "I9",
         replaced(SequenceStates, "rotate", lambda self, rows: None),
     ),
@@ -333,7 +333,7 @@ HAZARDS: dict[str, tuple[int, int, str | tuple[str, ...], Plant]] = {
     ),
     "a request that ended after a retraction is held": (
         80,
-        4000,
+        1000,
         "I13",
         replaced(Scheduler, "_forget_ended", lambda self: None),
     ),
@@ -341,14 +341,14 @@ HAZARDS: dict[str, tuple[int, int, str | tuple[str, ...], Plant]] = {
     "an adapter has the prefixes of the one before it": (0, 4000, "end: ", keyed_by_name),
     "a load of an adapter outlives the engine": (
         0,
-        4000,
+        1000,
         ("liveness: a load", "AssertionError"),
         replaced(AdapterRegistry, "refuse_loads", lambda self, error: None),
     ),
     "answers share what has come of their format": (35, 4000, ("I7", "end"), shared_matcher),
     "the runner is not told of tokens that must follow": (
         100,
-        4000,
+        1000,
         "end: ",
         replaced(SlotAllocator, "force", lambda self, sequence, tokens: None),
     ),

@@ -52,6 +52,9 @@ class Drawn:
         # And for event loops that are late.
         self._lateness = late = Random(f"late {seed}")
         self._late = late.random() < 0.15
+        # And for requests of no tokens.
+        self._no_answer = nothing = Random(f"prompts only {seed}")
+        self._prompts_only = nothing.random() < 0.3
         # And for guides.
         self._guiding = guiding = Random(f"guides {seed}")
         self._guided = guiding.random() < 0.15
@@ -102,6 +105,8 @@ class Drawn:
             return self._while_it_hangs()
         if rng.random() < self._arrivals and len(live) < self._most:
             ask = self._guide(self._hasty(self._ask()))
+            if self._prompts_only and self._no_answer.random() < 0.3:
+                ask = replace(ask, max_tokens=0, min_tokens=0)
             if ask.form == "worker" and self._faulty and rng.random() < 0.15:
                 # A thread may be about to be started for the first of these.
                 return ["refuse_threads", rng.choice((1, 2))]

@@ -147,7 +147,7 @@ class Expected:
         draws = partial(
             oracle, self._prompt, sampler=None if ask.sampler is None else sampled(ask.sampler)
         )
-        if ask.guidance is not None:
+        if ask.guide:
             draws = partial(guided_oracle, self._prompt, ask.guide)
         tokens = draws(
             params,

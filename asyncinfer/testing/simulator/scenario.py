@@ -124,4 +124,6 @@ class Ask(Plain):
     @property
     def guide(self) -> list[int]:
         """The tokens of the sequence that guides each answer; none where nothing does."""
-        return [] if self.guidance is None else self.negative or self.prompt[-1:]
+        if self.guidance is None or self.max_tokens == 0:
+            return []
+        return self.negative or self.prompt[-1:]
