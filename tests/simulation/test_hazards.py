@@ -340,14 +340,14 @@ HAZARDS: dict[str, tuple[int, int, str | tuple[str, ...], Plant]] = {
     "an adapter is given away under its requests": (65, 6000, "end: ", freed_in_use),
     "an adapter has the prefixes of the one before it": (0, 4000, "end: ", keyed_by_name),
     "a load of an adapter outlives the engine": (
-        0,
+        20,
         1000,
         ("liveness: a load", "AssertionError"),
         replaced(AdapterRegistry, "refuse_loads", lambda self, error: None),
     ),
-    "answers share what has come of their format": (35, 4000, ("I7", "end"), shared_matcher),
+    "answers share what has come of their format": (80, 1000, ("I7", "end"), shared_matcher),
     "the runner is not told of tokens that must follow": (
-        100,
+        20,
         1000,
         "end: ",
         replaced(SlotAllocator, "force", lambda self, sequence, tokens: None),
