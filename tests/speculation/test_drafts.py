@@ -175,6 +175,7 @@ class Reading:
     """A model that reads a prompt for every draft."""
 
     name, behind = "reading", True
+    failed: frozenset[DraftRequest] = frozenset()
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
         return [[7] for _ in requests]
