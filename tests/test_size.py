@@ -23,7 +23,7 @@ MOST = {
     "integrations": 400,
     "kernels": 6_789,
     "layers": 1_923,
-    "models": 6_628,
+    "models": 6_681,
     "planner": 1_108,
     "plugins": 1_352,
     "protocols": 700,

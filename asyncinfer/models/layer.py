@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from asyncinfer.attention import MOST_HEAD_DIM, AttentionVariant, HeadNorms
+from asyncinfer.attention import MOST_HEAD_DIM, HeadNorms
 from asyncinfer.layers import (
     Attention,
     DecoderLayer,
     FeedForward,
     FusedLayer,
     FusedMLP,
-    HeadNorm,
-    LatentAttention,
     Layer,
     LoraLinear,
     Norm,
-    NormKind,
     ParallelLayer,
-    Prepare,
-    ProjectionNorm,
     RMSNorm,
     RopeConfig,
-    Rotate,
-    RotatePart,
-    SelfAttention,
     SublayerOnly,
     beside,
     fed,
@@ -34,15 +26,12 @@ from asyncinfer.layers import (
     fused_gate,
     make_norm,
     normed_experts,
-    normed_first,
-    normed_last,
     scaled,
-    unrotated,
 )
+from asyncinfer.models.attention import AttentionBuilder
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.feed_forward import FeedForwardBuilder, build_linear
 from asyncinfer.models.mixer import build_mixer
-from asyncinfer.models.parts import LatentConfig
 from asyncinfer.models.tensors import block_norms
 from asyncinfer.quantization import CudaLinear, as_tensor
 from asyncinfer.weights import WeightSource
@@ -82,7 +71,7 @@ class LayerBuilder:
         self._storage = storage
         self._ropes = ropes
         self._weights = weights
-        self._device = device
+        self._attention = AttentionBuilder(config, ropes, weights, device, storage)
         self._feed_forward = FeedForwardBuilder(config, weights, device, dtype, storage)
 
     def layer(self, index: int) -> Layer:
@@ -127,12 +116,7 @@ class LayerBuilder:
             )
         if not layer.attends:
             return mixed
-        attention: Attention
-        if config.latent is None:
-            attention = self._attention(index, f"{name}.attention")
-        else:
-            attention = self._latent(index, config.latent, f"{name}.attention")
-        attention = scaled(attention, config.attention_out_scale)
+        attention = self._attention.build(index, f"{name}.attention")
         return attention if mixed is None else beside(mixed, attention)
 
     def _fuses(self, index: int) -> bool:
@@ -183,7 +167,7 @@ class LayerBuilder:
             head_norms = HeadNorms(q, k, config.norm_eps, plus_one)
         rope = config.layer(index).rope
         assert rope is not None
-        variant = self._variant(index, f"{name}.attention")
+        variant = self._attention.variant(index, f"{name}.attention")
         mlp: FeedForward
         if config.layer_experts(index) is not None:
             mlp = normed_experts(mlp_norm, self._feed_forward.build(index, name))
@@ -208,86 +192,6 @@ class LayerBuilder:
             variant=variant,
             mlp=mlp,
         )
-
-    def _attention(self, index: int, name: str) -> SelfAttention:
-        config = self._config
-        qkv = self._linear(f"{name}.qkv", config.qkv_bias)
-        out = self._linear(f"{name}.out", config.out_bias)
-        return SelfAttention(
-            index,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            qkv,
-            self._prepare(index, name),
-            out,
-            self._variant(index, name),
-            config.attention_gate,
-        )
-
-    def _latent(self, index: int, latent: LatentConfig, name: str) -> LatentAttention:
-        config = self._config
-
-        def norm(part: str) -> RMSNorm:
-            # The epsilon of these norms is fixed in the architecture.
-            return RMSNorm(self._tensor(f"{name}.{part}"), 1e-6)
-
-        query: Callable[[torch.Tensor], torch.Tensor]
-        if latent.query_rank is None:
-            query = self._linear(f"{name}.query", False)
-        else:
-            down = self._linear(f"{name}.query_down", config.qkv_bias)
-            query = followed(down, norm("query_norm"))
-            query = followed(query, self._linear(f"{name}.query", False))
-        kv_down = self._linear(f"{name}.kv_down", config.qkv_bias)
-        kv_norm = norm("kv_norm")
-        up = self._tensor(f"{name}.kv_up.weight").view(config.num_heads, -1, latent.kv_rank)
-        rope = config.layer(index).rope
-        assert rope is not None
-        return LatentAttention(
-            index,
-            config.num_heads,
-            self._ropes.index(rope),
-            query,
-            kv_down,
-            kv_norm,
-            up[:, : latent.plain],
-            up[:, latent.plain :],
-            self._linear(f"{name}.out", config.out_bias),
-            self._variant(index, name),
-        )
-
-    def _prepare(self, index: int, name: str) -> Prepare:
-        config = self._config
-        rope = config.layer(index).rope
-        rotate: Prepare = unrotated
-        if rope is not None:
-            place = self._ropes.index(rope)
-            whole = rope.size in (None, config.head_dim)
-            rotate = Rotate(place) if whole else RotatePart(place, rope.size or 0)
-        if config.qk_norm is None:
-            return rotate
-        plus_one = config.norm == "rms-plus-one"
-        weights = [
-            self._tensor(f"{name}.{part}_norm") if config.norm_weight else None for part in "qk"
-        ]
-        if config.qk_norm != "projection":
-            ones = torch.ones(config.head_dim, device=self._device)
-            q, k = (ones if weight is None else weight for weight in weights)
-            heads = config.num_heads, config.num_kv_heads
-            norm = HeadNorm(q, k, *heads, config.norm_eps, plus_one)
-            return (normed_first if config.qk_norm == "head" else normed_last)(norm, rotate)
-        kind: NormKind = "rms-plus-one" if plus_one else "rms"
-        q_norm, k_norm = (make_norm(kind, weight, None, config.norm_eps) for weight in weights)
-        return normed_first(ProjectionNorm(q_norm, k_norm, config.num_heads), rotate)
-
-    def _variant(self, index: int, name: str) -> AttentionVariant | None:
-        config = self._config
-        window = config.layer(index).window
-        sinks = self._tensor(f"{name}.sinks").float() if config.sinks else None
-        if window is None and config.attention_softcap is None and sinks is None:
-            return None
-        return AttentionVariant(window, config.attention_softcap, sinks)
 
     def _tensor(self, name: str) -> torch.Tensor:
         return as_tensor(self._weights(name))

@@ -1,0 +1,149 @@
+"""Builds the attention of one layer from a config and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from asyncinfer.attention import AttentionVariant
+from asyncinfer.layers import (
+    Attention,
+    HeadNorm,
+    LatentAttention,
+    LoraLinear,
+    NormKind,
+    Prepare,
+    ProjectionNorm,
+    RMSNorm,
+    RopeConfig,
+    Rotate,
+    RotatePart,
+    SelfAttention,
+    followed,
+    make_norm,
+    normed_first,
+    normed_last,
+    scaled,
+    unrotated,
+)
+from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.feed_forward import build_linear
+from asyncinfer.models.parts import LatentConfig
+from asyncinfer.quantization import as_tensor
+from asyncinfer.weights import WeightSource
+
+__all__ = ["AttentionBuilder"]
+
+
+class AttentionBuilder:
+    """Asks for weights in the tensor table's order. `ropes` are the model's different rotations, in
+    the order of a forward pass' angles; `storage` is the format of the weights."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        ropes: Sequence[RopeConfig],
+        weights: WeightSource,
+        device: torch.device,
+        storage: str,
+    ) -> None:
+        self._config = config
+        self._ropes = ropes
+        self._weights = weights
+        self._device = device
+        self._storage = storage
+
+    def build(self, index: int, name: str) -> Attention:
+        """The attention of the layer `index`."""
+        scale, latent = self._config.attention_out_scale, self._config.latent
+        if latent is None:
+            return scaled(self._full(index, name), scale)
+        return scaled(self._latent(index, latent, name), scale)
+
+    def _full(self, index: int, name: str) -> SelfAttention:
+        config = self._config
+        qkv = self._linear(f"{name}.qkv", config.qkv_bias)
+        out = self._linear(f"{name}.out", config.out_bias)
+        return SelfAttention(
+            index,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            qkv,
+            self._prepare(index, name),
+            out,
+            self.variant(index, name),
+            config.attention_gate,
+        )
+
+    def _latent(self, index: int, latent: LatentConfig, name: str) -> LatentAttention:
+        config = self._config
+
+        def norm(part: str) -> RMSNorm:
+            # The epsilon of these norms is fixed in the architecture.
+            return RMSNorm(self._tensor(f"{name}.{part}"), 1e-6)
+
+        query: Callable[[torch.Tensor], torch.Tensor]
+        if latent.query_rank is None:
+            query = self._linear(f"{name}.query", False)
+        else:
+            down = self._linear(f"{name}.query_down", config.qkv_bias)
+            query = followed(down, norm("query_norm"))
+            query = followed(query, self._linear(f"{name}.query", False))
+        kv_down = self._linear(f"{name}.kv_down", config.qkv_bias)
+        kv_norm = norm("kv_norm")
+        up = self._tensor(f"{name}.kv_up.weight").view(config.num_heads, -1, latent.kv_rank)
+        rope = config.layer(index).rope
+        assert rope is not None
+        return LatentAttention(
+            index,
+            config.num_heads,
+            self._ropes.index(rope),
+            query,
+            kv_down,
+            kv_norm,
+            up[:, : latent.plain],
+            up[:, latent.plain :],
+            self._linear(f"{name}.out", config.out_bias),
+            self.variant(index, name),
+        )
+
+    def _prepare(self, index: int, name: str) -> Prepare:
+        config = self._config
+        rope = config.layer(index).rope
+        rotate: Prepare = unrotated
+        if rope is not None:
+            place = self._ropes.index(rope)
+            whole = rope.size in (None, config.head_dim)
+            rotate = Rotate(place) if whole else RotatePart(place, rope.size or 0)
+        if config.qk_norm is None:
+            return rotate
+        plus_one = config.norm == "rms-plus-one"
+        weights = [
+            self._tensor(f"{name}.{part}_norm") if config.norm_weight else None for part in "qk"
+        ]
+        if config.qk_norm != "projection":
+            ones = torch.ones(config.head_dim, device=self._device)
+            q, k = (ones if weight is None else weight for weight in weights)
+            heads = config.num_heads, config.num_kv_heads
+            norm = HeadNorm(q, k, *heads, config.norm_eps, plus_one)
+            return (normed_first if config.qk_norm == "head" else normed_last)(norm, rotate)
+        kind: NormKind = "rms-plus-one" if plus_one else "rms"
+        q_norm, k_norm = (make_norm(kind, weight, None, config.norm_eps) for weight in weights)
+        return normed_first(ProjectionNorm(q_norm, k_norm, config.num_heads), rotate)
+
+    def variant(self, index: int, name: str) -> AttentionVariant | None:
+        """What the layer's attention does differently; None: nothing."""
+        config = self._config
+        window = config.layer(index).window
+        sinks = self._tensor(f"{name}.sinks").float() if config.sinks else None
+        if window is None and config.attention_softcap is None and sinks is None:
+            return None
+        return AttentionVariant(window, config.attention_softcap, sinks)
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        return as_tensor(self._weights(name))
+
+    def _linear(self, name: str, bias: bool) -> LoraLinear:
+        return LoraLinear(build_linear(self._weights, name, bias, self._storage), name)
