@@ -234,8 +234,6 @@ class Preparer:
         able = scheduler.spec.drafts and all(
             getattr(one, "commutes_with_speculation", False) for one, *_ in chosen
         )
-        # A guide computes one token a row.
-        able = able and params.guidance_scale == 1
         if not able or most < 1 or not (len(prediction) or scheduler.speculator.proposers):
             return None
         return Drafter(
@@ -247,6 +245,7 @@ class Preparer:
             # Where the committer does not append forced tokens anyway.
             forced=None if matcher is None or matcher.most_forced else matcher.following,
             most=most,
+            rows=1 if params.guidance_scale == 1 else 2,
         )
 
 

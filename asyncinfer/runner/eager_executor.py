@@ -13,7 +13,7 @@ from asyncinfer.adapters import AdapterPool
 from asyncinfer.attention import AttentionBatch, KVCache, StateCache, StatePass, StateRows
 from asyncinfer.layers import LoraRows
 from asyncinfer.models import Decoder
-from asyncinfer.runner.input_batch import InputBatch, StepArrays
+from asyncinfer.runner.input_batch import InputBatch, StepArrays, integers, spread
 from asyncinfer.runner.pending_step import EagerResults, PendingStep, StepBuffers
 from asyncinfer.sampling import Sampled, SamplingState, TokenHistory, guide, score_tokens, upload
 from asyncinfer.scheduler import Join, Step
@@ -225,10 +225,12 @@ class EagerExecutor:
     def _draw_guided(self, step: Step, arrays: StepArrays, hidden: torch.Tensor) -> Sampled:
         """Draws of which some rows share one with their guide."""
         logits, guided = self._logits(hidden), step.guided
-        # Of a pair, each row draws once.
-        first = np.searchsorted(arrays.draw_rows, [*guided])
-        beside = np.searchsorted(arrays.draw_rows, [row for row, _ in guided.values()])
-        guide(logits, first, beside, [scale for _, scale in guided.values()])
+        # Both rows of a pair draw at as many positions.
+        draws = integers([step.samples[row] for row in guided])
+        starts = np.searchsorted(arrays.draw_rows, [*guided])
+        starts_beside = np.searchsorted(arrays.draw_rows, [row for row, _ in guided.values()])
+        first, beside = spread(starts, draws), spread(starts_beside, draws)
+        guide(logits, first, beside, np.repeat([scale for _, scale in guided.values()], draws))
         sampled = self.sample(logits, arrays.draw_slots, arrays.draw_positions)
         at, after = upload(hidden.device, first, beside)
         sampled.tokens.index_copy_(0, after, sampled.tokens.index_select(0, at))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from asyncinfer.scheduler import Join, PageChanges, RunnerSpec, Step
 
-__all__ = ["InputBatch", "StepArrays", "integers"]
+__all__ = ["InputBatch", "StepArrays", "integers", "spread"]
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -139,7 +139,7 @@ class InputBatch:
             token_slots, positions = row_slots, row_starts
         else:
             token_slots = np.repeat(row_slots, row_counts)
-            positions = _spread(row_starts, row_counts)
+            positions = spread(row_starts, row_counts)
         size = self._block_size
         pages = self._tables[:, token_slots, positions // size].astype(np.int64, order="C")
         width = -(-int(ends.max()) // size)
@@ -148,7 +148,7 @@ class InputBatch:
         first_tokens[order] = query_starts[:-1]
         draw_rows = np.repeat(np.arange(len(slots)), samples)
         adapters = self.adapters[token_slots]
-        back = _spread(-samples, samples)  # -1 for a row's last draw, -2 for the one before
+        back = spread(-samples, samples)  # -1 for a row's last draw, -2 for the one before
         return StepArrays(
             token_slots=token_slots,
             positions=positions,
@@ -180,7 +180,7 @@ def integers(numbers: Sequence[int]) -> I64:
     return np.fromiter(numbers, np.int64, len(numbers))
 
 
-def _spread(firsts: I64, counts: I64) -> I64:
+def spread(firsts: I64, counts: I64) -> I64:
     """`firsts[r], firsts[r] + 1, ...`, `counts[r]` numbers for each `r`, one after the other."""
     ends = np.cumsum(counts)
     total = int(ends[-1])

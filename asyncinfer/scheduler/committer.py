@@ -10,7 +10,7 @@ from asyncinfer.scheduler.sequence import Sequence, SequenceState
 from asyncinfer.scheduler.sequence_states import SequenceStates
 from asyncinfer.scheduler.step import Step
 from asyncinfer.scheduler.step_runner import StepResult
-from asyncinfer.scheduler.verification import verified
+from asyncinfer.scheduler.verification import agreed, verified
 
 __all__ = ["Committer"]
 
@@ -72,6 +72,7 @@ class Committer:
         if guides and draws and error is None:
             # It goes on by what the row before it has drawn.
             drawn = step.drawn[row - 1] or ()
+            right = agreed(draft, drawn)
         elif draws and error is None and sequence.state is not FINISHED and not beam:
             usable = result.spoilt.get(row, len(draws))
             try:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import abc
+
 from asyncinfer.cache.block_manager import BlockManager
+from asyncinfer.scheduler.drafts import Drafts
 from asyncinfer.scheduler.sequence import Sequence
 from asyncinfer.scheduler.sequence_states import SequenceStates
 from asyncinfer.scheduler.slot_allocator import SlotAllocator
@@ -14,21 +17,36 @@ __all__ = ["Pairs"]
 class Pairs:
     """Plans a guided sequence and its guide together, one step at a time: each draw of the one
     needs the logits of the other. So the last known tokens of both are in one step, and whichever
-    has fewer of them left waits for that before its last one."""
+    has fewer of them left waits for that before its last one. A draft is verified by both, at as
+    many positions."""
 
-    def __init__(self, states: SequenceStates) -> None:
+    def __init__(self, states: SequenceStates, drafts: Drafts) -> None:
         self._states = states
+        self._drafts = drafts
         self._slots: SlotAllocator = states.slots
         self._blocks: BlockManager = states.slots.blocks
 
-    def add_answers(self, step: Step, budget: int) -> int:
-        """Add the pairs that go on with an answer. Returns what is left of the budget."""
-        return self._add(step, budget, answers=True)
+    def going_on(self) -> list[Sequence]:
+        """The guided sequences whose next step goes on with their answers."""
+        return self._ready(answers=True)
+
+    def add_answers(
+        self, step: Step, pairs: abc.Sequence[Sequence], budget: int, room: int
+    ) -> tuple[int, int]:
+        """Add the pairs that go on with an answer, with their drafts. Returns what is left of the
+        budget, and of the room for drafted tokens."""
+        for sequence in pairs:
+            count, drafted = self._add(step, sequence, budget, room)
+            budget -= count + drafted
+            room -= drafted
+        return budget, room
 
     def add_prompts(self, step: Step, budget: int) -> int:
         """Add the pairs whose prompts, or answers after a preemption, are being computed. Returns
         what is left of the budget."""
-        return self._add(step, budget, answers=False)
+        for sequence in self._ready(answers=False):
+            budget -= self._add(step, sequence, budget, 0)[0]
+        return budget
 
     def chunks(self, sequence: Sequence, guide: Sequence, budget: int) -> tuple[int, int]:
         """Query tokens of both in a step that has room for `budget`, and pages."""
@@ -43,13 +61,19 @@ class Pairs:
         other, _ = self._within(guide, min(max(0, budget - count), beside - 1), spare)
         return count, other
 
-    def add_rows(self, step: Step, sequence: Sequence, counts: tuple[int, int]) -> None:
+    def add_rows(
+        self,
+        step: Step,
+        sequence: Sequence,
+        counts: tuple[int, int],
+        draft: abc.Sequence[int] = (),
+    ) -> None:
         """Add the rows of both, which have the pages for them."""
         guide = sequence.guide
         assert guide is not None
         drawing = 0
         for each, count in zip((sequence, guide), counts, strict=True):
-            if count > 0 and step.add_chunk(each, count):
+            if count > 0 and step.add_chunk(each, count, draft):
                 self._states.decode(each)
                 drawing += 1
         assert drawing in (0, 2), "both draw, or neither"
@@ -57,26 +81,34 @@ class Pairs:
             row = len(step.sequences) - 1
             step.guided[row - 1] = row, sequence.params.guidance_scale
 
-    def _add(self, step: Step, budget: int, *, answers: bool) -> int:
+    def _ready(self, *, answers: bool) -> list[Sequence]:
+        """Guided sequences that may have a row: both of the pair decode, or not yet."""
         states = self._states
-        for sequence in list(states.paired.values()):
+        ready = []
+        for sequence in states.paired.values():
             guide = sequence.guide
             assert guide is not None
             decodes = sequence.id in states.stepwise and guide.id in states.stepwise
-            if decodes != answers or sequence.in_flight or guide.in_flight:
-                continue
-            # A step of nothing else has room for a pair, however small steps have become.
-            room = budget if step.sequences else max(2, budget)
-            counts = self.chunks(sequence, guide, room)
-            if not any(counts):
-                continue
-            for each, count in zip((sequence, guide), counts, strict=True):
-                self._slots.grow(each, self._blocks.missing(each, each.computed + count))
-            self.add_rows(step, sequence, counts)
-            budget -= sum(counts)
-            # The next step begins with those that had no room in this one.
-            states.paired[sequence.id] = states.paired.pop(sequence.id)
-        return budget
+            if decodes == answers and not (sequence.in_flight or guide.in_flight):
+                ready.append(sequence)
+        return ready
+
+    def _add(self, step: Step, sequence: Sequence, budget: int, room: int) -> tuple[int, int]:
+        """Add the rows of a pair, as far as there is budget. Returns how many known tokens they
+        compute, and how many drafted ones."""
+        states, guide = self._states, sequence.guide
+        assert guide is not None
+        # A step of nothing else has room for a pair, however small steps have become.
+        counts = self.chunks(sequence, guide, budget if step.sequences else max(2, budget))
+        if not any(counts):
+            return 0, 0
+        for each, count in zip((sequence, guide), counts, strict=True):
+            self._slots.grow(each, self._blocks.missing(each, each.computed + count))
+        draft = self._drafts.cut(sequence, counts[0], room)
+        self.add_rows(step, sequence, counts, draft)
+        # The next step begins with those that had no room in this one.
+        states.paired[sequence.id] = states.paired.pop(sequence.id)
+        return sum(counts), 2 * len(draft)
 
     def _within(self, sequence: Sequence, count: int, spare: int) -> tuple[int, int]:
         """As many of these query tokens as `spare` blocks have room for, and the blocks left."""

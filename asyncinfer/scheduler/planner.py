@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections import abc
 from itertools import chain, islice
 from typing import Final
 
 from asyncinfer.scheduler.admitter import Admitter
 from asyncinfer.scheduler.counters import Counters
+from asyncinfer.scheduler.drafts import Drafts
 from asyncinfer.scheduler.page_forecast import expected_blocks
 from asyncinfer.scheduler.pairs import Pairs
 from asyncinfer.scheduler.prompt_pace import PromptPace
@@ -42,7 +42,8 @@ class Planner:
         self._states = states
         self._slots = states.slots
         self._blocks = states.slots.blocks
-        self._pairs = Pairs(states)
+        self._drafts = Drafts(states)
+        self._pairs = Pairs(states, self._drafts)
         self._admitter = Admitter(spec.block_size, states, counters, self._pairs)
 
     def plan(self, number: int) -> Step | None:
@@ -109,14 +110,15 @@ class Planner:
         begun, first admitted first. Returns what is left of the budget."""
         states = self._states
         stepwise = [r for r in states.stepwise.values() if not (_awaits(r) or r.guide or r.guided)]
-        if states.paired:
-            budget = self._pairs.add_answers(step, budget)
-        room = self._draft(step, stepwise, budget)
+        pairs = self._pairs.going_on() if states.paired else []
+        room = self._drafts.make(step, [*pairs, *stepwise], budget)
+        if pairs:
+            budget, room = self._pairs.add_answers(step, pairs, budget, room)
         step.answers = len(step.sequences)
         for sequence in stepwise:
             chunk = self._chunk(sequence, budget)
             if chunk > 0:
-                draft = self._drafted(sequence, chunk, room) if room > 0 else ()
+                draft = self._drafts.cut(sequence, chunk, room)
                 draws = step.add_chunk(sequence, chunk, draft)
                 step.answers += 1
                 room -= len(draft)
@@ -150,42 +152,6 @@ class Planner:
             missing = self._blocks.missing(sequence, sequence.computed + chunk)
             self._slots.grow(sequence, missing)
         return chunk
-
-    def _draft(self, step: Step, stepwise: list[Sequence], budget: int) -> int:
-        """Have drafts made for the sequences that may have one in this step. Returns how many
-        drafted tokens the step has room for."""
-        states = self._states
-        drafting = [sequence for sequence in stepwise if sequence.drafter is not None]
-        room = budget - sum([sequence.chunk(budget) for sequence in stepwise])
-        if states.prefilling or states.queue.size:
-            # Drafts are guesses, so most of the budget is left to prompts.
-            room //= 4
-        if not drafting or room <= 0:
-            return 0
-        drafters = []
-        for sequence in drafting:
-            assert sequence.drafter is not None
-            sequence.drafter.known = sequence.tokens
-            drafters.append(sequence.drafter)
-        step.behind = states.speculator.draft(drafters, step.decodes + len(stepwise))
-        return room
-
-    def _drafted(self, sequence: Sequence, chunk: int, room: int) -> abc.Sequence[int]:
-        """As much of the sequence's draft as this step has room for, with blocks for it. No other
-        sequence loses its blocks for a draft."""
-        drafter = sequence.drafter
-        if drafter is None or not drafter.draft:
-            return ()
-        end = sequence.computed + chunk
-        if end < sequence.total_known:
-            return ()
-        spare = (self._blocks.available - self._states.running_count) * self._block_size
-        most = min(room, sequence.draws_left - 1, sequence.capacity - end + max(0, spare))
-        draft = drafter.draft[: max(0, most)]
-        if sequence.matcher is not None:
-            draft = draft[: sequence.matcher.fitting(draft)]
-        self._slots.grow(sequence, self._blocks.missing(sequence, end + len(draft)))
-        return draft
 
     def _rest(self, sequence: Sequence, drafter: Drafter) -> None:
         """Let a sequence that has no draft go on without waiting for its rows, if none will be made

@@ -6,7 +6,7 @@ from collections import abc
 
 from asyncinfer.scheduler.sequence import Sequence
 
-__all__ = ["verified"]
+__all__ = ["agreed", "verified"]
 
 
 def verified(
@@ -43,8 +43,16 @@ def verified(
             ended = sequence.matcher is not None and sequence.matcher.complete
         while right < min(len(draft), len(new)) and draft[right] == new[right]:
             right += 1
-    # The row after this one draws from the last token.
-    return tuple(new), min(right, len(new) - 1)
+    return tuple(new), agreed(draft, new)
+
+
+def agreed(draft: abc.Sequence[int], new: abc.Sequence[int]) -> int:
+    """How many tokens of the draft are among the new ones of a sequence and have their KV: the row
+    after this one draws from the last new token."""
+    right = 0
+    while right < min(len(draft), len(new) - 1) and draft[right] == new[right]:
+        right += 1
+    return right
 
 
 def _followed(sequence: Sequence, token: int, room: int) -> abc.Sequence[int]:

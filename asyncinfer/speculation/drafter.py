@@ -78,6 +78,7 @@ class Drafter:
         "prediction",
         "prompt_len",
         "rejected",
+        "rows",
         "scope",
         "seed",
         "views",
@@ -94,6 +95,7 @@ class Drafter:
         prediction: PackedTokens | None = None,
         forced: Callable[[int], Sequence[int]] | None = None,
         most: int = MOST_DRAFTED,
+        rows: int = 1,
     ) -> None:
         """
         Args:
@@ -102,12 +104,14 @@ class Drafter:
             forced: gives the tokens that have to come next by the answer's format, so many at most;
                 None where nobody knows, or where they are appended without a draw.
             most: tokens of a draft at most.
+            rows: of a step that compute each of its drafted tokens: two where it has a guide.
         """
         self.params: Final = params
         self.prompt_len: Final = prompt_len
         self.seed: Final = seed
         self.scope: Final = scope
         self.most: Final = most
+        self.rows: Final = rows
         self.forced: Final = forced
         self.prediction: Final = Prediction(prediction) if prediction else None
         #: Tokens known of prompt and answer: the sequence's list, as far as it was committed.

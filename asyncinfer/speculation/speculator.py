@@ -52,19 +52,20 @@ class Speculator:
         self.costs = StepCosts()
         self.counters = DraftCounters()
 
-    def draft(self, drafters: Sequence[Drafter], rows: int) -> bool:
-        """Give each drafter, whose `known` is current, its next draft or none. `rows` of the
-        step draw a token each anyway. Returns whether a model read prompts for them, which takes
-        longer than drafts do."""
+    def draft(self, drafters: Sequence[Drafter], rows: int, draws: int) -> bool:
+        """Give each drafter, whose `known` is current, its next draft or none. The step has `rows`
+        rows that decode and `draws` answers that these give a token each. Returns whether a model
+        read prompts for them, which takes longer than drafts do."""
         behind = False
-        cost = self.costs.cost(rows)
+        one_row = self.costs.cost(rows, draws)
+        costs = {drafter: one_row.times(drafter.rows) for drafter in drafters}
         without = []
         for drafter in drafters:
             drafter.draft = ()
-            if drafter.forced is not None and drafter.want(GRAMMAR, cost):
+            if drafter.forced is not None and drafter.want(GRAMMAR, costs[drafter]):
                 drafter.put(GRAMMAR, drafter.forced(drafter.wanted))
             expected = None if drafter.draft else drafter.prediction
-            if expected is not None and drafter.want(PREDICTION, cost):
+            if expected is not None and drafter.want(PREDICTION, costs[drafter]):
                 answer = drafter.known[drafter.prompt_len :]
                 drafter.put(PREDICTION, expected.following(answer, drafter.wanted))
             if not drafter.draft:
@@ -73,7 +74,7 @@ class Speculator:
             if proposer is self._model and not self.costs.known:
                 # It drafts in every step, and so nothing would tell what it costs.
                 continue
-            asked = [drafter for drafter in without if drafter.want(proposer.name, cost)]
+            asked = [drafter for drafter in without if drafter.want(proposer.name, costs[drafter])]
             if asked:
                 views = [_view(drafter, proposer.name) for drafter in asked]
                 for drafter, tokens in zip(asked, proposer.propose(views), strict=True):

@@ -27,6 +27,10 @@ class DraftCost(NamedTuple):
     def of(self, tokens: int) -> float:
         return self.draft + tokens * self.token
 
+    def times(self, rows: int) -> DraftCost:
+        """The cost of a draft whose tokens `rows` rows compute."""
+        return DraftCost(rows * self.token, self.draft)
+
 
 class StepCosts:
     """Estimates, learned from the times of decode steps with drafts and without."""
@@ -48,12 +52,14 @@ class StepCosts:
         """Seconds of a step of `rows` rows without drafts; 0.0 before it was measured."""
         return self._plain.at(rows) if self.known else 0.0
 
-    def cost(self, rows: int) -> DraftCost:
-        """The cost of a draft in a step of `rows` rows, which draw a token each anyway."""
+    def cost(self, rows: int, draws: int | None = None) -> DraftCost:
+        """The cost of a draft of one row, in a step of `rows` rows of which `draws` give their
+        answers a token; None: all of them."""
         plain, drafted = self._plain, self._drafted
+        draws = rows if draws is None else draws
         if not plain.seconds:
-            return DraftCost(_SUPPOSED * rows / (1 + _SUPPOSED * rows))
-        rate = rows / plain.at(rows)
+            return DraftCost(_SUPPOSED * draws / (1 + _SUPPOSED * rows))
+        rate = draws / plain.at(rows)
         if not drafted.seconds:
             return DraftCost(plain.slope * rate)
         return DraftCost(drafted.slope * rate, max(0.0, drafted.at(rows) - plain.at(rows)) * rate)

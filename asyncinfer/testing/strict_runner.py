@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from asyncinfer.grammar import Matcher
 from asyncinfer.scheduler import RowLogprobs, RunnerSpec, Step, StepResult
 from asyncinfer.testing.fake_steps import FakeSteps
 from asyncinfer.testing.oracle import guided
@@ -140,19 +139,27 @@ class StrictRunner(FakeSteps):
         states = [self._kv.read(slot, start, self._adapter(slot.join)) for slot, start, _ in rows]
         result = StepResult(tokens=[], logprobs={}, prompt_logprobs={})
         drawn: dict[int, list[int]] = {}
-        digests: list[int] = []
+        #: Of each row, after all tokens known and after each of its draft.
+        digests: list[list[int]] = []
         for row, (slot, start, count) in enumerate(rows):
             draft = step.drafts.get(row, ())
             slot.aside.clear()
-            digests.append(self._kv.write(slot, start, count - len(draft), *states[row]))
+            digest = self._kv.write(slot, start, count - len(draft), *states[row])
+            digests.append([digest, *self._write_draft(slot, draft)])
             slot.computed = start + count
         for row, (slot, _, _) in enumerate(rows):
             if step.samples[row] and row not in drawn:
-                digest, draft = digests[row], step.drafts.get(row, ())
+                found, draft = digests[row], step.drafts.get(row, ())
                 guide, scale = step.guided.get(row, (-1, 1.0))
                 if guide >= 0:
-                    digest = guided(digest, digests[guide], scale)
-                drawn[row] = self._draw(slot, draft, digest, step.matchers.get(row))
+                    assert draft == step.drafts.get(guide, ()), "a pair verifies one draft"
+                    pairs = zip(found, digests[guide], strict=True)
+                    found = [guided(one, other, scale) for one, other in pairs]
+                first, matcher = step.first_draw(row) - 1, step.matchers.get(row)
+                drawn[row] = [
+                    self._next_token(slot.join, first + after, digest, matcher, draft[:after])
+                    for after, digest in enumerate(found)
+                ]
                 if guide >= 0:
                     drawn[guide] = [*drawn[row]]
         if self.samplers is not None:
@@ -177,26 +184,24 @@ class StrictRunner(FakeSteps):
             result.prompt_logprobs[row] = self._score(scored, start + 1, alternatives)  # type: ignore[index]
         return result
 
-    def _draw(
-        self, slot: StrictSlot, draft: Sequence[int], digest: int, matcher: Matcher | None
-    ) -> list[int]:
-        """The draws of a row whose tokens before the draft are written; writes those of the
-        draft."""
+    def _write_draft(self, slot: StrictSlot, draft: Sequence[int]) -> list[int]:
+        """Write a draft after all tokens known, and keep the states; the digest of each token."""
+        digests: list[int] = []
         known = len(slot.tokens)
         slot.tokens += draft
-        draws: list[int] = []
-        for drafted in range(1 + len(draft)):
-            position = known + drafted - 1
-            if drafted:
-                digest = self._kv.write(
-                    slot, position, 1, *self._kv.read(slot, position, self._adapter(slot.join))
-                )
-            if draft and self._states:
-                slot.aside[position + 1] = {
-                    number: self._kv.state(slot, number, position + 1) for number in self._states
-                }
-            draws.append(self._next_token(slot.join, position, digest, matcher, draft[:drafted]))
-        return draws
+        for position in range(known, known + len(draft)):
+            self._keep_states(slot, position)
+            read = self._kv.read(slot, position, self._adapter(slot.join))
+            digests.append(self._kv.write(slot, position, 1, *read))
+        if draft:
+            self._keep_states(slot, len(slot.tokens))
+        return digests
+
+    def _keep_states(self, slot: StrictSlot, tokens: int) -> None:
+        if self._states:
+            slot.aside[tokens] = {
+                number: self._kv.state(slot, number, tokens) for number in self._states
+            }
 
     def _go_on(self, slot: StrictSlot, draft: Sequence[int], draws: list[int]) -> None:
         """The slot goes on by what was drawn up to the first drafted token that was not."""

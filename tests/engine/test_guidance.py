@@ -102,6 +102,59 @@ def test_in_mixed_batches_each_answer_is_its_own(config: dict[str, Any]) -> None
     check_drained(engine)
 
 
+def foreseen(prompt: str, options: dict[str, Any]) -> list[int]:
+    """An answer's tokens, one in seven of them wrong."""
+    params = SamplingParams(**{**options, "logprobs": None, "negative_prompt": None})
+    right = expected(prompt, options.get("negative_prompt"), params, options["seed"])
+    return [token if i % 7 < 6 else 1 + token % 200 for i, token in enumerate(right)]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"block_size": 16, "max_running": 64},
+        {"block_size": 4, "max_running": 6, "max_step_tokens": 24},
+        {"block_size": 4, "max_running": 2, "max_step_tokens": 16},
+    ],
+)
+def test_both_sequences_verify_one_draft(config: dict[str, Any]) -> None:
+    engine = InlineEngine(FakeModel(blocks=60, max_context=120), **config)
+    drafted: list[Step] = []
+    launch = engine.core.runner.launch
+
+    def noting(step: Step) -> Any:
+        drafted.extend([step] if set(step.drafts) & set(step.guided) else [])
+        return launch(step)
+
+    engine.core.runner.launch = noting  # type: ignore[method-assign]
+    seeds = [seed for seed in range(60) if "guidance_scale" in options_of(seed)]
+    streams = [
+        engine.submit(
+            PROMPTS[seed % 3],
+            **options_of(seed),
+            prediction=foreseen(PROMPTS[seed % 3], options_of(seed)),
+        )
+        for seed in seeds
+    ]
+    engine.run()
+    accepted = rejected = 0
+    for seed, stream in zip(seeds, streams, strict=True):
+        stream.read()
+        params, negative = stream.request.params, options_of(seed)["negative_prompt"]
+        assert stream.token_ids() == expected(PROMPTS[seed % 3], negative, params, seed), seed
+        outcome = stream.request.buffer.outcome
+        assert outcome is not None
+        accepted += outcome.usage.accepted_tokens
+        rejected += outcome.usage.rejected_tokens
+    assert drafted
+    for step in drafted:
+        for row, (beside, _) in step.guided.items():
+            assert step.drafts.get(row) == step.drafts.get(beside)
+    assert accepted > (100 if config["max_running"] > 2 else 5)
+    assert rejected > 5
+    check_drained(engine)
+
+
 def test_preempted_together() -> None:
     engine = InlineEngine(FakeModel(blocks=24), block_size=4, max_running=12)
     streams = [

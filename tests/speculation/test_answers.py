@@ -222,6 +222,8 @@ KINDS: list[dict[str, Any]] = [
     {"seed": 13, "sampler": ["dry", "top-n-sigma"], "logit_bias": {300: 2.0}},
     {"seed": 14, "sampler": "mirostat"},
     {"seed": 15, "typical_p": 0.8, "min_tokens": 6, "stop": ["\n"]},
+    {"seed": 16, "guidance_scale": 1.7, "negative_prompt": "import os\n", "logprobs": 2},
+    {"seed": 17, "guidance_scale": 2.0, "repetition_penalty": 1.1, "n": 2},
 ]
 
 
@@ -260,6 +262,9 @@ async def test_a_real_model_answers_the_same() -> None:
     assert sum(done.usage.accepted_tokens for done in drafted) > 15
     # Its sampler has state, so that each token is drawn in a step of its own.
     assert drafted[6].usage.accepted_tokens == drafted[6].usage.rejected_tokens == 0
+    # A guide's row verifies the same draft.
+    assert drafted[8].usage.accepted_tokens > 2
+    assert drafted[9].usage.accepted_tokens > 2
 
 
 @pytest.mark.asyncio

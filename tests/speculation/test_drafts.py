@@ -194,8 +194,8 @@ def test_only_the_drafts_that_a_model_read_prompts_for_took_longer() -> None:
     asked = Drafter(SamplingParams(), 1, 0)
     expected = Drafter(SamplingParams(), 1, 0, prediction=PackedTokens([8, 9]))
     asked.known = expected.known = [3]
-    assert speculator.draft([asked, expected], 1)
+    assert speculator.draft([asked, expected], 1, 1)
     assert (asked.draft, expected.draft) == ([7], [8, 9])
     # Nobody asks the model.
-    assert not speculator.draft([expected], 1)
+    assert not speculator.draft([expected], 1, 1)
     assert expected.draft == [8, 9]
