@@ -131,3 +131,22 @@ def short_repr(value: object, limit: int = 80) -> str:
         # An integer of too many digits, or an object whose repr raises.
         text = f"<{type(value).__name__}>"
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def drop_frames(error: BaseException) -> None:
+    """Put a note in the place of each traceback: a consumer may keep the error, and frames would
+    keep the step and all in it. The note says where the error was raised."""
+    chain = [error]
+    for each in chain:
+        raised = each.__traceback__
+        while raised is not None and raised.tb_next is not None:
+            raised = raised.tb_next
+        if raised is not None:
+            code = raised.tb_frame.f_code
+            note = f"raised by {code.co_name}, {code.co_filename}:{raised.tb_lineno}"
+            # A plugin may raise the same object again and again.
+            if note not in getattr(each, "__notes__", ()):
+                each.add_note(note)
+        BaseException.with_traceback(each, None)
+        others = [other for other in (each.__cause__, each.__context__) if other is not None]
+        chain += [other for other in others if all(other is not known for known in chain)]

@@ -202,9 +202,12 @@ class _Load:
         if isinstance(self._result, AdapterInfo):
             return self._result
         assert self._result is not None
-        # Not kept here: its traceback refers to this frame.
         error, self._result = self._result, None
-        raise error
+        try:
+            raise error
+        finally:
+            # Its traceback refers to this frame.
+            del error
 
     def run(self) -> None:
         """Read the adapter and let requests name it. On the loader's thread."""

@@ -99,7 +99,11 @@ class Admission:
                     if first:
                         self.on_deadline()
                 return
-        raise self._refused(refusal)
+        try:
+            raise self._refused(refusal)
+        finally:
+            # Its traceback refers to this frame, and to those that have the request.
+            del refusal
 
     def charge(self, request: Request, count: int) -> None:
         """Charge so many bytes more to a request, unless it has ended. Raises as `enter` does."""
@@ -111,7 +115,11 @@ class Admission:
                 self.held_bytes += count
                 request.held_bytes += count
                 return
-        raise self._refused(refusal)
+        try:
+            raise self._refused(refusal)
+        finally:
+            # Its traceback refers to this frame, and to those that have the request.
+            del refusal
 
     def _lacks_places(self, answers: int) -> Overloaded | None:
         if self.held + answers <= self.limit:

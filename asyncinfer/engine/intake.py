@@ -107,7 +107,7 @@ class Intake:
     async def _on_worker(self, request: Request, work: Callable[[], None], size: int) -> None:
         buffer = request.buffer
         failed: list[BaseException] = []
-        done = False
+        done = left = False
 
         def task() -> None:
             nonlocal done
@@ -116,6 +116,8 @@ class Intake:
             except BaseException as error:
                 failed.append(error)
             done = True
+            if left:
+                failed.clear()
             buffer.bridge.post(buffer.bridge.wake, buffer)
 
         try:
@@ -136,11 +138,15 @@ class Intake:
             self._cancelled(request)
             self._take_back(request, task)
             raise
-        if not done:
-            self._take_back(request, task)
-        if failed and buffer.outcome is None:
-            # Not kept here: its traceback refers to this frame.
-            raise failed.pop()
+        else:
+            if not done:
+                self._take_back(request, task)
+            if failed and buffer.outcome is None:
+                raise failed.pop()
+        finally:
+            # An error's traceback refers to the frames that would keep it here.
+            left = True
+            failed.clear()
 
     def _take_back(self, request: Request, task: Callable[[], None]) -> None:
         """Drop the task of a request that has ended, unless a worker has it."""

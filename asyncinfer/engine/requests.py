@@ -6,7 +6,13 @@ from asyncinfer.config import EngineConfig
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.engine_events import EngineEvents
 from asyncinfer.engine.request import End, Request, TokenSink
-from asyncinfer.errors import DeadlineExceeded, EngineClosed, RequestFailed, StreamStalled
+from asyncinfer.errors import (
+    DeadlineExceeded,
+    EngineClosed,
+    RequestFailed,
+    StreamStalled,
+    drop_frames,
+)
 from asyncinfer.scheduler import Scheduler
 from asyncinfer.telemetry import emit
 from asyncinfer.text import panicked
@@ -86,7 +92,7 @@ class Requests:
 
     def fail(self, request: Request, now: float, error: BaseException) -> None:
         """End a request that cannot go on; all others do."""
-        _drop_frames(error)
+        drop_frames(error)
         self._end(request, End.FAILED, named_failure(request, error), now)
 
     def close(self, request: Request, now: float, error: BaseException) -> None:
@@ -208,22 +214,6 @@ def named_failure(request: Request, error: BaseException) -> BaseException:
     failed = RequestFailed(f"{request.id}: {str(error) or repr(error)}")
     failed.__cause__ = error
     return failed
-
-
-def _drop_frames(error: BaseException) -> None:
-    """Put a note in the place of each traceback: a consumer may keep the error, and frames would
-    keep the step and all in it. The note says where the error was raised."""
-    chain = [error]
-    for each in chain:
-        raised = each.__traceback__
-        while raised is not None and raised.tb_next is not None:
-            raised = raised.tb_next
-        if raised is not None:
-            code = raised.tb_frame.f_code
-            each.add_note(f"raised by {code.co_name}, {code.co_filename}:{raised.tb_lineno}")
-        BaseException.with_traceback(each, None)
-        others = [other for other in (each.__cause__, each.__context__) if other is not None]
-        chain += [other for other in others if all(other is not known for known in chain)]
 
 
 def _log_end(request: Request) -> None:

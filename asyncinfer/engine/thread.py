@@ -161,7 +161,11 @@ class DecodeThread:
             except RuntimeError as error:
                 dead = _no_thread(error)
                 core.discard(dead)
-                raise dead from error
+                try:
+                    raise dead from error
+                finally:
+                    # Its traceback refers to this frame.
+                    del dead
         except BaseException as error:
             if self.load_error is None:
                 self.load_error = _load_error(error)

@@ -246,7 +246,11 @@ class ModelRunner:
             return str(error) or "out of memory"
         if not isinstance(error, DeviceError):
             self._wait_for_device()
-        raise error
+        try:
+            raise error
+        finally:
+            # Its traceback refers to this frame.
+            del error
 
 
 def _without_states(kv: Sequence[KVCache | StateCache]) -> list[KVCache]:

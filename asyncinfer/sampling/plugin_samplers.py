@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from asyncinfer.errors import drop_frames
 from asyncinfer.plugins.supervision import PluginFault
 from asyncinfer.sampling.guarded_sampler import GuardedSampler
 from asyncinfer.sampling.history import TokenHistory
@@ -143,6 +144,8 @@ class PluginSamplers:
                     raise plugin.fault(_DREW)
             except PluginFault as fault:
                 call.tokens = call.verdict = None
+                # Frames know those that called them, and so this one, which has the call.
+                drop_frames(fault)
                 call.fault = fault
                 return calls
             finally:

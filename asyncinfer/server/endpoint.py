@@ -116,5 +116,9 @@ class Endpoint:
         else:
             await call.json(body, told.status, told.headers)
         if told.foreign:
-            raise found
+            try:
+                raise found
+            finally:
+                # Its traceback refers to this frame.
+                del found
         return told.status

@@ -13,12 +13,22 @@ from typing import Any
 import anyio
 import pytest
 
-from asyncinfer import AsyncInferError, Engine, EngineClosed, ModelLoadError, RequestFailed
+from asyncinfer import (
+    AsyncInferError,
+    DeadlineExceeded,
+    Engine,
+    EngineClosed,
+    ModelLoadError,
+    Overloaded,
+    RequestFailed,
+)
 from asyncinfer.engine import Loaded
 from asyncinfer.engine.output_stream import OutputStream
+from asyncinfer.engine.preparer import Preparer
 from asyncinfer.engine.request import Request
 from asyncinfer.scheduler import Sequence
 from asyncinfer.testing import FakeModel
+from asyncinfer.testing.fake_adapters import FakeAdapters
 
 pytestmark = pytest.mark.anyio
 
@@ -85,14 +95,53 @@ async def fail(engine: Engine) -> None:
         await engine.generate("hello", max_tokens=1000, deadline=1e-3, buffer=4)
 
 
-@pytest.mark.parametrize("end", [finish, read, leave, leave_a_paused_one, cancel, refuse, fail])
+async def overload(engine: Engine) -> None:
+    async with engine.stream("hello", max_tokens=1000, buffer=4):
+        with pytest.raises(Overloaded):
+            await engine.generate("hello", max_tokens=4, n=3)
+
+
+ENDS = [finish, read, leave, leave_a_paused_one, cancel, refuse, fail, overload]
+
+
+@pytest.mark.parametrize("end", ENDS)
 async def test_a_request_that_has_ended_is_gone(end: Callable[[Engine], Any]) -> None:
-    async with Engine(FakeModel(strict=False), drain_timeout=0.0) as engine:
+    async with Engine(FakeModel(strict=False), drain_timeout=0.0, max_requests=3) as engine:
         async with engine.stream("hello", max_tokens=1000):
             # What is held is found.
             assert held()
         await end(engine)
         await until(lambda: not held())
+
+
+async def test_a_preparation_that_fails_for_nobody_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_fail, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def failing(self: Preparer, *_: Any) -> None:
+        begun.set()
+        try:
+            assert may_fail.wait(120)
+            raise ValueError("odd text")
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(Preparer, "prepare", failing)
+    async with Engine(FakeModel(strict=False)) as engine:
+        with pytest.raises(DeadlineExceeded):
+            await engine.generate(LONG, deadline=0.2)
+        may_fail.set()
+        # A machine may be too slow to begin within the deadline.
+        await until(lambda: ended.is_set() or not begun.is_set())
+        await until(lambda: not held())
+
+
+async def test_an_adapter_s_error_is_gone() -> None:
+    async with Engine(FakeModel(strict=False, adapters=FakeAdapters(0))) as engine:
+        with pytest.raises(ModelLoadError) as raised:
+            await engine.adapters.load("odd", {"content": 1})
+        gone = weakref.ref(raised.value)
+        del raised
+        await until(lambda: gone() is None)
 
 
 async def test_a_closed_engine_keeps_no_model() -> None:

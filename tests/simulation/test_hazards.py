@@ -196,6 +196,19 @@ def refused_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Admission, "charge", twice)
 
 
+def refusal_kept_by_its_frame(patch: pytest.MonkeyPatch) -> None:
+    enter = Admission.enter
+
+    def keeping(self: Admission, request: Request) -> None:
+        try:
+            enter(self, request)
+        except Overloaded as error:
+            kept = error
+            raise kept from None
+
+    patch.setattr(Admission, "enter", keeping)
+
+
 def a_hang_told_on_threads_only(patch: pytest.MonkeyPatch) -> None:
     abandon = Observers.abandon
 
@@ -360,11 +373,17 @@ HAZARDS: dict[str, tuple[int, int, str | tuple[str, ...], Plant]] = {
         ("I7", "end"),
         replaced(PluginSamplers, "roll_back", lambda self: self.before.clear()),
     ),
+    "a refusal keeps its request until the collector runs": (
+        0,
+        1000,
+        "I13",
+        refusal_kept_by_its_frame,
+    ),
     "the error of a request keeps those of its step": (
         260,
         2000,
         "I13",
-        replaced(requests, "_drop_frames", lambda error: None),
+        replaced(requests, "drop_frames", lambda error: None),
     ),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -208,11 +207,6 @@ class Checks:
 
     def _check_held(self, consumers: list[Consumer]) -> None:
         held = [consumer for consumer in consumers if consumer.held]
-        for generation in (1, 2):
-            if held:
-                # By a cycle, perhaps, that is young: to look at everything takes milliseconds.
-                gc.collect(generation)
-                held = [consumer for consumer in held if consumer.held]
         hold("I13", not held, "{} is held after its end", held[0] if held else None)
 
     # -- at the end ----------------------------------------------------------------------------
