@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 from asyncinfer.cache.chain import TOKEN_BYTES, pack
 from asyncinfer.cache.conversations import Conversation
@@ -15,11 +15,13 @@ from asyncinfer.cache.window_pages import WindowPages
 
 __all__ = ["BlockManager", "Tabled"]
 
+#: Blocks whose keys are made before the first is looked up.
+_SEARCHED: Final = 16
+
 
 class Tabled(Protocol):
     """The part of a sequence that the block manager reads and writes."""
 
-    tokens: list[int]
     namespace: Namespace
     #: Chain keys of the full blocks of `tokens`, as far as computed.
     keys: list[bytes]
@@ -33,6 +35,9 @@ class Tabled(Protocol):
     #: before the first). None: its key belongs to other tokens, so nothing more is published.
     published: int
     node: CacheEntry | Namespace | None
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
 
     @property
     def conversation(self) -> Conversation | None:
@@ -110,6 +115,27 @@ class BlockManager:
             reused = len(given) + full - group.first(shared)
             wanted.append(min(blocks, group.steady) - reused + unused)
         return wanted
+
+    def search(self, sequence: Tabled, limit: int) -> list[CacheEntry]:
+        """`match` for a caller that waits: of the keys that the sequence lacks, no more are made
+        than twice as many as are found."""
+        if self.cache is None:
+            return []
+        keys, most = sequence.keys, limit // self.block_size
+        entries = self.match(sequence, limit)
+        while len(entries) == len(keys) < most:
+            self.hash(sequence, min(most, max(_SEARCHED, 2 * len(keys))))
+            entries = self.match(sequence, limit)
+        return entries
+
+    def hash(self, sequence: Tabled, count: int) -> None:
+        """Make the keys of the sequence's first `count` blocks, which must be full."""
+        if self.cache is None:
+            return
+        size, keys, hasher = self.block_size, sequence.keys, self.cache.hasher
+        for j in range(len(keys), count):
+            parent = keys[-1] if keys else hasher.root(*sequence.namespace)
+            keys.append(hasher.next(parent, pack(sequence.tokens[j * size : (j + 1) * size])))
 
     def open(self, sequence: Tabled, entries: Sequence[CacheEntry]) -> None:
         """Start the sequence's tables with the blocks of matched entries."""

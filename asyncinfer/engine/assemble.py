@@ -152,7 +152,8 @@ def open_speculator(
     if draft is None:
         return Speculator(guarded)
     check_vocabulary(config.draft, loaded.tokenizer, draft.tokenizer)
-    return Speculator(guarded, DraftModel(draft.runner))
+    cache = PrefixCache(draft.runner.spec.block_size) if config.prefix_cache else None
+    return Speculator(guarded, DraftModel(draft.runner, cache))
 
 
 def _check_policies(config: EngineConfig) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from asyncinfer.cache import BlockManager, BlockTable, CacheEntry, Namespace, PrefixCache
 from asyncinfer.params import SamplingParams
 from asyncinfer.protocols import DraftRequest
 from asyncinfer.scheduler.step import Join, Step
@@ -17,16 +18,22 @@ __all__ = ["DraftModel"]
 
 @dataclass(slots=True)
 class _Cached:
-    """What the draft model keeps of one answer between two drafts."""
+    """What the draft model keeps of one answer between two drafts; a `Tabled`."""
 
     params: SamplingParams
-    #: The pages of its tokens, in order.
-    pages: list[int] = field(default_factory=list)
-    #: Tokens whose KV is in them.
+    namespace: Namespace
+    #: The pages of its tokens; its blocks in the prefix cache. `BlockManager` writes these.
+    tables: list[BlockTable] = field(default_factory=list)
+    capacity: int = 0
+    keys: list[bytes] = field(default_factory=list)
+    published: int = 0
+    node: CacheEntry | Namespace | None = None
+    conversation: None = None
+    #: Tokens whose KV is in its pages.
     computed: int = 0
     #: Tokens that were known when it was asked last, 4 bytes each: each draft's first step has all
     #: of them, and a copy costs next to nothing. Those that it drew after them.
-    known: array[int] = field(default_factory=lambda: array("i"))
+    tokens: array[int] = field(default_factory=lambda: array("i"))
     drawn: list[int] = field(default_factory=list)
 
 
@@ -49,20 +56,23 @@ class DraftModel:
 
     It draws by the request's sampling options alone: it knows no grammar, no plugin and no adapter.
 
-    Its KV has pages of its own. An answer has those of all its tokens or none; where none are left,
-    those are taken back first whose answers were not asked for longest. What was guessed wrong is
-    forgotten with the next draft. A draft computes at most `max_step_tokens` known tokens: a long
-    prompt is read in parts, with a step of the large model between.
+    Its KV has pages of its own, and a prefix cache over them. An answer has the pages of all its
+    tokens or none; where none are left, those are taken back first whose answers were not asked for
+    longest. What was guessed wrong is forgotten with the next draft. A draft computes at most
+    `max_step_tokens` known tokens: a long prompt is read in parts, with a step of the large model
+    between. Who has a prefix that another one is reading waits for it.
     """
 
     name: Final = "draft-model"
 
-    def __init__(self, runner: StepRunner) -> None:
-        """`runner`: of one KV group; it is this object's alone."""
+    def __init__(self, runner: StepRunner, cache: PrefixCache | None = None) -> None:
+        """Both are this object's alone. `runner`: of one KV group. `cache`: made for its
+        `block_size`; None computes every prompt."""
         assert len(runner.spec.groups) == 1, "one table for each answer"
         self._runner = runner
+        self.cache: Final = cache
         self._spec = runner.spec
-        self._free = list(range(runner.spec.num_blocks))
+        self._blocks = BlockManager.of(runner.spec.groups, runner.spec.block_size, cache)
         #: By answer, the one that was asked last at the end.
         self._cached: dict[DraftRequest, _Cached] = {}
         #: Slots that are taken, from 0 on: each draft begins with new ones.
@@ -75,8 +85,8 @@ class DraftModel:
 
     @property
     def pages_free(self) -> int:
-        """Pages that no answer has."""
-        return len(self._free)
+        """Pages that no answer has; the prefix cache may hold them."""
+        return self._blocks.available
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[int]]:
         """The draft of each answer; empty where its prompt is still being read, or no page is
@@ -85,10 +95,11 @@ class DraftModel:
         self.failed = set()
         asked = set(requests)
         rows: list[_Row] = []
+        reading: set[bytes] = set()
         budget = self._spec.max_step_tokens
         for request in requests:
             if budget and len(rows) < self._spec.max_slots:
-                row = self._row(request, budget, asked)
+                row = self._row(request, budget, asked, reading)
                 if row is not None:
                     rows.append(row)
                     budget -= row.count
@@ -98,50 +109,66 @@ class DraftModel:
     def end(self, request: DraftRequest) -> None:
         """Take back the pages of an answer that has ended, or that waits for a place."""
         cached = self._cached.pop(request, None)
-        if cached is not None:
-            self._free += cached.pages
+        if cached is not None and cached.tables:
+            self._blocks.close(cached)
 
     def close(self) -> None:
         """Give the model's memory back."""
         self._runner.close()
 
-    def _row(self, request: DraftRequest, budget: int, asked: set[DraftRequest]) -> _Row | None:
-        """The answer's row, with pages for it; None where there is no room."""
+    def _row(
+        self, request: DraftRequest, budget: int, asked: set[DraftRequest], reading: set[bytes]
+    ) -> _Row | None:
+        """The answer's row, with pages for it; None where there is no room, or another row computes
+        its next block. `reading`: keys of the blocks that rows compute."""
         known = request.length
         draws = min(request.most, self._spec.max_context - known)
-        cached = self._cached.pop(request, None) or _Cached(_drawn_by(request.params))
+        cached = self._cached.pop(request, None) or _Cached(
+            _drawn_by(request.params), (request.scope, "")
+        )
         self._cached[request] = cached
+        before, drawn = len(cached.tokens), cached.drawn
+        new = request.tokens(before)
+        cached.tokens.extend(new)
+        if cached.tables:
+            right = 0
+            while right < min(len(new), len(drawn)) and new[right] == drawn[right]:
+                right += 1
+            cached.computed = min(cached.computed, before + right, known - 1)
+        else:
+            self._blocks.open(cached, self._blocks.search(cached, known - 1))
+            cached.computed = cached.capacity
+        next_key = self._next_key(cached)
+        if not reading.isdisjoint(next_key):
+            self._blocks.close(cached)
+            return None
         if draws < 1 or not self._grow(cached, known + draws - 1, asked):
             self.end(request)
             return None
-        before, drawn = len(cached.known), cached.drawn
-        new = request.tokens(before)
-        right = 0
-        while right < min(len(new), len(drawn)) and new[right] == drawn[right]:
-            right += 1
-        cached.computed = min(cached.computed, before + right, known - 1)
+        reading.update(next_key)
         missing = known - cached.computed
         # Of the last draft, the token drawn last has no KV, nor has the one that came after it.
         self.behind |= missing > 1 + len(drawn)
-        cached.known.extend(new)
         cached.drawn = []
         return _Row(request, cached, min(missing, budget), draws if missing <= budget else 0)
 
+    def _next_key(self, cached: _Cached) -> list[bytes]:
+        """The key of the first full block that is not in the prefix cache, if there is one."""
+        first = cached.published
+        self._blocks.hash(cached, min(first + 1, (len(cached.tokens) - 1) // self._spec.block_size))
+        return cached.keys[first : first + 1]
+
     def _grow(self, cached: _Cached, tokens: int, asked: set[DraftRequest]) -> bool:
         """Give an answer the pages of so many tokens. Takes them from answers that are not asked
-        for, as far as that is enough."""
-        missing = -(-tokens // self._spec.block_size) - len(cached.pages)
-        if missing <= len(self._free):
-            cached.pages += [self._free.pop() for _ in range(missing)]
-            return True
-        others = [request for request in self._cached if request not in asked]
-        spare = len(self._free) + sum([len(self._cached[other].pages) for other in others])
-        if missing > spare:
-            return False
-        for other in others:
-            if missing > len(self._free):
+        for, until that is enough."""
+        missing = self._blocks.missing(cached, tokens)
+        for other in [request for request in self._cached if request not in asked]:
+            if missing > self._blocks.available:
                 self.end(other)
-        return self._grow(cached, tokens, asked)
+        if missing > self._blocks.available:
+            return False
+        self._blocks.grow(cached, missing)
+        return True
 
     def _draw(self, rows: list[_Row]) -> dict[DraftRequest, list[int]]:
         """Compute the rows: first their known tokens, then one drawn token after the other."""
@@ -151,9 +178,9 @@ class DraftModel:
             first.joins.append(
                 Join(
                     slot,
-                    cached.known[:],
+                    cached.tokens[:],
                     request.prompt_len,
-                    [cached.pages],
+                    [cached.tables[0].pages],
                     cached.params,
                     request.seed,
                 )
@@ -189,6 +216,9 @@ class DraftModel:
                     self.failed.add(row.request)
                 continue
             row.cached.computed += step.counts[index]
+            # The last known token may be computed again.
+            whole = min(row.cached.computed, len(row.cached.tokens) - 1)
+            self._blocks.commit(row.cached, whole)
             if drawn is not None:
                 row.cached.drawn.append(drawn)
         return True

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
+from models.families import random_model
+from models.gguf_files import write_gguf
 
 from asyncinfer import Engine, EngineConfig, InvalidConfig
 from asyncinfer.builtin import DRAFT_PATH, MODEL_PATH
 from asyncinfer.engine import Loaded
 from asyncinfer.engine.checkpoint import CheckpointSource
 from asyncinfer.scheduler import DraftModel, Step
+from asyncinfer.speculation import DraftCost, StepCosts
 from asyncinfer.speculation.drafter import AnswerView
 from asyncinfer.testing import FakeModel, InlineEngine
+from asyncinfer.testing.fake_adapters import FakeAdapters
 from asyncinfer.text import Tokenizer
 
+Q = gguf.GGMLQuantizationType
 PAGES = 32
 LONG = "a prompt of many tokens, which no single step can read as a whole"
 
@@ -65,6 +72,117 @@ def test_a_long_prompt_is_read_in_parts() -> None:
     read = [step for step in steps[::2] if step.joins and step.tokens > 2]
     assert [step.samples for step in read] == [[0], [0], [1]]
     assert sum(step.tokens for step in read) > len(LONG)
+
+
+def tokens_read(config: dict[str, Any], asked: Sequence[Mapping[str, Any]], at_once: bool) -> int:
+    """Tokens that a draft model computes for one-token drafts of answers to a long prompt."""
+    steps: list[Step] = []
+    draft = FakeModel(blocks=128, gate=lambda what, step: steps.append(step))
+    engine = engine_of(draft, **config)
+    streams = []
+    for options in asked:
+        streams.append(engine.submit(LONG, **{"max_tokens": 9, "seed": 3, **options}))
+        if not at_once:
+            engine.run()
+    engine.run()
+    for stream in streams:
+        stream.read()
+        assert stream.token_ids() == streams[0].token_ids()
+    assert model_of(engine).pages_free == 128
+    return sum(step.tokens for step in steps[::2])
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_common_prompt_is_read_once(at_once: bool) -> None:
+    for config in ({}, {"max_step_tokens": 24, "max_running": 2}):
+        alone = tokens_read(config, [{}], at_once)
+        assert alone > len(LONG)
+        # Of each other answer all but the prompt's full blocks.
+        more = 4 * (alone - len(LONG) + 8)
+        assert tokens_read(config, [{}] * 5, at_once) < alone + more
+    # Others may not find what a scope has, and nobody where no prefix is cached.
+    scopes = [{"cache_scope": str(i)} for i in range(5)]
+    assert tokens_read({}, scopes, at_once) > 5 * len(LONG)
+    assert tokens_read({"prefix_cache": False}, [{}] * 5, at_once) > 5 * len(LONG)
+
+
+def test_what_was_guessed_wrong_is_in_no_prefix() -> None:
+    """A draft model that ends texts early is wrong often; its prefixes are what was answered."""
+    engine = engine_of(FakeModel(blocks=64, eos_every=5))
+    model = model_of(engine)
+    cache = model.cache
+    assert cache is not None
+    right: set[tuple[int, ...]] = set()
+    for seed in range(6):
+        stream = engine.submit("hello", max_tokens=40, seed=seed)
+        engine.run()
+        stream.read()
+        known = (*b"hello", *stream.token_ids())
+        right |= {known[i : i + 4] for i in range(0, len(known), 4)}
+    (counts,) = engine.stats().drafts
+    assert sum(counts.rejected) > 5
+    published = [tuple(entry.tokens) for entry in cache.by_block.values()]
+    assert len(published) > 20
+    assert set(published) <= right
+
+
+def test_a_packed_draft_model_changes_no_answer() -> None:
+    found = [shipped_answers({"weights": "int4", **config}) for config in DRAFTED]
+    assert found[0][0] == found[1][0]
+    assert sum(found[1][1].accepted) > 10
+
+
+def test_a_model_in_gguf_drafts_for_another(tmp_path: Path) -> None:
+    model = random_model("llama", "plain")
+    for kind in (Q.F32, Q.Q8_0):
+        (tmp_path / kind.name).mkdir()
+    large, small = [
+        write_gguf(model, tmp_path / kind.name / "model.gguf", kind) for kind in (Q.F32, Q.Q8_0)
+    ]
+    found = []
+    for config in ({}, {"draft": small}):
+        engine = InlineEngine(CheckpointSource(large), max_context=64, kv_bytes=1 << 22, **config)
+        streams = [
+            engine.submit([*range(3, 20)], max_tokens=24, seed=seed, ignore_eos=True, **greedy)
+            for seed, greedy in enumerate(({"temperature": 0.0}, {}))
+        ]
+        engine.run()
+        for stream in streams:
+            stream.read()
+        found.append([stream.token_ids() for stream in streams])
+        counts = engine.stats().drafts
+        engine.core.close()
+    assert found[0] == found[1]
+    assert sum(counts[0].accepted) > 10
+
+
+@pytest.mark.asyncio
+async def test_answers_with_adapters_are_drafted_without_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Whatever steps take, drafts pay.
+    monkeypatch.setattr(StepCosts, "cost", lambda *args: DraftCost(0.02))
+    monkeypatch.setattr(StepCosts, "known", True)
+    found = []
+    for drafted in (False, True):
+        model = FakeModel(blocks=64, adapters=FakeAdapters(2))
+        draft = FakeModel(blocks=64) if drafted else None
+        async with Engine(model, draft=draft, block_size=4, max_adapters=2) as engine:
+            await engine.adapters.load("a", {"content": 7})
+            asked = [
+                engine.generate(LONG, max_tokens=30, seed=seed // 2, adapter=adapter)
+                for seed, adapter in enumerate((None, "a", None, "a"))
+            ]
+            done = await asyncio.gather(*asked)
+        found.append([each.token_ids for each in done])
+        # What was drafted for an adapter's answers was wrong, and the rest right.
+        for index, each in enumerate(done):
+            accepted, rejected = each.usage.accepted_tokens, each.usage.rejected_tokens
+            assert (accepted > 10, rejected > 1) == (
+                drafted and not index % 2,
+                drafted and index % 2,
+            )
+    assert found[0] == found[1]
 
 
 def test_what_does_not_fit_has_no_drafts() -> None:
@@ -211,25 +329,32 @@ async def test_models_of_another_kind_are_compared_when_both_are_there() -> None
         assert each.runner.closed
 
 
-def test_the_shipped_draft_model_changes_no_answer() -> None:
+#: Options of an engine without a draft model, and with one.
+DRAFTED: list[dict[str, Any]] = [{}, {"draft": "embedded"}]
+
+
+def shipped_answers(config: dict[str, Any]) -> tuple[list[list[int]], Any]:
+    """Of the shipped model, and what became of the drafts."""
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"seed": 3, "repetition_penalty": 1.2, "top_p": 0.9, "logprobs": 1},
         {"seed": 5, "temperature": 0.7},
     ]
-    found = []
-    for config in ({}, {"draft": "embedded"}):
-        engine = InlineEngine(CheckpointSource(MODEL_PATH), kv_bytes=1 << 22, **config)
-        text = "def add(a, b):\n    return "
-        streams = [engine.submit(text, max_tokens=24, **kind) for kind in kinds]
-        engine.run()
-        for stream in streams:
-            stream.read()
-        found.append([stream.token_ids() for stream in streams])
-        drafts = engine.stats().drafts
-        engine.core.close()
-    assert found[0] == found[1]
-    (counts,) = drafts
+    engine = InlineEngine(CheckpointSource(MODEL_PATH), kv_bytes=1 << 22, **config)
+    text = "def add(a, b):\n    return "
+    streams = [engine.submit(text, max_tokens=24, **kind) for kind in kinds]
+    engine.run()
+    for stream in streams:
+        stream.read()
+    drafts = engine.stats().drafts
+    engine.core.close()
+    return [stream.token_ids() for stream in streams], drafts[0] if drafts else None
+
+
+def test_the_shipped_draft_model_changes_no_answer() -> None:
+    found = [shipped_answers(config) for config in DRAFTED]
+    assert found[0][0] == found[1][0]
+    counts = found[1][1]
     assert counts.method == "draft-model"
     assert sum(counts.accepted) > 20
     assert sum(counts.rejected) > 5
