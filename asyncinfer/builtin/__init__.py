@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from asyncinfer.builtin.corpus import read_corpus, standard_library
-from asyncinfer.builtin.paths import DRAFT_PATH, MODEL_PATH
+from asyncinfer.builtin.paths import DRAFT_PATH, EMBEDDED, MODEL_PATH
 
-__all__ = ["DRAFT_PATH", "MODEL_PATH", "read_corpus", "standard_library"]
+__all__ = ["DRAFT_PATH", "EMBEDDED", "MODEL_PATH", "read_corpus", "standard_library"]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+EMBEDDED: Final = "embedded"
+"""What names the shipped models, in the place of a path."""
+
 _FOLDER: Final = Path(__file__).resolve().parent
 
 MODEL_PATH: Final[Path] = _FOLDER / "model"

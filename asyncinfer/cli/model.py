@@ -14,10 +14,8 @@ from asyncinfer.errors import ModelLoadError
 if TYPE_CHECKING:
     from asyncinfer.models import NamedModel
 
-__all__ = ["EMBEDDED", "shipped", "with_model"]
+__all__ = ["shipped", "with_model"]
 
-#: The model that ships with the package, as `--model` names it.
-EMBEDDED: Final = "embedded"
 #: What a command takes without `--model`.
 DEFAULT: Final = "smollm2"
 
@@ -35,8 +33,6 @@ def with_model(engine: dict[str, Any]) -> dict[str, Any]:
     options = dict(engine)
     given = options.pop("model", None) or os.environ.get("ASYNCINFER_MODEL")
     name = given or DEFAULT
-    if name == EMBEDDED:
-        return options
     if name in NAMED_MODELS and not os.path.exists(name):
         try:
             _fetch(NAMED_MODELS[name])
@@ -55,7 +51,7 @@ def with_model(engine: dict[str, Any]) -> dict[str, Any]:
 def shipped(model: str) -> str:
     """Where a model's config lies that is read and not opened: "embedded" is the folder in the
     package, all else stays as it is."""
-    from asyncinfer.builtin import MODEL_PATH
+    from asyncinfer.builtin import EMBEDDED, MODEL_PATH
 
     return str(MODEL_PATH) if model == EMBEDDED else model
 

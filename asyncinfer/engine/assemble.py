@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from asyncinfer import plugins
-from asyncinfer.builtin import MODEL_PATH
+from asyncinfer.builtin import EMBEDDED, MODEL_PATH
 from asyncinfer.cache import PrefixCache
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.admission import Admission
@@ -32,7 +32,7 @@ __all__ = ["open_core", "open_scheduler", "source_of"]
 
 
 def source_of(model: str | Path | ModelSource | None) -> ModelSource:
-    if model is None:
+    if model is None or model == EMBEDDED:
         return CheckpointSource(MODEL_PATH)
     if isinstance(model, str | Path):
         return CheckpointSource(model)

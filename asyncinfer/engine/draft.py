@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from asyncinfer.builtin import DRAFT_PATH
+from asyncinfer.builtin import DRAFT_PATH, EMBEDDED
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.checkpoint import CheckpointSource
 from asyncinfer.engine.source import Loaded, ModelSource, Progress
@@ -12,9 +10,6 @@ from asyncinfer.errors import InvalidConfig
 from asyncinfer.text import Tokenizer
 
 __all__ = ["check_vocabulary", "open_draft"]
-
-#: The draft model that ships with the package, as `EngineConfig.draft` names it.
-_EMBEDDED: Final = "embedded"
 
 
 def open_draft(
@@ -31,7 +26,7 @@ def open_draft(
         return None
     draft: ModelSource = named
     if not hasattr(named, "load"):
-        draft = CheckpointSource(DRAFT_PATH if named == _EMBEDDED else named, draft=True)
+        draft = CheckpointSource(DRAFT_PATH if named == EMBEDDED else named, draft=True)
     # A revision names one of the large model's repository.
     own = config.replace(draft=None, revision=None)
     if isinstance(source, CheckpointSource) and isinstance(draft, CheckpointSource):

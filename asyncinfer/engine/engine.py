@@ -32,9 +32,10 @@ __all__ = ["Engine"]
 class Engine(Inference):
     """An LLM in this process, to be awaited.
 
-    `Engine(model)` takes a local folder or a hub id in the Hugging Face format; without one it is
-    the small model shipped with the package. Options are those of `EngineConfig`, as `config=` or
-    by name. Use it as an async context manager, or `await Engine.open(...)` and `aclose()`.
+    `Engine(model)` takes a local folder, a GGUF file, a known name or a hub id; without one, or
+    with "embedded", it is the small model shipped with the package. Options are those of
+    `EngineConfig`, as `config=` or by name. Use it as an async context manager, or
+    `await Engine.open(...)` and `aclose()`.
 
     Requests may come from any event loop (asyncio, uvloop, trio) and thread.
     """

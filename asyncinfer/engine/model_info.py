@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from asyncinfer.builtin import MODEL_PATH
+from asyncinfer.builtin import EMBEDDED, MODEL_PATH
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.chats import Chats
 from asyncinfer.engine.source import Loaded, ModelSource
@@ -57,7 +57,7 @@ def info_of(source: ModelSource, loaded: Loaded, config: EngineConfig) -> ModelI
 def _name(source: ModelSource) -> str:
     model = getattr(source, "model", None)
     if model == MODEL_PATH:
-        return "embedded"
+        return EMBEDDED
     if isinstance(model, str | os.PathLike):
         path = os.path.expanduser(model)
         return os.path.basename(os.path.abspath(path)) if os.path.exists(path) else str(model)

@@ -74,8 +74,8 @@ def test_a_model_that_was_asked_for_is_not_replaced() -> None:
     [
         ({"model": "a/b"}, "c/d", {"model": "a/b"}),
         ({}, "c/d", {"model": "c/d"}),
-        ({"model": "embedded"}, None, {}),
-        ({}, "embedded", {}),
+        ({"model": "embedded"}, None, {"model": "embedded"}),
+        ({}, "embedded", {"model": "embedded"}),
     ],
 )
 def test_the_option_goes_before_the_environment(

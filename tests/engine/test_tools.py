@@ -258,3 +258,5 @@ async def test_facts_of_the_model() -> None:
         assert engine.tokenizer.decode(ids) == "import os"
         assert engine.tokenizer.count("import os") == len(ids)
         assert model.name == "embedded"
+    async with Engine(model.name) as named:
+        assert named.model == model
