@@ -111,7 +111,7 @@ class Planner:
         states = self._states
         stepwise = [r for r in states.stepwise.values() if not (_awaits(r) or r.guide or r.guided)]
         pairs = self._pairs.going_on() if states.paired else []
-        room = self._drafts.make(step, [*pairs, *stepwise], budget)
+        room = self._drafts.make(step, [*pairs, *stepwise], budget) if pairs or stepwise else 0
         if pairs:
             budget, room = self._pairs.add_answers(step, pairs, budget, room)
         step.answers = len(step.sequences)
