@@ -6,6 +6,7 @@ from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.paged import HeadNorms, PagedAttention
 from asyncinfer.attention.states import StateCache, StatePass, StateRows, StateShape
 from asyncinfer.attention.variant import AttentionVariant
+from asyncinfer.attention.whole import WholeAttention
 
 __all__ = [
     "MOST_HEAD_DIM",
@@ -22,6 +23,7 @@ __all__ = [
     "StatePass",
     "StateRows",
     "StateShape",
+    "WholeAttention",
     "begin_attention",
     "kv_format",
     "reads_pages",

@@ -13,7 +13,8 @@ __all__ = ["AttentionVariant"]
 class AttentionVariant:
     """What a layer's attention does differently. A plain causal layer has no variant."""
 
-    #: A token at position `p` sees the keys `p - window + 1 .. p`; None: all up to `p`.
+    #: A token at position `p` sees the keys `p - window + 1 .. p`; None: all up to `p`. In
+    #: `WholeAttention` it sees as many on its other side.
     window: int | None = None
     #: Scores become `softcap * tanh(scores / softcap)`.
     softcap: float | None = None

@@ -104,7 +104,8 @@ def open_scheduler(
     told = [] if faults is None else faults
     spec = loaded.runner.spec
     cache = None
-    if config.prefix_cache:
+    # Where tokens see those after them, no prefix is the same twice.
+    if config.prefix_cache and not spec.whole_prompts:
         eviction, label = plugins.cache_policies.choose(config.cache_policy)
         cache = PrefixCache(
             spec.block_size,

@@ -34,6 +34,7 @@ from asyncinfer.models.parts import (
     LayerConfig,
     QKNorm,
 )
+from asyncinfer.models.rope_checks import check_rope
 from asyncinfer.quantization.schemes import Scheme
 
 __all__ = ["ModelConfig"]
@@ -94,6 +95,9 @@ class ModelConfig:
     attention_out_scale: float = 1.0
     #: Scores become `cap * tanh(scores / cap)`.
     attention_softcap: float | None = None
+    #: Whether tokens of a text see those after them too. The model then gives vectors and no
+    #: answers. A text is computed in one pass, and no layer keeps KV.
+    bidirectional: bool = False
     #: Whether each head's softmax has an additional key, with a learned logit and value zero.
     sinks: bool = False
     embedding_scale: float = 1.0
@@ -156,6 +160,7 @@ class ModelConfig:
                 check_number(self, name)
         check_flags(self, "norm_weight", "norm_bias", "gated_mlp", "tied_head", "sinks")
         check_flags(self, "qkv_bias", "out_bias", "mlp_bias", "head_bias", "attention_gate")
+        check_flags(self, "bidirectional")
         if self.norm.endswith("plus-one") and not self.norm_weight:
             raise refuse(self, "norm_weight", f"must be True with norm={self.norm!r}")
         self._check_activation()
@@ -195,6 +200,10 @@ class ModelConfig:
 
     def _check_attention(self) -> None:
         """Check fields of attention that depend on each other."""
+        apart = self.state_layers or self.sinks or self.attention_softcap is not None
+        if self.bidirectional and (apart or self.latent is not None):
+            bound = "must be False with latent, sinks, attention_softcap or a mixer"
+            raise refuse(self, "bidirectional", bound)
         if self.num_heads % self.num_kv_heads:
             raise refuse(self, "num_kv_heads", f"must divide num_heads={self.num_heads}")
         latent = self.latent
@@ -207,7 +216,7 @@ class ModelConfig:
             if self.qk_norm is not None:
                 raise refuse(self, "qk_norm", "must be None with latent")
         for rope in dict.fromkeys(self.layer(index).rope for index in range(self.num_layers)):
-            self._check_rope(rope)
+            check_rope(self, rope, self.head_dim, latent, self.attention_gate)
         names = self.names
         if names.qkv_by_head and (len(names.qkv) > 1 or self.num_heads != self.num_kv_heads):
             raise refuse(
@@ -222,27 +231,6 @@ class ModelConfig:
             bound = "must be False with latent, or where one tensor has queries, keys and values"
             raise refuse(self, "attention_gate", bound)
 
-    def _check_rope(self, rope: RopeConfig | None) -> None:
-        if self.latent is not None and (rope is None or rope.size != self.latent.rotated):
-            raise refuse(self, "rope", f"must have the size {self.latent.rotated} of latent")
-        if rope is None:
-            return
-        if rope.interleaved and self.attention_gate:
-            raise refuse(self, "attention_gate", "must be False with an interleaved rope")
-        if rope.interleaved and self.latent is not None:
-            raise refuse(
-                self, "rope", "must not be interleaved with latent, which says that itself"
-            )
-        size = rope.size or self.head_dim
-        if size > self.head_dim:
-            raise refuse(self, "rope", f"must have a size of head_dim={self.head_dim} at most")
-        # `RopeConfig` cannot check this if it rotates whole heads, whose size it does not know.
-        if size % 2 or (size < 4 and rope.rope_type == "dynamic"):
-            raise refuse(self, "head_dim", f"cannot be rotated by rope_type={rope.rope_type!r}")
-        factors = (rope.factors, rope.long_factors)
-        if rope.rope_type == "longrope" and any(len(part) != size // 2 for part in factors):
-            raise refuse(self, "rope", f"must have {size // 2} factors and as many long_factors")
-
     def layer(self, index: int) -> LayerConfig:
         """The configuration of one layer."""
         return self.layers[index] if self.layers else LayerConfig(rope=self.rope)
@@ -254,7 +242,9 @@ class ModelConfig:
 
     @property
     def kv_layers(self) -> tuple[int, ...]:
-        """The layers with attention."""
+        """The layers that keep KV."""
+        if self.bidirectional:
+            return ()
         return tuple(i for i in range(self.num_layers) if self.layer(i).attends)
 
     @property
@@ -280,8 +270,9 @@ class ModelConfig:
 
     @property
     def window(self) -> int | None:
-        """The widest window of a layer; None without windows."""
-        return max((layer.window for layer in self.layers if layer.window), default=None)
+        """The widest window of a layer that keeps KV; None without windows."""
+        windows = (self.layer(index).window for index in self.kv_layers)
+        return max((window for window in windows if window is not None), default=None)
 
     @property
     def query_scale(self) -> float:

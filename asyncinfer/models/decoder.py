@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from asyncinfer.attention import Attend, DeviceBatch, KVCache, StatePass, begin_attention
+from asyncinfer.attention import (
+    Attend,
+    AttentionBatch,
+    DeviceBatch,
+    KVCache,
+    StatePass,
+    WholeAttention,
+    begin_attention,
+)
 from asyncinfer.layers import ForwardPass, LoraRows, RMSNorm, RotaryEmbedding
 from asyncinfer.models.arrangement import arranged
 from asyncinfer.models.config import ModelConfig
@@ -103,6 +111,10 @@ class Decoder:
 
     def _attends(self, kv: Sequence[KVCache], batches: Sequence[DeviceBatch]) -> dict[int, Attend]:
         """Attention by layer; layers of one KV group share it."""
+        if self.config.bidirectional:
+            (batch,) = batches
+            assert isinstance(batch, AttentionBatch)
+            return dict.fromkeys(range(len(self.layers)), WholeAttention(batch, self._scale))
         attends: dict[int, Attend] = {}
         for group, batch in zip(kv, batches, strict=True):
             if group.layers:

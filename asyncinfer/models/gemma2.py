@@ -29,9 +29,11 @@ class Gemma2(Family):
         "final_logit_softcapping": 30.0,
         "tie_word_embeddings": True,
     }
+    #: Whether there are checkpoints whose tokens see those after them too.
+    may_see_ahead: ClassVar[bool] = False
 
     def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
-        if config.boolean("use_bidirectional_attention", False):
+        if config.boolean("use_bidirectional_attention", False) and not self.may_see_ahead:
             raise config.refuse("use_bidirectional_attention", "is not supported")
         return replace(
             llama,

@@ -10,7 +10,7 @@ from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.gemma2 import Gemma2
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.models.rope_parameters import read_rope
-from asyncinfer.models.windows import FULL, SLIDING, sliding_layers, windowed
+from asyncinfer.models.windows import FULL, MOST_WINDOW, SLIDING, sliding_layers, windowed
 
 __all__ = ["Gemma3"]
 
@@ -27,16 +27,23 @@ class Gemma3(Gemma2):
         "rope_local_base_freq": 10_000.0,
     }
     full_rope = FULL
+    may_see_ahead = True
 
     def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
         if config.has("attn_logit_softcapping"):
             # transformers reads this key and ignores it; no checkpoint is known to have it.
             raise config.refuse("attn_logit_softcapping", "no Gemma 3 has any: must be null")
+        bidirectional = config.boolean("use_bidirectional_attention", False)
+        if bidirectional and config.has("sliding_window"):
+            # The window is that of both sides together.
+            window = config.integer("sliding_window", 1, MOST_WINDOW)
+            config = config.replaced({"sliding_window": window // 2 + 1})
         # Scaling that stands beside the layers' parameters is meant for the global ones.
         local = config.renamed(rope_theta="rope_local_base_freq", rope_scaling="")
         rope = read_rope(local, llama.max_context, llama.head_dim, SLIDING)
         layers = windowed(config, llama, self.sliding(config, llama), rope)
-        return replace(super().configure(config, llama), qk_norm="head", layers=layers)
+        made = super().configure(config, llama)
+        return replace(made, qk_norm="head", layers=layers, bidirectional=bidirectional)
 
     def sliding(self, config: JsonReader, llama: ModelConfig) -> tuple[bool, ...]:
         every = config.integer("sliding_window_pattern", 1, 1 << 10, 6)

@@ -73,7 +73,8 @@ class LayerConfig:
 
     #: None: queries and keys are not rotated.
     rope: RopeConfig | None
-    #: A token sees this many tokens, itself the last of them; None: all before it.
+    #: A token sees this many tokens, itself the last of them; None: all before it. Where a model
+    #: is bidirectional, the token sees as many on its other side.
     window: int | None = None
     #: Whether its feed-forward layer is a mixture of experts, if the model has any.
     experts: bool = True

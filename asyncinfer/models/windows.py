@@ -9,11 +9,11 @@ from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.parts import LayerConfig
 from asyncinfer.models.reader import JsonReader
 
-__all__ = ["FULL", "SLIDING", "sliding_layers", "windowed", "windowed_if_used"]
+__all__ = ["FULL", "MOST_WINDOW", "SLIDING", "sliding_layers", "windowed", "windowed_if_used"]
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
-_MOST_WINDOW = 1 << 30
+MOST_WINDOW = 1 << 30
 
 
 def sliding_layers(
@@ -37,7 +37,7 @@ def windowed(
     are). `local_rope` is the rotation of sliding layers, if they have another one."""
     window: int | None = None
     if config.has("sliding_window"):
-        window = config.integer("sliding_window", 1, _MOST_WINDOW)
+        window = config.integer("sliding_window", 1, MOST_WINDOW)
     if window is not None and window >= llama.max_context:
         window = None
     if window is None and local_rope is None:

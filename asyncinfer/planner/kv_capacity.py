@@ -65,7 +65,7 @@ def kv_capacity(
         """Whether `count` sequences run at once."""
         divided = shares(count)
         if not divided:
-            return free(count) >= count * width * config.num_layers * layer_bytes
+            return free(count) >= count * width * len(config.kv_layers) * layer_bytes
         blocks, pages = (group.num_pages for group in divided)
         # A sequence that runs alone takes smaller chunks if it must.
         chunks = min(in_flight, count * (width - steady)) if count > 1 else 0

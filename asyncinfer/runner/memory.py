@@ -59,6 +59,12 @@ def plan_memory(
     context = config.max_context or model.max_context
     if context > model.max_context:
         raise ModelLoadError(f"max_context={context}: this model's is {model.max_context}")
+    bound = "the model's" if config.max_context is None else f"max_context={config.max_context}"
+    if model.bidirectional:
+        _check_whole(config, device, one_group)
+        if context > config.max_step_tokens:
+            context = config.max_step_tokens
+            bound = f"max_step_tokens={context}: this model takes a text in one step"
     block_bytes = KVCache.bytes_per_block(model, size, dtype, kv_format(config.kv))
     most = config.max_running * -(-context // size)
     if config.kv_bytes is not None:
@@ -76,7 +82,9 @@ def plan_memory(
     overlap = config.overlap or (GPU_OVERLAP if device.type == "cuda" else 1)
     groups: tuple[KVGroupSpec, ...] = (KVGroupSpec(blocks, layers=tuple(range(model.num_layers))),)
     layer_bytes, in_flight = block_bytes // model.num_layers, pages_in_flight(config, overlap)
-    if model.state_layers:
+    if model.bidirectional:
+        groups = (KVGroupSpec(most),)
+    elif model.state_layers:
         _check_states(config, device, one_group)
         block_bytes = layer_bytes * len(model.kv_layers)
         page_bytes = state_bytes(model, dtype)
@@ -93,7 +101,6 @@ def plan_memory(
     if blocks < 1:
         raise ModelLoadError(f"{room}: one KV block of {size} tokens takes {block_bytes} bytes")
     held = blocks * size
-    bound = "the model's" if config.max_context is None else f"max_context={config.max_context}"
     if held < context:
         if config.max_context is not None:
             raise ModelLoadError(
@@ -119,6 +126,7 @@ def plan_memory(
         masks=True,
         drafts=True,
         guides=True,
+        whole_prompts=model.bidirectional,
         overlap=overlap,
         context_bound=bound,
     )
@@ -157,6 +165,25 @@ def _check_states(config: EngineConfig, device: torch.device, one_group: bool) -
     if config.deterministic:
         raise ModelLoadError(
             "deterministic=True: a model with states in place of KV cannot be computed in tiles"
+        )
+
+
+def _check_whole(config: EngineConfig, device: torch.device, one_group: bool) -> None:
+    """Refuse options that a model whose tokens see each other cannot meet."""
+    if one_group:
+        raise ModelLoadError("a model whose tokens see each other cannot be a draft model")
+    if device.type != "cpu":
+        raise ModelLoadError(
+            f"device={config.device!r}: a model whose tokens see each other runs on a CPU only"
+        )
+    if config.deterministic:
+        raise ModelLoadError(
+            "deterministic=True: a model whose tokens see each other cannot be computed in tiles"
+        )
+    if (config.max_context or 0) > config.max_step_tokens:
+        raise ModelLoadError(
+            f"max_context={config.max_context}: a model whose tokens see each other takes a text "
+            f"in one step, of max_step_tokens={config.max_step_tokens} at most"
         )
 
 

@@ -21,9 +21,17 @@ class Admitter:
     """Admits sequences to a step that has room left, with a slot and pages in every KV group."""
 
     def __init__(
-        self, block_size: int, states: SequenceStates, counters: Counters, pairs: Pairs
+        self,
+        block_size: int,
+        states: SequenceStates,
+        counters: Counters,
+        pairs: Pairs,
+        *,
+        whole_prompts: bool = False,
     ) -> None:
+        """`whole_prompts`: as the runner's `RunnerSpec` says."""
         self._block_size = block_size
+        self._whole_prompts = whole_prompts
         self._states = states
         self._counters = counters
         self._pairs = pairs
@@ -46,6 +54,11 @@ class Admitter:
             if guide is not None and not step.sequences:
                 # A pair cannot be parted, however small steps have become.
                 budget = max(2, budget)
+            if self._whole_prompts and len(sequence.tokens) > budget:
+                if step.sequences:
+                    return
+                # It cannot be parted either.
+                budget = len(sequence.tokens)
             if self._hopeless(sequence) or (guide is not None and (guide.slot >= 0 or budget < 2)):
                 # A step in flight may still use what the guide owns.
                 return

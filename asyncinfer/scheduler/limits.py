@@ -22,8 +22,8 @@ def check_fits(
     left the number open. A pure function, usable from any thread.
 
     Raises:
-        InvalidRequest: it can never fit the context or the pool, or its prompt logprobs are too
-            many to hold.
+        InvalidRequest: it can never fit the context or the pool, its prompt logprobs are too many
+            to hold, or the runner gives vectors alone and more is wanted.
     """
     context = spec.max_context
     held = spec.num_blocks * spec.block_size
@@ -31,6 +31,14 @@ def check_fits(
     most = held + 1
     if prompt_len < 1:
         raise InvalidRequest("prompt", Size(f"{prompt_len} tokens"), "must hold at least one token")
+    if spec.whole_prompts:
+        vectors = "this model's tokens see each other: it gives vectors of texts (`embed`) alone"
+        if max_tokens != 0:
+            raise InvalidRequest("max_tokens", max_tokens, f"must be 0, since {vectors}")
+        if prompt_logprobs is not None:
+            raise InvalidRequest(
+                "prompt_logprobs", prompt_logprobs, f"must be None, since {vectors}"
+            )
     # Where an answer is wanted it has one token at least.
     longest = context if max_tokens == 0 else context - 1
     if prompt_len > longest:

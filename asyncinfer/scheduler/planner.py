@@ -44,7 +44,10 @@ class Planner:
         self._blocks = states.slots.blocks
         self._drafts = Drafts(states)
         self._pairs = Pairs(states, self._drafts)
-        self._admitter = Admitter(spec.block_size, states, counters, self._pairs)
+        whole = spec.whole_prompts
+        self._admitter = Admitter(
+            spec.block_size, states, counters, self._pairs, whole_prompts=whole
+        )
 
     def plan(self, number: int) -> Step | None:
         """The next step; None if there is nothing to compute."""

@@ -59,6 +59,9 @@ class RunnerSpec:
     drafts: bool = False
     #: Whether it computes guides: see `Step.guided`.
     guides: bool = False
+    #: Whether it takes a prompt in one step and no other way, and draws nothing after it: the
+    #: tokens of a prompt see each other.
+    whole_prompts: bool = False
     #: Size of the hidden states that it gives, see `Step.poolings`; 0: it gives none.
     hidden_size: int = 0
     #: Most steps in flight at once from which it gains.

@@ -223,16 +223,6 @@ async def test_what_is_unknown_is_refused_by_name(
             pass
 
 
-async def test_attention_that_looks_ahead_is_refused_by_name(
-    checkpoint: Callable[..., Path],
-) -> None:
-    folder = checkpoint("gemma3", {"pooling_mode_mean_tokens": True})
-    change("config.json", use_bidirectional_attention=True)(folder)
-    with pytest.raises(ModelLoadError, match="use_bidirectional_attention=True"):
-        async with Engine(folder):
-            pass
-
-
 @pytest.mark.parametrize(
     ("saved", "whole"),
     [

@@ -24,6 +24,7 @@ NAN, INF = float("nan"), float("inf")
 ROPE = RopeConfig(original_context=128)
 LAYER = LayerConfig(rope=ROPE)
 CONVOLUTION = ShortConvConfig(width=3)
+CONVOLVED = LayerConfig(rope=None, mixer=CONVOLUTION)
 DELTA = GatedDeltaConfig(key_heads=2, heads=4, key_dim=8, value_dim=6, width=4)
 MAMBA = MambaConfig(heads=4, head_dim=8, state_dim=6, groups=2, width=4)
 EXPERTS = ExpertsConfig(count=8, active=2, intermediate_size=16)
@@ -66,7 +67,7 @@ MODEL: dict[str, tuple[Any, ...]] = {
     "attention_out_scale": (*NUMBERS, None),
     **dict.fromkeys(("embedding_scale", "residual_scale", "logit_scale"), (*NUMBERS, None)),
     **dict.fromkeys(("norm_bias", "gated_mlp", "tied_head", "qkv_bias", "out_bias"), FLAGS),
-    **dict.fromkeys(("mlp_bias", "head_bias", "sinks", "attention_gate"), FLAGS),
+    **dict.fromkeys(("mlp_bias", "head_bias", "sinks", "attention_gate", "bidirectional"), FLAGS),
     "names": ({}, None, "model."),
     "dtype": ("int8", "torch.float16", 16),
     "bos_token_id": (-1, 100, True, "1"),
@@ -252,6 +253,10 @@ TOGETHER: list[tuple[Any, dict[str, Any], str]] = [
     (LLAMA, {"attention_gate": True, "names": TensorNames(qkv=("qkv",))}, "attention_gate"),
     (LLAMA, {"attention_gate": True, "rope": replace(ROPE, interleaved=True)}, "attention_gate"),
     (MLA, {"num_kv_heads": 2}, "num_kv_heads"),
+    (MLA, {"bidirectional": True}, "bidirectional"),
+    (LLAMA, {"bidirectional": True, "sinks": True}, "bidirectional"),
+    (LLAMA, {"bidirectional": True, "attention_softcap": 30.0}, "bidirectional"),
+    (LLAMA, {"bidirectional": True, "layers": (CONVOLVED, CONVOLVED)}, "bidirectional"),
     (MLA, {"qk_norm": "head"}, "qk_norm"),
     (MLA, {"rope": None}, "rope"),
     (MLA, {"rope": ROPE}, "rope"),

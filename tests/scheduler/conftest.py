@@ -26,6 +26,7 @@ def make() -> Callable[..., Simulation]:
         cached: bool = True,
         windows: Sequence[KVGroupSpec] = (),
         step_target: float | None = None,
+        whole_prompts: bool = False,
         **options: Any,
     ) -> Simulation:
         spec = RunnerSpec(
@@ -36,6 +37,7 @@ def make() -> Callable[..., Simulation]:
             vocab_size=100,
             max_step_tokens=budget,
             step_target=step_target,
+            whole_prompts=whole_prompts,
         )
         cache = PrefixCache(block_size) if cached else None
         return Simulation(spec, policy=policy or FCFS(), cache=cache, **options)

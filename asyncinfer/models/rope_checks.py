@@ -1,0 +1,35 @@
+"""Checks of a rotation against the heads that it rotates."""
+
+from __future__ import annotations
+
+from asyncinfer.layers import RopeConfig, refuse
+from asyncinfer.models.parts import LatentConfig
+
+__all__ = ["check_rope"]
+
+
+def check_rope(
+    owner: object,
+    rope: RopeConfig | None,
+    head_dim: int,
+    latent: LatentConfig | None,
+    attention_gate: bool,
+) -> None:
+    """Raise `ValueError` for a rotation that heads of the config `owner` cannot have."""
+    if latent is not None and (rope is None or rope.size != latent.rotated):
+        raise refuse(owner, "rope", f"must have the size {latent.rotated} of latent")
+    if rope is None:
+        return
+    if rope.interleaved and attention_gate:
+        raise refuse(owner, "attention_gate", "must be False with an interleaved rope")
+    if rope.interleaved and latent is not None:
+        raise refuse(owner, "rope", "must not be interleaved with latent, which says that itself")
+    size = rope.size or head_dim
+    if size > head_dim:
+        raise refuse(owner, "rope", f"must have a size of head_dim={head_dim} at most")
+    # `RopeConfig` cannot check this if it rotates whole heads, whose size it does not know.
+    if size % 2 or (size < 4 and rope.rope_type == "dynamic"):
+        raise refuse(owner, "head_dim", f"cannot be rotated by rope_type={rope.rope_type!r}")
+    factors = (rope.factors, rope.long_factors)
+    if rope.rope_type == "longrope" and any(len(part) != size // 2 for part in factors):
+        raise refuse(owner, "rope", f"must have {size // 2} factors and as many long_factors")
