@@ -29,6 +29,7 @@ __all__ = [
     "KV",
     "LEAST_CONTEXT",
     "MOST_RUNNING",
+    "PREDICTOR",
     "EngineConfig",
     "Graphs",
     "KernelTrial",
@@ -127,7 +128,8 @@ class EngineConfig:
     #: a guess for an answer is taken. Guesses change no answer.
     proposers: Sequence[Chosen[Proposer]] = ()
     #: A small model of the same vocabulary, which guesses too, where no proposer does: a folder, a
-    #: GGUF file, a hub id, "embedded", or an object with `load()`.
+    #: GGUF file, a hub id, "embedded", or an object with `load()`. "mtp": the layer that predicts
+    #: further tokens, which some checkpoints have.
     draft: Any = None
     #: Steps in flight at once. None: one on a CPU; on a GPU two, up to four where they are short.
     overlap: int | None = None
@@ -179,7 +181,10 @@ class EngineConfig:
         if isinstance(self.draft, str):
             _check_name("draft", self.draft)
         elif not (self.draft is None or isinstance(self.draft, PathLike) or _loads(self.draft)):
-            bound = "must be a folder, a GGUF file, a hub id or an object with load()"
+            bound = 'must be a folder, a GGUF file, a hub id, "mtp" or an object with load()'
+            raise InvalidConfig("draft", self.draft, bound)
+        if self.draft == PREDICTOR and self.deterministic:
+            bound = "must be another one with deterministic=True: it is not computed in tiles"
             raise InvalidConfig("draft", self.draft, bound)
         if self.revision is not None:
             _check_name("revision", self.revision)
@@ -202,6 +207,8 @@ class EngineConfig:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
 
+#: The `draft` that is a layer of the model itself.
+PREDICTOR: Final = "mtp"
 MOST_RUNNING: Final = 65_536
 MOST_ADAPTERS: Final = 4096
 MOST_ADAPTER_RANK: Final = 4096

@@ -10,7 +10,7 @@ from benchmarks.count_lines import PACKAGE, Lines, count, rooms, table, total
 #: Lines of each room, prose and blank ones included. Whoever mends or tidies makes room for it; a
 #: new capability raises the bound of its rooms by what it needs.
 MOST = {
-    "adapters": 932,
+    "adapters": 934,
     "attention": 2_013,
     "bench": 6_258,
     "builtin": 900,
@@ -18,30 +18,30 @@ MOST = {
     "cli": 2_662,
     "clients": 480,
     "doctor": 576,
-    "engine": 8_340,
+    "engine": 8_342,
     "grammar": 911,
     "integrations": 400,
     "kernels": 6_789,
     "layers": 1_923,
-    "models": 6_733,
-    "planner": 1_108,
+    "models": 6_930,
+    "planner": 1_113,
     "plugins": 1_352,
     "protocols": 700,
     "quantization": 2_489,
-    "runner": 3_239,
+    "runner": 3_363,
     "samplers": 420,
-    "sampling": 2_244,
-    "scheduler": 3_056,
+    "sampling": 2_253,
+    "scheduler": 3_067,
     "server": 2_778,
-    "speculation": 925,
+    "speculation": 946,
     "telemetry": 590,
-    "testing": 9_845,
+    "testing": 9_856,
     "text": 3_121,
     "tools": 2_522,
     "weights": 3_051,
 }
 #: Lines of all modules that lie beside the rooms.
-MOST_BESIDE = 2_176
+MOST_BESIDE = 2_182
 #: Lines of a file, prose and blank ones included: what is read in one sitting.
 MOST_OF_A_FILE = 300
 #: Larger files, which may shrink and not grow.

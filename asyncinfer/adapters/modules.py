@@ -88,7 +88,9 @@ def lora_layout(config: ModelConfig) -> LoraLayout:
             continue
         layer = name.removesuffix(".weight")
         pieces = [(piece.name.removesuffix(".weight"), piece.shape) for piece in packed.pieces]
-        if layer.partition("layers.")[2].partition(".")[2] not in _ADAPTED:
+        number, _, linear = layer.partition("layers.")[2].partition(".")
+        predicts = published.predicts and number == str(published.num_layers - 1)
+        if linear not in _ADAPTED or predicts:
             others.update(module for module, _ in pieces)
             continue
         shapes = [shape[::-1] if published.names.transposed else shape for _, shape in pieces]

@@ -135,7 +135,8 @@ def engine_options(function: Function) -> Function:
             "--draft",
             metavar="PATH|ID",
             help="A small model of the same vocabulary that guesses tokens, likewise; "
-            '"embedded" is the one that ships with the package.',
+            '"embedded" is the one that ships with the package, and "mtp" the layer of the model '
+            "that predicts further tokens.",
         ),
     )
 

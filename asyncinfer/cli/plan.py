@@ -35,7 +35,7 @@ __all__ = ["plan"]
 @click.option("--nominal", is_flag=True, help="The maker's figures, even where some are measured.")
 @click.option("--adapters", type=int, default=0, show_default=True, help="LoRA adapters at once.")
 @click.option("--adapter-rank", type=int, help="Their largest rank.  [default: the engine's]")
-@click.option("--draft", metavar="PATH|ID", help="A draft model beside it.")
+@click.option("--draft", metavar="PATH|ID", help='A draft model beside it, or "mtp".')
 @click.option("--revision", help="Branch, tag or commit of a hub id.")
 @click.option("--offline", is_flag=True, help="Take what the hub's cache holds.")
 @click.option(

@@ -11,7 +11,7 @@ from pathlib import Path
 from asyncinfer import plugins
 from asyncinfer.builtin import EMBEDDED, MODEL_PATH
 from asyncinfer.cache import PrefixCache
-from asyncinfer.config import EngineConfig
+from asyncinfer.config import PREDICTOR, EngineConfig
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.checkpoint import CheckpointSource
 from asyncinfer.engine.core import Core
@@ -20,7 +20,7 @@ from asyncinfer.engine.engine_events import EngineEvents, open_events
 from asyncinfer.engine.loop_bridge import Latch, LoopBridge
 from asyncinfer.engine.request import output_of
 from asyncinfer.engine.source import Loaded, ModelSource, Progress
-from asyncinfer.errors import EngineClosed
+from asyncinfer.errors import EngineClosed, InvalidConfig
 from asyncinfer.plugins.chosen import chosen_name
 from asyncinfer.runtime import Runtime, stoppable
 from asyncinfer.scheduler import DraftModel, Scheduler, Sequence
@@ -150,6 +150,9 @@ def open_speculator(
                 clock=clock,
             )
         )
+    if config.draft == PREDICTOR and not loaded.runner.spec.predicts:
+        bound = "needs a model with a layer that predicts further tokens"
+        raise InvalidConfig("draft", config.draft, bound)
     if draft is None:
         return Speculator(guarded)
     check_vocabulary(config.draft, loaded.tokenizer, draft.tokenizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncinfer.builtin import DRAFT_PATH, EMBEDDED
-from asyncinfer.config import EngineConfig
+from asyncinfer.config import PREDICTOR, EngineConfig
 from asyncinfer.engine.checkpoint import CheckpointSource
 from asyncinfer.engine.source import Loaded, ModelSource, Progress
 from asyncinfer.errors import InvalidConfig
@@ -22,7 +22,7 @@ def open_draft(
     say so in their tokenizers. For others `check_vocabulary` says so when both are loaded.
     """
     named = config.draft
-    if named is None:
+    if named is None or named == PREDICTOR:
         return None
     draft: ModelSource = named
     if not hasattr(named, "load"):

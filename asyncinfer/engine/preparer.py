@@ -234,7 +234,8 @@ class Preparer:
         able = scheduler.spec.drafts and all(
             getattr(one, "commutes_with_speculation", False) for one, *_ in chosen
         )
-        if not able or most < 1 or not (len(prediction) or scheduler.speculator.proposers):
+        guessing = scheduler.speculator.proposers or scheduler.spec.predicts
+        if not able or most < 1 or not (len(prediction) or guessing):
             return None
         return Drafter(
             params,
@@ -245,6 +246,7 @@ class Preparer:
             # Where the committer does not append forced tokens anyway.
             forced=None if matcher is None or matcher.most_forced else matcher.following,
             most=most,
+            predictor=scheduler.spec.predicts,
             rows=1 if params.guidance_scale == 1 else 2,
         )
 

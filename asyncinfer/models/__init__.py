@@ -6,7 +6,7 @@ from asyncinfer.models.examine import Examined, examine
 from asyncinfer.models.experts import read_experts
 from asyncinfer.models.family import Family
 from asyncinfer.models.load import load_model, load_weights
-from asyncinfer.models.names import TensorNames
+from asyncinfer.models.names import PredictorNames, TensorNames
 from asyncinfer.models.parts import (
     ExpertsConfig,
     GatedDeltaConfig,
@@ -35,6 +35,7 @@ __all__ = [
     "MambaConfig",
     "ModelConfig",
     "NamedModel",
+    "PredictorNames",
     "RopeConfig",
     "ShortConvConfig",
     "TensorNames",

@@ -106,6 +106,8 @@ class ModelConfig:
     logit_scale: float = 1.0
     #: Logits become `cap * tanh(logits / cap)`.
     logit_softcap: float | None = None
+    #: Whether the last layer predicts a further token: see `asyncinfer.models.predictor`.
+    predicts: bool = False
     names: TensorNames = field(default_factory=TensorNames)
     #: The checkpoint's own dtype as torch names it ("bfloat16"), or None where it does not say.
     dtype: str | None = None
@@ -122,18 +124,17 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.architecture, str):
             raise refuse(self, "architecture", "must be a string")
-        for name, part in (("rope", RopeConfig), ("experts", ExpertsConfig)):
+        parts = {"rope": RopeConfig, "experts": ExpertsConfig, "latent": LatentConfig}
+        for name, part in {**parts, "scheme": Scheme}.items():
             if not isinstance(getattr(self, name), part | None):
                 raise refuse(self, name, f"must be of {part.__name__}, or None")
-        if self.latent is not None and not isinstance(self.latent, LatentConfig):
-            raise refuse(self, "latent", "must be of LatentConfig, or None")
         if not isinstance(self.names, TensorNames):
             raise refuse(self, "names", "must be of TensorNames")
-        if self.scheme is not None and not isinstance(self.scheme, Scheme):
-            raise refuse(self, "scheme", "must be of Scheme, or None")
         if not isinstance(self.published, ModelConfig | None):
             raise refuse(self, "published", "must be a ModelConfig, or None")
         self._check_values()
+        if self.predicts and (self.names.predictor is None or self.num_layers == 1):
+            raise refuse(self, "predicts", "must be False with one layer, and without its names")
         self._check_tuples()
         self._check_attention()
         fed = [index for index in range(self.num_layers) if self.layer(index).feed_forward]
@@ -158,7 +159,7 @@ class ModelConfig:
         for name in ("attention_scale", "attention_softcap", "logit_softcap"):
             if getattr(self, name) is not None:
                 check_number(self, name)
-        check_flags(self, "norm_weight", "norm_bias", "gated_mlp", "tied_head", "sinks")
+        check_flags(self, "norm_weight", "norm_bias", "gated_mlp", "tied_head", "sinks", "predicts")
         check_flags(self, "qkv_bias", "out_bias", "mlp_bias", "head_bias", "attention_gate")
         check_flags(self, "bidirectional")
         if self.norm.endswith("plus-one") and not self.norm_weight:

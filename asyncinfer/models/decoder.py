@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from asyncinfer.layers import ForwardPass, LoraRows, RMSNorm, RotaryEmbedding
 from asyncinfer.models.arrangement import arranged
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.layer import LayerBuilder, build_norm
+from asyncinfer.models.predictor import Predictor
 from asyncinfer.quantization import (
     CudaLinear,
     PackedRows,
@@ -65,7 +67,12 @@ class Decoder:
         self._scale = config.query_scale
         fused = isinstance(embedding, torch.Tensor) and has_fused_kernels(embedding)
         builder = LayerBuilder(config, ropes, weights, self.device, self.dtype, fused, storage)
-        self.layers = [builder.layer(index) for index in range(config.num_layers)]
+        count = config.num_layers - config.predicts
+        self.layers = [builder.layer(index) for index in range(count)]
+        #: Predicts the token after the next one; None: the model was loaded without.
+        self.predictor: Predictor | None = None
+        if config.predicts:
+            self.predictor = Predictor(config, weights, builder, storage)
         self._norm = build_norm(config, "norm", weights)
         head = embedding if config.tied_head else weights("head.weight")
         bias = as_tensor(weights("head.bias")) if config.head_bias else None
@@ -102,12 +109,50 @@ class Decoder:
         token has one. `states`: those of the same rows in layers that keep one in place of KV; the
         caller commits them.
         """
-        x = self.embedding(token_ids, positions)
+        one = self.begin(positions, kv, batches, adapters, states)
+        return self.run(token_ids, positions, one)
+
+    def begin(
+        self,
+        positions: torch.Tensor,
+        kv: Sequence[KVCache],
+        batches: Sequence[DeviceBatch],
+        adapters: LoraRows | None = None,
+        states: StatePass | None = None,
+    ) -> ForwardPass:
+        """What each layer is given in `run`, and in `predict` after it; arguments of `forward`.
+        Call it once for the same tokens: it clears the pages that they are the first of."""
         angles = [rope(positions) for rope in self._ropes]
-        one = ForwardPass(angles, self._attends(kv, batches), adapters, states)
+        return ForwardPass(angles, self._attends(kv, batches), adapters, states)
+
+    def run(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, one: ForwardPass
+    ) -> torch.Tensor:
+        """`forward`, of a pass that has begun."""
+        x = self.embedding(token_ids, positions)
         for layer in self.layers:
             x = layer(x, one)
         return x
+
+    def predict(
+        self,
+        following: torch.Tensor,
+        positions: torch.Tensor,
+        hidden: torch.Tensor,
+        one: ForwardPass,
+    ) -> torch.Tensor:
+        """States `[tokens, hidden]` of the predictor, for `predicted_logits`; its KV of all tokens
+        is written. `hidden` is what `run` gave of the tokens at `positions` in the same pass, and
+        `following` are the tokens that come after them, int64 `[tokens]`."""
+        assert self.predictor is not None
+        embedded = self.embedding(following, positions)
+        # No adapter is made for the predictor.
+        return self.predictor(embedded, self._norm(hidden), replace(one, adapters=None))
+
+    def predicted_logits(self, states: torch.Tensor) -> torch.Tensor:
+        """float32 `[n, vocab_size]` of the token after the next one, for states of `predict`."""
+        assert self.predictor is not None
+        return self._capped(self.head(self.predictor.norm(states)).float())
 
     def _attends(self, kv: Sequence[KVCache], batches: Sequence[DeviceBatch]) -> dict[int, Attend]:
         """Attention by layer; layers of one KV group share it."""
@@ -136,10 +181,12 @@ class Decoder:
             logits = self.head.fused(hidden, norm=norm.weight, eps=norm.eps, plus_one=norm.plus_one)
         else:
             logits = self.head(self._norm(hidden))
+        plain = self.config.logit_softcap is None and self.config.logit_scale == 1.0
+        return logits if as_stored and plain else self._capped(logits.float())
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
+        """float32 logits, scaled and capped in place."""
         cap, scale = self.config.logit_softcap, self.config.logit_scale
-        if as_stored and cap is None and scale == 1.0:
-            return logits
-        logits = logits.float()
         if scale != 1.0:
             logits = logits.mul_(scale)
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)

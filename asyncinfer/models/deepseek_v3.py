@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from asyncinfer.models.config import ModelConfig
-from asyncinfer.models.experts import dense_first, read_grouped_experts, without_further_layers
+from asyncinfer.models.experts import dense_first, read_grouped_experts, with_further_layers
 from asyncinfer.models.family import Family
 from asyncinfer.models.parts import ExpertsConfig, LatentConfig
 from asyncinfer.models.reader import JsonReader
@@ -68,7 +68,7 @@ class DeepSeekV3(Family):
             attention_scale=scale,
             experts=self.experts(config, llama),
             layers=dense_first(config, llama.num_layers, rope),
-            names=without_further_layers(config, llama),
+            names=with_further_layers(config, llama),
         )
 
     def experts(self, config: JsonReader, llama: ModelConfig) -> ExpertsConfig:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from asyncinfer.models.config import ModelConfig
-from asyncinfer.models.names import TensorNames
+from asyncinfer.models.names import PredictorNames, TensorNames
 from asyncinfer.models.parts import (
     MOST_HEAD_DIM,
     MOST_HEADS,
@@ -49,7 +49,14 @@ def with_delta_nets(config: JsonReader, llama: ModelConfig) -> ModelConfig:
         names=TensorNames(
             shared_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
             shared_down="mlp.shared_expert.down_proj",
-            ignored=(*TensorNames().ignored, r"mtp\..*"),
+            predictor=PredictorNames(
+                prefix="mtp.",
+                layer="layers.0.",
+                join="fc",
+                token_norm="pre_fc_norm_embedding",
+                hidden_norm="pre_fc_norm_hidden",
+                norm="norm",
+            ),
         ),
     )
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from asyncinfer.layers import RopeConfig
 from asyncinfer.models.config import ModelConfig
-from asyncinfer.models.names import TensorNames
+from asyncinfer.models.names import PredictorNames, TensorNames
 from asyncinfer.models.parts import ExpertsConfig, LayerConfig
 from asyncinfer.models.reader import JsonReader
 
@@ -15,12 +15,14 @@ __all__ = [
     "plain_layers",
     "read_experts",
     "read_grouped_experts",
-    "without_further_layers",
+    "with_further_layers",
 ]
 
 #: Over all layers: several times as many as any model has, since each means a few tensors.
 _MOST_EXPERTS = 1 << 17
 _MOST = 1 << 16
+#: Layers that predict further tokens: more than any model has.
+_MOST_FURTHER = 16
 
 
 def read_experts(
@@ -77,9 +79,20 @@ def dense_first(config: JsonReader, count: int, rope: RopeConfig | None) -> tupl
     return tuple(LayerConfig(rope=rope, experts=layer >= dense) for layer in range(count))
 
 
-def without_further_layers(config: JsonReader, llama: ModelConfig) -> TensorNames:
-    """The names, where tensors of the layers that predict further tokens (MTP) are ignored."""
-    extra = config.integer("num_nextn_predict_layers", 0, 16, 1)
-    further = range(llama.num_layers, llama.num_layers + extra)
-    ignored = tuple(rf"model\.layers\.{layer}\..*" for layer in further)
-    return replace(llama.names, ignored=(*llama.names.ignored, *ignored))
+def with_further_layers(config: JsonReader, llama: ModelConfig) -> TensorNames:
+    """The names, with those of the layers that predict further tokens: of the first one, which a
+    model may be loaded with. The others are ignored."""
+    first, names = llama.num_layers, llama.names
+    extra = config.integer("num_nextn_predict_layers", 0, _MOST_FURTHER, 1)
+    if not extra:
+        return names
+    predictor = PredictorNames(
+        prefix=f"model.layers.{first}.",
+        join="eh_proj",
+        token_norm="enorm",
+        hidden_norm="hnorm",
+        norm="shared_head.norm",
+        copies=("embed_tokens", "shared_head.head"),
+    )
+    others = tuple(rf"model\.layers\.{layer}\..*" for layer in range(first + 1, first + extra))
+    return replace(names, predictor=predictor, ignored=(*names.ignored, *others))

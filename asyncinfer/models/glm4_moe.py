@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from asyncinfer.models.config import ModelConfig
-from asyncinfer.models.experts import dense_first, read_grouped_experts, without_further_layers
+from asyncinfer.models.experts import dense_first, read_grouped_experts, with_further_layers
 from asyncinfer.models.family import Family
 from asyncinfer.models.reader import JsonReader
 
@@ -41,5 +41,5 @@ class GLM4MoE(Family):
             mlp_bias=False,
             experts=read_grouped_experts(config, llama),
             layers=dense_first(config, llama.num_layers, llama.rope),
-            names=without_further_layers(config, llama),
+            names=with_further_layers(config, llama),
         )

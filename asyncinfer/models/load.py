@@ -17,6 +17,7 @@ from asyncinfer.kernels import native
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.config_file import read_config
 from asyncinfer.models.decoder import Decoder
+from asyncinfer.models.predictor import with_predictor
 from asyncinfer.models.tensors import ignored_tensor, tensor_table
 from asyncinfer.quantization import as_tensor
 from asyncinfer.weights import (
@@ -51,15 +52,17 @@ def load_model(
     *,
     max_context: int | None = None,
     storage: str = "plain",
+    predictor: bool = False,
 ) -> Decoder:
     """Load the checkpoint in `folder`, with weights converted to `dtype`, for sequences of at most
     `max_context` tokens (None: the model's own maximum). `storage` is the format of the layers'
-    matrices, as in `make_linear`.
+    matrices, as in `make_linear`. `predictor`: with the layer that predicts further tokens, which
+    the checkpoint must have.
 
     Weights stream onto the device one tensor at a time, and `progress` is called on the way. Raises
     `ModelLoadError` for bad files, before any device memory is taken.
     """
-    with _opened(folder, device, dtype, progress, storage) as (config, weights):
+    with _opened(folder, device, dtype, progress, storage, predictor) as (config, weights):
         return Decoder(config, weights, max_context, storage)
 
 
@@ -82,12 +85,16 @@ def _opened(
     dtype: torch.dtype,
     progress: OnProgress | None,
     storage: str,
+    predictor: bool = False,
 ) -> Iterator[tuple[ModelConfig, WeightSource]]:
     """The config and the source of the weights, which must be asked for each tensor in the
     block."""
     config = read_config(folder)
     with open_checkpoint(folder) as checkpoint, torch.inference_mode():
         config = suited(config, checkpoint)
+        if predictor:
+            config = with_predictor(config)
+            _check_predictor(config, checkpoint)
         table = tensor_table(config)
         ignored = partial(ignored_tensor, config=config)
         quantised = check_weights(checkpoint, table, ignored, config.scheme)
@@ -116,6 +123,17 @@ def _opened(
                 f"{device} has no room for the weights: {error}", file=str(folder)
             ) from error
         loader.finish()
+
+
+def _check_predictor(config: ModelConfig, checkpoint: TensorFiles[Any]) -> None:
+    """Say so where a checkpoint was saved without the layer that predicts further tokens, as
+    transformers saves it: else a tensor would be missing that nobody has heard of."""
+    names = config.names.predictor
+    if names is None or not any(name.startswith(names.prefix) for name in checkpoint.tensors):
+        raise ModelLoadError(
+            "draft='mtp': the checkpoint has no layer that predicts further tokens",
+            file=str(checkpoint.folder),
+        )
 
 
 def _stays_packed(

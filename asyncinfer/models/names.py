@@ -1,4 +1,4 @@
-"""`TensorNames`: the names of the decoder's tensors in a checkpoint."""
+"""The names of the decoder's tensors in a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,7 +7,37 @@ from dataclasses import dataclass, fields
 
 from asyncinfer.layers import check_flags, refuse
 
-__all__ = ["TensorNames"]
+__all__ = ["PredictorNames", "TensorNames"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictorNames:
+    """The names of the layer that predicts a further token (multi-token prediction): see
+    `asyncinfer.models.predictor`. All but `prefix` are without it and without `.weight`."""
+
+    #: Stands before all of them, and before no tensor of the model without the layer.
+    prefix: str
+    #: Stands before the names of the layer's own tensors, which are called as in other layers.
+    layer: str = ""
+    join: str
+    token_norm: str
+    hidden_norm: str
+    norm: str
+    #: Second copies of the model's embedding and head, which are not read.
+    copies: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "copies":
+                if not isinstance(value, tuple) or not all(isinstance(n, str) for n in value):
+                    raise refuse(self, "copies", "must be a tuple of names")
+            elif not isinstance(value, str) or not (value or field.name == "layer"):
+                raise refuse(self, field.name, "must be a name")
+
+    def is_copy(self, tensor: str) -> bool:
+        """Whether a checkpoint's tensor is one of `copies`."""
+        return tensor in [f"{self.prefix}{name}.weight" for name in self.copies]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +115,9 @@ class TensorNames:
     #: Regular expressions of tensors that a checkpoint may hold though the model does not use them,
     #: such as constants that old checkpoints saved.
     ignored: tuple[str, ...] = (r".*\brotary_emb\.inv_freq",)
+    #: Of the layer that predicts a further token. Its tensors are ignored where the model is
+    #: loaded without it. None: the architecture's checkpoints have none.
+    predictor: PredictorNames | None = None
 
     def __post_init__(self) -> None:
         check_flags(self, "qkv_by_head", "transposed")
@@ -111,6 +144,8 @@ class TensorNames:
             and all(isinstance(name, str) and name and "{" not in name for name in fused)
         ):
             raise refuse(self, "fused_experts", "must be two names without {}, or None")
+        if not isinstance(self.predictor, PredictorNames | None):
+            raise refuse(self, "predictor", "must be of PredictorNames, or None")
         self._check_experts()
         self._check_ignored()
 

@@ -15,7 +15,7 @@ __all__ = ["Qwen35"]
 
 
 class Qwen35(Family):
-    """Qwen3.5's text model. Its part that predicts further tokens is left out."""
+    """Qwen3.5's text model."""
 
     model_type = "qwen3_5_text"
     partial_rotary = True

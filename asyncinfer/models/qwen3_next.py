@@ -17,7 +17,7 @@ __all__ = ["Qwen3Next", "gated_experts"]
 
 
 class Qwen3Next(Family):
-    """Qwen3-Next, such as Qwen3-Next-80B-A3B. Its part that predicts further tokens is left out."""
+    """Qwen3-Next, such as Qwen3-Next-80B-A3B."""
 
     model_type = "qwen3_next"
     partial_rotary = True

@@ -9,6 +9,7 @@ import torch
 
 from asyncinfer.layers import learned
 from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.names import PredictorNames
 from asyncinfer.models.parts import (
     GatedDeltaConfig,
     LatentConfig,
@@ -47,6 +48,9 @@ def tensor_table(config: ModelConfig) -> dict[str, Packed]:
         )
     for layer in range(config.num_layers):
         theirs = f"{prefix}{names.layers}.{layer}."
+        if names.predictor is not None and config.predicts and layer == config.num_layers - 1:
+            theirs = f"{names.predictor.prefix}{names.predictor.layer}"
+            table |= _predictor(config, names.predictor, f"layers.{layer}.predictor")
         for name, packed in (
             *_attention(config, layer, theirs),
             *_mlp(config, layer, theirs),
@@ -218,6 +222,15 @@ def _shared(config: ModelConfig, layer: int, theirs: str) -> Iterator[tuple[str,
         yield from _linear(config, theirs, "shared.down", *down)
 
 
+def _predictor(config: ModelConfig, names: PredictorNames, ours: str) -> dict[str, Packed]:
+    """What the layer that predicts a further token has beside the layer's own tensors."""
+    table: dict[str, Packed] = {}
+    for part in ("token_norm", "hidden_norm", "norm"):
+        table |= _norm(config, f"{ours}.{part}", f"{names.prefix}{getattr(names, part)}")
+    join = (names.join,), (config.hidden_size,), 2 * config.hidden_size, False
+    return table | dict(_linear(config, names.prefix, f"{ours}.join", *join))
+
+
 def _linear(
     config: ModelConfig,
     theirs: str,
@@ -246,9 +259,13 @@ def _linear(
 
 def ignored_tensor(name: str, config: ModelConfig) -> bool:
     """Whether a checkpoint may hold this tensor though the model does not use it: it matches
-    `names.ignored`, or is the second copy of a tied head."""
+    `names.ignored`, is the second copy of a tied head, or belongs to the layer that predicts a
+    further token."""
     if config.tied_head and name == f"{config.names.head}.weight":
         return True
+    predictor = config.names.predictor
+    if predictor is not None and name.startswith(predictor.prefix):
+        return not config.predicts or predictor.is_copy(name)
     return any(re.fullmatch(pattern, name) for pattern in config.names.ignored)
 
 

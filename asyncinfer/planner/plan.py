@@ -11,9 +11,10 @@ import torch
 
 from asyncinfer.adapters import lora_layout
 from asyncinfer.checks import check_integer
-from asyncinfer.config import MOST_ADAPTER_RANK, MOST_ADAPTERS, EngineConfig
+from asyncinfer.config import MOST_ADAPTER_RANK, MOST_ADAPTERS, PREDICTOR, EngineConfig
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.models import ModelConfig, parse_config, read_config
+from asyncinfer.models.predictor import with_predictor
 from asyncinfer.planner.floors import Floor, Speed, decode_floor
 from asyncinfer.planner.format_plan import FormatPlan, plan_format
 from asyncinfer.planner.formats import DTYPE_BYTES, FORMATS, Format
@@ -94,7 +95,8 @@ def plan(
         nominal: compute floors with the maker's figures even where there are measured ones.
         adapters: LoRA adapters of all projections that memory is set aside for.
         adapter_rank: the largest rank of one; None: an engine's `max_adapter_rank`.
-        draft: a draft model, given like `model`; its weights are in the same format.
+        draft: a draft model, given like `model`; its weights are in the same format. "mtp": the
+            layer of the model that predicts further tokens.
         revision: branch, tag or commit of a hub id.
         offline: take what the hub's cache holds.
 
@@ -103,8 +105,11 @@ def plan(
     """
     gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
     path = resolve_config(model, revision=revision, offline=offline)
+    config = _read(path)
+    if draft == PREDICTOR:
+        config, draft = with_predictor(config), None
     return plan_config(
-        _read(path),
+        config,
         gpu=gpu,
         context=context,
         batch=batch,

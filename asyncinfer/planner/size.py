@@ -14,7 +14,7 @@ from asyncinfer.models import ModelConfig, tensor_table
 
 __all__ = ["ModelSize", "part_of"]
 
-_MATRIX = re.compile(r"layers\.\d+\.(?:attention|mixer|mlp|shared)\.\w+\.weight")
+_MATRIX = re.compile(r"layers\.\d+\.(?:attention|mixer|mlp|shared|predictor)\.\w+\.weight")
 _EXPERTS = re.compile(r"layers\.\d+\.experts\.(?:up|down)\.weight")
 
 

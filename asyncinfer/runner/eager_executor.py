@@ -15,6 +15,7 @@ from asyncinfer.layers import LoraRows
 from asyncinfer.models import Decoder
 from asyncinfer.runner.input_batch import InputBatch, StepArrays, integers, spread
 from asyncinfer.runner.pending_step import EagerResults, PendingStep, StepBuffers
+from asyncinfer.runner.predictions import Predictions
 from asyncinfer.sampling import Sampled, SamplingState, TokenHistory, guide, score_tokens, upload
 from asyncinfer.scheduler import Join, Step
 
@@ -56,6 +57,8 @@ class EagerExecutor:
         self.history = history
         self.sampling = sampling
         self.adapters = adapters
+        predicts = decoder.predictor is not None
+        self._predictions = Predictions(decoder, inputs, history, sampling) if predicts else None
         #: Whether some layers carry what is wrong with a token no further than to the next few.
         self._local = bool(decoder.config.state_layers or decoder.config.windowed_layers)
         #: The states of the step that is being computed; None where no layer has one.
@@ -99,6 +102,9 @@ class EagerExecutor:
                 tensors.append(
                     self._pool(step, row, int(arrays.first_tokens[row]), hidden, pooling)
                 )
+            if self._predictions is not None:
+                results.predicted, further = self._predictions.of(step, arrays, hidden, tensors[0])
+                tensors += further
         results.tensors = buffers.fetch_all(tensors)
         if self._states is not None:
             # Nothing can fail any more.
@@ -153,7 +159,8 @@ class EagerExecutor:
             self._states = self._begin_states(arrays, number, states)
         tokens, kv = self.history.at(places_there), [kv for _, kv in self._paged]
         adapters = self._lora_rows(arrays.adapters)
-        return self.decoder.forward(tokens, positions, kv, batches, adapters, self._states)
+        forward = (self._predictions or self.decoder).forward
+        return forward(tokens, positions, kv, batches, adapters, self._states)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 `[n, vocab]` of `hidden` `[n, hidden]`, padding of the vocabulary included."""

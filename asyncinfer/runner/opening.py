@@ -10,7 +10,7 @@ import torch
 
 from asyncinfer.adapters import AdapterPool
 from asyncinfer.attention import KVCache, StateCache
-from asyncinfer.config import EngineConfig
+from asyncinfer.config import PREDICTOR, EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels.dispatch import KernelError
 from asyncinfer.models import Decoder, load_model, read_config
@@ -78,6 +78,7 @@ def open_runner(
             progress,
             max_context=config.max_context,
             storage=config.weights,
+            predictor=config.draft == PREDICTOR,
         )
     if draft:
         # It waits for each of its steps, on the stream of the runner that it drafts for.
@@ -116,11 +117,14 @@ def _runner(
     one_group: bool = False,
     fault: str | None = None,
 ) -> ModelRunner:
-    kv_format = choose_kv(config.kv, decoder.device)
+    kv_format, predicts = choose_kv(config.kv, decoder.device), decoder.predictor is not None
+    if predicts:
+        # A recorded step ends with its draw.
+        config = config.replace(cuda_graphs="off")
     spec = plan_memory(
         config, decoder.config, decoder.dtype, decoder.device, tokens, one_group=one_group
     )
-    spec = dataclasses.replace(spec, hidden_size=decoder.config.hidden_size)
+    spec = dataclasses.replace(spec, hidden_size=decoder.config.hidden_size, predicts=predicts)
     if spec.max_context != decoder.max_context:
         # Fewer tokens fit than were asked for, and LongRoPE's factors depend on how many.
         decoder.keep_within(spec.max_context)

@@ -48,7 +48,7 @@ class EagerResults:
 
     #: In this order: drawn tokens; peaks; verdicts on plugins; scores of the draws, if any were
     #: asked for; peaks of `chunks`, if there are any; scores of each of `prompts`; states of
-    #: each of `pooled`.
+    #: each of `pooled`; predicted tokens, if there are any.
     tensors: list[torch.Tensor] = field(default_factory=list)
     #: Row of the step of each draw.
     draw_rows: list[int] = field(default_factory=list)
@@ -62,6 +62,8 @@ class EagerResults:
     pooled: list[int] = field(default_factory=list)
     #: Rows with a draft, and the draft.
     drafts: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    #: Row with a prediction of what follows its draws -> the position of that token.
+    predicted: Mapping[int, int] = field(default_factory=dict)
     #: What sampler plugins did.
     calls: list[PluginCall] = field(default_factory=list)
 
@@ -74,6 +76,7 @@ class EagerResults:
     def read(self) -> StepResult:
         """The step's result. Its tensors have arrived."""
         tokens, peaks, *scores = self.tensors
+        further = scores.pop().tolist() if self.predicted else []
         wrong: dict[int, Exception] = {
             draw: _failure(peaks[draw].item())
             for draw in (~peaks.isfinite()).nonzero()[:, 0].tolist()
@@ -107,7 +110,16 @@ class EagerResults:
             for (row, top), part in zip(self.prompts.items(), parts, strict=True)
         }
         return StepResult(
-            tokens.tolist(), logprobs, prompt_logprobs, failed=failed, spoilt=spoilt, pooled=pooled
+            tokens.tolist(),
+            logprobs,
+            prompt_logprobs,
+            failed=failed,
+            spoilt=spoilt,
+            pooled=pooled,
+            predicted={
+                row: (position, token)
+                for (row, position), token in zip(self.predicted.items(), further, strict=True)
+            },
         )
 
     def _failures(

@@ -74,7 +74,8 @@ def _most_groups(model: ModelConfig) -> int:
 
 def _step_bytes(tokens: int, rows: int, model: ModelConfig, dtype: torch.dtype) -> int:
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    width = 3 * model.hidden_size + max(2 * heads, 3 * model.intermediate_size)
+    # Where the model predicts a further token, its states are kept until then.
+    width = (3 + model.predicts) * model.hidden_size + max(2 * heads, 3 * model.intermediate_size)
     return tokens * width * dtype.itemsize + draw_bytes(rows, model.vocab_size)
 
 

@@ -210,6 +210,18 @@ class SamplingState:
                     score_processed(sampled.scores, row, model_logits[row], processed[row])
         return sampled
 
+    def guess(self, logits: torch.Tensor, slots: I64, positions: I64) -> torch.Tensor:
+        """int64 `[n]`: a token for each row by its temperature, its filters and its random numbers
+        alone. Arguments as for `sample`; nothing is changed."""
+        table = self._table[slots]
+        peak, tokens = logits.max(dim=-1)
+        drawn = np.flatnonzero(table["uses"] & Uses.DRAW)
+        if drawn.size:
+            (at,) = upload(self.device, drawn)
+            some = self._draw(logits[at], peak[at], positions[drawn], table[drawn])
+            tokens.index_copy_(0, at, some)
+        return tokens
+
     def _draw(
         self,
         logits: torch.Tensor,

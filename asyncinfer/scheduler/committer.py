@@ -95,6 +95,8 @@ class Committer:
                 self._append(sequence, draws, drawn)
             if draft and sequence.drafter is not None:
                 self._states.speculator.verified(sequence.drafter, len(draft), right)
+            if row in result.predicted and sequence.drafter is not None:
+                sequence.drafter.predicted = result.predicted[row]
             if wrong:
                 self._states.slots.rewind(sequence)
             self._publish(sequence)

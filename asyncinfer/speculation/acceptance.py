@@ -24,10 +24,12 @@ class Acceptance:
     """Says how many tokens to draft. A method that does not pay rests, each time for longer. After
     a rest one short draft tells whether it has become better."""
 
-    __slots__ = ("_accepted", "_rest", "_resting_until", "_tried")
+    __slots__ = ("_accepted", "_most", "_rest", "_resting_until", "_tried")
 
-    def __init__(self, supposed: float) -> None:
-        """`supposed`: the share of right tokens that counts until drafts were verified."""
+    def __init__(self, supposed: float, most: int) -> None:
+        """`supposed`: the share of right tokens that counts until drafts were verified. A draft has
+        `most` tokens at most."""
+        self._most = most
         self._tried = _SUPPOSED
         self._accepted = supposed * _SUPPOSED
         self._rest = _FIRST_REST
@@ -44,24 +46,22 @@ class Acceptance:
         does not rest."""
         return self._resting_until
 
-    def wanted(self, length: int, cost: DraftCost, most: int) -> int:
-        """Tokens to draft, `most` at most, for an answer that is `length` tokens long."""
+    def wanted(self, length: int, cost: DraftCost) -> int:
+        """Tokens to draft for an answer that is `length` tokens long."""
         if length < self._resting_until:
             return 0
-        best = self._best(cost, most)
+        best = self._best(cost)
         if best or self._resting_until >= 0:
-            return best or min(most, _PROBE)
+            return best or min(self._most, _PROBE)
         self._sleep(length)
         return 0
 
-    def verified(
-        self, length: int, drafted: int, accepted: int, cost: DraftCost, most: int
-    ) -> None:
+    def verified(self, length: int, drafted: int, accepted: int, cost: DraftCost) -> None:
         """Count a verified draft; its tokens after the first wrong one say nothing."""
         tried = min(drafted, accepted + 1)
         self._tried = _FADING * self._tried + tried
         self._accepted = _FADING * self._accepted + accepted
-        if self._best(cost, most):
+        if self._best(cost):
             self._rest, self._resting_until = _FIRST_REST, -1
         else:
             self._sleep(length)
@@ -70,13 +70,13 @@ class Acceptance:
         """Count a draft that could not be made, of an answer that is `length` tokens long."""
         self._sleep(length)
 
-    def _best(self, cost: DraftCost, most: int) -> int:
+    def _best(self, cost: DraftCost) -> int:
         """The length up to which each token is right more often than it costs; 0 where the whole
         draft does not pay."""
         share = self.share
         if share <= cost.token:
             return 0
-        tokens = min(most, max(1, int(math.log(max(cost.token, 1e-3)) / math.log(share))))
+        tokens = min(self._most, max(1, int(math.log(max(cost.token, 1e-3)) / math.log(share))))
         right = share * (1 - share**tokens) / (1 - share)
         return tokens if right > cost.of(tokens) else 0
 

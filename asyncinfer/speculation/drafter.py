@@ -11,7 +11,7 @@ from asyncinfer.speculation.packed_tokens import PackedTokens
 from asyncinfer.speculation.prediction import Prediction
 from asyncinfer.speculation.step_costs import DraftCost
 
-__all__ = ["GRAMMAR", "MOST_DRAFTED", "PREDICTION", "AnswerView", "Drafter"]
+__all__ = ["GRAMMAR", "MOST_DRAFTED", "MTP", "PREDICTION", "AnswerView", "Drafter"]
 
 #: Tokens of a draft at most.
 MOST_DRAFTED: Final = 32
@@ -19,6 +19,8 @@ MOST_DRAFTED: Final = 32
 PREDICTION: Final = "prediction"
 #: That of drafts of what a format leaves no choice about.
 GRAMMAR: Final = "grammar"
+#: That of drafts of what the model itself predicted with its last draw.
+MTP: Final = "mtp"
 #: The share of drafted tokens taken to be right at first: of predictions and formats, and of all
 #: others.
 _EXPECTED: Final = 0.9
@@ -75,7 +77,9 @@ class Drafter:
         "methods",
         "most",
         "params",
+        "predicted",
         "prediction",
+        "predictor",
         "prompt_len",
         "rejected",
         "rows",
@@ -96,6 +100,7 @@ class Drafter:
         forced: Callable[[int], Sequence[int]] | None = None,
         most: int = MOST_DRAFTED,
         rows: int = 1,
+        predictor: bool = False,
     ) -> None:
         """
         Args:
@@ -105,6 +110,7 @@ class Drafter:
                 None where nobody knows, or where they are appended without a draw.
             most: tokens of a draft at most.
             rows: of a step that compute each of its drafted tokens: two where it has a guide.
+            predictor: the model itself predicts what follows its draws.
         """
         self.params: Final = params
         self.prompt_len: Final = prompt_len
@@ -112,10 +118,13 @@ class Drafter:
         self.scope: Final = scope
         self.most: Final = most
         self.rows: Final = rows
+        self.predictor: Final = predictor
         self.forced: Final = forced
         self.prediction: Final = Prediction(prediction) if prediction else None
         #: Tokens known of prompt and answer: the sequence's list, as far as it was committed.
         self.known: list[int] = []
+        #: What the model predicted last: a position, and the token that may come there.
+        self.predicted: tuple[int, int] = -1, 0
         #: The draft to verify next, how it was made, and how many tokens were asked for.
         self.draft: Sequence[int] = ()
         self.method = ""
@@ -135,9 +144,16 @@ class Drafter:
         acceptance = self.methods.get(method)
         if acceptance is None:
             supposed = _EXPECTED if method in (PREDICTION, GRAMMAR) else _GUESSED
-            acceptance = self.methods[method] = Acceptance(supposed)
-        self.wanted, self.cost = acceptance.wanted(len(self.known), cost, self.most), cost
+            acceptance = Acceptance(supposed, 1 if method == MTP else self.most)
+            self.methods[method] = acceptance
+        self.wanted, self.cost = acceptance.wanted(len(self.known), cost), cost
         return self.wanted > 0
+
+    @property
+    def predicts(self) -> bool:
+        """Whether it is wanted what the model predicts with its next draw."""
+        tried = self.methods.get(MTP)
+        return self.predictor and (tried is None or tried.resting_until <= len(self.known) + 1)
 
     @property
     def resting_until(self) -> int:
@@ -157,5 +173,5 @@ class Drafter:
         """Count `drafted` tokens of the draft that were computed, of which `accepted` are right."""
         self.accepted += accepted
         self.rejected += drafted - accepted
-        self.methods[self.method].verified(len(self.known), drafted, accepted, self.cost, self.most)
+        self.methods[self.method].verified(len(self.known), drafted, accepted, self.cost)
         self.draft = ()

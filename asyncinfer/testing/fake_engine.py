@@ -28,6 +28,8 @@ class FakeModel:
         max_context: tokens of the longest sequence.
         strict: read every KV entry (`StrictRunner`); False reads the last one only, which is
             faster for many or long rows (`FakeRunner`), but computes no drafts and no guides.
+        predicts: predict what follows a draw, as `draft="mtp"` does; every fourth prediction is
+            wrong.
         eos_every, gate, failing, no_room: see `FakeSteps`.
         load_error: raised instead of loading.
         adapters: the LoRA adapters that requests may have.
@@ -41,6 +43,7 @@ class FakeModel:
         blocks: int = 1024,
         max_context: int = 4096,
         strict: bool = True,
+        predicts: bool = False,
         eos_every: int | None = None,
         gate: Gate | None = None,
         failing: Callable[[Step], Mapping[int, Exception]] | None = None,
@@ -53,6 +56,7 @@ class FakeModel:
         self.blocks = blocks
         self.max_context = max_context
         self.strict = strict
+        self.predicts = predicts
         self.eos_every = eos_every
         self.gate = gate
         self.failing = failing
@@ -79,6 +83,7 @@ class FakeModel:
             masks=True,
             drafts=self.strict,
             guides=self.strict,
+            predicts=self.strict and self.predicts,
         )
         runner = StrictRunner if self.strict else FakeRunner
         self.runner = runner(

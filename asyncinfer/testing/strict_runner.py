@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncinfer.scheduler import RowLogprobs, RunnerSpec, Step, StepResult
 from asyncinfer.testing.fake_steps import FakeSteps
-from asyncinfer.testing.oracle import guided
+from asyncinfer.testing.oracle import guided, mix
 from asyncinfer.testing.strict_kv import StrictKV, StrictSlot
 
 if TYPE_CHECKING:
@@ -166,8 +166,11 @@ class StrictRunner(FakeSteps):
             result.failed = self._sample(step, drawn)
         for row, draws in drawn.items():
             slot = rows[row][0]
-            self._go_on(slot, step.drafts.get(row, ()), draws)
+            right = self._go_on(slot, step.drafts.get(row, ()), draws)
             result.tokens += draws
+            if row in step.predicts:
+                predicted = self._predicted(slot, step.first_draw(row) + right + 1)
+                result.predicted[row] = predicted  # type: ignore[index]
             alternatives = slot.join.candidates or slot.join.params.alternatives
             if alternatives is not None:
                 ids = slot.join.params.logprob_token_ids
@@ -203,8 +206,9 @@ class StrictRunner(FakeSteps):
                 number: self._kv.state(slot, number, tokens) for number in self._states
             }
 
-    def _go_on(self, slot: StrictSlot, draft: Sequence[int], draws: list[int]) -> None:
-        """The slot goes on by what was drawn up to the first drafted token that was not."""
+    def _go_on(self, slot: StrictSlot, draft: Sequence[int], draws: list[int]) -> int:
+        """The slot goes on by what was drawn up to the first drafted token that was not; how many
+        came before that one."""
         known = len(slot.tokens) - len(draft)
         right = 0
         while right < len(draft) and draft[right] == draws[right]:
@@ -217,6 +221,14 @@ class StrictRunner(FakeSteps):
         else:
             slot.tokens[known:] = draws[: right + 1]
             slot.computed = known + right
+        return right
+
+    def _predicted(self, slot: StrictSlot, position: int) -> tuple[int, int]:
+        """The position, and what will be drawn there; every fourth time another token."""
+        known, join = slot.tokens[:position], slot.join
+        (token,) = self.oracle(known, join.params, join.seed, 1)
+        wrong = not mix(join.seed ^ mix(position)) % 4
+        return position, 1 + token % (self._spec.vocab_size - 1) if wrong else token
 
     def _sample(
         self, step: Step, drawn: dict[int, list[int]], *, stands: bool = True

@@ -16,6 +16,7 @@ from asyncinfer.models import (
     LayerConfig,
     MambaConfig,
     ModelConfig,
+    PredictorNames,
     ShortConvConfig,
     TensorNames,
 )
@@ -68,6 +69,8 @@ MODEL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("embedding_scale", "residual_scale", "logit_scale"), (*NUMBERS, None)),
     **dict.fromkeys(("norm_bias", "gated_mlp", "tied_head", "qkv_bias", "out_bias"), FLAGS),
     **dict.fromkeys(("mlp_bias", "head_bias", "sinks", "attention_gate", "bidirectional"), FLAGS),
+    # Nor True without the names.
+    "predicts": (*FLAGS, True),
     "names": ({}, None, "model."),
     "dtype": ("int8", "torch.float16", 16),
     "bos_token_id": (-1, 100, True, "1"),
@@ -144,6 +147,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
 }
 NAMES["fused_experts"] = ("a", ("a",), ["a", "b"], ("a", ""), ("a.{}", "b"), ("a", 3))
 NAMES["prefix"] = (None, 3, ("a",))
+NAMES["predictor"] = ("mtp.", ("mtp.",), {})
 NAMES["qkv"] += (("q", "kv"), ("q", "k", "v", "g"), ())
 NAMES["up"] += (("a", "b", "c"), ())
 NAMES["shared_up"] += ((),)
@@ -151,6 +155,12 @@ NAMES["delta_in"] += ((), ("a", "b", "c"))
 NAMES["delta_gates"] += ((),)
 NAMES["expert_up"] += (("w1", "w3"), ("{}.w1", "w3"), ("{0}.w1",), ("{.w1",), ())
 NAMES["ignored"] += (("(",), ("*",))
+PREDICTOR = PredictorNames(prefix="mtp.", join="fc", token_norm="a", hidden_norm="b", norm="c")
+PREDICTORS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("prefix", "join", "token_norm", "hidden_norm", "norm"), (None, 3, ("a",), "")),
+    "layer": (None, 3, ("a",)),
+    "copies": ("a", None, ["a"], (3,)),
+}
 
 PARTS: list[tuple[Any, dict[str, tuple[Any, ...]]]] = [
     (LLAMA, MODEL),
@@ -162,6 +172,7 @@ PARTS: list[tuple[Any, dict[str, tuple[Any, ...]]]] = [
     (EXPERTS, MIXTURES),
     (LATENT, LATENTS),
     (TensorNames(), NAMES),
+    (PREDICTOR, PREDICTORS),
     (LearnedActivation(abs, ()), LEARNED),
 ]
 

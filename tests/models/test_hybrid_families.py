@@ -10,21 +10,19 @@ from typing import Any
 import pytest
 import torch
 from models.families import randomised
+from models.held import Held
 from models.hybrids import HYBRIDS
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from asyncinfer import EngineConfig, ModelLoadError
-from asyncinfer.engine import Loaded
-from asyncinfer.models import Decoder, load_model, read_config
+from asyncinfer.models import load_model, read_config
 from asyncinfer.models.family_calls import FamilyCalls
 from asyncinfer.protocols import DraftRequest
-from asyncinfer.runner import runner_of
 from asyncinfer.runner.device import use_cpu_threads
 from asyncinfer.runner.memory import plan_memory
 from asyncinfer.testing import check_family
 from asyncinfer.testing.family_trial import FamilyTrial, runs
 from asyncinfer.testing.inline import InlineEngine, InlineStream
-from asyncinfer.testing.random_model import filler_tokenizer
 
 KINDS = sorted(HYBRIDS)
 #: Small steps cut prompts at odd places.
@@ -73,17 +71,6 @@ def test_another_shape(kind: str, tmp_path: Path) -> None:
             # What a prefix hit left out was not computed, nor what was not fed.
             done = slice(32 if "prefix" in how and row == 2 else 0, run.done[row])
             torch.testing.assert_close(got[done], right[row][done], rtol=0.0, atol=1e-4)
-
-
-class Held:
-    """A decoder that is loaded already, as an engine loads it."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
-
-    def load(self, config: EngineConfig, progress: Any = None) -> Loaded:
-        vocabulary = self._decoder.config.vocab_size
-        return Loaded(runner_of(self._decoder, config, vocabulary), filler_tokenizer(vocabulary))
 
 
 class Guesses:

@@ -22,6 +22,7 @@ class Rewriting:
 
     def __init__(self, decoder: Decoder, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.config, self.device, self.dtype = decoder.config, decoder.device, decoder.dtype
+        self.predictor = decoder.predictor
         self.shapes: set[tuple[int, ...]] = set()
         #: Keys of a part, where attention is shared out.
         self.chunks: set[int] = set()

@@ -125,34 +125,34 @@ def test_a_prediction_is_followed_until_it_differs_and_found_again() -> None:
 
 
 def test_lengths_follow_what_was_right() -> None:
-    acceptance, length = Acceptance(0.6), 100
+    acceptance, length = Acceptance(0.6, 32), 100
     lengths = []
     for _ in range(8):
-        lengths.append(acceptance.wanted(length, DraftCost(0.1), 32))
+        lengths.append(acceptance.wanted(length, DraftCost(0.1)))
         length += lengths[-1] + 1
-        acceptance.verified(length, lengths[-1], lengths[-1], DraftCost(0.1), 32)
+        acceptance.verified(length, lengths[-1], lengths[-1], DraftCost(0.1))
     assert lengths[0] < 8
     assert lengths == sorted(lengths)
     assert lengths[-1] > 20
 
 
 def test_what_does_not_pay_rests_for_longer_and_longer() -> None:
-    acceptance, tried = Acceptance(0.6), []
+    acceptance, tried = Acceptance(0.6, 32), []
     for length in range(2000):
-        wanted = acceptance.wanted(length, DraftCost(0.3), 32)
+        wanted = acceptance.wanted(length, DraftCost(0.3))
         if wanted:
             tried.append(length)
-            acceptance.verified(length, wanted, 0, DraftCost(0.3), 32)
+            acceptance.verified(length, wanted, 0, DraftCost(0.3))
     rests = [b - a for a, b in pairwise(tried)]
     assert rests[-1] >= 500
     assert len(tried) < 16
 
 
 def test_no_draft_where_a_token_costs_a_token() -> None:
-    assert Acceptance(0.9).wanted(10, DraftCost(0.95), 32) == 0
+    assert Acceptance(0.9, 32).wanted(10, DraftCost(0.95)) == 0
     # Nor where a draft costs more than it can bring.
-    assert Acceptance(0.6).wanted(10, DraftCost(0.01, 1.2), 32) > 0
-    assert Acceptance(0.6).wanted(10, DraftCost(0.01, 1.6), 32) == 0
+    assert Acceptance(0.6, 32).wanted(10, DraftCost(0.01, 1.2)) > 0
+    assert Acceptance(0.6, 32).wanted(10, DraftCost(0.01, 1.6)) == 0
 
 
 def test_costs_are_learned() -> None:

@@ -1,0 +1,62 @@
+"""`Predictor`: the layer of a checkpoint that predicts the token after the next one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from asyncinfer.errors import ModelLoadError
+from asyncinfer.layers import ForwardPass, Layer
+from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.feed_forward import build_linear
+from asyncinfer.models.layer import LayerBuilder, build_norm
+from asyncinfer.weights import WeightSource
+
+__all__ = ["Predictor", "with_predictor"]
+
+
+class Predictor:
+    """Multi-token prediction (DeepSeek-V3, 2024): from the model's hidden state of a token and the
+    token after it to a state that tells the one after both.
+
+        state = layer(join(token_norm(embedding(next token)), hidden_norm(norm(hidden))))
+
+    Its layer attends to what it has computed of the tokens before, and so has KV like any other
+    layer. Embedding and head are the model's own.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: WeightSource, builder: LayerBuilder, storage: str
+    ) -> None:
+        """Its layer is the last one of `config`; `storage` is the format of `join`."""
+        index = config.num_layers - 1
+        name = f"layers.{index}.predictor"
+        self._token_norm = build_norm(config, f"{name}.token_norm", weights)
+        self._hidden_norm = build_norm(config, f"{name}.hidden_norm", weights)
+        #: Of the state that the head is given.
+        self.norm = build_norm(config, f"{name}.norm", weights)
+        self._join = build_linear(weights, f"{name}.join", False, storage)
+        self._layer: Layer = builder.layer(index)
+
+    def __call__(
+        self, embedded: torch.Tensor, hidden: torch.Tensor, one: ForwardPass
+    ) -> torch.Tensor:
+        """States `[tokens, hidden]`, before `norm`. `embedded` are the tokens after those that the
+        model's normed states `hidden` are of, both `[tokens, hidden]`; `one` has the positions of
+        the latter."""
+        both = torch.cat((self._token_norm(embedded), self._hidden_norm(hidden)), dim=-1)
+        return self._layer(self._join(both), one)
+
+
+def with_predictor(config: ModelConfig) -> ModelConfig:
+    """The config with the layer that predicts a further token as its last one. Raises
+    `ModelLoadError` where the architecture has none that is known."""
+    if config.names.predictor is None:
+        raise ModelLoadError(
+            f"draft='mtp': no layer that predicts further tokens is known of {config.architecture}"
+        )
+    layers = config.layers
+    if layers:
+        layers = (*layers, layers[config.kv_layers[-1]])
+    return replace(config, num_layers=config.num_layers + 1, layers=layers, predicts=True)

@@ -1,0 +1,137 @@
+"""Drafts of what a layer of the model itself predicts: they change no answer, and are right where
+the layer draws as the model does."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models.held import Held
+from models.predictors import agreeing
+
+from asyncinfer import Engine, SamplingParams
+from asyncinfer.builtin import MODEL_PATH
+from asyncinfer.models import load_model
+from asyncinfer.runner.device import use_cpu_threads
+from asyncinfer.speculation import DraftCost, Drafter, Speculator, StepCosts
+from asyncinfer.stats import DraftStats
+from asyncinfer.testing import InlineEngine
+
+OPTIONS: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "max_context": 128,
+    "max_step_tokens": 40,
+    "block_size": 8,
+    "kv_bytes": 1 << 20,
+    "max_running": 6,
+}
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "logprobs": 2},
+    {"seed": 1},
+    {"seed": 2, "temperature": 0.7, "top_p": 0.9, "n": 2},
+    {"seed": 3, "top_k": 20, "repetition_penalty": 1.1},
+    {"seed": 4, "presence_penalty": 0.5, "min_tokens": 8},
+    {"seed": 5, "stop_token_ids": [50, 60, 70], "typical_p": 0.9},
+    {"seed": 6, "sampler": ["top-n-sigma"]},
+    {"seed": 7, "guidance_scale": 1.5, "negative_prompt": [5, 6, 7]},
+    {"seed": 8, "logit_bias": {30: 1.0}, "prompt_logprobs": 1},
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors this small are slower on several threads."""
+    before = torch.get_num_threads()
+    use_cpu_threads(1)
+    yield
+    use_cpu_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return agreeing().save(tmp_path_factory.mktemp("agreeing"))
+
+
+def answers(
+    folder: Path, storage: str, draft: str | None = None
+) -> tuple[list[Any], list[DraftStats]]:
+    """Of every kind of request, in one crowded engine."""
+    options = {"max_context": 128, "storage": storage, "predictor": draft is not None}
+    decoder = load_model(folder, "cpu", torch.float32, **options)  # type: ignore[arg-type]
+    engine = InlineEngine(Held(decoder), **OPTIONS, draft=draft)
+    generator = torch.Generator().manual_seed(9)
+    shared = torch.randint(3, 190, (30,), generator=generator).tolist()
+    streams = []
+    for number, kind in enumerate(KINDS):
+        prompt = [*shared, *torch.randint(3, 190, (number,), generator=generator).tolist()]
+        streams.append(engine.submit(prompt, max_tokens=40, **kind))
+    engine.run()
+    found = []
+    for stream, kind in zip(streams, KINDS, strict=True):
+        stream.read()
+        assert stream.error is None
+        found.append([stream.token_ids(index) for index in range(kind.get("n", 1))])
+    return found, list(engine.stats().drafts)
+
+
+@pytest.mark.parametrize("storage", ["plain", "int8"])
+def test_answers_are_those_without_it(folder: Path, storage: str) -> None:
+    plain, none = answers(folder, storage)
+    found, (drafts,) = answers(folder, storage, draft="mtp")
+    assert found == plain
+    assert none == []
+    assert drafts.method == "mtp"
+    # By chance one token in 199 would be right, and here most of the answers are drawn by chance:
+    # the layer draws with their random numbers.
+    assert sum(drafts.accepted) > 100
+    assert sum(drafts.rejected) > 10
+
+
+@pytest.mark.asyncio
+async def test_a_checkpoint_drafts_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whatever steps take, drafts pay.
+    monkeypatch.setattr(StepCosts, "cost", lambda *args: DraftCost(0.02))
+    monkeypatch.setattr(StepCosts, "known", True)
+    agreeing(vocab_size=4096).save(tmp_path)
+    for file in MODEL_PATH.glob("tokenizer*.json"):
+        shutil.copy(file, tmp_path)
+    found = []
+    for draft in (None, "mtp"):
+        async with Engine(tmp_path, draft=draft, dtype="float32", kv_bytes=1 << 22) as engine:
+            options: dict[str, Any] = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True}
+            found.append(await engine.generate("a b c", **options))
+    assert found[0].token_ids == found[1].token_ids
+    assert (found[0].usage.accepted_tokens, found[1].usage.accepted_tokens > 10) == (0, True)
+
+
+def test_a_draft_is_one_token_and_rests_where_it_does_not_pay() -> None:
+    drafter = Drafter(SamplingParams(), 1, 0, predictor=True)
+    speculator = Speculator()
+    drafter.known = [*range(10)]
+    # Nothing tells yet what steps cost without drafts.
+    drafter.predicted = 10, 7
+    speculator.draft([drafter], 1, 1)
+    assert drafter.draft == ()
+    for _ in range(4):
+        speculator.costs.add(1, 0.01, drafted=False)
+    speculator.draft([drafter], 1, 1)
+    assert (drafter.method, list(drafter.draft)) == ("mtp", [7])
+    # Of another position: tokens have followed that nobody drew.
+    drafter.predicted = 9, 7
+    speculator.draft([drafter], 1, 1)
+    assert list(drafter.draft) == []
+    assert drafter.predicts
+    # It is worth a token at most, so that a draft that costs more never pays.
+    assert not drafter.want("mtp", DraftCost(0.01, 1.2))
+    assert not drafter.predicts
+    assert drafter.resting_until == 42
+    drafter.known = [*range(41)]
+    assert drafter.predicts
