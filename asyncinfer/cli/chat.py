@@ -58,6 +58,10 @@ def chat(
         sys.stdin.reconfigure(errors="replace")
     if max_tokens is not None:
         sampling["max_tokens"] = max_tokens
+    if "negative_prompt" in sampling:
+        # Checked as it was typed, before it becomes the messages of a conversation.
+        guidance = ("negative_prompt", "guidance_scale")
+        asyncinfer.SamplingParams(**{name: sampling[name] for name in guidance if name in sampling})
     sampling |= adapter_of(engine)
     first = [] if system is None else [{"role": "system", "content": system}]
     engine = with_model(engine)

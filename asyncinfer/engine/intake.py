@@ -57,10 +57,10 @@ class Intake:
         """Whether the request is prepared on the event loop. Raises as `take_in` does."""
         try:
             return self._preparer.at_hand(request, prompt)
-        except BaseException:
-            if not self._admission.refuse(request):
-                self._drop(request)
-            raise
+        except BaseException as error:
+            if self._is_to_be_told(request, error):
+                raise
+            return True
 
     def prepare_here(self, request: Request, prompt: Any, wanted_until: float | None) -> None:
         """`take_in` on the calling thread, from now to the end. Drops a request that has ended."""
@@ -70,11 +70,10 @@ class Intake:
         except RequestEnded:
             pass
         except BaseException as error:
-            if not self._admission.refuse(request):
-                self._drop(request)
-            if panicked(error) and not isinstance(error, Exception):
-                raise named_failure(request, error) from error
-            raise
+            if self._is_to_be_told(request, error):
+                if panicked(error) and not isinstance(error, Exception):
+                    raise named_failure(request, error) from error
+                raise
         if self._admission.advance(request, Phase.QUEUED):
             self._core.post(Command.SUBMIT, request)
         else:
@@ -152,6 +151,16 @@ class Intake:
         """Drop the task of a request that has ended, unless a worker has it."""
         if self._workers.drop(task):
             self._drop(request)
+
+    def _is_to_be_told(self, request: Request, error: BaseException) -> bool:
+        """Whether a failed preparation ends the request, which its consumer is told by `error`. A
+        request that has ended is told of that end alone, as log and observers are."""
+        if self._admission.refuse(request):
+            return True
+        if panicked(error):
+            return False
+        self._drop(request)
+        return True
 
     def _cancelled(self, request: Request) -> None:
         """End a request whose consumer was cancelled."""

@@ -43,9 +43,16 @@ class Talking:
         return dataclasses.replace(fake.load(config, progress), template=TEMPLATE)
 
 
+class TalkingEngine(asyncinfer.Engine):
+    """An engine of this model, whichever one a command names."""
+
+    def __init__(self, model: object = None, *, source: Talking | None = None, **options: Any):
+        super().__init__(source or Talking(), **options)
+
+
 if __name__ == "__main__":
     if os.isatty(0):
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     mode, *arguments = sys.argv[1:]
-    asyncinfer.Engine = partial(asyncinfer.Engine, Talking(mode, 0.0025))  # type: ignore[misc, assignment]
+    asyncinfer.Engine = partial(TalkingEngine, source=Talking(mode, 0.0025))  # type: ignore[misc, assignment]
     main(arguments)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cli.talking import Talking
+from cli.talking import TalkingEngine
 
 import asyncinfer
 from asyncinfer.cli import main
@@ -27,10 +27,7 @@ def asked() -> list[Any]:
 def chat(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: list[Any]
 ) -> Chat:
-    class Engine(asyncinfer.Engine):
-        def __init__(self, **options: Any) -> None:
-            super().__init__(Talking(), **options)
-
+    class Engine(TalkingEngine):
         def stream(self, prompt: Any, **options: Any) -> Stream:
             asked.append((prompt, options))
             return super().stream(prompt, **options)
@@ -112,3 +109,13 @@ def test_guided_away_from_another_system_message(chat: Chat, asked: list[Any]) -
     for messages, given in asked:
         assert given["guidance_scale"] == 2
         assert given["negative_prompt"] == [rude, *messages[1:]]
+
+
+@pytest.mark.parametrize("scale", [(), ("--guidance-scale", "1")])
+def test_a_negative_prompt_without_a_scale_is_refused_as_it_was_typed(
+    chat: Chat, asked: list[Any], scale: tuple[str, ...]
+) -> None:
+    code, _, err = chat("one\n", "--negative-prompt", "Be rude.", *scale)
+    assert code == 1
+    assert err == "Error: negative_prompt='Be rude.': needs a guidance_scale other than 1\n"
+    assert asked == []

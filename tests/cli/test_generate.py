@@ -7,12 +7,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
-from cli.talking import Talking
+from cli.talking import Talking, TalkingEngine
 from click.testing import CliRunner
 
 import asyncinfer
@@ -27,7 +26,7 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs a command line on a fake model; gives its exit code, stdout and stderr."""
-    monkeypatch.setattr(asyncinfer, "Engine", partial(asyncinfer.Engine, Talking()))
+    monkeypatch.setattr(asyncinfer, "Engine", TalkingEngine)
 
     def call(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()

@@ -18,6 +18,7 @@ import pytest
 from support import OpenEngine, Until, admission_of, places
 
 from asyncinfer import (
+    DeadlineExceeded,
     Engine,
     EngineConfig,
     InvalidRequest,
@@ -26,11 +27,12 @@ from asyncinfer import (
     SamplingParams,
 )
 from asyncinfer.engine import Loaded, prompt_workers
+from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.deadlines import Deadlines
 from asyncinfer.engine.loop_bridge import LoopBridge
 from asyncinfer.engine.preparer import Preparer
 from asyncinfer.engine.prompt_reader import PromptReader
-from asyncinfer.engine.request import Request
+from asyncinfer.engine.request import End, Request
 from asyncinfer.engine.stream import Stream
 from asyncinfer.engine.turn_limit import MOST
 from asyncinfer.scheduler import Step
@@ -405,3 +407,31 @@ async def test_a_stream_that_fails_while_its_loop_is_late_has_ended(
 
 async def awaited(stream: Stream) -> object:
     return await stream
+
+
+@pytest.mark.parametrize("prompt", ["x", LONG_PROMPT], ids=["here", "on a worker"])
+@pytest.mark.parametrize("broken", ["prepare", "at_hand"])
+async def test_a_preparation_that_fails_at_its_deadline_has_missed_it(
+    open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch, until: Until, prompt: str, broken: str
+) -> None:
+    """The watchdog ends the request while it is prepared. Its consumer is told of that end, which
+    the log has, and of no other."""
+    ended = threading.Event()
+    end = Admission.end
+
+    def spied(admission: Admission, request: Request, how: End, *rest: Any, **counted: Any) -> Any:
+        outcome = end(admission, request, how, *rest, **counted)
+        ended.set()
+        return outcome
+
+    def late(*_: Any) -> None:
+        assert ended.wait(60)
+        raise InvalidRequest("prompt", "x", "is no prompt")
+
+    monkeypatch.setattr(Admission, "end", spied)
+    monkeypatch.setattr(Preparer, broken, late)
+    async with open_engine() as engine:
+        with anyio.fail_after(120), pytest.raises(DeadlineExceeded):
+            await engine.generate(prompt, deadline=0.01)
+        await until(lambda: places(engine) == 0)
+        assert engine.stats().failed == 1
