@@ -4,18 +4,22 @@ the layer draws as the model does."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fakes.fake_device import FakeDevice
 from models.held import Held
 from models.predictors import agreeing
 
-from asyncinfer import Engine, SamplingParams
+from asyncinfer import Engine, EngineConfig, SamplingParams
 from asyncinfer.builtin import MODEL_PATH
-from asyncinfer.models import load_model
+from asyncinfer.engine import Loaded
+from asyncinfer.models import Decoder, load_model
+from asyncinfer.runner import ModelRunner
 from asyncinfer.runner.device import use_cpu_threads
 from asyncinfer.speculation import DraftCost, Drafter, Speculator, StepCosts
 from asyncinfer.stats import DraftStats
@@ -58,22 +62,43 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return agreeing().save(tmp_path_factory.mktemp("agreeing"))
 
 
+class OnDevice(Held):
+    """A runner as on a GPU, which computes up to three steps ahead."""
+
+    def __init__(self, decoder: Decoder, device: FakeDevice) -> None:
+        super().__init__(decoder)
+        self._device = device
+
+    def load(self, config: EngineConfig, progress: Any = None) -> Loaded:
+        loaded = super().load(config)
+        runner = loaded.runner
+        assert isinstance(runner, ModelRunner)
+        spec = replace(runner.spec, overlap=3)
+        there = ModelRunner(runner.decoder, runner.kv, spec, accelerator=self._device, graphs="off")
+        return Loaded(there, loaded.tokenizer)
+
+
 def answers(
-    folder: Path, storage: str, draft: str | None = None
+    folder: Path,
+    storage: str = "plain",
+    draft: str | None = None,
+    device: FakeDevice | None = None,
+    kinds: Sequence[dict[str, Any]] = KINDS,
 ) -> tuple[list[Any], list[DraftStats]]:
     """Of every kind of request, in one crowded engine."""
     options = {"max_context": 128, "storage": storage, "predictor": draft is not None}
     decoder = load_model(folder, "cpu", torch.float32, **options)  # type: ignore[arg-type]
-    engine = InlineEngine(Held(decoder), **OPTIONS, draft=draft)
+    source = Held(decoder) if device is None else OnDevice(decoder, device)
+    engine = InlineEngine(source, **OPTIONS, draft=draft)
     generator = torch.Generator().manual_seed(9)
     shared = torch.randint(3, 190, (30,), generator=generator).tolist()
     streams = []
-    for number, kind in enumerate(KINDS):
+    for number, kind in enumerate(kinds):
         prompt = [*shared, *torch.randint(3, 190, (number,), generator=generator).tolist()]
         streams.append(engine.submit(prompt, max_tokens=40, **kind))
     engine.run()
     found = []
-    for stream, kind in zip(streams, KINDS, strict=True):
+    for stream, kind in zip(streams, kinds, strict=True):
         stream.read()
         assert stream.error is None
         found.append([stream.token_ids(index) for index in range(kind.get("n", 1))])
@@ -91,6 +116,15 @@ def test_answers_are_those_without_it(folder: Path, storage: str) -> None:
     # the layer draws with their random numbers.
     assert sum(drafts.accepted) > 100
     assert sum(drafts.rejected) > 10
+
+
+def test_steps_that_are_launched_ahead(folder: Path) -> None:
+    few = KINDS[:4:2]
+    plain, _ = answers(folder, kinds=few)
+    with FakeDevice() as device:
+        found, (drafts,) = answers(folder, "plain", "mtp", device, few)
+    assert found == plain
+    assert sum(drafts.accepted) > 20
 
 
 @pytest.mark.asyncio
