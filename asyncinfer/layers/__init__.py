@@ -46,12 +46,14 @@ from asyncinfer.layers.mamba import GatedNorm, Mamba2
 from asyncinfer.layers.norm import Norm, NormKind, RMSNorm, make_norm
 from asyncinfer.layers.rope import RopeConfig, RopeType, RotaryEmbedding
 from asyncinfer.layers.router import GroupedRouter, Route, SoftmaxRouter, SparseMixer
+from asyncinfer.layers.temperature import AttentionTemperature
 
 __all__ = [
     "ACTIVATIONS",
     "MLP",
     "Activation",
     "Attention",
+    "AttentionTemperature",
     "DecoderLayer",
     "DeviceLoraRows",
     "Experts",

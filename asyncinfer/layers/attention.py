@@ -46,6 +46,7 @@ class SelfAttention:
         "out",
         "prepare",
         "qkv",
+        "temperature",
         "variant",
     )
 
@@ -60,7 +61,9 @@ class SelfAttention:
         out: LoraLinear,
         variant: AttentionVariant | None = None,
         gated: bool = False,
+        temperature: int | None = None,
     ) -> None:
+        """`temperature` is the index of the forward pass' temperature for the queries."""
         self.layer = layer
         self.heads = heads
         self.kv_heads = kv_heads
@@ -70,6 +73,7 @@ class SelfAttention:
         self.out = out
         self.variant = variant
         self.gated = gated
+        self.temperature = temperature
 
     def __call__(self, x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
         adapters = forward.adapters
@@ -80,6 +84,8 @@ class SelfAttention:
         prepared = self.heads + self.kv_heads
         qk = self.prepare(qkv[:, :prepared], forward.angles)
         q, k, v = qk[:, : self.heads], qk[:, self.heads :], qkv[:, prepared:]
+        if self.temperature is not None:
+            q = q * forward.temperatures[self.temperature].to(q.dtype)
         attended = forward.attends[self.layer](self.layer, q, k, v, self.variant)
         if gate is not None:
             attended = attended * gate.flatten(1).sigmoid()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from asyncinfer.attention import Attend, StatePass
 from asyncinfer.layers.lora import LoraRows
 from asyncinfer.layers.rope import Angles
@@ -22,5 +24,8 @@ class ForwardPass:
     attends: Mapping[int, Attend]
     #: The tokens' LoRA adapters; None where no token has one.
     adapters: LoraRows | None = None
+    #: What multiplies the tokens' queries by each of the model's attention temperatures: float32
+    #: `[tokens, 1, 1]`.
+    temperatures: Sequence[torch.Tensor] = ()
     #: The states of layers that keep one in place of KV; None where no layer does.
     states: StatePass | None = None

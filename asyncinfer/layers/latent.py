@@ -37,6 +37,7 @@ class LatentAttention:
         values: torch.Tensor,
         out: LoraLinear,
         variant: AttentionVariant | None = None,
+        temperature: int | None = None,
     ) -> None:
         """
         Args:
@@ -45,6 +46,7 @@ class LatentAttention:
             kv_down: gives `[tokens, rank + rotated]`.
             keys: `[heads, plain, rank]`, the projection from the latent vector to keys.
             values: `[heads, value, rank]`, the projection to values.
+            temperature: index of the forward pass' temperature for the queries.
         """
         self._layer = layer
         self._heads = heads
@@ -56,6 +58,7 @@ class LatentAttention:
         self._values = values.transpose(1, 2).contiguous()
         self._out = out
         self._variant = variant
+        self._temperature = temperature
 
     def __call__(self, x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
         tokens, (_, plain, rank) = x.shape[0], self._keys.shape
@@ -66,6 +69,8 @@ class LatentAttention:
         rotated = ops.rope(rotated, *forward.angles[self._rope])
         absorbed = torch.bmm(query[:, :, :plain].transpose(0, 1), self._keys).transpose(0, 1)
         q = torch.cat((absorbed, rotated[:, : self._heads]), dim=-1)
+        if self._temperature is not None:
+            q = q * forward.temperatures[self._temperature].to(q.dtype)
         k = torch.cat((latent[:, None], rotated[:, self._heads :]), dim=-1)
         seen = forward.attends[self._layer](self._layer, q, k, k, self._variant)
         seen = seen.view(tokens, self._heads, -1)

@@ -35,7 +35,7 @@ class GroupedRouter:
     """The `active` best experts of the `active_groups` best of `groups` groups. Scores are the
     softmax of the logits (DeepSeek-V2), or with `sigmoid` the sigmoid of each (DeepSeek-V3).
     `correction` float32 `[experts]` is added to the scores for the choice only. A group's score is
-    the score of its best expert, or with a correction the sum of its best two."""
+    the sum of its `group_best` best experts' scores."""
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class GroupedRouter:
         sigmoid: bool,
         groups: int,
         active_groups: int,
+        group_best: int,
         correction: torch.Tensor | None,
         scale: float,
         epsilon: float = 1e-20,
@@ -58,6 +59,7 @@ class GroupedRouter:
         self._sigmoid = sigmoid
         self._groups = groups
         self._active_groups = active_groups
+        self._group_best = group_best
         self._correction = correction
         self._scale = scale
 
@@ -76,7 +78,7 @@ class GroupedRouter:
     def _best_groups(self, choice: torch.Tensor) -> torch.Tensor:
         """`choice` `[tokens, experts]`, minus infinity outside each token's best groups."""
         grouped = choice.view(choice.shape[0], self._groups, -1)
-        best = grouped.topk(1 if self._correction is None else 2, dim=-1).values.sum(dim=-1)
+        best = grouped.topk(self._group_best, dim=-1).values.sum(dim=-1)
         kept = best.topk(self._active_groups, dim=-1).indices
         hidden = torch.ones_like(best, dtype=torch.bool).scatter_(1, kept, False)
         return grouped.masked_fill(hidden[:, :, None], float("-inf")).flatten(1)

@@ -1,4 +1,4 @@
-from asyncinfer.layers import LearnedActivation, RopeConfig
+from asyncinfer.layers import AttentionTemperature, LearnedActivation, RopeConfig
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.config_file import parse_config, read_config
 from asyncinfer.models.decoder import Decoder
@@ -22,6 +22,7 @@ from asyncinfer.weights import NAMED_MODELS, LoadProgress, NamedModel, pull, pul
 
 __all__ = [
     "NAMED_MODELS",
+    "AttentionTemperature",
     "Decoder",
     "Examined",
     "ExpertsConfig",

@@ -75,6 +75,7 @@ class AttentionBuilder:
             out,
             self.variant(index, name),
             config.attention_gate,
+            self._temperature(index),
         )
 
     def _latent(self, index: int, latent: LatentConfig, name: str) -> LatentAttention:
@@ -107,6 +108,7 @@ class AttentionBuilder:
             up[:, latent.plain :],
             self._linear(f"{name}.out", config.out_bias),
             self.variant(index, name),
+            self._temperature(index),
         )
 
     def _prepare(self, index: int, name: str) -> Prepare:
@@ -141,6 +143,10 @@ class AttentionBuilder:
         if window is None and config.attention_softcap is None and sinks is None:
             return None
         return AttentionVariant(window, config.attention_softcap, sinks)
+
+    def _temperature(self, index: int) -> int | None:
+        temperature = self._config.layer(index).temperature
+        return None if temperature is None else self._config.temperatures.index(temperature)
 
     def _tensor(self, name: str) -> torch.Tensor:
         return as_tensor(self._weights(name))

@@ -9,6 +9,7 @@ from asyncinfer.attention import StateShape
 from asyncinfer.layers import (
     ACTIVATIONS,
     Activation,
+    AttentionTemperature,
     LearnedActivation,
     NormKind,
     RopeConfig,
@@ -268,6 +269,11 @@ class ModelConfig:
         """What each of `state_layers` keeps of a sequence."""
         mixers = [layer.mixer for layer in self.layers if layer.mixer is not None]
         return mixers[0].state(self.hidden_size) if mixers else ()
+
+    @property
+    def temperatures(self) -> tuple[AttentionTemperature, ...]:
+        """The different attention temperatures of the layers."""
+        return tuple(dict.fromkeys(each.temperature for each in self.layers if each.temperature))
 
     @property
     def window(self) -> int | None:

@@ -123,7 +123,8 @@ class Decoder:
         """What each layer is given in `run`, and in `predict` after it; arguments of `forward`.
         Call it once for the same tokens: it clears the pages that they are the first of."""
         angles = [rope(positions) for rope in self._ropes]
-        return ForwardPass(angles, self._attends(kv, batches), adapters, states)
+        temperatures = [each.factors(positions) for each in self.config.temperatures]
+        return ForwardPass(angles, self._attends(kv, batches), adapters, temperatures, states)
 
     def run(
         self, token_ids: torch.Tensor, positions: torch.Tensor, one: ForwardPass

@@ -39,4 +39,5 @@ class DeepSeekV2(DeepSeekV3):
         whole = {"n_group": 1, "topk_group": 1}
         if method == "greedy":
             config = JsonReader({**config.values, **whole}, config.file)
-        return replace(super().experts(config, llama), scoring="softmax", correction=False)
+        base = super().experts(config, llama)
+        return replace(base, scoring="softmax", correction=False, group_best=1)

@@ -64,6 +64,7 @@ def read_grouped_experts(config: JsonReader, llama: ModelConfig) -> ExpertsConfi
         scoring="sigmoid",
         groups=groups,
         active_groups=active_groups,
+        group_best=2,
         correction=True,
         scale=config.number("routed_scaling_factor", 1e-6, 1e6),
         shared_size=size * config.integer("n_shared_experts", 0, 64),

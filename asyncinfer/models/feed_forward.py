@@ -127,6 +127,7 @@ class FeedForwardBuilder:
             sigmoid=experts.scoring == "sigmoid",
             groups=experts.groups,
             active_groups=experts.active_groups,
+            group_best=experts.group_best,
             correction=(
                 as_tensor(self._weights(f"{name}.correction")) if experts.correction else None
             ),

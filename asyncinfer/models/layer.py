@@ -133,6 +133,7 @@ class LayerBuilder:
             and config.qk_norm in (None, "head")
             and (config.layer_experts(index) is not None or self._gate() is not None)
             and config.layer(index).rope is not None
+            and config.layer(index).temperature is None
             and config.layer(index).mixer is None
             and config.layer(index).feed_forward
             and config.attention_out_scale == 1.0

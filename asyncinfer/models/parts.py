@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from asyncinfer.layers import (
+    AttentionTemperature,
     RopeConfig,
     check_choice,
     check_flags,
@@ -76,6 +77,8 @@ class LayerConfig:
     #: A token sees this many tokens, itself the last of them; None: all before it. Where a model
     #: is bidirectional, the token sees as many on its other side.
     window: int | None = None
+    #: What multiplies the queries by their position; None: nothing does.
+    temperature: AttentionTemperature | None = None
     #: Whether its feed-forward layer is a mixture of experts, if the model has any.
     experts: bool = True
     #: What keeps a state, in place of attention or beside it; None: there is nothing such.
@@ -98,6 +101,10 @@ class LayerConfig:
             raise refuse(self, "feed_forward", "must be True in a layer with nothing else")
         if self.rope is not None and not isinstance(self.rope, RopeConfig):
             raise refuse(self, "rope", "must be a RopeConfig or None")
+        if not isinstance(self.temperature, AttentionTemperature | None):
+            raise refuse(self, "temperature", "must be an AttentionTemperature or None")
+        if self.temperature is not None and not self.attends:
+            raise refuse(self, "temperature", "must be None in a layer without attention")
         if self.window is not None:
             check_integers(self, "window", low=1, high=_MOST_WINDOW)
         check_flags(self, "experts")
@@ -125,6 +132,8 @@ class ExpertsConfig:
     #: Experts come in this many groups, and a token takes its experts from the best few groups.
     groups: int = 1
     active_groups: int = 1
+    #: A group's score is the sum of its best so many experts' scores.
+    group_best: int = 1
     #: Whether a bias is added to the scores when experts are chosen, and only then.
     correction: bool = False
     #: Multiplies the weights.
@@ -172,9 +181,10 @@ class ExpertsConfig:
         size = self.count // self.groups
         if self.count % self.groups:
             raise refuse(self, "groups", f"must divide count={self.count}")
-        if self.groups > 1 and self.correction and size < 2:
-            # With a correction a group's score is the sum of its two best experts' scores.
-            raise refuse(self, "groups", f"must leave each of count={self.count} two or more")
+        check_integers(self, "group_best", low=1, high=self.count)
+        if self.groups > 1 and size < self.group_best:
+            bound = f"must be at most {size}, as many as a group has"
+            raise refuse(self, "group_best", bound)
         if self.active > self.active_groups * size:
             bound = f"has {self.active_groups * size} experts for active={self.active}"
             raise refuse(self, "active_groups", bound)

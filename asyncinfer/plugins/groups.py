@@ -90,6 +90,12 @@ models: Final[Registry[ModelFamily]] = Registry(
         "Lfm2MoeForCausalLM": "asyncinfer.models.lfm2_moe:LFM2MoE",
         "LlamaForCausalLM": "asyncinfer.models.llama:Llama",
         "MiniMaxM2ForCausalLM": "asyncinfer.models.minimax_m2:MiniMaxM2",
+        "Ministral3ForCausalLM": "asyncinfer.models.ministral3:Ministral3",
+        "MinistralForCausalLM": "asyncinfer.models.ministral:Ministral",
+        "Mistral3ForConditionalGeneration": (
+            "asyncinfer.models.mistral3_multimodal:Mistral3Multimodal"
+        ),
+        "Mistral4ForCausalLM": "asyncinfer.models.mistral4:Mistral4",
         "MistralForCausalLM": "asyncinfer.models.mistral:Mistral",
         "MixtralForCausalLM": "asyncinfer.models.mixtral:Mixtral",
         "NemotronForCausalLM": "asyncinfer.models.nemotron:Nemotron",

@@ -104,6 +104,7 @@ def test_on_a_gpu_the_host_waits_for_nothing(
                 sigmoid=True,
                 groups=4,
                 active_groups=2,
+                group_best=2,
                 correction=torch.empty(8),
                 scale=1.5,
             )

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    Mistral4Config,
+    Mistral4ForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 #: What every config starts from; a family says otherwise where its keys do.
 SMALL: dict[str, Any] = {
@@ -62,6 +72,17 @@ DEEPSEEK: dict[str, Any] = {
     "first_k_dense_replace": 1,
 }
 
+#: Queries that grow with their position, as Mistral's models have them.
+TEMPERED: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.3,
+}
+MISTRAL4: dict[str, Any] = {**DEEPSEEK, "num_hidden_layers": 2, "first_k_dense_replace": 0}
 GLM_MOE: dict[str, Any] = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
@@ -96,6 +117,43 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "window": {"sliding_window": 24, "head_dim": 16},
         "no window": {"sliding_window": None, "head_dim": 80, "num_key_value_heads": 1},
         "window of a block": {"sliding_window": 16, **SEVEN_TO_ONE, "head_dim": 64},
+    },
+    "ministral": {
+        "windows": {"sliding_window": 24, "layer_types": [LOCAL, GLOBAL], "head_dim": 24},
+        "all windows, tied": {
+            **SEVEN_TO_ONE,
+            "sliding_window": 17,
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+        },
+    },
+    "ministral3": {
+        "plain": {"head_dim": 24, "rope_parameters": TEMPERED},
+        "window, tied": {
+            **SEVEN_TO_ONE,
+            "head_dim": 16,
+            "sliding_window": 17,
+            "rope_parameters": {**TEMPERED, "mscale": 0.7, "llama_4_scaling_beta": 0.8},
+            "tie_word_embeddings": True,
+        },
+    },
+    "mistral4": {
+        "plain": {**MISTRAL4, "rope_parameters": TEMPERED},
+        "groups, a dense layer, queries whole": {
+            **MISTRAL4,
+            "hidden_size": 96,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 6,
+            "q_lora_rank": None,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 1,
+            "rope_interleave": False,
+            "attention_bias": True,
+            "rope_parameters": {**TEMPERED, "mscale_all_dim": 0.8},
+        },
     },
     "qwen2": {
         "plain": {},
@@ -506,12 +564,19 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }
+#: What transformers does not list among models of text.
+UNLISTED: dict[type[PreTrainedConfig], Any] = {
+    Mistral3Config: Mistral3ForConditionalGeneration,
+    Mistral4Config: Mistral4ForCausalLM,
+}
 CASES = [(family, kind) for family, kinds in FAMILIES.items() for kind in kinds]
 
 
 def config_of(family: str, kind: str, **changes: Any) -> PreTrainedConfig:
     base = GPT2 if family == "gpt2" else SMALL
-    return AutoConfig.for_model(family, **{**base, **FAMILIES[family][kind], **changes})
+    # A config of transformers may write into what it is given.
+    values = copy.deepcopy({**base, **FAMILIES[family][kind], **changes})
+    return AutoConfig.for_model(family, **values)
 
 
 def random_model(family: str, kind: str, **changes: Any) -> PreTrainedModel:
@@ -519,9 +584,14 @@ def random_model(family: str, kind: str, **changes: Any) -> PreTrainedModel:
     return randomised(config_of(family, kind, **changes))
 
 
+def causal_class(config: PreTrainedConfig) -> Any:
+    """The class of transformers for the config's text model."""
+    return UNLISTED.get(type(config)) or MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+
+
 def randomised(config: PreTrainedConfig) -> PreTrainedModel:
     """The config's model with random weights. Norms' weights are near one, whatever their form."""
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = causal_class(config)._from_config(config, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

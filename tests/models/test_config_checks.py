@@ -10,6 +10,7 @@ import pytest
 
 from asyncinfer.layers import ACTIVATIONS, LearnedActivation, NormKind, RopeConfig
 from asyncinfer.models import (
+    AttentionTemperature,
     ExpertsConfig,
     GatedDeltaConfig,
     LatentConfig,
@@ -23,6 +24,7 @@ from asyncinfer.models import (
 
 NAN, INF = float("nan"), float("inf")
 ROPE = RopeConfig(original_context=128)
+TEMPERATURE = AttentionTemperature(scale=0.1, period=8)
 LAYER = LayerConfig(rope=ROPE)
 CONVOLUTION = ShortConvConfig(width=3)
 CONVOLVED = LayerConfig(rope=None, mixer=CONVOLUTION)
@@ -77,6 +79,11 @@ MODEL: dict[str, tuple[Any, ...]] = {
     "eos_token_ids": ([1], (-1,), (100,), (True,), None, 1),
     "notes": (["a"], (1,), None, "a"),
 }
+TEMPERATURES: dict[str, tuple[Any, ...]] = {
+    "scale": (*NUMBERS, None),
+    "period": (0, -1, True, 1.5, 2**31),
+    "offset": (-1, True, 1.5, 2**31),
+}
 ROPES: dict[str, tuple[Any, ...]] = {
     "rope_type": ("banana", "su", None, []),
     "size": (0, 3, -2, True, 2.0),
@@ -94,6 +101,7 @@ LAYERS: dict[str, tuple[Any, ...]] = {
     "attention": (1, "yes"),
     "feed_forward": FLAGS,
     "window": (0, -1, True, 1.5, 2**40),
+    "temperature": (0.1, {}, ROPE),
     "experts": FLAGS,
 }
 MIXTURES: dict[str, tuple[Any, ...]] = {
@@ -104,6 +112,7 @@ MIXTURES: dict[str, tuple[Any, ...]] = {
     "scoring": ("banana", None, "tanh", "sparse-mixer"),
     "groups": (0, 3, 9, True),
     "active_groups": (0, 2, True),
+    "group_best": (0, 9, True),
     "scale": (*NUMBERS, None),
     "epsilon": (*NUMBERS, None, 1.5),
     "jitter": (*NUMBERS, None, 1.5),
@@ -166,6 +175,7 @@ PARTS: list[tuple[Any, dict[str, tuple[Any, ...]]]] = [
     (LLAMA, MODEL),
     (ROPE, ROPES),
     (LAYER, LAYERS),
+    (TEMPERATURE, TEMPERATURES),
     (CONVOLUTION, {"width": (0, 1, -3, True, 2.5, 1025), "bias": FLAGS}),
     (DELTA, DELTAS),
     (MAMBA, MAMBAS),
@@ -270,6 +280,7 @@ TOGETHER: list[tuple[Any, dict[str, Any], str]] = [
     (LLAMA, {"bidirectional": True, "layers": (CONVOLVED, CONVOLVED)}, "bidirectional"),
     (MLA, {"qk_norm": "head"}, "qk_norm"),
     (MLA, {"rope": None}, "rope"),
+    (LayerConfig(rope=None, mixer=CONVOLUTION), {"temperature": TEMPERATURE}, "temperature"),
     (MLA, {"rope": ROPE}, "rope"),
     (SCALED, {"original_context": 0}, "original_context"),
     (SCALED, {"beta_slow": 33.0}, "beta_fast"),
@@ -278,7 +289,7 @@ TOGETHER: list[tuple[Any, dict[str, Any], str]] = [
     (LONG, {"factors": ()}, "factors"),
     (LONG, {"size": 6}, "factors"),
     (GROUPED, {"active": 5}, "active_groups"),
-    (replace(GROUPED, active=2), {"groups": 8, "correction": True}, "groups"),
+    (replace(GROUPED, active=2), {"groups": 8, "group_best": 2}, "group_best"),
 ]
 
 

@@ -149,6 +149,9 @@ def test_every_difference_shows(pair: Pair) -> None:
         for rope in ropes - {config.rope}:
             other = replace(config, rope=rope)
             changed.append(replace(ours, layers=with_layer(ours.layers, layer, other)))
+        if config.temperature is not None:
+            other = replace(config, temperature=None)
+            changed.append(replace(ours, layers=with_layer(ours.layers, layer, other)))
         if config.window is not None:
             other = replace(config, window=config.window + 1)
             changed.append(replace(ours, layers=with_layer(ours.layers, layer, other)))
@@ -176,6 +179,7 @@ def other_experts(experts: ExpertsConfig) -> list[ExpertsConfig]:
     if experts.scale != 1.0:
         others.append(replace(experts, scale=1.0))
     if experts.groups > 1:
+        others.append(replace(experts, group_best=3 - experts.group_best))
         others.append(replace(experts, groups=1, active_groups=1))
     if experts.scoring == "sigmoid":
         others.append(replace(experts, scoring="softmax"))

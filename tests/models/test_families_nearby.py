@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from models.families import FAMILIES, config_of
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+from models.families import FAMILIES, causal_class, config_of
 
 from asyncinfer import plugins
 from asyncinfer.testing import check_family
@@ -13,6 +12,7 @@ from asyncinfer.testing import check_family
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_the_kit_passes(family: str) -> None:
     config = config_of(family, next(iter(FAMILIES[family])))
-    name = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__
-    report = check_family(type(plugins.models.resolve(name)), config)
+    model_class = causal_class(config)
+    family_class = type(plugins.models.resolve(model_class.__name__))
+    report = check_family(family_class, model_class(config))
     assert len(report.compared) >= 12

@@ -11,9 +11,20 @@ from typing import Any
 import pytest
 import torch
 from models.checkpoints import Sequences, expected
-from models.families import CASES, DEEPSEEK, FAMILIES, GLOBAL, LOCAL, SMALL, config_of, random_model
+from models.families import (
+    CASES,
+    DEEPSEEK,
+    FAMILIES,
+    GLOBAL,
+    LOCAL,
+    MISTRAL4,
+    SMALL,
+    TEMPERED,
+    causal_class,
+    config_of,
+    random_model,
+)
 from safetensors.torch import load_file, save_file
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from asyncinfer.attention import KVCache
 from asyncinfer.errors import ModelLoadError, PluginError
@@ -94,7 +105,7 @@ def test_old_spellings(
 def test_what_is_left_out_is_what_transformers_takes(case: tuple[str, str]) -> None:
     """A config that says only what is not its family's default reads as the whole one does."""
     config = config_of(*case)
-    name = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__
+    name = causal_class(config).__name__
     assert name in models.names()
     whole = {**config.to_dict(), "architectures": [name]}
     stock = type(config)().to_dict()
@@ -194,6 +205,22 @@ LIES: list[tuple[str, str, dict[str, Any]]] = [
     ("DeepseekV2ForCausalLM", "topk_method", {**DEEPSEEK, "topk_method": "best"}),
     ("DeepseekV2ForCausalLM", "norm_topk_prob", {**DEEPSEEK, "norm_topk_prob": True}),
     ("DeepseekV2ForCausalLM", "first_k_dense_replace", {**DEEPSEEK, "first_k_dense_replace": -1}),
+    ("MinistralForCausalLM", "layer_types", {"layer_types": [GLOBAL]}),
+    (
+        "Ministral3ForCausalLM",
+        "rope_parameters.llama_4_scaling_beta",
+        {"rope_parameters": {**TEMPERED, "llama_4_scaling_beta": -1.0}},
+    ),
+    (
+        "Mistral4ForCausalLM",
+        "partial_rotary_factor",
+        {**MISTRAL4, "rope_parameters": {**TEMPERED, "partial_rotary_factor": 0.5}},
+    ),
+    (
+        "Mistral3ForConditionalGeneration",
+        "text_config.model_type",
+        {"text_config": {**SMALL, "model_type": "mixtral"}},
+    ),
     ("Gemma3ForCausalLM", "sliding_window_pattern", {"sliding_window_pattern": 0}),
     ("Gemma3ForCausalLM", "rope_local_base_freq", {"rope_local_base_freq": -1}),
     (
@@ -226,7 +253,7 @@ def places(values: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
 def test_whatever_a_config_says(family: str) -> None:
     """Each value of each key wrong in every way: refused with the file's name, or read."""
     config = config_of(family, list(FAMILIES[family])[-1])
-    name = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__
+    name = causal_class(config).__name__
     values = {**config.to_dict(), "architectures": [name]}
     read, refused = models.resolve(name).read, []
     read(name, values, "some/config.json")

@@ -14,10 +14,9 @@ import torch
 from fuzzing import FACTOR, fuzz
 from hypothesis import given
 from hypothesis import strategies as st
-from models.families import FAMILIES, config_of
+from models.families import FAMILIES, causal_class, config_of
 from models.hostile_json import VALUES, changed
 from models.published import CONFIGS
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.layers import ACTIVATIONS, NormKind
@@ -37,7 +36,7 @@ from asyncinfer.testing.decoder_run import DecoderRun
 
 def small(family: str, kind: str) -> dict[str, Any]:
     config = config_of(family, kind)
-    architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__
+    architecture = causal_class(config).__name__
     return {**json.loads(config.to_json_string(use_diff=False)), "architectures": [architecture]}
 
 

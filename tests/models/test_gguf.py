@@ -65,7 +65,7 @@ REFUSED = {
         "afmoe arctic baichuan bailingmoe bailingmoe2 bitnet bloom chameleon chatglm "
         "codeshell command-r dbrx deci deepseek dots1 exaone exaone-moe falcon gemma "
         "gemma3n gemma4 glm-dsa gptj grok grovemoe hunyuan-moe internlm2 jais "
-        "jais2 llama4 maincoder mimo2 minicpm minicpm3 mistral3 mistral4 mpt "
+        "jais2 llama4 maincoder mimo2 minicpm minicpm3 mpt "
         "olmo openelm orion pangu-embedded plamo plamo3 plm qwen refact "
         "smallthinker stablelm starcoder step35 xverse"
     ),
@@ -74,6 +74,7 @@ REFUSED = {
         "nemotron_h_moe plamo2 qwen35 qwen35moe qwen3next rwkv6 rwkv6qwen2 rwkv7"
     ),
     "what the file has no tensors for, or more layers than the model": "apertus glm4moe",
+    "queries that grow with their position": "mistral3 mistral4",
     "experts that llama.cpp weighs in another way": "phimoe",
     "images or sound": (
         "clip cogvlm deepseek2-ocr hunyuan_vl paddleocr qwen2vl qwen3vl qwen3vlmoe wavtokenizer-dec"
@@ -89,6 +90,10 @@ WITHOUT_FILES = {
     "Glm4MoeForCausalLM": "a file counts the layers that predict further tokens",
     "PhiMoEForCausalLM": "llama.cpp weighs its experts in another way",
     "PhimoeForCausalLM": "llama.cpp weighs its experts in another way",
+    "MinistralForCausalLM": "a file does not say which layers have windows",
+    "Ministral3ForCausalLM": "how queries grow with their position is not read yet",
+    "Mistral4ForCausalLM": "how queries grow with their position is not read yet",
+    "Mistral3ForConditionalGeneration": "its text model alone is llama or mistral3",
     "Gemma3ForConditionalGeneration": "its text model alone is gemma3",
     "Lfm2ForCausalLM": "the converter's convolutions are not read yet",
     "Lfm2MoeForCausalLM": "the converter's convolutions are not read yet",

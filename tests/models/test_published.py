@@ -81,9 +81,15 @@ def shrunk(config: dict[str, Any]) -> dict[str, Any]:
             rope["original_max_position_embeddings"] = trained
             if "original_max_position_embeddings" in small:
                 small["original_max_position_embeddings"] = trained
+    if "partial_rotary_factor" in config.get("rope_parameters", {}):
+        rotated, plain = SMALL["qk_rope_head_dim"], SMALL["qk_nope_head_dim"]
+        small["head_dim"] = plain + rotated
+        share = rotated / small["head_dim"]
+        small["rope_parameters"] = {**config["rope_parameters"], "partial_rotary_factor": share}
     if "text_config" in config:
         whole = {**SMALL, **shrunk(config["text_config"]), "max_position_embeddings": 4096}
-        keys = ("n_embd", "n_head", "n_layer", "original_max_position_embeddings")
+        keys = ("n_embd", "n_head", "n_layer", "num_local_experts")
+        keys += ("original_max_position_embeddings",)
         small["text_config"] = {key: whole[key] for key in whole if key not in keys}
         small |= {"image_token_index": 190, "boi_token_index": 191, "eoi_token_index": 192}
         small["mm_tokens_per_image"] = 4
@@ -105,7 +111,7 @@ def test_a_model_of_this_config(name: str, tmp_path: Path) -> None:
     writes it today."""
     config = shrunk(CONFIGS[name])
     # What transformers is not to look for: code, and the class.
-    of_theirs = ("architectures", "auto_map", "model_type", "torch_dtype")
+    of_theirs = ("architectures", "auto_map", "dtype", "model_type", "torch_dtype")
     known = {key: value for key, value in config.items() if key not in of_theirs}
     model = randomised(AutoConfig.for_model(config["model_type"], **known))
     model.save_pretrained(tmp_path)
@@ -177,6 +183,6 @@ def test_a_config_of_text_and_images_that_lies(changes: dict[str, Any], key: str
 
 
 def test_another_model_of_text_and_images_says_so() -> None:
-    config = {**CONFIGS["gemma-3-4b"], "architectures": ["Mistral3ForConditionalGeneration"]}
+    config = {**CONFIGS["gemma-3-4b"], "architectures": ["LlavaForConditionalGeneration"]}
     with pytest.raises(ModelLoadError, match=r"none of these is known; it has a text_config"):
         parse_config(config)
