@@ -50,7 +50,18 @@ LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 EMBEDDERS = ("bench", "cli")
 NOUNS = ("chunk", "config", "errors", "machine", "params")
 PUBLIC = (
-    *("", "builtin", "doctor", "models", "planner", "plugins", "protocols", "server", "testing"),
+    *(
+        "",
+        "builtin",
+        "doctor",
+        "models",
+        "planner",
+        "plugins",
+        "protocols",
+        "remote",
+        "server",
+        "testing",
+    ),
     *NOUNS,
 )
 

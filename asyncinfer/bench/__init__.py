@@ -38,6 +38,7 @@ from asyncinfer.bench.quantized import (
     measure_quantized,
 )
 from asyncinfer.bench.record import BenchError, Figure, Record
+from asyncinfer.bench.route import RouteOptions, RouteResult, RouteRun, measure_route
 from asyncinfer.bench.serve import ServeOptions, ServeResult, measure_serve
 from asyncinfer.bench.soak import SoakOptions, SoakResult, measure_soak
 from asyncinfer.bench.speculate import (
@@ -88,6 +89,9 @@ __all__ = [
     "QuantizedResult",
     "QuantizedRow",
     "Record",
+    "RouteOptions",
+    "RouteResult",
+    "RouteRun",
     "ServeOptions",
     "ServeResult",
     "SoakOptions",
@@ -116,6 +120,7 @@ __all__ = [
     "measure_pace",
     "measure_plugins",
     "measure_quantized",
+    "measure_route",
     "measure_serve",
     "measure_soak",
     "measure_speculate",

@@ -40,6 +40,7 @@ from asyncinfer.cli.bench_load import load
 from asyncinfer.cli.bench_options import FILE, count, loop, number, quick, recorded, repeat, several
 from asyncinfer.cli.bench_pace import pace
 from asyncinfer.cli.bench_quantized import quantized
+from asyncinfer.cli.bench_route import route
 from asyncinfer.cli.bench_run import print_record, run_bench
 from asyncinfer.cli.bench_soak import soak
 from asyncinfer.cli.bench_speculate import speculate
@@ -246,5 +247,8 @@ def compare(before: Path, after: Path) -> None:
         console.print(difference_table(different))
 
 
-for command in (accuracy, adapters, cache, constrained, load, pace, quantized, soak, speculate):
+for command in (
+    *(accuracy, adapters, cache, constrained, load),
+    *(pace, quantized, route, soak, speculate),
+):
     bench.add_command(command)

@@ -1,0 +1,50 @@
+"""`ToldPolicy`: an eviction policy that tells which blocks come and go."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from asyncinfer.protocols import CachedBlock, CapacityAware, ConversationAware, EvictionPolicy
+
+__all__ = ["ToldPolicy"]
+
+
+class ToldPolicy:
+    """Passes everything on to another policy, and keeps what is published and removed until
+    somebody asks for it."""
+
+    def __init__(self, policy: EvictionPolicy) -> None:
+        self._policy = policy
+        # Written on the decode thread and read on another: each call on it is atomic.
+        self._changes: deque[tuple[bytes, bool]] = deque()
+
+    def changes(self) -> list[tuple[bytes, bool]]:
+        """Keys, and whether their blocks are there now, in order, since the last call. From any
+        thread, one at a time."""
+        return [self._changes.popleft() for _ in range(len(self._changes))]
+
+    def opened(self, capacity_blocks: int) -> None:
+        if isinstance(self._policy, CapacityAware):
+            self._policy.opened(capacity_blocks)
+
+    def conversation_changed(self, block: CachedBlock) -> None:
+        if isinstance(self._policy, ConversationAware):
+            self._policy.conversation_changed(block)
+
+    def published(self, block: CachedBlock) -> None:
+        self._changes.append((block.key, True))
+        self._policy.published(block)
+
+    def released(self, block: CachedBlock) -> None:
+        self._policy.released(block)
+
+    def reused(self, block: CachedBlock) -> None:
+        self._policy.reused(block)
+
+    def removed(self, block: CachedBlock) -> None:
+        self._changes.append((block.key, False))
+        self._policy.removed(block)
+
+    def victims(self, count: int) -> Sequence[int]:
+        return self._policy.victims(count)
