@@ -3,6 +3,7 @@ the layer draws as the model does."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ import torch
 from fakes.fake_device import FakeDevice
 from models.held import Held
 from models.predictors import agreeing
+from safetensors.torch import load_file, save_file
 
 from asyncinfer import Engine, EngineConfig, SamplingParams
 from asyncinfer.builtin import MODEL_PATH
@@ -116,6 +118,24 @@ def test_answers_are_those_without_it(folder: Path, storage: str) -> None:
     # the layer draws with their random numbers.
     assert sum(drafts.accepted) > 100
     assert sum(drafts.rejected) > 10
+
+
+def test_a_quantised_checkpoint(tmp_path: Path) -> None:
+    """As they are published: what joins the layer's inputs is not quantised."""
+    file = agreeing().save(tmp_path) / "model.safetensors"
+    tensors = load_file(file)
+    for name in [name for name in tensors if name.endswith("_proj.weight") and "eh_" not in name]:
+        scale = tensors[name].abs().max() / 448
+        tensors[name] = (tensors[name] / scale).to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = scale.reshape(1, 1)
+    save_file(tensors, file, metadata={"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plain, _ = answers(tmp_path, kinds=KINDS[:3])
+    found, (drafts,) = answers(tmp_path, draft="mtp", kinds=KINDS[:3])
+    assert found == plain
+    assert sum(drafts.accepted) > 20
 
 
 def test_steps_that_are_launched_ahead(folder: Path) -> None:
