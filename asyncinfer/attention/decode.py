@@ -15,6 +15,7 @@ from asyncinfer.attention.batch import AttentionBatch
 from asyncinfer.attention.contiguous import ContiguousKV
 from asyncinfer.attention.gather import Gather
 from asyncinfer.attention.kv import KVCache
+from asyncinfer.attention.products import attend_by_products, has_faster_product
 
 __all__ = ["FEW", "DecodeGroup", "decode_groups", "few_rows"]
 
@@ -28,6 +29,9 @@ _PADDED_QUERIES = 8
 _PADDING = 0.25
 #: ... and this many tokens: about what gathering costs, against the calls of one more group.
 _PADDED_TOKENS = 128
+#: Scores of a row and a KV head from which on oneDNN's products take less time than torch's
+#: attention; with fewer, their calls cost more than they gain.
+_MANY_SCORES = 1 << 16
 #: Bytes of one gather: attention should still find it in the processor's cache.
 _GATHER_BYTES = 4 << 20
 
@@ -58,8 +62,7 @@ class DecodeGroup:
         #: Query tokens of each row, padding included, and of all rows.
         self._queries = max(self._counts)
         self.size: Final = len(rows) * self._queries
-        #: `[rows, 1, queries, keys]`, and as it is for `_queries` times the heads of a KV head.
-        self._mask = self._hidden()
+        #: The mask for `_queries` times the heads of a KV head.
         self._grouped_mask: torch.Tensor | None = None
 
     def __call__(
@@ -79,11 +82,25 @@ class DecodeGroup:
             grouped = q.view(rows, kv_heads, -1, head_dim)
             out = F.scaled_dot_product_attention(grouped, k, v, self._mask, scale=self._scale)
             return out.reshape(rows, -1)
-        apart = q.view(rows, self._queries, kv_heads, -1, head_dim).transpose(1, 2)
+        apart = q.view(rows, self._queries, kv_heads, -1, head_dim)
+        scores = self._queries * apart.shape[3] * self._length
+        if scores >= _MANY_SCORES and q.device.type == "cpu" and has_faster_product(q.dtype):
+            return self._by_products(apart, k, v).view(q.shape[0], -1)
+        apart = apart.transpose(1, 2)
         mask = self._mask_of(apart.shape[3])
         grouped = apart.reshape(rows, kv_heads, -1, head_dim)
         out = F.scaled_dot_product_attention(grouped, k, v, mask, scale=self._scale)
         return out.view(apart.shape).transpose(1, 2).reshape(q.shape[0], -1)
+
+    def _by_products(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Attention of `q` `[rows, queries, kv_heads, group, head_dim]`, row after row."""
+        out = torch.empty_like(q)
+        for row, (start, count) in enumerate(zip(self._starts, self._counts, strict=True)):
+            queries = q[row, :count].flatten(1, 2)
+            attend_by_products(queries, k[row], v[row], start, self._scale, out[row, :count])
+            # Padding is the row's last query.
+            out[row, count:] = out[row, count - 1]
+        return out
 
     def _copied(self, copy: ContiguousKV, layer: int, new: torch.Tensor) -> torch.Tensor:
         pages = copy.extended(layer, self._starts, self._ends, new, self._places)
@@ -118,7 +135,8 @@ class DecodeGroup:
         last = torch.tensor(self._counts, device=self._device)[:, None] - 1
         return first + torch.arange(self._queries, device=self._device).minimum(last)
 
-    def _hidden(self) -> torch.Tensor | None:
+    @cached_property
+    def _mask(self) -> torch.Tensor | None:
         """What is added to scores, `[rows, 1, queries, keys]`; None: every query sees all keys."""
         if self._queries == 1 and min(self._ends) == self._length:
             return None

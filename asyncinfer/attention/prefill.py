@@ -11,14 +11,12 @@ import torch.nn.functional as F
 from asyncinfer.attention.batch import AttentionBatch
 from asyncinfer.attention.gather import Gather
 from asyncinfer.attention.kv import KVCache
-from asyncinfer.kernels import onednn
+from asyncinfer.attention.products import attend_by_products, has_faster_product
 
 __all__ = ["PrefillRow", "prefill_rows"]
 
-#: Scores of one tile, over the query heads of one KV head: they fit a core's L2 cache.
-_TILE_SCORES = 1 << 18
-#: Most query tokens of a tile: a larger tile computes more above the diagonal than it gains.
-_TILE_TOKENS = 128
+#: Most numbers in a tile's mask.
+_TILE_MASK = 1 << 21
 #: A row with at most this many scores per head is one call: calls of tiles would cost more.
 _SMALL = 1 << 13
 
@@ -60,8 +58,8 @@ class PrefillRow:
         queries = q[self._tokens]
         result = out[self._tokens].view(-1, k.shape[1], q.shape[1] // k.shape[1], q.shape[2])
         small = queries.shape[0] * self._end <= _SMALL
-        if q.device.type == "cpu" and not small and _has_faster_product(q.dtype):
-            _attend_by_products(queries, keys, values, self._start, self._scale, result)
+        if q.device.type == "cpu" and not small and has_faster_product(q.dtype):
+            attend_by_products(queries, keys, values, self._start, self._scale, result)
         elif self._start:
             _attend(queries, keys, values, self._start, self._scale, result)
         else:
@@ -74,12 +72,6 @@ def prefill_rows(
     """These rows of `batch`."""
     bounds = list(accumulate(batch.counts, initial=0))
     return [PrefillRow(kv, batch, row, bounds[row], scale) for row in rows]
-
-
-def _has_faster_product(dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies faster than torch's attention does with MKL."""
-    # In bfloat16 torch's attention keeps scores in float32, and oneDNN's product rounds them.
-    return dtype is torch.float32 and onednn.available(dtype) and not onednn.mkl_is_fast()
 
 
 def _attend_from_start(
@@ -108,7 +100,7 @@ def _attend(
     grouped = q.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     keys = k[:, None].expand(-1, group, -1, -1)
     values = v[:, None].expand(-1, group, -1, -1)
-    step = max(16, 8 * _TILE_SCORES // k.shape[1])
+    step = max(16, _TILE_MASK // k.shape[1])
     for first in range(0, tokens, step):
         last = min(first + step, tokens)
         end = start + last
@@ -117,30 +109,3 @@ def _attend(
             grouped[:, :, first:last], keys[:, :, :end], values[:, :, :end], mask, scale=scale
         )
         out[first:last] = tile.permute(2, 0, 1, 3)
-
-
-def _attend_by_products(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    start: int,
-    scale: float,
-    out: torch.Tensor,
-) -> None:
-    """oneDNN's products, tile by tile. On processors that MKL has no code for, they are 2 to 3
-    times as fast as torch's attention. A tile computes no score beyond its last token."""
-    tokens, kv_heads, group, head_dim = out.shape
-    grouped = q.view(tokens, kv_heads, group, head_dim).transpose(0, 1) * scale
-    grouped = grouped.reshape(kv_heads, tokens * group, head_dim)
-    step = min(_TILE_TOKENS, max(8, _TILE_SCORES // (group * k.shape[1])))
-    future = q.new_full((step, step), float("-inf")).triu_(1)[:, None]
-    for first in range(0, tokens, step):
-        last = min(first + step, tokens)
-        end = start + last
-        for head in range(kv_heads):
-            scores = onednn.linear(grouped[head, first * group : last * group], k[head, :end])
-            diagonal = scores.view(last - first, group, end)[:, :, start + first :]
-            diagonal.add_(future[: last - first, :, : last - first])
-            weights = torch.softmax(scores, dim=-1)
-            tile = onednn.linear(weights, v[head, :end].t())
-            out[first:last, head] = tile.view(last - first, group, head_dim)

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
 from kernels.interpreted import interpreted
 
 from asyncinfer.attention import (
@@ -16,12 +17,14 @@ from asyncinfer.attention import (
     GatheredAttention,
     KVCache,
     PagedAttention,
+    decode,
     prefill,
+    products,
     varied,
 )
 from asyncinfer.attention.invariant import InvariantAttention
 from asyncinfer.attention.masked import MaskedAttention
-from asyncinfer.kernels import dispatch, triton
+from asyncinfer.kernels import dispatch, onednn, triton
 
 __all__ = ["BACKENDS", "Backend"]
 
@@ -63,8 +66,23 @@ def on_device(batch: AttentionBatch) -> DeviceBatch:
 def _small_tiles() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(varied, "_TILE_TOKENS", 3)
-        patch.setattr(prefill, "_TILE_SCORES", 8)
-        patch.setattr(prefill, "_has_faster_product", lambda dtype: False)
+        patch.setattr(prefill, "_TILE_MASK", 64)
+        for module in (decode, prefill):
+            patch.setattr(module, "has_faster_product", lambda dtype: False)
+        yield
+
+
+@contextmanager
+def _products() -> Iterator[None]:
+    """oneDNN's products for every row of several query tokens."""
+    if not onednn.available(torch.float32):
+        pytest.skip("torch without oneDNN")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode, "_MANY_SCORES", 0)
+        patch.setattr(prefill, "_SMALL", 0)
+        patch.setattr(products, "_TILE_TOKENS", 3)
+        for module in (decode, prefill):
+            patch.setattr(module, "has_faster_product", lambda dtype: True)
         yield
 
 
@@ -80,6 +98,7 @@ BACKENDS = {
     "gathered": Backend(_gathered),
     "gathered in small tiles": Backend(_gathered, _small_tiles),
     "contiguous": Backend(GatheredAttention),
+    "products": Backend(GatheredAttention, _products, bfloat16=False),
     "masked": Backend(_masked),
     "invariant": Backend(_invariant),
     "paged": Backend(PagedAttention),

@@ -11,6 +11,7 @@ from asyncinfer.attention import (
     begin_attention,
 )
 from asyncinfer.attention import prefill as prefill_module
+from asyncinfer.attention import products as products_module
 from asyncinfer.kernels import onednn
 
 
@@ -73,8 +74,9 @@ def test_rows_of_few_query_tokens_are_in_groups_too() -> None:
 def test_long_rows(start: int, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if fast and not onednn.available(torch.float32):
         pytest.skip("torch without oneDNN")
-    monkeypatch.setattr(prefill_module, "_has_faster_product", lambda dtype: fast)
-    monkeypatch.setattr(prefill_module, "_TILE_SCORES", 1 << 14)
+    monkeypatch.setattr(prefill_module, "has_faster_product", lambda dtype: fast)
+    monkeypatch.setattr(prefill_module, "_TILE_MASK", 1 << 17)
+    monkeypatch.setattr(products_module, "_TILE_SCORES", 1 << 14)
     sequences = Sequences(Shape(), [start + 401, 30], block_size=16)
     if start:
         sequences.step([(0, (0, start))])
