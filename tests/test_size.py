@@ -11,7 +11,7 @@ from benchmarks.count_lines import PACKAGE, Lines, count, rooms, table, total
 #: new capability raises the bound of its rooms by what it needs.
 MOST = {
     "adapters": 934,
-    "attention": 2_013,
+    "attention": 2_058,
     "bench": 6_437,
     "builtin": 900,
     "cache": 2_328,
@@ -21,7 +21,7 @@ MOST = {
     "engine": 8_351,
     "grammar": 911,
     "integrations": 400,
-    "kernels": 6_789,
+    "kernels": 6_945,
     "layers": 1_976,
     "models": 7_188,
     "planner": 1_113,
@@ -32,7 +32,7 @@ MOST = {
     "runner": 3_363,
     "samplers": 420,
     "sampling": 2_253,
-    "scheduler": 3_067,
+    "scheduler": 3_069,
     "server": 2_778,
     "speculation": 946,
     "telemetry": 590,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from asyncinfer.kernels import onednn
+from asyncinfer.kernels.threads import share
 
 __all__ = ["attend_by_products", "has_faster_product"]
 
@@ -40,13 +41,22 @@ def attend_by_products(
     grouped = grouped.reshape(kv_heads, tokens * group, head_dim)
     step = min(_TILE_TOKENS, max(8, _TILE_SCORES // (group * k.shape[1])))
     future = q.new_full((step, step), float("-inf")).triu_(1)[:, None]
-    for first in range(0, tokens, step):
+
+    def attend(tile: tuple[int, int]) -> None:
+        first, head = tile
         last = min(first + step, tokens)
         end = start + last
-        for head in range(kv_heads):
-            scores = onednn.linear(grouped[head, first * group : last * group], k[head, :end])
-            diagonal = scores.view(last - first, group, end)[:, :, start + first :]
-            diagonal.add_(future[: last - first, :, : last - first])
-            weights = torch.softmax(scores, dim=-1)
-            tile = onednn.linear(weights, v[head, :end].t())
-            out[first:last, head] = tile.view(last - first, group, head_dim)
+        scores = onednn.linear(grouped[head, first * group : last * group], k[head, :end])
+        diagonal = scores.view(last - first, group, end)[:, :, start + first :]
+        diagonal.add_(future[: last - first, :, : last - first])
+        weights = torch.softmax(scores, dim=-1)
+        result = onednn.linear(weights, v[head, :end].t())
+        out[first:last, head] = result.view(last - first, group, head_dim)
+
+    tiles = [(first, head) for first in range(0, tokens, step) for head in range(kv_heads)]
+    if len(tiles) > kv_heads:
+        # The last tiles have most keys, and so come first.
+        share(reversed(tiles), attend)
+    else:
+        for tile in tiles:
+            attend(tile)

@@ -12,12 +12,12 @@ from asyncinfer.attention import KVCache, KVFormat, StateCache, kv_format, reads
 from asyncinfer.config import EngineConfig, Graphs
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels.dispatch import distrust, distrusted, use_triton
+from asyncinfer.kernels.threads import name_thread, set_thread_count
 from asyncinfer.kernels.trial import TrialShapes
 from asyncinfer.kernels.trust import find_triton_fault
 from asyncinfer.machine import cpu_quota
 from asyncinfer.models import ModelConfig
 from asyncinfer.runner.fallbacks import Fallbacks
-from asyncinfer.runner.step_threads import name_thread, set_thread_count
 
 __all__ = [
     "choose_device",

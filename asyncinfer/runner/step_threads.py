@@ -7,20 +7,18 @@ threads are then many times slower than one. So a step takes as many as there ar
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import os
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import torch
 
+from asyncinfer.kernels.threads import NAME, TASKS, set_thread_count, thread_name
 from asyncinfer.machine import busy_seconds, read_lines, usable_cores
 
-__all__ = ["StepThreads", "name_thread", "set_thread_count"]
+__all__ = ["StepThreads"]
 
 #: Seconds between looks. The system counts the time of cores in hundredths.
 INTERVAL: Final = 0.2
@@ -28,9 +26,6 @@ INTERVAL: Final = 0.2
 #: the number stays, since a change moves the data of caches.
 _WANTED: Final = 0.75
 _KEPT: Final = 0.5
-#: What the names of threads begin with, on which steps are computed.
-_NAME: Final = "asyncinfer-"
-_TASKS: Final = Path("/proc/self/task")
 
 
 class StepThreads:
@@ -93,10 +88,9 @@ class StepThreads:
     def here(cls) -> StepThreads | None:
         """Those of the thread that calls, which `name_thread` has named; None where there is
         nothing to choose or the system does not tell."""
-        name = _name_of(threading.get_native_id())
+        name = thread_name(threading.get_native_id())
         most = torch.get_num_threads()
-        library = _library()
-        if most < 2 or library is None or name is None or not name.startswith(_NAME):
+        if most < 2 or name is None or not name.startswith(NAME) or not set_thread_count(most):
             return None
         own = _OwnTime(name)
         cores = sorted(os.sched_getaffinity(0))
@@ -108,48 +102,6 @@ class StepThreads:
         if used() is None:
             return None
         return cls(most, usable_cores(), used, set_thread_count)
-
-
-def name_thread() -> None:
-    """Give the thread that calls a name that the system shows. The threads on which torch computes
-    its operators get it as well, if it has not begun any. The main thread keeps its own, which is
-    that of the process."""
-    if threading.current_thread() is threading.main_thread():
-        return
-    ident = threading.get_native_id()
-    try:
-        # A name has fifteen bytes.
-        (_TASKS / str(ident) / "comm").write_text(f"{_NAME}{ident % 10_000}", "utf-8")
-    except OSError:
-        # No Linux: nothing tells the step's threads from others.
-        return
-
-
-def set_thread_count(count: int) -> bool:
-    """Compute the operators of this thread on `count` threads; whether that can be set.
-    `torch.set_num_threads` would also change the number of all threads that have not used torch
-    yet."""
-    library = _library()
-    if library is None:
-        return False
-    # A thread gets the process's number when it first uses torch, which must not come later.
-    torch.get_num_threads()
-    library.omp_set_num_threads(count)
-    if hasattr(library, "MKL_Set_Num_Threads_Local"):
-        library.MKL_Set_Num_Threads_Local(count)
-    return True
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | None:
-    """What torch is linked with: its OpenMP, and on some processors MKL. None where it has none."""
-    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    try:
-        library = ctypes.CDLL(str(path))
-        library.omp_set_num_threads.restype = None
-    except (OSError, AttributeError):
-        return None
-    return library
 
 
 class _OwnTime:
@@ -166,20 +118,16 @@ class _OwnTime:
     def seconds(self) -> float | None:
         """None where the system does not tell."""
         try:
-            idents = os.listdir(_TASKS)
+            idents = os.listdir(TASKS)
         except OSError:
             return None
         known, self._known = self._known, {}
         last, self._last = self._last, {}
         for ident in idents:
-            ours = known[ident] if ident in known else _name_of(ident) == self._name
+            ours = known[ident] if ident in known else thread_name(ident) == self._name
             self._known[ident] = ours
             if ours:
-                for line in read_lines(_TASKS / ident / "schedstat"):
+                for line in read_lines(TASKS / ident / "schedstat"):
                     computed = self._last[ident] = int(line.split()[0])
                     self._total += max(0, computed - last.get(ident, 0))
         return self._total / 1e9 if self._last else None
-
-
-def _name_of(ident: int | str) -> str | None:
-    return next(iter(read_lines(_TASKS / str(ident) / "comm")), None)

@@ -16,6 +16,9 @@ __all__ = ["PromptPace"]
 _RECENT: Final = 3
 #: Blocks of a prompt's chunk before any speed is known.
 _FIRST_BLOCKS: Final = 4
+#: Chunks of more than a block are multiples of so many tokens, or of a smaller block: products come
+#: in few shapes, and little of the target is left unused.
+_GRAIN: Final = 8
 #: Where answers by themselves take longer than the target, a step takes so many times as long as
 #: they do. A prompt so has a third of the time, however slow the machine is.
 _SLOWED: Final = 1.5
@@ -33,8 +36,7 @@ class PromptPace:
 
     Args:
         target: seconds that a step with answers should take; None: as long as it does.
-        block_size: tokens of the smallest chunk. Chunks are multiples of it, so that products come
-            in few shapes.
+        block_size: tokens of the smallest chunk.
         costs: knows what steps of answers alone take.
     """
 
@@ -51,7 +53,7 @@ class PromptPace:
         so that a prompt always moves on; infinity where nobody waits for the step."""
         if not answers or self._target == inf:
             return inf
-        size = self._block_size
+        size, grain = self._block_size, min(self._block_size, _GRAIN)
         if not self._each:
             return _FIRST_BLOCKS * size
         each = median_high(self._each)
@@ -59,7 +61,7 @@ class PromptPace:
             return inf
         alone = self._alone(answers, median_high(self._seconds))
         seconds = max(self._target, _SLOWED * alone) - _KNOWN * alone
-        return max(1.0, seconds / each // size) * size
+        return float(max(size, round(seconds / each / grain) * grain))
 
     def computed(self, step: Step, seconds: float) -> None:
         """A step with rows of prompts took `seconds`."""

@@ -12,9 +12,10 @@ import torch
 
 from asyncinfer import EngineConfig, SyncEngine
 from asyncinfer.builtin import DRAFT_PATH
+from asyncinfer.kernels.threads import name_thread, set_thread_count
 from asyncinfer.machine import busy_seconds
 from asyncinfer.runner import device, open_runner, step_threads
-from asyncinfer.runner.step_threads import StepThreads, name_thread, set_thread_count
+from asyncinfer.runner.step_threads import StepThreads
 from asyncinfer.scheduler import Step
 
 #: Cores that something computes on: others, and the step's own threads.

@@ -240,7 +240,7 @@ def test_an_engine_measures_its_steps(overlap: int) -> None:
     for stream in (*streams, long):
         stream.read()
         assert stream.error is None
-    # 50 ms less the step's own two and two answers, in blocks of sixteen.
-    assert chunks[5:-1] == [32] * len(chunks[5:-1])
+    # 50 ms less the step's own two and two answers, to the next multiple of eight.
+    assert chunks[5:-1] == [48] * len(chunks[5:-1])
     assert len(chunks) > 20
     assert all(later <= 64 for _, later in pairwise(chunks))

@@ -1,0 +1,156 @@
+"""The threads that an engine's operators take on a CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, TypeVar
+
+import torch
+
+from asyncinfer.machine import read_lines
+
+__all__ = ["NAME", "TASKS", "name_thread", "set_thread_count", "share", "thread_name"]
+
+#: What the names of threads begin with, on which steps are computed.
+NAME: Final = "asyncinfer-"
+TASKS: Final = Path("/proc/self/task")
+
+Item = TypeVar("Item")
+
+
+def share(items: Iterable[Item], work: Callable[[Item], None]) -> None:
+    """Call `work` with each item, on as many threads as the operators of this thread take. Those of
+    `work` take one thread each.
+
+    An operator on several threads ends when the last of them does. Where another program has the
+    core of one, the others wait for that thread's next turn, some milliseconds for each operator.
+    These threads wait for each other once, and one that has less of a core takes fewer items.
+
+    Raises what `work` raises; the items that are left then are not computed.
+    """
+    left = list(items)
+    left.reverse()
+    count = torch.get_num_threads()
+    helpers = min(count, len(left)) - 1
+    if helpers < 1 or not set_thread_count(1):
+        _work(left, work)
+        return
+    begun: list[Future[None]] = []
+    inference = torch.is_inference_mode_enabled()
+    try:
+        try:
+            team = _team(count - 1)
+            # One after the other, so that those that have begun are known if another one cannot.
+            begun.extend(team.submit(_help, left, work, inference) for _ in range(helpers))
+        except RuntimeError:
+            # The system has no thread left. Those that there are compute everything.
+            _own.team = None
+        _work(left, work)
+    finally:
+        left.clear()
+        set_thread_count(count)
+        # What is computed elsewhere reads and writes the caller's tensors.
+        errors = [each.exception() for each in begun]
+    for error in errors:
+        if error is not None:
+            raise error
+
+
+def name_thread() -> None:
+    """Give the thread that calls a name that the system shows. The threads on which torch computes
+    its operators get it as well, if it has not begun any. The main thread keeps its own, which is
+    that of the process."""
+    if threading.current_thread() is threading.main_thread():
+        return
+    _set_name(f"{NAME}{threading.get_native_id() % 10_000}")
+
+
+def thread_name(ident: int | str) -> str | None:
+    """The name that the system shows of a thread of this process, if it does."""
+    return next(iter(read_lines(TASKS / str(ident) / "comm")), None)
+
+
+def set_thread_count(count: int) -> bool:
+    """Compute the operators of this thread on `count` threads; whether that can be set.
+    `torch.set_num_threads` would also change the number of all threads that have not used torch
+    yet."""
+    library = _library()
+    if library is None:
+        return False
+    # A thread gets the process's number when it first uses torch, which must not come later.
+    torch.get_num_threads()
+    library.omp_set_num_threads(count)
+    if hasattr(library, "MKL_Set_Num_Threads_Local"):
+        library.MKL_Set_Num_Threads_Local(count)
+    return True
+
+
+class _Own(threading.local):
+    """What a thread has for itself. It ends with the thread, and the team's threads with it."""
+
+    team: tuple[tuple[int, int], ThreadPoolExecutor] | None = None
+
+
+_own = _Own()
+
+
+def _team(size: int) -> ThreadPoolExecutor:
+    """Threads that help this one. A process that was forked has none of its parent's."""
+    mark = (os.getpid(), size)
+    if _own.team is None or _own.team[0] != mark:
+        name = thread_name(threading.get_native_id())
+        _own.team = mark, ThreadPoolExecutor(size, initializer=_begin, initargs=(name,))
+    return _own.team[1]
+
+
+def _begin(name: str | None) -> None:
+    """Begin a thread that helps another one, whose name it takes."""
+    if name is not None and name.startswith(NAME):
+        _set_name(name)
+    set_thread_count(1)
+
+
+def _help(left: list[Item], work: Callable[[Item], None], inference: bool) -> None:
+    with torch.inference_mode(inference):
+        _work(left, work)
+
+
+def _work(left: list[Item], work: Callable[[Item], None]) -> None:
+    while left:
+        try:
+            item = left.pop()
+        except IndexError:
+            # Another thread took the last one.
+            return
+        try:
+            work(item)
+        except BaseException:
+            left.clear()
+            raise
+
+
+def _set_name(name: str) -> None:
+    try:
+        # A name has fifteen bytes.
+        (TASKS / str(threading.get_native_id()) / "comm").write_text(name, "utf-8")
+    except OSError:
+        # No Linux: nothing tells the step's threads from others.
+        return
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    """What torch is linked with: its OpenMP, and on some processors MKL. None where it has none."""
+    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        library = ctypes.CDLL(str(path))
+        library.omp_set_num_threads.restype = None
+    except (OSError, AttributeError):
+        return None
+    return library
