@@ -85,8 +85,8 @@ class Accelerator(Protocol):
 
 
 #: The streams of closed engines: main, side and recorder, kept for later engines. torch has 32
-#: streams for a device and hands them out in turn, so that a new one could be the stream of another
-#: engine, which may be recording.
+#: streams of a priority for a device and hands them out in turn, so that a new one could be the
+#: stream of another engine, which may be recording.
 _IDLE: Final[dict[torch.device, list[tuple[Any, Any, Any]]]] = {}
 #: torch allows one recording at a time in a process. This lock also guards `_IDLE`.
 _ONE_AT_A_TIME: Final = threading.Lock()
@@ -225,4 +225,7 @@ def _copied_random_state(device: torch.device) -> Iterator[None]:
 
 
 def _stream(device: torch.device) -> Any:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    """A stream that no host gets which asks for torch's streams of default or of highest priority:
+    torch shares each priority's streams out in turn, and work of a host's on a stream that records
+    would become part of the recording."""
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]

@@ -135,6 +135,7 @@ def test_prefill(
         (86, {"head_dim": 256, "dtype": torch.float32, "cache_dtype": torch.float32, **ROWS}),
         (89, {"head_dim": 192, "cache_dtype": FP8}),
         (89, {"head_dim": 256, **ROWS}),
+        (90, {"head_dim": 256, "cache_dtype": FP8}),
         (100, {"head_dim": 256}),
         (120, {"head_dim": 128}),
         (120, {"head_dim": 256, "cache_dtype": INT8}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -150,6 +151,26 @@ def test_streams_of_closed_accelerators_are_used_again(cuda: Cuda) -> None:
     again = [CudaAccelerator(DEVICE) for _ in range(3)]
     assert cuda.made == 9
     assert len({each.main for each in again} | {each.side for each in again}) == 6
+
+
+def test_a_host_is_never_given_an_engines_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch's rule: 32 streams of each of four priorities, in turn."""
+    handed, made = Counter[int](), []
+
+    def stream(device: torch.device, priority: int = 0) -> tuple[int, int]:
+        pool = min(max(-priority, 0), 3)
+        handed[pool] += 1
+        made.append((pool, handed[pool] % 32))
+        return made[-1]
+
+    monkeypatch.setattr(torch.cuda, "Stream", stream)
+    monkeypatch.setattr(accelerator, "_IDLE", {})
+    CudaAccelerator(DEVICE)
+    own = set(made)
+    assert len(own) == 3
+    # torch's own libraries ask for the highest priority, most programs for the default.
+    hosts = {torch.cuda.Stream(DEVICE, priority) for priority in (0, -5) for _ in range(100)}
+    assert not own & hosts
 
 
 def test_a_thread_is_left_as_it_was_found(cuda: Cuda) -> None:

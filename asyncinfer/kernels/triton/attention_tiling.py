@@ -60,7 +60,10 @@ def prefill_tiling(
     d = max(16, triton.next_power_of_2(head_dim))
     if dtype is torch.float32:
         return Tiling(32 if d <= 128 else 16, _float32_keys(d, shared), d, 8, stages=4)
-    large = shared >= _LARGE or (shared >= _ROOMY and d <= 128 and cache_dtype is dtype)
+    # A thread has no registers left for all of a large tile where a head is wide and 8 bits are
+    # converted.
+    costs = (d > 128) + (cache_dtype is not dtype)
+    large = costs < (2 if shared >= _LARGE else 1 if shared >= _ROOMY else 0)
     stages = _STAGES if d <= 128 or shared >= _ROOMY else _STAGES - 1
     return Tiling(128 if large else 64, 64 if d <= 128 else 32, d, 8, stages=stages)
 
