@@ -1,4 +1,4 @@
-"""The gated delta net of Qwen3-Next."""
+"""The gated delta net of Qwen3-Next and OLMo-hybrid."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class GatedDeltaNet:
     causal convolution first; outputs are normalised per head, and gated."""
 
     __slots__ = (
+        "beta_scale",
         "bias",
         "gates",
         "heads",
@@ -48,6 +49,7 @@ class GatedDeltaNet:
         bias: torch.Tensor,
         norm: Norm,
         out: LoraLinear,
+        beta_scale: float = 1.0,
     ) -> None:
         """
         Args:
@@ -58,6 +60,7 @@ class GatedDeltaNet:
             log_rate: float32 `[heads]`: the logarithm of how fast a state decays.
             bias: float32 `[heads]`, added to the step of the decay.
             norm: of `[.., value dimensions of a head]`.
+            beta_scale: multiplies beta. Above 1 a token can turn a part of the state around.
         """
         self.layer = layer
         self.key_heads = key_heads
@@ -70,6 +73,7 @@ class GatedDeltaNet:
         self.bias = bias
         self.norm = norm
         self.out = out
+        self.beta_scale = beta_scale
 
     def __call__(self, x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
         states, adapters = forward.states, forward.adapters
@@ -88,7 +92,7 @@ class GatedDeltaNet:
             k,
             v.view(len(x), self.heads, -1),
             self.rate * F.softplus(step + self.bias),
-            beta.sigmoid(),
+            beta.sigmoid().mul_(self.beta_scale),
             before,
             rows.rows,
             rows.marks,

@@ -189,7 +189,7 @@ class ModelConfig:
         if len({layer.mixer for layer in layers if layer.mixer is not None}) > 1:
             raise refuse(self, "layers", "must have one mixer")
         if not all(layer.feed_forward and (layer.attends or layer.mixer) for layer in layers):
-            if self.block != "pre":
+            if {self.layer_block(index) for index in range(len(layers))} != {"pre"}:
                 raise refuse(self, "block", "must be 'pre' where a layer lacks a part")
             if self.windowed_layers:
                 raise refuse(self, "layers", "must not have windows where a layer lacks a part")
@@ -236,6 +236,10 @@ class ModelConfig:
     def layer(self, index: int) -> LayerConfig:
         """The configuration of one layer."""
         return self.layers[index] if self.layers else LayerConfig(rope=self.rope)
+
+    def layer_block(self, index: int) -> Block:
+        """Where the norms of one layer stand."""
+        return self.layer(index).block or self.block
 
     def layer_experts(self, index: int) -> ExpertsConfig | None:
         """The experts of one layer; None where its feed-forward layer is a plain one."""

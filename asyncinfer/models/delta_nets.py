@@ -18,7 +18,7 @@ from asyncinfer.models.parts import (
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.models.windows import FULL
 
-__all__ = ["DELTA_DEFAULTS", "with_delta_nets"]
+__all__ = ["DELTA_DEFAULTS", "delta_net", "linear_layers", "with_delta_nets"]
 
 _LINEAR = "linear_attention"
 #: What the configs of models with gated delta nets may leave out.
@@ -37,8 +37,6 @@ DELTA_DEFAULTS: Final[Mapping[str, int | float]] = {
 
 def with_delta_nets(config: JsonReader, llama: ModelConfig) -> ModelConfig:
     """`llama` with gated delta nets in its linear layers and a gate in the others' attention."""
-    if llama.activation != "silu":
-        raise config.refuse("hidden_act", "must be silu: gated delta nets have no other")
     return replace(
         llama,
         norm="rms-plus-one",
@@ -62,25 +60,37 @@ def with_delta_nets(config: JsonReader, llama: ModelConfig) -> ModelConfig:
 
 
 def _layers(config: JsonReader, llama: ModelConfig) -> tuple[LayerConfig, ...]:
-    count = llama.num_layers
-    if config.has("layer_types"):
-        kinds = config.strings("layer_types", count, (_LINEAR, FULL))
-    else:
-        every = config.integer("full_attention_interval", 1, MOST_LAYERS, 4)
-        kinds = tuple(_LINEAR if (layer + 1) % every else FULL for layer in range(count))
+    every = config.integer("full_attention_interval", 1, MOST_LAYERS, 4)
+    mixer = delta_net(config)
+    return tuple(
+        LayerConfig(rope=None, mixer=mixer) if linear else LayerConfig(rope=llama.rope)
+        for linear in linear_layers(config, llama.num_layers, every)
+    )
+
+
+def linear_layers(config: JsonReader, count: int, every: int) -> tuple[bool, ...]:
+    """For each of `count` layers whether `layer_types` calls it linear; without such a list, all
+    but the last of `every` layers are."""
+    if not config.has("layer_types"):
+        return tuple((layer + 1) % every != 0 for layer in range(count))
+    kinds = config.strings("layer_types", count, (_LINEAR, FULL))
+    return tuple(kind == _LINEAR for kind in kinds)
+
+
+def delta_net(config: JsonReader) -> GatedDeltaConfig:
+    """The shape of the gated delta nets. Raises `ModelLoadError` also for an activation that they
+    do not have."""
+    if config.string("hidden_act", "silu") != "silu":
+        raise config.refuse("hidden_act", "must be silu: gated delta nets have no other")
     key_heads = config.integer("linear_num_key_heads", 1, MOST_HEADS)
     heads = config.integer("linear_num_value_heads", 1, MOST_HEADS)
     if heads % key_heads:
         bound = f"must be a multiple of linear_num_key_heads={key_heads}"
         raise config.refuse("linear_num_value_heads", bound)
-    mixer = GatedDeltaConfig(
+    return GatedDeltaConfig(
         key_heads=key_heads,
         heads=heads,
         key_dim=config.integer("linear_key_head_dim", 1, MOST_HEAD_DIM),
         value_dim=config.integer("linear_value_head_dim", 1, MOST_HEAD_DIM),
         width=config.integer("linear_conv_kernel_dim", 2, 1 << 10),
-    )
-    return tuple(
-        LayerConfig(rope=llama.rope) if kind == FULL else LayerConfig(rope=None, mixer=mixer)
-        for kind in kinds
     )

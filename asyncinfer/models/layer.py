@@ -94,9 +94,10 @@ class LayerBuilder:
             return SublayerOnly(norms["mlp_norm"], fed(mlp))
         if mlp is None:
             return SublayerOnly(norms["attention_norm"], attention)
-        if config.block == "parallel":
+        block = config.layer_block(index)
+        if block == "parallel":
             return ParallelLayer(norms["attention_norm"], attention, norms["mlp_norm"], mlp)
-        if config.block == "parallel-shared":
+        if block == "parallel-shared":
             return ParallelLayer(norms["attention_norm"], attention, None, mlp)
         if "attention_out_norm" in norms:
             attention = followed(attention, norms["attention_out_norm"])
@@ -127,7 +128,7 @@ class LayerBuilder:
             and config.latent is None
             # The paged kernels take no larger heads.
             and config.head_dim <= MOST_HEAD_DIM
-            and (config.block, config.residual_scale) == ("pre", 1.0)
+            and (config.layer_block(index), config.residual_scale) == ("pre", 1.0)
             and config.norm in ("rms", "rms-plus-one")
             and config.norm_weight
             and config.qk_norm in (None, "head")

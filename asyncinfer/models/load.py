@@ -17,6 +17,7 @@ from asyncinfer.kernels import native
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.config_file import read_config
 from asyncinfer.models.decoder import Decoder
+from asyncinfer.models.parts import GatedDeltaConfig
 from asyncinfer.models.predictor import with_predictor
 from asyncinfer.models.tensors import ignored_tensor, tensor_table
 from asyncinfer.quantization import as_tensor
@@ -154,8 +155,8 @@ def _stays_packed(
 def suited(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
     """The config with the names of this checkpoint's tensors, where an architecture's checkpoints
     differ: with or without a prefix, with or without a head, with all experts of a layer in one
-    tensor."""
-    config = _without_prefix(config, checkpoint)
+    tensor, with other names of norms, with convolutions that are cut elsewhere."""
+    config = _recut(_respelled(_without_prefix(config, checkpoint), checkpoint), checkpoint)
     fused = config.names.fused_experts
     if fused is None or not any(name.endswith(f".{fused[0]}") for name in checkpoint.tensors):
         return config
@@ -163,6 +164,36 @@ def suited(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
         config.names, expert_up=fused[:1], expert_down=fused[1], expert_outputs_first=True
     )
     return replace(config, names=names)
+
+
+def _respelled(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
+    """The config with those of `names.spellings` that the checkpoint has and the names' own it
+    lacks."""
+    names = config.names
+    if not names.spellings:
+        return config
+    there = {".".join(name.split(".")[-2:]) for name in checkpoint.tensors}
+    others: dict[str, Any] = {
+        field: other
+        for field, other in names.spellings
+        if f"{getattr(names, field)}.weight" not in there and f"{other}.weight" in there
+    }
+    return replace(config, names=replace(names, **others))
+
+
+def _recut(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
+    """The config with the channels of each of a gated delta net's convolutions as they are stored:
+    transformers saves thirds of all channels under the names of queries, keys and values."""
+    names, mixers = config.names, {layer.mixer for layer in config.layers}
+    mixer = next((each for each in mixers if isinstance(each, GatedDeltaConfig)), None)
+    if mixer is None or len(names.delta_conv) == 1:
+        return config
+    prefix = f"{names.prefix}{names.layers}.{config.state_layers[0]}."
+    stored = [checkpoint.tensors.get(f"{prefix}{name}.weight") for name in names.delta_conv]
+    rows = tuple(tensor.shape[0] for tensor in stored if tensor is not None and tensor.shape)
+    if len(rows) != len(stored) or sum(rows) != mixer.channels:
+        return config
+    return replace(config, names=replace(names, delta_conv_rows=rows))
 
 
 def _without_prefix(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:

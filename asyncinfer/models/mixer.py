@@ -58,8 +58,9 @@ def _delta(
         _filter(tensor(f"{name}.conv.weight")),
         tensor(f"{name}.rate"),
         tensor(f"{name}.bias"),
-        RMSNorm(tensor(f"{name}.norm"), norm_eps),
+        RMSNorm(tensor(f"{name}.norm"), norm_eps if mixer.norm_eps is None else mixer.norm_eps),
         linear(f"{name}.out", False),
+        mixer.beta_scale,
     )
 
 

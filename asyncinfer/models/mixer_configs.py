@@ -39,8 +39,8 @@ class ShortConvConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedDeltaConfig:
-    """Qwen3-Next's gated delta net, in place of attention: a convolution and a matrix per head,
-    which the gated delta rule changes with each token."""
+    """A gated delta net, such as Qwen3-Next's, in place of attention: a convolution and a matrix
+    per head, which the gated delta rule changes with each token."""
 
     #: Heads of queries and keys, and of values, a multiple of these.
     key_heads: int
@@ -50,11 +50,18 @@ class GatedDeltaConfig:
     value_dim: int
     #: Tokens that the convolution sees, the token itself among them.
     width: int
+    #: Multiplies beta. Above 1 a token can turn a part of the state around.
+    beta_scale: float = 1.0
+    #: The epsilon of the norm of the outputs; None: that of the model's norms.
+    norm_eps: float | None = None
 
     def __post_init__(self) -> None:
         check_integers(self, "key_heads", "heads", low=1, high=MOST_HEADS)
         check_integers(self, "key_dim", "value_dim", low=1, high=MOST_HEAD_DIM)
         check_integers(self, "width", low=2, high=1 << 10)
+        check_number(self, "beta_scale")
+        if self.norm_eps is not None:
+            check_number(self, "norm_eps", high=1.0)
         if self.heads % self.key_heads:
             raise refuse(self, "heads", f"must be a multiple of key_heads={self.key_heads}")
 

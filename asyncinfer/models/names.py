@@ -79,10 +79,14 @@ class TensorNames:
     conv_out: str = "conv.out_proj"
     #: Of a gated delta net: one tensor with queries, keys, values and the outputs' gates of the
     #: first key head, then of the second, and so on; or one with all queries, then all keys and all
-    #: values, and one with the gates. Beta and step alike, or each in one tensor.
+    #: values, and one with the gates; or one for each of the four. Beta and step alike, or each in
+    #: one tensor.
     delta_in: tuple[str, ...] = ("linear_attn.in_proj_qkvz",)
     delta_gates: tuple[str, ...] = ("linear_attn.in_proj_ba",)
-    delta_conv: str = "linear_attn.conv1d"
+    #: One convolution, or one for each of queries, keys and values.
+    delta_conv: tuple[str, ...] = ("linear_attn.conv1d",)
+    #: Channels in each of `delta_conv`, where a checkpoint cuts them elsewhere. None: it does not.
+    delta_conv_rows: tuple[int, ...] | None = None
     delta_rate: str = "linear_attn.A_log"
     delta_bias: str = "linear_attn.dt_bias"
     delta_norm: str = "linear_attn.norm"
@@ -108,6 +112,8 @@ class TensorNames:
     #: Where a checkpoint may hold all experts in one tensor in place of a tensor for each: the
     #: names of gate and up and of down, both `[experts, out, in]`. None: it may not.
     fused_experts: tuple[str, str] | None = None
+    #: Other names that checkpoints have for norms: pairs of a field above and its other name.
+    spellings: tuple[tuple[str, str], ...] = ()
     norm: str = "norm"
     head: str = "lm_head"
     #: The layers' linear weights are stored `[in, out]`.
@@ -128,15 +134,21 @@ class TensorNames:
                 empty = field.name == "prefix" and value == ""
                 if not isinstance(value, str) or not (value or empty):
                     raise refuse(self, field.name, "must be a name")
-            elif isinstance(field.default, tuple) and (
-                not isinstance(value, tuple)
-                or not all(isinstance(name, str) and name for name in value)
+            elif (
+                isinstance(field.default, tuple)
+                and field.default
+                and (
+                    not isinstance(value, tuple)
+                    or not all(isinstance(name, str) and name for name in value)
+                )
             ):
                 raise refuse(self, field.name, "must be a tuple of names")
-        pairs = ("up", "shared_up", "kv_up", "delta_in", "delta_gates")
-        for name, counts in (("qkv", (1, 3)), *((pair, (1, 2)) for pair in pairs)):
-            if len(getattr(self, name)) not in counts:
-                raise refuse(self, name, f"must be {counts[0]} name or {counts[1]}")
+        pairs = ("up", "shared_up", "kv_up", "delta_gates")
+        counts = {"qkv": (1, 3), "delta_conv": (1, 3), "delta_in": (1, 2, 4)}
+        for name, right in (counts | dict.fromkeys(pairs, (1, 2))).items():
+            if len(getattr(self, name)) not in right:
+                raise refuse(self, name, f"must be {' or '.join(map(str, right))} names")
+        self._check_spellings()
         fused = self.fused_experts
         if fused is not None and not (
             isinstance(fused, tuple)
@@ -148,6 +160,27 @@ class TensorNames:
             raise refuse(self, "predictor", "must be of PredictorNames, or None")
         self._check_experts()
         self._check_ignored()
+
+    def _check_spellings(self) -> None:
+        rows, named = self.delta_conv_rows, [field.name for field in fields(self)]
+        if rows is not None and not (
+            isinstance(rows, tuple)
+            and len(rows) == len(self.delta_conv)
+            and all(type(row) is int and row > 0 for row in rows)
+        ):
+            raise refuse(
+                self, "delta_conv_rows", "must be a number for each of delta_conv, or None"
+            )
+        if not isinstance(self.spellings, tuple) or not all(
+            isinstance(pair, tuple)
+            and len(pair) == 2
+            and pair[0] in named
+            and pair[0].endswith("norm")
+            and isinstance(pair[1], str)
+            and pair[1]
+            for pair in self.spellings
+        ):
+            raise refuse(self, "spellings", "must be a tuple of pairs of a norm's field and a name")
 
     def _check_experts(self) -> None:
         parts = (*self.expert_up, self.expert_down)

@@ -74,6 +74,8 @@ class LayerConfig:
 
     #: None: queries and keys are not rotated.
     rope: RopeConfig | None
+    #: Where its norms stand; None: where the model's `block` says.
+    block: Block | None = None
     #: A token sees this many tokens, itself the last of them; None: all before it. Where a model
     #: is bidirectional, the token sees as many on its other side.
     window: int | None = None
@@ -99,6 +101,7 @@ class LayerConfig:
             raise refuse(self, "rope", "and window must be None in a layer without attention")
         if not self.attends and self.mixer is None and not self.feed_forward:
             raise refuse(self, "feed_forward", "must be True in a layer with nothing else")
+        check_choice(self, "block", (None, *get_args(Block)))
         if self.rope is not None and not isinstance(self.rope, RopeConfig):
             raise refuse(self, "rope", "must be a RopeConfig or None")
         if not isinstance(self.temperature, AttentionTemperature | None):

@@ -33,7 +33,9 @@ def block_norms(config: ModelConfig, index: int) -> tuple[str, ...]:
     """The norms of the layer `index`, by their names in the tensor table."""
     layer = config.layer(index)
     there = {"attention": layer.attends or layer.mixer is not None, "mlp": layer.feed_forward}
-    return tuple(norm for norm in _NORMS[config.block] if there[norm.partition("_")[0]])
+    return tuple(
+        norm for norm in _NORMS[config.layer_block(index)] if there[norm.partition("_")[0]]
+    )
 
 
 def tensor_table(config: ModelConfig) -> dict[str, Packed]:
@@ -113,12 +115,17 @@ def _delta(
     config: ModelConfig, mixer: GatedDeltaConfig, theirs: str
 ) -> Iterator[tuple[str, Packed]]:
     names, hidden, inner = config.names, config.hidden_size, mixer.heads * mixer.value_dim
-    inputs = names.delta_in, (mixer.channels, inner), hidden, False
+    keys = mixer.key_heads * mixer.key_dim
+    apart = (keys, keys, inner)
+    sizes = (*apart, inner) if len(names.delta_in) == 4 else (mixer.channels, inner)
+    inputs = names.delta_in, sizes, hidden, False
     yield from _linear(config, theirs, "mixer.in", *inputs)
     gates = names.delta_gates, (mixer.heads, mixer.heads), hidden, False
     yield from _linear(config, theirs, "mixer.gates", *gates)
-    conv = _one(f"{theirs}{names.delta_conv}.weight", mixer.channels, 1, mixer.width)
-    yield "mixer.conv.weight", conv
+    rows = names.delta_conv_rows or (apart if len(names.delta_conv) == 3 else (mixer.channels,))
+    conv = zip(names.delta_conv, rows, strict=True)
+    pieces = (Piece(f"{theirs}{part}.weight", (n, 1, mixer.width)) for part, n in conv)
+    yield "mixer.conv.weight", Packed(tuple(pieces))
     for ours, name in (("rate", names.delta_rate), ("bias", names.delta_bias)):
         # float32: an error in how fast a state decays grows with the tokens.
         yield f"mixer.{ours}", Packed(_one(theirs + name, mixer.heads).pieces, torch.float32)

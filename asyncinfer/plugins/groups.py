@@ -102,6 +102,7 @@ models: Final[Registry[ModelFamily]] = Registry(
         "NemotronHForCausalLM": "asyncinfer.models.nemotron_h:NemotronH",
         "Olmo2ForCausalLM": "asyncinfer.models.olmo2:OLMo2",
         "Olmo3ForCausalLM": "asyncinfer.models.olmo3:OLMo3",
+        "OlmoHybridForCausalLM": "asyncinfer.models.olmo_hybrid:OLMoHybrid",
         "OlmoeForCausalLM": "asyncinfer.models.olmoe:OLMoE",
         "Phi3ForCausalLM": "asyncinfer.models.phi3:Phi3",
         "PhiForCausalLM": "asyncinfer.models.phi:Phi",

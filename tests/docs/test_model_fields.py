@@ -29,6 +29,7 @@ SHAPES: tuple[Any, ...] = (
 #: Fields of a few values.
 VALUES = {
     ("ModelConfig", "block"): get_args(Block),
+    ("LayerConfig", "block"): get_args(Block),
     ("ModelConfig", "norm"): get_args(NormKind),
     ("ModelConfig", "qk_norm"): get_args(QKNorm),
     ("ModelConfig", "activation"): ACTIVATIONS,

@@ -11,6 +11,7 @@ from transformers import (
     Lfm2Config,
     Lfm2MoeConfig,
     NemotronHConfig,
+    OlmoHybridConfig,
     PreTrainedConfig,
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
@@ -23,6 +24,7 @@ from asyncinfer.models.granitemoehybrid import GraniteHybrid
 from asyncinfer.models.lfm2 import LFM2
 from asyncinfer.models.lfm2_moe import LFM2MoE
 from asyncinfer.models.nemotron_h import NemotronH
+from asyncinfer.models.olmo_hybrid import OLMoHybrid
 from asyncinfer.models.qwen3_5 import Qwen35
 from asyncinfer.models.qwen3_5_moe import Qwen35MoE
 from asyncinfer.models.qwen3_next import Qwen3Next
@@ -55,6 +57,10 @@ DELTA_MOE: dict[str, Any] = {
     "shared_expert_intermediate_size": 20,
     "num_experts": 8,
     "num_experts_per_tok": 3,
+}
+OLMO: dict[str, Any] = {
+    **{key: value for key, value in DELTA.items() if key != "head_dim"},
+    "num_key_value_heads": 4,
 }
 
 MAMBA: dict[str, Any] = {
@@ -203,6 +209,30 @@ HYBRIDS: dict[str, tuple[type[Family], tuple[PreTrainedConfig, ...]]] = {
                     "linear_num_value_heads": 3,
                     "num_experts": 5,
                     "num_experts_per_tok": 1,
+                }
+            ),
+        ),
+    ),
+    "olmo-hybrid": (
+        OLMoHybrid,
+        (
+            OlmoHybridConfig(
+                **OLMO | {"num_hidden_layers": 3, "layer_types": [LINEAR, GLOBAL, LINEAR]}
+            ),
+            OlmoHybridConfig(
+                **OLMO
+                | {
+                    **THREE_TO_ONE,
+                    "num_hidden_layers": 4,
+                    "linear_num_key_heads": 1,
+                    "linear_num_value_heads": 3,
+                    "linear_key_head_dim": 10,
+                    "linear_value_head_dim": 14,
+                    "linear_conv_kernel_dim": 3,
+                    "linear_allow_neg_eigval": False,
+                    "attention_bias": True,
+                    "tie_word_embeddings": True,
+                    "rope_parameters": {"rope_type": "default", "rope_theta": None},
                 }
             ),
         ),

@@ -98,6 +98,7 @@ ROPES: dict[str, tuple[Any, ...]] = {
 LAYERS: dict[str, tuple[Any, ...]] = {
     "rope": ("default", {}),
     "mixer": ("convolution", {}, EXPERTS),
+    "block": ("banana", "Pre", 1, ["pre"]),
     "attention": (1, "yes"),
     "feed_forward": FLAGS,
     "window": (0, -1, True, 1.5, 2**40),
@@ -141,6 +142,8 @@ DELTAS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("key_heads", "key_dim", "value_dim"), SIZES),
     "heads": (*SIZES, 3),
     "width": (0, 1, True, 2.5, 1025),
+    "beta_scale": (*NUMBERS, None),
+    "norm_eps": (*OPTIONAL, 2.0),
 }
 LEARNED: dict[str, tuple[Any, ...]] = {
     "function": ("silu", None),
@@ -161,6 +164,9 @@ NAMES["qkv"] += (("q", "kv"), ("q", "k", "v", "g"), ())
 NAMES["up"] += (("a", "b", "c"), ())
 NAMES["shared_up"] += ((),)
 NAMES["delta_in"] += ((), ("a", "b", "c"))
+NAMES["delta_conv"] += ((), ("a", "b"))
+NAMES["delta_conv_rows"] = (3, (), (0,), (1, 2), [1], (True,))
+NAMES["spellings"] = (None, "norm", ("norm",), (("a_norm", "b"),), (("qkv", "b"),), (("norm", ""),))
 NAMES["delta_gates"] += ((),)
 NAMES["expert_up"] += (("w1", "w3"), ("{}.w1", "w3"), ("{0}.w1",), ("{.w1",), ())
 NAMES["ignored"] += (("(",), ("*",))

@@ -133,7 +133,10 @@ def ropes() -> st.SearchStrategy[RopeConfig]:
 
 def layers() -> st.SearchStrategy[LayerConfig]:
     window = maybe(st.sampled_from([1, 5, 16, 200]))
-    return st.builds(LayerConfig, rope=maybe(ropes()), window=window, experts=st.booleans())
+    block = maybe(st.sampled_from(get_args(Block)))
+    return st.builds(
+        LayerConfig, rope=maybe(ropes()), block=block, window=window, experts=st.booleans()
+    )
 
 
 def mixtures() -> st.SearchStrategy[ExpertsConfig]:

@@ -100,6 +100,7 @@ WITHOUT_FILES = {
     "FalconH1ForCausalLM": "the converter's state spaces are not read yet",
     "GraniteMoeHybridForCausalLM": "the converter's state spaces are not read yet",
     "NemotronHForCausalLM": "the converter's state spaces are not read yet",
+    "OlmoHybridForCausalLM": "the converter's gated delta nets are not read yet",
     "Qwen3_5MoeForCausalLM": "the converter's gated delta nets are not read yet",
     "Qwen3_5MoeForConditionalGeneration": "the converter's gated delta nets are not read yet",
     "Qwen3_5ForCausalLM": "the converter's gated delta nets are not read yet",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from models.checkpoints import Sequences, expected
+from models.checkpoints import expected
 from models.families import randomised
 from models.published import CONFIGS, PARAMETERS
 from transformers import AutoConfig
@@ -17,6 +17,7 @@ from transformers import AutoConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.models import examine, load_model, parse_config
 from asyncinfer.planner import ModelSize, find_gpu, plan_config
+from asyncinfer.testing.decoder_run import DecoderRun
 
 #: What is published quantised, and in which format.
 QUANTISED = {"gpt-oss-20b": "mxfp4", "DeepSeek-V3": "fp8", "MiniMax-M2": "fp8"}
@@ -119,10 +120,10 @@ def test_a_model_of_this_config(name: str, tmp_path: Path) -> None:
     assert not examine(tmp_path).problems
 
     ids = torch.randint(0, 180, (100,), generator=torch.Generator().manual_seed(3))
-    run = Sequences(load_model(tmp_path, "cpu", torch.float32), [ids])
-    run.step(s0=80)
+    run = DecoderRun(load_model(tmp_path, "cpu", torch.float32), [ids.tolist()])
+    run.step({0: 80})
     for _ in range(20):
-        run.step(s0=1)
+        run.step({0: 1})
     right = expected(model, ids)
     assert right.std() > 0.1
     torch.testing.assert_close(run.logits[0], right, rtol=0, atol=1e-4)
