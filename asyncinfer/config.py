@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, Final, Literal, get_args
 
@@ -18,7 +18,7 @@ from asyncinfer.checks import (
     checking_config,
     suggestion,
 )
-from asyncinfer.errors import InvalidConfig
+from asyncinfer.errors import InvalidConfig, Size
 from asyncinfer.plugins.chosen import Chosen, chosen_name
 from asyncinfer.protocols.eviction import EvictionPolicy
 from asyncinfer.protocols.observer import Observer
@@ -117,6 +117,9 @@ class EngineConfig:
     #: Eviction policy of the prefix cache: a name, a name with arguments (`("ttl", {"seconds":
     #: 60})`) or an object.
     cache_policy: Chosen[EvictionPolicy] = "lru"
+    #: Secret of the keys that name prefixes, 16 to 64 bytes; None draws one. Engines with the same
+    #: one name equal prefixes alike, by which a router knows what each of them holds.
+    prefix_secret: bytes | None = field(default=None, repr=False)
     #: Share of the KV blocks that open conversations may pin, so that the prefix cache gives up all
     #: others before; 0 pins none.
     pinned_share: float = 0.5
@@ -186,6 +189,9 @@ class EngineConfig:
         if self.draft == PREDICTOR and self.deterministic:
             bound = "must be another one with deterministic=True: it is not computed in tiles"
             raise InvalidConfig("draft", self.draft, bound)
+        secret = self.prefix_secret
+        if secret is not None and not (isinstance(secret, bytes) and 16 <= len(secret) <= 64):
+            raise InvalidConfig("prefix_secret", Size("not shown"), "must be 16 to 64 bytes")
         if self.revision is not None:
             _check_name("revision", self.revision)
         for name in ("follow_symlinks", "prefix_cache", "deterministic", "warm_up"):

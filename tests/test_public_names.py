@@ -29,6 +29,7 @@ PUBLIC_MODULES = (
     "asyncinfer.planner",
     "asyncinfer.plugins",
     "asyncinfer.protocols",
+    "asyncinfer.remote",
     "asyncinfer.samplers",
     "asyncinfer.server",
     "asyncinfer.testing",

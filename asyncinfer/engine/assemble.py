@@ -110,6 +110,7 @@ def open_scheduler(
         cache = PrefixCache(
             spec.block_size,
             eviction,
+            secret=config.prefix_secret,
             on_fault=plugin_reporter("asyncinfer.cache_policies", told),
             clock=clock,
             label=label,

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.chats import Chats
 from asyncinfer.engine.prompt_reader import PromptReader
 from asyncinfer.engine.source import Loaded
+from asyncinfer.scheduler import RunnerSpec
 from asyncinfer.text import Tokenizer
 from asyncinfer.tools import ChatOptions
 
 __all__ = ["EngineTokenizer"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """In the place of a runner."""
+
+    spec: RunnerSpec
 
 
 class EngineTokenizer:
@@ -22,9 +32,17 @@ class EngineTokenizer:
     """
 
     def __init__(self, loaded: Loaded, config: EngineConfig) -> None:
+        self._loaded, self._config = loaded, config
         self._tokenizer: Tokenizer = loaded.tokenizer
         self._chats = Chats(loaded)
         self._reader = PromptReader(loaded, config)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """It travels without the model: what reads prompts needs its bounds alone."""
+        loaded, config = self._loaded, self._config
+        runner: Any = _Bounds(loaded.runner.spec)
+        bare = dataclasses.replace(loaded, runner=runner, modules=None)
+        return EngineTokenizer, (bare, EngineConfig(max_prompt_chars=config.max_prompt_chars))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; with the special tokens that the model's tokenizer puts around one,

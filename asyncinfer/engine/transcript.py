@@ -14,7 +14,7 @@ from asyncinfer.scheduler import RowLogprobs
 from asyncinfer.structured_output import JsonReader
 from asyncinfer.tools import MessageDelta, MessageParser, MessageReader, Tool
 
-__all__ = ["Transcript", "unpack"]
+__all__ = ["AnswerChunk", "Transcript", "unpack"]
 
 _NOTHING: Final = MessageDelta("", "", ())
 #: Logprobs, alternatives included, that are unpacked without a pause.

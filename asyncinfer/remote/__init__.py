@@ -1,6 +1,21 @@
-"""An engine's replicas elsewhere: who gets a request, and how it travels."""
+"""Replicas of an engine elsewhere: who gets a request, and how it travels."""
 
+from asyncinfer.remote.engine import RemoteEngine
+from asyncinfer.remote.link import Link, ReplicaLost
+from asyncinfer.remote.replica import Replica
 from asyncinfer.remote.router import ROUTINGS, Route, Router, Routing
+from asyncinfer.remote.stream import RemoteStream
 from asyncinfer.remote.told import ToldPolicy
 
-__all__ = ["ROUTINGS", "Route", "Router", "Routing", "ToldPolicy"]
+__all__ = [
+    "ROUTINGS",
+    "Link",
+    "RemoteEngine",
+    "RemoteStream",
+    "Replica",
+    "ReplicaLost",
+    "Route",
+    "Router",
+    "Routing",
+    "ToldPolicy",
+]

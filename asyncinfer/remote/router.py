@@ -57,6 +57,8 @@ class Route:
     hits: int
     #: Blocks that are still to be computed; 0 from the first token on.
     missing: int
+    #: Whether its prompt is computed.
+    computed: bool = False
 
     @property
     def replica(self) -> str:
@@ -97,9 +99,9 @@ class Router:
         check_integer("limit", limit, 1)
         self._replicas[replica] = Place(replica, limit)
 
-    def left(self, replica: str) -> None:
-        """A replica gets no more requests."""
-        self._replicas.pop(replica, None)
+    def left(self, replica: str) -> Place | None:
+        """A replica gets no more requests. Returns what is known of it, if it was there."""
+        return self._replicas.pop(replica, None)
 
     def told(self, replica: str, changes: Iterable[tuple[bytes, bool]]) -> None:
         """The replica's prefix cache now holds the blocks of these keys, or no longer, in order."""
@@ -136,12 +138,16 @@ class Router:
         """The request has its first token: its prompt is computed."""
         route.place.missing -= route.missing
         route.missing = 0
+        route.computed = True
 
     def end(self, route: Route) -> None:
-        """The request has ended, however; to be called once."""
-        self.started(route)
+        """The request has ended, however; to be called once. What it has computed is there until
+        the replica tells that it went."""
         place = route.place
+        place.missing -= route.missing
         place.requests -= 1
+        if route.computed:
+            place.held.update(route.keys)
         for key in route.keys:
             place.coming[key] -= 1
             if not place.coming[key]:

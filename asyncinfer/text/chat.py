@@ -55,6 +55,7 @@ class ChatTemplate:
                 messages against any token that the template names.
             response: the checkpoint's `response_template`, which describes answers.
         """
+        self._given = (source, special_tokens, tool_source, shield, response)
         self.response = response
         self._default = CompiledTemplate(source)
         self._for_tools = self._default if tool_source is None else CompiledTemplate(tool_source)
@@ -64,6 +65,10 @@ class ChatTemplate:
         self._shield = None if shield is None else shield.naming(source, tool_source)
         if shield is not None and self._shield is not None:
             self._own, self._strict = caller_text_class(shield), caller_text_class(self._shield)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Its classes are made for it, so it travels as what it was made of."""
+        return _made, self._given
 
     @classmethod
     def from_folder(cls, path: Path, shield: Shield | None = None) -> ChatTemplate:
@@ -135,3 +140,19 @@ class ChatTemplate:
         if self._shield is None:
             return template.render(variables, roles, RenderBudget())
         return template.render(variables, roles, RenderBudget(self._strict, self._shield.guarded))
+
+
+def _made(
+    source: str | None,
+    special_tokens: Mapping[str, str] | None,
+    tool_source: str | None,
+    shield: Shield | None,
+    response: Mapping[str, Any] | None,
+) -> ChatTemplate:
+    return ChatTemplate(
+        source,
+        special_tokens=special_tokens,
+        tool_source=tool_source,
+        shield=shield,
+        response=response,
+    )

@@ -42,6 +42,12 @@ def test_a_prompt_goes_where_its_beginning_is() -> None:
     route = one.begin(keys(5, 2, 3))
     assert (route.hits, route.missing) == (0, 3)
     one.end(route)
+    # What was computed counts as there before the replica tells of it.
+    told = one.begin(keys(7, 8, 9, 10))
+    assert (told.replica, told.hits) == (other, 3)
+    one.started(told)
+    one.end(told)
+    assert one.begin(keys(7, 8, 9, 10)).hits == 4
     one.told(first, [(key, False) for key in keys(1, 2, 3, 4)])
     one.told(other, [(key, True) for key in keys(1, 2, 3, 4)])
     assert serve(one, keys(1, 2, 3, 4)) == other

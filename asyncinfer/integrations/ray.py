@@ -1,0 +1,108 @@
+"""`RayEngine`: replicas of an engine as actors of a Ray cluster."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from asyncinfer.checks import check_integer, checking_config
+from asyncinfer.remote import RemoteEngine, Replica, ReplicaLost, Routing
+
+try:
+    import ray
+    from ray.exceptions import RayActorError, RayTaskError
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        'this needs Ray: pip install "asyncinfer[ray]"', name=error.name
+    ) from error
+
+__all__ = ["RayEngine", "RayLink"]
+
+#: Calls that an actor has at once: a replica bounds its requests by itself.
+_CALLS = 100_000
+
+
+class RayLink:
+    """A way to a replica that is an actor."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """See `Link`."""
+        try:
+            return await getattr(self.actor, method).remote(*args)
+        except RayActorError as error:
+            raise ReplicaLost(f"{method}: {error}") from error
+        except RayTaskError as error:
+            # Ray's own error is of a class that is made of both.
+            cause = error.cause
+            raise cause if isinstance(cause, BaseException) else error from None
+
+
+class RayEngine(RemoteEngine):
+    """A `RemoteEngine` of actors, which it makes when it is opened, and ends when it is closed. Ray
+    brings one back that dies; its requests fail with `ReplicaLost`. On a Ray that is running, or on
+    one of this machine alone that it starts.
+
+    Args:
+        model: as of `Engine`; each replica loads it.
+        replicas: how many there are at first; `scale` changes it.
+        actor_options: what Ray is to know of an actor, such as `{"num_gpus": 1}`.
+        routing: see `RemoteEngine`.
+        options: of each `Engine`.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        *,
+        replicas: int = 2,
+        actor_options: Mapping[str, Any] | None = None,
+        routing: Routing = "prefix",
+        **options: Any,
+    ) -> None:
+        """Raises `InvalidConfig`."""
+        with checking_config():
+            check_integer("replicas", replicas, 1)
+        if not ray.is_initialized():
+            ray.init(include_dashboard=False, log_to_driver=False)
+        options.setdefault("prefix_secret", secrets.token_bytes(32))
+        self._model, self._options = model, options
+        chosen = {"num_cpus": 1, "max_restarts": -1, **(actor_options or {})}
+        self._make = ray.remote(Replica).options(max_concurrency=_CALLS, **chosen)
+        self._made: dict[str, RayLink] = {}
+        self._number = 0
+        super().__init__(dict(self._new() for _ in range(replicas)), routing=routing)
+
+    @property
+    def links(self) -> Mapping[str, RayLink]:
+        """The ways to the replicas, by name."""
+        return self._made
+
+    async def scale(self, replicas: int, *, drain_timeout: float | None = None) -> None:
+        """Have so many replicas. The newest ones go first, once their requests are done, or
+        `drain_timeout` seconds have passed. Raises as `add` and `remove` do."""
+        with checking_config():
+            check_integer("replicas", replicas, 1)
+        while len(self._made) < replicas:
+            await self.add(*self._new())
+        while len(self._made) > replicas:
+            name = next(reversed(self._made))
+            await self.remove(name, drain_timeout=drain_timeout)
+            ray.kill(self._made.pop(name).actor)
+
+    async def aclose(self, *, drain_timeout: float | None = None) -> None:
+        """Close and end all actors."""
+        try:
+            await super().aclose(drain_timeout=drain_timeout)
+        finally:
+            while self._made:
+                ray.kill(self._made.popitem()[1].actor)
+
+    def _new(self) -> tuple[str, RayLink]:
+        name = f"replica-{self._number}"
+        self._number += 1
+        self._made[name] = RayLink(self._make.remote(self._model, **self._options))
+        return name, self._made[name]

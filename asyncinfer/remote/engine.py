@@ -1,0 +1,205 @@
+"""`RemoteEngine`: replicas of an engine, as one."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Any, Final, NoReturn
+
+from asyncinfer.checks import check_seconds, checking_config, suggestion
+from asyncinfer.chunk import Completion
+from asyncinfer.engine import Embeddings, EngineTokenizer, ModelInfo, Score
+from asyncinfer.errors import InvalidConfig, InvalidRequest
+from asyncinfer.params import SamplingParams
+from asyncinfer.remote.dispatcher import Dispatcher
+from asyncinfer.remote.link import Link
+from asyncinfer.remote.router import Routing
+from asyncinfer.remote.stream import RemoteStream
+from asyncinfer.stats import EngineHealth, EngineStats
+
+__all__ = ["RemoteEngine"]
+
+_SAMPLING: Final = frozenset(field.name for field in dataclasses.fields(SamplingParams))
+#: Options of `Engine.stream` beside those.
+_OPTIONS: Final = frozenset(
+    (
+        *("params", "priority", "deadline", "cache_scope", "buffer", "on_full", "stream_interval"),
+        *("tools", "tool_choice", "parallel_tool_calls", "template_options"),
+        *("continue_final_message", "prediction"),
+    )
+)
+
+
+class RemoteEngine:
+    """Engines elsewhere, with the methods of an `Engine`; each request goes to one of them. asyncio
+    only, and one event loop.
+
+    What an engine's caller holds in its process is not here: sessions and pins (send the whole
+    conversation and name it: `stream(..., session="alice")`), adapters, and options that are
+    objects, which have to be importable where the replica is.
+
+    Args:
+        links: a way to each replica, by name. All have the same model and `prefix_secret`.
+        routing: "prefix", "load" or "round-robin": see `Router`.
+    """
+
+    def __init__(self, links: Mapping[str, Link], *, routing: Routing = "prefix") -> None:
+        """Raises `InvalidConfig`."""
+        with checking_config():
+            self._dispatcher = Dispatcher(routing)
+        if not links:
+            raise InvalidConfig("links", links, "must name a replica at least")
+        self._links = dict(links)
+        # Replicas may have other callers before and after this one.
+        self._prefix, self._numbers = f"req-{secrets.token_hex(4)}", count(1)
+
+    async def __aenter__(self) -> RemoteEngine:
+        """Open all replicas. Raises what keeps one from that."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, link in self._links.items():
+                    group.create_task(self.add(name, link))
+        except BaseExceptionGroup as failed:
+            await self.aclose(drain_timeout=0.0)
+            raise failed.exceptions[0] from None
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self.aclose(drain_timeout=None if kind is None else 0.0)
+
+    async def aclose(self, *, drain_timeout: float | None = None) -> None:
+        """Close all replicas, as `Engine.aclose` does."""
+        if drain_timeout is not None:
+            with checking_config():
+                check_seconds("drain_timeout", drain_timeout)
+        await self._dispatcher.close(drain_timeout)
+
+    async def add(self, name: str, link: Link) -> None:
+        """Take one more replica in. Raises what keeps it from opening, and `InvalidConfig` where
+        it is not like the others."""
+        await self._dispatcher.add(name, link)
+
+    async def remove(self, name: str, *, drain_timeout: float | None = None) -> None:
+        """Close a replica: it gets no more requests, and those that it has go on for
+        `drain_timeout` seconds. Raises `InvalidConfig` for one that is not there."""
+        if name not in self._dispatcher.replicas:
+            raise InvalidConfig("replica", name, f"must be one of {self._dispatcher.replicas}")
+        await self._dispatcher.remove(name, drain_timeout)
+
+    def stream(self, prompt: Any, *, session: str | None = None, **options: Any) -> RemoteStream:
+        """As `Engine.stream`, with its options. Requests with the name of a `session` go to one
+        replica, as far as its load allows. Raises `InvalidRequest` for bad options here."""
+        params = self._params(options)
+        return RemoteStream(
+            self._dispatcher, self._next_id(), prompt, options, session, params.json_reader
+        )
+
+    async def generate(self, prompt: Any, **options: Any) -> Completion:
+        """The whole answer at once; options as for `stream`. Cancelling it aborts the request."""
+        return await self.stream(prompt, **options)
+
+    async def embed(self, texts: Sequence[Any], **options: Any) -> Embeddings:
+        """As `Engine.embed`, all texts on one replica."""
+        found: Embeddings = await self._whole("embed", [texts], options)
+        return found
+
+    async def score(
+        self, prompt: Any, continuations: Sequence[str | Sequence[int]], **options: Any
+    ) -> list[Score]:
+        """As `Engine.score`."""
+        found: list[Score] = await self._whole("score", [prompt, continuations], options)
+        return found
+
+    async def best_of(self, prompt: Any, **options: Any) -> Completion:
+        """As `Engine.best_of`."""
+        found: Completion = await self._whole("best_of", [prompt], options)
+        return found
+
+    async def beam_search(self, prompt: Any, **options: Any) -> Completion:
+        """As `Engine.beam_search`."""
+        found: Completion = await self._whole("beam_search", [prompt], options)
+        return found
+
+    def session(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises `InvalidRequest`: a session's tokens are in its engine's own process."""
+        bound = 'is not there: send all messages, with the name of their session (session="alice")'
+        raise InvalidRequest("session()", "a conversation elsewhere", bound)
+
+    def pin(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises `InvalidRequest`: nobody would know which replica is to keep it."""
+        raise InvalidRequest("pin()", "a prompt elsewhere", "is not there for several replicas")
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """See `Engine.default_params`. Raises `EngineClosed` before a replica is open."""
+        return self._dispatcher.introduction.default_params
+
+    @property
+    def tokenizer(self) -> EngineTokenizer:
+        """See `Engine.tokenizer`: here, not at a replica. Raises as `default_params`."""
+        return self._dispatcher.introduction.tokenizer
+
+    @property
+    def model(self) -> ModelInfo:
+        """See `Engine.model`. Raises as `default_params`."""
+        return self._dispatcher.introduction.model
+
+    def stats(self) -> EngineStats:
+        """The sums of what the replicas told last."""
+        told = [news.stats for news in self._dispatcher.news.values()]
+        names = [field.name for field in dataclasses.fields(EngineStats)]
+        sums: dict[str, Any] = {}
+        for name in names:
+            values = [getattr(each, name) for each in told]
+            start: Any = () if isinstance(getattr(EngineStats(), name), tuple) else 0
+            sums[name] = sum(values, start=start)
+        return EngineStats(**sums)
+
+    def health(self) -> EngineHealth:
+        """ "open" where all replicas are, "degraded" where some are not, as the reasons say, and
+        "dead" where none is."""
+        dispatcher = self._dispatcher
+        if not dispatcher.replicas:
+            return EngineHealth("closed", ("it was not opened, or is closed",))
+        reasons = [f"{name}: {error}" for name, error in dispatcher.lost.items()]
+        for name, news in dispatcher.news.items():
+            if name not in dispatcher.lost and news.health.state != "open":
+                told = "; ".join(news.health.reasons) or news.health.state
+                reasons.append(f"{name}: {told}")
+        up = [name for name in dispatcher.router.replicas if name not in dispatcher.lost]
+        if not up:
+            return EngineHealth("dead", tuple(reasons), next(iter(dispatcher.lost.values()), None))
+        return EngineHealth("degraded" if reasons else "open", tuple(reasons))
+
+    def _next_id(self) -> str:
+        return f"{self._prefix}-{next(self._numbers)}"
+
+    def _params(self, options: Mapping[str, Any]) -> SamplingParams:
+        """The sampling options of a request, checked before it leaves. Raises `InvalidRequest`."""
+        known = _SAMPLING | _OPTIONS
+        for name in options.keys() - known:
+            if name == "adapter":
+                raise InvalidRequest(name, options[name], "is not there for several replicas")
+            near = suggestion(name, sorted(known | {"session"}))
+            raise InvalidRequest(name, options[name], f"is not an option of stream(){near}")
+        sampling = {name: value for name, value in options.items() if name in _SAMPLING}
+        given = options.get("params")
+        if given is None:
+            return SamplingParams(**sampling)
+        if not isinstance(given, SamplingParams):
+            raise InvalidRequest("params", given, "must be SamplingParams")
+        return dataclasses.replace(given, **sampling) if sampling else given
+
+    async def _whole(self, method: str, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        dispatcher, request_id = self._dispatcher, self._next_id()
+        route = await dispatcher.route(args[0] if isinstance(args[0], str) else "", options, None)
+        try:
+            return await dispatcher.link(route).call("whole", request_id, method, args, options)
+        except asyncio.CancelledError:
+            dispatcher.send(route, "abort", request_id)
+            raise
+        finally:
+            dispatcher.end(route)

@@ -1,0 +1,68 @@
+"""How a program reaches a replica, and what travels between them: plain data, pickled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from asyncinfer.chunk import Chunk, Timings, ToolCallDelta, Usage
+from asyncinfer.engine import EngineTokenizer, ModelInfo
+from asyncinfer.errors import RequestFailed
+from asyncinfer.params import SamplingParams
+from asyncinfer.stats import EngineHealth, EngineStats
+
+__all__ = ["Introduction", "Link", "News", "Piece", "ReplicaLost", "Taken"]
+
+
+class ReplicaLost(RequestFailed):
+    """The replica that computed a request is gone, and the request with it; others go on."""
+
+
+class Link(Protocol):
+    """A way to one replica. asyncio only."""
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Call a method of the `Replica`. Raises what that raises, and `ReplicaLost` where it
+        cannot be reached. Cancelled, it waits no longer: the method goes on."""
+
+
+class Introduction(NamedTuple):
+    """What a replica is, from when it is open."""
+
+    #: Another one each time that the replica begins anew.
+    life: str
+    tokenizer: EngineTokenizer
+    model: ModelInfo
+    default_params: SamplingParams
+    max_requests: int
+    #: Seconds that a close waits for requests.
+    drain_timeout: float
+    #: Tokens of a block and the secret of its keys; None without a prefix cache.
+    prefixes: tuple[int, bytes] | None
+
+
+class News(NamedTuple):
+    """What has changed at a replica since it was asked last."""
+
+    life: str
+    #: Keys of blocks, and whether its prefix cache holds them now, in order.
+    changes: Sequence[tuple[bytes, bool]]
+    stats: EngineStats
+    health: EngineHealth
+
+
+class Piece(NamedTuple):
+    """A chunk as it travels."""
+
+    chunk: Chunk
+    reasoning: str
+    tool_calls: tuple[ToolCallDelta, ...]
+
+
+class Taken(NamedTuple):
+    """What a stream has had to read: pieces, or its end."""
+
+    pieces: Sequence[Piece]
+    prompt_tokens: int | None
+    usage: Usage | None = None
+    timings: Timings | None = None

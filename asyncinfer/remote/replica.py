@@ -1,0 +1,170 @@
+"""`Replica`: an engine that is called from elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import anyio
+
+from asyncinfer.chunk import Chunk, Completion
+from asyncinfer.config import EngineConfig
+from asyncinfer.engine import Engine, Stream
+from asyncinfer.errors import EngineClosed, InvalidRequest
+from asyncinfer.plugins import cache_policies
+from asyncinfer.remote.link import Introduction, News, Piece, ReplicaLost, Taken
+from asyncinfer.remote.told import ToldPolicy
+
+__all__ = ["Replica"]
+
+#: Chunks that one call takes at most.
+MOST_TAKEN: Final = 256
+#: Seconds after which a replica that nobody asks for news ends its requests: their consumer is
+#: gone.
+LEASE: Final = 60.0
+#: Seconds that it gathers news.
+GATHERED: Final = 0.05
+#: What a request is answered by as a whole.
+_CALLS: Final = frozenset({"embed", "score", "best_of", "beam_search"})
+
+
+class Replica:
+    """An engine, to be called by one `RemoteEngine`. Its methods take and give plain data. asyncio
+    only, and one event loop.
+
+    A stream is read by `take`, which gives what there is: the engine's own buffer holds the rest,
+    and pauses an answer whose consumer is slow.
+    """
+
+    def __init__(self, model: Any = None, **options: Any) -> None:
+        """The arguments of `Engine`. Raises as it does."""
+        config = EngineConfig(**options)
+        self._told = ToldPolicy(cache_policies.resolve(config.cache_policy))
+        self._engine = Engine(model, config=config.replace(cache_policy=self._told))
+        self._life = secrets.token_hex(8)
+        self._opened: asyncio.Task[Engine] | None = None
+        self._streams: dict[str, Stream] = {}
+        self._calls: dict[str, asyncio.Task[Any]] = {}
+        self._ending: list[asyncio.Task[None]] = []
+        self._lease: asyncio.TimerHandle | None = None
+
+    @property
+    def requests(self) -> list[str]:
+        """Ids of the requests that it has."""
+        return [*self._streams, *self._calls]
+
+    async def introduce(self) -> Introduction:
+        """Open the engine, unless it is open, and say what it is. Raises `ModelLoadError`."""
+        if self._opened is None:
+            self._opened = asyncio.create_task(self._engine.__aenter__())
+        engine = await asyncio.shield(self._opened)
+        config, secret = engine.config, engine.config.prefix_secret
+        known = config.prefix_cache and secret is not None
+        return Introduction(
+            life=self._life,
+            tokenizer=engine.tokenizer,
+            model=engine.model,
+            default_params=engine.default_params,
+            max_requests=config.max_requests,
+            drain_timeout=config.drain_timeout,
+            prefixes=(config.block_size, secret) if known and secret is not None else None,
+        )
+
+    async def begin(self, request_id: str, prompt: Any, options: Mapping[str, Any]) -> None:
+        """Begin a stream. Raises what entering `Engine.stream` raises."""
+        stream = self._streams[request_id] = self._engine.stream(prompt, **options)
+        try:
+            await stream.__aenter__()
+        except BaseException:
+            self._streams.pop(request_id, None)
+            raise
+        if request_id not in self._streams:
+            await stream.aclose()
+
+    async def take(self, request_id: str) -> Taken:
+        """Wait for a chunk, and take all that are there. Raises what the stream raises."""
+        stream = self._stream(request_id)
+        pieces: list[Piece] = []
+        try:
+            pieces.append(_piece(await anext(stream)))
+            with anyio.move_on_after(0):
+                while len(pieces) < MOST_TAKEN:
+                    pieces.append(_piece(await anext(stream)))
+        except StopAsyncIteration:
+            if not pieces:
+                self._streams.pop(request_id, None)
+                return Taken((), stream.prompt_tokens, stream.usage, stream.timings)
+        except Exception:
+            # What was drawn before an error is read before it.
+            if not pieces:
+                self._streams.pop(request_id, None)
+                raise
+        return Taken(pieces, stream.prompt_tokens)
+
+    async def finish(self, request_id: str) -> Completion:
+        """The whole answer of a stream. Raises what the stream raises."""
+        try:
+            return await self._stream(request_id)
+        finally:
+            self._streams.pop(request_id, None)
+
+    async def stop(self, request_id: str) -> None:
+        """End an answer politely, if it is there."""
+        if request_id in self._streams:
+            self._streams[request_id].stop()
+
+    async def abort(self, request_id: str) -> None:
+        """End a request at once, if it is there."""
+        stream, task = self._streams.pop(request_id, None), self._calls.pop(request_id, None)
+        if task is not None:
+            task.cancel()
+        if stream is not None:
+            await stream.aclose()
+
+    async def whole(
+        self, request_id: str, method: str, args: Sequence[Any], options: Mapping[str, Any]
+    ) -> Any:
+        """What another method of the engine answers. Raises what that raises."""
+        if method not in _CALLS:
+            raise InvalidRequest("method", method, f"must be one of {sorted(_CALLS)}")
+        call = asyncio.ensure_future(getattr(self._engine, method)(*args, **options))
+        self._calls[request_id] = call
+        try:
+            return await call
+        finally:
+            self._calls.pop(request_id, None)
+
+    async def news(self) -> News:
+        """What has changed, gathered for a moment. Whoever asks keeps the requests alive."""
+        if self._lease is not None:
+            self._lease.cancel()
+        self._lease = asyncio.get_running_loop().call_later(LEASE, self._expire)
+        await asyncio.sleep(GATHERED)
+        engine = self._engine
+        return News(self._life, self._told.changes(), engine.stats(), engine.health())
+
+    async def close(self, drain_timeout: float | None = None) -> None:
+        """Close the engine, as `Engine.aclose` does."""
+        if self._lease is not None:
+            self._lease.cancel()
+        await self._engine.aclose(drain_timeout=drain_timeout)
+
+    def _stream(self, request_id: str) -> Stream:
+        if request_id not in self._streams:
+            if self._engine.health().state in ("closed", "draining"):
+                raise EngineClosed(f"{request_id}: the replica was closed")
+            raise ReplicaLost(f"{request_id}: the replica has begun anew, or ended the request")
+        return self._streams[request_id]
+
+    def _expire(self) -> None:
+        """Whoever called is gone: end what runs."""
+        self._ending = [
+            asyncio.ensure_future(self.abort(request_id)) for request_id in self.requests
+        ]
+
+
+def _piece(chunk: Chunk) -> Piece:
+    # A plain chunk: one of a message refers to the texts of all that came before.
+    return Piece(Chunk(*chunk), chunk.reasoning, chunk.tool_calls)

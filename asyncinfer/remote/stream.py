@@ -1,0 +1,211 @@
+"""`RemoteStream`: an answer that a replica generates, as its consumer sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import warnings
+from collections import deque
+from collections.abc import Coroutine, Generator, Mapping
+from typing import Any, Final, TypeVar
+
+from asyncinfer.chunk import Chunk, Completion, Timings, Usage
+from asyncinfer.engine.transcript import AnswerChunk
+from asyncinfer.errors import DeadlineExceeded, EngineClosed, StreamBusy
+from asyncinfer.remote.dispatcher import Dispatcher
+from asyncinfer.remote.link import Piece, Taken
+from asyncinfer.remote.router import Route
+from asyncinfer.structured_output import JsonReader
+from asyncinfer.tools import MessageDelta
+
+__all__ = ["RemoteStream"]
+
+Result = TypeVar("Result")
+
+#: Seconds beyond its deadline after which a request is given up that its replica does not end.
+GRACE: Final = 5.0
+
+
+class RemoteStream:
+    """`Stream` on a replica: async iterator of `Chunk`, async context manager, awaitable. It begins
+    when it is entered, iterated or awaited, and belongs to one task of asyncio.
+
+    The replica reads no further ahead than the engine's buffer. A cancelled `__anext__` loses
+    nothing. Where the replica is lost, it raises `ReplicaLost`, whose cause says why.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        request_id: str,
+        prompt: Any,
+        options: Mapping[str, Any],
+        session: str | None,
+        reader: JsonReader | None,
+    ) -> None:
+        """`reader` reads the answers, if they are JSON."""
+        self.request_id = request_id
+        self.prompt_tokens: int | None = None
+        self.usage: Usage | None = None
+        self.timings: Timings | None = None
+        self._dispatcher = dispatcher
+        self._prompt = prompt
+        self._options = dict(options)
+        self._session = session
+        self._route: Route | None = None
+        self._reader = reader
+        #: What was read of each answer, for `Chunk.partial`.
+        self._texts: dict[int, list[str]] = {}
+        self._pieces: deque[Piece] = deque()
+        #: The call whose answer nobody has yet: who waited for it may have been cancelled.
+        self._call: asyncio.Task[Any] | None = None
+        self._until: float | None = None
+        self._begun = self._reading = self._ended = self._stopped = False
+        self._error: BaseException | None = None
+
+    async def __aenter__(self) -> RemoteStream:
+        await self._read(self._start())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> RemoteStream:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        return await self._read(self._next())
+
+    def __await__(self) -> Generator[Any, Any, Completion]:
+        return self._whole().__await__()
+
+    def stop(self) -> None:
+        """End the answer politely: see `Stream.stop`."""
+        self._stopped = True
+        if self._route is not None and not self._ended:
+            self._dispatcher.send(self._route, "stop", self.request_id)
+
+    async def aclose(self) -> None:
+        """Abort. A second call does nothing."""
+        if self._ended:
+            return
+        route = self._end(None)
+        self._pieces.clear()
+        if self._call is not None:
+            self._call.cancel()
+        if route is not None:
+            self._dispatcher.send(route, "abort", self.request_id)
+
+    async def _whole(self) -> Completion:
+        try:
+            return await self._read(self._finish())
+        finally:
+            # Cancelled: nobody else holds an answer that was awaited.
+            await self.aclose()
+
+    async def _read(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """One task at a time; what fails ends the stream."""
+        if self._reading:
+            work.close()
+            raise StreamBusy(f"{self.request_id}: another task is reading this stream")
+        self._reading = True
+        try:
+            return await work
+        except (asyncio.CancelledError, StopAsyncIteration):
+            raise
+        except BaseException as error:
+            self._end(error)
+            raise
+        finally:
+            self._reading = False
+
+    async def _start(self) -> Route:
+        if self._error is not None:
+            raise self._error
+        if self._ended:
+            raise EngineClosed(f"{self.request_id}: the stream was closed")
+        if self._route is None:
+            deadline, began = self._options.get("deadline"), time.monotonic()
+            if deadline is not None:
+                self._until = began + deadline + GRACE
+            self._route = await self._dispatcher.route(self._prompt, self._options, self._session)
+            if deadline is not None:
+                # The replica counts from when it hears of the request.
+                self._options["deadline"] = max(0.0, deadline - (time.monotonic() - began))
+        if not self._begun:
+            await self._ask(self._route, "begin", self._prompt, self._options)
+            self._begun = True
+            if self._stopped:
+                self._dispatcher.send(self._route, "stop", self.request_id)
+        return self._route
+
+    async def _next(self) -> Chunk:
+        if not self._pieces:
+            if self._ended and self._begun:
+                raise self._error or StopAsyncIteration
+            route = await self._start()
+            taken: Taken = await self._ask(route, "take")
+            self.prompt_tokens = taken.prompt_tokens
+            self._dispatcher.router.started(route)
+            if not taken.pieces:
+                self.usage, self.timings = taken.usage, taken.timings
+                self._end(None)
+                raise StopAsyncIteration
+            self._pieces.extend(taken.pieces)
+        return self._chunk(self._pieces.popleft())
+
+    async def _finish(self) -> Completion:
+        route = await self._start()
+        if self._call is not None:
+            # A take whose reader was cancelled: the whole answer has what it took.
+            await self._ask(route, "take")
+        done: Completion = await self._ask(route, "finish")
+        self._dispatcher.router.started(route)
+        self.usage, self.timings = done.usage, done.timings
+        self._end(None)
+        return done
+
+    async def _ask(self, route: Route, method: str, *args: Any) -> Any:
+        """What the replica answers; to the call that is under way, if there is one."""
+        if self._call is None:
+            link = self._dispatcher.link(route)
+            self._call = asyncio.ensure_future(link.call(method, self.request_id, *args))
+        left = None if self._until is None else max(0.0, self._until - time.monotonic())
+        # Cancelled, this leaves the call alone.
+        await asyncio.wait([self._call], timeout=left)
+        call = self._call
+        if not call.done():
+            self._dispatcher.send(route, "abort", self.request_id)
+            raise DeadlineExceeded(f"{self.request_id}: the replica did not end it by its deadline")
+        self._call = None
+        return call.result()
+
+    def _end(self, error: BaseException | None) -> Route | None:
+        """The first end counts. Returns where the request was."""
+        if self._ended:
+            return None
+        self._ended, self._error = True, error
+        if self._route is not None:
+            self._dispatcher.end(self._route)
+        return self._route
+
+    def _chunk(self, piece: Piece) -> Chunk:
+        chunk = piece.chunk
+        texts = self._texts.setdefault(chunk.index, [])
+        texts.append(chunk.text)
+        if self._reader is None and not piece.reasoning and not piece.tool_calls:
+            return chunk
+        delta = MessageDelta(chunk.text, piece.reasoning, piece.tool_calls)
+        return AnswerChunk.of(chunk, texts, self._reader, delta)
+
+    def __del__(self) -> None:
+        # One whose constructor raised has no route.
+        route = getattr(self, "_route", None)
+        if route is not None and not self._ended:
+            self._dispatcher.drop(route, self.request_id)
+            warnings.warn(
+                f"{self.request_id} was dropped before its end; use `async with`",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )

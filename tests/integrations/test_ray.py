@@ -1,0 +1,103 @@
+"""Replicas as actors of a Ray on this machine. It takes half a minute, and needs `asyncinfer[ray]`,
+which the other tests do not install."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support import Until
+
+from asyncinfer import InvalidConfig, InvalidRequest, ModelLoadError
+from asyncinfer.remote import ReplicaLost
+
+ray = pytest.importorskip("ray", reason='needs pip install "asyncinfer[ray]"')
+RayEngine = pytest.importorskip("asyncinfer.integrations.ray").RayEngine
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.filterwarnings("default")]
+
+OPTIONS = {"num_cpus": 0}
+#: The shipped model: an actor loads it in a second.
+PROMPT = "def add(a, b):\n    return a + b\n\n\n" * 3
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 27)
+    yield
+    ray.shutdown()
+
+
+async def pids(engine: Any) -> dict[str, int]:
+    """The processes of the replicas."""
+    asked = {
+        name: link.actor.__ray_call__.remote(lambda _: os.getpid())
+        for name, link in engine.links.items()
+    }
+    return {name: await reference for name, reference in asked.items()}
+
+
+async def test_a_cluster(until: Until) -> None:
+    async with RayEngine(replicas=2, actor_options=OPTIONS) as engine:
+        # Answers, their parts and what is bad cross the cluster as they are.
+        whole = await engine.generate(PROMPT, max_tokens=12, temperature=0.0, logprobs=1)
+        async with engine.stream(PROMPT, max_tokens=12, temperature=0.0, logprobs=1) as stream:
+            chunks = [chunk async for chunk in stream]
+        assert "".join(chunk.text for chunk in chunks) == whole.text
+        assert sum((chunk.logprobs for chunk in chunks), ()) == whole.logprobs
+        with pytest.raises(InvalidRequest, match=r"^prompt\[0\]=9999999"):
+            await engine.generate([9_999_999])
+        # The second request found what the first one left.
+        assert stream.usage is not None
+        assert stream.usage.cached_tokens > 0
+        # Whoever leaves is gone there, too.
+        async with engine.stream(PROMPT, ignore_eos=True) as left:
+            await anext(left)
+        await until(lambda: engine.stats().aborted == 1)
+
+        # One is killed in the middle: its streams fail with the cause, the others go on.
+        streams = [engine.stream(f"x{i} = ", ignore_eos=True, max_tokens=1000) for i in range(6)]
+        for stream in streams:
+            await anext(stream)
+        processes = await pids(engine)
+        os.kill(processes["replica-0"], signal.SIGKILL)
+
+        async def rest(stream: Any) -> int:
+            return sum([len(chunk.token_ids) async for chunk in stream])
+
+        ends = await asyncio.gather(*map(rest, streams), return_exceptions=True)
+        lost = [end for end in ends if isinstance(end, BaseException)]
+        assert 0 < len(lost) < 6
+        assert all(isinstance(end, ReplicaLost) and end.__cause__ is not None for end in lost)
+        assert [end for end in ends if isinstance(end, int)] == [999] * (6 - len(lost))
+        # It comes back.
+        await until(lambda: engine.health().state == "open" and len(engine.health().reasons) == 0)
+        assert (await pids(engine))["replica-0"] != processes["replica-0"]
+
+        # Down and up under load.
+        work = [
+            asyncio.ensure_future(engine.generate(f"y{i} = ", max_tokens=40, ignore_eos=True))
+            for i in range(12)
+        ]
+        await engine.scale(1)
+        await engine.scale(2)
+        done = await asyncio.gather(*work)
+        assert [answer.usage.completion_tokens for answer in done] == [40] * 12
+        assert len(await pids(engine)) == 2
+
+
+async def test_what_cannot_be_opened() -> None:
+    with pytest.raises(InvalidConfig, match="replicas=0"):
+        RayEngine(replicas=0)
+    with pytest.raises(ModelLoadError, match="nowhere"):
+        async with RayEngine("/nowhere", replicas=1, actor_options=OPTIONS):
+            raise AssertionError("it opened")
