@@ -10,7 +10,7 @@ from asyncinfer.attention.batch import AttentionBatch, DeviceBatch
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.variant import AttentionVariant
 from asyncinfer.kernels import ops
-from asyncinfer.kernels.workspace import AttentionWorkspace, decode_splits
+from asyncinfer.kernels.workspace import AttentionWorkspace, decode_parts, invariant_parts
 
 __all__ = ["HeadNorms", "PagedAttention"]
 
@@ -37,12 +37,11 @@ class PagedAttention:
         self._kv = kv
         self._batch = batch
         self._scale = scale
-        #: Keys of one part, where all parts have one length: a row's sum then has the same order in
-        #: every batch.
+        #: Most keys of a part in every batch: a row's sum then has the same order in each.
         self._chunk: int | None = None
         if isinstance(batch, AttentionBatch) and batch.invariant:
             self._chunk = batch.chunk
-        self._splits: int | None = None
+        self._parts: int | None = None
         self._workspace: AttentionWorkspace | None = None
 
     def __call__(
@@ -113,7 +112,7 @@ class PagedAttention:
             v_scales=kv.v_scales[layer],
             decode_rows=batch.decode_rows,
             chunk=self._chunk,
-            splits=self._splits,
+            parts=self._parts,
             workspace=self._workspace,
         )
         return out.flatten(1)
@@ -123,9 +122,9 @@ class PagedAttention:
         batch, (_, heads, head_dim) = self._batch, q.shape
         longest = batch.block_tables.shape[1] * batch.block_size
         if self._chunk is None:
-            self._splits = decode_splits(batch.decode_rows, keys.shape[1], longest)
+            self._parts = decode_parts(batch.decode_rows, keys.shape[1], longest)
         else:
-            self._splits = max(1, -(-longest // self._chunk))
+            self._parts = invariant_parts(batch.decode_rows, longest, self._chunk)
         self._workspace = AttentionWorkspace.allocate(
-            batch.decode_rows, heads, head_dim, self._splits, q.device, arrivals=batch.arrivals
+            batch.decode_rows, heads, head_dim, self._parts, q.device, arrivals=batch.arrivals
         )

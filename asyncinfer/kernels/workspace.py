@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["AttentionWorkspace", "decode_splits", "invariant_chunk"]
+__all__ = ["AttentionWorkspace", "decode_parts", "invariant_chunk", "invariant_parts"]
 
 #: Programs of a decode launch: four for each multiprocessor of an H100 or H200.
 _PROGRAMS = 4 * 132
@@ -17,14 +17,14 @@ class AttentionWorkspace:
     """Memory of the split-KV decode kernel. Nothing in it outlives a launch, so every layer and
     step of one CUDA stream shares it, recorded graphs included.
 
-    Any launch fits whose rows * splits * query tokens * heads are within its size.
+    Any launch fits whose parts * query tokens * heads are within its size.
     """
 
-    #: float32: each split's normalised output.
+    #: float32: each part's normalised output.
     outputs: torch.Tensor
-    #: float32: each split's logarithm (base 2) of its softmax's denominator.
+    #: float32: each part's logarithm (base 2) of its softmax's denominator.
     lse: torch.Tensor
-    #: int32, all zero between launches: how many splits of a row and KV head are done.
+    #: int32, all zero between launches: how many parts of a row and KV head are done.
     arrivals: torch.Tensor
 
     @classmethod
@@ -33,19 +33,19 @@ class AttentionWorkspace:
         rows: int,
         heads: int,
         head_dim: int,
-        splits: int,
+        parts: int,
         device: torch.device | str,
         *,
         max_query_len: int = 1,
         arrivals: torch.Tensor | None = None,
     ) -> AttentionWorkspace:
         """Memory for `rows` decode rows of at most `max_query_len` query tokens, `heads` query
-        heads of `head_dim`, and `splits` splits. `arrivals`, if given, are zeros that the caller
-        keeps, one for each row and head, which saves a launch."""
-        parts = rows * splits * max_query_len * heads
+        heads of `head_dim`, and `parts` parts of all rows. `arrivals`, if given, are zeros that the
+        caller keeps, one for each row and head, which saves a launch."""
+        results = parts * max_query_len * heads
         return cls(
-            torch.empty(parts * head_dim, dtype=torch.float32, device=device),
-            torch.empty(parts, dtype=torch.float32, device=device),
+            torch.empty(results * head_dim, dtype=torch.float32, device=device),
+            torch.empty(results, dtype=torch.float32, device=device),
             torch.zeros(rows * heads, dtype=torch.int32, device=device)
             if arrivals is None
             else arrivals,
@@ -54,23 +54,27 @@ class AttentionWorkspace:
     @staticmethod
     def most_bytes(rows: int, heads: int, kv_heads: int, head_dim: int) -> int:
         """The most bytes of a workspace for up to `rows` rows of one query token of any lengths,
-        split by `decode_splits`."""
+        in as many parts as `decode_parts` gives."""
         parts = rows + -(-_PROGRAMS // kv_heads)
         return 4 * heads * (parts * (head_dim + 1) + rows)
 
-    def holds(self, rows: int, heads: int, head_dim: int, splits: int, max_query_len: int) -> bool:
+    def holds(self, rows: int, heads: int, head_dim: int, parts: int, max_query_len: int) -> bool:
         """Whether a launch of this size fits."""
-        parts = rows * splits * max_query_len * heads
-        fits = parts <= self.lse.numel() and parts * head_dim <= self.outputs.numel()
+        results = parts * max_query_len * heads
+        fits = results <= self.lse.numel() and results * head_dim <= self.outputs.numel()
         return fits and rows * heads <= self.arrivals.numel()
 
 
-def decode_splits(rows: int, kv_heads: int, longest: int, chunk: int = 256) -> int:
-    """Into how many parts to split the keys of decode rows of up to `longest` tokens: enough
-    programs for every multiprocessor of a large GPU, but at least `chunk` keys a part. The number
-    does not depend on the device, so that results do not."""
-    enough = -(-_PROGRAMS // max(1, rows * kv_heads))
-    return max(1, min(enough, -(-longest // chunk)))
+def decode_parts(rows: int, kv_heads: int, longest: int, chunk: int = 256) -> int:
+    """Into how many parts to split the keys of decode rows of up to `longest` tokens, all together:
+    enough programs for every multiprocessor of a large GPU, but none that would have less than
+    `chunk` keys of a row. The number does not depend on the device, so that results do not."""
+    return rows + max(1, min(-(-_PROGRAMS // kv_heads), rows * -(-longest // chunk)))
+
+
+def invariant_parts(rows: int, longest: int, chunk: int) -> int:
+    """As `decode_parts`, where every part of every batch has up to `chunk` keys."""
+    return rows * (1 + max(1, -(-longest // chunk)))
 
 
 def invariant_chunk(longest: int) -> int:

@@ -51,7 +51,7 @@ def attend(**changes: Any) -> None:
 def test_parts_of_a_length_that_the_batch_was_given(asked: list[dict[str, Any]]) -> None:
     attend(invariant=True, chunk=320)
     # A table is 45 pages of 16 wide: 720 keys.
-    assert [(call["chunk"], call["splits"]) for call in asked] == [(320, 3)] * 2
+    assert [(call["chunk"], call["parts"]) for call in asked] == [(320, 3 + 3 * 3)] * 2
 
 
 def test_one_workspace_a_pass_with_the_counters_it_is_given(asked: list[dict[str, Any]]) -> None:
@@ -61,5 +61,5 @@ def test_one_workspace_a_pass_with_the_counters_it_is_given(asked: list[dict[str
     assert first is second
     assert first.arrivals is counters
     assert [call["chunk"] for call in asked] == [None] * 2
-    assert asked[0]["splits"] > 1
-    assert first.holds(3, 4, 16, asked[0]["splits"], 1)
+    assert asked[0]["parts"] > 3
+    assert first.holds(3, 4, 16, asked[0]["parts"], 1)

@@ -12,7 +12,7 @@ import torch
 
 from asyncinfer.kernels import ops
 from asyncinfer.kernels.reference.kv_write import quantise
-from asyncinfer.kernels.workspace import AttentionWorkspace, decode_splits
+from asyncinfer.kernels.workspace import AttentionWorkspace, decode_parts
 from benchmarks.kernel_case import KernelCase
 
 __all__ = ["attention_cases"]
@@ -114,8 +114,8 @@ def _attention(
         torch.tensor(values, dtype=torch.int32, device=device) for values in (lengths, starts)
     )
     decode_rows = len(rows) if rows[0][1] == 1 else 0
-    splits = decode_splits(len(rows), kv_heads, width)
-    workspace = AttentionWorkspace.allocate(len(rows), heads, dim, splits, device)
+    parts = decode_parts(len(rows), kv_heads, width)
+    workspace = AttentionWorkspace.allocate(len(rows), heads, dim, parts, device)
     scale = dim**-0.5
 
     def run() -> list[torch.Tensor]:
@@ -131,7 +131,7 @@ def _attention(
                 k_scales=k_scales,
                 v_scales=v_scales,
                 decode_rows=decode_rows,
-                splits=splits,
+                parts=parts,
                 workspace=workspace,
             )
         ]

@@ -46,7 +46,7 @@ def check(target: Target, rows: list[tuple[int, int]], **options: Any) -> None:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_decode(target: Target, name: str) -> None:
-    check(target, DECODE, decode_rows=len(DECODE), splits=3, chunk=64, **OPTIONS[name])
+    check(target, DECODE, decode_rows=len(DECODE), parts=len(DECODE) + 9, chunk=64, **OPTIONS[name])
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -56,7 +56,7 @@ def test_prefill(target: Target, name: str) -> None:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_verify(target: Target, name: str) -> None:
-    options = {"max_query_len": 8, "splits": 2, "chunk": 64, **OPTIONS[name]}
+    options = {"max_query_len": 8, "parts": 12, "chunk": 64, **OPTIONS[name]}
     check(target, VERIFY, decode_rows=len(VERIFY), **options)
 
 
@@ -64,7 +64,7 @@ def test_verify(target: Target, name: str) -> None:
 def test_mixed(target: Target, cache_dtype: torch.dtype | None) -> None:
     """Decode rows, rows to verify and prompts, in one call."""
     rows = [(130, 1), (0, 1), (20, 4), (40, 40), (100, 9)]
-    options = {"decode_rows": 3, "max_query_len": 4, "splits": 2, "chunk": 64}
+    options = {"decode_rows": 3, "max_query_len": 4, "parts": 8, "chunk": 64}
     check(target, rows, cache_dtype=cache_dtype, **OPTIONS["everything"], **options)
     check(target, rows, cache_dtype=cache_dtype, **options)
 
@@ -74,7 +74,7 @@ def test_grouped_queries(target: Target, group: int) -> None:
     rows = [(70, 1), (33, 1), (20, 20)]
     check(target, rows, heads=2 * group, kv_heads=2, decode_rows=2)
     # 128 queries times heads: more than one tile of them.
-    options = {"decode_rows": 2, "max_query_len": 8, "chunk": 64, "splits": 2}
+    options = {"decode_rows": 2, "max_query_len": 8, "chunk": 64, "parts": 6}
     check(target, [(90, 8), (9, 3)], heads=group, kv_heads=1, **options)
 
 
@@ -93,9 +93,44 @@ def test_block_sizes(target: Target, block_size: int) -> None:
 
 def test_many_rows_of_prompts(target: Target) -> None:
     """More than one look at the rows' starts; rows shorter and longer than a tile."""
-    rows = [(1 + row % 3, 1 + row % 3) for row in range(135)]
+    rows = [(0 if row % 8 else 1 + row % 3, 1 + row % 3) for row in range(135)]
     rows[60], rows[131] = (70, 66), (0, 2)
     check(target, rows, heads=1, kv_heads=1, block_size=8)
+
+
+def test_a_long_row_is_read_by_as_many_programs_in_a_full_batch_as_alone(target: Target) -> None:
+    """Beside more rows than are looked at in one go. Short ones stay in one part each."""
+    used = []
+    for others in (0, 130):
+        rows = [(0 if row % 10 else 1 + row % 60, 1) for row in range(others)]
+        rows.append((1100, 1))
+        parts = len(rows) + 16
+        workspace = AttentionWorkspace.allocate(len(rows), 1, 64, parts, target.device)
+        workspace.lse.fill_(torch.nan)
+        options = {"heads": 1, "kv_heads": 1, "parts": parts, "workspace": workspace}
+        # So much that the keys of the others do not count.
+        check(target, rows, decode_rows=len(rows), chunk=320, window=1000, **options)
+        used.append(int(workspace.lse.isfinite().sum()))
+        assert not workspace.arrivals.any()
+    assert used == [4, 4]
+
+
+def test_parts_are_no_more_than_there_are(target: Target) -> None:
+    """Whatever lengths rows have; where keys do not fill them, each has the least."""
+    generator = np.random.default_rng(5)
+    for _ in range(6):
+        lengths = generator.choice([0, 1, 63, 64, 65, 200, 500], generator.integers(1, 6))
+        rows = [(int(length), 1) for length in lengths]
+        parts = len(rows) + int(generator.integers(1, 5))
+        print(rows, parts)
+        options = {"heads": 1, "kv_heads": 1, "decode_rows": len(rows), "chunk": 1}
+        check(target, rows, parts=parts, **options)
+
+
+def test_parts_for_no_more_than_the_rows_are_refused(target: Target) -> None:
+    case = case_for(target, [(3, 1), (4, 1)], decode_rows=2, parts=2)
+    with pytest.raises(ValueError, match="parts is 2, not above decode_rows, which is 2"):
+        triton.paged_attention(**case.arguments)
 
 
 def test_queries_cut_from_a_packed_product(target: Target) -> None:
@@ -106,14 +141,14 @@ def test_queries_cut_from_a_packed_product(target: Target) -> None:
     target.check(got, case.exact)
 
 
-def test_as_many_splits_as_you_like(target: Target) -> None:
+def test_as_many_parts_as_you_like(target: Target) -> None:
     """One workspace for all, whatever was left in it; each time its counters are zero again."""
     rows = [(200, 1), (0, 1), (65, 2), (1, 1)]
-    workspace = AttentionWorkspace.allocate(5, 4, 64, 7, target.device, max_query_len=2)
+    workspace = AttentionWorkspace.allocate(4, 4, 64, 30, target.device, max_query_len=2)
     workspace.outputs.fill_(torch.nan)
     workspace.lse.fill_(torch.nan)
-    for splits, chunk in [(1, 1), (2, 33), (3, 1), (4, 64), (7, 1)]:
-        options = {"splits": splits, "chunk": chunk, "workspace": workspace}
+    for parts, chunk in [(5, 1), (6, 33), (8, 1), (12, 64), (30, 1)]:
+        options = {"parts": parts, "chunk": chunk, "workspace": workspace}
         check(target, rows, decode_rows=4, max_query_len=2, sinks=True, **options)
         assert not workspace.arrivals.any()
 
@@ -180,8 +215,8 @@ def test_no_rows(target: Target) -> None:
 
 
 def test_a_workspace_that_is_too_small_is_refused(target: Target) -> None:
-    case = case_for(target, [(3, 1), (4, 1)], decode_rows=2, splits=3)
-    small = AttentionWorkspace.allocate(2, 4, 64, 2, target.device)
+    case = case_for(target, [(3, 1), (4, 1)], decode_rows=2, parts=6)
+    small = AttentionWorkspace.allocate(2, 4, 64, 4, target.device)
     with pytest.raises(ValueError, match="workspace is too small for 2 rows of 1 query tokens"):
         triton.paged_attention(**case.arguments, workspace=small)
 

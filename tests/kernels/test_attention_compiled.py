@@ -16,14 +16,14 @@ EVERYTHING: dict[str, Any] = {"window": 1024, "softcap": 50.0, "sinks": True}
 #: What to compile for, and the registers a thread took there with Triton 3.7 (3.6 takes up to a
 #: quarter more).
 DECODE: dict[str, tuple[dict[str, Any], dict[int, int]]] = {
-    "64": ({"head_dim": 64}, {90: 96}),
-    "128": ({}, {80: 158, 90: 122}),
-    "256": ({"head_dim": 256}, {80: 196, 90: 194}),
-    "everything": (EVERYTHING, {90: 130}),
-    "fp8": ({"cache_dtype": FP8}, {90: 190}),
-    "int8": ({"cache_dtype": INT8}, {80: 220, 90: 192}),
+    "64": ({"head_dim": 64}, {90: 72}),
+    "128": ({}, {80: 154, 90: 162}),
+    "256": ({"head_dim": 256}, {80: 204, 90: 168}),
+    "everything": (EVERYTHING, {90: 128}),
+    "fp8": ({"cache_dtype": FP8}, {90: 214}),
+    "int8": ({"cache_dtype": INT8}, {80: 220, 90: 214}),
     "verify 32": ({"max_query_len": 8, "head_dim": 80}, {90: 128}),
-    "verify 64": ({"max_query_len": 8, "group": 8}, {80: 180, 90: 144}),
+    "verify 64": ({"max_query_len": 8, "group": 8}, {80: 128, 90: 159}),
 }
 PREFILL: dict[str, tuple[dict[str, Any], dict[int, int]]] = {
     "64": ({"head_dim": 64}, {90: 128}),
@@ -165,8 +165,8 @@ def test_float32_is_exact_and_goes_through_the_tensor_cores(decode_rows: int) ->
 
 def test_one_code_for_every_batch() -> None:
     decode = [
-        launches(decode_rows=rows, rows=rows, tokens=rows, width=width, splits=splits, chunk=chunk)
-        for rows, width, splits, chunk in [(1, 1, 1, 1), (16, 16, 16, 16), (7, 9, 5, 300)]
+        launches(decode_rows=rows, rows=rows, tokens=rows, width=width, parts=parts, chunk=chunk)
+        for rows, width, parts, chunk in [(1, 1, 2, 1), (16, 16, 32, 16), (7, 9, 12, 300)]
     ]
     prefill = [
         launches(rows=rows + decode, decode_rows=decode, tokens=tokens, width=width)[-1:]
@@ -180,13 +180,13 @@ def test_one_code_for_every_batch() -> None:
 
 def test_grids() -> None:
     """Every launch has as many programs as shapes say, whatever the device's tensors hold."""
-    mixed = launches(decode_rows=20, splits=5)
-    assert [launch.grid for launch in mixed] == [(20, 8, 5), (8, 64 * 4 // 128 + 12)]
-    assert launches(decode_rows=32, splits=5, group=16, max_query_len=8)[0].grid == (32, 8, 5 * 2)
+    mixed = launches(decode_rows=20, parts=25)
+    assert [launch.grid for launch in mixed] == [(25, 8, 1), (8, 64 * 4 // 128 + 12)]
+    assert launches(decode_rows=32, parts=40, group=16, max_query_len=8)[0].grid == (40, 8, 2)
     # By default: what fills the GPU, but no more than the table's capacity gives work to.
-    assert launches(decode_rows=2, rows=2, width=1000)[0].grid == (2, 8, 33)
-    assert launches(decode_rows=2, rows=2, width=20)[0].grid == (2, 8, 2)
-    assert launches(decode_rows=2, rows=2, width=20, chunk=100)[0].grid == (2, 8, 4)
+    assert launches(decode_rows=2, rows=2, width=1000)[0].grid == (2 + 66, 8, 1)
+    assert launches(decode_rows=2, rows=2, width=20)[0].grid == (2 + 2 * 2, 8, 1)
+    assert launches(decode_rows=2, rows=2, width=20, chunk=100)[0].grid == (2 + 2 * 4, 8, 1)
 
 
 def test_fp8_needs_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,9 +57,9 @@ def test_a_call_does_not_wait_for_the_device() -> None:
 
 def test_a_graph_replays_for_other_lengths() -> None:
     """Captured for the longest rows, replayed for shorter, empty and again the longest ones."""
-    options = {"decode_rows": 4, "splits": 6, **LLAMA}
+    options = {"decode_rows": 4, "parts": 24, **LLAMA}
     longest = on_gpu(4 * [(3000, 1)], **options)
-    workspace = AttentionWorkspace.allocate(4, 32, 128, 6, "cuda")
+    workspace = AttentionWorkspace.allocate(4, 32, 128, 24, "cuda")
     inputs = {name: tensor.clone() for name, tensor in longest.tensors.items()}
     arguments = {**inputs, **longest.options, "workspace": workspace}
     triton.paged_attention(**arguments)

@@ -10,7 +10,7 @@ import torch
 from kernels.attention_cases import make_case
 
 from asyncinfer.kernels import ops
-from asyncinfer.kernels.workspace import AttentionWorkspace, decode_splits, invariant_chunk
+from asyncinfer.kernels.workspace import AttentionWorkspace, decode_parts, invariant_chunk
 
 ROWS = [(1, 1), (17, 1), (0, 1), (15, 3), (33, 33), (40, 7)]
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -54,7 +54,7 @@ def test_dtypes(dtype: torch.dtype, tolerance: float) -> None:
         ("decode_rows", 3),
         ("decode_rows", -1),
         ("max_query_len", 9),
-        ("splits", 0),
+        ("parts", 0),
         ("chunk", 0),
     ],
 )
@@ -98,8 +98,8 @@ def test_parts_that_do_not_depend_on_the_batch_are_few_and_in_whole_tiles() -> N
 
 def test_a_workspace_is_as_large_as_is_reckoned_with() -> None:
     def size(rows: int, longest: int, kv_heads: int) -> int:
-        splits = decode_splits(rows, kv_heads, longest)
-        workspace = AttentionWorkspace.allocate(rows, 32, 128, splits, "meta")
+        parts = decode_parts(rows, kv_heads, longest)
+        workspace = AttentionWorkspace.allocate(rows, 32, 128, parts, "meta")
         return workspace.outputs.nbytes + workspace.lse.nbytes + workspace.arrivals.nbytes
 
     for kv_heads in (1, 8, 32):

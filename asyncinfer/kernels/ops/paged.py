@@ -95,7 +95,7 @@ _BOUNDS = (
     ("window", 1, None),
     ("decode_rows", 0, None),
     ("max_query_len", 1, 8),
-    ("splits", 1, None),
+    ("parts", 1, None),
     ("chunk", 1, None),
 )
 

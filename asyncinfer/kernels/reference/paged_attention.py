@@ -25,7 +25,7 @@ def paged_attention(
     v_scales: torch.Tensor | None = None,
     decode_rows: int = 0,
     max_query_len: int = 1,
-    splits: int | None = None,
+    parts: int | None = None,
     chunk: int | None = None,
     workspace: AttentionWorkspace | None = None,
 ) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Attention of rows with few query tokens: each row's keys are shared out over several programs."""
+"""Attention of rows with few query tokens: programs share out the keys of all rows."""
 
 from __future__ import annotations
 
@@ -28,27 +28,29 @@ def decode_attention(
     softcap: float | None,
     rows: int,
     max_query_len: int,
-    splits: int,
+    parts: int,
     chunk: int,
     workspace: AttentionWorkspace,
 ) -> None:
     """Attend for the first `rows` rows into `out`.
 
-    A program takes one row, one KV head and one of `splits` parts of the keys: chunks of
-    `max(chunk, ceil(n / splits))`, rounded up to whole tiles, of the n keys that any of the row's
-    queries sees. The queries of all heads that share the KV head, of all query tokens, are the rows
-    of its products. Parts without keys end at once; of the others, the one that ends last joins
-    them, in their order, so that nothing depends on which it was.
+    A program takes one KV head and one part of the keys that any of a row's queries sees. There are
+    `parts` for all rows, more than `rows`. None has more than
+    `max(chunk, ceil(keys of all rows / (parts - rows)))` keys, rounded up to whole tiles, and a
+    row's parts are of one length: so a long row among short ones is read by as many programs as one
+    that is alone. The queries of all heads that share the KV head, of all query tokens, are the
+    rows of a program's products. Programs for which no keys are left end at once. Of a row's parts,
+    the one that ends last joins them, in their order, so that nothing depends on which it was.
     """
     _, heads, head_dim = q.shape
     group = heads // kv.heads
     queries = group * max_query_len
     tiling = decode_tiling(queries, head_dim, q.dtype, device_shared(q.device))
-    grid = (rows, kv.heads, splits * triton.cdiv(queries, tiling.m))
+    grid = (parts, kv.heads, triton.cdiv(queries, tiling.m))
     _decode_attention[grid](
         q, kv.k, kv.v, kv.k_scales, kv.v_scales, sinks, block_tables, seq_lens, query_starts, out,
         workspace.outputs, workspace.lse, workspace.arrivals,
-        block_tables.stride(0), splits, chunk, scale,
+        block_tables.stride(0), rows, parts, chunk, scale,
         SOFTCAP=softcap, WINDOW=window,
         Q_STRIDE=q.stride(0), Q_HEAD_STRIDE=q.stride(1),
         CACHE_STRIDE=kv.k.stride(0), CACHE_HEAD_STRIDE=kv.k.stride(1),
@@ -59,43 +61,42 @@ def decode_attention(
 
 
 @triton.jit(
-    do_not_specialize=("table_stride", "splits", "chunk"),
+    do_not_specialize=("table_stride", "rows", "parts", "chunk"),
     do_not_specialize_on_alignment=("block_tables", "seq_lens", "query_starts"),
 )
 def _decode_attention(
     q, k_cache, v_cache, k_scales, v_scales, sinks, block_tables, seq_lens, query_starts, out,
-    outputs, lse, arrivals, table_stride, splits, chunk, scale,
+    outputs, lse, arrivals, table_stride, rows, parts, chunk, scale,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, Q_STRIDE: tl.constexpr,
     Q_HEAD_STRIDE: tl.constexpr, CACHE_STRIDE: tl.constexpr, CACHE_HEAD_STRIDE: tl.constexpr,
     CACHE_TOKEN_STRIDE: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     GROUP: tl.constexpr, QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, JOIN_STAGES: tl.constexpr,
 ):  # fmt: skip
-    row, kv_head = tl.program_id(0), tl.program_id(1)
-    split, tile = tl.program_id(2) % splits, tl.program_id(2) // splits
-    length = tl.load(seq_lens + row)
+    kv_head, tile = tl.program_id(1), tl.program_id(2)
+    largest = _largest_part(seq_lens, query_starts, rows, parts, chunk, WINDOW, N)
+    row, first_part = _row_of(tl.program_id(0), seq_lens, query_starts, rows, largest, WINDOW)
+    if row == rows:
+        return
+    part = tl.program_id(0) - first_part
     first_token = tl.load(query_starts + row)
     tokens = tl.load(query_starts + row + 1) - first_token
-    first = 0
-    if WINDOW is not None:
-        first = tl.maximum(length - tokens - WINDOW + 1, 0)
-    size = tl.cdiv(tl.maximum(tl.cdiv(length - first, splits), chunk), N) * N
-    # A row without keys has one part, which writes zeros.
-    parts = tl.maximum(tl.cdiv(length - first, size), 1)
-    if split >= parts:
-        return
+    length = tl.load(seq_lens + row)
+    first = length - _keys(length, tokens, WINDOW)
+    own_parts = _parts(length - first, largest)
+    size = tl.cdiv(tl.cdiv(length - first, own_parts), N) * N
 
     m = tile * M + tl.arange(0, M)
     queries, values, peak, total = load_queries(
         q + first_token.to(tl.int64) * Q_STRIDE, sinks, m, tokens, kv_head,
         Q_STRIDE, Q_HEAD_STRIDE, GROUP, HEAD_DIM, D,
     )  # fmt: skip
-    if split > 0:
+    if part > 0:
         # The sink counts once.
         peak, total = tl.full((M,), float("-inf"), tl.float32), tl.zeros((M,), tl.float32)
     position = length - tokens + m // GROUP
     table = block_tables + row.to(tl.int64) * table_stride
-    begin = first + split * size
+    begin = first + part * size
     end = tl.minimum(begin + size, length)
     for start in range(begin, end, N):
         values, peak, total = attend_tile(
@@ -111,27 +112,27 @@ def _decode_attention(
     out_at = (first_token + m // GROUP).to(tl.int64) * (KV_HEADS * GROUP) + head
     out_at = out + out_at[:, None] * HEAD_DIM + d[None, :]
     out_there = (m // GROUP < tokens)[:, None] & wide
-    if parts == 1:
+    if own_parts == 1:
         tl.store(out_at, values.to(out.dtype.element_ty), mask=out_there)
         return
 
-    # [rows, kv_heads, splits, QUERIES]
-    group_of_parts = (row * KV_HEADS + kv_head).to(tl.int64) * splits
-    mine = (group_of_parts + split) * QUERIES + m
+    # [parts, kv_heads, QUERIES]
+    mine = (tl.program_id(0).to(tl.int64) * KV_HEADS + kv_head) * QUERIES + m
     tl.store(lse + mine, peak + tl.log2(tl.where(total > 0.0, total, 1.0)), mask=m < QUERIES)
     there = (m < QUERIES)[:, None] & wide
     tl.store(outputs + mine[:, None] * HEAD_DIM + d[None, :], values, mask=there)
     # All threads write their parts before one of them counts the program as arrived.
     tl.debug_barrier()
     arrival = arrivals + (row * KV_HEADS + kv_head) * tl.cdiv(QUERIES, M) + tile
-    if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") < parts - 1:
+    if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") < own_parts - 1:
         return
 
     tl.store(arrival, 0)
     peak, total = tl.full((M,), float("-inf"), tl.float32), tl.zeros((M,), tl.float32)
     values = tl.zeros((M, D), tl.float32)
-    for part in tl.range(0, parts, num_stages=JOIN_STAGES):
-        at = (group_of_parts + part) * QUERIES + m
+    parts_before = tl.program_id(0).to(tl.int64) - part
+    for each in tl.range(0, own_parts, num_stages=JOIN_STAGES):
+        at = ((parts_before + each) * KV_HEADS + kv_head) * QUERIES + m
         # ".cg" bypasses the L1 cache, which does not see writes of other multiprocessors.
         part_lse = tl.load(lse + at, mask=m < QUERIES, other=0.0, cache_modifier=".cg")
         part_at = outputs + at[:, None] * HEAD_DIM + d[None, :]
@@ -143,3 +144,58 @@ def _decode_attention(
         total = total * shrink + weight
         peak = highest
     tl.store(out_at, finished(values, total).to(out.dtype.element_ty), mask=out_there)
+
+
+@triton.jit
+def _keys(length, tokens, WINDOW: tl.constexpr):
+    """How many keys, the last ones of a row's `length`, any of its query tokens sees."""
+    if WINDOW is None:
+        return length
+    else:
+        return tl.minimum(length, tokens + (WINDOW - 1))
+
+
+@triton.jit
+def _parts(keys, largest):
+    """How many parts a row has. One without keys has one part, which writes zeros."""
+    return tl.maximum(tl.cdiv(keys, largest), 1)
+
+
+@triton.jit
+def _keys_of(row, seq_lens, query_starts, rows, WINDOW: tl.constexpr):
+    """`_keys` of these rows; 0 beyond the last."""
+    length = tl.load(seq_lens + row, mask=row < rows, other=0)
+    if WINDOW is None:
+        return length
+    else:
+        begin = tl.load(query_starts + row, mask=row < rows, other=0)
+        end = tl.load(query_starts + row + 1, mask=row < rows, other=0)
+        return _keys(length, end - begin, WINDOW)
+
+
+@triton.jit
+def _largest_part(
+    seq_lens, query_starts, rows, parts, chunk, WINDOW: tl.constexpr, N: tl.constexpr
+):  # fmt: skip
+    """Most keys of a part: whole tiles, and so many that all rows together have at most `parts`:
+    their keys make up to `parts - rows` full ones, and each row may have one that is not full."""
+    total = 0
+    for start in range(0, rows, 128):
+        row = start + tl.arange(0, 128)
+        total += tl.sum(_keys_of(row, seq_lens, query_starts, rows, WINDOW), axis=0)
+    return tl.cdiv(tl.maximum(tl.cdiv(total, parts - rows), chunk), N) * N
+
+
+@triton.jit
+def _row_of(part, seq_lens, query_starts, rows, largest, WINDOW: tl.constexpr):
+    """The row that a part belongs to, `rows` for none, and the number of that row's first part."""
+    ended, first, before = 0, 0, 0
+    for start in range(0, rows, 128):
+        row = start + tl.arange(0, 128)
+        keys = _keys_of(row, seq_lens, query_starts, rows, WINDOW)
+        count = tl.where(row < rows, _parts(keys, largest), 0)
+        over = (row < rows) & (before + tl.cumsum(count, axis=0) <= part)
+        ended += tl.sum(over.to(tl.int32), axis=0)
+        first += tl.sum(tl.where(over, count, 0), axis=0)
+        before += tl.sum(count, axis=0)
+    return ended, first

@@ -7,7 +7,7 @@ import torch
 from asyncinfer.kernels.triton.decode_attention import decode_attention
 from asyncinfer.kernels.triton.kv_layout import KVLayout
 from asyncinfer.kernels.triton.prefill_attention import prefill_attention
-from asyncinfer.kernels.workspace import AttentionWorkspace, decode_splits
+from asyncinfer.kernels.workspace import AttentionWorkspace, decode_parts, invariant_parts
 
 __all__ = ["paged_attention"]
 
@@ -31,25 +31,26 @@ def paged_attention(
     v_scales: torch.Tensor | None = None,
     decode_rows: int = 0,
     max_query_len: int = 1,
-    splits: int | None = None,
+    parts: int | None = None,
     chunk: int | None = None,
     workspace: AttentionWorkspace | None = None,
 ) -> torch.Tensor:
     """As the reference kernel; query tokens that belong to no row have an undefined result.
 
     The first `decode_rows` rows, of at most `max_query_len` (1 to 8) query tokens each, go to the
-    decode kernel, which shares a row's keys out over up to `splits` programs of at least `chunk`
-    keys; the others to the prefill kernel. Either is left out if it has no rows. Any row is right
-    in either, but a long context is slow without splits.
+    decode kernel, which shares the keys of them all out over up to `parts` programs for each KV
+    head, of at least `chunk` keys where a row has them; the others to the prefill kernel. Either is
+    left out if it has no rows. Any row is right in either, but a long context is slow in the
+    second.
 
     No launch depends on what the device's tensors hold, so a CUDA graph may be captured of it with
-    `splits` and a `workspace` given, and replayed for other lengths. Rows of length 0, which fill
+    `parts` and a `workspace` given, and replayed for other lengths. Rows of length 0, which fill
     up such a graph's batch, cost next to nothing.
 
-    A row's result does not depend on the other rows, bit for bit, as long as `splits * chunk`
-    reaches the longest row's length, as it does by default if `chunk` is given and `splits` is not;
-    then every `chunk` keys (rounded up to a multiple of 64) are a part of their own. By default
-    `chunk` is 256 and `splits` what fills a large GPU.
+    A row's result does not depend on the other rows, bit for bit, as long as
+    `(parts - decode_rows) * chunk` reaches the sum of their lengths, as it does by default if
+    `chunk` is given and `parts` is not. By default `chunk` is 256 and `parts` what fills a large
+    GPU. Raises `ValueError` where `parts` is not above `decode_rows`.
     """
     q = q if q.stride(2) == 1 else q.contiguous()
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -57,19 +58,22 @@ def paged_attention(
     if decode_rows:
         _, heads, head_dim = q.shape
         capacity = block_tables.shape[1] * k_cache.shape[2]
-        if splits is None:
-            if chunk is not None:
-                splits = max(1, -(-capacity // chunk))
-            else:
-                splits = decode_splits(decode_rows, kv.heads, capacity, _CHUNK)
+        if parts is None and chunk is not None:
+            parts = invariant_parts(decode_rows, capacity, chunk)
+        elif parts is None:
+            parts = decode_parts(decode_rows, kv.heads, capacity, _CHUNK)
+        elif parts <= decode_rows:
+            raise ValueError(
+                f"paged_attention: parts is {parts}, not above decode_rows, which is {decode_rows}"
+            )
         if workspace is None:
             workspace = AttentionWorkspace.allocate(
-                decode_rows, heads, head_dim, splits, q.device, max_query_len=max_query_len
+                decode_rows, heads, head_dim, parts, q.device, max_query_len=max_query_len
             )
-        elif not workspace.holds(decode_rows, heads, head_dim, splits, max_query_len):
+        elif not workspace.holds(decode_rows, heads, head_dim, parts, max_query_len):
             raise ValueError(
                 f"paged_attention: the workspace is too small for {decode_rows} rows of "
-                f"{max_query_len} query tokens, {heads} heads of {head_dim}, {splits} splits"
+                f"{max_query_len} query tokens, {heads} heads of {head_dim}, {parts} parts"
             )
         decode_attention(
             q,
@@ -84,7 +88,7 @@ def paged_attention(
             softcap=softcap,
             rows=decode_rows,
             max_query_len=max_query_len,
-            splits=splits,
+            parts=parts,
             chunk=chunk or _CHUNK,
             workspace=workspace,
         )
