@@ -1,8 +1,8 @@
 from asyncinfer.attention.backend import MOST_HEAD_DIM, Attend, begin_attention, reads_pages
 from asyncinfer.attention.batch import AttentionBatch, DeviceBatch
-from asyncinfer.attention.formats import KVFormat, kv_format, vector_bytes
+from asyncinfer.attention.formats import PLAIN, KVFormat, kv_format, vector_bytes
 from asyncinfer.attention.gathered import GatheredAttention
-from asyncinfer.attention.kv import KVCache
+from asyncinfer.attention.kv import KVCache, LayerKV
 from asyncinfer.attention.paged import HeadNorms, PagedAttention
 from asyncinfer.attention.states import StateCache, StatePass, StateRows, StateShape
 from asyncinfer.attention.variant import AttentionVariant
@@ -10,6 +10,7 @@ from asyncinfer.attention.whole import WholeAttention
 
 __all__ = [
     "MOST_HEAD_DIM",
+    "PLAIN",
     "Attend",
     "AttentionBatch",
     "AttentionVariant",
@@ -18,6 +19,7 @@ __all__ = [
     "HeadNorms",
     "KVCache",
     "KVFormat",
+    "LayerKV",
     "PagedAttention",
     "StateCache",
     "StatePass",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from asyncinfer.attention.contiguous import ContiguousKVPool
 from asyncinfer.attention.formats import PLAIN, KVFormat, vector_bytes
 
-__all__ = ["KVCache", "KVShape"]
+__all__ = ["KVCache", "KVShape", "LayerKV"]
 
 #: What contiguous copies may take of a CPU's memory, as a share of what the pages take.
 _CONTIGUOUS_SHARE = 1 / 4
@@ -34,10 +35,20 @@ class KVShape(Protocol):
         """2: keys and values; 1: the values are the keys themselves."""
 
 
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """The `KVShape` of one layer."""
+
+    num_kv_heads: int
+    head_dim: int
+    kv_parts: int
+    num_layers: int = 1
+
+
 class KVCache:
-    """The pages of one KV group. Keys and values by layer, `k[layer]` and `v[layer]` each
-    `[num_blocks, kv_heads, block_size, head_dim]`: views into one allocation, so that a page is
-    copied in one call.
+    """The pages of one KV group, or of those of its layers whose keys and values are alike. Keys
+    and values by layer, `k[layer]` and `v[layer]` each `[num_blocks, kv_heads, block_size,
+    head_dim]`: views into one allocation, so that a page is copied in one call.
 
     The `format` decides in which tensors they are stored. Where each vector has one scale,
     `k_scales[layer]` and `v_scales[layer]` are float32 `[num_blocks, kv_heads, block_size]`."""

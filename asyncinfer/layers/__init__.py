@@ -14,6 +14,7 @@ from asyncinfer.layers.attention import (
     Rotate,
     RotatePart,
     SelfAttention,
+    SharedAttention,
     normed_first,
     normed_last,
     unrotated,
@@ -44,6 +45,7 @@ from asyncinfer.layers.lora import LoraLayers, LoraLinear, LoraRows, LoraWeights
 from asyncinfer.layers.lora_rows import DeviceLoraRows, GroupedLoraRows, JoinedLoraRows
 from asyncinfer.layers.mamba import GatedNorm, Mamba2
 from asyncinfer.layers.norm import Norm, NormKind, RMSNorm, make_norm
+from asyncinfer.layers.per_layer import PerLayerInputs, WithPerLayerInput
 from asyncinfer.layers.rope import RopeConfig, RopeType, RotaryEmbedding
 from asyncinfer.layers.router import GroupedRouter, Route, SoftmaxRouter, SparseMixer
 from asyncinfer.layers.temperature import AttentionTemperature
@@ -78,6 +80,7 @@ __all__ = [
     "Norm",
     "NormKind",
     "ParallelLayer",
+    "PerLayerInputs",
     "Prepare",
     "ProjectionNorm",
     "RMSNorm",
@@ -88,10 +91,12 @@ __all__ = [
     "RotatePart",
     "Route",
     "SelfAttention",
+    "SharedAttention",
     "ShortConvolution",
     "SoftmaxRouter",
     "SparseMixer",
     "SublayerOnly",
+    "WithPerLayerInput",
     "activation",
     "added",
     "beside",

@@ -22,6 +22,7 @@ __all__ = [
     "Rotate",
     "RotatePart",
     "SelfAttention",
+    "SharedAttention",
     "normed_first",
     "normed_last",
     "unrotated",
@@ -34,20 +35,13 @@ Prepare = Callable[[torch.Tensor, Sequence[Angles]], torch.Tensor]
 
 class SelfAttention:
     """`[tokens, hidden]` to `[tokens, hidden]`. `qkv` is the packed projection: its output holds
-    the query heads, then the key heads, then the value heads. With `gated` a gate for each query
+    the query heads, then the key heads, then the value heads, where values are not made of keys.
+    With `gated` a gate for each query
     head is before them all: its sigmoid multiplies what the head attended to."""
 
     __slots__ = (
-        "gated",
-        "head_dim",
-        "heads",
-        "kv_heads",
-        "layer",
-        "out",
-        "prepare",
-        "qkv",
-        "temperature",
-        "variant",
+        *("gated", "head_dim", "heads", "kv_heads", "layer", "lends", "out", "prepare"),
+        *("qkv", "temperature", "value_norm", "variant"),
     )
 
     def __init__(
@@ -62,8 +56,11 @@ class SelfAttention:
         variant: AttentionVariant | None = None,
         gated: bool = False,
         temperature: int | None = None,
+        value_norm: Norm | None = None,
+        lends: bool = False,
     ) -> None:
-        """`temperature` is the index of the forward pass' temperature for the queries."""
+        """`temperature` is the index of the forward pass' temperature for the queries. `lends`:
+        later layers share its keys and values."""
         self.layer = layer
         self.heads = heads
         self.kv_heads = kv_heads
@@ -74,6 +71,8 @@ class SelfAttention:
         self.variant = variant
         self.gated = gated
         self.temperature = temperature
+        self.value_norm = value_norm
+        self.lends = lends
 
     def __call__(self, x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
         adapters = forward.adapters
@@ -83,13 +82,48 @@ class SelfAttention:
             gate, qkv = qkv[:, : self.heads], qkv[:, self.heads :]
         prepared = self.heads + self.kv_heads
         qk = self.prepare(qkv[:, :prepared], forward.angles)
-        q, k, v = qk[:, : self.heads], qk[:, self.heads :], qkv[:, prepared:]
+        # Values that are made of keys are made of these before their norm and rotation.
+        q, k, v = qk[:, : self.heads], qk[:, self.heads :], qkv[:, -self.kv_heads :]
         if self.temperature is not None:
             q = q * forward.temperatures[self.temperature].to(q.dtype)
+        if self.value_norm is not None:
+            v = self.value_norm(v)
+        if self.lends:
+            forward.shared[self.layer] = k, v
         attended = forward.attends[self.layer](self.layer, q, k, v, self.variant)
         if gate is not None:
             attended = attended * gate.flatten(1).sigmoid()
         return self.out(attended, adapters)
+
+
+class SharedAttention:
+    """`SelfAttention` to the keys and values of the layer `source`, with queries of its own."""
+
+    __slots__ = ("head_dim", "out", "prepare", "query", "source", "variant")
+
+    def __init__(
+        self,
+        source: int,
+        head_dim: int,
+        query: LoraLinear,
+        prepare: Prepare,
+        out: LoraLinear,
+        variant: AttentionVariant | None = None,
+    ) -> None:
+        self.source = source
+        self.head_dim = head_dim
+        self.query = query
+        self.prepare = prepare
+        self.out = out
+        self.variant = variant
+
+    def __call__(self, x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
+        q = self.query(x, forward.adapters).view(x.shape[0], -1, self.head_dim)
+        q = self.prepare(q, forward.angles)
+        # They are in their pages already, and are written there once more.
+        k, v = forward.shared[self.source]
+        attended = forward.attends[self.source](self.source, q, k, v, self.variant)
+        return self.out(attended, forward.adapters)
 
 
 class Rotate:

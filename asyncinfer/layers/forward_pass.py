@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -29,3 +29,8 @@ class ForwardPass:
     temperatures: Sequence[torch.Tensor] = ()
     #: The states of layers that keep one in place of KV; None where no layer does.
     states: StatePass | None = None
+    #: What each layer is given of each token beside its input, `[tokens, layers, size]`; None where
+    #: no layer is.
+    per_layer: torch.Tensor | None = None
+    #: The keys and values `[tokens, kv_heads, head_dim]` of layers that others share, by layer.
+    shared: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)

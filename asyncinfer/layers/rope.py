@@ -33,7 +33,7 @@ from asyncinfer.layers.checks import (
 
 __all__ = ["Angles", "RopeConfig", "RopeType", "RotaryEmbedding"]
 
-RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
 
 #: Cosines and sines as `kernels.ops.rope` takes them: float32 `[tokens, 1, size]`, both halves
 #: alike but the first half of the sines negated.
@@ -54,6 +54,8 @@ class RopeConfig:
     factor: float = 1.0
     #: The context the model was trained on, before scaling.
     original_context: int = 0
+    #: "proportional": how many pairs are rotated, those that turn fastest.
+    turning: int = 0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     attention_factor: float = 1.0
@@ -74,12 +76,13 @@ class RopeConfig:
             check_integers(self, "size", low=least, high=1 << 20)
             if self.size % 2:
                 raise refuse(self, "size", "must be even")
+        check_integers(self, "turning", low=0, high=1 << 20)
         for field in ("theta", "factor", "attention_factor", "beta_fast", "beta_slow"):
             check_number(self, field)
         if self.theta <= 1.0:
             raise refuse(self, "theta", "must be above 1")
         # Only these types do not use `original_context`.
-        unscaled = self.rope_type in ("default", "linear")
+        unscaled = self.rope_type in ("default", "linear", "proportional")
         check_integers(self, "original_context", low=0 if unscaled else 1, high=2**31 - 1)
         for field in ("low_freq_factor", "high_freq_factor"):
             check_number(self, field)
@@ -169,6 +172,9 @@ def _frequencies(config: RopeConfig, head_dim: int, max_context: int) -> torch.T
     """float32 `[head_dim / 2]`, radians per position."""
     plain = 1.0 / config.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     if config.rope_type == "linear":
+        return plain / config.factor
+    if config.rope_type == "proportional":
+        plain[config.turning :] = 0.0
         return plain / config.factor
     if config.rope_type == "llama3":
         return _llama3(config, plain)

@@ -70,11 +70,14 @@ def arranged(config: ModelConfig, weights: WeightSource) -> WeightSource:
             heads = tensor.view(config.num_heads, 3, config.head_dim, *tensor.shape[1:])
             tensor = heads.transpose(0, 1).flatten(0, 2)
         if linear == "qkv":
-            values = config.num_kv_heads * config.head_dim
-            before = tensor[:-values]
+            own, kv = config.layer(int(layer)), config.layer_kv(int(layer))
+            # The values are not rotated.
+            apart = own.shares_kv is None and not own.keys_as_values
+            values = kv.num_kv_heads * kv.head_dim if apart else 0
+            before = tensor[: len(tensor) - values]
             halves = _halves(config, int(layer), before)
             if halves is not before:
-                tensor = torch.cat((halves, tensor[-values:]))
+                tensor = torch.cat((halves, tensor[len(before) :]))
         return tensor.contiguous()
 
     return whole
@@ -87,8 +90,9 @@ def _halves(config: ModelConfig, layer: int, tensor: torch.Tensor) -> torch.Tens
     rope = config.layer(layer).rope
     if rope is None or not rope.interleaved:
         return tensor
-    rows = tensor.view(-1, config.head_dim, *tensor.shape[1:])
-    return _split_pairs(rows, 0, rope.size or config.head_dim).reshape(tensor.shape)
+    head_dim = config.layer_kv(layer).head_dim
+    rows = tensor.view(-1, head_dim, *tensor.shape[1:])
+    return _split_pairs(rows, 0, rope.size or head_dim).reshape(tensor.shape)
 
 
 def _latent_halves(

@@ -20,6 +20,7 @@ from asyncinfer.layers import (
     Rotate,
     RotatePart,
     SelfAttention,
+    SharedAttention,
     followed,
     make_norm,
     normed_first,
@@ -61,21 +62,27 @@ class AttentionBuilder:
             return scaled(self._full(index, name), scale)
         return scaled(self._latent(index, latent, name), scale)
 
-    def _full(self, index: int, name: str) -> SelfAttention:
-        config = self._config
+    def _full(self, index: int, name: str) -> Attention:
+        config, kv = self._config, self._config.layer_kv(index)
+        source = config.layer(index).shares_kv
         qkv = self._linear(f"{name}.qkv", config.qkv_bias)
         out = self._linear(f"{name}.out", config.out_bias)
+        prepare, variant = self._prepare(index, name), self.variant(index, name)
+        if source is not None:
+            return SharedAttention(source, kv.head_dim, qkv, prepare, out, variant)
         return SelfAttention(
             index,
             config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
+            kv.num_kv_heads,
+            kv.head_dim,
             qkv,
-            self._prepare(index, name),
+            prepare,
             out,
-            self.variant(index, name),
+            variant,
             config.attention_gate,
             self._temperature(index),
+            make_norm("rms", None, None, config.norm_eps) if config.value_norm else None,
+            any(layer.shares_kv == index for layer in config.layers),
         )
 
     def _latent(self, index: int, latent: LatentConfig, name: str) -> LatentAttention:
@@ -112,23 +119,26 @@ class AttentionBuilder:
         )
 
     def _prepare(self, index: int, name: str) -> Prepare:
-        config = self._config
-        rope = config.layer(index).rope
+        config, kv = self._config, self._config.layer_kv(index)
+        rope, shares = config.layer(index).rope, config.layer(index).shares_kv is not None
         rotate: Prepare = unrotated
         if rope is not None:
             place = self._ropes.index(rope)
-            whole = rope.size in (None, config.head_dim)
+            whole = rope.size in (None, kv.head_dim)
             rotate = Rotate(place) if whole else RotatePart(place, rope.size or 0)
         if config.qk_norm is None:
             return rotate
         plus_one = config.norm == "rms-plus-one"
         weights = [
-            self._tensor(f"{name}.{part}_norm") if config.norm_weight else None for part in "qk"
+            self._tensor(f"{name}.{part}_norm") if config.norm_weight else None
+            for part in ("q" if shares else "qk")
         ]
+        # Queries alone have no norm of keys.
+        weights += [None] * (2 - len(weights))
         if config.qk_norm != "projection":
-            ones = torch.ones(config.head_dim, device=self._device)
+            ones = torch.ones(kv.head_dim, device=self._device)
             q, k = (ones if weight is None else weight for weight in weights)
-            heads = config.num_heads, config.num_kv_heads
+            heads = config.num_heads, 0 if shares else kv.num_kv_heads
             norm = HeadNorm(q, k, *heads, config.norm_eps, plus_one)
             return (normed_first if config.qk_norm == "head" else normed_last)(norm, rotate)
         kind: NormKind = "rms-plus-one" if plus_one else "rms"

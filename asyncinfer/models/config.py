@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import get_args
 
-from asyncinfer.attention import StateShape
 from asyncinfer.layers import (
     ACTIVATIONS,
     Activation,
-    AttentionTemperature,
     LearnedActivation,
     NormKind,
     RopeConfig,
@@ -21,6 +19,8 @@ from asyncinfer.layers import (
     refuse,
 )
 from asyncinfer.models.feed_forward_checks import check_feed_forward
+from asyncinfer.models.layer_checks import check_rope, check_shared_kv
+from asyncinfer.models.layerwise import Layerwise
 from asyncinfer.models.names import TensorNames
 from asyncinfer.models.parts import (
     DTYPES,
@@ -35,14 +35,13 @@ from asyncinfer.models.parts import (
     LayerConfig,
     QKNorm,
 )
-from asyncinfer.models.rope_checks import check_rope
 from asyncinfer.quantization.schemes import Scheme
 
 __all__ = ["ModelConfig"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Layerwise):
     """The shape of a decoder. Defaults are those of Llama.
 
     Raises `ValueError` for a shape that cannot be, naming the field, its value and its bounds."""
@@ -68,6 +67,8 @@ class ModelConfig:
     norm_bias: bool = True
     norm_eps: float = 1e-6
     qk_norm: QKNorm | None = None
+    #: Whether values have a norm too: that of a head, without a weight.
+    value_norm: bool = False
     #: The rotation of all layers; None: there is none, or `layers` says for each.
     rope: RopeConfig | None = field(default_factory=RopeConfig)
     #: One for each layer; empty if all layers are alike and attend to all tokens before theirs.
@@ -104,6 +105,10 @@ class ModelConfig:
     embedding_scale: float = 1.0
     #: Multiplies the outputs of attention and feed-forward before they are added.
     residual_scale: float = 1.0
+    #: Whether each layer's output is multiplied by a learned number.
+    layer_scale: bool = False
+    #: Size of the vector that each layer is given of each token beside its input; 0: none.
+    per_layer_inputs: int = 0
     logit_scale: float = 1.0
     #: Logits become `cap * tanh(logits / cap)`.
     logit_softcap: float | None = None
@@ -162,7 +167,8 @@ class ModelConfig:
                 check_number(self, name)
         check_flags(self, "norm_weight", "norm_bias", "gated_mlp", "tied_head", "sinks", "predicts")
         check_flags(self, "qkv_bias", "out_bias", "mlp_bias", "head_bias", "attention_gate")
-        check_flags(self, "bidirectional")
+        check_flags(self, "bidirectional", "value_norm", "layer_scale")
+        check_integers(self, "per_layer_inputs", low=0, high=MOST_WIDTH)
         if self.norm.endswith("plus-one") and not self.norm_weight:
             raise refuse(self, "norm_weight", f"must be True with norm={self.norm!r}")
         self._check_activation()
@@ -217,8 +223,12 @@ class ModelConfig:
                 raise refuse(self, "num_kv_heads", "must be 1 with latent")
             if self.qk_norm is not None:
                 raise refuse(self, "qk_norm", "must be None with latent")
-        for rope in dict.fromkeys(self.layer(index).rope for index in range(self.num_layers)):
-            check_rope(self, rope, self.head_dim, latent, self.attention_gate)
+        for index in range(self.num_layers):
+            head_dim = self.layer_kv(index).head_dim
+            check_rope(self, self.layer(index).rope, head_dim, latent, self.attention_gate)
+        check_shared_kv(self, self.num_heads, [self.layer(i) for i in range(self.num_layers)])
+        if latent is not None and self.value_norm:
+            raise refuse(self, "value_norm", "must be False with latent")
         names = self.names
         if names.qkv_by_head and (len(names.qkv) > 1 or self.num_heads != self.num_kv_heads):
             raise refuse(
@@ -233,57 +243,10 @@ class ModelConfig:
             bound = "must be False with latent, or where one tensor has queries, keys and values"
             raise refuse(self, "attention_gate", bound)
 
-    def layer(self, index: int) -> LayerConfig:
-        """The configuration of one layer."""
-        return self.layers[index] if self.layers else LayerConfig(rope=self.rope)
-
-    def layer_block(self, index: int) -> Block:
-        """Where the norms of one layer stand."""
-        return self.layer(index).block or self.block
-
-    def layer_experts(self, index: int) -> ExpertsConfig | None:
-        """The experts of one layer; None where its feed-forward layer is a plain one."""
-        layer = self.layer(index)
-        return self.experts if layer.experts and layer.feed_forward else None
-
-    @property
-    def kv_layers(self) -> tuple[int, ...]:
-        """The layers that keep KV."""
-        if self.bidirectional:
-            return ()
-        return tuple(i for i in range(self.num_layers) if self.layer(i).attends)
-
     @property
     def norms_have_bias(self) -> bool:
         """Whether the layers' norms and the final norm have a bias."""
         return self.norm_weight and self.norm_bias and self.norm in ("layer", "layer-plus-one")
-
-    @property
-    def windowed_layers(self) -> tuple[int, ...]:
-        """The layers that see a window only."""
-        return tuple(i for i, layer in enumerate(self.layers) if layer.window is not None)
-
-    @property
-    def state_layers(self) -> tuple[int, ...]:
-        """The layers that keep a state."""
-        return tuple(i for i, layer in enumerate(self.layers) if layer.mixer is not None)
-
-    @property
-    def state(self) -> tuple[StateShape, ...]:
-        """What each of `state_layers` keeps of a sequence."""
-        mixers = [layer.mixer for layer in self.layers if layer.mixer is not None]
-        return mixers[0].state(self.hidden_size) if mixers else ()
-
-    @property
-    def temperatures(self) -> tuple[AttentionTemperature, ...]:
-        """The different attention temperatures of the layers."""
-        return tuple(dict.fromkeys(each.temperature for each in self.layers if each.temperature))
-
-    @property
-    def window(self) -> int | None:
-        """The widest window of a layer that keeps KV; None without windows."""
-        windows = (self.layer(index).window for index in self.kv_layers)
-        return max((window for window in windows if window is not None), default=None)
 
     @property
     def query_scale(self) -> float:
@@ -293,8 +256,3 @@ class ModelConfig:
         latent = self.latent
         size = self.head_dim if latent is None else latent.plain + latent.rotated
         return float(size**-0.5)
-
-    @property
-    def kv_parts(self) -> int:
-        """Parts of the KV cache; see `KVShape`."""
-        return 2 if self.latent is None else 1

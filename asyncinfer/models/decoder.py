@@ -17,7 +17,14 @@ from asyncinfer.attention import (
     WholeAttention,
     begin_attention,
 )
-from asyncinfer.layers import ForwardPass, LoraRows, RMSNorm, RotaryEmbedding
+from asyncinfer.layers import (
+    ForwardPass,
+    LoraRows,
+    PerLayerInputs,
+    RMSNorm,
+    RotaryEmbedding,
+    make_norm,
+)
 from asyncinfer.models.arrangement import arranged
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.layer import LayerBuilder, build_norm
@@ -58,6 +65,7 @@ class Decoder:
         if config.learned_positions is not None:
             learned = as_tensor(weights("positions"))
         self.embedding = Embedding(embedding, config.embedding_scale, learned)
+        self._per_layer = self._build_per_layer(weights)
         self.device: torch.device = embedding.device
         self.dtype: torch.dtype = embedding.dtype
         layers = [config.layer(index) for index in range(config.num_layers)]
@@ -104,10 +112,10 @@ class Decoder:
         """Hidden states `[tokens, hidden]` in the model's dtype, before the final norm.
 
         `token_ids` and `positions` are int64 `[tokens]`, row after row as in each of `batches`: one
-        for each KV group in `kv`, with the same rows. Each layer writes the KV of all tokens at
-        its group's `slot_mapping` before it attends. `adapters`: the tokens' LoRA adapters, if any
-        token has one. `states`: those of the same rows in layers that keep one in place of KV; the
-        caller commits them.
+        for each cache in `kv`, that of its KV group, with the same rows. Each layer writes the KV
+        of all tokens at its group's `slot_mapping` before it attends. `adapters`: the tokens' LoRA
+        adapters, if any token has one. `states`: those of the same rows in layers that keep one in
+        place of KV; the caller commits them.
         """
         one = self.begin(positions, kv, batches, adapters, states)
         return self.run(token_ids, positions, one)
@@ -131,6 +139,8 @@ class Decoder:
     ) -> torch.Tensor:
         """`forward`, of a pass that has begun."""
         x = self.embedding(token_ids, positions)
+        if self._per_layer is not None:
+            one = replace(one, per_layer=self._per_layer(token_ids, x))
         for layer in self.layers:
             x = layer(x, one)
         return x
@@ -154,6 +164,19 @@ class Decoder:
         """float32 `[n, vocab_size]` of the token after the next one, for states of `predict`."""
         assert self.predictor is not None
         return self._capped(self.head(self.predictor.norm(states)).float())
+
+    def _build_per_layer(self, weights: WeightSource) -> PerLayerInputs | None:
+        config, size = self.config, self.config.per_layer_inputs
+        if not size:
+            return None
+        embedding = Embedding(held_for_rows(weights("per_layer.embedding")), size**0.5)
+        return PerLayerInputs(
+            embedding,
+            make_linear(weights("per_layer.projection.weight"), None),
+            make_norm(config.norm, as_tensor(weights("per_layer.norm")), None, config.norm_eps),
+            config.num_layers,
+            config.hidden_size,
+        )
 
     def _attends(self, kv: Sequence[KVCache], batches: Sequence[DeviceBatch]) -> dict[int, Attend]:
         """Attention by layer; layers of one KV group share it."""
@@ -209,14 +232,17 @@ class Embedding:
         self._scale = torch.tensor(scale, dtype=weight.dtype).item()
         self._positions = positions
 
-    def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """`[tokens, hidden]` of int64 `[tokens]`, at positions int64 `[tokens]`."""
+    def __call__(
+        self, token_ids: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """`[tokens, hidden]` of int64 `[tokens]`, at positions int64 `[tokens]`, which only learned
+        positions need."""
         if isinstance(self.weight, torch.Tensor):
             x = F.embedding(token_ids, self.weight)
         else:
             x = self.weight[token_ids].to(self.weight.dtype)
         if self._scale != 1.0:
             x = x.mul_(self._scale)
-        if self._positions is not None:
+        if self._positions is not None and positions is not None:
             x = x.add_(F.embedding(positions, self._positions))
         return x

@@ -14,9 +14,10 @@ from asyncinfer.errors import ModelLoadError, PluginError
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.config_file import MOST_BYTES, parse_config, read_config_json
 from asyncinfer.models.gguf import gguf_config
+from asyncinfer.models.leftovers import ignored_tensor
 from asyncinfer.models.load import suited
 from asyncinfer.models.remote_code import tokenizer_code
-from asyncinfer.models.tensors import ignored_tensor, tensor_table
+from asyncinfer.models.tensors import tensor_table
 from asyncinfer.plugins import models
 from asyncinfer.weights import (
     SafetensorsCheckpoint,

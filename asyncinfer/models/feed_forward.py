@@ -67,7 +67,7 @@ class FeedForwardBuilder:
         config = self._config
         experts = config.layer_experts(index)
         if experts is None:
-            return self._mlp(f"{name}.mlp", config.intermediate_size)
+            return self._mlp(f"{name}.mlp", config.layer_intermediate(index))
         mixture = self._experts(experts, f"{name}.experts")
         if not experts.shared_size:
             return mixture

@@ -20,6 +20,8 @@ from asyncinfer.layers import (
     RMSNorm,
     RopeConfig,
     SublayerOnly,
+    WithPerLayerInput,
+    activation,
     beside,
     fed,
     followed,
@@ -102,9 +104,28 @@ class LayerBuilder:
         if "attention_out_norm" in norms:
             attention = followed(attention, norms["attention_out_norm"])
             mlp = followed(mlp, norms["mlp_out_norm"])
-        return DecoderLayer(
-            norms.get("attention_norm", _same), attention, norms.get("mlp_norm", _same), mlp
+        return self._completed(
+            index,
+            DecoderLayer(
+                norms.get("attention_norm", _same), attention, norms.get("mlp_norm", _same), mlp
+            ),
         )
+
+    def _completed(self, index: int, layer: Layer) -> Layer:
+        """The layer with what follows its feed-forward layer."""
+        config, name = self._config, f"layers.{index}"
+        if config.per_layer_inputs:
+            gate, out = (
+                self._linear(f"{name}.per_layer.{part}", False) for part in ("gate", "out")
+            )
+            norm = make_norm(
+                config.norm, self._tensor(f"{name}.per_layer.norm"), None, config.norm_eps
+            )
+            activate = activation(config.activation, gated=False)
+            layer = WithPerLayerInput(layer, index, gate, activate, out, norm)
+        if config.layer_scale:
+            layer = scaled(layer, self._tensor(f"{name}.scale").item())
+        return layer
 
     def _mixed(self, index: int, name: str) -> Attention | None:
         """Attention, or what stands in its place, or both."""
@@ -139,6 +160,8 @@ class LayerBuilder:
             and config.layer(index).feed_forward
             and config.attention_out_scale == 1.0
             and not config.attention_gate
+            and not (config.value_norm or config.layer_scale or config.per_layer_inputs)
+            and config.uniform_kv
         )
 
     def _gate(self) -> str | None:

@@ -17,9 +17,10 @@ from asyncinfer.kernels import native
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.config_file import read_config
 from asyncinfer.models.decoder import Decoder
+from asyncinfer.models.leftovers import ignored_tensor
 from asyncinfer.models.parts import GatedDeltaConfig
 from asyncinfer.models.predictor import with_predictor
-from asyncinfer.models.tensors import ignored_tensor, tensor_table
+from asyncinfer.models.tensors import tensor_table
 from asyncinfer.quantization import as_tensor
 from asyncinfer.weights import (
     OnProgress,

@@ -114,6 +114,15 @@ class TensorNames:
     fused_experts: tuple[str, str] | None = None
     #: Other names that checkpoints have for norms: pairs of a field above and its other name.
     spellings: tuple[tuple[str, str], ...] = ()
+    #: Of what each layer is given beside its input: an embedding and a projection of it for all
+    #: layers, a norm; and in each layer the gate, the projection and its norm.
+    per_layer_embedding: str = "embed_tokens_per_layer"
+    per_layer_projection: str = "per_layer_model_projection"
+    per_layer_norm: str = "per_layer_projection_norm"
+    per_layer_gate: str = "per_layer_input_gate"
+    per_layer_out: str = "per_layer_projection"
+    per_layer_out_norm: str = "post_per_layer_input_norm"
+    layer_scale: str = "layer_scalar"
     norm: str = "norm"
     head: str = "lm_head"
     #: The layers' linear weights are stored `[in, out]`.

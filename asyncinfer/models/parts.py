@@ -90,6 +90,15 @@ class LayerConfig:
     attention: bool | None = None
     #: Whether there is a feed-forward layer, or experts.
     feed_forward: bool = True
+    #: Dimensions of its heads, how many key and value heads it has, and the width of its
+    #: feed-forward layer; None: as the model says.
+    head_dim: int | None = None
+    num_kv_heads: int | None = None
+    intermediate_size: int | None = None
+    #: The layer before it whose keys and values it attends to; None: it has its own.
+    shares_kv: int | None = None
+    #: Whether its values are what its keys are before norm and rotation.
+    keys_as_values: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.mixer, ShortConvConfig | GatedDeltaConfig | MambaConfig | None):
@@ -110,7 +119,21 @@ class LayerConfig:
             raise refuse(self, "temperature", "must be None in a layer without attention")
         if self.window is not None:
             check_integers(self, "window", low=1, high=_MOST_WINDOW)
-        check_flags(self, "experts")
+        check_flags(self, "experts", "keys_as_values")
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        sizes = {
+            "head_dim": (1, MOST_WIDTH),
+            "num_kv_heads": (1, MOST_HEADS),
+            "intermediate_size": (1, MOST_WIDTH),
+            "shares_kv": (0, MOST_LAYERS - 1),
+        }
+        for name, (low, high) in sizes.items():
+            if getattr(self, name) is not None:
+                check_integers(self, name, low=low, high=high)
+        if self.shares_kv is not None and (not self.attends or self.keys_as_values):
+            raise refuse(self, "shares_kv", "must be None without keys and values of its own")
 
     @property
     def attends(self) -> bool:

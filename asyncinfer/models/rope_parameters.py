@@ -11,7 +11,7 @@ from asyncinfer.models.reader import JsonReader
 
 __all__ = ["mscale_of", "read_rope", "scaled_context"]
 
-_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 _THETA = (1.0 + 1e-6, 1e15)
 _FACTOR = (1.0, 1e6)
 _MOST_CONTEXT = 2**31 - 1
@@ -37,8 +37,18 @@ def read_rope(
         part = next(name for name, value in rope.values.items() if isinstance(value, Mapping))
         raise rope.refuse(part, "settings of their own for some layers are not supported")
     holder = rope if rope.has("partial_rotary_factor") else config
-    size = _rotated_size(holder, head_dim)
     theta = rope.number("rope_theta", *_THETA, theta)
+    if rope.string("rope_type", "default") == "proportional":
+        turning = int(holder.number("partial_rotary_factor", 0.0, 1.0, 1.0) * head_dim // 2)
+        return RopeConfig(
+            rope_type="proportional",
+            factor=rope.number("factor", *_FACTOR, 1.0),
+            theta=theta,
+            size=head_dim,
+            turning=turning,
+            original_context=max_context,
+        )
+    size = _rotated_size(holder, head_dim)
     scaled = _scaling(config, rope, max_context, size or head_dim)
     return replace(scaled, theta=theta, size=size)
 

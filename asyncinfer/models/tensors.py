@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import torch
@@ -18,7 +17,7 @@ from asyncinfer.models.parts import (
 )
 from asyncinfer.weights import Packed, Piece
 
-__all__ = ["block_norms", "ignored_tensor", "tensor_table"]
+__all__ = ["block_norms", "tensor_table"]
 
 _NORMS = {
     "pre": ("attention_norm", "mlp_norm"),
@@ -48,6 +47,14 @@ def tensor_table(config: ModelConfig) -> dict[str, Packed]:
         table["positions"] = _one(
             f"{prefix}{names.positions}.weight", config.learned_positions, hidden
         )
+    if config.per_layer_inputs:
+        size = config.num_layers * config.per_layer_inputs
+        for ours, name, shape in (
+            ("embedding", names.per_layer_embedding, (vocab, size)),
+            ("projection.weight", names.per_layer_projection, (size, hidden)),
+            ("norm", names.per_layer_norm, (config.per_layer_inputs,)),
+        ):
+            table[f"per_layer.{ours}"] = _one(f"{prefix}{name}.weight", *shape)
     for layer in range(config.num_layers):
         theirs = f"{prefix}{names.layers}.{layer}."
         if names.predictor is not None and config.predicts and layer == config.num_layers - 1:
@@ -57,6 +64,7 @@ def tensor_table(config: ModelConfig) -> dict[str, Packed]:
             *_attention(config, layer, theirs),
             *_mlp(config, layer, theirs),
             *_shared(config, layer, theirs),
+            *_after(config, theirs),
         ):
             table[f"layers.{layer}.{name}"] = packed
     table |= _norm(config, "norm", f"{prefix}{names.norm}")
@@ -68,8 +76,9 @@ def tensor_table(config: ModelConfig) -> dict[str, Packed]:
 
 
 def _attention(config: ModelConfig, layer: int, theirs: str) -> Iterator[tuple[str, Packed]]:
-    names, hidden = config.names, config.hidden_size
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    names, hidden, own = config.names, config.hidden_size, config.layer(layer)
+    head_dim = config.layer_kv(layer).head_dim
+    q, kv = config.num_heads * head_dim, config.layer_kv(layer).num_kv_heads * head_dim
     queries = 2 * q if config.attention_gate else q
     for name in block_norms(config, layer):
         yield from _norm(config, name, theirs + getattr(names, name)).items()
@@ -86,15 +95,15 @@ def _attention(config: ModelConfig, layer: int, theirs: str) -> Iterator[tuple[s
     if config.latent is not None:
         yield from _latent(config, config.latent, theirs)
         return
-    yield from _linear(
-        config, theirs, "attention.qkv", names.qkv, (queries, kv, kv), hidden, config.qkv_bias
-    )
+    # A layer may have queries alone, or no values.
+    parts = 1 if own.shares_kv is not None else 2 if own.keys_as_values else 3
+    qkv = names.qkv[:parts], (queries, kv, kv)[:parts], hidden, config.qkv_bias
+    yield from _linear(config, theirs, "attention.qkv", *qkv)
     yield from _linear(config, theirs, "attention.out", (names.out,), (hidden,), q, config.out_bias)
     if config.qk_norm is not None and config.norm_weight:
-        sizes = (config.head_dim, config.head_dim) if config.qk_norm != "projection" else (q, kv)
-        for ours, name, size in zip(
-            ("q_norm", "k_norm"), (names.q_norm, names.k_norm), sizes, strict=True
-        ):
+        sizes = (head_dim, head_dim) if config.qk_norm != "projection" else (q, kv)
+        norms = (("q_norm", names.q_norm, sizes[0]), ("k_norm", names.k_norm, sizes[1]))
+        for ours, name, size in norms[: 1 if own.shares_kv is not None else 2]:
             yield f"attention.{ours}", _one(f"{theirs}{name}.weight", size)
     if config.sinks:
         yield "attention.sinks", _one(theirs + names.sinks, config.num_heads)
@@ -174,7 +183,7 @@ def _latent(config: ModelConfig, latent: LatentConfig, theirs: str) -> Iterator[
 
 
 def _mlp(config: ModelConfig, layer: int, theirs: str) -> Iterator[tuple[str, Packed]]:
-    names, hidden, inner = config.names, config.hidden_size, config.intermediate_size
+    names, hidden, inner = config.names, config.hidden_size, config.layer_intermediate(layer)
     experts = config.layer_experts(layer)
     if not config.layer(layer).feed_forward:
         return
@@ -238,6 +247,20 @@ def _predictor(config: ModelConfig, names: PredictorNames, ours: str) -> dict[st
     return table | dict(_linear(config, names.prefix, f"{ours}.join", *join))
 
 
+def _after(config: ModelConfig, theirs: str) -> Iterator[tuple[str, Packed]]:
+    """What follows a layer's feed-forward layer."""
+    names, hidden, size = config.names, config.hidden_size, config.per_layer_inputs
+    if size:
+        for ours, name, shape in (
+            ("gate.weight", names.per_layer_gate, (size, hidden)),
+            ("out.weight", names.per_layer_out, (hidden, size)),
+            ("norm", names.per_layer_out_norm, (hidden,)),
+        ):
+            yield f"per_layer.{ours}", _one(f"{theirs}{name}.weight", *shape)
+    if config.layer_scale:
+        yield "scale", _one(theirs + names.layer_scale, 1)
+
+
 def _linear(
     config: ModelConfig,
     theirs: str,
@@ -262,18 +285,6 @@ def _linear(
     )
     if bias:
         yield f"{ours}.bias", Packed(tuple(Piece(f"{part}.bias", (n,)) for part, n in pieces))
-
-
-def ignored_tensor(name: str, config: ModelConfig) -> bool:
-    """Whether a checkpoint may hold this tensor though the model does not use it: it matches
-    `names.ignored`, is the second copy of a tied head, or belongs to the layer that predicts a
-    further token."""
-    if config.tied_head and name == f"{config.names.head}.weight":
-        return True
-    predictor = config.names.predictor
-    if predictor is not None and name.startswith(predictor.prefix):
-        return not config.predicts or predictor.is_copy(name)
-    return any(re.fullmatch(pattern, name) for pattern in config.names.ignored)
 
 
 def _norm(config: ModelConfig, ours: str, theirs: str) -> dict[str, Packed]:

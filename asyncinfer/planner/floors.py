@@ -52,12 +52,11 @@ class Storage:
 
     def kv_bytes_per_token(self, size: ModelSize) -> int:
         """Bytes of the keys and values of one token, over all layers."""
-        return self.kv_bytes(size, len(size.windows))
+        return self.kv_bytes(sum(size.kv_elements))
 
-    def kv_bytes(self, size: ModelSize, tokens: int) -> int:
-        """Bytes of the keys and values of `tokens` tokens in one layer, or of that many in several
-        layers together."""
-        return round(self.kv * size.kv_elements * tokens)
+    def kv_bytes(self, elements: int) -> int:
+        """Bytes of so many elements of keys and values."""
+        return round(self.kv * elements)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +86,12 @@ def decode_floor(
     """The floor of a decode step: one token for each of `batch` sequences that have `context`
     tokens behind them."""
     storage = storage or Storage()
-    tokens_read = batch * size.tokens_read(context + 1)
     matrices = 2 * batch * size.layer_parameters / (speed.linear_flops or speed.flops)
     head = 2 * batch * size.head_parameters / speed.flops
     return Floor(
         weights=storage.streamed_bytes(size, batch) / speed.bandwidth,
         compute=matrices + head,
-        kv=storage.kv_bytes(size, tokens_read) / speed.bandwidth,
+        kv=storage.kv_bytes(batch * size.kv_read(context + 1)) / speed.bandwidth,
     )
 
 
@@ -103,7 +101,7 @@ def prefill_floor(
     """The floor of a prompt of `tokens` tokens with nothing cached, until its first logits."""
     storage = storage or Storage()
     matrices = 2 * tokens * size.layer_parameters / (speed.linear_flops or speed.flops)
-    attention = 2 * size.attention_elements * size.pairs(tokens) / speed.flops
+    attention = 2 * size.multiplied(tokens) / speed.flops
     head = 2 * size.head_parameters / speed.flops
     # Keys and values are written while the arithmetic goes on.
     moved = storage.streamed_bytes(size, tokens) + tokens * storage.kv_bytes_per_token(size)

@@ -93,10 +93,12 @@ def plan_format(
         format=format.name,
         weight_bytes=storage.weight_bytes(size),
         kv_bytes_per_token=storage.kv_bytes_per_token(size),
-        kv_bytes_per_further_token=storage.kv_bytes(size, capacity.layers),
+        kv_bytes_per_further_token=storage.kv_bytes(
+            sum(size.kv_elements[layer] for layer in capacity.layers)
+        ),
         kv_bytes_per_sequence=capacity.per_sequence,
         kv_bytes_in_flight=capacity.in_flight,
-        kv_bytes_read=storage.kv_bytes(size, size.tokens_read(context + 1)),
+        kv_bytes_read=storage.kv_bytes(size.kv_read(context + 1)),
         sequences=fit,
         decode_floor=floor.seconds,
         prefill_floor=prefill.seconds,
@@ -124,6 +126,6 @@ def _capacity(
         beside = activation_bytes(sized, config, dtype) + graph_bytes(sized, config, dtype)
         return max(0, int(engine.kv_fraction * (memory - beside)))
 
-    layer_bytes = storage.kv_bytes(size, engine.block_size)
+    layer_bytes = [storage.kv_bytes(each * engine.block_size) for each in size.kv_elements]
     states = state_bytes(config, dtype)
     return kv_capacity(config, engine, layer_bytes, free, GPU_OVERLAP, states)

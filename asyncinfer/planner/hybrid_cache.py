@@ -23,7 +23,7 @@ from asyncinfer.cache.policies import LRU
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.models import ModelConfig
-from asyncinfer.runner.memory import share_states, state_bytes
+from asyncinfer.runner.memory import kv_layer_bytes, share_states, state_bytes
 
 __all__ = ["HybridReplay", "replay_hybrid"]
 
@@ -89,6 +89,7 @@ def replay_hybrid(
         raise InvalidRequest("hybrid", config.architecture, "no layer of it keeps a state")
     dtype = getattr(torch, config.dtype or "bfloat16")
     whole = KVCache.bytes_per_block(config, BLOCK_TOKENS, dtype)
+    layers = kv_layer_bytes(config, BLOCK_TOKENS, dtype)
     found: list[HybridReplay] = []
     for memory in memories:
         plain = (KVGroupSpec(memory),)
@@ -98,8 +99,8 @@ def replay_hybrid(
             engine = EngineConfig(
                 block_size=BLOCK_TOKENS, state_interval=interval, max_context=1 << 40
             )
-            layer, page = whole // config.num_layers, state_bytes(config, dtype)
-            groups = share_states(memory * whole, config, engine, layer, page, RUNNING)
+            page = state_bytes(config, dtype)
+            groups = share_states(memory * whole, config, engine, layers, page, RUNNING)
             kv, states = groups
             hits = _replay(prompts, groups)
             found.append(HybridReplay(interval, memory, kv.num_pages, states.num_pages, *hits))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from asyncinfer.cache import STATE_WINDOW, KVGroupSpec, steady_pages
@@ -19,8 +19,8 @@ class KVCapacity:
 
     #: How many run at once.
     sequences: int
-    #: Layers that keep the KV of all tokens; the others keep a window or a state.
-    layers: int
+    #: Layers that keep the KV of all tokens; the others keep a window, a state or nothing.
+    layers: tuple[int, ...]
     #: Bytes of each sequence: whole blocks, and the pages it decodes with in layers with a window
     #: or a state.
     per_sequence: int
@@ -32,7 +32,7 @@ class KVCapacity:
 def kv_capacity(
     config: ModelConfig,
     engine: EngineConfig,
-    layer_bytes: int,
+    layer_bytes: Sequence[int],
     free: Callable[[int], int],
     overlap: int,
     state_bytes: int = 0,
@@ -41,7 +41,7 @@ def kv_capacity(
     how many of them fit.
 
     Args:
-        layer_bytes: of a block of KV in one layer.
+        layer_bytes: of a block of KV in each layer.
         free: bytes there are for KV in an engine with this `max_running`.
         overlap: most steps in flight.
         state_bytes: of a page of states, in a model that has them.
@@ -65,7 +65,7 @@ def kv_capacity(
         """Whether `count` sequences run at once."""
         divided = shares(count)
         if not divided:
-            return free(count) >= count * width * len(config.kv_layers) * layer_bytes
+            return free(count) >= count * width * sum(layer_bytes)
         blocks, pages = (group.num_pages for group in divided)
         # A sequence that runs alone takes smaller chunks if it must.
         chunks = min(in_flight, count * (width - steady)) if count > 1 else 0
@@ -73,13 +73,13 @@ def kv_capacity(
 
     sequences = _most(run, MOST_RUNNING)
     chunks = min(in_flight, max(sequences, 1) * (width - steady))
-    near = len(config.windowed_layers) if shares(max(sequences, 1)) else 0
-    far = len(config.kv_layers) - near
-    page_bytes = near * layer_bytes or state_bytes
+    near = config.windowed_layers if shares(max(sequences, 1)) else ()
+    far = tuple(layer for layer in config.kv_layers if layer not in near)
+    page_bytes = sum(layer_bytes[layer] for layer in near) or state_bytes
     return KVCapacity(
         sequences=sequences,
         layers=far,
-        per_sequence=width * far * layer_bytes + steady * page_bytes,
+        per_sequence=width * sum(layer_bytes[layer] for layer in far) + steady * page_bytes,
         in_flight=chunks * page_bytes,
     )
 

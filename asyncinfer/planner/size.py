@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -11,11 +12,26 @@ import torch
 
 from asyncinfer.attention import KVCache
 from asyncinfer.models import ModelConfig, tensor_table
+from asyncinfer.runner.memory import kv_layer_bytes
 
-__all__ = ["ModelSize", "part_of"]
+__all__ = ["AttentionSize", "ModelSize", "part_of"]
 
-_MATRIX = re.compile(r"layers\.\d+\.(?:attention|mixer|mlp|shared|predictor)\.\w+\.weight")
+_MATRIX = re.compile(
+    r"layers\.\d+\.(?:attention|mixer|mlp|shared|predictor|per_layer)\.\w+\.weight"
+)
 _EXPERTS = re.compile(r"layers\.\d+\.experts\.(?:up|down)\.weight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSize:
+    """The attention of one layer."""
+
+    #: How many tokens a token sees; None: all.
+    window: int | None
+    #: Elements of the keys and values of one token that it reads.
+    kv_elements: int
+    #: Elements of one token's queries, and of what attention gives for them.
+    elements: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +53,12 @@ class ModelSize:
     expert_active: int
     #: Norms, biases, routers.
     other: int
-    #: Elements of keys and values of one token in one layer, and of one head's keys alone.
-    kv_elements: int
+    #: Elements of one token's keys and values by layer, 0 where a layer keeps none; and of one
+    #: head's keys alone.
+    kv_elements: tuple[int, ...]
     head_dim: int
-    #: Elements of the queries of one token in one layer, and of what attention gives for them.
-    attention_elements: int
-    #: One for each layer with attention: how many tokens it sees; None: all.
-    windows: tuple[int | None, ...]
+    #: One for each layer with attention.
+    attention: tuple[AttentionSize, ...]
 
     @classmethod
     def of(cls, config: ModelConfig) -> Self:
@@ -58,10 +73,9 @@ class ModelSize:
             tied=config.vocab_size * config.hidden_size if config.tied_head else 0,
             expert_count=experts.count if experts is not None else 1,
             expert_active=experts.active if experts is not None else 1,
-            kv_elements=KVCache.bytes_per_block(config, 1, torch.uint8) // config.num_layers,
+            kv_elements=kv_layer_bytes(config, 1, torch.uint8),
             head_dim=config.head_dim,
-            attention_elements=config.num_heads * _query_and_value(config),
-            windows=tuple(config.layer(index).window for index in config.kv_layers),
+            attention=tuple(_attention(config)),
         )
 
     @property
@@ -83,26 +97,36 @@ class ModelSize:
         """The share of the experts that `tokens` tokens are sent to, if all are as likely."""
         return float(1.0 - (1.0 - self.expert_active / self.expert_count) ** tokens)
 
-    def tokens_read(self, tokens: int) -> int:
-        """Over all layers, how many tokens' keys and values the last of `tokens` attends to."""
-        return sum(tokens if window is None else min(tokens, window) for window in self.windows)
+    def kv_read(self, tokens: int) -> int:
+        """Over all layers, elements of the keys and values that the last of `tokens` attends to."""
+        return sum(
+            each.kv_elements * (tokens if each.window is None else min(tokens, each.window))
+            for each in self.attention
+        )
 
-    def pairs(self, tokens: int) -> int:
-        """Over all layers, pairs of a query and a key in the causal attention of `tokens`."""
-        return sum(_pairs(tokens, window) for window in self.windows)
+    def multiplied(self, tokens: int) -> int:
+        """Over all layers, products of two elements in the causal attention of `tokens`."""
+        return sum(each.elements * _pairs(tokens, each.window) for each in self.attention)
 
 
-def _query_and_value(config: ModelConfig) -> int:
+def _attention(config: ModelConfig) -> Iterator[AttentionSize]:
     latent = config.latent
-    if latent is None:
-        return 2 * config.head_dim
-    # With separate keys and values for each head, which is the cheapest way to compute a prompt.
-    return latent.plain + latent.rotated + latent.value
+    for index in range(config.num_layers):
+        layer, kv = config.layer(index), config.layer_kv(index)
+        if not layer.attends:
+            continue
+        each = 2 * kv.head_dim
+        if latent is not None:
+            # With separate keys and values for each head, which is the cheapest way to compute a
+            # prompt.
+            each = latent.plain + latent.rotated + latent.value
+        read = 0 if config.bidirectional else KVCache.bytes_per_block(kv, 1, torch.uint8)
+        yield AttentionSize(window=layer.window, kv_elements=read, elements=config.num_heads * each)
 
 
 def part_of(name: str, dimensions: int) -> str:
     """The field of `ModelSize` that counts a tensor of the table."""
-    if name in ("embedding", "positions"):
+    if name in ("embedding", "positions", "per_layer.embedding"):
         return "lookup"
     if name == "head.weight":
         return "head"

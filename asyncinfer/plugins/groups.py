@@ -79,6 +79,8 @@ models: Final[Registry[ModelFamily]] = Registry(
         "Gemma2ForCausalLM": "asyncinfer.models.gemma2:Gemma2",
         "Gemma3ForCausalLM": "asyncinfer.models.gemma3:Gemma3",
         "Gemma3ForConditionalGeneration": "asyncinfer.models.gemma3_multimodal:Gemma3Multimodal",
+        "Gemma4ForCausalLM": "asyncinfer.models.gemma4:Gemma4",
+        "Gemma4ForConditionalGeneration": "asyncinfer.models.gemma4_multimodal:Gemma4Multimodal",
         "Glm4ForCausalLM": "asyncinfer.models.glm4:GLM4",
         "Glm4MoeForCausalLM": "asyncinfer.models.glm4_moe:GLM4MoE",
         "GptOssForCausalLM": "asyncinfer.models.gpt_oss:GptOss",

@@ -128,16 +128,22 @@ def choose_kernels(config: EngineConfig, shapes: TrialShapes, device: torch.devi
 
 
 def choose_graphs(
-    config: EngineConfig, kv: Sequence[KVCache | StateCache], fallbacks: Fallbacks
+    config: EngineConfig,
+    kv: Sequence[KVCache | StateCache],
+    groups: Sequence[int],
+    fallbacks: Fallbacks,
 ) -> Graphs:
-    """When steps over the groups `kv` are recorded on a GPU: as `config` says where Triton's
-    kernels attend over all of them, else never, which is a fallback where nobody asked for it.
+    """When steps over the caches `kv` of these `groups` are recorded on a GPU: as `config` says
+    where Triton's kernels attend over all of them, else never, which is a fallback where nobody
+    asked for it.
 
     Torch's operators are not recorded: `reference.paged_attention` and `reference.kv_write` need
     numbers on the host, and attention that does not reads the whole width of every table.
     """
     wanted = config.cuda_graphs
-    if wanted == "off" or all(isinstance(group, KVCache) and reads_pages(group) for group in kv):
+    # A recorded step has one cache for each group.
+    alone = len(set(groups)) == len(groups)
+    if wanted == "off" or (alone and all(isinstance(c, KVCache) and reads_pages(c) for c in kv)):
         return wanted
     if config.kernels != "torch" and not config.deterministic:
         fallbacks.add("graphs", "not all of its attention is by Triton's kernels")

@@ -34,10 +34,11 @@ class EagerExecutor:
     The methods `forward`, `logits`, `sample` and `score` are there to be overridden.
 
     Args:
-        kv: the pages of each KV group; states on a CPU only.
+        kv: the caches of the KV groups; states on a CPU only.
         inputs: the slots' block tables, which this executor writes from now on.
         history: query tokens are read from it, and drawn tokens written to it.
         adapters: the LoRA adapters that rows may have; None for none.
+        groups: the number of each cache's group; None: each is a group, in order.
     """
 
     def __init__(
@@ -48,11 +49,13 @@ class EagerExecutor:
         history: TokenHistory,
         sampling: SamplingState,
         adapters: AdapterPool | None = None,
+        groups: Sequence[int] | None = None,
     ) -> None:
         self.decoder = decoder
-        #: The groups of pages and those of states, each with its number.
-        self._paged = [(at, group) for at, group in enumerate(kv) if isinstance(group, KVCache)]
-        self._kept = [(at, group) for at, group in enumerate(kv) if isinstance(group, StateCache)]
+        numbered = list(zip(groups or range(len(kv)), kv, strict=True))
+        #: The caches of pages and those of states, each with the number of its group.
+        self._paged = [(at, cache) for at, cache in numbered if isinstance(cache, KVCache)]
+        self._kept = [(at, cache) for at, cache in numbered if isinstance(cache, StateCache)]
         self.inputs = inputs
         self.history = history
         self.sampling = sampling

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from asyncinfer.attention import KVCache, kv_format
+from asyncinfer.attention import PLAIN, KVCache, KVFormat, kv_format
 from asyncinfer.cache import STATE_WINDOW, KVGroupSpec, reach_of, steady_pages
 from asyncinfer.config import LEAST_CONTEXT, EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.models import ModelConfig
 from asyncinfer.runner.step_memory import activation_bytes, graph_bytes
+from asyncinfer.runner.unmet import check_options
 from asyncinfer.scheduler import RunnerSpec
 
 __all__ = [
     "DRAFT_GPU_BYTES",
     "GPU_OVERLAP",
     "for_drafts",
+    "kv_layer_bytes",
     "pages_in_flight",
     "plan_memory",
     "share_out",
@@ -59,34 +63,32 @@ def plan_memory(
     context = config.max_context or model.max_context
     if context > model.max_context:
         raise ModelLoadError(f"max_context={context}: this model's is {model.max_context}")
+    check_options(config, model, device, one_group)
     bound = "the model's" if config.max_context is None else f"max_context={config.max_context}"
-    if model.bidirectional:
-        _check_whole(config, device, one_group)
-        if context > config.max_step_tokens:
-            context = config.max_step_tokens
-            bound = f"max_step_tokens={context}: this model takes a text in one step"
-    block_bytes = KVCache.bytes_per_block(model, size, dtype, kv_format(config.kv))
+    if model.bidirectional and context > config.max_step_tokens:
+        context = config.max_step_tokens
+        bound = f"max_step_tokens={context}: this model takes a text in one step"
+    layer_bytes = kv_layer_bytes(model, size, dtype, kv_format(config.kv))
+    block_bytes = sum(layer_bytes)
     most = config.max_running * -(-context // size)
     if config.kv_bytes is not None:
         room, free = f"kv_bytes={config.kv_bytes}", config.kv_bytes
-        blocks = free // block_bytes
+        blocks = free // max(1, block_bytes)
     else:
         free = _free_bytes(config, model, dtype, device)
         room = f"{free} bytes free on {device} beside the weights"
         if device.type == "cpu":
             room = f"kv_bytes={free}, what a CPU takes unless it is told"
-        blocks = min(free // block_bytes, most)
+        blocks = min(free // max(1, block_bytes), most)
     target = config.step_target
     if target is None and device.type == "cpu":
         target = _CPU_STEP_TARGET
     overlap = config.overlap or (GPU_OVERLAP if device.type == "cuda" else 1)
-    groups: tuple[KVGroupSpec, ...] = (KVGroupSpec(blocks, layers=tuple(range(model.num_layers))),)
-    layer_bytes, in_flight = block_bytes // model.num_layers, pages_in_flight(config, overlap)
+    groups: tuple[KVGroupSpec, ...] = (KVGroupSpec(blocks, layers=model.kv_layers),)
+    in_flight = pages_in_flight(config, overlap)
     if model.bidirectional:
         groups = (KVGroupSpec(most),)
     elif model.state_layers:
-        _check_states(config, device, one_group)
-        block_bytes = layer_bytes * len(model.kv_layers)
         page_bytes = state_bytes(model, dtype)
         groups = share_states(free, model, config, layer_bytes, page_bytes, config.max_running)
         if groups[1].num_pages < steady_pages(STATE_WINDOW, size):
@@ -154,37 +156,16 @@ def pages_in_flight(config: EngineConfig, overlap: int) -> int:
     return -(-overlap * config.max_step_tokens // config.block_size)
 
 
-def _check_states(config: EngineConfig, device: torch.device, one_group: bool) -> None:
-    """Refuse options that layers with a state cannot meet."""
-    if one_group:
-        raise ModelLoadError("a model with states in place of KV cannot be a draft model")
-    if device.type != "cpu":
-        raise ModelLoadError(
-            f"device={config.device!r}: a model with states in place of KV runs on a CPU only"
-        )
-    if config.deterministic:
-        raise ModelLoadError(
-            "deterministic=True: a model with states in place of KV cannot be computed in tiles"
-        )
-
-
-def _check_whole(config: EngineConfig, device: torch.device, one_group: bool) -> None:
-    """Refuse options that a model whose tokens see each other cannot meet."""
-    if one_group:
-        raise ModelLoadError("a model whose tokens see each other cannot be a draft model")
-    if device.type != "cpu":
-        raise ModelLoadError(
-            f"device={config.device!r}: a model whose tokens see each other runs on a CPU only"
-        )
-    if config.deterministic:
-        raise ModelLoadError(
-            "deterministic=True: a model whose tokens see each other cannot be computed in tiles"
-        )
-    if (config.max_context or 0) > config.max_step_tokens:
-        raise ModelLoadError(
-            f"max_context={config.max_context}: a model whose tokens see each other takes a text "
-            f"in one step, of max_step_tokens={config.max_step_tokens} at most"
-        )
+def kv_layer_bytes(
+    model: ModelConfig, size: int, dtype: torch.dtype, format: KVFormat = PLAIN
+) -> tuple[int, ...]:
+    """Bytes of a block of `size` tokens in each layer; 0 where a layer keeps no KV of its own."""
+    return tuple(
+        KVCache.bytes_per_block(model.layer_kv(index), size, dtype, format)
+        if index in model.kv_layers
+        else 0
+        for index in range(model.num_layers)
+    )
 
 
 def state_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
@@ -196,7 +177,7 @@ def share_states(
     free: int,
     model: ModelConfig,
     config: EngineConfig,
-    layer_bytes: int,
+    layer_bytes: Sequence[int],
     page_bytes: int,
     slots: int,
 ) -> tuple[KVGroupSpec, ...]:
@@ -209,13 +190,13 @@ def share_states(
 
     Args:
         free: bytes.
-        layer_bytes: of a block in one layer.
+        layer_bytes: of a block in each layer.
         page_bytes: of a page of states.
         slots: most requests at once.
     """
     far, interval = model.kv_layers, config.state_interval
     most = slots * -(-(config.max_context or model.max_context) // config.block_size)
-    block_bytes = layer_bytes * len(far)
+    block_bytes = sum(layer_bytes)
     halved = 0 < block_bytes < page_bytes
     pages = free // 2 // page_bytes if halved else free // (block_bytes + page_bytes)
     if interval > 1:
@@ -233,7 +214,7 @@ def share_out(
     free: int,
     context: int,
     model: ModelConfig,
-    layer_bytes: int,
+    layer_bytes: Sequence[int],
     size: int,
     slots: int,
     in_flight: int,
@@ -252,15 +233,17 @@ def share_out(
 
     Args:
         free: bytes.
-        layer_bytes: of a block in one layer.
+        layer_bytes: of a block in each layer.
         slots: most requests at once.
         in_flight: pages of the query tokens in flight, of all requests together.
     """
     assert model.window is not None
     width = -(-context // size)
     reach, steady = reach_of(model.window, size), steady_pages(model.window, size)
-    windowed = len(model.windowed_layers)
-    page_bytes, block_bytes = windowed * layer_bytes, (model.num_layers - windowed) * layer_bytes
+    near = tuple(layer for layer in model.kv_layers if layer in model.windowed_layers)
+    far = tuple(layer for layer in model.kv_layers if layer not in near)
+    page_bytes = sum(layer_bytes[layer] for layer in near)
+    block_bytes = sum(layer_bytes[layer] for layer in far)
     most = slots * width
     if not block_bytes:
         blocks, pages = most, min(free // page_bytes, most)
@@ -277,8 +260,6 @@ def share_out(
     pays = steady + 1 < min(width, blocks) and pages > steady
     if not pays:
         return ()
-    near = model.windowed_layers
-    far = tuple(layer for layer in range(model.num_layers) if layer not in near)
     return KVGroupSpec(blocks, layers=far), KVGroupSpec(pages, model.window, near)
 
 

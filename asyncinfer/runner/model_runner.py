@@ -43,6 +43,7 @@ class ModelRunner:
         kv: Sequence[KVCache | StateCache],
         spec: RunnerSpec,
         *,
+        groups: Sequence[int] | None = None,
         sampler_timeout: float = 0.25,
         accelerator: Accelerator | None = None,
         graphs: Graphs = "lazy",
@@ -54,7 +55,8 @@ class ModelRunner:
     ) -> None:
         """
         Args:
-            kv: the pages of each KV group of `spec`.
+            kv: the pages of the KV groups of `spec`.
+            groups: the number of each cache's group; None: each is a group, in order.
             accelerator: None on a CPU.
             graphs: when decode steps are recorded on an accelerator.
             graph_memory: bytes set aside for the intermediate tensors of a recorded step.
@@ -67,6 +69,7 @@ class ModelRunner:
         self.spec = spec
         self.decoder = decoder
         self.kv = kv
+        self._groups = groups or range(len(kv))
         self._fallbacks = fallbacks or Fallbacks()
         self._accelerator = accelerator
         self._deterministic = deterministic
@@ -86,7 +89,8 @@ class ModelRunner:
                 decoder, _without_states(kv), inputs, *state, spec.max_context, adapters
             )
         elif accelerator is None or graphs == "off":
-            self.executor = EagerExecutor(decoder, kv, InputBatch(spec), *state, adapters)
+            inputs = InputBatch(spec)
+            self.executor = EagerExecutor(decoder, kv, inputs, *state, adapters, self._groups)
         else:
             recorded = GraphExecutor(
                 *(accelerator, decoder, _without_states(kv), spec, *state, adapters),
@@ -216,8 +220,9 @@ class ModelRunner:
         self.executor.change(step, joins)
 
     def _compute(self, step: Step, buffers: StepBuffers) -> PendingStep:
-        for kv, changes in zip(self.kv, step.groups, strict=False):
-            kv.copy_blocks(changes.copies)
+        for number, kv in zip(self._groups, self.kv, strict=True):
+            if step.groups:
+                kv.copy_blocks(step.groups[number].copies)
         try:
             return self.executor.run(step, buffers)
         except KernelError as error:

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from asyncinfer.adapters import AdapterPool
-from asyncinfer.attention import KVCache, StateCache
+from asyncinfer.attention import KVCache, KVFormat, StateCache
+from asyncinfer.cache import KVGroupSpec
 from asyncinfer.config import PREDICTOR, EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels.dispatch import KernelError
@@ -30,6 +31,7 @@ from asyncinfer.runner.memory import for_drafts, plan_memory
 from asyncinfer.runner.model_runner import ModelRunner
 from asyncinfer.runner.step_memory import graph_hold
 from asyncinfer.runner.step_threads import StepThreads
+from asyncinfer.scheduler import RunnerSpec
 from asyncinfer.weights import OnProgress, is_out_of_memory
 
 __all__ = ["open_runner", "runner_of"]
@@ -86,6 +88,21 @@ def open_runner(
     return runner_of(decoder, config, tokens, fault)
 
 
+def _caches(
+    decoder: Decoder, group: KVGroupSpec, spec: RunnerSpec, format: KVFormat
+) -> list[KVCache | StateCache]:
+    """The pages of one group: a cache for each kind of layers in it. A group without layers has an
+    empty one."""
+    model, pages, size, dtype = decoder.config, group.num_pages, spec.block_size, decoder.dtype
+    if group.state:
+        return [StateCache(model.state, pages, size, dtype, group.layers)]
+    shapes = model.kv_shapes(group.layers) or {model.layer_kv(0): ()}
+    return [
+        KVCache.allocate(shape, pages, size, dtype, decoder.device, format=format, layers=layers)
+        for shape, layers in shapes.items()
+    ]
+
+
 def _step_threads(device: torch.device) -> StepThreads | None:
     return StepThreads.here() if device.type == "cpu" else None
 
@@ -129,30 +146,13 @@ def _runner(
         # Fewer tokens fit than were asked for, and LongRoPE's factors depend on how many.
         decoder.keep_within(spec.max_context)
     try:
-        kv = [
-            StateCache(
-                decoder.config.state,
-                group.num_pages,
-                spec.block_size,
-                decoder.dtype,
-                group.layers,
-            )
-            if group.state
-            else KVCache.allocate(
-                decoder.config,
-                group.num_pages,
-                spec.block_size,
-                decoder.dtype,
-                decoder.device,
-                format=kv_format,
-                layers=group.layers,
-            )
-            for group in spec.groups
-        ]
+        caches = [_caches(decoder, group, spec, kv_format) for group in spec.groups]
     except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
         raise ModelLoadError(
             f"{decoder.device} has no room for {spec.num_blocks} KV blocks: {error}"
         ) from error
+    kv = [cache for group in caches for cache in group]
+    groups = [number for number, group in enumerate(caches) for _ in group]
     fallbacks = Fallbacks()
     if fault is not None:
         fallbacks.add("kernels", fault)
@@ -163,12 +163,15 @@ def _runner(
             spec,
             sampler_timeout=config.sampler_timeout,
             accelerator=accelerator,
-            graphs=choose_graphs(config, kv, fallbacks) if accelerator is not None else "off",
+            graphs=choose_graphs(config, kv, groups, fallbacks)
+            if accelerator is not None
+            else "off",
             graph_memory=graph_hold(config, decoder.config, decoder.dtype),
             deterministic=config.deterministic,
             # The last bits of a sum depend on how many threads share it.
             threads=None if config.deterministic or one_group else _step_threads(decoder.device),
             fallbacks=fallbacks,
+            groups=groups,
             adapters=AdapterPool(
                 decoder.config,
                 decoder.device,

@@ -58,8 +58,9 @@ def graph_hold(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> 
 
 def _attention_bytes(rows: int, model: ModelConfig) -> int:
     """Bytes of the attention workspaces of one pass: each KV group has its own."""
-    heads = model.num_heads, model.num_kv_heads, model.head_dim
-    return _most_groups(model) * AttentionWorkspace.most_bytes(rows, *heads)
+    kinds = {(kv.num_kv_heads, kv.head_dim) for kv in map(model.layer_kv, range(model.num_layers))}
+    most = max(AttentionWorkspace.most_bytes(rows, model.num_heads, *kind) for kind in kinds)
+    return max(_most_groups(model), len(kinds)) * most
 
 
 def _table_words(config: EngineConfig, model: ModelConfig) -> int:
@@ -73,10 +74,22 @@ def _most_groups(model: ModelConfig) -> int:
 
 
 def _step_bytes(tokens: int, rows: int, model: ModelConfig, dtype: torch.dtype) -> int:
-    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    heads, inner = _widest(model)
     # Where the model predicts a further token, its states are kept until then.
-    width = (3 + model.predicts) * model.hidden_size + max(2 * heads, 3 * model.intermediate_size)
+    width = (3 + model.predicts) * model.hidden_size + max(2 * heads, 3 * inner)
+    # What layers are given beside their input, and the two that it is the sum of.
+    width += 3 * model.num_layers * model.per_layer_inputs
     return tokens * width * dtype.itemsize + draw_bytes(rows, model.vocab_size)
+
+
+def _widest(model: ModelConfig) -> tuple[int, int]:
+    """Elements of a token's queries, keys and values, and of the inside of a feed-forward layer, in
+    the layers that have most of each."""
+    layers = range(model.num_layers)
+    heads = (
+        (model.num_heads + 2 * kv.num_kv_heads) * kv.head_dim for kv in map(model.layer_kv, layers)
+    )
+    return max(heads), max(map(model.layer_intermediate, layers))
 
 
 def _restored_bytes(
@@ -86,5 +99,5 @@ def _restored_bytes(
     for cuBLAS."""
     if config.weights == "plain" or tokens <= SMALL_TOKENS:
         return 0
-    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    return max(heads, 2 * model.intermediate_size) * model.hidden_size * dtype.itemsize
+    heads, inner = _widest(model)
+    return max(heads, 2 * inner) * model.hidden_size * dtype.itemsize

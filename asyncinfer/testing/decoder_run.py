@@ -32,12 +32,14 @@ class DecoderRun:
         random.Random(0).shuffle(blocks)
         self._tables = [[blocks.pop() for _ in range(count)] for count in counts]
         config, pages = decoder.config, sum(counts) + 3
-        self._kv = KVCache.allocate(
-            config, pages, _BLOCK, decoder.dtype, decoder.device, layers=config.kv_layers
-        )
+        shapes = config.kv_shapes(config.kv_layers) or {config.layer_kv(0): ()}
+        self._kv = [
+            KVCache.allocate(shape, pages, _BLOCK, decoder.dtype, decoder.device, layers=layers)
+            for shape, layers in shapes.items()
+        ]
         #: None where no layer has one.
         self._states: StateCache | None = None
-        tensors = self._kv.tensors
+        tensors = [tensor for cache in self._kv for tensor in cache.tensors]
         if config.state_layers:
             self._states = StateCache(
                 config.state, pages, _BLOCK, decoder.dtype, config.state_layers
@@ -74,7 +76,9 @@ class DecoderRun:
                 tables = batch.block_tables.numpy()
                 lying = StateRows.of(batch.starts, batch.counts, tables, _BLOCK)
                 states = StatePass(self._states, lying, [row for row, _, _ in spans])
-            hidden = self._decoder.forward(ids, positions, [self._kv], [batch], None, states)
+            hidden = self._decoder.forward(
+                ids, positions, self._kv, [batch] * len(self._kv), None, states
+            )
             if states is not None:
                 states.commit()
             logits = self._decoder.logits(hidden).float()

@@ -13,7 +13,7 @@ from asyncinfer.engine import Loaded
 from asyncinfer.errors import ModelLoadError, PluginError, short_repr
 from asyncinfer.models import Decoder, ModelConfig
 from asyncinfer.models.family_calls import FamilyCalls
-from asyncinfer.models.tensors import ignored_tensor
+from asyncinfer.models.leftovers import ignored_tensor
 from asyncinfer.runner import runner_of
 from asyncinfer.testing.family_cases import (
     ANSWER,

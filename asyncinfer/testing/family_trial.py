@@ -36,10 +36,13 @@ class FamilyTrial:
         generator = torch.Generator().manual_seed(seed)
         std = 1.2 * config.hidden_size**-0.5
         with torch.no_grad():
-            for parameter in self._model.parameters():
-                noise = torch.empty_like(parameter).normal_(0.0, std, generator=generator)
+            held = self._model.state_dict()
+            # Some numbers that checkpoints hold are no parameters.
+            buffers = [each for name, each in self._model.named_buffers() if name in held]
+            for tensor in (*self._model.parameters(), *buffers):
+                noise = torch.empty_like(tensor).normal_(0.0, std, generator=generator)
                 # A norm's weight stays near what it begins as, one or zero.
-                parameter.copy_(noise if parameter.dim() > 1 else parameter + noise)
+                tensor.copy_(noise if tensor.dim() > 1 else tensor + noise)
         self._model.save_pretrained(folder)
         self.values: dict[str, Any] = json.loads((folder / "config.json").read_text())
 
@@ -61,8 +64,8 @@ class FamilyTrial:
         import torch
 
         from asyncinfer.models import Decoder, tensor_table
+        from asyncinfer.models.leftovers import ignored_tensor
         from asyncinfer.models.load import suited
-        from asyncinfer.models.tensors import ignored_tensor
         from asyncinfer.weights import SafetensorsCheckpoint, WeightLoader, check_weights
 
         with SafetensorsCheckpoint(self.folder) as checkpoint, torch.inference_mode():
@@ -95,8 +98,11 @@ class FamilyTrial:
 
 
 def pieces(decoder: Decoder, ids: Sequence[int]) -> DecoderRun:
-    """One sequence in chunks and single tokens."""
+    """One sequence in chunks and single tokens; whole where its tokens see those after them."""
     run = DecoderRun(decoder, [ids])
+    if decoder.config.bidirectional:
+        run.step({0: len(ids)})
+        return run
     for count in (7, 1, 1, 16, 1, len(ids) - 26):
         run.step({0: count})
     return run
@@ -106,6 +112,8 @@ def runs(decoder: Decoder, ids: Sequence[Sequence[int]]) -> dict[str, DecoderRun
     """The sequences computed in several ways; the last two begin with the same 32 tokens."""
     whole = DecoderRun(decoder, ids)
     whole.step({row: len(sequence) for row, sequence in enumerate(ids)})
+    if decoder.config.bidirectional:
+        return {"whole prompts": whole}
     mixed = DecoderRun(decoder, ids)
     last, other = len(ids) - 1, len(ids) - 2
     mixed.step({0: 20, other: 32})

@@ -597,9 +597,12 @@ def randomised(config: PreTrainedConfig) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             parameter.normal_(0.0, 0.15, generator=generator)
             norm = "norm" in name or ".ln_" in name
-            if norm and name.endswith("weight") and not config.model_type.startswith("gemma"):
+            plus_one = config.model_type in ("gemma2", "gemma3_text")
+            if norm and name.endswith("weight") and not plus_one:
                 parameter.add_(1.0)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.1, generator=generator)
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5, generator=generator)
     return model

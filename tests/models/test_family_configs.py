@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from asyncinfer.attention import KVCache
 from asyncinfer.errors import ModelLoadError, PluginError
 from asyncinfer.models import ModelConfig, load_model, parse_config, read_config, tensor_table
-from asyncinfer.models.tensors import ignored_tensor
+from asyncinfer.models.leftovers import ignored_tensor
 from asyncinfer.plugins import models
 from asyncinfer.weights import SafetensorsCheckpoint, WeightLoader
 

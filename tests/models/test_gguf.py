@@ -64,7 +64,7 @@ REFUSED = {
     "no family of ours": (
         "afmoe arctic baichuan bailingmoe bailingmoe2 bitnet bloom chameleon chatglm "
         "codeshell command-r dbrx deci deepseek dots1 exaone exaone-moe falcon gemma "
-        "gemma3n gemma4 glm-dsa gptj grok grovemoe hunyuan-moe internlm2 jais "
+        "gemma3n glm-dsa gptj grok grovemoe hunyuan-moe internlm2 jais "
         "jais2 llama4 maincoder mimo2 minicpm minicpm3 mpt "
         "olmo openelm orion pangu-embedded plamo plamo3 plm qwen refact "
         "smallthinker stablelm starcoder step35 xverse"
@@ -76,6 +76,7 @@ REFUSED = {
     "what the file has no tensors for, or more layers than the model": "apertus glm4moe",
     "queries that grow with their position": "mistral3 mistral4",
     "experts that llama.cpp weighs in another way": "phimoe",
+    "layers that differ in their heads, of which the file is not read yet": "gemma4",
     "images or sound": (
         "clip cogvlm deepseek2-ocr hunyuan_vl paddleocr qwen2vl qwen3vl qwen3vlmoe wavtokenizer-dec"
     ),
@@ -95,6 +96,8 @@ WITHOUT_FILES = {
     "Mistral4ForCausalLM": "how queries grow with their position is not read yet",
     "Mistral3ForConditionalGeneration": "its text model alone is llama or mistral3",
     "Gemma3ForConditionalGeneration": "its text model alone is gemma3",
+    "Gemma4ForCausalLM": "the sizes of its layers are not read yet",
+    "Gemma4ForConditionalGeneration": "the sizes of its layers are not read yet",
     "Lfm2ForCausalLM": "the converter's convolutions are not read yet",
     "Lfm2MoeForCausalLM": "the converter's convolutions are not read yet",
     "FalconH1ForCausalLM": "the converter's state spaces are not read yet",

@@ -117,9 +117,10 @@ def test_a_step_reads_the_experts_it_needs() -> None:
 
 def test_a_window_is_all_that_is_read() -> None:
     windowed, full = size_of("Mistral-7B-v0.1"), size_of("Mistral-7B-v0.1", sliding_window=None)
-    assert windowed.tokens_read(100) == full.tokens_read(100) == 32 * 100
-    assert windowed.tokens_read(10_000) == 32 * 4096
-    assert full.tokens_read(10_000) == 32 * 10_000
+    token = 2 * 8 * 128
+    assert windowed.kv_read(100) == full.kv_read(100) == 32 * token * 100
+    assert windowed.kv_read(10_000) == 32 * token * 4096
+    assert full.kv_read(10_000) == 32 * token * 10_000
 
 
 @pytest.mark.parametrize(("tokens", "window"), [(1, 4), (4, 4), (9, 4), (9, None), (9, 1)])
@@ -128,7 +129,7 @@ def test_pairs_of_queries_and_keys(tokens: int, window: int | None) -> None:
     seen = sum(
         1 for query in range(tokens) for key in range(query + 1) if query - key < (window or 99)
     )
-    assert size.pairs(tokens) == seen
+    assert size.multiplied(tokens) == 2 * 32 * 128 * seen
 
 
 def test_learned_positions_are_looked_up() -> None:
@@ -144,7 +145,7 @@ def test_a_compressed_cache() -> None:
     64, and to two that every token takes."""
     size = size_of("DeepSeek-V2-Lite")
     assert Storage().kv_bytes_per_token(size) == 2 * 576 * 27
-    assert size.attention_elements == 16 * (128 + 64 + 128)
+    assert {each.elements for each in size.attention} == {16 * (128 + 64 + 128)}
     # Its makers say 2.4 billion.
     active = (size.layer_parameters + size.head_parameters) / 1e9
     assert active == pytest.approx(2.4, abs=0.1)

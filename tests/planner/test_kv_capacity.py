@@ -15,7 +15,7 @@ from asyncinfer.models import ModelConfig, parse_config
 from asyncinfer.planner import find_gpu, plan_config
 from asyncinfer.planner.kv_capacity import KVCapacity, kv_capacity
 from asyncinfer.runner import plan_memory
-from asyncinfer.runner.memory import pages_in_flight
+from asyncinfer.runner.memory import kv_layer_bytes, pages_in_flight
 from asyncinfer.testing import InlineEngine, RandomModel
 
 BLOCK, CHUNK, WINDOW = 4, 24, 16
@@ -45,8 +45,8 @@ def options(context: int, **more: Any) -> EngineConfig:
 
 
 def room_for(config: ModelConfig, context: int, budget: int) -> KVCapacity:
-    layer = KVCache.bytes_per_block(config, BLOCK, torch.float32) // config.num_layers
-    return kv_capacity(config, options(context), layer, lambda _: budget, overlap=1)
+    layers = kv_layer_bytes(config, BLOCK, torch.float32)
+    return kv_capacity(config, options(context), layers, lambda _: budget, overlap=1)
 
 
 def together(config: ModelConfig, context: int, budget: int, count: int) -> bool:
@@ -90,7 +90,7 @@ def test_what_a_sequence_holds() -> None:
     layer = 2 * BLOCK * 8 * 4
     for name, far, near in (("gemma2", 2, 2), ("gemma3", 1, 5), ("mistral", 0, 2), ("llama", 2, 0)):
         room = room_for(parse_config(HYBRIDS[name]), 120, 1 << 20)
-        assert room.layers == far
+        assert len(room.layers) == far
         pages = steady_pages(WINDOW, BLOCK)
         assert WINDOW <= pages * BLOCK <= WINDOW + 2 * BLOCK
         assert room.per_sequence == (30 * far + pages * near) * layer
@@ -100,7 +100,7 @@ def test_what_a_sequence_holds() -> None:
 def test_windows_that_save_nothing_are_held_whole() -> None:
     config = parse_config(HYBRIDS["gemma2"])
     room = room_for(config, 24, 1 << 20)
-    assert (room.layers, room.in_flight) == (4, 0)
+    assert (room.layers, room.in_flight) == ((0, 1, 2, 3), 0)
     assert room.per_sequence == 6 * KVCache.bytes_per_block(config, BLOCK, torch.float32)
 
 

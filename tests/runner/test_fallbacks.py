@@ -86,16 +86,19 @@ def kv() -> KVCache:
 def test_torchs_operators_are_not_recorded(kv: KVCache, monkeypatch: pytest.MonkeyPatch) -> None:
     fallbacks = Fallbacks()
     config = EngineConfig(cuda_graphs="start")
-    assert choose_graphs(config.replace(cuda_graphs="off"), [kv], fallbacks) == "off"
-    assert choose_graphs(config.replace(kernels="torch"), [kv], fallbacks) == "off"
-    assert choose_graphs(config.replace(deterministic=True), [kv], fallbacks) == "off"
+    assert choose_graphs(config.replace(cuda_graphs="off"), [kv], [0], fallbacks) == "off"
+    assert choose_graphs(config.replace(kernels="torch"), [kv], [0], fallbacks) == "off"
+    assert choose_graphs(config.replace(deterministic=True), [kv], [0], fallbacks) == "off"
     assert fallbacks.found == ()
     with pytest.warns(RuntimeWarning, match="not recorded: not all of its attention"):
-        assert choose_graphs(config, [kv], fallbacks) == "off"
+        assert choose_graphs(config, [kv], [0], fallbacks) == "off"
     monkeypatch.setattr(device_module, "reads_pages", lambda group: group is kv)
-    assert choose_graphs(config, [kv], fallbacks) == "start"
+    assert choose_graphs(config, [kv], [0], fallbacks) == "start"
     other = KVCache.allocate(CONFIG, 4, 16, torch.float32, "cpu")
-    assert choose_graphs(config, [kv, other], fallbacks) == "off"
+    assert choose_graphs(config, [kv, other], [0, 1], fallbacks) == "off"
+    # Layers of one group that differ in their heads.
+    assert choose_graphs(config, [kv, kv], [0, 0], fallbacks) == "off"
+    assert choose_graphs(config, [kv, kv], [0, 1], fallbacks) == "start"
 
 
 def test_a_recorded_step_takes_no_reference_kernel_that_needs_the_host(kv: KVCache) -> None:

@@ -1,11 +1,13 @@
-"""Checks of a rotation against the heads that it rotates."""
+"""Checks of what differs from layer to layer against the rest of a decoder."""
 
 from __future__ import annotations
 
-from asyncinfer.layers import RopeConfig, refuse
-from asyncinfer.models.parts import LatentConfig
+from collections.abc import Sequence
 
-__all__ = ["check_rope"]
+from asyncinfer.layers import RopeConfig, refuse
+from asyncinfer.models.parts import LatentConfig, LayerConfig
+
+__all__ = ["check_rope", "check_shared_kv"]
 
 
 def check_rope(
@@ -33,3 +35,22 @@ def check_rope(
     factors = (rope.factors, rope.long_factors)
     if rope.rope_type == "longrope" and any(len(part) != size // 2 for part in factors):
         raise refuse(owner, "rope", f"must have {size // 2} factors and as many long_factors")
+
+
+def check_shared_kv(owner: object, num_heads: int, layers: Sequence[LayerConfig]) -> None:
+    """Raise `ValueError` for layers of the config `owner` whose keys and values cannot be."""
+    for index, layer in enumerate(layers):
+        if layer.num_kv_heads is not None and num_heads % layer.num_kv_heads:
+            bound = f"num_kv_heads of layer {index} must divide num_heads={num_heads}"
+            raise refuse(owner, "layers", bound)
+        if layer.shares_kv is None:
+            continue
+        if layer.shares_kv >= index:
+            raise refuse(owner, "layers", f"shares_kv of layer {index} must be a layer before it")
+        source = layers[layer.shares_kv]
+        if not source.attends or source.shares_kv is not None:
+            raise refuse(owner, "layers", f"shares_kv of layer {index} must have KV of its own")
+        for part in ("window", "head_dim", "num_kv_heads", "rope"):
+            if getattr(source, part) != getattr(layer, part):
+                bound = f"{part} of layer {index} must be that of layer {layer.shares_kv}"
+                raise refuse(owner, "layers", bound)

@@ -1,0 +1,112 @@
+"""`Layerwise`: what follows from a decoder's shape, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from asyncinfer.attention import LayerKV, StateShape
+from asyncinfer.layers import AttentionTemperature, RopeConfig
+from asyncinfer.models.parts import Block, ExpertsConfig, LatentConfig, LayerConfig
+
+__all__ = ["Layerwise"]
+
+
+class Layerwise:
+    """What a `ModelConfig`, whose fields these are, says of its layers."""
+
+    __slots__ = ()
+
+    block: Block
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    intermediate_size: int
+    rope: RopeConfig | None
+    layers: tuple[LayerConfig, ...]
+    experts: ExpertsConfig | None
+    latent: LatentConfig | None
+    bidirectional: bool
+
+    def layer(self, index: int) -> LayerConfig:
+        """The configuration of one layer."""
+        return self.layers[index] if self.layers else LayerConfig(rope=self.rope)
+
+    def layer_block(self, index: int) -> Block:
+        """Where the norms of one layer stand."""
+        return self.layer(index).block or self.block
+
+    def layer_experts(self, index: int) -> ExpertsConfig | None:
+        """The experts of one layer; None where its feed-forward layer is a plain one."""
+        layer = self.layer(index)
+        return self.experts if layer.experts and layer.feed_forward else None
+
+    @property
+    def kv_layers(self) -> tuple[int, ...]:
+        """The layers that keep KV."""
+        if self.bidirectional:
+            return ()
+        layers = [self.layer(index) for index in range(self.num_layers)]
+        return tuple(i for i, it in enumerate(layers) if it.attends and it.shares_kv is None)
+
+    def layer_kv(self, index: int) -> LayerKV:
+        """The keys and values of one layer."""
+        layer = self.layer(index)
+        heads = layer.num_kv_heads or self.num_kv_heads
+        return LayerKV(heads, layer.head_dim or self.head_dim, self.kv_parts)
+
+    def kv_shapes(self, layers: Collection[int]) -> dict[LayerKV, tuple[int, ...]]:
+        """Those of `layers` that keep KV, by what they keep of a token."""
+        found: dict[LayerKV, tuple[int, ...]] = {}
+        for index in self.kv_layers:
+            if index in layers:
+                shape = self.layer_kv(index)
+                found[shape] = (*found.get(shape, ()), index)
+        return found
+
+    @property
+    def uniform_kv(self) -> bool:
+        """Whether all layers have keys and values of their own, and alike ones."""
+        plain = LayerKV(self.num_kv_heads, self.head_dim, self.kv_parts)
+        return all(
+            self.layer_kv(index) == plain
+            and self.layer(index).shares_kv is None
+            and not self.layer(index).keys_as_values
+            for index in range(self.num_layers)
+        )
+
+    def layer_intermediate(self, index: int) -> int:
+        """The width of one layer's feed-forward layer."""
+        return self.layer(index).intermediate_size or self.intermediate_size
+
+    @property
+    def windowed_layers(self) -> tuple[int, ...]:
+        """The layers that see a window only."""
+        return tuple(i for i, layer in enumerate(self.layers) if layer.window is not None)
+
+    @property
+    def state_layers(self) -> tuple[int, ...]:
+        """The layers that keep a state."""
+        return tuple(i for i, layer in enumerate(self.layers) if layer.mixer is not None)
+
+    @property
+    def state(self) -> tuple[StateShape, ...]:
+        """What each of `state_layers` keeps of a sequence."""
+        mixers = [layer.mixer for layer in self.layers if layer.mixer is not None]
+        return mixers[0].state(self.hidden_size) if mixers else ()
+
+    @property
+    def temperatures(self) -> tuple[AttentionTemperature, ...]:
+        """The different attention temperatures of the layers."""
+        return tuple(dict.fromkeys(each.temperature for each in self.layers if each.temperature))
+
+    @property
+    def window(self) -> int | None:
+        """The widest window of a layer that keeps KV; None without windows."""
+        windows = (self.layer(index).window for index in self.kv_layers)
+        return max((window for window in windows if window is not None), default=None)
+
+    @property
+    def kv_parts(self) -> int:
+        """Parts of the KV cache; see `KVShape`."""
+        return 2 if self.latent is None else 1
