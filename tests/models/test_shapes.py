@@ -45,6 +45,8 @@ OWN_HEAD_DIM = (
     "hunyuan_v1_dense",
     "llama",
     "minimax_m2",
+    "ministral",
+    "ministral3",
     "mistral",
     "mixtral",
     "nemotron",
@@ -79,7 +81,7 @@ def shape(family: str, head_dim: int) -> dict[str, Any]:
     if family == "gpt2":
         return {**changes, "n_head": heads, "n_embd": heads * head_dim}
     changes |= {"num_attention_heads": heads, "hidden_size": heads * head_dim}
-    if family.startswith("deepseek"):
+    if family.startswith("deepseek") or family == "mistral4":
         # The cache's own head is the latent vector and what is rotated.
         sizes = {"qk_nope_head_dim": head_dim, "v_head_dim": head_dim, "kv_lora_rank": head_dim - 8}
         return {**changes, **sizes, "num_key_value_heads": heads, "hidden_size": 16 * heads}
