@@ -50,18 +50,8 @@ LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 EMBEDDERS = ("bench", "cli")
 NOUNS = ("chunk", "config", "errors", "machine", "params")
 PUBLIC = (
-    *(
-        "",
-        "builtin",
-        "doctor",
-        "models",
-        "planner",
-        "plugins",
-        "protocols",
-        "remote",
-        "server",
-        "testing",
-    ),
+    *("", "builtin", "doctor", "integrations", "models", "planner", "plugins", "protocols"),
+    *("remote", "server", "testing"),
     *NOUNS,
 )
 

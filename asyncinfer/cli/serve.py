@@ -6,7 +6,8 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import anyio
@@ -15,7 +16,7 @@ import click
 from asyncinfer.cli.engine import open_engine
 from asyncinfer.cli.model import with_model
 from asyncinfer.cli.options import engine_options
-from asyncinfer.server import ApiKey, create_app
+from asyncinfer.server import ApiKey, Served, create_app
 
 __all__ = ["serve"]
 
@@ -53,6 +54,13 @@ _LOCAL = ("localhost", "127.0.0.1", "[::1]", "::1")
     show_default=True,
     help="Seconds that answers may go on when the server is stopped.",
 )
+@click.option(
+    "--ray",
+    "replicas",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Serve N replicas on a Ray cluster: the one at $RAY_ADDRESS, or one of this machine.",
+)
 @engine_options
 def serve(
     host: str,
@@ -63,6 +71,7 @@ def serve(
     origins: tuple[str, ...],
     hosts: tuple[str, ...],
     drain_timeout: float,
+    replicas: int | None,
     engine: dict[str, Any],
 ) -> None:
     """Serve a model to the clients of OpenAI and Anthropic, and a chat page, until Ctrl-C.
@@ -77,6 +86,8 @@ def serve(
         raise click.ClickException('serve needs: pip install "asyncinfer[server]"') from error
     if max_requests is not None:
         engine["max_requests"] = max_requests
+    if replicas is not None and "adapter" in engine:
+        raise click.UsageError("--adapter goes with one engine, not with --ray")
     local = host in ("localhost", "127.0.0.1", "::1")
     if not local and not keys:
         click.echo(f"Whoever reaches {host} may use the model: see --api-key.", err=True)
@@ -87,7 +98,8 @@ def serve(
             "cors_origins": origins,
             "allowed_hosts": (*_LOCAL, host, *hosts) if local or hosts else (),
         }
-        anyio.run(_serve, with_model(engine), names, options, listening, drain_timeout)
+        opening = _engine(with_model(engine), replicas)
+        anyio.run(_serve, opening, names, options, listening, drain_timeout)
 
 
 def _keys(keys: tuple[str, ...]) -> dict[str, ApiKey]:
@@ -111,8 +123,23 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
         yield listening
 
 
+@asynccontextmanager
+async def _engine(options: dict[str, Any], replicas: int | None) -> AsyncIterator[Served]:
+    """One engine, or so many on a Ray cluster."""
+    if replicas is None:
+        async with open_engine(options) as engine:
+            yield engine
+        return
+    try:
+        from asyncinfer.integrations import RayEngine
+    except ModuleNotFoundError as error:
+        raise click.ClickException('--ray needs: pip install "asyncinfer[ray]"') from error
+    async with RayEngine(replicas=replicas, **options) as ray_engine:
+        yield ray_engine
+
+
 async def _serve(
-    engine: dict[str, Any],
+    opening: AbstractAsyncContextManager[Served],
     names: tuple[str, ...],
     options: dict[str, Any],
     listening: socket.socket,
@@ -127,7 +154,7 @@ async def _serve(
         def capture_signals(self) -> Iterator[None]:
             yield
 
-    async with open_engine(engine) as opened:
+    async with opening as opened:
         app = create_app(dict.fromkeys(names, opened) if names else opened, **options)
         config = uvicorn.Config(
             app,

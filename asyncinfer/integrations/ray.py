@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -49,7 +50,8 @@ class RayEngine(RemoteEngine):
     Args:
         model: as of `Engine`; each replica loads it.
         replicas: how many there are at first; `scale` changes it.
-        actor_options: what Ray is to know of an actor, such as `{"num_gpus": 1}`.
+        actor_options: what Ray is to know of an actor, such as `{"num_gpus": 2}`. Without it an
+            actor has a processor, and a GPU where the cluster has any.
         routing: see `RemoteEngine`.
         options: of each `Engine`.
     """
@@ -67,10 +69,13 @@ class RayEngine(RemoteEngine):
         with checking_config():
             check_integer("replicas", replicas, 1)
         if not ray.is_initialized():
-            ray.init(include_dashboard=False, log_to_driver=False)
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         options.setdefault("prefix_secret", secrets.token_bytes(32))
         self._model, self._options = model, options
-        chosen = {"num_cpus": 1, "max_restarts": -1, **(actor_options or {})}
+        # Ray hides GPUs from an actor that asks for none.
+        gpus = min(1, ray.cluster_resources().get("GPU", 0))
+        own = {"num_cpus": 1, "num_gpus": gpus, "max_restarts": -1}
+        chosen = own | dict(actor_options or {})
         self._make = ray.remote(Replica).options(max_concurrency=_CALLS, **chosen)
         self._made: dict[str, RayLink] = {}
         self._number = 0

@@ -109,23 +109,23 @@ class Dispatcher:
             raise ReplicaLost(f"{route.replica} was removed")
         return self._links[route.replica]
 
-    def send(self, route: Route, method: str, *args: Any) -> None:
-        """Tell a replica something, without waiting for it."""
-        link = self._links.get(route.replica)
-        if link is not None:
-            task = asyncio.ensure_future(_sent(link, method, *args))
-            self._sending.add(task)
-            task.add_done_callback(self._sending.discard)
+    def send(self, route: Route, method: str, *args: Any) -> asyncio.Task[None]:
+        """Tell a replica something. Nobody has to wait for the task."""
+        task = asyncio.ensure_future(_sent(self._links.get(route.replica), method, *args))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+        return task
+
+    def abort(self, route: Route, request_id: str) -> asyncio.Task[None]:
+        """End a request at its replica. It counts there until that has confirmed it."""
+        task = self.send(route, "abort", request_id)
+        task.add_done_callback(lambda _: self.end(route))
+        return task
 
     def drop(self, route: Route, request_id: str) -> None:
-        """End a request that nobody holds any more; from any thread, for finalizers."""
-
-        def end() -> None:
-            self.end(route)
-            self.send(route, "abort", request_id)
-
+        """`abort` from any thread, for finalizers."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(end)
+            self._loop.call_soon_threadsafe(self.abort, route, request_id)
 
     async def _keys(self, prompt: Any, options: Mapping[str, Any]) -> list[bytes]:
         hasher = self._hasher
@@ -184,6 +184,8 @@ class Dispatcher:
             self.router.joined(name, told.max_requests)
 
 
-async def _sent(link: Link, method: str, *args: Any) -> None:
+async def _sent(link: Link | None, method: str, *args: Any) -> None:
+    """To a replica that is gone there is nothing to say."""
     with suppress(AsyncInferError):
-        await link.call(method, *args)
+        if link is not None:
+            await link.call(method, *args)

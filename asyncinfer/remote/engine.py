@@ -28,7 +28,7 @@ _OPTIONS: Final = frozenset(
     (
         *("params", "priority", "deadline", "cache_scope", "buffer", "on_full", "stream_interval"),
         *("tools", "tool_choice", "parallel_tool_calls", "template_options"),
-        *("continue_final_message", "prediction"),
+        *("continue_final_message", "prediction", "adapter"),
     )
 )
 
@@ -181,10 +181,11 @@ class RemoteEngine:
         """The sampling options of a request, checked before it leaves. Raises `InvalidRequest`."""
         known = _SAMPLING | _OPTIONS
         for name in options.keys() - known:
-            if name == "adapter":
-                raise InvalidRequest(name, options[name], "is not there for several replicas")
             near = suggestion(name, sorted(known | {"session"}))
             raise InvalidRequest(name, options[name], f"is not an option of stream(){near}")
+        if options.get("adapter") is not None:
+            bound = "is not there for several replicas"
+            raise InvalidRequest("adapter", options["adapter"], bound)
         sampling = {name: value for name, value in options.items() if name in _SAMPLING}
         given = options.get("params")
         if given is None:

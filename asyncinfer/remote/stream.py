@@ -22,6 +22,8 @@ __all__ = ["RemoteStream"]
 
 Result = TypeVar("Result")
 
+#: Seconds that `aclose` waits for the replica.
+ACK_TIMEOUT: Final = 5.0
 #: Seconds beyond its deadline after which a request is given up that its replica does not end.
 GRACE: Final = 5.0
 
@@ -86,15 +88,17 @@ class RemoteStream:
             self._dispatcher.send(self._route, "stop", self.request_id)
 
     async def aclose(self) -> None:
-        """Abort. A second call does nothing."""
+        """Abort, and wait until the replica has confirmed it, for five seconds at most. A second
+        call does nothing."""
         if self._ended:
             return
-        route = self._end(None)
+        self._ended = True
         self._pieces.clear()
         if self._call is not None:
             self._call.cancel()
-        if route is not None:
-            self._dispatcher.send(route, "abort", self.request_id)
+        if self._route is not None:
+            task = self._dispatcher.abort(self._route, self.request_id)
+            await asyncio.wait([task], timeout=ACK_TIMEOUT)
 
     async def _whole(self) -> Completion:
         try:
@@ -178,16 +182,16 @@ class RemoteStream:
             self._dispatcher.send(route, "abort", self.request_id)
             raise DeadlineExceeded(f"{self.request_id}: the replica did not end it by its deadline")
         self._call = None
+        if call.cancelled():
+            raise EngineClosed(f"{self.request_id}: the stream was closed while it was read")
         return call.result()
 
-    def _end(self, error: BaseException | None) -> Route | None:
-        """The first end counts. Returns where the request was."""
-        if self._ended:
-            return None
-        self._ended, self._error = True, error
-        if self._route is not None:
-            self._dispatcher.end(self._route)
-        return self._route
+    def _end(self, error: BaseException | None) -> None:
+        """The replica has ended it. The first end counts."""
+        if not self._ended:
+            self._ended, self._error = True, error
+            if self._route is not None:
+                self._dispatcher.end(self._route)
 
     def _chunk(self, piece: Piece) -> Chunk:
         chunk = piece.chunk

@@ -3,5 +3,6 @@
 
 from asyncinfer.server.app import create_app
 from asyncinfer.server.keys import ApiKey
+from asyncinfer.server.models import Served
 
-__all__ = ["ApiKey", "create_app"]
+__all__ = ["ApiKey", "Served", "create_app"]

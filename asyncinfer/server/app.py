@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from asyncinfer.bounds import MAX_BODY_BYTES
 from asyncinfer.checks import check_integer, checking_config
-from asyncinfer.engine import Engine
 from asyncinfer.server.keys import ApiKey, Keys
+from asyncinfer.server.models import Served
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -17,7 +17,7 @@ __all__ = ["create_app"]
 
 
 def create_app(
-    engines: Engine | Mapping[str, Engine],
+    engines: Served | Mapping[str, Served],
     *,
     keys: Mapping[str, ApiKey] | None = None,
     cache_scope: str = "",

@@ -6,13 +6,19 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from asyncinfer.engine import Engine
 from asyncinfer.errors import AsyncInferError, InvalidConfig
+from asyncinfer.remote import RemoteEngine
 from asyncinfer.server.errors import HttpError
+from asyncinfer.stats import AdapterInfo
 
-__all__ = ["Model", "Models"]
+__all__ = ["Model", "Models", "Served"]
+
+
+#: What an application serves.
+Served: TypeAlias = Engine | RemoteEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,30 +26,30 @@ class Model:
     """What a request's `model` names: an engine, or one of its LoRA adapters."""
 
     name: str
-    engine: Engine
+    engine: Served
     adapter: str | None = None
 
 
 class Models:
     """Finds models by name. Adapters come and go, and so are looked up each time."""
 
-    def __init__(self, engines: Engine | Mapping[str, Engine]) -> None:
+    def __init__(self, engines: Served | Mapping[str, Served]) -> None:
         """Raises `InvalidConfig`."""
         self._created = int(time.time())
-        self._engines: dict[str | None, Engine] = {}
+        self._engines: dict[str | None, Served] = {}
         self._unnamed = "model"
-        if isinstance(engines, Engine):
+        if isinstance(engines, Served):
             self._engines[None] = engines
         elif not isinstance(engines, Mapping) or not engines:
-            raise InvalidConfig("engines", engines, "must be an Engine, or a name of one at least")
+            raise InvalidConfig("engines", engines, "must be an engine, or a name of one at least")
         else:
             for name, engine in engines.items():
-                if not isinstance(name, str) or not name or not isinstance(engine, Engine):
+                if not isinstance(name, str) or not name or not isinstance(engine, Served):
                     raise InvalidConfig("engines", name, "must map names to engines")
                 self._engines[name] = engine
 
     @property
-    def engines(self) -> dict[str, Engine]:
+    def engines(self) -> dict[str, Served]:
         return {self._name(name, engine): engine for name, engine in self._engines.items()}
 
     def find(self, name: object) -> Model:
@@ -56,7 +62,7 @@ class Models:
             if name in engines:
                 return Model(name, engines[name])
             for engine in engines.values():
-                if any(adapter.name == name for adapter in engine.adapters.list()):
+                if any(adapter.name == name for adapter in _adapters(engine)):
                     return Model(name, engine, name)
         known = ", ".join(model["id"] for model in self.listed())
         raise HttpError(
@@ -73,15 +79,20 @@ class Models:
         found = []
         for name, engine in self.engines.items():
             entry = {"id": name, **told, "max_model_len": engine.model.max_context}
-            adapters = [adapter.name for adapter in engine.adapters.list()]
+            adapters = [adapter.name for adapter in _adapters(engine)]
             found.append(entry)
             found.extend({**entry, "id": adapter, "parent": name} for adapter in adapters)
         return found
 
-    def _name(self, name: str | None, engine: Engine) -> str:
+    def _name(self, name: str | None, engine: Served) -> str:
         """The engine's name: the one given, else its model's, which it keeps when it is closed."""
         if name is not None:
             return name
         with suppress(AsyncInferError):
             self._unnamed = engine.model.name
         return self._unnamed
+
+
+def _adapters(engine: Served) -> list[AdapterInfo]:
+    """The adapters that are loaded: on several replicas there are none."""
+    return [] if isinstance(engine, RemoteEngine) else [*engine.adapters.list()]

@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from asyncinfer.engine import Engine
 from asyncinfer.server import chat, embeddings, messages, responses
 from asyncinfer.server.body import Bodies
 from asyncinfer.server.call import Call
@@ -26,7 +25,7 @@ from asyncinfer.server.errors import HttpError, anthropic_error, openai_error
 from asyncinfer.server.fields import CHAT, COMPLETION, MESSAGES, RESPONSES
 from asyncinfer.server.keys import Keys
 from asyncinfer.server.messages import Messages
-from asyncinfer.server.models import Models
+from asyncinfer.server.models import Models, Served
 from asyncinfer.server.openapi import Operation, document
 from asyncinfer.server.page import Page
 from asyncinfer.server.plain import DETOKENIZE, TOKENIZE, Plain
@@ -39,7 +38,7 @@ _ANTHROPIC: Final[dict[str, Any]] = {"error_body": anthropic_error, "error_event
 
 
 def make(
-    engines: Engine | Mapping[str, Engine],
+    engines: Served | Mapping[str, Served],
     keys: Keys,
     max_body_bytes: int,
     cors_origins: tuple[str, ...],

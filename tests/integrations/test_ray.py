@@ -9,7 +9,10 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+import httpx2
+import openai
 import pytest
+from cli.test_serve import served
 from support import Until
 
 from asyncinfer import InvalidConfig, InvalidRequest, ModelLoadError
@@ -32,7 +35,14 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 27)
+    # GPUs that nobody has: an actor asks for one, and computes without.
+    ray.init(
+        num_cpus=2,
+        num_gpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=1 << 27,
+    )
     yield
     ray.shutdown()
 
@@ -101,3 +111,20 @@ async def test_what_cannot_be_opened() -> None:
     with pytest.raises(ModelLoadError, match="nowhere"):
         async with RayEngine("/nowhere", replicas=1, actor_options=OPTIONS):
             raise AssertionError("it opened")
+
+
+def test_replicas_are_served() -> None:
+    with served("--ray", "2") as (url, program):
+        with openai.OpenAI(base_url=url, api_key="none") as client:
+            (model,) = client.models.list()
+            asked = {"model": model.id, "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+            whole = client.completions.create(**asked).choices[0].text
+            parts = client.completions.create(**asked, stream=True)
+            assert "".join(part.choices[0].text for part in parts if part.choices) == whole
+            with pytest.raises(openai.BadRequestError, match="top_p"):
+                client.completions.create(**asked, top_p=7.0)
+        health = httpx2.get(url.replace("/v1", "/health"), timeout=120).json()
+        assert health["engines"][model.id]["state"] == "open"
+        program.send_signal(signal.SIGTERM)
+        _, told = program.communicate(timeout=240)
+        assert program.returncode == 0, told

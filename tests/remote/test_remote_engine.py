@@ -341,6 +341,20 @@ async def test_requests_end_when_nobody_asks_for_news(
     await link.call("close", 0.0)
 
 
+async def test_a_stream_that_is_closed_while_it_is_read() -> None:
+    gates = [StepGate()]
+    async with RemoteEngine(wires(1, gates)) as remote:
+        gates[0].close()
+        stream = remote.stream("hello")
+        await stream.__aenter__()
+        reading = asyncio.ensure_future(stream.__anext__())
+        await asyncio.sleep(0)
+        gates[0].open()
+        await stream.aclose()
+        with pytest.raises(EngineClosed, match="closed while it was read"):
+            await reading
+
+
 async def test_a_dropped_stream_is_ended(until: Until) -> None:
     async with RemoteEngine(wires(1)) as remote:
         stream = remote.stream("hello")
