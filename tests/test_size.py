@@ -10,7 +10,7 @@ from benchmarks.count_lines import PACKAGE, Lines, count, rooms, table, total
 #: Lines of each room, prose and blank ones included. Whoever mends or tidies makes room for it; a
 #: new capability raises the bound of its rooms by what it needs.
 MOST = {
-    "adapters": 934,
+    "adapters": 971,
     "attention": 2_071,
     "bench": 6_437,
     "builtin": 900,

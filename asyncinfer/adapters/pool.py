@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any, Final
@@ -13,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from asyncinfer.adapters.device_work import compile_kernels, own_stream
 from asyncinfer.adapters.files import open_adapter
 from asyncinfer.adapters.modules import LoraLayout, lora_layout
 from asyncinfer.adapters.read import CheckedAdapter, check_adapter
 from asyncinfer.adapters.slot_memory import forget, zeros
 from asyncinfer.errors import ModelLoadError
+from asyncinfer.kernels.dispatch import wants_triton
 from asyncinfer.kernels.native import LoraKernel, lora_kernel
 from asyncinfer.layers import (
     DeviceLoraRows,
@@ -73,13 +74,17 @@ class AdapterPool:
         max_adapters: int,
         max_rank: int,
         max_bytes: int | None = None,
+        warm_up: bool = False,
     ) -> None:
-        """Takes no memory. Fewer slots than `max_adapters` are made if no more fit `max_bytes`."""
+        """Takes no memory. Fewer slots than `max_adapters` are made if no more fit `max_bytes`.
+        `warm_up`: the thread that loads the first adapter has Triton's kernels compiled for them,
+        so that no step waits for it."""
         self.layout: LoraLayout = lora_layout(model)
         self.max_rank = max_rank
         #: Bytes of all adapters that are loaded.
         self.bytes = 0
         self._device = device
+        self._warm_up = warm_up
         self._dtype = dtype
         self._bytes_per_rank = self.layout.elements_per_rank * dtype.itemsize
         self._max_bytes = MOST_BYTES if max_bytes is None else max_bytes
@@ -124,7 +129,7 @@ class AdapterPool:
         """Read an adapter's tensors into a free slot. Raises `ModelLoadError`."""
         slot = self._take()
         try:
-            with torch.inference_mode(), _own_stream(self._device):
+            with torch.inference_mode(), own_stream(self._device):
                 dtype = self._fill(slot, adapter)
         except BaseException as error:
             self._give_back(slot)
@@ -277,6 +282,8 @@ class AdapterPool:
                 )
                 for name, layer in self.layout.layers.items()
             }
+            if self._warm_up and wants_triton():
+                compile_kernels(self._layers[dtype])
         return self._layers[dtype]
 
 
@@ -284,16 +291,3 @@ def _is_exact(weights: LoraWeights, slot: int, down: torch.Tensor, up: torch.Ten
     """Whether a slot holds these matrices as they are."""
     first, second = weights.down[slot, : down.shape[0]], weights.up[slot, : up.shape[0]]
     return torch.equal(first.float(), down) and torch.equal(second.float(), up)
-
-
-@contextmanager
-def _own_stream(device: torch.device) -> Iterator[None]:
-    """Give this thread's work on a GPU a stream of its own within the block, and wait for it at the
-    end."""
-    if device.type != "cuda":
-        yield
-        return
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        yield
-    stream.synchronize()

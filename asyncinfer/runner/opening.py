@@ -13,7 +13,7 @@ from asyncinfer.attention import KVCache, KVFormat, StateCache
 from asyncinfer.cache import KVGroupSpec
 from asyncinfer.config import PREDICTOR, EngineConfig
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.kernels.dispatch import KernelError
+from asyncinfer.kernels.dispatch import KernelError, wants_triton
 from asyncinfer.models import Decoder, load_model, read_config
 from asyncinfer.runner.accelerator import CudaAccelerator
 from asyncinfer.runner.canary import check_opened
@@ -179,6 +179,7 @@ def _runner(
                 max_adapters=config.max_adapters,
                 max_rank=config.max_adapter_rank,
                 max_bytes=config.adapter_bytes,
+                warm_up=config.warm_up and decoder.device.type == "cuda" and wants_triton(),
             ),
         )
         if accelerator is not None:

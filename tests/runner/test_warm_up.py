@@ -13,6 +13,7 @@ import torch
 from fakes.fake_device import FakeDevice
 from kernels.compiled import Launch, compiled_for, recorded
 
+from asyncinfer.adapters import AdapterPool
 from asyncinfer.attention import PagedAttention
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import ModelLoadError
@@ -161,12 +162,63 @@ def test_it_records_nothing_and_leaves_nothing_behind(make_hand: Any, device: Fa
     assert hand.runner.executor.graphs.recorded == 1
 
 
-def failing(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def adapters(decoder: Decoder, *, warm_up: bool) -> AdapterPool:
+    """With one adapter, of two layers' worth of modules."""
+    cpu, numbers = torch.device("cpu"), torch.Generator().manual_seed(4)
+    pool = AdapterPool(
+        decoder.config, cpu, torch.float32, max_adapters=2, max_rank=8, warm_up=warm_up
+    )
+    tensors = {}
+    for name, found in pool.layout.modules.items():
+        outputs = found.layer.sizes[found.part]
+        shapes = {"A": (4, found.layer.inputs), "B": (outputs, 4)}
+        for side, shape in shapes.items():
+            tensors[f"{name}.lora_{side}.weight"] = torch.randn(shape, generator=numbers)
+    pool.read(tensors, {"lora_alpha": 1})
+    return pool
+
+
+@pytest.mark.parametrize("way", ["as it is loaded", "never", "in vain"])
+def test_kernels_of_adapters_compile_as_the_first_is_loaded(
+    make_hand: Any,
+    fused: Decoder,
+    compiler: Compiler,
+    way: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if way == "in vain":
+        with monkeypatch.context() as patch:
+            failing(compiler, patch, "lora_add")
+            pool = adapters(fused, warm_up=True)
+    else:
+        pool = adapters(fused, warm_up=way == "as it is loaded")
+    known = set(compiler.compiled)
+    compiler.compiled.clear()
+    with FakeDevice() as device:
+        hand = make_hand(decoder=fused, accelerator=device, slots=4, adapters=pool)
+        for slot, adapter in enumerate((0, -1, 0)):
+            hand.join(slot, [7] * 5, adapter=adapter)
+            hand.row(slot, 0, 5)
+            hand.step()
+        for start in (5, 6):
+            for slot in range(3):
+                hand.row(slot, start, 1)
+            hand.step()
+    served = {key for key in compiler.compiled if "lora" in str(key)}
+    assert served
+    assert (served <= known) == (way == "as it is loaded")
+    if way == "as it is loaded":
+        kernels = {str(key).split("'")[1] for key in known}
+        steps = ("rows", "tiles")
+        assert kernels == {f"lora_{side}_{kind}" for side in ("down", "up") for kind in steps}
+
+
+def failing(compiler: Compiler, monkeypatch: pytest.MonkeyPatch, name: str = "rms_norm") -> None:
     def kernel_for(operator: Callable[..., Any], tensor: torch.Tensor) -> Callable[..., Any]:
         def kernel(*_: Any, **__: Any) -> Any:
-            raise dispatch.KernelError("rms_norm: no C compiler found")
+            raise dispatch.KernelError(f"{name}: no C compiler found")
 
-        wanted = operator.__name__ == "rms_norm" and dispatch.wants_triton()
+        wanted = operator.__name__ == name and dispatch.wants_triton()
         return kernel if wanted else operator
 
     monkeypatch.setattr(dispatch, "kernel_for", kernel_for)

@@ -8,7 +8,7 @@ import triton.language as tl
 __all__ = ["lora_down_rows", "lora_up_rows", "part_of_block"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=("slots",))
 def lora_down_rows(
     x,
     down,
@@ -47,7 +47,7 @@ def lora_down_rows(
     tl.store(inner + row.to(tl.int64) * RANKS + at, tl.sum(total, axis=1), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=("slots",))
 def lora_up_rows(
     inner,
     up,

@@ -11,7 +11,7 @@ from asyncinfer.kernels.triton.lora_rows import part_of_block
 __all__ = ["lora_down_tiles", "lora_up_tiles"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",), do_not_specialize_on_alignment=("slots",))
 def lora_down_tiles(
     x,
     down,
@@ -51,7 +51,7 @@ def lora_down_tiles(
         slot = tl.max(left, axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",), do_not_specialize_on_alignment=("slots",))
 def lora_up_tiles(
     inner,
     up,
