@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from asyncinfer.bench import FAKE_MODELS, BenchError, LagOptions, available_loops, measure_lag
+from asyncinfer.bench import lag as lag_module
 from asyncinfer.bench.loops import run_on
 from asyncinfer.bench.ticker import ticking
 
@@ -34,11 +35,18 @@ def test_both_fake_models_have_their_figures() -> None:
     assert gc.get_freeze_count() == 0
 
 
-def test_a_window_without_prompts_is_no_measurement() -> None:
+def test_a_window_without_prompts_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lag_module, "LONGEST_WAIT", 0.0)
     # One prompt takes hundreds of steps of 10 ms: none is answered in a tenth of a second.
     options = {**SMALL, "prompt_bytes": 1_000_000, "step_ms": 10.0, "seconds": 0.1}
     with pytest.raises(BenchError, match="0 long prompts"):
         measure_lag(LagOptions(models=["fake-bytes"], repeat=1, **options))
+
+
+def test_on_a_slow_machine_it_goes_on_until_a_prompt_is_answered() -> None:
+    options = {**SMALL, "seconds": 0.001}
+    (lag,) = measure_lag(LagOptions(models=["fake-bytes"], repeat=1, **options)).models
+    assert lag.prompts >= 1
 
 
 @pytest.mark.parametrize("loop", available_loops())
