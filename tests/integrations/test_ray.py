@@ -7,6 +7,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import httpx2
@@ -18,10 +19,18 @@ from support import Until
 from asyncinfer import InvalidConfig, InvalidRequest, ModelLoadError
 from asyncinfer.remote import ReplicaLost
 
-ray = pytest.importorskip("ray", reason='needs pip install "asyncinfer[ray]"')
-RayEngine = pytest.importorskip("asyncinfer.integrations.ray").RayEngine
+HAS_RAY = find_spec("ray") is not None
+if HAS_RAY:
+    import ray
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.filterwarnings("default")]
+    from asyncinfer.integrations import RayEngine
+
+pytestmark = [
+    pytest.mark.skipif(not HAS_RAY, reason='needs pip install "asyncinfer[ray]"'),
+    pytest.mark.anyio,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("default"),
+]
 
 OPTIONS = {"num_cpus": 0}
 #: The shipped model: an actor loads it in a second.
