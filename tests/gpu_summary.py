@@ -14,12 +14,14 @@ from asyncinfer.machine import version
 __all__ = ["gpu_summary", "machine_lines"]
 
 
-def gpu_summary(reports: Iterable[pytest.TestReport]) -> list[str]:
+def gpu_summary(reports: Iterable[pytest.TestReport | pytest.CollectReport]) -> list[str]:
     """Passed, failed and skipped tests with the property `gpu`, by file, and the names of those
-    that failed. None were run: nothing."""
+    that failed. None were run: nothing. Of modules that are skipped whole nothing is said."""
     files: dict[str, Counter[str]] = {}
     failed = []
     for report in reports:
+        if isinstance(report, pytest.CollectReport):
+            continue
         # A test that is skipped, or whose fixtures fail, has no call.
         if ("gpu", True) not in report.user_properties or (report.when != "call" and report.passed):
             continue

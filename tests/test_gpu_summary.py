@@ -47,5 +47,11 @@ def test_without_a_gpu_there_is_nothing_to_say() -> None:
     assert gpu_summary([]) == []
 
 
+def test_a_module_that_is_skipped_whole_is_no_test() -> None:
+    module = pytest.CollectReport("tests/d.py", "skipped", None, [])
+    assert gpu_summary([module]) == []
+    assert gpu_summary([module, report("tests/a.py::one", "passed")]) == ["tests/a.py: 1 passed"]
+
+
 def test_the_machine_is_named() -> None:
     assert any("torch" in line for line in machine_lines())
