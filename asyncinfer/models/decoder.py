@@ -72,6 +72,7 @@ class Decoder:
         ropes = list(dict.fromkeys(layer.rope for layer in layers if layer.rope is not None))
         self._rope_configs = ropes
         self.keep_within(max_context or config.max_context)
+        self._temperatures = config.temperatures
         self._scale = config.query_scale
         fused = isinstance(embedding, torch.Tensor) and has_fused_kernels(embedding)
         builder = LayerBuilder(config, ropes, weights, self.device, self.dtype, fused, storage)
@@ -131,7 +132,7 @@ class Decoder:
         """What each layer is given in `run`, and in `predict` after it; arguments of `forward`.
         Call it once for the same tokens: it clears the pages that they are the first of."""
         angles = [rope(positions) for rope in self._ropes]
-        temperatures = [each.factors(positions) for each in self.config.temperatures]
+        temperatures = [each.factors(positions) for each in self._temperatures]
         return ForwardPass(angles, self._attends(kv, batches), adapters, temperatures, states)
 
     def run(
