@@ -6,7 +6,6 @@ import random
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
@@ -108,27 +107,21 @@ async def _measure(
 ) -> PaceResult:
     targets = (options.step_target, inf)
     found: dict[float, list[Pace]] = {target: [] for target in targets}
-    async with AsyncExitStack() as stack:
-        engines = {}
+    for repetition in range(options.repeat):
         for target in targets:
-            engine = Engine(
+            report(f"a target of {target:g} s ({repetition + 1} of {options.repeat})")
+            # One engine at a time: the threads of a second one, though idle, would have those of
+            # the first sleep after each operator.
+            async with Engine(
                 model,
                 device="cpu",
                 step_target=target,
                 max_running=options.streams + 1,
                 drain_timeout=0.0,
-            )
-            engines[target] = await stack.enter_async_context(engine)
-        for repetition in range(-1, options.repeat):
-            for target, engine in engines.items():
-                name = "warm-up" if repetition < 0 else f"{repetition + 1} of {options.repeat}"
-                report(f"a target of {target:g} s ({name})")
-                tokens = options.prompt_tokens
+            ) as engine:
                 work = _Work(engine, options, repetition)
-                if repetition < 0:
-                    await work.run(min(tokens, _WARM_UP))
-                else:
-                    found[target].append(await work.run(tokens))
+                await work.warm_up(min(options.prompt_tokens, _WARM_UP))
+                found[target].append(await work.run(options.prompt_tokens))
     paced, unpaced = (median(found[target], lambda pace: pace.gaps.p99) for target in targets)
     return PaceResult(options.step_target, paced, unpaced)
 
@@ -144,6 +137,11 @@ class _Work:
         self._all_began = anyio.Event()
         #: When each stream got a chunk.
         self._times: list[list[float]] = [[] for _ in range(options.streams)]
+
+    async def warm_up(self, prompt_tokens: int) -> None:
+        """Compute a short prompt and a few tokens."""
+        prompt = self._tokens(prompt_tokens)
+        await self._engine.generate(prompt, max_tokens=8, temperature=0.0, ignore_eos=True)
 
     async def run(self, prompt_tokens: int) -> Pace:
         alone = await self._prompt(prompt_tokens)
