@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import anyio
@@ -45,7 +44,7 @@ _FORCED: Final = {
 class ConstrainedOptions:
     """Options of the benchmark."""
 
-    #: A checkpoint's folder or file; None: the shipped model.
+    #: A checkpoint's folder or file, a known name or a hub id; None: the shipped model.
     model: str | None = None
     #: Requests decoded together.
     running: int = 32
@@ -121,8 +120,7 @@ def measure_constrained(
 
 
 async def _measure(options: ConstrainedOptions, report: Callable[[str], None]) -> ConstrainedResult:
-    model = None if options.model is None else Path(options.model)
-    async with Engine(model) as engine:
+    async with Engine(options.model) as engine:
         began = time.perf_counter()
         await engine.generate("x", choice=["x"], max_tokens=1)
         first = (time.perf_counter() - began) * 1e3
