@@ -44,7 +44,7 @@ def test_a_window_without_prompts_is_no_measurement(monkeypatch: pytest.MonkeyPa
 
 
 def test_on_a_slow_machine_it_goes_on_until_a_prompt_is_answered() -> None:
-    options = {**SMALL, "seconds": 0.001}
+    options = {**SMALL, "prompt_bytes": 200_000, "seconds": 0.05}
     (lag,) = measure_lag(LagOptions(models=["fake-bytes"], repeat=1, **options)).models
     assert lag.prompts >= 1
 
