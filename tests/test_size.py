@@ -34,7 +34,7 @@ MOST = {
     "sampling": 2_253,
     "scheduler": 3_069,
     "server": 2_788,
-    "speculation": 946,
+    "speculation": 969,
     "telemetry": 590,
     "testing": 9_868,
     "text": 3_142,

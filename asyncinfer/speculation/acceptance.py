@@ -15,6 +15,9 @@ _FADING: Final = 0.8
 _SUPPOSED: Final = 2.0
 #: The longest draft of a method that is being tried again.
 _PROBE: Final = 2
+#: After so many looks in a row that found nothing, the next one comes so many tokens later.
+_PATIENCE: Final = 4
+_UNTIL_LOOK: Final = 8
 #: Tokens of the first rest of a method that does not pay, and of the longest.
 _FIRST_REST: Final = 32
 _MOST_REST: Final = 1024
@@ -22,9 +25,10 @@ _MOST_REST: Final = 1024
 
 class Acceptance:
     """Says how many tokens to draft. A method that does not pay rests, each time for longer. After
-    a rest one short draft tells whether it has become better."""
+    a rest one short draft tells whether it has become better. One that finds nothing to draft looks
+    at every eighth token only, since an answer without drafts decodes faster meanwhile."""
 
-    __slots__ = ("_accepted", "_most", "_rest", "_resting_until", "_tried")
+    __slots__ = ("_accepted", "_found_nothing", "_look_at", "_most", "_rest", "_resting", "_tried")
 
     def __init__(self, supposed: float, most: int) -> None:
         """`supposed`: the share of right tokens that counts until drafts were verified. A draft has
@@ -33,7 +37,11 @@ class Acceptance:
         self._tried = _SUPPOSED
         self._accepted = supposed * _SUPPOSED
         self._rest = _FIRST_REST
-        self._resting_until = -1
+        #: The length at which a rest ends; negative where the method does not rest.
+        self._resting = -1
+        #: Steps in a row in which nothing was found, and the length at which to look again.
+        self._found_nothing = 0
+        self._look_at = -1
 
     @property
     def share(self) -> float:
@@ -42,16 +50,16 @@ class Acceptance:
 
     @property
     def resting_until(self) -> int:
-        """The length of the answer at which drafts are tried again; negative where the method
-        does not rest."""
-        return self._resting_until
+        """The length of the answer at which a draft is tried or looked for again; negative where
+        one may come now."""
+        return max(self._resting, self._look_at)
 
     def wanted(self, length: int, cost: DraftCost) -> int:
         """Tokens to draft for an answer that is `length` tokens long."""
-        if length < self._resting_until:
+        if length < self.resting_until:
             return 0
         best = self._best(cost)
-        if best or self._resting_until >= 0:
+        if best or self._resting >= 0:
             return best or min(self._most, _PROBE)
         self._sleep(length)
         return 0
@@ -62,9 +70,18 @@ class Acceptance:
         self._tried = _FADING * self._tried + tried
         self._accepted = _FADING * self._accepted + accepted
         if self._best(cost):
-            self._rest, self._resting_until = _FIRST_REST, -1
+            self._rest, self._resting = _FIRST_REST, -1
         else:
             self._sleep(length)
+
+    def looked(self, length: int, found: bool) -> None:
+        """Count a look for something to draft, for an answer that is `length` tokens long."""
+        if found:
+            self._found_nothing, self._look_at = 0, -1
+            return
+        self._found_nothing += 1
+        if self._found_nothing >= _PATIENCE:
+            self._look_at = length + _UNTIL_LOOK
 
     def failed(self, length: int) -> None:
         """Count a draft that could not be made, of an answer that is `length` tokens long."""
@@ -81,5 +98,5 @@ class Acceptance:
         return tokens if right > cost.of(tokens) else 0
 
     def _sleep(self, length: int) -> None:
-        self._resting_until = length + self._rest
+        self._resting = length + self._rest
         self._rest = min(2 * self._rest, _MOST_REST)

@@ -169,6 +169,11 @@ class Drafter:
         """Set the next draft."""
         self.method, self.draft = method, tokens[: self.wanted]
 
+    def found(self, method: str, tokens: Sequence[int]) -> None:
+        """Set the next draft to what a method found in texts, if it found anything."""
+        self.methods[method].looked(len(self.known), bool(tokens))
+        self.put(method, tokens)
+
     def verified(self, drafted: int, accepted: int) -> None:
         """Count `drafted` tokens of the draft that were computed, of which `accepted` are right."""
         self.accepted += accepted

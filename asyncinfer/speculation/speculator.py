@@ -67,7 +67,7 @@ class Speculator:
             expected = None if drafter.draft else drafter.prediction
             if expected is not None and drafter.want(PREDICTION, costs[drafter]):
                 answer = drafter.known[drafter.prompt_len :]
-                drafter.put(PREDICTION, expected.following(answer, drafter.wanted))
+                drafter.found(PREDICTION, expected.following(answer, drafter.wanted))
             if not drafter.draft:
                 without.append(drafter)
         for proposer in self.proposers:
@@ -77,8 +77,9 @@ class Speculator:
             asked = [drafter for drafter in without if drafter.want(proposer.name, costs[drafter])]
             if asked:
                 views = [_view(drafter, proposer.name) for drafter in asked]
+                put = Drafter.put if proposer is self._model else Drafter.found
                 for drafter, tokens in zip(asked, proposer.propose(views), strict=True):
-                    drafter.put(proposer.name, tokens)
+                    put(drafter, proposer.name, tokens)
                 if self._model is not None and proposer is self._model:
                     behind = self._model.behind
                     for drafter, view in zip(asked, views, strict=True):

@@ -119,7 +119,8 @@ def test_answers_are_those_without_drafts(plain: list[Any], name: str) -> None:
     # which the answer ends has its last token counted as rejected: nothing goes on from it.
     assert sum(forced.accepted) > 100
     assert sum(forced.rejected) < 12
-    assert sum(drafts.rejected) > 50
+    # Prompts and answers of chance hardly repeat themselves, so that it looks at few of them.
+    assert sum(drafts.rejected) > (8 if name == "prompt-lookup" else 50)
     if name in ("oracle", "garbage", "draft-model", "mtp"):
         assert (sum(drafts.accepted) > 200) == (name != "garbage")
     assert stats.preemptions > 10

@@ -148,6 +148,24 @@ def test_what_does_not_pay_rests_for_longer_and_longer() -> None:
     assert len(tried) < 16
 
 
+def test_who_finds_nothing_looks_at_every_eighth_token() -> None:
+    drafter = Drafter(SamplingParams(), 0, 0, prediction=PackedTokens(range(100, 160)))
+    speculator, looked, drafted = Speculator(), [], []
+    for length in range(1, 40):
+        # Another text at first, then what was expected.
+        drafter.known = [5] * min(length, 24) + list(range(110, 110 + length - 24))
+        before = drafter.resting_until
+        speculator.draft([drafter], 1, 1)
+        if before <= length:
+            looked.append(length)
+        if drafter.draft:
+            drafted.append(length)
+            assert drafter.draft[0] == drafter.known[-1] + 1
+    # Three times without a pause, and again from where it found something.
+    assert looked == [1, 2, 3, 4, 12, 20, *range(28, 40)]
+    assert drafted == [*range(28, 40)]
+
+
 def test_no_draft_where_a_token_costs_a_token() -> None:
     assert Acceptance(0.9, 32).wanted(10, DraftCost(0.95)) == 0
     # Nor where a draft costs more than it can bring.
