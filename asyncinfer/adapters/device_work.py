@@ -11,6 +11,7 @@ import torch
 
 from asyncinfer.kernels import ops
 from asyncinfer.kernels.dispatch import KernelError
+from asyncinfer.kernels.streams import lend_streams, return_streams
 from asyncinfer.layers import LoraLayers
 
 __all__ = ["compile_kernels", "own_stream"]
@@ -32,12 +33,15 @@ def compile_kernels(layers: LoraLayers) -> None:
 
 @contextmanager
 def own_stream(device: torch.device) -> Iterator[None]:
-    """Give this thread's work on a GPU a stream of its own within the block, and wait for it at the
-    end."""
+    """Give this thread's work on a GPU a stream of its own within the block, which nobody records
+    on, and wait for it at the end."""
     if device.type != "cuda":
         yield
         return
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        yield
-    stream.synchronize()
+    (stream,) = lend_streams(device, 1)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+        stream.synchronize()
+    finally:
+        return_streams(device, (stream,))

@@ -13,6 +13,8 @@ from typing import Any, Final, Protocol
 import torch
 import torch.nn.functional as F
 
+from asyncinfer.kernels.streams import lend_streams, return_streams
+
 __all__ = ["Accelerator", "CudaAccelerator", "DeviceError", "Event", "Graph"]
 
 
@@ -84,11 +86,7 @@ class Accelerator(Protocol):
         before."""
 
 
-#: The streams of closed engines: main, side and recorder, kept for later engines. torch has 32
-#: streams of a priority for a device and hands them out in turn, so that a new one could be the
-#: stream of another engine, which may be recording.
-_IDLE: Final[dict[torch.device, list[tuple[Any, Any, Any]]]] = {}
-#: torch allows one recording at a time in a process. This lock also guards `_IDLE`.
+#: torch allows one recording at a time in a process.
 _ONE_AT_A_TIME: Final = threading.Lock()
 
 
@@ -97,10 +95,8 @@ class CudaAccelerator:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        with _ONE_AT_A_TIME:
-            idle = _IDLE.setdefault(device, [])
-            # Recordings have a stream of their own, so that the work of `main` goes on meanwhile.
-            self._streams = idle.pop() if idle else tuple(_stream(device) for _ in range(3))
+        # Recordings have a stream of their own, so that the work of `main` goes on meanwhile.
+        self._streams = lend_streams(device, 3)
         self.main, self.side, self._recorder = self._streams
         #: The thread's device and its stream on this one, before it was adopted.
         self._before: tuple[int, Any] | None = None
@@ -189,9 +185,8 @@ class CudaAccelerator:
                 torch.cuda.set_device(device)
             self._before = None
         torch.cuda.empty_cache()
-        with _ONE_AT_A_TIME:
-            if self._streams not in _IDLE[self.device]:
-                _IDLE[self.device].append(self._streams)
+        return_streams(self.device, self._streams)
+        self._streams = ()
 
 
 def _wake_libraries(device: torch.device) -> None:
@@ -222,10 +217,3 @@ def _copied_random_state(device: torch.device) -> Iterator[None]:
         yield
     finally:
         generator.graphsafe_set_state(own)
-
-
-def _stream(device: torch.device) -> Any:
-    """A stream that no host gets which asks for torch's streams of default or of highest priority:
-    torch shares each priority's streams out in turn, and work of a host's on a stream that records
-    would become part of the recording."""
-    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from asyncinfer.adapters.device_work import own_stream
+from asyncinfer.kernels import streams
 from asyncinfer.runner import accelerator
 from asyncinfer.runner.accelerator import CudaAccelerator
 
@@ -118,8 +120,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
         def reset(self) -> None:
             fake.log.append("reset")
 
-    monkeypatch.setattr(accelerator, "_IDLE", {})
-    monkeypatch.setattr(accelerator, "_stream", fake.stream_of)
+    monkeypatch.setattr(streams, "_IDLE", {})
+    monkeypatch.setattr(streams, "_stream", fake.stream_of)
     monkeypatch.setattr(
         accelerator, "_wake_libraries", lambda device: fake.woken.append(fake.current.number)
     )
@@ -155,21 +157,35 @@ def test_streams_of_closed_accelerators_are_used_again(cuda: Cuda) -> None:
 
 def test_a_host_is_never_given_an_engines_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """By torch's rule: 32 streams of each of four priorities, in turn."""
-    handed, made = Counter[int](), []
+    handed: Counter[int] = Counter()
+    made: list[Any] = []
 
-    def stream(device: torch.device, priority: int = 0) -> tuple[int, int]:
+    class Pooled(tuple[int, int]):
+        def synchronize(self) -> None:
+            pass
+
+    def stream(device: torch.device, priority: int = 0) -> Pooled:
         pool = min(max(-priority, 0), 3)
         handed[pool] += 1
-        made.append((pool, handed[pool] % 32))
-        return made[-1]
+        given = Pooled((pool, handed[pool] % 32))
+        made.append(given)
+        return given
 
     monkeypatch.setattr(torch.cuda, "Stream", stream)
-    monkeypatch.setattr(accelerator, "_IDLE", {})
-    CudaAccelerator(DEVICE)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(streams, "_IDLE", {})
+    engine = CudaAccelerator(DEVICE)
+    taken = {*made}
+    # While adapters are copied, again and again.
+    for _ in range(40):
+        with own_stream(DEVICE):
+            assert not {made[-1]} & taken
     own = set(made)
-    assert len(own) == 3
+    assert len(taken) == 3
+    assert len(own) == 4
+    assert {engine.main, engine.side} < taken
     # torch's own libraries ask for the highest priority, most programs for the default.
-    hosts = {torch.cuda.Stream(DEVICE, priority) for priority in (0, -5) for _ in range(100)}
+    hosts = {stream(DEVICE, priority) for priority in (0, -5) for _ in range(100)}
     assert not own & hosts
 
 
