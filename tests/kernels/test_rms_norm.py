@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernels.compiled import CAPABILITIES, recorded
+from kernels.compiled import recorded
 from kernels.targets import Target
 
 from asyncinfer.kernels import ops, triton
@@ -35,8 +35,7 @@ def test_rms_norm_of_rows_that_lie_apart(target: Target) -> None:
         target.check(triton.rms_norm(x, weight, 1e-6), exact(x, weight, 1e-6, False))
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("size", [1024, 4096, 5120, 16384])
+@pytest.mark.parametrize(("capability", "size"), [(80, 1024), (90, 5120), (90, 16384)])
 def test_compiled(capability: int, size: int) -> None:
     x = torch.empty(3, size, dtype=torch.bfloat16, device="meta")
     with recorded() as launches:

@@ -64,16 +64,16 @@ def rotations_and_writes(turn: int) -> None:
 
 
 def attention(decode_rows: int, turn: int) -> None:
-    # A prefill kernel takes a second or two, so one for each target.
-    for at in (turn, turn + 3) if decode_rows else (turn + 1,):
-        head_dim = HEAD_DIMS[at % len(HEAD_DIMS)]
-        cache, scales = cache_of(kv_format((at + turn) % 6) if turn > 1 else BF16, head_dim)
-        triton.paged_attention(
-            *(meta(64, HEADS, head_dim), cache, cache, meta(32, 20, dtype=INT32)),
-            *(meta(32, dtype=INT32), meta(33, dtype=INT32), 0.1),
-            decode_rows=decode_rows,
-            **scales,
-        )
+    # Such a kernel takes a second or two, so one for each target.
+    at = turn if decode_rows else turn + 1
+    head_dim = HEAD_DIMS[at % len(HEAD_DIMS)]
+    cache, scales = cache_of(kv_format((at + turn) % 6) if turn > 1 else BF16, head_dim)
+    triton.paged_attention(
+        *(meta(64, HEADS, head_dim), cache, cache, meta(32, 20, dtype=INT32)),
+        *(meta(32, dtype=INT32), meta(33, dtype=INT32), 0.1),
+        decode_rows=decode_rows,
+        **scales,
+    )
 
 
 #: Bytes of weight, and what goes with it, `[outputs, inputs]` of each format.
