@@ -10,18 +10,18 @@ from benchmarks.count_lines import PACKAGE, Lines, count, rooms, table, total
 #: Lines of each room, prose and blank ones included. Whoever mends or tidies makes room for it; a
 #: new capability raises the bound of its rooms by what it needs.
 MOST = {
-    "adapters": 971,
+    "adapters": 975,
     "attention": 2_071,
     "bench": 6_445,
     "builtin": 900,
     "cache": 2_328,
-    "cli": 2_740,
+    "cli": 2_745,
     "clients": 480,
-    "doctor": 576,
+    "doctor": 590,
     "engine": 8_370,
     "grammar": 911,
     "integrations": 512,
-    "kernels": 7_012,
+    "kernels": 7_223,
     "layers": 2_104,
     "models": 7_819,
     "planner": 1_138,

@@ -138,11 +138,16 @@ def _trials(report: Report) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("trial")
     table.add_column("verdict")
-    for title in ("error", "allowed"):
+    titles = ["error", "allowed"]
+    # Kernels of a GPU alone are timed.
+    timed = any(trial.seconds is not None for trial in report.trials)
+    for title in [*titles, "µs", "of bandwidth"] if timed else titles:
         table.add_column(title, justify="right")
     for trial in report.trials:
-        errors = ("" if value is None else f"{value:.1e}" for value in (trial.error, trial.allowed))
-        table.add_row(trial.name, trial.verdict, *errors)
+        cells = ["" if value is None else f"{value:.1e}" for value in (trial.error, trial.allowed)]
+        if trial.seconds and trial.floor:
+            cells += [f"{trial.seconds * 1e6:.1f}", f"{trial.floor / trial.seconds:.0%}"]
+        table.add_row(trial.name, trial.verdict, *cells)
     return table
 
 

@@ -15,6 +15,7 @@ from asyncinfer import SyncEngine
 from asyncinfer.doctor.machine import Machine
 from asyncinfer.doctor.products import ProductTimes, product_times, read_bandwidth
 from asyncinfer.doctor.trials import Trial, trials
+from asyncinfer.kernels.figures import KernelFigures
 from asyncinfer.kernels.trust import find_triton_fault
 from asyncinfer.models import ModelConfig, parse_config
 from asyncinfer.planner import config_of
@@ -125,20 +126,30 @@ def all_trials(config: ModelConfig) -> Iterator[Trial]:
     """Those of this CPU, of each GPU with the model's own shapes, and of a whole engine."""
     yield from trials()
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        yield _gpu_trial(config, torch.device("cuda", index))
+        yield from _gpu_trials(config, torch.device("cuda", index))
     yield _engine_trial()
 
 
-def _gpu_trial(config: ModelConfig, device: torch.device) -> Trial:
-    """Triton's kernels, as an engine tries them when it opens, whatever was found before. What is
-    found now is kept for the next engine."""
+def _gpu_trials(config: ModelConfig, device: torch.device) -> Iterator[Trial]:
+    """Triton's kernels, as an engine tries them when it opens, whatever was found before: each that
+    is right, then all of them. What is found now is kept for the next engine."""
     dtype = choose_dtype("auto", config.dtype or "bfloat16", device)
-    fault = find_triton_fault(trial_shapes(config, dtype, dtype), device, "process")
+    shapes, kernels = trial_shapes(config, dtype, dtype), list[KernelFigures]()
+    fault = find_triton_fault(shapes, device, "process", measured=kernels.append)
+    for each in kernels:
+        yield Trial(
+            name=f"{each.kernel} on {device}",
+            verdict="right",
+            error=each.error,
+            allowed=each.allowed,
+            seconds=each.seconds,
+            floor=each.floor,
+        )
     trial = Trial(name=f"Triton's kernels on {device}, in {dtype}", verdict="right")
-    if fault is None:
-        return trial
-    instead = f"torch's operators, several times as slow ({fault})"
-    return replace(trial, verdict="wrong", instead=instead)
+    if fault is not None:
+        instead = f"torch's operators, several times as slow ({fault})"
+        trial = replace(trial, verdict="wrong", instead=instead)
+    yield trial
 
 
 def _engine_trial() -> Trial:

@@ -30,6 +30,10 @@ class Trial:
     #: The largest error as a share of the largest number, and how much is allowed; None: not tried.
     error: float | None = None
     allowed: float | None = None
+    #: Seconds of one call of a GPU's kernel, and those in which the device copies as many bytes as
+    #: the call's tensors have; None: not timed.
+    seconds: float | None = None
+    floor: float | None = None
     #: What the engine does without it, and what would bring it back.
     instead: str = ""
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from asyncinfer.kernels import reference
+from asyncinfer.kernels.figures import KernelFigures, Stopwatch
 
 __all__ = ["Fault", "TrialShapes", "find_fault"]
 
@@ -60,21 +61,26 @@ def find_fault(
     kernels: ModuleType | None = None,
     *,
     told: Callable[[str], object] = lambda kernel: None,
+    measured: Callable[[KernelFigures], object] | None = None,
 ) -> Fault | None:
     """What is wrong with the first of `kernels` (None: Triton's) that cannot be run on `device`,
     differs from the reference kernels in float32, or from itself when it is run again. None: all
-    are right, as far as a trial can tell. `told` is called with the name of each before it runs."""
+    are right, as far as a trial can tell. `told` is called with the name of each before it runs,
+    and `measured` with what there is to say of each that is right; None: nothing is timed."""
     tried = "Triton"
     try:
         module = kernels or import_module("asyncinfer.kernels.triton")
         # Triton launches on the thread's current device, wherever the tensors are.
         there = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         with there, torch.inference_mode():
+            watch = None if measured is None else _stopwatch(module, device)
             for tried, case in _cases(shapes, device):
                 told(tried)
-                reason = _fault(tried, case, shapes.dtype, module)
-                if reason is not None:
-                    return Fault(reason, lasting=True)
+                found = _judged(tried, case, shapes.dtype, module)
+                if isinstance(found, str):
+                    return Fault(found, lasting=True)
+                if measured is not None:
+                    measured(_figures(tried, found, case, shapes.dtype, watch))
     except Exception as error:
         # Whatever a compiler, a driver or a device raises.
         lines = str(error).strip().splitlines() or [""]
@@ -82,7 +88,9 @@ def find_fault(
     return None
 
 
-def _fault(name: str, case: _Case, dtype: torch.dtype, kernels: ModuleType) -> str | None:
+def _judged(name: str, case: _Case, dtype: torch.dtype, kernels: ModuleType) -> str | float:
+    """What is wrong with a kernel, or else its largest error."""
+    largest = 0.0
     found, again = case(kernels, dtype), case(kernels, dtype)
     for one, other, right in zip(found, again, case(reference, torch.float32), strict=True):
         if not torch.equal(one, other):
@@ -95,7 +103,28 @@ def _fault(name: str, case: _Case, dtype: torch.dtype, kernels: ModuleType) -> s
         # An error that is no number is wrong, too.
         if not error <= _ALLOWED[dtype]:
             return f"{name} is wrong by {error:.1e} of its largest number"
-    return None
+        largest = max(largest, error)
+    return largest
+
+
+def _stopwatch(kernels: ModuleType, device: torch.device) -> Stopwatch | None:
+    try:
+        return Stopwatch(kernels, device)
+    except torch.OutOfMemoryError:
+        # What cannot be timed is no less right.
+        return None
+
+
+def _figures(
+    name: str, error: float, case: _Case, dtype: torch.dtype, watch: Stopwatch | None
+) -> KernelFigures:
+    seconds = floor = None
+    if watch is not None:
+        case(watch, dtype)
+        seconds, floor = watch.seconds, watch.floor
+    return KernelFigures(
+        kernel=name, error=error, allowed=_ALLOWED[dtype], seconds=seconds, floor=floor
+    )
 
 
 class _Numbers:

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 import torch
 
+from asyncinfer.kernels.figures import KernelFigures
 from asyncinfer.kernels.trial import Fault, TrialShapes, find_fault
 
 __all__ = ["NoProcess", "find_fault_apart"]
@@ -24,6 +26,8 @@ __all__ = ["NoProcess", "find_fault_apart"]
 #: Seconds: the kernels compile once, in about half a minute. What takes longer hangs.
 TIME_LIMIT: Final = 300.0
 _TRITON: Final = "asyncinfer.kernels.triton"
+#: How a line begins that tells figures.
+_FIGURES: Final = '{"figures": '
 #: Signals that come from a user, or from a system without memory, and say nothing of a kernel.
 _FROM_OUTSIDE: Final = (signal.SIGINT, signal.SIGTERM, 9)
 
@@ -38,15 +42,18 @@ def find_fault_apart(
     *,
     kernels: str = _TRITON,
     time_limit: float = TIME_LIMIT,
+    measured: Callable[[KernelFigures], object] | None = None,
 ) -> Fault | None:
     """`find_fault` of the module called `kernels`, in a process that ends with it, after
-    `time_limit` seconds at most. A process that dies or hangs is a fault. Raises `NoProcess`."""
+    `time_limit` seconds at most. A process that dies or hangs is a fault. `measured` is called at
+    its end, with the kernels that were right before. Raises `NoProcess`."""
     python = _interpreter()
     request = {
         "shapes": _as_json(shapes),
         "device": str(device),
         "kernels": kernels,
         "time_limit": time_limit,
+        "timed": measured is not None,
     }
     # The modules of this process, from where it has them, and none of the current folder.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -79,7 +86,11 @@ def find_fault_apart(
         end = f"was ended by signal {-process.returncode}"
     else:
         end = f"ended with exit status {process.returncode}"
-    return _read(told, end, lasting=-process.returncode not in _FROM_OUTSIDE or late)
+    lines = told.decode("utf-8", "replace").splitlines()
+    if measured is not None:
+        for figures in _measured(lines):
+            measured(figures)
+    return _read(lines, end, lasting=-process.returncode not in _FROM_OUTSIDE or late)
 
 
 def _interpreter() -> str:
@@ -101,10 +112,17 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
             process.kill()
 
 
-def _read(told: bytes, end: str, *, lasting: bool) -> Fault | None:
+def _measured(lines: Sequence[str]) -> Iterator[KernelFigures]:
+    """What was told of the kernels that are right."""
+    for line in lines:
+        if line.startswith(_FIGURES):
+            yield KernelFigures(**json.loads(line)["figures"])
+
+
+def _read(lines: Sequence[str], end: str, *, lasting: bool) -> Fault | None:
     """The verdict, after the names of the kernels that were tried. Where there is none, `end` is
     what became of the process."""
-    lines = told.decode("utf-8", "replace").splitlines()
+    lines = [line for line in lines if not line.startswith(_FIGURES)]
     if not lines:
         raise NoProcess(f"the trial's process {end} before it tried a kernel")
     try:
@@ -145,6 +163,9 @@ def main() -> None:
     def tell(line: str) -> None:
         print(line, file=out, flush=True)
 
+    def tell_figures(figures: KernelFigures) -> None:
+        tell(json.dumps({"figures": dataclasses.asdict(figures)}))
+
     device = torch.device(request["device"])
     try:
         torch.zeros(1, device=device)
@@ -155,7 +176,9 @@ def main() -> None:
     tell("their import")
     try:
         kernels = import_module(request["kernels"])
-        fault = find_fault(_from_json(request["shapes"]), device, kernels, told=tell)
+        measured = tell_figures if request["timed"] else None
+        shapes = _from_json(request["shapes"])
+        fault = find_fault(shapes, device, kernels, told=tell, measured=measured)
     except ImportError as error:
         fault = Fault(f"{type(error).__name__}: {error}", lasting=False)
     tell(json.dumps({"fault": None if fault is None else dataclasses.asdict(fault)}))

@@ -20,13 +20,13 @@ from benchmarks.decode import (
     opened_driver,
 )
 from benchmarks.decode_kernels import kernel_cases
-from benchmarks.device_clock import DeviceClock
 from benchmarks.kernels import KernelOptions, measure_kernels
 from benchmarks.shapes import EXPERTS, FULL_SHAPES, SHAPES, TINY, TINY_EXPERTS, shape_json
 from benchmarks.step_costs import idle_gaps, measure_step_costs
 from benchmarks.step_driver import StepDriver
 
 from asyncinfer.bench import BenchError
+from asyncinfer.kernels.device_clock import DeviceClock
 from asyncinfer.models import parse_config
 from asyncinfer.planner import ModelSize, Storage, decode_floor, prefill_floor
 from asyncinfer.quantization.int8 import Int8Linear

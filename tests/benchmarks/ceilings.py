@@ -10,8 +10,8 @@ from asyncinfer.bench.record import Figure
 if TYPE_CHECKING:
     import torch
 
+    from asyncinfer.kernels.device_clock import DeviceClock
     from asyncinfer.planner import Speed
-    from benchmarks.device_clock import DeviceClock
 
 __all__ = ["Ceilings", "bench_device", "bench_dtype", "is_h200", "measure_ceilings"]
 
@@ -63,7 +63,7 @@ def measure_ceilings(device: torch.device, *, quick: bool = False) -> Ceilings:
     """A copy that reads and writes far more than caches hold, and a square product in the model's
     dtype of normal numbers: of zeros a GPU is faster. `quick` is small, and means nothing."""
 
-    from benchmarks.device_clock import DeviceClock
+    from asyncinfer.kernels.device_clock import DeviceClock
 
     clock = DeviceClock(device)
     large = device.type == "cuda" and not quick

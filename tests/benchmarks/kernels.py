@@ -79,9 +79,9 @@ def measure_kernels(
 ) -> KernelResults:
     """Errors, and medians with no input in a cache. Stops early once `going_on` is false."""
     # They import torch, which a help text does without.
+    from asyncinfer.kernels.device_clock import DeviceClock
     from asyncinfer.models import parse_config
     from benchmarks.decode_kernels import kernel_cases
-    from benchmarks.device_clock import DeviceClock
 
     device = bench_device(options.device)
     quick = options.quick or (device.type == "cpu" and not options.shapes)

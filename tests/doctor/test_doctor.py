@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from asyncinfer.doctor import (
 )
 from asyncinfer.doctor import machine as doctors
 from asyncinfer.kernels import onednn
+from asyncinfer.kernels.figures import KernelFigures
 from asyncinfer.models import parse_config
 from asyncinfer.quantization import PackedRows
 
@@ -182,21 +185,30 @@ def test_an_engine_whose_steps_disagree_is_noticed(monkeypatch: pytest.MonkeyPat
     assert trial.fell_back
 
 
+def kernel(name: str, seconds: float | None = 4e-6) -> KernelFigures:
+    return KernelFigures(kernel=name, error=0.25, allowed=1.0, seconds=seconds, floor=3e-6)
+
+
 def test_kernels_are_tried_on_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = {"cuda:0": None, "cuda:1": "rms_norm is wrong"}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(faults))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
-    def fault(shapes: Any, device: torch.device, trial: str) -> str | None:
+    def fault(shapes: Any, device: torch.device, trial: str, *, measured: Any) -> str | None:
         # Whatever was found before.
         assert trial == "process"
+        measured(kernel("kv_write"))
         return faults[str(device)]
 
     monkeypatch.setattr(doctor, "find_triton_fault", fault)
     monkeypatch.setattr(doctor, "trials", lambda: ())
     monkeypatch.setattr(doctor, "_engine_trial", lambda: trials.Trial(name="", verdict="right"))
-    one, other, _ = doctor.all_trials(parse_config(LLAMA))
+    each, one, again, other, _ = doctor.all_trials(parse_config(LLAMA))
+    assert (each.name, again.name) == ("kv_write on cuda:0", "kv_write on cuda:1")
+    for trial in (each, again):
+        assert not trial.fell_back
+        assert (trial.error, trial.allowed, trial.seconds, trial.floor) == (0.25, 1.0, 4e-6, 3e-6)
     assert one.verdict == "right"
     assert other.fell_back
     assert "rms_norm is wrong" in other.instead
@@ -282,6 +294,12 @@ def test_numbers_that_json_lacks_are_null(monkeypatch: pytest.MonkeyPatch) -> No
     (trial,) = json.loads(done.stdout, parse_constant=refused)["trials"]
     assert (trial["error"], trial["allowed"]) == (None, None)
     assert seen == [str(MODEL_PATH)]
+    # Of a GPU's kernels the table has times, too.
+    told = CliRunner().invoke(asyncinfer, ["doctor", "--model", "embedded"]).output
+    assert "µs" not in told
+    report = replace(report, trials=(wrong, replace(wrong, seconds=4e-6, floor=3e-6)))
+    told = CliRunner().invoke(asyncinfer, ["doctor", "--model", "embedded"]).output
+    assert re.search(r"a product +wrong +nan +inf +4\.0 +75%", told), told
 
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from kernels.interpreted import interpreted
 from asyncinfer.config import EngineConfig, Kernels
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels import dispatch, reference, trial, triton
+from asyncinfer.kernels.figures import KernelFigures, Stopwatch
 from asyncinfer.kernels.trial import Fault, TrialShapes, find_fault
 from asyncinfer.runner import device as devices
 
@@ -59,6 +60,55 @@ def test_kernels_that_are_right_have_no_fault(dtype: torch.dtype, kv_dtype: torc
 def test_tritons_own_have_none() -> None:
     with interpreted():
         assert find_fault(SHAPES, CPU) is None
+
+
+def test_each_kernel_is_timed_where_somebody_asks() -> None:
+    heard: list[KernelFigures] = []
+    assert find_fault(SHAPES, CPU, kernels(), measured=heard.append) is None
+    names = {each.kernel.split()[0] for each in heard}
+    assert {"rms_norm", "silu_mul", "linear_small", "kv_write", "paged_attention"} < names
+    for each in heard:
+        assert 0 <= each.error <= each.allowed
+        assert each.seconds is not None
+        assert each.seconds > 0
+        assert each.floor is not None
+        assert each.floor > 0
+    # In halves: the reference in float32 is another number.
+    assert any(each.error > 0 for each in heard)
+
+
+def test_floors_are_bytes_over_bandwidth() -> None:
+    def wide(x: torch.Tensor, *, weight: torch.Tensor) -> torch.Tensor:
+        return x + weight
+
+    module = ModuleType("kernels")
+    module.__dict__["wide"] = wide
+    watch = Stopwatch(module, CPU)
+    x, weight = torch.ones(1000), torch.ones(1000)
+    watch.wide(x, weight=weight)
+    one = watch.floor
+    watch.wide(x, weight=x)
+    assert watch.floor == pytest.approx(one * 2 / 3)
+    watch.wide(x.repeat(9), weight=torch.ones(9000))
+    assert watch.floor == pytest.approx(one * 9)
+
+
+def test_what_cannot_be_timed_is_still_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("asyncinfer.kernels.figures.DeviceClock", full)
+    heard: list[KernelFigures] = []
+    assert find_fault(SHAPES, CPU, kernels(), measured=heard.append) is None
+    assert {(each.seconds, each.floor) for each in heard} == {(None, None)}
+
+
+def test_kernels_before_the_first_that_is_wrong_are_measured() -> None:
+    heard: list[KernelFigures] = []
+    module = kernels(kv_write=one_lane("silu_mul"))
+    assert find_fault(SHAPES, CPU, module, measured=heard.append) is not None
+    assert [each.kernel for each in heard][:2] == ["rms_norm", "silu_mul"]
+    assert "kv_write" not in {each.kernel for each in heard}
 
 
 def one_lane(name: str) -> Callable[..., Any]:

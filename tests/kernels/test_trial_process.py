@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from asyncinfer.kernels.figures import KernelFigures
 from asyncinfer.kernels.trial import Fault, TrialShapes
 from asyncinfer.kernels.trial_process import NoProcess, find_fault_apart
 
@@ -53,7 +54,11 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_kernels_that_are_right(planted: Any) -> None:
     right = "from asyncinfer.kernels import reference; return reference.silu_mul(x)"
-    assert find_fault_apart(SHAPES, CPU, kernels=planted(right)) is None
+    heard: list[KernelFigures] = []
+    kernels = planted(right)
+    assert find_fault_apart(SHAPES, CPU, kernels=kernels, measured=heard.append) is None
+    assert {"rms_norm", "silu_mul", "sample"} <= {each.kernel for each in heard}
+    assert all(each.seconds and each.floor for each in heard)
 
 
 def test_a_kernel_that_ends_its_process(planted: Any) -> None:

@@ -112,7 +112,7 @@ class Gpu:
 
     # -- how an engine comes to them ---------------------------------------------------------------
 
-    def find_fault_apart(self, shapes: TrialShapes, device: torch.device) -> Fault | None:
+    def find_fault_apart(self, shapes: TrialShapes, *_: Any, **__: Any) -> Fault | None:
         """As `trial_process` tells it, whose processes have tests of their own."""
         self.trials += 1
         planted = frozenset(self.planted)

@@ -30,6 +30,11 @@ class DeviceClock:
             work()
         return median(self._cuda_seconds(work, repeat) if self._cuda else _timed(work, repeat))
 
+    def bandwidth(self) -> float:
+        """Bytes a second that the device reads and writes in a copy."""
+        source, target = self._flushed.chunk(2)
+        return self._flushed.nbytes / self.seconds(lambda: target.copy_(source))
+
     def _cuda_seconds(self, work: Callable[[], object], repeat: int) -> list[float]:
         pairs: list[tuple[Any, Any]] = []
         for _ in range(repeat):
