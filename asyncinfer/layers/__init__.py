@@ -6,6 +6,7 @@ from asyncinfer.layers.activation import (
     clamped_swiglu,
     fused_gate,
     learned,
+    renamed,
 )
 from asyncinfer.layers.attention import (
     HeadNorm,
@@ -115,6 +116,7 @@ __all__ = [
     "normed_first",
     "normed_last",
     "refuse",
+    "renamed",
     "scaled",
     "unrotated",
 ]

@@ -21,6 +21,7 @@ __all__ = [
     "clamped_swiglu",
     "fused_gate",
     "learned",
+    "renamed",
 ]
 
 #: A function of each element, to a tensor of the same shape and dtype.
@@ -112,6 +113,14 @@ def learned(chosen: str | Activation | LearnedActivation) -> LearnedActivation |
     if isinstance(chosen, str):
         return _LEARNED.get(chosen)
     return chosen if isinstance(chosen, LearnedActivation) else None
+
+
+def renamed(chosen: str, names: Sequence[str]) -> LearnedActivation:
+    """A learned activation of a name in `config.json` whose weights have other names, and are
+    vectors of one number."""
+    known = _LEARNED[chosen]
+    assert len(names) == len(known.weights)
+    return LearnedActivation(known.function, tuple((name, (1,)) for name in names))
 
 
 def activation(

@@ -7,6 +7,7 @@ import re
 import torch
 
 from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.delta_order import delta_outputs, delta_rows
 from asyncinfer.models.parts import GatedDeltaConfig, LatentConfig
 from asyncinfer.quantization import QuantisedWeight, as_tensor
 from asyncinfer.weights import WeightSource
@@ -14,6 +15,8 @@ from asyncinfer.weights import WeightSource
 __all__ = ["arranged"]
 
 _LINEAR = re.compile(r"layers\.(\d+)\.(attention|mixer|mlp|experts|shared)\.(\w+)\.(weight|bias)")
+_VECTOR = re.compile(r"layers\.(\d+)\.mixer\.(rate|bias)")
+_OUTPUTS = re.compile(r"layers\.(\d+)\.mixer\.out\.weight")
 _KV_UP = "attention.kv_up.weight"
 _HEAD_NORM = re.compile(r"layers\.(\d+)\.attention\.[qk]_norm")
 
@@ -31,6 +34,11 @@ def arranged(config: ModelConfig, weights: WeightSource) -> WeightSource:
             )
             return torch.cat((keys.transpose(1, 2), values), dim=1).flatten(0, 1)
         weight = weights(name)
+        outputs = _OUTPUTS.fullmatch(name)
+        if outputs is not None and config.names.delta_tiled:
+            mixer = config.layer(int(outputs[1])).mixer
+            if isinstance(mixer, GatedDeltaConfig):
+                return delta_outputs(mixer, weight)
         if isinstance(weight, torch.Tensor):
             return arrange(name, weight)
         part = _LINEAR.fullmatch(name)
@@ -51,6 +59,9 @@ def arranged(config: ModelConfig, weights: WeightSource) -> WeightSource:
         norm = _HEAD_NORM.fullmatch(name)
         if norm is not None:
             return _halves(config, int(norm[1]), tensor)
+        vector = _VECTOR.fullmatch(name)
+        if vector is not None:
+            return _by_head(config, int(vector[1]), tensor, vector[2])
         part = _LINEAR.fullmatch(name)
         if part is None:
             return tensor
@@ -63,7 +74,7 @@ def arranged(config: ModelConfig, weights: WeightSource) -> WeightSource:
             tensor = _latent_halves(config, config.latent, tensor, linear)
         mixer = config.layer(int(layer)).mixer
         if isinstance(mixer, GatedDeltaConfig) and module == "mixer":
-            return _by_kind(config, mixer, tensor, linear).contiguous()
+            return delta_rows(config.names, mixer, tensor, linear).contiguous()
         if config.attention_gate and linear == "qkv":
             tensor = _gates_before(config, tensor)
         if config.names.qkv_by_head and linear == "qkv":
@@ -115,21 +126,14 @@ def _split_pairs(rows: torch.Tensor, first: int, end: int) -> torch.Tensor:
     return torch.cat((rows[:, :first], rotated[:, 0::2], rotated[:, 1::2], rows[:, end:]), dim=1)
 
 
-def _by_kind(
-    config: ModelConfig, mixer: GatedDeltaConfig, tensor: torch.Tensor, linear: str
-) -> torch.Tensor:
-    """Rows of a gated delta net's projection in order of what they give. Where one tensor has them
-    all, they come key head after key head."""
-    shared = mixer.heads // mixer.key_heads
-    values = shared * mixer.value_dim
-    if linear == "in" and len(config.names.delta_in) == 1:
-        sizes = [mixer.key_dim] * 2 + [values] * 2
-    elif linear == "gates" and len(config.names.delta_gates) == 1:
-        sizes = [shared] * 2
-    else:
-        return tensor
-    rows = tensor.view(mixer.key_heads, sum(sizes), *tensor.shape[1:])
-    return torch.cat([part.flatten(0, 1) for part in torch.split(rows, sizes, 1)])
+def _by_head(config: ModelConfig, layer: int, tensor: torch.Tensor, part: str) -> torch.Tensor:
+    """What a layer with a state has for each head: rates as logarithms."""
+    mixer = config.layer(layer).mixer
+    if part == "rate" and config.names.plain_rates:
+        tensor = (-tensor).log()
+    if isinstance(mixer, GatedDeltaConfig):
+        return delta_rows(config.names, mixer, tensor, part)
+    return tensor
 
 
 def _gates_before(config: ModelConfig, tensor: torch.Tensor) -> torch.Tensor:

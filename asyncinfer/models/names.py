@@ -91,8 +91,19 @@ class TensorNames:
     delta_bias: str = "linear_attn.dt_bias"
     delta_norm: str = "linear_attn.norm"
     delta_out: str = "linear_attn.out_proj"
-    #: The module of a Mamba-2 layer.
-    mamba: str = "mamba"
+    #: Value heads come in the order of their places beside a key head: the first of each key head,
+    #: then the second of each; else those of one key head are adjacent.
+    delta_tiled: bool = False
+    #: Of a Mamba-2 layer.
+    mamba_in: str = "mamba.in_proj"
+    mamba_conv: str = "mamba.conv1d"
+    mamba_rate: str = "mamba.A_log"
+    mamba_bias: str = "mamba.dt_bias"
+    mamba_skip: str = "mamba.D"
+    mamba_norm: str = "mamba.norm"
+    mamba_out: str = "mamba.out_proj"
+    #: The rates at which states decay are stored as they are, below zero, not as logarithms.
+    plain_rates: bool = False
     #: Gate and up projection of a gated feed-forward layer, or one tensor with both; else only up.
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
@@ -137,6 +148,7 @@ class TensorNames:
     def __post_init__(self) -> None:
         check_flags(self, "qkv_by_head", "transposed")
         check_flags(self, "expert_up_alternates", "expert_outputs_first")
+        check_flags(self, "delta_tiled", "plain_rates")
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(field.default, str):

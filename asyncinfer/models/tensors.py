@@ -87,7 +87,7 @@ def _attention(config: ModelConfig, layer: int, theirs: str) -> Iterator[tuple[s
     if isinstance(mixer, GatedDeltaConfig):
         yield from _delta(config, mixer, theirs)
     elif isinstance(mixer, MambaConfig):
-        yield from _mamba(config, mixer, f"{theirs}{names.mamba}.")
+        yield from _mamba(config, mixer, theirs)
     elif mixer is not None:
         yield from _convolution(config, mixer, theirs)
     if not config.layer(layer).attends:
@@ -143,18 +143,20 @@ def _delta(
 
 
 def _mamba(config: ModelConfig, mixer: MambaConfig, theirs: str) -> Iterator[tuple[str, Packed]]:
-    hidden, inner, channels = config.hidden_size, mixer.inner, mixer.channels
-    inputs = ("in_proj",), (inner + channels + mixer.heads,), hidden, mixer.in_bias
+    names, hidden, inner, channels = config.names, config.hidden_size, mixer.inner, mixer.channels
+    inputs = (names.mamba_in,), (inner + channels + mixer.heads,), hidden, mixer.in_bias
     yield from _linear(config, theirs, "mixer.in", *inputs)
-    yield "mixer.conv.weight", _one(f"{theirs}conv1d.weight", channels, 1, mixer.width)
+    yield "mixer.conv.weight", _one(f"{theirs}{names.mamba_conv}.weight", channels, 1, mixer.width)
     if mixer.conv_bias:
-        yield "mixer.conv.bias", _one(f"{theirs}conv1d.bias", channels)
-    for ours, name in (("rate", "A_log"), ("bias", "dt_bias"), ("skip", "D")):
+        yield "mixer.conv.bias", _one(f"{theirs}{names.mamba_conv}.bias", channels)
+    vectors = {"rate": names.mamba_rate, "bias": names.mamba_bias, "skip": names.mamba_skip}
+    for ours, name in vectors.items():
         # float32: an error in how fast a state decays grows with the tokens.
         yield f"mixer.{ours}", Packed(_one(theirs + name, mixer.heads).pieces, torch.float32)
     if mixer.norm is not None:
-        yield "mixer.norm", _one(f"{theirs}norm.weight", inner)
-    yield from _linear(config, theirs, "mixer.out", ("out_proj",), (hidden,), inner, mixer.out_bias)
+        yield "mixer.norm", _one(f"{theirs}{names.mamba_norm}.weight", inner)
+    out = (names.mamba_out,), (hidden,), inner, mixer.out_bias
+    yield from _linear(config, theirs, "mixer.out", *out)
 
 
 def _latent(config: ModelConfig, latent: LatentConfig, theirs: str) -> Iterator[tuple[str, Packed]]:

@@ -123,6 +123,14 @@ class QuantisedWeight:
         """The weight for a model of another dtype, with the same numbers."""
         return replace(self, dtype=dtype)
 
+    def inputs_swapped(self, outer: int, inner: int) -> Self:
+        """The weight with its inputs, `outer` times `inner` runs of neighbours, as `inner` times
+        `outer`. The runs must be of whole groups."""
+        assert self.inputs % (outer * inner * self.group) == 0
+        return self._each(
+            lambda part: part.view(*part.shape[:-1], outer, inner, -1).transpose(-3, -2).flatten(-3)
+        )
+
     def widened(self) -> Self:
         """The same weight in whole numbers of 8 bits, which some codes have."""
         if self.bits == 8:

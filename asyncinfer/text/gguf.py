@@ -20,9 +20,17 @@ _PREFIX: Final = "tokenizer.ggml."
 #: Kinds of tokens, as the file numbers them.
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 #: Tokenizers that take a word which is a token as it is, even if no merges lead to it.
-_WHOLE_WORDS: Final = {"llama-bpe", "llama-v3", "llama3", "pixtral", "tekken"}
+_WHOLE_WORDS: Final = {
+    "falcon-h1",
+    "lfm2",
+    "llama-bpe",
+    "llama-v3",
+    "llama3",
+    "pixtral",
+    "tekken",
+}
 #: Tokenizers whose texts begin with the BOS token though the file does not say so.
-_WITH_BOS: Final = {"llama-bpe", "llama-v3", "llama3", "pixtral", "tekken"}
+_WITH_BOS: Final = _WHOLE_WORDS
 #: Control tokens that end an answer: files name at most one of them.
 _ENDS: Final = {
     "<end_of_turn>",
@@ -108,7 +116,7 @@ def _byte_level(read: _Metadata, tokens: Sequence[str]) -> tokenizers.Tokenizer:
     except Exception as error:  # The library raises nothing narrower.
         raise read.refuse("merges", f"do not fit the tokens: {error}") from error
     backend = tokenizers.Tokenizer(model)
-    if name == "qwen2":
+    if name in ("qwen2", "qwen35"):
         backend.normalizer = normalizers.NFC()
     cut = CUTS[name]
     steps: list[Any] = []

@@ -36,6 +36,11 @@ _LLAMA3: Final = _words(r"\p{N}{1,3}")
 _QWEN2: Final = _words(r"\p{N}")
 _GPT4O: Final = _cased_words(r"\p{N}{1,3}", f"{_CONTRACTIONS}?")
 _TEKKEN: Final = _cased_words(r"\p{N}", "")
+#: Marks belong to the letter before them.
+_QWEN35: Final = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
 #: Signs end before a line does, where Qwen2's take line ends along.
 _SEED: Final = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
@@ -58,6 +63,7 @@ CUTS: Final[Mapping[str, str | tuple[str, ...]]] = {
     "dbrx": _LLAMA3,
     "deepseek-v3": _DEEPSEEK3,
     "exaone4": GPT2,
+    "falcon-h1": _LLAMA3,
     "falcon3": _LLAMA3,
     "glm4": _LLAMA3,
     "gpt-2": GPT2,
@@ -65,6 +71,7 @@ CUTS: Final[Mapping[str, str | tuple[str, ...]]] = {
     "granite-docling": GPT2,
     "hunyuan-dense": _DEEPSEEK3,
     "jais": GPT2,
+    "lfm2": _LLAMA3,
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
@@ -74,6 +81,7 @@ CUTS: Final[Mapping[str, str | tuple[str, ...]]] = {
     "phi-2": GPT2,
     "pixtral": _TEKKEN,
     "qwen2": _QWEN2,
+    "qwen35": _QWEN35,
     "refact": DIGITS,
     "seed-coder": _SEED,
     "smaug-bpe": _LLAMA3,

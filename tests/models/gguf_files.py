@@ -8,12 +8,15 @@ from typing import Any
 
 import gguf
 import numpy as np
+from models.gguf_experts import glm_metadata, latent_metadata
+from models.gguf_hybrids import HYBRIDS, hybrid_metadata, hybrid_pieces
 from safetensors.numpy import load_file
 from tokenizers import pre_tokenizers
 from transformers import PreTrainedModel
 
 #: transformers' name of a family -> GGUF's.
 ARCHITECTURES = {
+    "apertus": "apertus",
     "arcee": "arcee",
     "cohere2": "cohere2",
     "deepseek_v2": "deepseek2",
@@ -24,6 +27,7 @@ ARCHITECTURES = {
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "glm4": "glm4",
+    "glm4_moe": "glm4moe",
     "gpt2": "gpt2",
     "gpt_neox": "gptneox",
     "gpt_oss": "gpt-oss",
@@ -40,6 +44,7 @@ ARCHITECTURES = {
     "olmoe": "olmoe",
     "phi": "phi2",
     "phi3": "phi3",
+    "phimoe": "phimoe",
     "qwen2": "qwen2",
     "qwen2_moe": "qwen2moe",
     "qwen3": "qwen3",
@@ -47,11 +52,13 @@ ARCHITECTURES = {
     "seed_oss": "seed_oss",
     "smollm3": "smollm3",
     "starcoder2": "starcoder2",
+    **HYBRIDS,
 }
 #: GGUF's architectures whose files say which layers have a window.
 PATTERNED = ("exaone4", "olmo2")
 #: Families whose queries and keys have the rows that are rotated together side by side in a file.
-INTERLEAVED = ("arcee", "granite", "granitemoe", "llama", "mistral", "mixtral", "smollm3")
+INTERLEAVED = ("arcee", "granite", "granitemoe", "granitemoehybrid", "llama", "mistral", "mixtral")
+INTERLEAVED += ("smollm3",)
 TOKENS = 199
 
 Array = np.ndarray[Any, Any]
@@ -66,8 +73,11 @@ def write_gguf(model: PreTrainedModel, path: Path, kind: Q = Q.F32, **metadata: 
     for file in sorted(folder.glob("*.safetensors")):
         stored |= load_file(file)
     name = ARCHITECTURES[model.config.model_type]
+    if name == "nemotron_h" and "moe" in model.config.layers_block_type:
+        name = "nemotron_h_moe"
     writer = gguf.GGUFWriter(path, name)
-    for key, value in {**_metadata(model.config, name), **metadata}.items():
+    lists = _activation(stored)
+    for key, value in {**_metadata(model.config, name), **lists, **metadata}.items():
         _add(writer, key, value)
     for tensor, values in _tensors(model.config, name, stored):
         block = gguf.GGML_QUANT_SIZES[kind][0]
@@ -143,7 +153,9 @@ def _metadata(config: Any, name: str) -> dict[str, Any]:
         # Hunyuan's converter stretches the base.
         values["rope.freq_base"] *= parts["alpha"] ** (head_dim / (head_dim - 2))
     if name == "deepseek2":
-        values |= _latent(config)
+        values |= latent_metadata(config)
+    if name == "glm4moe":
+        values |= glm_metadata(config)
     if parts.get("rope_type") == "linear":
         values |= {"rope.scaling.type": "linear", "rope.scaling.factor": parts["factor"]}
     if parts.get("rope_type") == "yarn":
@@ -154,38 +166,18 @@ def _metadata(config: Any, name: str) -> dict[str, Any]:
         assert parts.get("truncate", True) is (name != "gpt-oss")
     if parts.get("rope_type") == "longrope":
         values["rope.scaling.original_context_length"] = config.original_max_position_embeddings
+    if config.model_type in HYBRIDS:
+        values |= hybrid_metadata(config)
     named = {f"{name}.{key}": value for key, value in values.items()}
     return {**named, **_tokenizer()}
 
 
-def _latent(config: Any) -> dict[str, Any]:
-    """Sizes by the names that they have where keys and values are apart, as V3's are, or not."""
-    rotated, heads = config.qk_rope_head_dim, config.num_attention_heads
-    size = config.qk_nope_head_dim + rotated
-    apart = config.model_type == "deepseek_v3"
-    grouped = apart or config.topk_method == "group_limited_greedy"
-    values = {
-        "attention.head_count_kv": 1 if apart else heads,
-        "attention.key_length": config.kv_lora_rank + rotated if apart else size,
-        "attention.value_length": config.kv_lora_rank if apart else config.v_head_dim,
-        "attention.key_length_mla": size if apart else None,
-        "attention.value_length_mla": config.v_head_dim if apart else None,
-        "attention.q_lora_rank": config.q_lora_rank,
-        "attention.kv_lora_rank": config.kv_lora_rank,
-        "rope.dimension_count": rotated,
-        "leading_dense_block_count": config.first_k_dense_replace,
-        "expert_shared_count": config.n_shared_experts,
-        "expert_weights_scale": float(config.routed_scaling_factor),
-        "expert_weights_norm": config.norm_topk_prob,
-        "expert_gating_func": 2 if apart else None,
-        "expert_group_count": config.n_group if grouped else None,
-        "expert_group_used_count": config.topk_group if grouped else None,
-    }
-    if config.rope_parameters["rope_type"] == "yarn":
-        scale = config.rope_parameters["mscale_all_dim"]
-        assert config.rope_parameters["mscale"] == scale
-        values["rope.scaling.yarn_log_multiplier"] = 0.1 * scale
-    return values
+def _activation(stored: dict[str, Array]) -> dict[str, list[float]]:
+    """xIELU's weights: a list of all layers for each."""
+    lists: dict[str, list[float]] = {}
+    for name in sorted(name for name in stored if ".act_fn." in name):
+        lists.setdefault(f"xielu.{name.rpartition('.')[2]}", []).append(stored[name].item())
+    return lists
 
 
 def _tokenizer() -> dict[str, Any]:
@@ -208,7 +200,13 @@ def _tensors(config: Any, name: str, stored: dict[str, Array]) -> Iterator[tuple
     layers = getattr(config, "num_hidden_layers", None) or config.n_layer
     names = gguf.get_tensor_name_map(arch, layers)
     merged: dict[str, list[tuple[int, Array]]] = {}
+    if name == "glm4moe":
+        # Of the layer that predicts a further token, which is not read.
+        yield f"blk.{layers}.nextn.eh_proj.weight", np.ones((4, 4), np.float32)
     for theirs, values in stored.items():
+        if ".act_fn." in theirs:
+            # A list of the metadata.
+            continue
         for part, array in _split(config, theirs, values):
             expert = part.split(".experts.")
             if len(expert) == 2 and expert[1][0].isdigit():
@@ -232,6 +230,9 @@ def _named(names: gguf.TensorNameMap, part: str) -> str:
 
 def _split(config: Any, name: str, values: Array) -> Iterator[tuple[str, Array]]:
     """What a file keeps in several tensors, and with the outputs first."""
+    if config.model_type in HYBRIDS:
+        yield from hybrid_pieces(config, name, values)
+        return
     if config.model_type == "gpt_oss" and ".experts." in name:
         stem, _, kind = name.rpartition(".")[2].partition("_proj")
         base = name[: name.rindex(".")]

@@ -16,8 +16,9 @@ from fuzzing import fuzz
 from hypothesis import given
 from hypothesis import strategies as st
 from models.checkpoints import Sequences, expected
-from models.families import CASES, random_model
+from models.families import CASES, FAMILIES, random_model, randomised
 from models.gguf_files import ARCHITECTURES, write_gguf
+from models.hybrids import HYBRIDS
 from transformers import PreTrainedModel
 
 from asyncinfer.bench.weight_bytes import weight_bytes
@@ -51,6 +52,7 @@ UNSAID = {
     ("gpt_oss", "listed, unscaled"): "which layers have windows, another limit",
     ("mixtral", "window, one of three"): "a window of every layer",
     ("phi", "all rotated"): "another activation",
+    ("phimoe", "longrope, biases"): "jitter, the rotation's factor; see test_phi_longrope",
     ("qwen2", "window above"): "which layers have windows",
     ("qwen2_moe", "some layers, normalised, windows"): "which layers have experts",
     ("qwen3", "bias and windows"): "which layers have windows",
@@ -69,13 +71,10 @@ REFUSED = {
         "olmo openelm orion pangu-embedded plamo plamo3 plm qwen refact "
         "smallthinker stablelm starcoder step35 xverse"
     ),
-    "layers that keep a state in place of KV": (
-        "arwkv7 falcon-h1 granitehybrid jamba kimi-linear lfm2 lfm2moe mamba mamba2 nemotron_h "
-        "nemotron_h_moe plamo2 qwen35 qwen35moe qwen3next rwkv6 rwkv6qwen2 rwkv7"
+    "layers that keep another state in place of KV": (
+        "arwkv7 jamba kimi-linear mamba mamba2 plamo2 rwkv6 rwkv6qwen2 rwkv7"
     ),
-    "what the file has no tensors for, or more layers than the model": "apertus glm4moe",
     "queries that grow with their position": "mistral3 mistral4",
-    "experts that llama.cpp weighs in another way": "phimoe",
     "layers that differ in their heads, of which the file is not read yet": "gemma4",
     "images or sound": (
         "clip cogvlm deepseek2-ocr hunyuan_vl paddleocr qwen2vl qwen3vl qwen3vlmoe wavtokenizer-dec"
@@ -87,10 +86,6 @@ REFUSED = {
 }
 #: Families whose GGUF files are not loaded.
 WITHOUT_FILES = {
-    "ApertusForCausalLM": "its activation's weights are not tensors of a file",
-    "Glm4MoeForCausalLM": "a file counts the layers that predict further tokens",
-    "PhiMoEForCausalLM": "llama.cpp weighs its experts in another way",
-    "PhimoeForCausalLM": "llama.cpp weighs its experts in another way",
     "MinistralForCausalLM": "a file does not say which layers have windows",
     "Ministral3ForCausalLM": "how queries grow with their position is not read yet",
     "Mistral4ForCausalLM": "how queries grow with their position is not read yet",
@@ -98,17 +93,10 @@ WITHOUT_FILES = {
     "Gemma3ForConditionalGeneration": "its text model alone is gemma3",
     "Gemma4ForCausalLM": "the sizes of its layers are not read yet",
     "Gemma4ForConditionalGeneration": "the sizes of its layers are not read yet",
-    "Lfm2ForCausalLM": "the converter's convolutions are not read yet",
-    "Lfm2MoeForCausalLM": "the converter's convolutions are not read yet",
-    "FalconH1ForCausalLM": "the converter's state spaces are not read yet",
-    "GraniteMoeHybridForCausalLM": "the converter's state spaces are not read yet",
-    "NemotronHForCausalLM": "the converter's state spaces are not read yet",
-    "OlmoHybridForCausalLM": "the converter's gated delta nets are not read yet",
-    "Qwen3_5MoeForCausalLM": "the converter's gated delta nets are not read yet",
-    "Qwen3_5MoeForConditionalGeneration": "the converter's gated delta nets are not read yet",
-    "Qwen3_5ForCausalLM": "the converter's gated delta nets are not read yet",
-    "Qwen3_5ForConditionalGeneration": "the converter's gated delta nets are not read yet",
-    "Qwen3NextForCausalLM": "the converter's gated delta nets are not read yet",
+    "OlmoHybridForCausalLM": "llama.cpp has no such architecture",
+    "PhimoeForCausalLM": "another name of PhiMoEForCausalLM",
+    "Qwen3_5ForConditionalGeneration": "its text model alone is qwen35",
+    "Qwen3_5MoeForConditionalGeneration": "its text model alone is qwen35moe",
 }
 #: Of packed weights: halves of heads in order, experts, all three projections in one, no gate, a
 #: latent KV.
@@ -133,6 +121,16 @@ def test_latent_yarn(tmp_path: Path) -> None:
     }
     model = random_model(
         "deepseek_v3", "yarn, queries whole", attention_bias=False, rope_parameters=rope
+    )
+    check_logits(model, tmp_path)
+
+
+def test_phi_longrope(tmp_path: Path) -> None:
+    """llama.cpp scales the rotation by the one factor that Phi-3.5-MoE has."""
+    rope = FAMILIES["phimoe"]["longrope, biases"]["rope_parameters"]
+    scales = dict.fromkeys(("short_mscale", "long_mscale"), 1.243163121016122)
+    model = random_model(
+        "phimoe", "longrope, biases", router_jitter_noise=0.01, rope_parameters={**rope, **scales}
     )
     check_logits(model, tmp_path)
 
@@ -241,14 +239,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[GgufCheckpo
     families = ("llama", "phi3", "gemma3_text", "mixtral", "gpt_oss", "gpt2")
     families += ("deepseek_v3", "exaone4")
     cases = [next(case for case in CASES if case[0] == family) for family in families]
-    cases += [("llama", "tied, llama3"), ("phi3", "longrope")]
+    cases += [("llama", "tied, llama3"), ("phi3", "longrope"), ("glm4_moe", "plain")]
+    hybrids = (HYBRIDS[kind][1][0] for kind in ("falcon-h1", "granite-4", "lfm2-moe", "qwen3.5"))
+    nemotron = HYBRIDS["nemotron-h"][1][1]
+    made = [random_model(*case) for case in cases] + [*map(randomised, (*hybrids, nemotron))]
     folder = tmp_path_factory.mktemp("gguf")
     with contextlib.ExitStack() as stack:
         yield [
-            stack.enter_context(
-                GgufCheckpoint(write_gguf(random_model(*case), folder / f"{index}.gguf"))
-            )
-            for index, case in enumerate(cases)
+            stack.enter_context(GgufCheckpoint(write_gguf(model, folder / f"{index}.gguf")))
+            for index, model in enumerate(made)
         ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import GPT2Tokenizer, Qwen2Tokenizer
+from transformers import GPT2Tokenizer, Qwen2Tokenizer, Qwen3_5Tokenizer
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from asyncinfer.builtin import read_corpus, standard_library
@@ -80,6 +80,8 @@ def byte_level(pair: tuple[list[str], list[tuple[str, str]]], pre: str) -> dict[
     return metadata(pair[0], model="gpt2", pre=pre, merges=merges)
 
 
+#: Those that begin with the BOS token and take a word that is a token as it is.
+WHOLE = ("lfm2", "llama-bpe")
 #: The cuts in published `tokenizer.json` files.
 PUBLISHED_CUTS = {
     "deepseek-v3": [
@@ -88,6 +90,7 @@ PUBLISHED_CUTS = {
         "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
         "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
     ],
+    "lfm2": [TikTokenConverter(vocab_file="-").pattern],
     "llama-bpe": [TikTokenConverter(vocab_file="-").pattern],
     "seed-coder": [
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+"
@@ -96,7 +99,7 @@ PUBLISHED_CUTS = {
 }
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "smollm", *PUBLISHED_CUTS])
+@pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "qwen35", "smollm", *PUBLISHED_CUTS])
 def test_byte_level(pre: str, bytewise: tuple[list[str], list[tuple[str, str]]]) -> None:
     tokens, merges = bytewise
     vocabulary = {token: index for index, token in enumerate(tokens)}
@@ -105,8 +108,10 @@ def test_byte_level(pre: str, bytewise: tuple[list[str], list[tuple[str, str]]])
         right = GPT2Tokenizer(vocab=vocabulary, merges=merges, **plain).backend_tokenizer
     elif pre == "qwen2":
         right = Qwen2Tokenizer(vocab=vocabulary, merges=merges, **plain).backend_tokenizer
+    elif pre == "qwen35":
+        right = Qwen3_5Tokenizer(vocab=vocabulary, merges=merges, **plain).backend_tokenizer
     else:
-        right = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre == "llama-bpe"))
+        right = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre in WHOLE))
         last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre == "smollm")
         cuts: list[Any] = [pre_tokenizers.Digits(individual_digits=True)]
         if pre != "smollm":
@@ -114,7 +119,7 @@ def test_byte_level(pre: str, bytewise: tuple[list[str], list[tuple[str, str]]])
         right.pre_tokenizer = pre_tokenizers.Sequence([*cuts, last])
         right.decoder = decoders.ByteLevel()
     ours = gguf_tokenizer({**byte_level(bytewise, pre)}, "a.gguf")
-    first = [ours.bos_id] if pre == "llama-bpe" else []
+    first = [ours.bos_id] if pre in WHOLE else []
     for text in HARD:
         ids = ours.encode(text)
         assert ids == first + right.encode(text, add_special_tokens=False).ids, text

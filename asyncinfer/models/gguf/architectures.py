@@ -7,98 +7,63 @@ changes that llama.cpp's converter makes to tensors are stated here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
-from asyncinfer.models.gguf.derived import latent_values, window_or_none
-from asyncinfer.models.names import TensorNames
-
-__all__ = ["ARCHITECTURES", "GgufArchitecture"]
-
-#: Names of the tensors of GGUF files. `GgufCheckpoint` gives a tensor of all experts by expert.
-_NAMES: Final = TensorNames(
-    prefix="",
-    embedding="token_embd",
-    positions="position_embd",
-    layers="blk",
-    attention_norm="attn_norm",
-    attention_out_norm="post_attention_norm",
-    mlp_norm="ffn_norm",
-    mlp_out_norm="post_ffw_norm",
-    qkv=("attn_q", "attn_k", "attn_v"),
-    q_norm="attn_q_norm",
-    k_norm="attn_k_norm",
-    out="attn_output",
-    query_down="attn_q_a",
-    query_norm="attn_q_a_norm",
-    query_up="attn_q_b",
-    kv_down="attn_kv_a_mqa",
-    kv_norm="attn_kv_a_norm",
-    kv_up=("attn_k_b", "attn_v_b"),
-    sinks="attn_sinks.weight",
-    up=("ffn_gate", "ffn_up"),
-    down="ffn_down",
-    router="ffn_gate_inp",
-    correction="exp_probs_b.bias",
-    shared_up=("ffn_gate_shexp", "ffn_up_shexp"),
-    shared_down="ffn_down_shexp",
-    shared_gate="ffn_gate_inp_shexp",
-    expert_up=("ffn_gate_exps.{}", "ffn_up_exps.{}"),
-    expert_down="ffn_down_exps.{}",
-    norm="output_norm",
-    head="output",
-    # Read with the config.
-    ignored=(r"rope_freqs\.weight", r"rope_factors_(long|short)\.weight"),
+from asyncinfer.layers import renamed
+from asyncinfer.models.gguf.architecture import (
+    GRANITE_KEYS,
+    GROUP_KEYS,
+    MOE_KEYS,
+    NAMES,
+    QWEN_MOE_KEYS,
+    GgufArchitecture,
 )
+from asyncinfer.models.gguf.derived import (
+    glm_moe_values,
+    granite_shared_values,
+    latent_values,
+    window_or_none,
+)
+from asyncinfer.models.gguf.hybrids import HYBRIDS
 
+__all__ = ["ARCHITECTURES", "VARIANTS"]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GgufArchitecture:
-    """One architecture of GGUF files."""
-
-    #: The name under which the family is registered.
-    family: str
-    names: TensorNames = _NAMES
-    #: Keys of `config.json` -> keys of the file, without the architecture's name before them.
-    keys: Mapping[str, str] = field(default_factory=dict)
-    #: Values of `config.json` that the file lacks.
-    values: Mapping[str, Any] = field(default_factory=dict)
-    #: Values of `config.json` that follow from several keys, by a function of a key. A null stays
-    #: one: it means that the model has no such part, not the family's default.
-    derived: Callable[[Callable[[str], Any]], Mapping[str, Any]] | None = None
-    #: Whether files say which layers have a window.
-    patterned: bool = False
-    #: `values` for the scaling of the rotation.
-    scaling: Mapping[str, Any] = field(default_factory=dict)
-    #: Whether rows of a head that are rotated together are adjacent.
-    interleaved: bool = False
-    #: Fields of the `ModelConfig` to replace, since the converter changed the tensors.
-    changes: Mapping[str, Any] = field(default_factory=dict)
-
-
+#: xIELU's weights by the names that `GgufCheckpoint` has for them.
+_XIELU: Final = ("xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps")
+#: By this factor the makers of Phi-3.5-MoE multiply rotated queries and keys; no file says it.
+_PHI_MSCALE: Final = 1.243163121016122
 #: The converter has added 1 to the norms' weights.
 _GEMMA_CHANGES: Final = {"norm": "rms"}
-_MOE_KEYS: Final = {
-    "num_experts_per_tok": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length",
-}
-_GRANITE_KEYS: Final = {
-    "embedding_multiplier": "embedding_scale",
-    "attention_multiplier": "attention.scale",
-    "residual_multiplier": "residual_scale",
-    "logits_scaling": "logit_scale",
-}
 _DEEPSEEK_KEYS: Final = {
-    **_MOE_KEYS,
+    **MOE_KEYS,
     "head_dim": "rope.dimension_count",
     "kv_lora_rank": "attention.kv_lora_rank",
     "n_routed_experts": "expert_count",
 }
 
+#: The number of a file's `expert_gating_func`.
+_SIGMOID: Final = 2
+#: Architectures that a file calls by the part of their name before the plus: a key that only their
+#: files have, not zero, or have with this value.
+VARIANTS: Final[Mapping[str, tuple[str, int | None]]] = MappingProxyType(
+    {
+        "deepseek2+sigmoid": ("expert_gating_func", _SIGMOID),
+        "granitemoe+shared": ("expert_shared_feed_forward_length", None),
+        "llama+experts": ("expert_count", None),
+        "llama+window": ("attention.sliding_window", None),
+        "olmo2+window": ("attention.sliding_window", None),
+    }
+)
 ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
     {
+        "apertus": GgufArchitecture(
+            family="ApertusForCausalLM",
+            # Weights that are lists of the metadata.
+            changes={"activation": renamed("xielu", _XIELU)},
+        ),
         "arcee": GgufArchitecture(family="ArceeForCausalLM", interleaved=True),
         "cohere2": GgufArchitecture(
             family="Cohere2ForCausalLM", keys={"logit_scale": "logit_scale"}
@@ -114,7 +79,7 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
         "ernie4_5-moe": GgufArchitecture(
             family="Ernie4_5_MoeForCausalLM",
             keys={
-                **_MOE_KEYS,
+                **MOE_KEYS,
                 "moe_num_experts": "expert_count",
                 "moe_num_shared_experts": "expert_shared_count",
                 "moe_layer_start_index": "leading_dense_block_count",
@@ -134,10 +99,16 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
         ),
         "gemma3": GgufArchitecture(family="Gemma3ForCausalLM", changes=_GEMMA_CHANGES),
         "glm4": GgufArchitecture(family="Glm4ForCausalLM"),
+        "glm4moe": GgufArchitecture(
+            family="Glm4MoeForCausalLM",
+            names=replace(NAMES, mlp_norm="post_attention_norm"),
+            keys={**MOE_KEYS, **GROUP_KEYS},
+            derived=glm_moe_values,
+        ),
         "gpt-oss": GgufArchitecture(
             family="GptOssForCausalLM",
-            names=replace(_NAMES, mlp_norm="post_attention_norm"),
-            keys={**_MOE_KEYS, "num_local_experts": "expert_count"},
+            names=replace(NAMES, mlp_norm="post_attention_norm"),
+            keys={**MOE_KEYS, "num_local_experts": "expert_count"},
             scaling={"truncate": False},
         ),
         "gpt2": GgufArchitecture(family="GPT2LMHeadModel"),
@@ -148,12 +119,19 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
         "granite": GgufArchitecture(
             family="GraniteForCausalLM",
             interleaved=True,
-            keys=_GRANITE_KEYS,
+            keys=GRANITE_KEYS,
         ),
         "granitemoe": GgufArchitecture(
             family="GraniteMoeForCausalLM",
             interleaved=True,
-            keys={**_GRANITE_KEYS, **_MOE_KEYS, "num_local_experts": "expert_count"},
+            keys={**GRANITE_KEYS, **MOE_KEYS, "num_local_experts": "expert_count"},
+        ),
+        # Files call these "granitemoe" too; they have a shared expert, as Granite 4 has.
+        "granitemoe+shared": GgufArchitecture(
+            family="GraniteMoeHybridForCausalLM",
+            interleaved=True,
+            keys={**GRANITE_KEYS, **MOE_KEYS},
+            derived=granite_shared_values,
         ),
         # The converter has stretched the base of the rotation.
         "hunyuan-dense": GgufArchitecture(family="HunYuanDenseV1ForCausalLM"),
@@ -162,13 +140,13 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
         "llama+experts": GgufArchitecture(
             family="MixtralForCausalLM",
             interleaved=True,
-            keys={**_MOE_KEYS, "num_local_experts": "expert_count"},
+            keys={**MOE_KEYS, "num_local_experts": "expert_count"},
             values={"sliding_window": None},
         ),
         "llama+window": GgufArchitecture(family="MistralForCausalLM", interleaved=True),
         "minimax-m2": GgufArchitecture(
             family="MiniMaxM2ForCausalLM",
-            keys={**_MOE_KEYS, "num_local_experts": "expert_count"},
+            keys={**MOE_KEYS, "num_local_experts": "expert_count"},
         ),
         # The converter has added 1 to the norms' weights.
         "nemotron": GgufArchitecture(family="NemotronForCausalLM", changes={"norm": "layer"}),
@@ -177,31 +155,34 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
         "olmo2+window": GgufArchitecture(family="Olmo3ForCausalLM", patterned=True),
         "olmoe": GgufArchitecture(
             family="OlmoeForCausalLM",
-            keys={**_MOE_KEYS, "num_experts": "expert_count"},
+            keys={**MOE_KEYS, "num_experts": "expert_count"},
             values={"norm_topk_prob": False},
         ),
         "phi2": GgufArchitecture(family="PhiForCausalLM"),
         "phi3": GgufArchitecture(family="Phi3ForCausalLM"),
+        "phimoe": GgufArchitecture(
+            family="PhiMoEForCausalLM",
+            keys={**MOE_KEYS, "num_local_experts": "expert_count"},
+            values={"sliding_window": None},
+            scaling={"short_mscale": _PHI_MSCALE, "long_mscale": _PHI_MSCALE},
+        ),
         "qwen2": GgufArchitecture(family="Qwen2ForCausalLM"),
         "qwen2moe": GgufArchitecture(
             family="Qwen2MoeForCausalLM",
-            keys={
-                **_MOE_KEYS,
-                "num_experts": "expert_count",
-                "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-            },
+            keys=QWEN_MOE_KEYS,
             values={"norm_topk_prob": False},
         ),
         "qwen3": GgufArchitecture(family="Qwen3ForCausalLM"),
         "qwen3moe": GgufArchitecture(
             family="Qwen3MoeForCausalLM",
-            keys={**_MOE_KEYS, "num_experts": "expert_count"},
+            keys={**MOE_KEYS, "num_experts": "expert_count"},
             values={"norm_topk_prob": True},
         ),
         "seed_oss": GgufArchitecture(
-            family="SeedOssForCausalLM", names=replace(_NAMES, mlp_norm="post_attention_norm")
+            family="SeedOssForCausalLM", names=replace(NAMES, mlp_norm="post_attention_norm")
         ),
         "smollm3": GgufArchitecture(family="SmolLM3ForCausalLM", interleaved=True),
         "starcoder2": GgufArchitecture(family="Starcoder2ForCausalLM"),
+        **HYBRIDS,
     }
 )

@@ -12,7 +12,9 @@ from asyncinfer.errors import ModelLoadError
 from asyncinfer.layers import RopeConfig
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.family import Family
-from asyncinfer.models.gguf.architectures import ARCHITECTURES, GgufArchitecture
+from asyncinfer.models.gguf.architecture import GgufArchitecture
+from asyncinfer.models.gguf.architectures import ARCHITECTURES, VARIANTS
+from asyncinfer.models.gguf.facts import Facts, plain_value
 from asyncinfer.models.windows import FULL, SLIDING
 from asyncinfer.plugins import models
 from asyncinfer.weights.gguf import GgufCheckpoint
@@ -32,8 +34,6 @@ _KEYS: Final = {
     "sliding_window": "attention.sliding_window",
 }
 _EPS: Final = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
-#: The number of a file's `expert_gating_func`.
-_SIGMOID: Final = 2
 #: Models whose attention is scaled by `hidden_size / heads` though `head_dim` differs: architecture
 #: and number of layers.
 _SCALED_BY_WIDTH: Final = (("gemma2", 46), ("gemma3", 62))
@@ -45,10 +45,11 @@ def gguf_config(checkpoint: GgufCheckpoint) -> ModelConfig:
     name, architecture = gguf_architecture(checkpoint.metadata, file)
     family = models.resolve(architecture.family)
     assert isinstance(family, Family), "the families that ship with the package are"
-    values = _values(name, architecture, checkpoint)
+    facts = Facts(name, checkpoint)
+    values = _values(name, architecture, facts, checkpoint)
     named = {family.keys.get(key, key): value for key, value in values.items()}
     read = family.read(architecture.family, named, file)
-    return _as_stored(read, architecture, checkpoint)
+    return _as_stored(read, architecture, facts, checkpoint)
 
 
 def gguf_architecture(metadata: Mapping[str, Any], file: str) -> tuple[str, GgufArchitecture]:
@@ -58,14 +59,11 @@ def gguf_architecture(metadata: Mapping[str, Any], file: str) -> tuple[str, Gguf
     if not isinstance(name, str):
         raise ModelLoadError(f"general.architecture={name!r}: must be a name", file=file)
     kind = name
-    if name == "llama" and _plain(metadata.get("llama.expert_count")):
-        kind = "llama+experts"
-    elif name == "llama" and _plain(metadata.get("llama.attention.sliding_window")):
-        kind = "llama+window"
-    elif name == "olmo2" and _plain(metadata.get("olmo2.attention.sliding_window")):
-        kind = "olmo2+window"
-    elif name == "deepseek2" and _plain(metadata.get("deepseek2.expert_gating_func")) == _SIGMOID:
-        kind = "deepseek2+sigmoid"
+    for variant, (key, wanted) in VARIANTS.items():
+        stem = variant.partition("+")[0]
+        found = plain_value(metadata.get(f"{stem}.{key}"))
+        if kind == name == stem and (found == wanted if wanted is not None else found):
+            kind = variant
     architecture = ARCHITECTURES.get(kind)
     if architecture is None:
         known = ", ".join(one for one in ARCHITECTURES if "+" not in one)
@@ -74,15 +72,12 @@ def gguf_architecture(metadata: Mapping[str, Any], file: str) -> tuple[str, Gguf
 
 
 def _values(
-    name: str, architecture: GgufArchitecture, checkpoint: GgufCheckpoint
+    name: str, architecture: GgufArchitecture, facts: Facts, checkpoint: GgufCheckpoint
 ) -> dict[str, Any]:
     """The content of the `config.json` that the file was made from, by Llama's keys."""
-    metadata, tensors = checkpoint.metadata, checkpoint.tensors
-
-    def get(key: str) -> Any:
-        return _plain(metadata.get(f"{name}.{key}"))
-
+    metadata, tensors, get = checkpoint.metadata, checkpoint.tensors, facts.get
     values = {key: get(theirs) for key, theirs in {**_KEYS, **architecture.keys}.items()}
+    values["num_hidden_layers"] = facts.layers
     values["rms_norm_eps"] = next((get(key) for key in _EPS if get(key) is not None), None)
     if architecture.patterned:
         values |= _layer_types(metadata.get(f"{name}.attention.sliding_window_pattern"))
@@ -94,7 +89,7 @@ def _values(
     values["vocab_size"] = embedding.shape[0]
     values["tie_word_embeddings"] = "output.weight" not in tensors
     for key in ("bos", "eos"):
-        values[f"{key}_token_id"] = _plain(metadata.get(f"tokenizer.ggml.{key}_token_id"))
+        values[f"{key}_token_id"] = plain_value(metadata.get(f"tokenizer.ggml.{key}_token_id"))
     head_dim, rotated = values["head_dim"], get("rope.dimension_count")
     heads, width = values["num_attention_heads"], values["hidden_size"]
     by_width = None
@@ -109,7 +104,7 @@ def _values(
     values |= _rope(get, checkpoint, architecture.scaling)
     # The family has defaults for keys that the file leaves out.
     given = {key: value for key, value in values.items() if value is not None}
-    derived = {} if architecture.derived is None else architecture.derived(get)
+    derived = {} if architecture.derived is None else architecture.derived(facts)
     return {**given, **architecture.values, **derived}
 
 
@@ -133,6 +128,7 @@ def _rope(
             "short_factor": _read(checkpoint, "rope_factors_short.weight"),
             "long_factor": _read(checkpoint, "rope_factors_long.weight"),
             **_given(attention_factor=get("rope.scaling.attn_factor")),
+            **taken,
         }
         return {"rope_scaling": scaling, **trained}
     if "rope_freqs.weight" in tensors:
@@ -158,22 +154,28 @@ def _rope(
 
 
 def _as_stored(
-    config: ModelConfig, architecture: GgufArchitecture, checkpoint: GgufCheckpoint
+    config: ModelConfig, architecture: GgufArchitecture, facts: Facts, checkpoint: GgufCheckpoint
 ) -> ModelConfig:
     """`config` for the tensors of the file: their names, which biases exist, and the converter's
     changes."""
-    tensors, names = checkpoint.tensors, architecture.names
-    if "blk.0.attn_qkv.weight" in tensors:
+    parts, names = facts.parts, architecture.names
+    if "attn_qkv.weight" in parts and "attn_q.weight" not in parts:
         names = replace(names, qkv=("attn_qkv",))
-    if "blk.0.ffn_gate.weight" not in tensors:
+    if "ffn_gate.weight" not in parts:
         # The gate is packed with up, or there is none.
         names = replace(names, up=("ffn_up",))
-    if "blk.0.attn_kv_b.weight" in tensors:
+    if "attn_kv_b.weight" in parts:
         names = replace(names, kv_up=("attn_kv_b",))
+    if "ssm_in.weight" in parts:
+        # The first files of Qwen3-Next have queries, keys, values and gates in one tensor.
+        names = replace(names, delta_in=("ssm_in",))
+    further = range(config.num_layers, config.num_layers + facts.further)
+    ignored = (rf"blk\.{layer}\..*" for layer in further)
+    names = replace(names, ignored=(*names.ignored, *ignored))
     projections = names.qkv if config.latent is None else (names.kv_down,)
 
-    def has(*parts: str) -> bool:
-        return any(f"blk.0.{part}.bias" in tensors for part in parts)
+    def has(*names: str) -> bool:
+        return any(f"{name}.bias" in parts for name in names)
 
     rope, layers = config.rope, config.layers
     if architecture.interleaved:
@@ -181,14 +183,14 @@ def _as_stored(
         layers = tuple(replace(layer, rope=_interleaved(layer.rope)) for layer in layers)
     return replace(
         config,
-        published=config,
+        published=None if architecture.scaled else config,
         names=names,
         rope=rope,
         layers=layers,
         qkv_bias=has(*projections),
         out_bias=has(names.out),
         mlp_bias=has(names.down),
-        head_bias="output.bias" in tensors,
+        head_bias="output.bias" in checkpoint.tensors,
         **architecture.changes,
     )
 
@@ -212,11 +214,3 @@ def _read(checkpoint: GgufCheckpoint, name: str) -> list[float]:
 
 def _given(**values: Any) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
-
-
-def _plain(value: Any) -> Any:
-    """A list of equal numbers as that number, since files may repeat a value for each layer."""
-    if isinstance(value, np.ndarray):
-        found = {number.item() for number in value[: 1 << 12]}
-        return found.pop() if len(found) == 1 else value[: 1 << 12].tolist()
-    return value

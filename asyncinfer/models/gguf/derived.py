@@ -1,31 +1,40 @@
-"""Values of `config.json` that follow from several keys of a GGUF file."""
+"""Values of `config.json` that follow from several keys of a GGUF file, or from its tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-__all__ = ["latent_values", "window_or_none"]
+from asyncinfer.models.gguf.facts import Facts
+from asyncinfer.models.windows import FULL
+
+__all__ = [
+    "glm_moe_values",
+    "granite_experts",
+    "granite_shared_values",
+    "latent_values",
+    "window_or_none",
+]
 
 
-def window_or_none(get: Callable[[str], Any]) -> dict[str, Any]:
+def window_or_none(facts: Facts) -> dict[str, Any]:
     """The window, which a file without that key does not have."""
-    return {"sliding_window": get("attention.sliding_window")}
+    return {"sliding_window": facts.get("attention.sliding_window")}
 
 
-def latent_values(get: Callable[[str], Any]) -> dict[str, Any]:
+def latent_values(facts: Facts) -> dict[str, Any]:
     """Sizes of DeepSeek's heads and the rules of its experts. A key that a file lacks means what
     llama.cpp takes for it, not what the published models have."""
+    get = facts.get
     rotated, groups = get("rope.dimension_count"), get("expert_group_count")
     # Files whose keys and values are apart give the sizes in the cache under the plain names.
-    size = _first(get, "attention.key_length_mla", "attention.key_length")
+    size = _first(facts, "attention.key_length_mla", "attention.key_length")
     plain = size - rotated if type(size) is int and type(rotated) is int else None
     grouped = type(groups) is int and groups > 1
     return {
         "num_key_value_heads": get("attention.head_count"),
         "q_lora_rank": get("attention.q_lora_rank"),
         "qk_nope_head_dim": plain,
-        "v_head_dim": _first(get, "attention.value_length_mla", "attention.value_length"),
+        "v_head_dim": _first(facts, "attention.value_length_mla", "attention.value_length"),
         "n_shared_experts": get("expert_shared_count") or 0,
         "first_k_dense_replace": get("leading_dense_block_count") or 0,
         "routed_scaling_factor": get("expert_weights_scale") or 1.0,
@@ -36,5 +45,30 @@ def latent_values(get: Callable[[str], Any]) -> dict[str, Any]:
     }
 
 
-def _first(get: Callable[[str], Any], *keys: str) -> Any:
-    return next((get(key) for key in keys if get(key) is not None), None)
+def glm_moe_values(facts: Facts) -> dict[str, Any]:
+    """The rules of GLM's experts, and whether heads have norms."""
+    return {
+        "n_shared_experts": facts.get("expert_shared_count") or 0,
+        "first_k_dense_replace": facts.get("leading_dense_block_count") or 0,
+        "use_qk_norm": "attn_q_norm.weight" in facts.parts,
+    }
+
+
+def granite_shared_values(facts: Facts) -> dict[str, Any]:
+    """Granite 4 where all layers attend."""
+    kinds = [FULL for _ in facts.by_layer("attention.head_count")]
+    return {
+        **granite_experts(facts),
+        "layer_types": kinds,
+        "position_embedding_type": "rope",
+    }
+
+
+def granite_experts(facts: Facts) -> dict[str, Any]:
+    """Numbers and sizes of Granite 4's experts, or of its one feed-forward layer."""
+    width = _first(facts, "expert_shared_feed_forward_length", "feed_forward_length")
+    return {"num_local_experts": facts.get("expert_count") or 0, "shared_intermediate_size": width}
+
+
+def _first(facts: Facts, *keys: str) -> Any:
+    return next((facts.get(key) for key in keys if facts.get(key) is not None), None)

@@ -14,7 +14,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.quantization import QuantisedWeight
 from asyncinfer.weights.gguf.file_names import split_names
-from asyncinfer.weights.gguf.header import GgufHeader, read_header
+from asyncinfer.weights.gguf.header import GgufHeader, TensorInfo, read_header
 from asyncinfer.weights.gguf.packed_types import PACKED_TYPES
 from asyncinfer.weights.gguf.reader import GgufReader, Span
 from asyncinfer.weights.tensor_files import StoredTensor, TensorFiles
@@ -24,6 +24,15 @@ __all__ = ["GgufCheckpoint"]
 #: A tensor of all experts. Each expert's part has a name of its own.
 _EXPERTS: Final = re.compile(r"(blk\.\d+\.ffn_\w+_exps)\.(weight|bias)")
 _MOST_EXPERTS: Final = 1 << 14
+#: A norm's weight that files of Falcon-H1 have without the ending.
+_UNENDED: Final = re.compile(r"blk\.\d+\.ffn_norm")
+#: Tensors whose numbers the file has in more dimensions than the model.
+_VECTORS: Final = re.compile(r"blk\.\d+\.(ssm_[ad]|ssm_norm\.weight)")
+#: Convolutions of each channel by itself, which the file has without their dimension of one.
+_CONVOLUTIONS: Final = re.compile(r"blk\.\d+\.(ssm_conv1d|shortconv\.conv)\.weight")
+#: Lists of the metadata that are weights, one number of each layer.
+_BY_LAYER: Final = ("xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps")
+_MOST_LAYERS: Final = 1 << 12
 #: Bytes that are read and unpacked at a time.
 _CHUNK: Final = 8 << 20
 #: safetensors' names of the types that are read without conversion.
@@ -39,7 +48,9 @@ class GgufCheckpoint(TensorFiles[GgufReader]):
 
     Quantised tensors count as float32, which they can be read as; those of `PACKED_TYPES` can also
     be read as they are. A tensor of all experts, such as `blk.0.ffn_up_exps.weight`, is there by
-    expert: `blk.0.ffn_up_exps.3.weight`. Raises `ModelLoadError`, naming file and tensor.
+    expert: `blk.0.ffn_up_exps.3.weight`. Weights that are lists of the metadata, such as
+    `xielu.beta`, are there by layer: `blk.0.xielu.beta`. Raises `ModelLoadError`, naming file and
+    tensor.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -83,6 +94,21 @@ class GgufCheckpoint(TensorFiles[GgufReader]):
                 start += span.size
                 self.tensors[part] = StoredTensor(file, shape, _PLAIN.get(kind, "F32"))
                 self.reader.place(file, part, span)
+        for key in _BY_LAYER:
+            if key in header.lists:
+                self._add_list(file, key, header.lists[key])
+
+    def _add_list(self, file: str, key: str, info: TensorInfo) -> None:
+        (count,) = info.shape
+        if count > _MOST_LAYERS:
+            raise ModelLoadError(f"{key} has {count} numbers, more than {_MOST_LAYERS}", file=file)
+        for layer in range(count):
+            name = f"blk.{layer}.{key}"
+            if name in self.tensors:
+                raise ModelLoadError("occurs twice", file=file, tensor=name)
+            self.tensors[name] = StoredTensor(file, (1,), "F32")
+            kind = GGMLQuantizationType.F32
+            self.reader.place(file, name, Span(kind, info.offset + 4 * layer, 1))
 
     def packed_bytes(self, name: str) -> int | None:
         stored = self.tensors[name]
@@ -133,6 +159,12 @@ def _kind(number: int, file: str, tensor: str) -> GGMLQuantizationType:
 def _parts(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
     match = _EXPERTS.fullmatch(name)
     if match is None:
+        if _UNENDED.fullmatch(name):
+            name += ".weight"
+        elif _VECTORS.fullmatch(name):
+            shape = (math.prod(shape),)
+        elif _CONVOLUTIONS.fullmatch(name) and len(shape) == 2:
+            shape = (shape[0], 1, shape[1])
         yield name, shape
         return
     for expert in range(shape[0]):

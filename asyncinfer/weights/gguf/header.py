@@ -75,6 +75,8 @@ class GgufHeader:
     path: Path
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
+    #: The metadata's lists of float32, by their keys, as tensors.
+    lists: Mapping[str, TensorInfo]
     #: Bytes of the whole file.
     size: int
 
@@ -135,14 +137,17 @@ class _Reader:
         self._bound("tensors", tensors, 24, _MOST_TENSORS)
         self._bound("metadata keys", pairs, 13, _MOST_PAIRS)
         metadata: dict[str, Any] = {}
+        lists: dict[str, TensorInfo] = {}
         for index in range(pairs):
             self._what = f"metadata key {index}"
             key = self._string(_MOST_NAME)
             if key in metadata:
                 raise self._refuse("occurs twice", key)
             self._what = f"metadata {key}"
-            metadata[key] = self._value(self._number("I"))
-        return GgufHeader(self._path, metadata, self._tensors(tensors, metadata), self._size)
+            value = metadata[key] = self._value(self._number("I"))
+            if isinstance(value, np.ndarray) and value.dtype == np.float32 and len(value):
+                lists[key] = TensorInfo(value.shape, 0, self._at - value.nbytes)
+        return GgufHeader(self._path, metadata, self._tensors(tensors, metadata), lists, self._size)
 
     def _tensors(self, count: int, metadata: Mapping[str, Any]) -> dict[str, TensorInfo]:
         found: dict[str, TensorInfo] = {}

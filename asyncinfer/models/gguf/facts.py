@@ -1,0 +1,62 @@
+"""`Facts`: what a GGUF file says of its model, by the keys of its architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from asyncinfer.models.parts import MOST_LAYERS
+from asyncinfer.weights.gguf import GgufCheckpoint
+
+__all__ = ["Facts", "plain_value"]
+
+_MOST_VALUES: Final = 1 << 12
+
+
+class Facts:
+    """The values of a file's metadata, and which tensors its layers have."""
+
+    def __init__(self, name: str, checkpoint: GgufCheckpoint) -> None:
+        """`name` is the architecture's in the file."""
+        self._prefix = f"{name}."
+        self._metadata: Mapping[str, Any] = checkpoint.metadata
+        #: Tensors of any layer, without the layers' names before theirs.
+        self.parts = {
+            name.split(".", 2)[2]
+            for name in checkpoint.tensors
+            if name.startswith("blk.") and name.count(".") > 1
+        }
+
+    def get(self, key: str) -> Any:
+        """A value as `plain_value` has it; None if the file has none."""
+        return plain_value(self._metadata.get(self._prefix + key))
+
+    @property
+    def further(self) -> int:
+        """Layers that only predict further tokens, which a file counts among its layers."""
+        count = self.get("nextn_predict_layers")
+        return count if type(count) is int and 0 <= count <= MOST_LAYERS else 0
+
+    @property
+    def layers(self) -> Any:
+        """The number of layers without those; whatever the file has where that is no number."""
+        count = self.get("block_count")
+        return count - self.further if type(count) is int else count
+
+    def by_layer(self, key: str) -> list[Any]:
+        """A value for each layer; empty if the file has none, or no number of layers that can
+        be."""
+        value, count = self.get(key), self.layers
+        if value is None or type(count) is not int or not 0 < count <= MOST_LAYERS:
+            return []
+        return value[:count] if isinstance(value, list) else [value] * count
+
+
+def plain_value(value: Any) -> Any:
+    """A list of equal numbers as that number, since files may repeat a value for each layer."""
+    if isinstance(value, np.ndarray):
+        found = {number.item() for number in value[:_MOST_VALUES]}
+        return found.pop() if len(found) == 1 else value[:_MOST_VALUES].tolist()
+    return value
