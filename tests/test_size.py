@@ -22,8 +22,8 @@ MOST = {
     "grammar": 911,
     "integrations": 512,
     "kernels": 7_223,
-    "layers": 2_104,
-    "models": 7_819,
+    "layers": 2_115,
+    "models": 8_324,
     "planner": 1_138,
     "plugins": 1_361,
     "protocols": 700,
@@ -37,9 +37,9 @@ MOST = {
     "speculation": 969,
     "telemetry": 590,
     "testing": 9_868,
-    "text": 3_142,
+    "text": 3_158,
     "tools": 2_522,
-    "weights": 3_051,
+    "weights": 3_088,
 }
 #: Lines of all modules that lie beside the rooms.
 MOST_BESIDE = 2_188

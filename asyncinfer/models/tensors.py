@@ -43,10 +43,9 @@ def tensor_table(config: ModelConfig) -> dict[str, Packed]:
     names, hidden = config.names, config.hidden_size
     prefix, vocab = names.prefix, config.vocab_size
     table = {"embedding": _one(f"{prefix}{names.embedding}.weight", vocab, hidden)}
-    if config.learned_positions is not None:
-        table["positions"] = _one(
-            f"{prefix}{names.positions}.weight", config.learned_positions, hidden
-        )
+    learned = config.learned_positions
+    if learned is not None:
+        table["positions"] = _one(f"{prefix}{names.positions}.weight", learned, hidden)
     if config.per_layer_inputs:
         size = config.num_layers * config.per_layer_inputs
         for ours, name, shape in (
@@ -127,8 +126,7 @@ def _delta(
     keys = mixer.key_heads * mixer.key_dim
     apart = (keys, keys, inner)
     sizes = (*apart, inner) if len(names.delta_in) == 4 else (mixer.channels, inner)
-    inputs = names.delta_in, sizes, hidden, False
-    yield from _linear(config, theirs, "mixer.in", *inputs)
+    yield from _linear(config, theirs, "mixer.in", names.delta_in, sizes, hidden, False)
     gates = names.delta_gates, (mixer.heads, mixer.heads), hidden, False
     yield from _linear(config, theirs, "mixer.gates", *gates)
     rows = names.delta_conv_rows or (apart if len(names.delta_conv) == 3 else (mixer.channels,))
@@ -149,8 +147,8 @@ def _mamba(config: ModelConfig, mixer: MambaConfig, theirs: str) -> Iterator[tup
     yield "mixer.conv.weight", _one(f"{theirs}{names.mamba_conv}.weight", channels, 1, mixer.width)
     if mixer.conv_bias:
         yield "mixer.conv.bias", _one(f"{theirs}{names.mamba_conv}.bias", channels)
-    vectors = {"rate": names.mamba_rate, "bias": names.mamba_bias, "skip": names.mamba_skip}
-    for ours, name in vectors.items():
+    for ours in ("rate", "bias", "skip"):
+        name = getattr(names, f"mamba_{ours}")
         # float32: an error in how fast a state decays grows with the tokens.
         yield f"mixer.{ours}", Packed(_one(theirs + name, mixer.heads).pieces, torch.float32)
     if mixer.norm is not None:

@@ -57,8 +57,8 @@ ARCHITECTURES = {
 #: GGUF's architectures whose files say which layers have a window.
 PATTERNED = ("exaone4", "olmo2")
 #: Families whose queries and keys have the rows that are rotated together side by side in a file.
-INTERLEAVED = ("arcee", "granite", "granitemoe", "granitemoehybrid", "llama", "mistral", "mixtral")
-INTERLEAVED += ("smollm3",)
+GRANITES = ("granite", "granitemoe", "granitemoehybrid")
+INTERLEAVED = (*GRANITES, "arcee", "llama", "mistral", "mixtral", "smollm3")
 TOKENS = 199
 
 Array = np.ndarray[Any, Any]
@@ -270,7 +270,7 @@ def _laid_out(config: Any, name: str, values: Array) -> Array:
         return values + 1
     if kind == "nemotron" and name.endswith("norm.weight"):
         return values + 1
-    if values.ndim == 2 and values.shape[0] == 1:
+    if values.ndim == 2 and len(values) == 1:
         return values[0]
     if kind == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
         return values.T
@@ -285,8 +285,7 @@ def _factors(config: Any) -> Iterator[tuple[str, Array]]:
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":
         for length in ("long", "short"):
-            values = np.array(rope[f"{length}_factor"], np.float32)
-            yield f"rope_factors_{length}.weight", values
+            yield f"rope_factors_{length}.weight", np.float32(rope[f"{length}_factor"])
     if rope.get("rope_type") == "llama3":
         size = config.hidden_size // config.num_attention_heads
         plain = rope["rope_theta"] ** -(np.arange(0, size, 2) / size)

@@ -209,7 +209,7 @@ def test_an_engine_through_hits_forks_preemption_and_wrong_drafts(
     assert engine.stats().cached_tokens >= 40 + 24
     assert len(stream.token_ids(2)) == ANSWER
     # Six side by side, which do not fit.
-    prompts = [tokens(9 + 7 * number) for number in range(6)]
+    prompts = [tokens(9 + 3 * number) for number in range(6)]
     streams = [ask(each, 4 * ANSWER) for each in prompts]
     engine.run()
     for each, stream in zip(prompts, streams, strict=True):
