@@ -21,7 +21,7 @@ MOST = {
     "engine": 8_370,
     "grammar": 911,
     "integrations": 512,
-    "kernels": 7_223,
+    "kernels": 7_308,
     "layers": 2_115,
     "models": 8_324,
     "planner": 1_138,

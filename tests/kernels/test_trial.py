@@ -125,13 +125,24 @@ def one_lane(name: str) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    "name", ["rms_norm", "silu_mul", "linear_small", "paged_attention", "sample"]
+    "name",
+    [
+        *("rms_norm", "silu_mul", "linear_small", "rope_kv_write", "paged_attention", "sample"),
+        "decode_inputs",
+    ],
 )
 def test_one_wrong_number_is_found(name: str) -> None:
     fault = find_fault(SHAPES, CPU, kernels(**{name: one_lane(name)}))
     assert fault is not None
     assert name in fault.reason
     assert fault.lasting
+
+
+def test_draws_that_are_written_elsewhere_are_found() -> None:
+    def wrong(tokens: Any, peaks: Any, places: torch.Tensor, *rest: Any) -> None:
+        reference.keep_draws(tokens, peaks, places + 1, *rest)
+
+    assert "keep_draws is wrong" in str(find_fault(SHAPES, CPU, kernels(keep_draws=wrong)))
 
 
 def test_a_write_to_the_wrong_slot_is_found() -> None:
@@ -188,7 +199,7 @@ def test_kernels_run_on_the_device_that_is_tried(monkeypatch: pytest.MonkeyPatch
         return iter(())
 
     monkeypatch.setattr(torch.cuda, "device", on)
-    monkeypatch.setattr(trial, "_cases", cases)
+    monkeypatch.setattr(trial, "cases", cases)
     assert find_fault(SHAPES, torch.device("cuda", 1), kernels()) is None
 
 

@@ -1,0 +1,237 @@
+"""What a trial runs of each kernel: Triton's and the reference's get the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+
+from asyncinfer.kernels import reference
+
+__all__ = ["Case", "TrialShapes", "cases"]
+
+_SEED: Final = 20_251
+_BLOCK: Final = 16
+#: Tokens of sequences: on both sides of a block, of a tile, and many of both.
+_LENGTHS: Final = (1, 15, 16, 17, 130, 300)
+#: Tokens of a product: one for each kind of tile.
+_ROWS: Final = (1, 4, 16, 64)
+
+#: What a kernel of a module gives, of numbers in a dtype.
+Case = Callable[[ModuleType, torch.dtype], tuple[torch.Tensor, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialShapes:
+    """A model's own shapes: what compiles for them is what its steps run."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    #: Of activations and weights, and of keys and values.
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+
+
+class _Numbers:
+    """Random tensors that are the same in each run, rounded to the dtype of the trial."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, wanted: torch.dtype) -> None:
+        self._generator = torch.Generator().manual_seed(_SEED)
+        self._device, self._dtype, self._wanted = device, dtype, wanted
+
+    def __call__(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
+        values = torch.randn(*shape, generator=self._generator).mul_(scale)
+        return values.to(self._device, self._dtype).to(self._wanted)
+
+
+def cases(shapes: TrialShapes, device: torch.device) -> Iterator[tuple[str, Case]]:
+    """Each kernel's name and what is to be tried of it, at a model's shapes on `device`."""
+    hidden, dtype = shapes.hidden, shapes.dtype
+
+    def norm(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
+        numbers = _Numbers(device, dtype, wanted)
+        return (module.rms_norm(numbers(5, hidden), numbers(hidden), 1e-6),)
+
+    def gate(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
+        return (module.silu_mul(_Numbers(device, dtype, wanted)(5, 2 * hidden)),)
+
+    yield "rms_norm", norm
+    yield "silu_mul", gate
+    # The layers take it for halves only.
+    for rows in _ROWS if dtype is not torch.float32 else ():
+        yield f"linear_small of {rows} rows", _product(hidden, rows, device, dtype)
+    yield "kv_write", _written(shapes, device)
+    yield "rope_kv_write", _rotated(shapes, device)
+    for decode in (True, False):
+        kind = "decode" if decode else "prefill"
+        yield f"paged_attention ({kind})", _attention(shapes, device, decode=decode)
+    yield "sample", _draws(shapes, device)
+    yield "decode_inputs", _step_inputs(device)
+    yield "keep_draws", _kept(device)
+
+
+def _product(hidden: int, rows: int, device: torch.device, dtype: torch.dtype) -> Case:
+    def case(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
+        numbers = _Numbers(device, dtype, wanted)
+        x, weight = numbers(rows, hidden), numbers(hidden, hidden, scale=hidden**-0.5)
+        return (
+            module.linear_small(x, weight, norm=numbers(hidden), residual=numbers(rows, hidden)),
+        )
+
+    return case
+
+
+def _written(shapes: TrialShapes, device: torch.device) -> Case:
+    """What is in the cache after keys and values were written to it, with their scales."""
+
+    def case(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
+        slots = torch.tensor([_BLOCK * 2 + 3, -1, 0, _BLOCK * 3 + 15], device=device)
+        caches, scales = _cache(shapes, 4, wanted, device)
+        numbers = _Numbers(device, shapes.dtype, wanted)
+        k, v = (numbers(4, shapes.kv_heads, shapes.head_dim) for _ in range(2))
+        module.kv_write(k, v, *caches, slots, **scales)
+        return _values(caches, scales)
+
+    return case
+
+
+def _values(
+    caches: Sequence[torch.Tensor], scales: Mapping[str, torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """Eight bits may be rounded to either side: their values are compared, not their bytes."""
+    return tuple(
+        cache.float() * (1.0 if factor is None else factor[..., None])
+        for cache, factor in zip(caches, scales.values() or (None, None), strict=True)
+    )
+
+
+def _rotated(shapes: TrialShapes, device: torch.device) -> Case:
+    """Rotated queries, and what is in the cache afterwards."""
+
+    def case(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
+        slots = torch.tensor([_BLOCK * 2 + 3, -1, 0, _BLOCK * 3 + 15], device=device)
+        caches, scales = _cache(shapes, 4, wanted, device)
+        numbers = _Numbers(device, shapes.dtype, wanted)
+        qkv = numbers(len(slots), shapes.heads + 2 * shapes.kv_heads, shapes.head_dim)
+        norms = {name: numbers(shapes.head_dim) for name in ("q_norm", "k_norm")}
+        # Angles are float32 whatever the model's dtype.
+        angles = torch.linspace(0.0, 3.0, shapes.head_dim * len(slots), device=device)
+        angles = angles.view(len(slots), 1, shapes.head_dim)
+        queries = module.rope_kv_write(
+            qkv, angles.cos(), angles.sin(), *caches, slots, **norms, **scales
+        )
+        return queries, *_values(caches, scales)
+
+    return case
+
+
+def _cache(
+    shapes: TrialShapes, blocks: int, wanted: torch.dtype, device: torch.device
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Keys and values of zeros, and their scales where they have any."""
+    small = shapes.kv_dtype.itemsize == 1
+    dtype = shapes.kv_dtype if small else wanted
+    size = (blocks, shapes.kv_heads, _BLOCK, shapes.head_dim)
+    caches = [torch.zeros(size, device=device).to(dtype) for _ in range(2)]
+    if not small:
+        return caches, {}
+    return caches, {name: torch.zeros(size[:3], device=device) for name in ("k_scales", "v_scales")}
+
+
+def _attention(shapes: TrialShapes, device: torch.device, *, decode: bool) -> Case:
+    """Rows of many lengths over pages in no order. Every page that no row has is full of NaN."""
+    queries = [1 if decode else min(length, 40) for length in _LENGTHS]
+    used = [-(-length // _BLOCK) for length in _LENGTHS]
+
+    def case(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
+        numbers = _Numbers(device, shapes.dtype, wanted)
+        order = torch.randperm(sum(used) + 4, generator=torch.Generator().manual_seed(_SEED))
+        caches, scales = _cache(shapes, len(order), wanted, device)
+        tables = torch.zeros(len(used), max(used), dtype=torch.int32)
+        taken = iter(order.tolist())
+        for row, count in enumerate(used):
+            tables[row, :count] = torch.tensor([next(taken) for _ in range(count)])
+        slots = (order[: sum(used), None] * _BLOCK + torch.arange(_BLOCK)).flatten().to(device)
+        size = (len(slots), shapes.kv_heads, shapes.head_dim)
+        k_cache, v_cache = caches
+        # Both sides read what the reference has written.
+        reference.kv_write(numbers(*size), numbers(*size), k_cache, v_cache, slots, **scales)
+        for spare in order[sum(used) :].tolist():
+            for tensor in scales.values() or caches:
+                tensor[spare] = torch.nan
+        starts = torch.tensor([0, *queries]).cumsum(0).int().to(device)
+        lengths = torch.tensor(_LENGTHS).int().to(device)
+        q = numbers(sum(queries), shapes.heads, shapes.head_dim)
+        options: dict[str, Any] = {**scales, "decode_rows": len(queries) if decode else 0}
+        scale = shapes.head_dim**-0.5
+        tables = tables.to(device)
+        found = module.paged_attention(
+            q, k_cache, v_cache, tables, lengths, starts, scale, **options
+        )
+        return (found,)
+
+    return case
+
+
+def _draws(shapes: TrialShapes, device: torch.device) -> Case:
+    """Tokens, largest logits and logprobs, of greedy rows and of drawn ones."""
+
+    def case(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
+        rows = 6
+        # In float32 on both sides, so that a draw is the same.
+        logits = _Numbers(device, torch.float32, torch.float32)(rows, shapes.vocab, scale=4.0)
+        keys = torch.arange(rows, device=device) * 7_919 + 1
+        temperature = torch.tensor([0.0, 1.0, 0.7, 0.0, 1.3, 1.0], device=device)
+        top_k = torch.tensor([0, 0, 40, 5, 0, 2], dtype=torch.int32, device=device)
+        top_p = torch.tensor([1.0, 1.0, 0.9, 1.0, 0.8, 1.0], device=device)
+        filters = {"top_k": top_k, "top_p": top_p, "min_p": torch.zeros(rows, device=device)}
+        tokens, peak, logprobs = module.sample(
+            logits, keys, torch.arange(rows, device=device), temperature, **filters
+        )
+        return tokens, peak, logprobs
+
+    return case
+
+
+def _step_inputs(device: torch.device) -> Case:
+    """All that a recorded step takes of its slots, and their positions after it."""
+
+    def case(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
+        # Room for as many calls as a measurement takes: each goes on by a token.
+        slots, groups, width = 5, 2, 64
+        numbers = torch.arange(slots * groups * width, dtype=torch.int32, device=device)
+        # The last slot is that of padding.
+        positions = torch.tensor([0, 17, 31, 47, -1], dtype=torch.int32, device=device)
+        history = torch.arange(slots * width * _BLOCK, dtype=torch.int32, device=device)
+        found = module.decode_inputs(
+            torch.tensor([3, 0, 4, 2], dtype=torch.int32, device=device),
+            positions,
+            numbers.view(slots, groups, width) * 7 % 101,
+            numbers[: slots * 6].view(slots, 6),
+            history.view(slots, -1),
+            _BLOCK,
+        )
+        return *found, positions
+
+    return case
+
+
+def _kept(device: torch.device) -> Case:
+    """The history, the results and the turn after a recorded step's draws."""
+
+    def case(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
+        history = torch.zeros(60, dtype=torch.int32, device=device)
+        results = torch.zeros(2, 2, 4, dtype=torch.int32, device=device)
+        turn = torch.ones(1, dtype=torch.int64, device=device)
+        tokens, places = torch.tensor([[7, 8, 9], [50, 3, 21]], device=device)
+        peaks = torch.tensor([0.5, -1.0, 3.0], device=device)
+        module.keep_draws(tokens, peaks, places, history, results, turn)
+        return history, results, turn
+
+    return case
