@@ -1,8 +1,9 @@
-"""Faults of a GPU's path, alone and in pairs: the runner opens, answers as torch's operators do,
-and says once what it goes without. A device that has failed ends it, with the doctor's name."""
+"""Faults of a GPU's path, alone and in pairs: the engine opens, answers as one on a CPU does, and
+says once what it goes without. A device that has failed ends it, with the doctor's name."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -15,26 +16,33 @@ import torch
 from fakes.fake_device import FakeDevice
 
 from asyncinfer.config import EngineConfig
+from asyncinfer.engine.source import Loaded, Progress
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels import dispatch, reference, trial, trust, verdicts
 from asyncinfer.kernels.trial import Fault, TrialShapes
+from asyncinfer.models import ModelConfig
+from asyncinfer.runner import ModelRunner
 from asyncinfer.runner.accelerator import DeviceError
 from asyncinfer.runner.canary import check_opened
-from asyncinfer.runner.device import choose_kernels
+from asyncinfer.runner.device import choose_kernels, trial_shapes
 from asyncinfer.runner.fallbacks import Fallbacks
 from asyncinfer.runner.pending_step import PinnedBuffers
+from asyncinfer.testing import InlineEngine, RandomModel
 
 CUDA = torch.device("cuda", 0)
-SHAPES = TrialShapes(
-    hidden=32,
-    heads=4,
-    kv_heads=2,
+MODEL = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=300,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
     head_dim=8,
-    vocab=60,
-    dtype=torch.float32,
-    kv_dtype=torch.float32,
+    max_context=64,
 )
-PROMPT, ANSWER = [5, 17, 3, 44, 9], 3
+OPTIONS: dict[str, Any] = {"device": "cpu", "kv_bytes": 1 << 18, "max_running": 2}
+PROMPTS = ["def add(a, b):", "x"]
 STICKY = "CUDA error: an illegal memory access was encountered"
 
 
@@ -136,17 +144,27 @@ class Gpu:
         kernel: Callable[..., Any] = getattr(self.kernels, operator.__name__)
         return kernel
 
-    def open(self, make_hand: Any, config: EngineConfig) -> Any:
+    def load(self, config: EngineConfig, progress: Progress | None) -> Loaded:
         """What `open_runner` does, around a model that is loaded already."""
-        fallbacks = Fallbacks()
-        fault = choose_kernels(config, SHAPES, CUDA)
+        loaded = SOURCE.load(config.replace(kernels="auto"), progress)
+        plain, fallbacks = loaded.runner, Fallbacks()
+        assert isinstance(plain, ModelRunner)
+        shapes = trial_shapes(MODEL, torch.float32, torch.float32)
+        fault = choose_kernels(config, shapes, CUDA)
         if fault is not None:
             fallbacks.add("kernels", fault)
-        hand = make_hand(accelerator=self.device, fallbacks=fallbacks, slots=2, blocks=40)
-        check_opened(hand.runner, config)
-        return hand
+        spec = dataclasses.replace(plain.spec, overlap=2)
+        runner = ModelRunner(
+            plain.decoder, plain.kv, spec, accelerator=self.device, fallbacks=fallbacks
+        )
+        check_opened(runner, config)
+        return dataclasses.replace(loaded, runner=runner)
+
+    def open(self, **options: Any) -> InlineEngine:
+        return InlineEngine(self, **{**OPTIONS, **options})
 
 
+SOURCE = RandomModel(MODEL, seed=3)
 KERNELS: tuple[Callable[[Gpu], None], ...] = (
     Gpu.not_compiling,
     Gpu.wrong_in_one_lane,
@@ -178,12 +196,24 @@ def gpu(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     dispatch.use_triton(True)
 
 
-def answer(hand: Any) -> list[int]:
-    hand.join(0, PROMPT, seed=3)
-    hand.row(0, 0, len(PROMPT))
-    first: list[int] = hand.step().tokens
-    rest: list[int] = hand.decode(0, len(PROMPT), ANSWER - 1)
-    return first + rest
+def answers(engine: InlineEngine) -> list[list[int]]:
+    streams = [
+        engine.submit(prompt, max_tokens=length, temperature=0.0, ignore_eos=True)
+        for prompt, length in zip(PROMPTS, (6, 4), strict=True)
+    ]
+    engine.run()
+    for stream in streams:
+        stream.read()
+        assert stream.error is None
+    return [stream.token_ids() for stream in streams]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    """What torch's operators answer on a CPU."""
+    found = answers(InlineEngine(SOURCE, **OPTIONS))
+    assert len({token for tokens in found for token in tokens}) > 4
+    return found
 
 
 def parts(faults: Any) -> set[str]:
@@ -194,14 +224,13 @@ def parts(faults: Any) -> set[str]:
 
 @pytest.mark.parametrize("faults", TOGETHER, ids=named)
 def test_faults_alone_and_in_pairs(
-    gpu: Gpu, make_hand: Any, greedy: Any, faults: Any, monkeypatch: pytest.MonkeyPatch
+    gpu: Gpu, expected: list[list[int]], faults: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = greedy(PROMPT, ANSWER)
     gpu.plant(faults)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         # One step of each size is enough for what is alone.
-        hand = gpu.open(make_hand, EngineConfig(warm_up=len(faults) == 1))
+        engine = gpu.open(warm_up=len(faults) == 1)
         if gpu.sticky:
             # From now on the device fails at whatever it is asked.
             def fails(*_: Any) -> None:
@@ -210,13 +239,14 @@ def test_faults_alone_and_in_pairs(
             monkeypatch.setattr(PinnedBuffers, "wait", fails)
             monkeypatch.setattr(gpu.device, "drain", fails)
             with pytest.raises(DeviceError, match=r"illegal memory access .*`asyncinfer doctor`"):
-                answer(hand)
+                answers(engine)
         elif faults not in SAME_WAY:
-            assert answer(hand) == expected
+            assert answers(engine) == expected
     lost = parts(faults)
     assert dispatch.wants_triton() == ("kernels" not in lost)
-    assert {each.part for each in hand.runner.fallbacks} == lost
-    assert len(hand.runner.fallbacks) == len(lost)
+    fallbacks = engine.stats().fallbacks
+    assert {each.part for each in fallbacks} == lost
+    assert len(fallbacks) == len(lost)
     # Once, however much it does without.
     assert len(said) == bool(lost), [str(each.message) for each in said]
     for each in said:
@@ -225,31 +255,27 @@ def test_faults_alone_and_in_pairs(
 
 
 @pytest.mark.parametrize("fault", KERNELS, ids=lambda fault: fault.__name__)
-def test_whoever_wants_these_kernels_is_refused(gpu: Gpu, make_hand: Any, fault: Any) -> None:
+def test_whoever_wants_these_kernels_is_refused(gpu: Gpu, fault: Any) -> None:
     gpu.plant([fault])
     with pytest.raises(ModelLoadError, match="kernels='triton': "):
-        gpu.open(make_hand, EngineConfig(kernels="triton"))
+        gpu.open(kernels="triton")
 
 
 @pytest.mark.parametrize("fault", KERNELS, ids=lambda fault: fault.__name__)
-def test_what_lasts_is_known_at_the_next_open(gpu: Gpu, make_hand: Any, fault: Any) -> None:
+def test_what_lasts_is_known_at_the_next_open(gpu: Gpu, fault: Any) -> None:
     gpu.plant([fault])
     for _ in range(2):
         dispatch.use_triton(True)
         with pytest.warns(RuntimeWarning, match="asyncinfer doctor"):
-            gpu.open(make_hand, EngineConfig())
+            gpu.open(warm_up=False)
     lasting = fault not in (Gpu.not_compiling, Gpu.missing_compiler)
     assert gpu.trials == (1 if lasting else 2)
 
 
-@pytest.mark.parametrize("fault", [Gpu.not_compiling])
-def test_without_a_trial_the_first_answer_finds_it(
-    gpu: Gpu, make_hand: Any, greedy: Any, fault: Any
-) -> None:
-    expected = greedy(PROMPT, ANSWER)
-    gpu.plant([fault])
+def test_without_a_trial_the_first_answer_finds_it(gpu: Gpu, expected: list[list[int]]) -> None:
+    gpu.plant([Gpu.not_compiling])
     with pytest.warns(RuntimeWarning, match="asyncinfer doctor"):
-        hand = gpu.open(make_hand, EngineConfig(kernel_trial="off"))
+        engine = gpu.open(kernel_trial="off")
     assert gpu.trials == 0
-    assert "kernels" in {each.part for each in hand.runner.fallbacks}
-    assert answer(hand) == expected
+    assert "kernels" in {each.part for each in engine.stats().fallbacks}
+    assert answers(engine) == expected
