@@ -179,6 +179,7 @@ def test_kernels_are_held_against_float64() -> None:
         "silu_mul",
         "linear_small",
         "grouped_linear",
+        "int8_product",
         "rope_kv_write",
         "paged_attention",
         "sample",

@@ -1,10 +1,11 @@
-"""The kernels of one decode step on random inputs, each with its answer in float64."""
+"""The kernels of one decode step on random inputs, each with its answer in float64; and the
+products of prompts that can be computed in two ways."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -13,9 +14,12 @@ from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
 from asyncinfer.models import ModelConfig
 from benchmarks.attention_kernels import attention_cases
 from benchmarks.kernel_case import KernelCase
-from benchmarks.linear_kernels import expert_cases, linear_cases
+from benchmarks.linear_kernels import expert_cases, linear_cases, prompt_cases
 
 __all__ = ["kernel_cases"]
+
+#: Tokens of a prompt's product.
+_PROMPT: Final = 512
 
 
 def kernel_cases(
@@ -45,6 +49,8 @@ def kernel_cases(
     if batch <= SMALL_TOKENS:
         qkv = (heads + 2 * kv_heads) * dim
         yield from linear_cases(normal, batch, hidden, inner, qkv, heads * dim, config.vocab_size)
+    if batch == 1:
+        yield from prompt_cases(normal, min(_PROMPT, context), hidden, inner)
     yield from attention_cases(normal, generator, batch, context, heads, kv_heads, dim)
     logits = normal(batch, config.vocab_size).float().mul_(3)
     yield from _sample_cases(logits)

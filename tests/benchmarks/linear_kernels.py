@@ -10,10 +10,11 @@ import torch
 
 from asyncinfer.kernels import ops
 from asyncinfer.models.parts import ExpertsConfig
+from asyncinfer.quantization import CudaLinear
 from asyncinfer.quantization.int8 import quantised
 from benchmarks.kernel_case import KernelCase
 
-__all__ = ["expert_cases", "linear_cases"]
+__all__ = ["expert_cases", "linear_cases", "prompt_cases"]
 
 _EPS = 1e-5
 
@@ -59,6 +60,29 @@ def linear_cases(
                 partial(_linear, x, weight, scales=scales, arrivals=arrivals, **options),
                 partial(_exact_linear, x, weight, scales, **options),
             )
+
+
+def prompt_cases(normal: Normal, tokens: int, hidden: int, inner: int) -> Iterator[KernelCase]:
+    """The int8 product of a prompt's tokens in both ways that there are: by a copy of the weight in
+    floats, as the layer computes it, and by the kernel of a mixture with one expert, which reads
+    the weight as it is."""
+    x = normal(tokens, hidden)
+    weight, scales = quantised(normal(2 * inner, hidden, std=0.02))
+    layer = CudaLinear(weight, None, scales)
+    ends = torch.full((1,), tokens, dtype=torch.int32, device=x.device)
+    ways: dict[str, Callable[[], list[torch.Tensor]]] = {
+        "by a copy": lambda: [layer.product(x)],
+        "as it is": partial(_grouped, x, weight[None], ends, scales[None]),
+    }
+    for way, run in ways.items():
+        yield KernelCase(
+            "int8_product",
+            f"int8 product {way} {tokens} x {hidden} -> {2 * inner}",
+            x.nbytes + weight.nbytes + scales.nbytes + tokens * 2 * inner * x.element_size(),
+            2 * tokens * hidden * 2 * inner,
+            run,
+            lambda: [x.double() @ _restored(weight, scales).t()],
+        )
 
 
 def expert_cases(
