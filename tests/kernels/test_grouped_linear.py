@@ -27,7 +27,12 @@ COUNTS = [
     [40, 70],
     [0, 150],
 ]
-SHAPES = [(1, 1), (70, 33), (130, 160)]
+#: Each with outputs and inputs that fill no tile; some with one number, and with several tiles.
+PRODUCTS = [(counts, 70, 33) for counts in COUNTS] + [
+    (counts, *shape)
+    for counts in ([1], [3, 0, 1, 0, 4], [5, 16, 0, 1, 17], [0, 150])
+    for shape in ((1, 1), (130, 160))
+]
 
 
 def exact(
@@ -55,8 +60,7 @@ def ends_of(counts: list[int], device: str) -> torch.Tensor:
     return torch.tensor(counts, device=device).cumsum(0).int()
 
 
-@pytest.mark.parametrize("counts", COUNTS, ids=str)
-@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+@pytest.mark.parametrize(("counts", "outputs", "inputs"), PRODUCTS, ids=str)
 def test_products(target: Target, counts: list[int], outputs: int, inputs: int) -> None:
     x = target.randn(sum(counts), inputs)
     weight = target.randn(len(counts), outputs, inputs) * inputs**-0.5

@@ -31,8 +31,12 @@ def check(target: Target, x: torch.Tensor, outputs: int, *, residual: bool = Fal
             target.check(y, torch.nn.functional.silu(gates) * ups)
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5, 17, 64])
-@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (6, 7), (70, 512), (66, 1100)])
+@pytest.mark.parametrize(
+    ("tokens", "outputs", "inputs"),
+    # Every bucket where a sum is split, every shape for each kernel.
+    [(tokens, 66, 1100) for tokens in (1, 2, 3, 4, 5, 17, 64)]
+    + [(tokens, *shape) for tokens in (1, 2, 17) for shape in ((1, 1), (6, 7), (70, 512))],
+)
 def test_products(target: Target, tokens: int, outputs: int, inputs: int) -> None:
     check(target, target.randn(tokens, inputs), outputs)
 

@@ -18,9 +18,13 @@ GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": torch.nn.functional.gelu,
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
 }
-#: Tokens on both sides of every bucket; outputs and inputs that fill no tile, and that are split.
-TOKENS = [1, 2, 3, 4, 5, 16, 17, 33, 64]
-SHAPES = [(1, 1), (6, 7), (70, 256), (130, 300), (66, 1100)]
+#: Tokens, outputs and inputs. Tokens on both sides of every bucket where a sum is split; outputs
+#: and inputs that fill no tile, for each kernel.
+SHAPES = [(1, 1), (6, 7), (70, 256), (130, 300)]
+PRODUCTS = [
+    *((tokens, 66, 1100) for tokens in (1, 2, 3, 4, 5, 16, 17, 33, 64)),
+    *((tokens, *shape) for tokens in (1, 4, 17) for shape in SHAPES),
+]
 #: The projections of a Llama-3.1-8B: qkv, out, gate and up, down, head.
 LAYERS = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)]
 
@@ -55,8 +59,7 @@ def check(target: Target, *arguments: Any, **options: Any) -> None:
         target.check(y, exact(*arguments, **options))
 
 
-@pytest.mark.parametrize("tokens", TOKENS)
-@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+@pytest.mark.parametrize(("tokens", "outputs", "inputs"), PRODUCTS)
 def test_products(target: Target, tokens: int, outputs: int, inputs: int) -> None:
     x, weight = target.randn(tokens, inputs), target.randn(outputs, inputs) * inputs**-0.5
     check(target, x, weight)
@@ -140,7 +143,15 @@ def test_what_does_not_fit_is_refused(message: str, call: Callable[[], object]) 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_tiles_fit_and_cover(itemsize: int) -> None:
-    shapes = [*LAYERS, *SHAPES, (1024, 3072), (19456, 2560), (2560, 9728), (262144, 8192)]
+    shapes = [
+        *LAYERS,
+        *SHAPES,
+        (66, 1100),
+        (1024, 3072),
+        (19456, 2560),
+        (2560, 9728),
+        (262144, 8192),
+    ]
     for outputs, inputs in shapes:
         for tokens in range(1, SMALL_TOKENS + 1):
             tiles = tiles_for(outputs, inputs, tokens, itemsize)
