@@ -48,17 +48,18 @@ class DraftStats:
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """A fast part of the GPU path that an engine goes on without: its answers are right, and
-    slower."""
+    """A fast part that an engine goes on without: its answers are right, and slower."""
 
-    #: "kernels": torch's operators run in place of Triton's kernels. "graphs": decode steps are
-    #: launched operator by operator, except for those that were recorded before.
-    part: Literal["kernels", "graphs"]
+    #: "kernels": torch's operators run in place of Triton's. "products": they multiply quantised
+    #: matrices, on a CPU. "graphs": only decode steps that were recorded before are launched whole.
+    part: Literal["kernels", "graphs", "products"]
     reason: str
 
     def __str__(self) -> str:
         if self.part == "kernels":
             return f"torch's operators run in place of Triton's kernels: {self.reason}"
+        if self.part == "products":
+            return f"torch's operators multiply quantised matrices: {self.reason}"
         return f"decode steps are not recorded: {self.reason}"
 
 

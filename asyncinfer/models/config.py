@@ -126,6 +126,9 @@ class ModelConfig(Layerwise):
     published: ModelConfig | None = None
     #: Remarks for whoever loads the model, about how its `config.json` was read.
     notes: tuple[str, ...] = ()
+    #: Why torch's operators multiply quantised matrices on a CPU, and how these are held; None:
+    #: kernels multiply them, or there are none.
+    lacking: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.architecture, str):

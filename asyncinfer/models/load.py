@@ -37,9 +37,7 @@ from asyncinfer.weights import (
 
 __all__ = ["load_model", "load_weights", "suited"]
 
-_NO_KERNEL: Final = (
-    "no kernel here multiplies quantised matrices (it needs llvmlite, and Linux on x86-64 or ARM)"
-)
+_NO_KERNEL: Final = "no kernel is faster here (it needs llvmlite, and Linux on x86-64 or ARM)"
 _AS_FLOATS: Final = f"{_NO_KERNEL}: they are held as floats, which take 2 to 6 times the memory"
 _UNPACKED: Final = f"{_NO_KERNEL}: they are unpacked in each step, since floats take half of memory"
 
@@ -102,11 +100,12 @@ def _opened(
         quantised = check_weights(checkpoint, table, ignored, config.scheme)
         device = torch.device(device)
         keep_packed = _stays_packed(table, device, dtype, storage)
-        if storage == "plain" and device.type == "cpu" and not native.available():
+        if storage != "floats" and device.type == "cpu" and not native.available():
             pieces = (piece.name for packed in table.values() for piece in packed.pieces)
-            if quantised or any(checkpoint.packed_bytes(name) is not None for name in pieces):
-                note = _UNPACKED if keep_packed else _AS_FLOATS
-                config = replace(config, notes=(*config.notes, note))
+            if storage != "plain":
+                config = replace(config, lacking=_NO_KERNEL)
+            elif quantised or any(checkpoint.packed_bytes(name) is not None for name in pieces):
+                config = replace(config, lacking=_UNPACKED if keep_packed else _AS_FLOATS)
         loader = WeightLoader(
             checkpoint,
             table,

@@ -156,6 +156,8 @@ def _runner(
     fallbacks = Fallbacks()
     if fault is not None:
         fallbacks.add("kernels", fault)
+    if decoder.config.lacking is not None:
+        fallbacks.add("products", decoder.config.lacking)
     try:
         runner = ModelRunner(
             decoder,

@@ -43,7 +43,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "a LoRA adapter was trained on a model of another name; its shapes fit",
     ),
     "fallback": LogEvent(
-        logging.WARNING, ("part", "reason"), "it goes on without Triton's kernels, or CUDA graphs"
+        logging.WARNING, ("part", "reason"), "it goes on without kernels, or CUDA graphs"
     ),
     "engine_closed": LogEvent(logging.INFO, (), "its owner closed it"),
     "engine_dead": LogEvent(logging.ERROR, ("cause",), "the decode loop ended by a fault"),

@@ -11,10 +11,12 @@ from fakes.fake_device import FakeDevice, HiddenSyncError
 from runner.conftest import CONFIG
 
 from asyncinfer.attention import KVCache
+from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.config import EngineConfig
-from asyncinfer.kernels import ops, reference, triton
+from asyncinfer.kernels import native, ops, reference, triton
 from asyncinfer.kernels.ops import states
 from asyncinfer.runner import device as device_module
+from asyncinfer.runner import open_runner
 from asyncinfer.runner.device import choose_graphs
 from asyncinfer.runner.fallbacks import Fallbacks
 from asyncinfer.server.traffic import Traffic
@@ -119,3 +121,17 @@ def test_a_recorded_step_takes_no_reference_kernel_that_needs_the_host(kv: KVCac
         for work in (write, attend):
             with pytest.raises(HiddenSyncError):
                 device.capture(work)
+
+
+def test_a_cpu_without_kernels_for_quantised_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without llvmlite, or on a processor that no kernel is for."""
+    monkeypatch.setattr(native, "available", lambda: False)
+    config = EngineConfig(device="cpu", weights="int8", max_context=64)
+    with pytest.warns(RuntimeWarning, match="multiply quantised matrices: .* needs llvmlite"):
+        runner = open_runner(MODEL_PATH, config, 0)
+    assert [each.part for each in runner.fallbacks] == ["products"]
+    assert str(runner.fallbacks[0]) in runner.notes
+    runner.close()
+    plain = open_runner(MODEL_PATH, config.replace(weights="floats"), 0)
+    assert plain.fallbacks == ()
+    plain.close()
