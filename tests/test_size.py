@@ -11,7 +11,7 @@ from benchmarks.count_lines import PACKAGE, Lines, count, rooms, table, total
 #: new capability raises the bound of its rooms by what it needs.
 MOST = {
     "adapters": 975,
-    "attention": 2_071,
+    "attention": 2_094,
     "bench": 6_445,
     "builtin": 900,
     "cache": 2_328,
@@ -21,7 +21,7 @@ MOST = {
     "engine": 8_370,
     "grammar": 911,
     "integrations": 512,
-    "kernels": 7_308,
+    "kernels": 7_315,
     "layers": 2_115,
     "models": 8_324,
     "planner": 1_138,

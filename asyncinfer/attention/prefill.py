@@ -12,6 +12,7 @@ from asyncinfer.attention.batch import AttentionBatch
 from asyncinfer.attention.gather import Gather
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.products import attend_by_products, has_faster_product
+from asyncinfer.kernels.threads import FEW_TILES, share
 
 __all__ = ["PrefillRow", "prefill_rows"]
 
@@ -101,7 +102,8 @@ def _attend(
     keys = k[:, None].expand(-1, group, -1, -1)
     values = v[:, None].expand(-1, group, -1, -1)
     step = max(16, _TILE_MASK // k.shape[1])
-    for first in range(0, tokens, step):
+
+    def attend(first: int) -> None:
         last = min(first + step, tokens)
         end = start + last
         mask = q.new_full((last - first, end), float("-inf")).triu_(start + first + 1)
@@ -109,3 +111,8 @@ def _attend(
             grouped[:, :, first:last], keys[:, :, :end], values[:, :, :end], mask, scale=scale
         )
         out[first:last] = tile.permute(2, 0, 1, 3)
+
+    firsts = range(0, tokens, step)
+    alone = q.device.type != "cpu" or len(firsts) <= FEW_TILES
+    # The last tiles have most keys, and so come first.
+    share(reversed(firsts), attend, alone=alone)

@@ -54,9 +54,5 @@ def attend_by_products(
         out[first:last, head] = result.view(last - first, group, head_dim)
 
     tiles = [(first, head) for first in range(0, tokens, step) for head in range(kv_heads)]
-    if len(tiles) > kv_heads:
-        # The last tiles have most keys, and so come first.
-        share(reversed(tiles), attend)
-    else:
-        for tile in tiles:
-            attend(tile)
+    # The last tiles have most keys, and so come first.
+    share(reversed(tiles), attend, alone=len(tiles) <= kv_heads)

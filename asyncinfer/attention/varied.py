@@ -16,6 +16,7 @@ from asyncinfer.attention.decode import few_rows
 from asyncinfer.attention.gather import Gather
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.variant import AttentionVariant
+from asyncinfer.kernels.threads import FEW_TILES, share
 
 __all__ = ["VariedAttention"]
 
@@ -52,16 +53,36 @@ class VariedAttention:
         out = torch.empty_like(q)
         for group in self._groups:
             keys, values = group.gather(layer, buffer)
-            rows, kv_heads = keys.shape[:2]
-            queries = q.index_select(0, group.tokens)
-            queries = queries.view(rows, -1, kv_heads, q.shape[1] // kv_heads, q.shape[2])
-            for first, last in group.tiles(q.shape[1]):
-                seen, hidden = group.mask(first, last)
-                tile = queries[:, first:last].transpose(1, 2)
-                result = self._tile(tile, keys[:, :, seen], values[:, :, seen], hidden, variant)
-                at = group.tokens.view(rows, -1)[:, first:last].flatten()
-                out.index_copy_(0, at, result.transpose(1, 2).reshape(-1, *q.shape[1:]))
+            self._attend(group, q, keys, values, variant, out)
         return out.flatten(1)
+
+    def _attend(
+        self,
+        group: _Group,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        variant: AttentionVariant,
+        out: torch.Tensor,
+    ) -> None:
+        """Fill the group's tokens of `out`, shaped as `q`, tile by tile."""
+        rows, kv_heads = keys.shape[:2]
+        queries = q.index_select(0, group.tokens)
+        queries = queries.view(rows, -1, kv_heads, q.shape[1] // kv_heads, q.shape[2])
+        tokens = group.tokens.view(rows, -1)
+
+        def attend(tile: tuple[int, int]) -> None:
+            first, last = tile
+            seen, hidden = group.mask(first, last)
+            part = queries[:, first:last].transpose(1, 2)
+            result = self._tile(part, keys[:, :, seen], values[:, :, seen], hidden, variant)
+            at = tokens[:, first:last].flatten()
+            out.index_copy_(0, at, result.transpose(1, 2).reshape(-1, *q.shape[1:]))
+
+        tiles = group.tiles(q.shape[1])
+        alone = q.device.type != "cpu" or len(tiles) <= FEW_TILES
+        # The last tiles see most keys, and so come first.
+        share(reversed(tiles), attend, alone=alone)
 
     def _tile(
         self,

@@ -15,18 +15,22 @@ import torch
 
 from asyncinfer.machine import read_lines
 
-__all__ = ["NAME", "TASKS", "name_thread", "set_thread_count", "share", "thread_name"]
+__all__ = ["FEW_TILES", "NAME", "TASKS", "name_thread", "set_thread_count", "share", "thread_name"]
 
 #: What the names of threads begin with, on which steps are computed.
 NAME: Final = "asyncinfer-"
 TASKS: Final = Path("/proc/self/task")
+#: Tiles of like size that are better computed alone: of three, one of two threads takes two, while
+#: the other one waits.
+FEW_TILES: Final = 3
 
 Item = TypeVar("Item")
 
 
-def share(items: Iterable[Item], work: Callable[[Item], None]) -> None:
+def share(items: Iterable[Item], work: Callable[[Item], None], *, alone: bool = False) -> None:
     """Call `work` with each item, on as many threads as the operators of this thread take. Those of
-    `work` take one thread each.
+    `work` take one thread each. `alone`: on this thread, whose operators share their own work; work
+    for a GPU must be, since another thread's goes to another stream.
 
     An operator on several threads ends when the last of them does. Where another program has the
     core of one, the others wait for that thread's next turn, some milliseconds for each operator.
@@ -36,6 +40,9 @@ def share(items: Iterable[Item], work: Callable[[Item], None]) -> None:
     """
     left = list(items)
     left.reverse()
+    if alone:
+        _work(left, work)
+        return
     count = torch.get_num_threads()
     helpers = min(count, len(left)) - 1
     if helpers < 1 or not set_thread_count(1):

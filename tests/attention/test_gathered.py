@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 import torch
 from attention.sequences import Sequences, Shape
 
 from asyncinfer.attention import (
+    AttentionVariant,
     GatheredAttention,
     begin_attention,
 )
 from asyncinfer.attention import prefill as prefill_module
 from asyncinfer.attention import products as products_module
+from asyncinfer.attention import varied as varied_module
 from asyncinfer.kernels import onednn
+from asyncinfer.kernels.threads import FEW_TILES, set_thread_count, share
 
 
 def test_only_begun_blocks_are_cleared() -> None:
@@ -82,6 +89,41 @@ def test_long_rows(start: int, fast: bool, monkeypatch: pytest.MonkeyPatch) -> N
         sequences.step([(0, (0, start))])
     got, expected = sequences.step([(0, (start, 401)), (1, (0, 30))])
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [None, AttentionVariant(window=100), AttentionVariant(softcap=9.0, sinks=torch.arange(6.0))],
+    ids=["plain", "window", "sinks"],
+)
+def test_threads_share_the_tiles_of_a_long_row(
+    variant: AttentionVariant | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared: list[int] = []
+
+    def spied(items: Iterable[Any], work: Callable[[Any], None], *, alone: bool = False) -> None:
+        tiles = list(items)
+        shared.append(0 if alone else len(tiles))
+        share(tiles, work, alone=alone)
+
+    monkeypatch.setattr(prefill_module, "has_faster_product", lambda dtype: False)
+    monkeypatch.setattr(prefill_module, "_TILE_MASK", 1 << 14)
+    monkeypatch.setattr(varied_module, "_TILE_TOKENS", 32)
+    for module in (prefill_module, varied_module):
+        monkeypatch.setattr(module, "share", spied)
+    sequences = Sequences(Shape(), [320], block_size=16)
+    sequences.step([(0, (0, 50))], variant=variant)
+    shared.clear()
+
+    def step() -> None:
+        set_thread_count(2)
+        got, expected = sequences.step([(0, (50, 270))], variant=variant)
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+    with ThreadPoolExecutor(1) as other:
+        other.submit(step).result()
+    assert len(shared) == 1
+    assert shared[0] > FEW_TILES
 
 
 def test_cpus_gather() -> None:

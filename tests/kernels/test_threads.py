@@ -80,6 +80,21 @@ def test_threads_compute_at_once_and_each_by_itself(inference: bool) -> None:
     assert (counted, mode) == (1, inference)
 
 
+def test_work_that_is_not_shared_stays_on_this_thread() -> None:
+    seen: set[tuple[int, int]] = set()
+
+    def run() -> None:
+        mine = threading.get_ident()
+        share(
+            range(20),
+            lambda _: seen.add((threading.get_ident(), torch.get_num_threads())),
+            alone=True,
+        )
+        assert seen == {(mine, 2)}
+
+    on_a_thread(run, 2)
+
+
 def test_the_first_error_ends_it_and_is_raised() -> None:
     done: list[int] = []
 
