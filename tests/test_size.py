@@ -23,7 +23,7 @@ MOST = {
     "integrations": 512,
     "kernels": 7_315,
     "layers": 2_115,
-    "models": 8_324,
+    "models": 8_423,
     "planner": 1_138,
     "plugins": 1_361,
     "protocols": 700,
@@ -37,7 +37,7 @@ MOST = {
     "speculation": 969,
     "telemetry": 590,
     "testing": 9_868,
-    "text": 3_158,
+    "text": 3_178,
     "tools": 2_522,
     "weights": 3_088,
 }

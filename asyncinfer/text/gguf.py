@@ -41,14 +41,27 @@ _ENDS: Final = {
     "<|eot_id|>",
     "<|im_end|>",
     "<|return|>",
+    "<turn|>",
+}
+#: Gemma 4's marks of reasoning and tool calls. Files call them user-defined, so that programs
+#: which print tokens show them.
+_MARKS: Final = {
+    "<|channel>",
+    "<channel|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|tool_response>",
+    "<tool_response|>",
+    '<|"|>',
 }
 #: In Phi-3 this token ends an answer; in gpt-oss it ends one of an answer's several messages.
 _END: Final = "<|end|>"
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any], file: str) -> Tokenizer:
-    """The tokenizer that the metadata of a GGUF file describes: byte-level BPE ("gpt2"), or
-    SentencePiece's BPE with bytes to fall back on ("llama"). `ModelLoadError` names the key."""
+    """The tokenizer that the metadata of a GGUF file describes. It is byte-level BPE ("gpt2"), or
+    BPE with bytes to fall back on: with merges that follow from scores as SentencePiece's do
+    ("llama"), or with a list of merges ("gemma4"). `ModelLoadError` names the key."""
     read = _Metadata(metadata, file)
     tokens = read.strings("tokens")
     kinds = read.integers("token_type", len(tokens), _NORMAL)
@@ -56,15 +69,21 @@ def gguf_tokenizer(metadata: Mapping[str, Any], file: str) -> Tokenizer:
     if kind == "gpt2":
         backend = _byte_level(read, tokens)
     elif kind == "llama":
-        backend = _sentence_piece(read, tokens, kinds)
+        vocabulary, scores = _vocabulary(tokens), read.numbers("scores", len(tokens))
+        backend = _with_bytes(read, tokens, _merges(tokens, vocabulary, scores, kinds))
+    elif kind == "gemma4":
+        kinds = [
+            _CONTROL if token in _MARKS else kind for token, kind in zip(tokens, kinds, strict=True)
+        ]
+        backend = _with_bytes(read, tokens, _listed_merges(read))
     else:
-        raise read.refuse("model", "must be gpt2 or llama")
+        raise read.refuse("model", "must be gpt2, llama or gemma4")
     backend.add_special_tokens(_added(tokens, kinds, (_CONTROL, _UNKNOWN), special=True))
     backend.add_tokens(_added(tokens, kinds, (_USER,), special=False))
     bos = read.token_id("bos_token_id", len(tokens))
     opens = read.get("add_bos_token")
     if opens is None:
-        opens = kind == "llama" or read.get("pre") in _WITH_BOS
+        opens = kind != "gpt2" or read.get("pre") in _WITH_BOS
     if opens and bos is not None:
         name = tokens[bos]
         backend.post_processor = processors.TemplateProcessing(
@@ -105,17 +124,7 @@ def _byte_level(read: _Metadata, tokens: Sequence[str]) -> tokenizers.Tokenizer:
     name = read.get("pre")
     if name not in CUTS:
         raise read.refuse("pre", f"must be one of {', '.join(CUTS)}")
-    merges = []
-    for index, merge in enumerate(read.strings("merges")):
-        left, space, right = merge.partition(" ")
-        if not space:
-            raise read.refuse("merges", f"entry {index} is no pair")
-        merges.append((left, right))
-    try:
-        model = models.BPE(_vocabulary(tokens), merges, ignore_merges=name in _WHOLE_WORDS)
-    except Exception as error:  # The library raises nothing narrower.
-        raise read.refuse("merges", f"do not fit the tokens: {error}") from error
-    backend = tokenizers.Tokenizer(model)
+    backend = _bpe(read, tokens, _listed_merges(read), ignore_merges=name in _WHOLE_WORDS)
     if name in ("qwen2", "qwen35"):
         backend.normalizer = normalizers.NFC()
     cut = CUTS[name]
@@ -132,20 +141,11 @@ def _byte_level(read: _Metadata, tokens: Sequence[str]) -> tokenizers.Tokenizer:
     return backend
 
 
-def _sentence_piece(
-    read: _Metadata, tokens: Sequence[str], kinds: Sequence[int]
+def _with_bytes(
+    read: _Metadata, tokens: Sequence[str], merges: Sequence[tuple[str, str]]
 ) -> tokenizers.Tokenizer:
-    vocabulary = _vocabulary(tokens)
-    scores = read.numbers("scores", len(tokens))
-    unknown = read.token_id("unknown_token_id", len(tokens))
-    model = models.BPE(
-        vocabulary,
-        _merges(tokens, vocabulary, scores, kinds),
-        unk_token=tokens[unknown or 0],
-        fuse_unk=True,
-        byte_fallback=True,
-    )
-    backend = tokenizers.Tokenizer(model)
+    unknown = tokens[read.token_id("unknown_token_id", len(tokens)) or 0]
+    backend = _bpe(read, tokens, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     begins = read.get("add_space_prefix") is not False
     steps: list[Any] = [normalizers.Prepend("▁")] if begins else []
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
@@ -154,6 +154,26 @@ def _sentence_piece(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
     return backend
+
+
+def _bpe(
+    read: _Metadata, tokens: Sequence[str], merges: Sequence[tuple[str, str]], **options: Any
+) -> tokenizers.Tokenizer:
+    try:
+        model = models.BPE(_vocabulary(tokens), merges, **options)
+    except Exception as error:  # The library raises nothing narrower.
+        raise read.refuse("merges", f"do not fit the tokens: {error}") from error
+    return tokenizers.Tokenizer(model)
+
+
+def _listed_merges(read: _Metadata) -> list[tuple[str, str]]:
+    merges = []
+    for index, merge in enumerate(read.strings("merges")):
+        left, space, right = merge.partition(" ")
+        if not space:
+            raise read.refuse("merges", f"entry {index} is no pair")
+        merges.append((left, right))
+    return merges
 
 
 def _merges(

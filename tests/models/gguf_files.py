@@ -9,7 +9,9 @@ from typing import Any
 import gguf
 import numpy as np
 from models.gguf_experts import glm_metadata, latent_metadata
+from models.gguf_gemma4 import gemma4_metadata, gemma4_tensors
 from models.gguf_hybrids import HYBRIDS, hybrid_metadata, hybrid_pieces
+from models.gguf_rotation import rotation_metadata, rotation_tensors
 from safetensors.numpy import load_file
 from tokenizers import pre_tokenizers
 from transformers import PreTrainedModel
@@ -26,6 +28,7 @@ ARCHITECTURES = {
     "exaone4": "exaone4",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "glm4": "glm4",
     "glm4_moe": "glm4moe",
     "gpt2": "gpt2",
@@ -36,6 +39,7 @@ ARCHITECTURES = {
     "hunyuan_v1_dense": "hunyuan-dense",
     "llama": "llama",
     "minimax_m2": "minimax-m2",
+    "ministral3": "mistral3",
     "mistral": "llama",
     "mixtral": "llama",
     "nemotron": "nemotron",
@@ -58,7 +62,7 @@ ARCHITECTURES = {
 PATTERNED = ("exaone4", "olmo2")
 #: Families whose queries and keys have the rows that are rotated together side by side in a file.
 GRANITES = ("granite", "granitemoe", "granitemoehybrid")
-INTERLEAVED = (*GRANITES, "arcee", "llama", "mistral", "mixtral", "smollm3")
+INTERLEAVED = (*GRANITES, "arcee", "llama", "ministral3", "mistral", "mixtral", "smollm3")
 TOKENS = 199
 
 Array = np.ndarray[Any, Any]
@@ -73,6 +77,8 @@ def write_gguf(model: PreTrainedModel, path: Path, kind: Q = Q.F32, **metadata: 
     for file in sorted(folder.glob("*.safetensors")):
         stored |= load_file(file)
     name = ARCHITECTURES[model.config.model_type]
+    # Gemma 4's layers differ in their heads; what differs is said apart.
+    model.config.allow_global_per_layer_attribute_access = True
     if name == "nemotron_h" and "moe" in model.config.layers_block_type:
         name = "nemotron_h_moe"
     writer = gguf.GGUFWriter(path, name)
@@ -149,25 +155,15 @@ def _metadata(config: Any, name: str) -> dict[str, Any]:
     if get("layer_types") and values["attention.sliding_window"] and name in PATTERNED:
         pattern = [kind == "sliding_attention" for kind in config.layer_types]
         values["attention.sliding_window_pattern"] = pattern
-    if parts.get("rope_type") == "dynamic":
-        # Hunyuan's converter stretches the base.
-        values["rope.freq_base"] *= parts["alpha"] ** (head_dim / (head_dim - 2))
     if name == "deepseek2":
         values |= latent_metadata(config)
     if name == "glm4moe":
         values |= glm_metadata(config)
-    if parts.get("rope_type") == "linear":
-        values |= {"rope.scaling.type": "linear", "rope.scaling.factor": parts["factor"]}
-    if parts.get("rope_type") == "yarn":
-        values |= {"rope.scaling.type": "yarn", "rope.scaling.factor": parts["factor"]}
-        original = parts["original_max_position_embeddings"]
-        values["rope.scaling.original_context_length"] = original
-        # The file has no word for it; llama.cpp's gpt-oss does not round either.
-        assert parts.get("truncate", True) is (name != "gpt-oss")
-    if parts.get("rope_type") == "longrope":
-        values["rope.scaling.original_context_length"] = config.original_max_position_embeddings
+    values |= rotation_metadata(config, name, parts, head_dim)
     if config.model_type in HYBRIDS:
         values |= hybrid_metadata(config)
+    if name == "gemma4":
+        values |= gemma4_metadata(config)
     named = {f"{name}.{key}": value for key, value in values.items()}
     return {**named, **_tokenizer()}
 
@@ -217,7 +213,7 @@ def _tensors(config: Any, name: str, stored: dict[str, Array]) -> Iterator[tuple
     for part, arrays in merged.items():
         stacked = np.stack([array for _, array in sorted(arrays, key=lambda one: one[0])])
         yield _named(names, part), stacked
-    yield from _factors(config)
+    yield from gemma4_tensors(config) if name == "gemma4" else rotation_tensors(config)
 
 
 def _named(names: gguf.TensorNameMap, part: str) -> str:
@@ -257,7 +253,7 @@ def _split(config: Any, name: str, values: Array) -> Iterator[tuple[str, Array]]
         yield name.replace("kv_b", "v_b"), rest
         return
     name = name.replace("e_score_correction_bias", "e_score_correction.bias")
-    yield name, values
+    yield name.replace("layer_scalar", "layer_scalar.weight"), values
 
 
 def _laid_out(config: Any, name: str, values: Array) -> Array:
@@ -266,7 +262,7 @@ def _laid_out(config: Any, name: str, values: Array) -> Array:
         count = heads if ".q_proj." in name else config.num_key_value_heads
         rows = values.reshape(count, 2, values.shape[0] // count // 2, *values.shape[1:])
         return rows.swapaxes(1, 2).reshape(values.shape)
-    if kind.startswith("gemma") and "norm" in name:
+    if kind in ("gemma2", "gemma3_text") and "norm" in name:
         return values + 1
     if kind == "nemotron" and name.endswith("norm.weight"):
         return values + 1
@@ -278,23 +274,3 @@ def _laid_out(config: Any, name: str, values: Array) -> Array:
         by_head = values.reshape(heads, 3, values.shape[0] // heads // 3, *values.shape[1:])
         return by_head.swapaxes(0, 1).reshape(values.shape)
     return values
-
-
-def _factors(config: Any) -> Iterator[tuple[str, Array]]:
-    """The factors of a rotation that are tensors of a file."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        for length in ("long", "short"):
-            yield f"rope_factors_{length}.weight", np.float32(rope[f"{length}_factor"])
-    if rope.get("rope_type") == "llama3":
-        size = config.hidden_size // config.num_attention_heads
-        plain = rope["rope_theta"] ** -(np.arange(0, size, 2) / size)
-        waves = 2 * np.pi / plain
-        low = rope["original_max_position_embeddings"] / rope["low_freq_factor"]
-        high = rope["original_max_position_embeddings"] / rope["high_freq_factor"]
-        smooth = (rope["original_max_position_embeddings"] / waves - rope["low_freq_factor"]) / (
-            rope["high_freq_factor"] - rope["low_freq_factor"]
-        )
-        between = 1 / ((1 - smooth) / rope["factor"] + smooth)
-        found = np.where(waves < high, 1.0, np.where(waves > low, rope["factor"], between))
-        yield "rope_freqs.weight", found.astype(np.float32)

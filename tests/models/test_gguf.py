@@ -50,6 +50,7 @@ UNSAID = {
     ("gpt2", "unscaled"): "attention without a scale",
     ("ernie4_5_moe", "some layers, biases, untied"): "the last layer with experts",
     ("gpt_oss", "listed, unscaled"): "which layers have windows, another limit",
+    ("ministral3", "window, tied"): "a window, another factor of the rotation",
     ("mixtral", "window, one of three"): "a window of every layer",
     ("phi", "all rotated"): "another activation",
     ("phimoe", "longrope, biases"): "jitter, the rotation's factor; see test_phi_longrope",
@@ -74,8 +75,7 @@ REFUSED = {
     "layers that keep another state in place of KV": (
         "arwkv7 jamba kimi-linear mamba mamba2 plamo2 rwkv6 rwkv6qwen2 rwkv7"
     ),
-    "queries that grow with their position": "mistral3 mistral4",
-    "layers that differ in their heads, of which the file is not read yet": "gemma4",
+    "queries that grow with their position, of which a file says nothing": "mistral4",
     "images or sound": (
         "clip cogvlm deepseek2-ocr hunyuan_vl paddleocr qwen2vl qwen3vl qwen3vlmoe wavtokenizer-dec"
     ),
@@ -87,12 +87,10 @@ REFUSED = {
 #: Families whose GGUF files are not loaded.
 WITHOUT_FILES = {
     "MinistralForCausalLM": "a file does not say which layers have windows",
-    "Ministral3ForCausalLM": "how queries grow with their position is not read yet",
     "Mistral4ForCausalLM": "how queries grow with their position is not read yet",
     "Mistral3ForConditionalGeneration": "its text model alone is llama or mistral3",
     "Gemma3ForConditionalGeneration": "its text model alone is gemma3",
-    "Gemma4ForCausalLM": "the sizes of its layers are not read yet",
-    "Gemma4ForConditionalGeneration": "the sizes of its layers are not read yet",
+    "Gemma4ForConditionalGeneration": "its text model alone is gemma4",
     "OlmoHybridForCausalLM": "llama.cpp has no such architecture",
     "PhimoeForCausalLM": "another name of PhiMoEForCausalLM",
     "Qwen3_5ForConditionalGeneration": "its text model alone is qwen35",

@@ -13,6 +13,7 @@ import pytest
 import torch
 from models.checkpoints import expected
 from models.families import GLOBAL, randomised
+from models.gemmas import GEMMAS
 from models.gguf_files import write_gguf
 from models.hybrids import HYBRIDS, LINEAR
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -30,12 +31,14 @@ GRANTED: dict[str, dict[str, Any]] = {
         "mamba_proj_bias": False,
         "projectors_bias": False,
     },
+    "gemma4-shared": {"attention_bias": False},
     "lfm2": {"conv_bias": False},
     "lfm2-moe": {"conv_bias": False},
     "nemotron-h": {"use_bias": False},
     "qwen3-next": {"mlp_only_layers": [], "norm_topk_prob": True},
 }
-CASES = [(kind, shape) for kind in HYBRIDS if kind != "olmo-hybrid" for shape in (0, 1)]
+CONFIGS = {**HYBRIDS, **GEMMAS}
+CASES = [(kind, shape) for kind in CONFIGS if kind != "olmo-hybrid" for shape in (0, 1)]
 #: Of gated delta nets' logits, which are as far from transformers' without a GGUF file: outputs of
 #: small heads, which are normalised, may lie near zero.
 DELTA_TOLERANCE = 5e-4
@@ -52,7 +55,7 @@ def one_thread() -> Iterator[None]:
 
 
 def config_of(kind: str, shape: int) -> PreTrainedConfig:
-    config = copy.deepcopy(HYBRIDS[kind][1][shape])
+    config = copy.deepcopy(CONFIGS[kind][1][shape])
     for key, value in GRANTED.get(kind, {}).items():
         setattr(config, key, value)
     return config

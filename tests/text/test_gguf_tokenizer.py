@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import GPT2Tokenizer, Qwen2Tokenizer, Qwen3_5Tokenizer
+from transformers import GemmaTokenizer, GPT2Tokenizer, Qwen2Tokenizer, Qwen3_5Tokenizer
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from asyncinfer.builtin import read_corpus, standard_library
@@ -145,6 +145,33 @@ def test_sentence_piece(begins: bool) -> None:
         assert ours.decode(ours.encode(text)) == text
 
 
+def test_gemma_4() -> None:
+    """Merges are listed; marks of tool calls are no text, whatever the file calls them."""
+    tokens, merges = trained(byte_level=False)
+    tokens = [*tokens, "<turn|>", "<|tool_call>", "<pad>", "<mask>"]
+    given = metadata(
+        tokens,
+        model="gemma4",
+        merges=[f"{left} {right}" for left, right in merges],
+        scores=np.zeros(len(tokens), np.float32),
+        add_space_prefix=False,
+        add_bos_token=True,
+    )
+    kinds = given["tokenizer.ggml.token_type"]
+    kinds[-4:] = CONTROL, USER, CONTROL, CONTROL
+    ours = gguf_tokenizer(given, "a.gguf")
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    right = GemmaTokenizer(vocab=vocabulary, merges=merges, bos_token="<s>", eos_token="</s>")
+    for text in HARD:
+        expected = right.encode(text, add_special_tokens=False)
+        assert ours.encode(text) == [ours.bos_id, *expected], text
+        assert ours.decode(ours.encode(text)) == text
+    assert ours.eos_ids == {tokens.index("</s>"), tokens.index("<turn|>")}
+    call = tokens.index("<|tool_call>")
+    assert ours.encode("a<|tool_call>b", add_special_tokens=False)[1] == call
+    assert ours.decode([call]) == ""
+
+
 def test_special_tokens_are_marks_and_user_defined_ones_are_text() -> None:
     tokens, merges = trained(byte_level=True)
     given = byte_level(([*tokens, "<|im_end|>", "<tool>"], merges), "gpt-2")
@@ -170,7 +197,7 @@ def test_the_template_has_the_special_tokens() -> None:
 BAD: dict[str, tuple[Mapping[str, Any], str]] = {
     "no tokens": ({"tokens": None}, "tokens=None: must be a list of strings"),
     "tokens of numbers": ({"tokens": [1, 2]}, "tokens=[1, 2]: must be a list of strings"),
-    "a model unheard of": ({"model": "rwkv"}, "model='rwkv': must be gpt2 or llama"),
+    "a model unheard of": ({"model": "rwkv"}, "model='rwkv': must be gpt2, llama or gemma4"),
     "a cut unheard of": (
         {"pre": "klingon"},
         "pre='klingon': must be one of chatglm-bpe, codeshell, ",

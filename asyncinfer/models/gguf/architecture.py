@@ -89,8 +89,9 @@ class GgufArchitecture:
     derived: Callable[[Facts], Mapping[str, Any]] | None = None
     #: Whether files say which layers have a window.
     patterned: bool = False
-    #: `values` for the scaling of the rotation.
+    #: `values` and `keys` for the scaling of the rotation.
     scaling: Mapping[str, Any] = field(default_factory=dict)
+    scaling_keys: Mapping[str, str] = field(default_factory=dict)
     #: Whether rows of a head that are rotated together are adjacent.
     interleaved: bool = False
     #: Fields of the `ModelConfig` to replace, since the converter changed the tensors.

@@ -27,6 +27,7 @@ from asyncinfer.models.gguf.derived import (
     latent_values,
     window_or_none,
 )
+from asyncinfer.models.gguf.gemma4_values import gemma4_values
 from asyncinfer.models.gguf.hybrids import HYBRIDS
 
 __all__ = ["ARCHITECTURES", "VARIANTS"]
@@ -44,6 +45,16 @@ _DEEPSEEK_KEYS: Final = {
     "n_routed_experts": "expert_count",
 }
 
+_GEMMA4_NAMES: Final = replace(
+    NAMES,
+    per_layer_embedding="per_layer_token_embd",
+    per_layer_projection="per_layer_model_proj",
+    per_layer_norm="per_layer_proj_norm",
+    per_layer_gate="inp_gate",
+    per_layer_out="proj",
+    per_layer_out_norm="post_norm",
+    layer_scale="layer_output_scale.weight",
+)
 #: The number of a file's `expert_gating_func`.
 _SIGMOID: Final = 2
 #: Architectures that a file calls by the part of their name before the plus: a key that only their
@@ -54,6 +65,7 @@ VARIANTS: Final[Mapping[str, tuple[str, int | None]]] = MappingProxyType(
         "granitemoe+shared": ("expert_shared_feed_forward_length", None),
         "llama+experts": ("expert_count", None),
         "llama+window": ("attention.sliding_window", None),
+        "mistral3+tempered": ("attention.temperature_scale", None),
         "olmo2+window": ("attention.sliding_window", None),
     }
 )
@@ -98,6 +110,12 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
             changes=_GEMMA_CHANGES,
         ),
         "gemma3": GgufArchitecture(family="Gemma3ForCausalLM", changes=_GEMMA_CHANGES),
+        "gemma4": GgufArchitecture(
+            family="Gemma4ForCausalLM",
+            names=_GEMMA4_NAMES,
+            keys={"final_logit_softcapping": "final_logit_softcapping"},
+            derived=gemma4_values,
+        ),
         "glm4": GgufArchitecture(family="Glm4ForCausalLM"),
         "glm4moe": GgufArchitecture(
             family="Glm4MoeForCausalLM",
@@ -147,6 +165,16 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
         "minimax-m2": GgufArchitecture(
             family="MiniMaxM2ForCausalLM",
             keys={**MOE_KEYS, "num_local_experts": "expert_count"},
+        ),
+        "mistral3": GgufArchitecture(
+            family="MistralForCausalLM", interleaved=True, values={"sliding_window": None}
+        ),
+        # Files call these "mistral3" too; their queries grow with their position.
+        "mistral3+tempered": GgufArchitecture(
+            family="Ministral3ForCausalLM",
+            interleaved=True,
+            values={"sliding_window": None},
+            scaling_keys={"llama_4_scaling_beta": "attention.temperature_scale"},
         ),
         # The converter has added 1 to the norms' weights.
         "nemotron": GgufArchitecture(family="NemotronForCausalLM", changes={"norm": "layer"}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -101,7 +101,8 @@ def _values(
     if name.startswith("gemma"):
         wide = (name, values["num_hidden_layers"]) in _SCALED_BY_WIDTH
         values["query_pre_attn_scalar"] = by_width if wide else head_dim
-    values |= _rope(get, checkpoint, architecture.scaling)
+    scaling = {key: get(theirs) for key, theirs in architecture.scaling_keys.items()}
+    values |= _rope(facts, {**architecture.scaling, **_given(**scaling)})
     # The family has defaults for keys that the file leaves out.
     given = {key: value for key, value in values.items() if value is not None}
     derived = {} if architecture.derived is None else architecture.derived(facts)
@@ -115,25 +116,23 @@ def _layer_types(pattern: Any) -> dict[str, Any]:
     return {"sliding_window_pattern": pattern}
 
 
-def _rope(
-    get: Callable[[str], Any], checkpoint: GgufCheckpoint, taken: Mapping[str, Any]
-) -> dict[str, Any]:
+def _rope(facts: Facts, taken: Mapping[str, Any]) -> dict[str, Any]:
     """The scaling of the rotation: by keys, or by tensors of factors."""
+    get = facts.get
     original = get("rope.scaling.original_context_length")
     trained = {} if original is None else {"original_max_position_embeddings": original}
-    tensors = checkpoint.tensors
-    if "rope_factors_long.weight" in tensors and "rope_factors_short.weight" in tensors:
+    if facts.has("rope_factors_long.weight") and facts.has("rope_factors_short.weight"):
         scaling = {
             "rope_type": "longrope",
-            "short_factor": _read(checkpoint, "rope_factors_short.weight"),
-            "long_factor": _read(checkpoint, "rope_factors_long.weight"),
+            "short_factor": facts.numbers("rope_factors_short.weight"),
+            "long_factor": facts.numbers("rope_factors_long.weight"),
             **_given(attention_factor=get("rope.scaling.attn_factor")),
             **taken,
         }
         return {"rope_scaling": scaling, **trained}
-    if "rope_freqs.weight" in tensors:
+    if facts.has("rope_freqs.weight"):
         # The factors that Llama 3's scaling makes.
-        factors = _read(checkpoint, "rope_freqs.weight")
+        factors = facts.numbers("rope_freqs.weight")
         scaling = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors}
         return {"rope_scaling": {**scaling, "attention_factor": 1.0}}
     kind, factor = get("rope.scaling.type"), get("rope.scaling.factor")
@@ -172,6 +171,10 @@ def _as_stored(
     further = range(config.num_layers, config.num_layers + facts.further)
     ignored = (rf"blk\.{layer}\..*" for layer in further)
     names = replace(names, ignored=(*names.ignored, *ignored))
+    # Files of Gemma 4 hold keys and values that shared ones have taken the place of.
+    shared = (i for i in range(config.num_layers) if config.layer(i).shares_kv is not None)
+    ignored = (rf"blk\.{layer}\.attn_[kv](_norm)?\.weight" for layer in shared)
+    names = replace(names, ignored=(*names.ignored, *ignored))
     projections = names.qkv if config.latent is None else (names.kv_down,)
 
     def has(*names: str) -> bool:
@@ -197,19 +200,6 @@ def _as_stored(
 
 def _interleaved(rope: RopeConfig | None) -> RopeConfig | None:
     return None if rope is None else replace(rope, interleaved=True)
-
-
-def _read(checkpoint: GgufCheckpoint, name: str) -> list[float]:
-    stored = checkpoint.tensors[name]
-    if stored.dtype != "F32" or len(stored.shape) != 1 or stored.shape[0] > 1 << 12:
-        raise ModelLoadError(
-            f"{stored.dtype} {list(stored.shape)}: must be a short list of F32",
-            file=stored.file,
-            tensor=name,
-        )
-    numbers = np.empty(stored.shape, np.float32)
-    checkpoint.reader.read(stored.file, name, 0, numbers.data.cast("B"))
-    return [float(number) for number in numbers]
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from asyncinfer.errors import ModelLoadError
 from asyncinfer.models.parts import MOST_LAYERS
 from asyncinfer.weights.gguf import GgufCheckpoint
 
@@ -22,6 +23,7 @@ class Facts:
         """`name` is the architecture's in the file."""
         self._prefix = f"{name}."
         self._metadata: Mapping[str, Any] = checkpoint.metadata
+        self._checkpoint = checkpoint
         #: Tensors of any layer, without the layers' names before theirs.
         self.parts = {
             name.split(".", 2)[2]
@@ -32,6 +34,32 @@ class Facts:
     def get(self, key: str) -> Any:
         """A value as `plain_value` has it; None if the file has none."""
         return plain_value(self._metadata.get(self._prefix + key))
+
+    def numbers(self, tensor: str) -> list[float]:
+        """The numbers of a short float32 tensor of one dimension; empty if there is none of this
+        name. Raises `ModelLoadError` for a tensor of another kind."""
+        stored = self._checkpoint.tensors.get(tensor)
+        if stored is None:
+            return []
+        if stored.dtype != "F32" or len(stored.shape) != 1 or stored.shape[0] > _MOST_VALUES:
+            raise ModelLoadError(
+                f"{stored.dtype} {list(stored.shape)}: must be a short list of F32",
+                file=stored.file,
+                tensor=tensor,
+            )
+        numbers = np.empty(stored.shape, np.float32)
+        self._checkpoint.reader.read(stored.file, tensor, 0, numbers.data.cast("B"))
+        return [float(number) for number in numbers]
+
+    def has(self, tensor: str) -> bool:
+        """Whether the file has a tensor of this name."""
+        return tensor in self._checkpoint.tensors
+
+    @property
+    def vocabulary(self) -> int | None:
+        """The number of tokens that have an embedding; None without embeddings."""
+        stored = self._checkpoint.tensors.get("token_embd.weight")
+        return None if stored is None else stored.shape[0]
 
     @property
     def further(self) -> int:
