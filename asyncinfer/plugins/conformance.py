@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
 
 from asyncinfer.errors import PluginError
 from asyncinfer.plugins.supervision import interrupted
@@ -59,21 +58,22 @@ def _lack(plugin: object, needs: Needs) -> str | None:
         what = f"version {version!r} of {needs.protocol.__name__}"
         return f"is written for {what}, this is version {needs.version}"
     optional = {name: each for kind in needs.optional for name, each in _methods(kind).items()}
-    for name, needed in {**_methods(needs.protocol), **optional}.items():
+    for name, arguments in {**_methods(needs.protocol), **optional}.items():
         if name in optional and not hasattr(plugin, name):
             continue
         method = getattr(plugin, name, None)
         if not callable(method):
             return f"has no method {name!r}"
-        arguments = [*inspect.signature(needed).parameters][1:]
         if not _accepts(plugin, name, len(arguments)):
             return f"method {name!r} must take ({', '.join(arguments)})"
     return None
 
 
-def _methods(protocol: type) -> dict[str, Callable[..., Any]]:
+@cache
+def _methods(protocol: type) -> dict[str, list[str]]:
+    """The methods that a protocol asks for, and the names of their arguments."""
     return {
-        name: value
+        name: [*inspect.signature(value).parameters][1:]
         for base in reversed(protocol.__mro__)
         if getattr(base, "_is_protocol", False)
         for name, value in vars(base).items()

@@ -113,7 +113,7 @@ def live(
     drawn = Drawn(seed, LIFE)
     life = Life(drawn.scenario, drawn, plugins=plugins, every=_EVERY[checking])
     report = SimulationReport(lives=1)
-    with quiet(), _one_thread():
+    with quiet(), _one_thread(), _rare_collections():
         try:
             life.run()
         except Exception as error:
@@ -139,6 +139,18 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """With a garbage collection every 20,000 objects rather than every 700: a life is short, and
+    what the engine drops is in no cycle."""
+    before = gc.get_threshold()
+    gc.set_threshold(20_000, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _here(
