@@ -95,8 +95,11 @@ class RayEngine(RemoteEngine):
             await self.add(*self._new())
         while len(self._made) > replicas:
             name = next(reversed(self._made))
-            await self.remove(name, drain_timeout=drain_timeout)
-            ray.kill(self._made.pop(name).actor)
+            try:
+                await self.remove(name, drain_timeout=drain_timeout)
+            finally:
+                # One that cannot be reached, too.
+                ray.kill(self._made.pop(name).actor)
 
     async def aclose(self, *, drain_timeout: float | None = None) -> None:
         """Close and end all actors."""

@@ -18,8 +18,10 @@ __all__ = ["Dispatcher"]
 RETRY: Final = 0.2
 #: Seconds after which a replica that tells nothing counts as lost.
 SILENT: Final = 30.0
-#: Characters or tokens of a prompt whose keys are made on the event loop.
+#: Characters or tokens of a prompt whose keys are made on the event loop, and of one that has keys:
+#: a longer one is no reason to tokenise it twice.
 AT_HAND: Final = 2048
+MOST_KEYED: Final = 1 << 20
 
 
 class Dispatcher:
@@ -36,6 +38,10 @@ class Dispatcher:
         self._leaving: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._sending: set[asyncio.Task[None]] = set()
+        #: Calls of requests that wait for their replica, by its name.
+        self._waiting: dict[str, set[asyncio.Task[Any]]] = {}
+        #: Replicas that are opening, by the task that waits for each.
+        self._opening: dict[asyncio.Task[Introduction], Link] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._first: Introduction | None = None
         self._hasher: BlockHasher | None = None
@@ -53,11 +59,21 @@ class Dispatcher:
         return self._first
 
     async def add(self, name: str, link: Link) -> None:
-        """Take a replica in, once it is open. Raises what keeps it from that."""
+        """Take a replica in, once it is open. Raises what keeps it from that, and `EngineClosed`
+        where `close` does."""
         if name in self._links:
             raise InvalidConfig("replica", name, "is there already")
         self._loop = asyncio.get_running_loop()
-        told = await link.call("introduce")
+        opening: asyncio.Task[Introduction] = asyncio.ensure_future(link.call("introduce"))
+        self._opening[opening] = link
+        try:
+            told = await opening
+        except asyncio.CancelledError:
+            if opening in self._opening:
+                raise
+            raise EngineClosed(f"{name}: closed while it was opening") from None
+        finally:
+            self._opening.pop(opening, None)
         self._admit(name, told)
         self._links[name] = link
         self._tasks[name] = asyncio.create_task(self._watch(name, link, told.life))
@@ -80,10 +96,18 @@ class Dispatcher:
         self.lost.pop(name, None)
         self.news.pop(name, None)
         del self._leaving[name]
-        await link.call("close", 0.0)
+        try:
+            async with asyncio.timeout(SILENT):
+                await link.call("close", 0.0)
+        except TimeoutError:
+            raise ReplicaLost(f"{name} did not close within {SILENT:g} s") from None
 
     async def close(self, drain_timeout: float | None) -> None:
-        """Close all replicas. Those that cannot be reached are left."""
+        """Close all replicas, and those that are opening. Those that cannot be reached are left."""
+        opening, self._opening = self._opening, {}
+        for task, link in opening.items():
+            task.cancel()
+            self._tell(link, "close", 0.0)
         names = [name for name in self._links if name not in self._leaving]
         closed = [self.remove(name, drain_timeout) for name in names]
         for error in await asyncio.gather(*closed, return_exceptions=True):
@@ -109,9 +133,25 @@ class Dispatcher:
             raise ReplicaLost(f"{route.replica} was removed")
         return self._links[route.replica]
 
+    def call(self, route: Route, method: str, *args: Any) -> asyncio.Task[Any]:
+        """What a request asks its replica. Cancelled where that is silent for too long. Raises
+        `ReplicaLost`."""
+        task: asyncio.Task[Any] = asyncio.ensure_future(self.link(route).call(method, *args))
+        waiting = self._waiting.setdefault(route.replica, set())
+        waiting.add(task)
+        task.add_done_callback(waiting.discard)
+        return task
+
+    def silent(self, route: Route) -> ReplicaLost:
+        """Why a `call` was cancelled that nobody has cancelled."""
+        return ReplicaLost(f"{route.replica} has said nothing for {SILENT:g} s")
+
     def send(self, route: Route, method: str, *args: Any) -> asyncio.Task[None]:
         """Tell a replica something. Nobody has to wait for the task."""
-        task = asyncio.ensure_future(_sent(self._links.get(route.replica), method, *args))
+        return self._tell(self._links.get(route.replica), method, *args)
+
+    def _tell(self, link: Link | None, method: str, *args: Any) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(_sent(link, method, *args))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
         return task
@@ -141,13 +181,16 @@ class Dispatcher:
             elif isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], Mapping):
                 given = {name: options[name] for name in of_chats if name in options}
                 ids = tokenizer.encode_chat(prompt, **given)
-            if not isinstance(ids, list | tuple) or not all(type(each) is int for each in ids):
+            if not isinstance(ids, list | tuple) or not all(map(_may_be_token, ids)):
                 # The replica says what is wrong with it.
                 return []
             return hasher.keys(ids, scope)
 
         chat = isinstance(prompt, list | tuple) and any(isinstance(one, Mapping) for one in prompt)
-        if chat or (isinstance(prompt, str | list | tuple) and len(prompt) > AT_HAND):
+        size = len(prompt) if isinstance(prompt, str | list | tuple) else 0
+        if size > MOST_KEYED or not isinstance(scope, str):
+            return []
+        if chat or size > AT_HAND:
             return await asyncio.to_thread(make)
         return make()
 
@@ -157,13 +200,21 @@ class Dispatcher:
                 async with asyncio.timeout(SILENT):
                     news = await link.call("news")
                 if news.life != life:
-                    # It began anew. What it has told belongs to the new life.
+                    # It began anew. What it has told belongs to the new life, and it gets no
+                    # request before it is open.
+                    self.router.left(name)
+                    self.lost[name] = ReplicaLost("it is opening again")
                     told = await link.call("introduce")
                     self._admit(name, told)
                     life = told.life
             except Exception as error:  # Whatever it is, the replica does not serve.
                 self.router.left(name)
                 self.lost[name] = error
+                if isinstance(error, TimeoutError):
+                    # A link that knows that it is broken says so to whoever waits; this one may
+                    # never.
+                    for task in [*self._waiting.get(name, ())]:
+                        task.cancel()
                 if name in self._leaving:
                     self._leaving[name].set()
                 life = ""
@@ -186,6 +237,12 @@ class Dispatcher:
 
 async def _sent(link: Link | None, method: str, *args: Any) -> None:
     """To a replica that is gone there is nothing to say."""
-    with suppress(AsyncInferError):
+    with suppress(AsyncInferError, TimeoutError):
         if link is not None:
-            await link.call(method, *args)
+            async with asyncio.timeout(SILENT):
+                await link.call(method, *args)
+
+
+def _may_be_token(value: object) -> bool:
+    """Whether keys can be made of it."""
+    return type(value) is int and 0 <= value < 1 << 31

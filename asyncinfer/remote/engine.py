@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, Final, NoReturn
 
+from asyncinfer.bounds import MAX_BUFFER
 from asyncinfer.checks import check_seconds, checking_config, suggestion
 from asyncinfer.chunk import Completion
 from asyncinfer.engine import Embeddings, EngineTokenizer, ModelInfo, Score
+from asyncinfer.engine.options import RequestOptions
 from asyncinfer.errors import InvalidConfig, InvalidRequest
 from asyncinfer.params import SamplingParams
 from asyncinfer.remote.dispatcher import Dispatcher
@@ -186,6 +188,16 @@ class RemoteEngine:
         if options.get("adapter") is not None:
             bound = "is not there for several replicas"
             raise InvalidRequest("adapter", options["adapter"], bound)
+        said = {name: value for name, value in options.items() if value is not None}
+        RequestOptions(
+            priority=options.get("priority", 0),
+            deadline=said.get("deadline"),
+            cache_scope=options.get("cache_scope", ""),
+            buffer=said.get("buffer", MAX_BUFFER),
+            on_full=said.get("on_full", "pause"),
+            stream_interval=options.get("stream_interval", 1),
+            prediction=said.get("prediction"),
+        )
         sampling = {name: value for name, value in options.items() if name in _SAMPLING}
         given = options.get("params")
         if given is None:
@@ -198,9 +210,14 @@ class RemoteEngine:
         dispatcher, request_id = self._dispatcher, self._next_id()
         route = await dispatcher.route(args[0] if isinstance(args[0], str) else "", options, None)
         try:
-            return await dispatcher.link(route).call("whole", request_id, method, args, options)
-        except asyncio.CancelledError:
-            dispatcher.send(route, "abort", request_id)
-            raise
+            call = dispatcher.call(route, "whole", request_id, method, args, options)
+            try:
+                await asyncio.wait([call])
+            finally:
+                if call.cancel() or call.cancelled():
+                    dispatcher.send(route, "abort", request_id)
+            if call.cancelled():
+                raise dispatcher.silent(route)
+            return call.result()
         finally:
             dispatcher.end(route)

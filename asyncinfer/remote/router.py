@@ -21,6 +21,8 @@ RUNNING: Final = 1
 OWN: Final = 4
 #: Sessions that are remembered, the last ones.
 SESSIONS: Final = 65_536
+#: Blocks of a replica that are remembered though it has told nothing of them.
+UNTOLD: Final = 65_536
 #: Blocks that a session's own replica may be dearer than the cheapest.
 SLACK: Final = 32
 
@@ -33,6 +35,9 @@ class Place:
         self.limit = limit
         #: Keys of the blocks that its prefix cache holds, as it has told.
         self.held: set[bytes] = set()
+        #: Keys that requests have computed there, the last ones: the replica may not have told of
+        #: them yet, or has told already that they went.
+        self.computed: OrderedDict[bytes, None] = OrderedDict()
         #: Keys of the blocks that requests on their way bring there, with their number.
         self.coming: Counter[bytes] = Counter()
         #: Requests there, and the blocks that they have to compute.
@@ -41,9 +46,26 @@ class Place:
     def hits(self, keys: Sequence[bytes]) -> int:
         """Leading blocks that it has, or is about to have."""
         for found, key in enumerate(keys):
-            if key not in self.held and key not in self.coming:
+            if key not in self.held and key not in self.coming and key not in self.computed:
                 return found
         return len(keys)
+
+    def note_computed(self, keys: Iterable[bytes]) -> None:
+        """A request has computed these blocks there."""
+        for key in keys:
+            if key not in self.held:
+                self.computed[key] = None
+                self.computed.move_to_end(key)
+        while len(self.computed) > UNTOLD:
+            self.computed.popitem(last=False)
+
+    def told(self, key: bytes, held: bool) -> None:
+        """The replica tells whether it has a block."""
+        self.computed.pop(key, None)
+        if held:
+            self.held.add(key)
+        else:
+            self.held.discard(key)
 
 
 @dataclass(slots=True, eq=False)
@@ -109,10 +131,7 @@ class Router:
         if known is None:
             return
         for key, held in changes:
-            if held:
-                known.held.add(key)
-            else:
-                known.held.discard(key)
+            known.told(key, held)
 
     def begin(self, keys: Sequence[bytes], session: str | None = None) -> Route:
         """Where a request goes whose prompt has these keys. Raises `Overloaded`."""
@@ -147,7 +166,7 @@ class Router:
         place.missing -= route.missing
         place.requests -= 1
         if route.computed:
-            place.held.update(route.keys)
+            place.note_computed(route.keys)
         for key in route.keys:
             place.coming[key] -= 1
             if not place.coming[key]:

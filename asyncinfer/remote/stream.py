@@ -172,8 +172,7 @@ class RemoteStream:
     async def _ask(self, route: Route, method: str, *args: Any) -> Any:
         """What the replica answers; to the call that is under way, if there is one."""
         if self._call is None:
-            link = self._dispatcher.link(route)
-            self._call = asyncio.ensure_future(link.call(method, self.request_id, *args))
+            self._call = self._dispatcher.call(route, method, self.request_id, *args)
         left = None if self._until is None else max(0.0, self._until - time.monotonic())
         # Cancelled, this leaves the call alone.
         await asyncio.wait([self._call], timeout=left)
@@ -183,7 +182,11 @@ class RemoteStream:
             raise DeadlineExceeded(f"{self.request_id}: the replica did not end it by its deadline")
         self._call = None
         if call.cancelled():
-            raise EngineClosed(f"{self.request_id}: the stream was closed while it was read")
+            if self._ended:
+                raise EngineClosed(f"{self.request_id}: the stream was closed while it was read")
+            # It may be there again later, with the request.
+            self._dispatcher.send(route, "abort", self.request_id)
+            raise self._dispatcher.silent(route)
         return call.result()
 
     def _end(self, error: BaseException | None) -> None:

@@ -24,6 +24,7 @@ from asyncinfer import (
     StreamBusy,
 )
 from asyncinfer.remote import RemoteEngine, Replica, ReplicaLost
+from asyncinfer.remote import dispatcher as dispatcher_module
 from asyncinfer.remote import replica as replica_module
 from asyncinfer.testing import FakeModel, StepGate
 from asyncinfer.text import ChatTemplate
@@ -50,9 +51,13 @@ class Wire:
         self.dead: asyncio.Event = asyncio.Event()
         #: Names of the calls that were made.
         self.calls: list[str] = []
+        #: Whether calls are never answered.
+        self.mute = False
 
     async def call(self, method: str, *args: Any) -> Any:
         self.calls.append(method)
+        if self.mute:
+            await asyncio.Event().wait()
         given = pickle.loads(pickle.dumps(args))
         if self.dead.is_set():
             raise ReplicaLost(f"{method}: connection refused")
@@ -144,9 +149,18 @@ async def test_what_is_bad_is_refused_as_an_engine_does() -> None:
             ({"max_token": 3}, "max_token=3: is not an option"),
             ({"top_p": 7.0}, "top_p=7.0"),
             ({"adapter": "a"}, "adapter='a'"),
+            ({"deadline": "soon"}, "deadline='soon'"),
+            ({"deadline": float("nan")}, "deadline=nan"),
+            ({"cache_scope": 5}, "cache_scope=5"),
+            ({"priority": 1 << 40}, "priority="),
         ):
             with pytest.raises(InvalidRequest, match=told):
                 remote.stream("x", **bad)
+        with pytest.raises(InvalidRequest, match="cache_scope=5"):
+            await remote.score("abcd", ["e"], cache_scope=5)
+        for ids in ([1 << 70] * 4, [-1] * 4, [True] * 4):
+            with pytest.raises(InvalidRequest, match=r"^prompt\[0\]="):
+                await remote.generate(ids)
         with pytest.raises(InvalidRequest, match=r"^prompt\[0\]=999999"):
             await remote.generate([999_999])
         with pytest.raises(InvalidRequest, match=r"^prompt="):
@@ -339,6 +353,51 @@ async def test_requests_end_when_nobody_asks_for_news(
     with pytest.raises(RequestFailed, match="has begun anew, or ended the request"):
         await link.call("take", "req-1")
     await link.call("close", 0.0)
+
+
+async def test_nobody_waits_for_a_replica_that_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, until: Until
+) -> None:
+    gates = [StepGate()]
+    links = wires(1, gates)
+    async with RemoteEngine(links) as remote:
+        gates[0].close()
+        stream = remote.stream("hello")
+        await stream.__aenter__()
+        reading = asyncio.ensure_future(stream.__anext__())
+        scoring = asyncio.ensure_future(remote.score("ab", ["c"]))
+        await until(lambda: "take" in links["replica-0"].calls)
+        # Whatever is asked from now on is not answered.
+        links["replica-0"].mute = True
+        monkeypatch.setattr(dispatcher_module, "SILENT", 0.05)
+        for waiting in (reading, scoring):
+            with pytest.raises(ReplicaLost, match="replica-0 has said nothing"):
+                await waiting
+        monkeypatch.undo()
+        links["replica-0"].mute = False
+        gates[0].open()
+        await until(lambda: remote.health().state == "open")
+        await remote.generate("hello", max_tokens=1)
+        links["replica-0"].mute = True
+        monkeypatch.setattr(dispatcher_module, "SILENT", 0.05)
+        with pytest.raises(ReplicaLost, match="did not close"):
+            await remote.remove("replica-0")
+        await remote.aclose()
+    monkeypatch.undo()
+    await links["replica-0"].replica.close(0.0)
+
+
+async def test_a_close_while_replicas_open(until: Until) -> None:
+    links = wires(2)
+    links["replica-1"].mute = True
+    remote = RemoteEngine(links)
+    opening = asyncio.ensure_future(remote.__aenter__())
+    await until(lambda: remote.health().state == "open")
+    links["replica-1"].mute = False
+    await remote.aclose()
+    with pytest.raises(EngineClosed, match="replica-1: closed while it was opening"):
+        await opening
+    await until(lambda: links["replica-1"].calls == ["introduce", "close"])
 
 
 async def test_a_stream_that_is_closed_while_it_is_read() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from asyncinfer.errors import InvalidRequest, Overloaded
 from asyncinfer.remote import ROUTINGS, Route, Router, Routing
+from asyncinfer.remote import router as router_module
 from asyncinfer.remote.router import SLACK
 
 
@@ -51,6 +52,20 @@ def test_a_prompt_goes_where_its_beginning_is() -> None:
     one.told(first, [(key, False) for key in keys(1, 2, 3, 4)])
     one.told(other, [(key, True) for key in keys(1, 2, 3, 4)])
     assert serve(one, keys(1, 2, 3, 4)) == other
+
+
+def test_what_a_replica_never_tells_of_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have told that the blocks went before their request ended."""
+    monkeypatch.setattr(router_module, "UNTOLD", 8)
+    one = router(replicas="a")
+    for number in range(100):
+        route = one.begin(keys(3 * number, 3 * number + 1, 3 * number + 2))
+        one.started(route)
+        one.told("a", [(key, held) for key in route.keys for held in (True, False)])
+        one.end(route)
+    place = route.place
+    assert (len(place.held), len(place.computed), len(place.coming)) == (0, 8, 0)
+    assert one.begin(keys(297, 298, 299)).hits == 3
 
 
 def test_what_is_on_its_way_counts_as_there() -> None:
