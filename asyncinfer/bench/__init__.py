@@ -29,6 +29,7 @@ from asyncinfer.bench.lag import FAKE_MODELS, LagOptions, LagResult, measure_lag
 from asyncinfer.bench.load import LoadOptions, LoadResult, measure_load
 from asyncinfer.bench.loops import LOOPS, available_loops
 from asyncinfer.bench.pace import PaceOptions, PaceResult, measure_pace
+from asyncinfer.bench.peers import PEERS, installed_peers, parse_peers
 from asyncinfer.bench.plots import check_plot, save_plot
 from asyncinfer.bench.plugins import PluginOptions, PluginResult, measure_plugins
 from asyncinfer.bench.quantized import (
@@ -39,7 +40,8 @@ from asyncinfer.bench.quantized import (
 )
 from asyncinfer.bench.record import BenchError, Figure, Record
 from asyncinfer.bench.route import RouteOptions, RouteResult, RouteRun, measure_route
-from asyncinfer.bench.serve import ServeOptions, ServeResult, measure_serve
+from asyncinfer.bench.serve import ServeOptions, measure_serve
+from asyncinfer.bench.serve_result import ServeResult
 from asyncinfer.bench.soak import SoakOptions, SoakResult, measure_soak
 from asyncinfer.bench.speculate import (
     SpeculateOptions,
@@ -58,6 +60,7 @@ __all__ = [
     "BLOCKS",
     "FAKE_MODELS",
     "LOOPS",
+    "PEERS",
     "RANDOM",
     "SHIPPED",
     "WORKLOADS",
@@ -110,6 +113,7 @@ __all__ = [
     "environment_line",
     "from_checkout",
     "hybrid_table",
+    "installed_peers",
     "measure_accuracy",
     "measure_adapters",
     "measure_cache",
@@ -124,6 +128,7 @@ __all__ = [
     "measure_serve",
     "measure_soak",
     "measure_speculate",
+    "parse_peers",
     "read_trace",
     "record_tables",
     "save_plot",

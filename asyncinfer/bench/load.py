@@ -106,7 +106,7 @@ def measure_load(
     import torch
 
     from asyncinfer.bench.load_once import LOADERS, load_once
-    from asyncinfer.bench.peer import require_transformers
+    from asyncinfer.bench.peers import require_transformers
 
     device = options.device
     if device == "auto":

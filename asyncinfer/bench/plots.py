@@ -12,6 +12,7 @@ from asyncinfer.bench.checkout import from_checkout
 from asyncinfer.bench.load_plot import plot_load
 from asyncinfer.bench.record import BenchError, Record
 from asyncinfer.bench.soak import plot_soak
+from asyncinfer.bench.tables import peers_of
 
 __all__ = ["check_plot", "save_plot"]
 
@@ -95,11 +96,13 @@ def _serve(figure: Any, detail: Mapping[str, Any]) -> None:
     models = detail["models"]
     for axes, result in zip(_row(figure, len(models)), models, strict=True):
         columns = result["columns"]
-        places = range(len(columns))
-        axes.bar([at - 0.2 for at in places], _medians(columns, "rates"), 0.4, label="asyncinfer")
-        if any(column["peer_rates"] for column in columns):
-            peer = _medians(columns, "peer_rates")
-            axes.bar([at + 0.2 for at in places], peer, 0.4, label="transformers generate")
+        engines = {"asyncinfer": [column["rates"] for column in columns]}
+        for peer in dict.fromkeys(peer for column in columns for peer in peers_of(column)):
+            engines[peer] = [peers_of(column).get(peer, ()) for column in columns]
+        places, width = range(len(columns)), 0.8 / len(engines)
+        for at, (name, rates) in enumerate(engines.items()):
+            left = [place + (at - (len(engines) - 1) / 2) * width for place in places]
+            axes.bar(left, [median(each) if each else 0.0 for each in rates], width, label=name)
         axes.set_xticks(places, [column["name"] for column in columns])
         axes.set_title(result["model"])
         axes.set_ylabel("tokens/s")
@@ -109,10 +112,6 @@ def _serve(figure: Any, detail: Mapping[str, Any]) -> None:
 
 def _row(figure: Any, count: int) -> Sequence[Any]:
     return [figure.add_subplot(1, count, place + 1) for place in range(count)]
-
-
-def _medians(columns: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    return [median(column[name]) if column[name] else 0.0 for column in columns]
 
 
 def _curve(axes: Any, curve: Sequence[float], label: str, **style: Any) -> None:

@@ -38,22 +38,23 @@ def floor_seconds(work: Workload, seconds: dict[int, float]) -> float:
     return fresh / BULK_ROWS * seconds[BULK_ROWS] + steps * seconds[rows]
 
 
-def product_seconds(folder: Path, rows: Sequence[int]) -> dict[int, float]:
-    """Seconds of one pass through all products of the Llama in `folder`, in float32 on the CPU, by
+def product_seconds(folder: Path, rows: Sequence[int], dtype: str = "float32") -> dict[int, float]:
+    """Seconds of one pass through all products of the Llama in `folder`, in `dtype` on the CPU, by
     the number of rows. The head's is left out at `BULK_ROWS`: a prompt needs it for one row only.
 
     `F.linear` or oneDNN's product with a weight in its own layout, whichever is faster. The weights
     are zeros of the model's own shapes, each in memory of its own.
     """
     shapes = product_shapes(json.loads((folder / "config.json").read_text("utf-8")))
-    weights = [torch.zeros(shape) for shape in shapes]
+    kind = getattr(torch, dtype)
+    weights = [torch.zeros(shape, dtype=kind) for shape in shapes]
     best = dict.fromkeys(rows, float("inf"))
     with torch.inference_mode():
         for make in (_plain, _reordered):
             linears = [make(weight) for weight in weights]
             for count in rows:
                 used = linears[:-1] if count == BULK_ROWS else linears
-                best[count] = min(best[count], _seconds(used, shapes, count))
+                best[count] = min(best[count], _seconds(used, shapes, count, kind))
     return best
 
 
@@ -79,8 +80,13 @@ def _reordered(weight: torch.Tensor) -> _Product:
     return lambda x: ops._linear_pointwise(x, laid_out, None, "none", [], "")
 
 
-def _seconds(products: Sequence[_Product], shapes: Sequence[tuple[int, int]], rows: int) -> float:
-    inputs = [torch.zeros(rows, shape[1]) for shape in shapes]
+def _seconds(
+    products: Sequence[_Product],
+    shapes: Sequence[tuple[int, int]],
+    rows: int,
+    dtype: torch.dtype,
+) -> float:
+    inputs = [torch.zeros(rows, shape[1], dtype=dtype) for shape in shapes]
     taken = []
     for _ in range(1 + _REPEAT):
         began = time.perf_counter()

@@ -12,8 +12,8 @@ from typing import Final
 
 from asyncinfer import Engine
 from asyncinfer.bench.answers import answer_together
-from asyncinfer.bench.llama_peer import LlamaPeer, has_llama
 from asyncinfer.bench.loops import run_on
+from asyncinfer.bench.peers.llama_cpp import LlamaPeer, has_llama
 from asyncinfer.bench.record import BenchError, Figure
 
 __all__ = ["QuantizedOptions", "QuantizedResult", "QuantizedRow", "measure_quantized"]

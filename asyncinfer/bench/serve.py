@@ -1,42 +1,41 @@
-"""`asyncinfer bench serve`: tokens a second of real models on the CPU, beside the peer's."""
+"""`asyncinfer bench serve`: tokens a second of real models on the CPU, beside other engines'."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from typing import Final
 
 import anyio
 
 from asyncinfer import Engine, EngineConfig
 from asyncinfer.bench.checkpoint import write_checkpoint
+from asyncinfer.bench.company import busy_programs
+from asyncinfer.bench.llama_gguf import write_llama_gguf
 from asyncinfer.bench.loops import run_on
+from asyncinfer.bench.peers import PeerProcess, installed_peers
+from asyncinfer.bench.peers.table import ONE_THREAD
 from asyncinfer.bench.quantiles import Quantiles
-from asyncinfer.bench.record import BenchError, Figure
+from asyncinfer.bench.record import BenchError
+from asyncinfer.bench.serve_result import Column, Company, ModelResult, ServeResult
 from asyncinfer.bench.serve_run import Run, run_workload
 from asyncinfer.bench.shapes import LLAMA_125M, LLAMA_TINY
 from asyncinfer.bench.ticker import ticking
-from asyncinfer.bench.workloads import (
-    MAX_RUNNING,
-    QUICK,
-    RANDOM,
-    SHIPPED,
-    VLLM_CPU,
-    WORKLOADS,
-    Workload,
-)
+from asyncinfer.bench.workloads import MAX_RUNNING, QUICK, RANDOM, SHIPPED, WORKLOADS, Workload
 from asyncinfer.builtin import MODEL_PATH
+from asyncinfer.machine import usable_cores
 
-__all__ = [
-    "Column",
-    "ModelResult",
-    "ServeOptions",
-    "ServeResult",
-    "measure_serve",
-]
+__all__ = ["IN_COMPANY", "ServeOptions", "measure_serve"]
+
+#: The workloads that are measured beside busy programs, too.
+IN_COMPANY: Final = ("one", "sixteen")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +45,15 @@ class ServeOptions:
     #: `SHIPPED`, `RANDOM` or folders of Llama-architecture checkpoints.
     models: Sequence[str] = (SHIPPED, RANDOM)
     columns: Sequence[str] = tuple(WORKLOADS)
-    peer: bool = True
+    #: Of weights, activations and KV, in every engine.
+    dtype: str = "float32"
+    #: The interpreter that has each peer, by the peer's name.
+    peers: Mapping[str, str] = field(default_factory=installed_peers)
+    #: Whether `IN_COMPANY` are measured beside programs that keep half of the cores busy, too.
+    company: bool = True
     #: Medians over so many repetitions, after a warm-up.
     repeat: int = 3
-    #: Repetitions in which the peer takes a turn, at most.
+    #: Repetitions in which peers take a turn, at most.
     peer_repeat: int = 3
     #: A smoke run: small work on a small model; its figures mean nothing.
     quick: bool = False
@@ -59,80 +63,6 @@ class ServeOptions:
     def workloads(self) -> list[Workload]:
         table = QUICK if self.quick else WORKLOADS
         return [table[name] for name in self.columns]
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One workload on one model. Rates in tokens a second, in the order of the repetitions."""
-
-    name: str
-    title: str
-    rates: tuple[float, ...]
-    peer_rates: tuple[float, ...]
-    #: Milliseconds of all repetitions.
-    ttft: Quantiles
-    itl: Quantiles | None
-    #: Prompt tokens taken from the prefix cache, per repetition.
-    cached_tokens: int
-    #: The rate of `VLLM_CPU`, where it is known for this model and this work.
-    goal: float | None
-    #: Tokens a second if nothing but the model's matrix products took time, on this machine.
-    ceiling: float
-
-    @property
-    def rate(self) -> float:
-        return median(self.rates)
-
-    @property
-    def peer_ratio(self) -> float | None:
-        return self.rate / median(self.peer_rates) if self.peer_rates else None
-
-
-@dataclass(frozen=True, slots=True)
-class ModelResult:
-    """One model."""
-
-    model: str
-    columns: tuple[Column, ...]
-    #: Milliseconds of lateness of a task that slept one, beside 16 streams and beside none.
-    lag: Quantiles
-    idle_lag: Quantiles
-
-    def column(self, name: str) -> Column | None:
-        return next((column for column in self.columns if column.name == name), None)
-
-
-@dataclass(frozen=True, slots=True)
-class ServeResult:
-    """All models."""
-
-    models: tuple[ModelResult, ...]
-
-    def figures(self) -> tuple[Figure, ...]:
-        return tuple(figure for result in self.models for figure in self._of(result))
-
-    def _of(self, result: ModelResult) -> list[Figure]:
-        model = result.model
-        found = []
-        for column in result.columns:
-            title = f"{model}: {column.title}"
-            found.append(Figure(title, column.rate, "tokens/s", "higher", column.goal))
-            if column.peer_ratio is not None:
-                found.append(
-                    Figure(f"{title}, over the peer", column.peer_ratio, "x", "higher", 1.0)
-                )
-            share = 100 * column.rate / column.ceiling
-            found.append(Figure(f"{title}, share of the products alone", share, "%", "higher"))
-            found.append(Figure(f"{title}, TTFT p50", column.ttft.p50, "ms", "lower"))
-            if column.itl is not None:
-                found.append(Figure(f"{title}, ITL p50", column.itl.p50, "ms", "lower"))
-                found.append(Figure(f"{title}, ITL p99", column.itl.p99, "ms", "lower"))
-        one, sixteen = result.column("one"), result.column("sixteen")
-        if one and sixteen:
-            ratio = sixteen.rate / one.rate
-            found.append(Figure(f"{model}: 16 at once over 1", ratio, "x", "higher", 5.0))
-        found.append(Figure(f"{model}: event-loop lag p99", result.lag.p99, "ms", "lower", 5.0))
-        return found
 
 
 def measure_serve(
@@ -146,96 +76,192 @@ def measure_serve(
             if model == SHIPPED:
                 folder = MODEL_PATH
             elif model == RANDOM:
-                folder = Path(scratch)
+                folder = Path(scratch, "random")
                 report("writing the random Llama")
                 write_checkpoint(LLAMA_TINY if options.quick else LLAMA_125M, folder)
                 # A quick run uses a smaller model, which gets a name of its own.
                 model = "llama-tiny" if options.quick else RANDOM
-            found.append(run_on(options.loop, _measure_model, model, folder, options, report))
+            file = Path(scratch, "model.gguf")
+            vocab = _vocab_size(folder)
+            if "llama.cpp" in options.peers:
+                report(f"{model}: writing the GGUF file")
+                write_llama_gguf(folder, file, options.dtype)
+            report(f"{model}: matrix products")
+            products = _product_seconds(folder, options)
+            measurement = _Measurement(model, folder, file, vocab, options, report)
+            runs = run_on(options.loop, measurement.run)
+            found.append(_model_result(model, options, runs, products))
     return ServeResult(tuple(found))
 
 
-async def _measure_model(
-    model: str, folder: Path, options: ServeOptions, report: Callable[[str], None]
-) -> ModelResult:
-    from asyncinfer.bench.peer import require_transformers
-    from asyncinfer.bench.products import BULK_ROWS, floor_seconds, product_rows
-    from asyncinfer.bench.worker_process import WorkerProcess
+@dataclass(slots=True)
+class _Turns:
+    """What the repetitions of a workload gave: our runs, and the peers' tokens a second."""
 
-    vocab = _vocab_size(folder)
-    if options.peer:
-        require_transformers()
-    runs: Mapping[str, list[Run]] = {work.name: [] for work in options.workloads}
-    peer_rates: Mapping[str, list[float]] = {work.name: [] for work in options.workloads}
-    config = EngineConfig(device="cpu", dtype="float32", max_running=MAX_RUNNING)
-    rows = {BULK_ROWS, *map(product_rows, options.workloads)}
-    async with Engine(folder, config=config) as engine:
-        with WorkerProcess.open() as worker:
-            report(f"{model}: matrix products")
-            products = await worker.product_seconds(folder, sorted(rows))
-            report(f"{model}: warm-up")
+    runs: list[Run] = field(default_factory=list)
+    peers: dict[str, list[float]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Runs:
+    alone: dict[str, _Turns] = field(default_factory=dict)
+    company: dict[str, _Turns] = field(default_factory=dict)
+    lag: Quantiles | None = None
+    idle_lag: Quantiles | None = None
+
+
+class _Measurement:
+    """One model: an engine here, and a process for each peer."""
+
+    def __init__(
+        self,
+        model: str,
+        folder: Path,
+        file: Path,
+        vocab: int,
+        options: ServeOptions,
+        report: Callable[[str], None],
+    ) -> None:
+        self._model = model
+        self._folder = folder
+        self._file = file
+        self._vocab = vocab
+        self._options = options
+        self._report = report
+
+    async def run(self) -> _Runs:
+        """All turns. A peer's comes right after ours, so that a noisy minute hits both."""
+        options, found = self._options, _Runs()
+        config = EngineConfig(device="cpu", dtype=options.dtype, max_running=MAX_RUNNING)
+        async with AsyncExitStack() as stack:
+            self._engine = await stack.enter_async_context(Engine(self._folder, config=config))
+            self._peers = [
+                await stack.enter_async_context(self._open(name, python))
+                for name, python in options.peers.items()
+            ]
+            self._one_thread: list[PeerProcess] = []
+            if options.company:
+                opening = self._open(ONE_THREAD)
+                self._one_thread.append(await stack.enter_async_context(opening))
+            self._report(f"{self._model}: warm-up")
             for work in (QUICK["sixteen"], QUICK["prefill"]):
-                prompts = work.prompts(vocab, -1)
-                await run_workload(engine, work, prompts)
-                if options.peer:
-                    await worker.peer_seconds(folder, work, prompts)
+                await self._turn(_Turns(), work, -1, [*self._peers, *self._one_thread])
             for repetition in range(options.repeat):
-                # The peer's turn comes right after ours, so that a noisy minute hits both.
+                peers = self._peers if repetition < options.peer_repeat else []
                 for work in options.workloads:
-                    report(f"{model}: {work.title} ({repetition + 1} of {options.repeat})")
-                    prompts = work.prompts(vocab, repetition)
-                    runs[work.name].append(await run_workload(engine, work, prompts))
-                    if options.peer and repetition < options.peer_repeat:
-                        seconds = await worker.peer_seconds(folder, work, prompts)
-                        peer_rates[work.name].append(work.counted / seconds)
-        report(f"{model}: event-loop lag")
-        lag, idle_lag = await _lag(engine, vocab, options)
-    goals = VLLM_CPU if model == RANDOM else {}
+                    at = f"{work.title} ({repetition + 1} of {options.repeat})"
+                    in_company = options.company and work.name in IN_COMPANY
+                    self._report(f"{self._model}: {at}")
+                    turns = found.alone.setdefault(work.name, _Turns())
+                    one = self._one_thread if in_company else []
+                    await self._turn(turns, work, repetition, [*peers, *one])
+                    if in_company:
+                        self._report(f"{self._model}: {at}, in company")
+                        turns = found.company.setdefault(work.name, _Turns())
+                        with busy_programs(max(1, usable_cores() // 2)):
+                            await self._turn(turns, work, options.repeat + repetition, peers)
+            self._report(f"{self._model}: event-loop lag")
+            found.lag, found.idle_lag = await self._lag()
+        return found
+
+    def _open(
+        self, name: str, python: str = sys.executable
+    ) -> AbstractAsyncContextManager[PeerProcess]:
+        import torch
+
+        self._report(f"{self._model}: opening {name}")
+        longest = max(sum(request) for work in WORKLOADS.values() for request in work.requests)
+        return PeerProcess.open(
+            name,
+            python,
+            {
+                "folder": str(self._folder),
+                "gguf": str(self._file),
+                "dtype": self._options.dtype,
+                "threads": torch.get_num_threads(),
+                "running": MAX_RUNNING,
+                "context": longest + 16,
+            },
+        )
+
+    async def _turn(
+        self, turns: _Turns, work: Workload, repetition: int, peers: Sequence[PeerProcess]
+    ) -> None:
+        prompts = work.prompts(self._vocab, repetition)
+        turns.runs.append(await run_workload(self._engine, work, prompts))
+        for peer in peers:
+            seconds = await peer.seconds(work, prompts)
+            turns.peers.setdefault(peer.name, []).append(work.counted / seconds)
+
+    async def _lag(self) -> tuple[Quantiles, Quantiles]:
+        """Lateness beside 16 streams, and beside an idle engine for a second."""
+        options = self._options
+        work = (QUICK if options.quick else WORKLOADS)["sixteen"]
+        async with ticking() as idle:
+            await anyio.sleep(0.1 if options.quick else 1.0)
+        async with ticking() as busy:
+            for repetition in range(options.repeat):
+                # New prompts, so that nothing is cached.
+                prompts = work.prompts(self._vocab, 1000 + repetition)
+                await run_workload(self._engine, work, prompts)
+        return Quantiles.of(busy.late), Quantiles.of(idle.late)
+
+
+def _product_seconds(folder: Path, options: ServeOptions) -> dict[int, float]:
+    """See `product_seconds`: in a process of its own, whose threads end with it."""
+    from asyncinfer.bench.products import BULK_ROWS, product_rows, product_seconds
+
+    rows = sorted({BULK_ROWS, *map(product_rows, options.workloads)})
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(product_seconds, folder, rows, options.dtype).result()
+
+
+def _model_result(
+    model: str, options: ServeOptions, runs: _Runs, products: dict[int, float]
+) -> ModelResult:
+    from asyncinfer.bench.products import floor_seconds
+
+    assert runs.lag is not None
+    assert runs.idle_lag is not None
     columns = tuple(
         _column(
             work,
-            runs[work.name],
-            peer_rates[work.name],
-            goals.get(work.name),
+            runs.alone[work.name],
+            runs.company.get(work.name),
             work.counted / floor_seconds(work, products),
         )
         for work in options.workloads
     )
-    return ModelResult(model, columns, lag, idle_lag)
+    return ModelResult(model, columns, runs.lag, runs.idle_lag)
 
 
-async def _lag(engine: Engine, vocab: int, options: ServeOptions) -> tuple[Quantiles, Quantiles]:
-    """Lateness beside 16 streams, and beside an idle engine for a second."""
-    work = (QUICK if options.quick else WORKLOADS)["sixteen"]
-    async with ticking() as idle:
-        await anyio.sleep(0.1 if options.quick else 1.0)
-    async with ticking() as busy:
-        for repetition in range(options.repeat):
-            # New prompts, so that nothing is cached.
-            prompts = work.prompts(vocab, 1000 + repetition)
-            await run_workload(engine, work, prompts)
-    return Quantiles.of(busy.late), Quantiles.of(idle.late)
-
-
-def _column(
-    work: Workload,
-    runs: Sequence[Run],
-    peer_rates: Sequence[float],
-    goal: float | None,
-    ceiling: float,
-) -> Column:
-    gaps = [gap for run in runs for gap in run.itl]
+def _column(work: Workload, alone: _Turns, beside: _Turns | None, ceiling: float) -> Column:
+    gaps = [gap for run in alone.runs for gap in run.itl]
+    peers = {name: tuple(rates) for name, rates in alone.peers.items()}
+    one_thread = peers.pop(ONE_THREAD, ())
+    company = None
+    if beside is not None:
+        company = Company(
+            rates=_rates(work, beside),
+            peer_rates={name: tuple(rates) for name, rates in beside.peers.items()},
+            one_thread_rates=one_thread,
+        )
     return Column(
         name=work.name,
         title=work.title,
-        rates=tuple(work.counted / run.seconds for run in runs),
-        peer_rates=tuple(peer_rates),
-        ttft=Quantiles.of(ttft for run in runs for ttft in run.ttft),
+        rates=_rates(work, alone),
+        peer_rates=peers,
+        company=company,
+        ttft=Quantiles.of(ttft for run in alone.runs for ttft in run.ttft),
         itl=Quantiles.of(gaps) if gaps else None,
-        cached_tokens=runs[0].cached_tokens,
-        goal=goal,
+        cached_tokens=alone.runs[0].cached_tokens,
         ceiling=ceiling,
     )
+
+
+def _rates(work: Workload, turns: _Turns) -> tuple[float, ...]:
+    return tuple(work.counted / run.seconds for run in turns.runs)
 
 
 def _vocab_size(folder: Path) -> int:

@@ -14,7 +14,7 @@ from asyncinfer.bench.compare import Change
 from asyncinfer.bench.environment import Environment
 from asyncinfer.bench.record import Figure, Record
 
-__all__ = ["change_table", "difference_table", "environment_line", "record_tables"]
+__all__ = ["change_table", "difference_table", "environment_line", "peers_of", "record_tables"]
 
 
 def record_tables(record: Record) -> list[Table]:
@@ -52,26 +52,37 @@ def failure_table(found: Sequence[tuple[str, str]]) -> Table:
 
 
 def serve_table(model: Mapping[str, Any]) -> Table:
-    """One model of `asyncinfer bench serve`: a row per workload."""
+    """One model of `asyncinfer bench serve`: a row per workload, and one for it in company."""
+    peers = list(dict.fromkeys(peer for column in model["columns"] for peer in peers_of(column)))
     table = Table(title=f"asyncinfer bench serve: {model['model']}", title_justify="left")
     table.add_column("work")
-    for title in ("tokens/s", "ceiling", "goal", "peer", "ratio", "TTFT p50", "ITL p50", "p99"):
+    for title in ("tokens/s", *peers, "ceiling", "TTFT p50", "ITL p50", "p99"):
         table.add_column(title, justify="right")
     for column in model["columns"]:
-        rate, itl = median(column["rates"]), column["itl"]
-        peer = median(column["peer_rates"]) if column["peer_rates"] else None
+        itl, theirs = column["itl"], peers_of(column)
         table.add_row(
             column["title"],
-            number(rate),
+            number(median(column["rates"])),
+            *(number(median(theirs[peer])) if theirs.get(peer) else "" for peer in peers),
             number(column["ceiling"]) if "ceiling" in column else "",
-            number(column["goal"]) if column["goal"] else "",
-            number(peer) if peer else "",
-            f"{rate / peer:.2f}x" if peer else "",
             number(column["ttft"]["p50"]),
             number(itl["p50"]) if itl else "",
             number(itl["p99"]) if itl else "",
         )
+        if company := column.get("company"):
+            theirs = company["peer_rates"]
+            table.add_row(
+                "  in company",
+                number(median(company["rates"])),
+                *(number(median(theirs[peer])) if theirs.get(peer) else "" for peer in peers),
+            )
     return table
+
+
+def peers_of(column: Mapping[str, Any]) -> Mapping[str, Sequence[float]]:
+    """Each peer's rates. Records of a time with one peer have a list of them."""
+    rates: Any = column["peer_rates"]
+    return {"transformers": rates} if isinstance(rates, list) else rates
 
 
 def figure_table(title: str, figures: Sequence[Figure]) -> Table:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["MAX_RUNNING", "QUICK", "RANDOM", "SHIPPED", "VLLM_CPU", "WORKLOADS", "Workload"]
+__all__ = ["MAX_RUNNING", "QUICK", "RANDOM", "SHIPPED", "WORKLOADS", "Workload"]
 
 #: The model in the package, and the random one that engines are compared on.
 SHIPPED: Final = "shipped"
@@ -92,14 +92,4 @@ QUICK: Final[Mapping[str, Workload]] = {
         Workload("prefill", "prefill of 64", ((64, 1),), prefill=True),
         Workload("shared", "18 sharing 32, warm", ((40, 4),) * 18, shared=32),
     )
-}
-
-#: What vLLM's `AsyncLLM` gives on the 125M-parameter Llama in float32 on two cores, measured apart
-#: from this program; tokens a second by workload.
-VLLM_CPU: Final[Mapping[str, float]] = {
-    "one": 78,
-    "sixteen": 551,
-    "mixed": 431,
-    "prefill": 3509,
-    "shared": 525,
 }

@@ -11,6 +11,7 @@ from rich.console import Console
 from asyncinfer.bench import (
     FAKE_MODELS,
     LOOPS,
+    PEERS,
     RANDOM,
     SHIPPED,
     WORKLOADS,
@@ -30,6 +31,7 @@ from asyncinfer.bench import (
     measure_lag,
     measure_plugins,
     measure_serve,
+    parse_peers,
     save_plot,
 )
 from asyncinfer.cli.bench_accuracy import accuracy
@@ -176,8 +178,26 @@ def lag(
     without="the first two",
 )
 @several("--column", "columns", what="Some of the workloads only", kind=tuple(WORKLOADS))
-@click.option("--peer/--no-peer", default=True, help="Run transformers' generate too.")
-@count("--peer-repeat", 3, "Repetitions of it, at most: it takes most of the time.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="Of weights, activations and KV.",
+)
+@several(
+    "--peer",
+    "peers",
+    what=f"Another engine for the same work ({', '.join(PEERS)}), or NAME=PYTHON that has it",
+    without="those that are installed",
+)
+@click.option("--no-peer", is_flag=True, help="Run no other engine.")
+@count("--peer-repeat", 3, "Repetitions of the others, at most: they take most of the time.")
+@click.option(
+    "--company/--no-company",
+    default=True,
+    help="Run one and sixteen beside programs that keep half of the cores busy, too.",
+)
 @loop
 @quick
 @repeat()
@@ -185,15 +205,24 @@ def lag(
 def serve(
     models: tuple[str, ...],
     columns: tuple[str, ...],
+    peers: tuple[str, ...],
+    no_peer: bool,
     json_path: Path | None,
     plot: Path | None,
     **options: Any,
 ) -> None:
-    """Tokens a second of real models on the CPU in float32, beside transformers' generate.
+    """Tokens a second of real models on the CPU, beside other engines that are installed.
 
     One request, 16 at once, 64 mixed ones, a prefill, requests that share a prefix, and the
-    event loop's lag meanwhile. Thread counts are torch's own; the table's last line says which.
+    event loop's lag meanwhile. All engines take turns on the same work in one run, with torch's
+    own number of threads each; the table's last line says which.
     """
+    if no_peer:
+        if peers:
+            raise click.UsageError("--peer and --no-peer exclude each other")
+        options["peers"] = {}
+    elif peers:
+        options["peers"] = parse_peers(peers)
     chosen = ServeOptions(
         models=models or (SHIPPED, RANDOM), columns=columns or tuple(WORKLOADS), **options
     )

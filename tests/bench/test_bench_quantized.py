@@ -17,7 +17,7 @@ from asyncinfer.bench import (
     measure_quantized,
 )
 from asyncinfer.bench import quantized as quantized_module
-from asyncinfer.bench.llama_peer import LlamaPeer, has_llama
+from asyncinfer.bench.peers.llama_cpp import LlamaPeer, has_llama
 
 WORK = ("1 request", "16 requests", "64 requests", "prefill")
 

@@ -24,7 +24,7 @@ from asyncinfer.bench.loops import run_on
 from asyncinfer.bench.median import median
 from asyncinfer.bench.quantiles import Quantiles
 from asyncinfer.bench.tables import number
-from asyncinfer.bench.workloads import QUICK, VLLM_CPU, WORKLOADS
+from asyncinfer.bench.workloads import QUICK, WORKLOADS
 
 
 @pytest.fixture
@@ -159,7 +159,6 @@ def test_the_workloads_are_those_of_the_table() -> None:
     assert all(16 <= prompt <= 512 and 16 <= output <= 256 for prompt, output in mixed)
     assert WORKLOADS["prefill"].counted == 1024
     assert WORKLOADS["shared"].cached_tokens == 32 * 512
-    assert VLLM_CPU.keys() == WORKLOADS.keys()
 
 
 @pytest.mark.parametrize("name", list(WORKLOADS))

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import torch
 
 from asyncinfer import Engine, EngineConfig
 from asyncinfer.bench import BenchError, ServeOptions, measure_serve
 from asyncinfer.bench.checkpoint import write_checkpoint
+from asyncinfer.bench.company import busy_programs
+from asyncinfer.bench.llama_gguf import write_llama_gguf
 from asyncinfer.bench.loops import run_on
-from asyncinfer.bench.peer import TransformersPeer
+from asyncinfer.bench.peers import PeerProcess, installed_peers, parse_peers
+from asyncinfer.bench.peers import process as process_module
+from asyncinfer.bench.peers import table as table_module
+from asyncinfer.bench.peers.table import ONE_THREAD
+from asyncinfer.bench.peers.transformers import TransformersPeer
+from asyncinfer.bench.peers.worker import Setup
 from asyncinfer.bench.products import (
     BULK_ROWS,
     floor_seconds,
@@ -111,27 +122,161 @@ def test_the_random_llama_is_the_same_every_time(tiny: Path, tmp_path: Path) -> 
     assert (tmp_path / "config.json").read_bytes() != (tiny / "config.json").read_bytes()
 
 
-def test_the_peer_computes_the_same_tokens(tiny: Path) -> None:
-    """Both engines do the same work: greedy, past the end of text, batched."""
-    work = Workload("pair", "two lengths", ((20, 6), (9, 6)))
-    prompts = work.prompts(LLAMA_TINY["vocab_size"], 0)
-    peer = TransformersPeer(tiny)
-    assert peer.run(work, prompts) > 0
-    theirs = [tokens.tolist() for tokens in peer.generate(prompts, 6)]
+def ours(folder: Path, work: Workload, prompts: list[list[int]]) -> list[list[int]]:
+    """The engine's own answers."""
 
-    async def ours() -> list[list[int]]:
-        async with Engine(tiny, device="cpu", dtype="float32") as engine:
+    async def run() -> list[list[int]]:
+        async with Engine(folder, device="cpu", dtype="float32") as engine:
             done = [
-                await engine.generate(prompt, max_tokens=6, temperature=0.0, ignore_eos=True)
-                for prompt in prompts
+                await engine.generate(prompt, max_tokens=tokens, temperature=0.0, ignore_eos=True)
+                for prompt, (_, tokens) in zip(prompts, work.requests, strict=True)
             ]
         return [list(one.token_ids) for one in done]
 
-    assert theirs == run_on("asyncio", ours)
+    return run_on("asyncio", run)
+
+
+@pytest.mark.parametrize("name", [*installed_peers(), ONE_THREAD])
+def test_a_peer_computes_the_same_tokens(name: str, tiny: Path, tmp_path: Path) -> None:
+    """All engines do the same work: greedy, past the end of text, batched, each in a process."""
+    work = Workload("some", "three lengths", ((20, 6), (40, 3), (25, 6)), shared=16)
+    prompts = work.prompts(LLAMA_TINY["vocab_size"], 0)
+    file = tmp_path / "tiny.gguf"
+    write_llama_gguf(tiny, file, "float32")
+
+    async def theirs() -> list[list[int]]:
+        async with PeerProcess.open(name, sys.executable, setup(tiny, file)) as peer:
+            assert await peer.seconds(work, prompts) > 0
+            return await peer.answers(work, prompts)
+
+    assert run_on("asyncio", theirs) == ours(tiny, work, prompts)
+
+
+def setup(folder: Path, file: Path) -> Setup:
+    return {
+        "folder": str(folder),
+        "gguf": str(file),
+        "dtype": "float32",
+        "threads": 1,
+        "running": 2,
+        "context": 64,
+    }
+
+
+def test_the_gguf_file_has_the_same_weights(tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_llama_gguf(tiny, file, "float32")
+    from gguf import GGUFReader
+    from safetensors.torch import load_file
+
+    tensors = load_file(tiny / "model.safetensors")
+    stored = {tensor.name: torch.tensor(tensor.data) for tensor in GGUFReader(file).tensors}
+    assert len(stored) == len(tensors)
+    assert stored["blk.1.ffn_up.weight"].equal(tensors["model.layers.1.mlp.up_proj.weight"])
+    # The first head's rows 0, 1, 2, ... are rotated in pairs of neighbours there.
+    query = tensors["model.layers.0.self_attn.q_proj.weight"]
+    assert stored["blk.0.attn_q.weight"][:4].equal(query[[0, 8, 1, 9]])
+
+
+def test_a_gguf_file_of_another_family_is_not_written(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "vocab_size": 4}')
+    with pytest.raises(BenchError, match="for Llamas only"):
+        write_llama_gguf(tmp_path, tmp_path / "file.gguf", "float32")
+
+
+PEER = """
+import sys
+class Peer:
+    def warm(self, prefix):
+        print("noise on stdout")
+    def run(self, requests, shared):
+        if len(requests) == 3:
+            sys.exit("the engine crashed")
+        return [prompt[:tokens] for prompt, tokens in requests]
+def open_peer(setup):
+    if setup["dtype"] == "bfloat16":
+        raise ValueError("no bfloat16 here")
+    return Peer()
+"""
+
+
+@pytest.fixture
+def copycat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A peer whose answers are the beginnings of their prompts."""
+    (tmp_path / "copycat.py").write_text(PEER)
+    monkeypatch.setattr(process_module, "_HERE", tmp_path)
+    return "copycat"
+
+
+def asked(name: str, *works: Workload, **changes: Any) -> list[list[list[int]]]:
+    async def ask() -> list[list[list[int]]]:
+        opened = {**setup(Path("folder"), Path("file")), **changes}
+        async with PeerProcess.open(name, sys.executable, cast("Setup", opened)) as peer:
+            return [await peer.answers(work, work.prompts(9, 0)) for work in works]
+
+    return run_on("asyncio", ask)
+
+
+def test_what_a_peer_prints_is_no_answer(copycat: str) -> None:
+    work = Workload("some", "two", ((5, 2), (6, 3)), shared=2)
+    prompts = work.prompts(9, 0)
+    (answers,) = asked(copycat, work)
+    assert answers == [prompts[0][:2], prompts[1][:3]]
+
+
+def test_an_answer_too_short_is_no_measurement(copycat: str) -> None:
+    with pytest.raises(BenchError, match="copycat: RuntimeError: request 1 gave 4 of 8 tokens"):
+        asked(copycat, Workload("long", "longer than its prompt", ((5, 2), (4, 8))))
+
+
+def test_a_peer_that_cannot_be_opened_says_why(copycat: str) -> None:
+    with pytest.raises(BenchError, match="copycat: ValueError: no bfloat16 here"):
+        asked(copycat, dtype="bfloat16")
+
+
+def test_a_peer_that_crashes_ends_the_run_with_its_words(copycat: str) -> None:
+    with pytest.raises(BenchError, match=r"copycat: its process ended[\s\S]*the engine crashed"):
+        asked(copycat, Workload("three", "three", ((4, 1),) * 3))
+
+
+def test_an_interpreter_that_is_not_there_is_named() -> None:
+    async def open_it() -> None:
+        opened = setup(Path("folder"), Path("file"))
+        async with PeerProcess.open("transformers", "/no/python", opened):
+            pass
+
+    with pytest.raises(BenchError, match="transformers: /no/python cannot be run"):
+        run_on("asyncio", open_it)
+
+
+def test_peers_are_named_with_their_interpreters() -> None:
+    assert parse_peers(["vllm=/opt/python", "transformers"]) == {
+        "vllm": "/opt/python",
+        "transformers": sys.executable,
+    }
+    with pytest.raises(BenchError, match=r"'ollama': the peers are transformers, llama\.cpp, vllm"):
+        parse_peers(["ollama"])
+
+
+def test_a_peer_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_module, "find_spec", lambda name: None)
+    with pytest.raises(BenchError, match=r"vllm is not installed here.*--peer vllm=PYTHON"):
+        parse_peers(["vllm"])
+    assert installed_peers() == {}
+
+
+def test_company_computes_and_leaves() -> None:
+    def children() -> set[str]:
+        return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+    before = children()
+    with busy_programs(2):
+        assert len(children() - before) == 2
+    assert children() == before
 
 
 def test_the_peer_keeps_its_kv_cache_whatever_the_checkpoint_says(tiny: Path) -> None:
-    peer = TransformersPeer(tiny)
+    peer = TransformersPeer(tiny, 16)
     lengths: list[int] = []
     peer.model.generation_config.use_cache = False
     peer.model.register_forward_pre_hook(
@@ -143,7 +288,11 @@ def test_the_peer_keeps_its_kv_cache_whatever_the_checkpoint_says(tiny: Path) ->
 
 def test_the_whole_command(tiny: Path) -> None:
     options = ServeOptions(
-        models=[str(tiny)], columns=["one", "sixteen", "shared"], peer_repeat=1, quick=True
+        models=[str(tiny)],
+        columns=["one", "sixteen", "shared"],
+        peers={"transformers": sys.executable},
+        peer_repeat=1,
+        quick=True,
     )
     told: list[str] = []
     result = measure_serve(options, told.append)
@@ -151,14 +300,21 @@ def test_the_whole_command(tiny: Path) -> None:
     assert [column.name for column in model.columns] == ["one", "sixteen", "shared"]
     for column in model.columns:
         assert len(column.rates) == 3
-        assert len(column.peer_rates) == 1
-        assert column.peer_ratio == sorted(column.rates)[1] / column.peer_rates[0]
-        assert column.goal is None
-    assert model.columns[2].cached_tokens == QUICK["shared"].cached_tokens
+        assert len(column.peer_rates["transformers"]) == 1
+    one, _, shared = model.columns
+    assert one.company is not None
+    assert len(one.company.rates) == len(one.company.one_thread_rates) == 3
+    assert len(one.company.peer_rates["transformers"]) == 1
+    assert shared.company is None
+    assert shared.cached_tokens == QUICK["shared"].cached_tokens
     assert all(column.ceiling > 0 for column in model.columns)
-    names = [figure.name for figure in result.figures()]
-    assert len(set(names)) == len(names)
-    assert any("16 at once over 1" in name for name in names)
+    figures = {figure.name: figure for figure in result.figures()}
+    assert len(figures) == len(result.figures())
+    over = figures[f"{tiny}: 1 request, 16+8, over transformers"]
+    assert over.value == sorted(one.rates)[1] / one.peer_rates["transformers"][0]
+    over = figures[f"{tiny}: 1 request, 16+8, in company, over one thread alone"]
+    assert over.value == sorted(one.company.rates)[1] / sorted(one.company.one_thread_rates)[1]
+    assert any("16 at once over 1" in name for name in figures)
     assert told
 
 
@@ -186,4 +342,4 @@ def test_products_are_timed_for_each_number_of_rows() -> None:
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"config\.json: no checkpoint"):
-        measure_serve(ServeOptions(models=[str(tmp_path)], repeat=1, peer=False))
+        measure_serve(ServeOptions(models=[str(tmp_path)], repeat=1, peers={}))

@@ -14,7 +14,7 @@ from models.families import random_model
 from models.gguf_files import TOKENS, write_gguf
 
 from asyncinfer import Engine
-from asyncinfer.bench.llama_peer import LlamaPeer
+from asyncinfer.bench.peers.llama_cpp import LlamaPeer
 from asyncinfer.weights.gguf import read_header
 
 PROMPT = "!! hello"

@@ -28,7 +28,7 @@ import numpy as np
 
 from asyncinfer import Engine
 from asyncinfer.bench import Figure, Record
-from asyncinfer.bench.llama_peer import LlamaPeer
+from asyncinfer.bench.peers.llama_cpp import LlamaPeer
 from asyncinfer.cli.bench_run import print_record
 from asyncinfer.text import gguf_template, gguf_tokenizer
 from asyncinfer.weights.gguf import read_header

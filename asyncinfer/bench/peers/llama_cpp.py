@@ -1,17 +1,28 @@
-"""The peer of `asyncinfer bench quantized`: llama.cpp, on the same file."""
+"""llama.cpp by its batch interface."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["LlamaPeer", "has_llama"]
+    from asyncinfer.bench.peers.worker import Setup
+
+__all__ = ["LlamaPeer", "has_llama", "open_peer"]
+
+
+#: llama.cpp's names of types.
+_KV_TYPES: Final = {
+    "float32": "GGML_TYPE_F32",
+    "bfloat16": "GGML_TYPE_BF16",
+    "float16": "GGML_TYPE_F16",
+}
 
 
 def has_llama() -> bool:
@@ -19,12 +30,25 @@ def has_llama() -> bool:
     return find_spec("llama_cpp") is not None
 
 
-class LlamaPeer:
-    """llama.cpp by its batch interface: every request is a sequence of one context, and a step has
-    a token of each. The next token is the largest logit."""
+def open_peer(setup: Setup) -> LlamaPeer:
+    """See `worker.Peer`. One sequence more than run together holds a shared prefix."""
+    return LlamaPeer(
+        Path(setup["gguf"]),
+        threads=setup["threads"],
+        context=setup["context"],
+        requests=setup["running"] + 1,
+        kv=setup["dtype"],
+    )
 
-    def __init__(self, path: Path, *, threads: int, context: int, requests: int) -> None:
-        """`context`: tokens of a request, prompt and answer together."""
+
+class LlamaPeer:
+    """Every request is a sequence of one context, and a step has a token of each. The next token is
+    the largest logit."""
+
+    def __init__(
+        self, path: Path, *, threads: int, context: int, requests: int, kv: str = "float16"
+    ) -> None:
+        """`context`: tokens of a request, prompt and answer together; `kv`: the type of its KV."""
         self._api: Any = import_module("llama_cpp")
         api = self._api
         # Silences a log line for every tensor. The callback must live as long as it is set.
@@ -39,9 +63,11 @@ class LlamaPeer:
         params.n_ctx, params.n_seq_max = context * requests, requests
         params.n_batch = params.n_ubatch = 512
         params.n_threads = params.n_threads_batch = threads
+        params.type_k = params.type_v = getattr(api, _KV_TYPES[kv])
         self._context = api.llama_init_from_model(self._model, params)
         self._vocab = api.llama_vocab_n_tokens(self._words)
         self._most = 512
+        self._requests = requests
 
     def close(self) -> None:
         """Give its memory back."""
@@ -90,6 +116,57 @@ class LlamaPeer:
             for answer, logits in zip(answers, self._step(rows, range(len(rows))), strict=True):
                 answer.append(int(logits.argmax()))
         return answers
+
+    def warm(self, prefix: list[int]) -> None:
+        """Compute a prefix in the last sequence, of which others get a copy."""
+        self._forget(self._requests - 1)
+        for start in range(0, len(prefix), self._most):
+            part = prefix[start : start + self._most]
+            self._step([(token, start + i, self._requests - 1) for i, token in enumerate(part)], [])
+
+    def run(self, requests: Sequence[tuple[list[int], int]], shared: int) -> list[list[int]]:
+        """See `worker.Peer`: continuous batching, prompts in the room that decoding leaves."""
+        waiting, free = deque(range(len(requests))), list(range(self._requests - 1))
+        answers: list[list[int]] = [[] for _ in requests]
+        #: Of each sequence in use: its request, and how many of the prompt's tokens are computed.
+        running: dict[int, list[int]] = {}
+        while waiting or running:
+            while waiting and free:
+                sequence = free.pop()
+                self._forget(sequence)
+                if shared:
+                    self._copy(self._requests - 1, sequence)
+                running[sequence] = [waiting.popleft(), shared]
+            rows: list[tuple[int, int, int]] = []
+            drawn: dict[int, int] = {}
+            for sequence, (request, _) in running.items():
+                if answer := answers[request]:
+                    drawn[len(rows)] = sequence
+                    place = len(requests[request][0]) + len(answer) - 1
+                    rows.append((answer[-1], place, sequence))
+            for sequence, state in running.items():
+                request, done = state
+                prompt = requests[request][0]
+                part = prompt[done : done + self._most - len(rows)]
+                rows += [(token, done + i, sequence) for i, token in enumerate(part)]
+                state[1] = done + len(part)
+                if part and state[1] == len(prompt):
+                    drawn[len(rows) - 1] = sequence
+            for sequence, logits in zip(drawn.values(), self._step(rows, list(drawn)), strict=True):
+                request = running[sequence][0]
+                answers[request].append(int(logits.argmax()))
+                if len(answers[request]) == requests[request][1]:
+                    del running[sequence]
+                    free.append(sequence)
+        return answers
+
+    def _forget(self, sequence: int) -> None:
+        memory = self._api.llama_get_memory(self._context)
+        self._api.llama_memory_seq_rm(memory, sequence, -1, -1)
+
+    def _copy(self, source: int, target: int) -> None:
+        memory = self._api.llama_get_memory(self._context)
+        self._api.llama_memory_seq_cp(memory, source, target, -1, -1)
 
     def _step(
         self, rows: Sequence[tuple[int, int, int]], drawn: Sequence[int]

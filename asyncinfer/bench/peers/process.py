@@ -1,0 +1,102 @@
+"""`PeerProcess`: a peer in a process of its own, which is asked for one work after another."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import IO, Any, Final
+
+import anyio
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from asyncinfer.bench.peers import worker
+from asyncinfer.bench.peers.worker import Setup
+from asyncinfer.bench.record import BenchError
+from asyncinfer.bench.workloads import Workload
+
+__all__ = ["PeerProcess"]
+
+_HERE: Final = Path(__file__).parent
+#: Bytes of an answer's line at most, and of what is shown of a peer's own messages.
+_LINE: Final = 64 << 20
+_TAIL: Final = 2000
+
+
+class PeerProcess:
+    """Two engines in one process would share its threads, so each peer has a process."""
+
+    def __init__(self, name: str, process: Process, messages: IO[bytes]) -> None:
+        """`messages`: the file that what the process prints goes to."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.name = name
+        self._in = process.stdin
+        self._out = BufferedByteReceiveStream(process.stdout)
+        self._messages = messages
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, name: str, python: str, setup: Setup) -> AsyncIterator[PeerProcess]:
+        """Start the interpreter `python` and load the model. Raises `BenchError`."""
+        module = _HERE / f"{name.replace('.', '_').replace(' ', '_')}.py"
+        command = [python, str(Path(worker.__file__)), str(module)]
+        package = str(_HERE.parents[2])
+        paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+        with tempfile.TemporaryFile() as messages:
+            try:
+                process = await anyio.open_process(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=messages,
+                    env={**os.environ, "PYTHONPATH": paths},
+                )
+            except OSError as error:
+                raise BenchError(f"{name}: {python} cannot be run: {error}") from error
+            async with process:
+                try:
+                    peer = cls(name, process, messages)
+                    await peer._ask(setup)
+                    yield peer
+                finally:
+                    process.kill()
+
+    async def seconds(self, work: Workload, prompts: Sequence[list[int]]) -> float:
+        """Seconds of a workload. Raises `BenchError`."""
+        return float((await self._run(work, prompts, False))["seconds"])
+
+    async def answers(self, work: Workload, prompts: Sequence[list[int]]) -> list[list[int]]:
+        """Token ids of the answers. Raises `BenchError`."""
+        found: list[list[int]] = (await self._run(work, prompts, True))["answers"]
+        return found
+
+    async def _run(
+        self, work: Workload, prompts: Sequence[list[int]], answers: bool
+    ) -> dict[str, Any]:
+        outputs = [output for _, output in work.requests]
+        requests = list(zip(prompts, outputs, strict=True))
+        return await self._ask({"requests": requests, "shared": work.shared, "answers": answers})
+
+    async def _ask(self, question: object) -> dict[str, Any]:
+        try:
+            await self._in.send(json.dumps(question).encode() + b"\n")
+            line = await self._out.receive_until(b"\n", _LINE)
+        except (anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead) as error:
+            raise BenchError(f"{self.name}: its process ended. {self._said()}") from error
+        told: dict[str, Any] = json.loads(line)
+        if "error" in told:
+            raise BenchError(f"{self.name}: {told['error']}. {self._said()}")
+        return told
+
+    def _said(self) -> str:
+        """The end of what the process printed."""
+        size = self._messages.seek(0, os.SEEK_END)
+        self._messages.seek(max(0, size - _TAIL))
+        text = self._messages.read().decode("utf-8", "replace").strip()
+        return f"Its last messages:\n{text}" if text else "It printed nothing."

@@ -1,0 +1,98 @@
+"""A peer's process: `python worker.py MODULE`, a line of JSON in and one out for each call.
+
+It imports the peer's module by its path, and nothing of this package: the interpreter is another
+engine's, whose dependencies are not ours. The first line is a `Setup`, each further one a work:
+`{"requests": [[prompt, tokens], ...], "shared": n}`. The answer to a work has its `seconds` and,
+where `answers` were asked for, the token ids. What fails is an answer with an `error`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypedDict
+
+__all__ = ["Peer", "Setup"]
+
+
+class Setup(TypedDict):
+    """What a peer is opened with."""
+
+    #: The folder of a checkpoint, and a GGUF file of the same weights.
+    folder: str
+    gguf: str
+    #: "float32" or "bfloat16": of weights, activations and KV.
+    dtype: str
+    threads: int
+    #: Requests that are computed together at most.
+    running: int
+    #: Tokens of the longest request, prompt and answer.
+    context: int
+
+
+class Peer(Protocol):
+    """An engine with a model."""
+
+    def run(self, requests: Sequence[tuple[list[int], int]], shared: int) -> list[list[int]]:
+        """Greedy answers, past the end of text, to prompts of token ids: so many tokens each. The
+        first `shared` tokens are those of all prompts."""
+
+    def warm(self, prefix: list[int]) -> None:
+        """Have a prefix cached, in engines that can."""
+
+
+def open_peer(module: str, setup: Setup) -> Peer:
+    """The peer that a module's `open_peer` makes."""
+    spec = importlib.util.spec_from_file_location("peer", module)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    peer: Peer = loaded.open_peer(setup)
+    return peer
+
+
+def answer(peer: Peer, work: dict[str, Any]) -> dict[str, Any]:
+    """Run a work. Raises `RuntimeError` where an answer has another length than was asked for."""
+    requests = [(prompt, tokens) for prompt, tokens in work["requests"]]
+    if work["shared"]:
+        peer.warm(requests[0][0][: work["shared"]])
+    began = time.perf_counter()
+    answers = peer.run(requests, work["shared"])
+    seconds = time.perf_counter() - began
+    for index, ((_, tokens), given) in enumerate(zip(requests, answers, strict=True)):
+        if len(given) != tokens:
+            raise RuntimeError(f"request {index} gave {len(given)} of {tokens} tokens")
+    return {"seconds": seconds, "answers": answers if work.get("answers") else None}
+
+
+def main(module: str) -> None:
+    """Answer until the input ends."""
+    # What libraries print goes to the other stream: this one has answers and nothing else.
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    peer: Peer | None = None
+    for line in sys.stdin:
+        try:
+            asked = json.loads(line)
+            if peer is None:
+                peer = open_peer(module, asked)
+                told: dict[str, Any] = {}
+            else:
+                told = answer(peer, asked)
+        except Exception as error:
+            told = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(told), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    # The modules beside this one have the names of what they import.
+    sys.path[:] = [
+        path for path in sys.path if Path(path or ".").resolve() != Path(__file__).parent
+    ]
+    main(sys.argv[1])
