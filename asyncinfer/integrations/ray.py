@@ -98,7 +98,6 @@ class RayEngine(RemoteEngine):
             try:
                 await self.remove(name, drain_timeout=drain_timeout)
             finally:
-                # One that cannot be reached, too.
                 ray.kill(self._made.pop(name).actor)
 
     async def aclose(self, *, drain_timeout: float | None = None) -> None:

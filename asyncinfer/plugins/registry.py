@@ -219,10 +219,10 @@ class Registry(Generic[T]):
         return tuple(point for point in found if point.name == name)
 
     def _clash(self, name: str) -> str | None:
-        """A message if several installed plugins have one name; None otherwise."""
+        """A message if several installed plugins have one name; None otherwise: `origin` reads
+        files."""
         points = self._points(name)
         if len({point.value for point in points}) < 2:
-            # Whence they are is read from files, which costs an engine's opening a millisecond.
             return None
         values = {point.value: origin(point) for point in points}
         each = " and ".join(f"{value} ({whence})" for value, whence in sorted(values.items()))

@@ -188,11 +188,9 @@ def oracle(
     windows: Sequence[int] = (),
     adapter: int = 0,
     sampler: Callable[[int, int], int] | None = None,
-    last_id: int | None = None,
 ) -> list[int]:
-    """The first `count` tokens of the answer, past any stop token it holds, but for `last_id`: no
-    token after the `min_tokens` first ones comes after that. `sampler`: what sampler plugins make
-    of a draw, and of how many were drawn before it."""
+    """The first `count` tokens of the answer, past any stop token it holds. `sampler`: what sampler
+    plugins make of a draw, and of how many were drawn before it."""
     kv, digest = adapter, 0
     known = list(prompt_ids)
     last = len(known) - 1
@@ -214,11 +212,7 @@ def oracle(
                 eos_every=eos_every,
                 barred=barred,
             )
-            if sampler is not None:
-                token = sampler(token, p - last)
-            known.append(token)
-            if token == last_id and p - last + 1 >= params.min_tokens:
-                break
+            known.append(token if sampler is None else sampler(token, p - last))
     return known[last + 1 :]
 
 

@@ -145,10 +145,7 @@ class Expected:
         params = _params(ask)
         count = self._max_total - len(self._prompt)
         draws = partial(
-            oracle,
-            self._prompt,
-            sampler=None if ask.sampler is None else sampled(ask.sampler),
-            last_id=EOS_ID,
+            oracle, self._prompt, sampler=None if ask.sampler is None else sampled(ask.sampler)
         )
         if ask.guide:
             draws = partial(guided_oracle, self._prompt, ask.guide)
