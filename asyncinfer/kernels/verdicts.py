@@ -5,24 +5,21 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import hashlib
-import json
 import os
 import sys
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import torch
-from platformdirs import user_cache_path
 
+from asyncinfer.kernels.kept import forget, keep, kept_path, read_kept
 from asyncinfer.kernels.trial import Fault, TrialShapes
 from asyncinfer.machine import read_lines, version
 
 __all__ = ["Verdicts", "driver_version"]
 
-#: Bytes of a file, and characters of what is wrong; a file of ours is far from both.
-_MOST_BYTES: Final = 16_384
+#: Characters of what is wrong.
 _MOST_TEXT: Final = 1_000
 
 
@@ -40,24 +37,16 @@ class Verdicts:
 
     def path(self, shapes: TrialShapes, device: torch.device) -> Path:
         """Where the verdict on these shapes is kept."""
-        text = json.dumps(_key(shapes, device), sort_keys=True)
-        folder = self._folder or user_cache_path("asyncinfer") / "kernel-trials"
-        return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+        return kept_path("kernel-trials", _key(shapes, device), self._folder)
 
     def read(self, shapes: TrialShapes, device: torch.device) -> tuple[bool, Fault | None]:
         """Whether a verdict is kept, and the fault that it names."""
-        path = self.path(shapes, device)
-        try:
-            with path.open("rb") as file:
-                data = file.read(_MOST_BYTES + 1)
-            if len(data) > _MOST_BYTES:
-                return False, None
-            kept = json.loads(data)
-            if kept["key"] != _key(shapes, device):
-                return False, None
-            reason = kept["fault"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        key = _key(shapes, device)
+        path = kept_path("kernel-trials", key, self._folder)
+        kept = read_kept(path, key)
+        if kept is None or "fault" not in kept:
             return False, None
+        reason = kept["fault"]
         if reason is None:
             return True, None
         if not isinstance(reason, str) or len(reason) > _MOST_TEXT:
@@ -67,23 +56,12 @@ class Verdicts:
     def keep(self, shapes: TrialShapes, device: torch.device, fault: Fault | None) -> None:
         """Keep a verdict if it lasts; another one that was kept goes. A folder that cannot be
         written to keeps nothing."""
-        path = self.path(shapes, device)
-        with suppress(OSError):
-            if fault is not None and not fault.lasting:
-                path.unlink(missing_ok=True)
-                return
-            path.parent.mkdir(parents=True, exist_ok=True)
-            reason = None if fault is None else fault.reason[:_MOST_TEXT]
-            text = json.dumps({"key": _key(shapes, device), "fault": reason}, indent=1)
-            # Whole or not at all, also for a process that reads it at this moment.
-            handle, name = tempfile.mkstemp(dir=path.parent, suffix=".new")
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(text)
-                os.replace(name, path)
-            except OSError:
-                os.unlink(name)
-                raise
+        key = _key(shapes, device)
+        path = kept_path("kernel-trials", key, self._folder)
+        if fault is not None and not fault.lasting:
+            forget(path)
+        else:
+            keep(path, key, fault=None if fault is None else fault.reason[:_MOST_TEXT])
 
 
 def _key(shapes: TrialShapes, device: torch.device) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -57,13 +57,20 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def choose_dtype(name: str, stored: str | None, device: torch.device) -> torch.dtype:
-    """The dtype called `name`; "auto" is the checkpoint's on a GPU and float32 on a CPU. GPUs
-    before Ampere (compute capability 8.0) have no bfloat16: they take float16 in its place."""
+def choose_dtype(
+    name: str,
+    stored: str | None,
+    device: torch.device,
+    cpu_halves: Callable[[], bool] = lambda: False,
+) -> torch.dtype:
+    """The dtype called `name`; "auto" is the checkpoint's on a GPU, and float32 on a CPU, unless
+    the checkpoint is in bfloat16 and `cpu_halves` says that the CPU is faster in it. GPUs before
+    Ampere (compute capability 8.0) have no bfloat16: they take float16 in its place."""
     if name == "auto":
-        name = (stored or "float32") if device.type == "cuda" else "float32"
-        halves = device.type == "cuda" and name.removeprefix("torch.") == "bfloat16"
-        if halves and torch.cuda.get_device_capability(device) < (8, 0):
+        name = (stored or "float32").removeprefix("torch.")
+        if device.type != "cuda":
+            name = name if name == "bfloat16" and cpu_halves() else "float32"
+        elif name == "bfloat16" and torch.cuda.get_device_capability(device) < (8, 0):
             name = "float16"
     dtype = _DTYPES.get(name.removeprefix("torch."))
     if dtype is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from asyncinfer.kernels.dispatch import KernelError, wants_triton
 from asyncinfer.models import Decoder, load_model, read_config
 from asyncinfer.runner.accelerator import CudaAccelerator
 from asyncinfer.runner.canary import check_opened
+from asyncinfer.runner.cpu_dtype import computes_in_bfloat16
 from asyncinfer.runner.device import (
     choose_device,
     choose_dtype,
@@ -61,7 +63,8 @@ def open_runner(
         config = for_drafts(config, device)
     prepare_threads(config, device)
     model = read_config(folder)
-    dtype = choose_dtype(config.dtype, model.dtype, device)
+    halves = partial(computes_in_bfloat16, model, config)
+    dtype = choose_dtype(config.dtype, model.dtype, device, halves)
     if tokens > model.vocab_size:
         raise ModelLoadError(
             f"token ids go up to {tokens - 1}, the model's embedding has {model.vocab_size} rows",

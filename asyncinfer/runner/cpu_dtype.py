@@ -1,0 +1,90 @@
+"""Whether a CPU computes a model in bfloat16 or in float32."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from asyncinfer.config import EngineConfig
+from asyncinfer.kernels import onednn
+from asyncinfer.kernels.kept import keep, kept_path, read_kept
+from asyncinfer.machine import cpu_model
+from asyncinfer.models import ModelConfig
+from asyncinfer.quantization import make_linear
+from asyncinfer.runner.device import use_cpu_threads
+
+__all__ = ["computes_in_bfloat16"]
+
+#: Numbers of a matrix below which operators cost more than products: those of small models.
+_SMALLEST: Final = 1 << 20
+#: A side of the matrix that is measured, at most.
+_SIDE: Final = 2048
+#: Rows: one request, a batch, a chunk of a prompt.
+_ROWS: Final = (1, 16, 64)
+#: bfloat16 has to be so many times as fast for each number of rows.
+_FASTER: Final = 1.1
+#: Repetitions, of which the best counts: what else runs only makes one longer.
+_REPEAT: Final = 9
+
+
+def computes_in_bfloat16(
+    model: ModelConfig, config: EngineConfig, folder: Path | None = None
+) -> bool:
+    """Whether this CPU multiplies in bfloat16 faster than in float32, where a model's weights are
+    in bfloat16 and held as they are.
+
+    That is measured on a matrix of the model's size, in 20 to 200 ms, and kept in `folder` (None:
+    the user's cache folder) for the processor, torch's version and the size.
+    """
+    if model.scheme is not None or config.weights != "plain" or config.deterministic:
+        return False
+    outputs, inputs = min(model.intermediate_size, _SIDE), min(model.hidden_size, _SIDE)
+    if outputs * inputs < _SMALLEST or not onednn.available(torch.bfloat16):
+        return False
+    key = {
+        "processor": cpu_model(),
+        "torch": torch.__version__,
+        "matrix": f"{outputs} x {inputs}",
+    }
+    path = kept_path("cpu-dtypes", key, folder)
+    kept = read_kept(path, key)
+    if kept is not None and isinstance(kept.get("bfloat16"), bool):
+        return bool(kept["bfloat16"])
+    ratios = _ratios(outputs, inputs)
+    faster = min(ratios) >= _FASTER
+    keep(path, key, bfloat16=faster, ratios=[round(ratio, 2) for ratio in ratios])
+    return faster
+
+
+def _ratios(outputs: int, inputs: int) -> list[float]:
+    """How many times as fast bfloat16 is, for each of `_ROWS`. On one thread, since several would
+    wait for each other where other programs run."""
+    threads = torch.get_num_threads()
+    use_cpu_threads(1)
+    try:
+        return _measured(outputs, inputs)
+    finally:
+        use_cpu_threads(threads)
+
+
+def _measured(outputs: int, inputs: int) -> list[float]:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(outputs, inputs, generator=generator)
+    layers = {dtype: make_linear(weight.to(dtype)) for dtype in (torch.float32, torch.bfloat16)}
+    found = []
+    with torch.inference_mode():
+        for rows in _ROWS:
+            x = torch.randn(rows, inputs, generator=generator)
+            best = dict.fromkeys(layers, float("inf"))
+            # In turns, so that a disturbance hits both.
+            for _ in range(_REPEAT):
+                for dtype, layer in layers.items():
+                    given = x.to(dtype)
+                    began = time.perf_counter()
+                    layer(given)
+                    best[dtype] = min(best[dtype], time.perf_counter() - began)
+            found.append(best[torch.float32] / best[torch.bfloat16])
+    return found
