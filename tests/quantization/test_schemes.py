@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from itertools import product
+from random import Random
+from typing import Final
 
 import pytest
 import torch
@@ -10,7 +13,20 @@ from quantization.quantised import CASES, KEPT, Tensors, mxfp4_experts
 
 from asyncinfer.models.quantised import read_scheme
 from asyncinfer.models.reader import JsonReader
-from asyncinfer.quantization.schemes import MatrixFormat, Modules, Scheme
+from asyncinfer.quantization.schemes import (
+    AwqMatrix,
+    Fp4Matrix,
+    Fp8Matrix,
+    GptqMatrix,
+    HqqMatrix,
+    IntMatrix,
+    MatrixFormat,
+    Modules,
+    RowInt8Matrix,
+    Scheme,
+)
+from asyncinfer.quantization.schemes.matrix import BadPart, Part
+from asyncinfer.weights.quantised import TORCH_DTYPES
 
 SEED = 11
 #: safetensors' names of the dtypes in tests.
@@ -169,3 +185,57 @@ def test_modules_by_name(names: list[str], inside: list[str], outside: list[str]
 def test_an_expression_that_could_take_long_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"repeats|regular|characters|ways"):
         Modules.of([name])
+
+
+_WHOLE: Final = (None, ".weight_global_scale", ".weight_scale_2")
+_GROUPS: Final = (None, 8, 1)
+#: The options of every format, as far as `config.json` may set them.
+FORMATS = [
+    *(
+        IntMatrix(bits, group, whole=whole, symmetric=symmetric, reordered=order, packed=packed)
+        for bits, group, whole, symmetric, order, packed in product(
+            (2, 4, 8), (None, 8, 1), (False, True), (False, True), (False, True), (False, True)
+        )
+        if not (whole and group)
+    ),
+    *(Fp4Matrix(group, ".weight", whole) for group in (1, 3, 16) for whole in _WHOLE),
+    *(Fp8Matrix(block) for block in (None, (1, 1), (128, 128), (3, 5))),
+    *(GptqMatrix(bits, group, order) for bits in (2, 4) for group in _GROUPS for order in (0, 1)),
+    *(AwqMatrix(bits, group, zero) for bits in (4, 8) for group in _GROUPS for zero in (0, 1)),
+    *(HqqMatrix(bits, group, axis) for bits in (2, 4) for group in _GROUPS for axis in (0, 1)),
+    RowInt8Matrix(),
+]
+
+
+def test_tensors_of_any_shape_that_is_allowed_are_read_or_refused() -> None:
+    """Whatever shapes and dtypes a format allows its parts, each by itself: a file may have them
+    together. Only `BadPart` and `ValueError` name the tensor or the matrix."""
+    chance = Random(SEED)
+    read, refused = 0, []
+    for format, shape in product(FORMATS, ((8, 16), (3, 5), (6, 6), (16, 8), (32, 64))):
+        try:
+            parts = [part for part in format.parts(shape) if not part.unread]
+        except ValueError:
+            continue
+        for _ in range(6):
+            given = {part.suffixes[0]: _any_of(part, shape, chance) for part in parts}
+            try:
+                rows = format.rows(given, shape)
+                assert rows(0, shape[0]).shape == shape
+                if format.keeps(shape):
+                    format.kept(given, shape, torch.bfloat16)
+                read += 1
+            except BadPart as error:
+                refused.append(error.part)
+    assert {*refused} == {".weight_zero_point"}
+    assert read > 2 * len(refused)
+
+
+def _any_of(part: Part, shape: tuple[int, ...], chance: Random) -> torch.Tensor:
+    """A tensor that the part may be."""
+    dtype = TORCH_DTYPES[chance.choice(part.dtypes)]
+    if part.suffixes[0].endswith("shape"):
+        return torch.tensor(shape, dtype=dtype)
+    size = chance.choice(part.shapes)
+    made = torch.zeros(size, dtype=torch.uint8 if dtype.itemsize == 1 else dtype)
+    return made.view(dtype) if dtype.itemsize == 1 else made

@@ -299,6 +299,15 @@ BROKEN = {
         header(1, rest=tensor((1, 20_000), name=b"blk.0.ffn_up_exps.weight") + b"\0" * 80_064),
         "20000 experts, more than 16384",
     ),
+    "integers for weights": (header(1, rest=tensor((4,), kind=24) + PAD), "type I8 cannot be read"),
+    "a type for sums only": (
+        header(1, rest=tensor((32,), kind=9) + PAD),
+        "type Q8_1 cannot be read",
+    ),
+    "70,000 arrays in an array": (
+        header(pairs=1, rest=text(b"key") + struct.pack("<IIQ", 9, 9, 70_000) + b"\0" * 840_000),
+        "metadata key: 70000 arrays in arrays, more than 65536",
+    ),
     "a key of 2^16 bytes": (
         header(pairs=1, rest=text(b"k" * 2**16) + PAD),
         "metadata key 0: 65536 bytes, more than 65535",
@@ -320,6 +329,16 @@ def test_a_broken_file_is_refused_with_what_is_wrong(name: str, tmp_path: Path) 
         GgufCheckpoint(path)
     assert says in str(caught.value)
     assert "a.gguf" in str(caught.value)
+
+
+def test_experts_that_overlap_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of some megabytes could have two billion of them."""
+    monkeypatch.setattr(checkpoint_module, "_MOST_TENSORS", 100)
+    path = tmp_path / "a.gguf"
+    names = [b"blk.%d.ffn_up_exps.weight" % layer for layer in range(4)]
+    path.write_bytes(header(4, rest=b"".join(tensor((1, 32), name=n) for n in names) + PAD * 9))
+    with pytest.raises(ModelLoadError, match=r"blk\.3\..*more than 100 tensors"):
+        GgufCheckpoint(path)
 
 
 def test_a_sparse_file_is_not_taken_for_a_header(tmp_path: Path) -> None:

@@ -157,6 +157,10 @@ STATE = {"quant_type": "nf4", "blocksize": 64, "shape": list(SHAPE), "nested_blo
         {**STATE, "nested_offset": 0.1, "nested_blocksize": 1 << 60},
         {**STATE, "nested_offset": "0.1"},
         {**STATE, "nested_offset": True},
+        STATE,
+        {**STATE, "nested_offset": float("nan")},
+        {**STATE, "nested_offset": 10**400},
+        {**STATE, "nested_offset": 0.1, "blocksize": 64.0},
     ],
 )
 def test_a_state_that_lies(said: Any, tmp_path: Path) -> None:

@@ -8,18 +8,25 @@ import torch
 
 from asyncinfer.kernels.codes import TABLES
 
-__all__ = ["e2m1", "e8m0", "paired", "pairs", "scaled", "unpack"]
+__all__ = ["as_bytes", "e2m1", "e8m0", "paired", "pairs", "scaled", "unpack"]
 
 
 def unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
     """The unsigned numbers of 2, 4 or 8 bits in `packed` `[..., n]`, an integer tensor: uint8
     `[..., numbers]`, those in low bits first."""
-    data = packed.contiguous().view(torch.uint8)
+    data = as_bytes(packed)
     if bits == 8:
         return data
     mask = (1 << bits) - 1
     parts = [(data >> shift).bitwise_and_(mask) for shift in range(0, 8, bits)]
     return torch.stack(parts, dim=-1).flatten(-2)
+
+
+def as_bytes(packed: torch.Tensor) -> torch.Tensor:
+    """The bytes of an integer tensor `[..., n]`: uint8 `[..., bytes]`."""
+    # A transposed row is contiguous, too, with strides that no view of bytes may have.
+    data = packed.contiguous().flatten().view(torch.uint8)
+    return data.view(*packed.shape[:-1], packed.shape[-1] * packed.element_size())
 
 
 def paired(numbers: torch.Tensor) -> torch.Tensor:

@@ -129,9 +129,10 @@ class Bnb4Matrix(MatrixFormat):
         if self.double:
             wanted["nested_blocksize"] = (_NESTED_BLOCK,)
         for key, values in wanted.items():
-            if state.get(key) not in values:
+            # 64.0 is equal to 64.
+            if state.get(key) not in values or isinstance(state[key], float):
                 raise BadPart(part, f"{key}={state.get(key)!r:.40}: must be {values!r}")
-        offset = state.get("nested_offset", 0.0)
-        if self.double and (isinstance(offset, bool) or not isinstance(offset, int | float)):
-            raise BadPart(part, f"nested_offset={offset!r:.40}: must be a number")
+        offset = state.get("nested_offset")
+        if self.double and not (isinstance(offset, float) and abs(offset) < torch.inf):
+            raise BadPart(part, f"nested_offset={offset!r:.40}: must be a finite number")
         return state

@@ -26,8 +26,8 @@ class Fp4Matrix(MatrixFormat):
 
     def parts(self, shape: tuple[int, ...]) -> tuple[Part, ...]:
         outputs, inputs = shape
-        if inputs % self.group:
-            raise ValueError(f"{inputs} inputs: must divide by the group of {self.group}")
+        if inputs % self.group or inputs % 2:
+            raise ValueError(f"{inputs} inputs: must divide by 2 and by the group of {self.group}")
         scales = ("U8", "F8_E8M0") if self.scale_of_all is None else ("F8_E4M3",)
         parts = (
             Part((self.numbers,), ((outputs, inputs // 2),), ("U8",)),

@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from asyncinfer.quantization.schemes.bits import paired, scaled, unpack
+from asyncinfer.quantization.schemes.bits import as_bytes, paired, scaled, unpack
 from asyncinfer.quantization.schemes.matrix import HALVES, BadPart, MatrixFormat, Part, Rows
 from asyncinfer.quantization.weight import QuantisedWeight
 
@@ -69,7 +69,7 @@ class GptqMatrix(MatrixFormat):
         if not self._in_order(parts, shape[1]):
             return None
         # A word holds its inputs in the order of bytes, low bits first.
-        numbers = parts[".qweight"].t().contiguous().view(torch.uint8)
+        numbers = as_bytes(parts[".qweight"].t())
         return _kept(numbers, self.bits, self._zeros(parts).t(), parts[".scales"].t(), dtype)
 
     def _zeros(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:

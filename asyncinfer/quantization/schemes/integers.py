@@ -115,7 +115,12 @@ class IntMatrix(MatrixFormat):
     def _zeros(self, stored: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         """The zero point of each scale, as float32."""
         outputs, groups = scales.shape
-        if stored.dtype is not torch.int32 or self.whole:
+        plain = stored.dtype is not torch.int32 or self.whole
+        fits = stored.numel() == (1 if self.whole else outputs * groups)
+        if not (fits if plain else stored.shape == (-(-outputs * self.bits // 32), groups)):
+            kind = str(stored.dtype).removeprefix("torch.")
+            raise BadPart(".weight_zero_point", f"shape {list(stored.shape)} is not that of {kind}")
+        if plain:
             return stored.reshape(-1, groups).expand(outputs, groups).float()
         # Zero points are packed along the outputs.
         numbers = unpack(stored.t(), self.bits)[:, :outputs].t()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.quantization import QuantisedWeight
@@ -24,6 +26,8 @@ __all__ = ["GgufCheckpoint"]
 #: A tensor of all experts. Each expert's part has a name of its own.
 _EXPERTS: Final = re.compile(r"(blk\.\d+\.ffn_\w+_exps)\.(weight|bias)")
 _MOST_EXPERTS: Final = 1 << 14
+#: Tensors with each expert's own, several times those of any model: parts of a file may overlap.
+_MOST_TENSORS: Final = 1 << 18
 #: A norm's weight that files of Falcon-H1 have without the ending.
 _UNENDED: Final = re.compile(r"blk\.\d+\.ffn_norm")
 #: Tensors whose numbers the file has in more dimensions than the model.
@@ -88,6 +92,12 @@ class GgufCheckpoint(TensorFiles[GgufReader]):
                     f"{info.shape[0]} experts, more than {_MOST_EXPERTS}", file=file, tensor=name
                 )
             for part, shape in _parts(name, info.shape):
+                if len(self.tensors) == _MOST_TENSORS:
+                    raise ModelLoadError(
+                        f"more than {_MOST_TENSORS} tensors, each expert's counted",
+                        file=file,
+                        tensor=name,
+                    )
                 if part in self.tensors:
                     raise ModelLoadError("occurs twice", file=file, tensor=part)
                 span = Span(kind, start, math.prod(shape))
@@ -151,9 +161,23 @@ def _files_of(path: Path) -> list[Path]:
 
 def _kind(number: int, file: str, tensor: str) -> GGMLQuantizationType:
     try:
-        return GGMLQuantizationType(number)
+        kind = GGMLQuantizationType(number)
     except ValueError:
         raise ModelLoadError(f"type {number} is not known", file=file, tensor=tensor) from None
+    if kind not in _PLAIN and not _converts(kind):
+        what = f"type {kind.name} cannot be read as floats"
+        raise ModelLoadError(what, file=file, tensor=tensor)
+    return kind
+
+
+@cache
+def _converts(kind: GGMLQuantizationType) -> bool:
+    """Whether the `gguf` package knows what the numbers of a type stand for."""
+    try:
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _parts(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:

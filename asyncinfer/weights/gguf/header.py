@@ -35,6 +35,8 @@ _MOST_TENSORS: Final = 1 << 17
 _MOST_NAME: Final = (1 << 16) - 1
 _MOST_DIMS: Final = 4
 _MOST_NESTING: Final = 3
+#: Arrays in arrays: each is an object of a hundred bytes, whatever it holds.
+_MOST_NESTED: Final = 1 << 16
 #: Numbers of the format's value types: the fixed-size ones as struct and numpy spell them.
 _NUMBERS: Final = {
     0: "B",
@@ -121,6 +123,7 @@ class _Reader:
         self._size = len(content)
         self._end = min(self._size, _MOST_BYTES)
         self._at = 0
+        self._nested = 0
         #: What is being read, for messages.
         self._what = "the header"
 
@@ -190,6 +193,8 @@ class _Reader:
         self._bound("values", count, 8)
         if item == _STRING:
             return self._strings(count)
+        self._nested += count
+        self._bound("arrays in arrays", self._nested, 0, _MOST_NESTED)
         return [self._value(item, nesting + 1) for _ in range(count)]
 
     def _strings(self, count: int) -> list[str]:
@@ -232,7 +237,7 @@ class _Reader:
         or more than `most`."""
         if count > most:
             raise self._refuse(f"{count} {what}, more than {most}")
-        if count > (self._end - self._at) // each:
+        if count * each > self._end - self._at:
             held = f"the file has {self._size} bytes"
             raise self._refuse(f"{count} {what}: {held if self._end == self._size else _TOO_LONG}")
 
