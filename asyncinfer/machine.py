@@ -9,10 +9,12 @@ from collections.abc import Collection
 from pathlib import Path
 
 __all__ = [
+    "allowed_cores",
     "busy_seconds",
     "cpu_model",
     "cpu_quota",
     "cpuinfo",
+    "fast_cores",
     "read_lines",
     "usable_cores",
     "version",
@@ -22,6 +24,8 @@ __all__ = [
 _FREE = (3, 4)
 #: Those of guests are part of others.
 _TIMES = 8
+#: A core is a fast one that has at least this share of the fastest one's capacity.
+_FAST = 0.75
 
 
 def cpu_model() -> str:
@@ -33,11 +37,57 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def usable_cores() -> int:
-    """Cores that the process may run on."""
+def allowed_cores() -> frozenset[int]:
+    """The cores that the process may run on."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def usable_cores() -> int:
+    """How many cores the process may run on."""
+    return len(allowed_cores())
+
+
+def fast_cores(cores: Collection[int], root: Path = Path("/")) -> int | None:
+    """How many of these cores are fast ones, where a processor has fast and slow ones (Arm's
+    big.LITTLE, Intel's hybrids); a core that runs two threads at once is one. None: all are alike,
+    as far as the system tells. `root` is where `sys` lies."""
+    about = root / "sys/devices"
+    found = {core: _capacity(core, about) for core in cores}
+    known = {core: capacity for core, capacity in found.items() if capacity is not None}
+    least = _FAST * max(known.values(), default=0.0)
+    if len(known) < len(found) or all(capacity >= least for capacity in known.values()):
+        return None
+    fast = [core for core, capacity in known.items() if capacity >= least]
+    siblings = "topology/thread_siblings_list"
+    return len({tuple(read_lines(_core(core, about) / siblings)) or core for core in fast})
+
+
+def _core(core: int, about: Path) -> Path:
+    return about / f"system/cpu/cpu{core}"
+
+
+def _capacity(core: int, about: Path) -> float | None:
+    """Of a core, in units of its own kind of processor; None where the system does not tell."""
+    for line in read_lines(_core(core, about) / "cpu_capacity"):
+        if line.strip().isdigit():
+            return float(line)
+    # Intel's hybrids have two lists instead.
+    for capacity, kind in ((1.0, "cpu_core"), (0.5, "cpu_atom")):
+        if any(core in _listed(line) for line in read_lines(about / kind / "cpus")):
+            return capacity
+    return None
+
+
+def _listed(text: str) -> set[int]:
+    """Of a list such as "0-3,8"."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if first.isdigit() and (last or first).isdigit():
+            found.update(range(int(first), int(last or first) + 1))
+    return found
 
 
 def busy_seconds(cores: Collection[int], root: Path = Path("/")) -> float | None:

@@ -17,7 +17,7 @@ MOST = {
     "cache": 2_328,
     "cli": 2_776,
     "clients": 480,
-    "doctor": 590,
+    "doctor": 595,
     "engine": 8_370,
     "grammar": 911,
     "integrations": 514,
@@ -42,7 +42,7 @@ MOST = {
     "weights": 3_117,
 }
 #: Lines of all modules that lie beside the rooms.
-MOST_BESIDE = 2_189
+MOST_BESIDE = 2_240
 #: Lines of a file, prose and blank ones included: what is read in one sitting.
 MOST_OF_A_FILE = 300
 #: Larger files, which may shrink and not grow.

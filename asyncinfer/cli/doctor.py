@@ -109,10 +109,11 @@ def _print(report: Report) -> None:
 def _machine(report: Report) -> Table:
     machine = report.machine
     quota = "" if machine.quota is None else f", a quota of {machine.quota:g} cores' time"
+    fast = "" if machine.fast_cores is None else f", {machine.fast_cores} of them fast ones"
     load = "" if machine.load is None else f", load {machine.load:g}"
     rows = {
         "processor": f"{machine.processor} ({machine.architecture})",
-        "cores": f"{machine.usable_cores} of {machine.cores}{quota}{load}",
+        "cores": f"{machine.usable_cores} of {machine.cores}{fast}{quota}{load}",
         "instructions": " ".join(machine.instructions) or "none that products gain by",
         "memory": "not known"
         if machine.memory is None or machine.available_memory is None

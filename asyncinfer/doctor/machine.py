@@ -14,9 +14,11 @@ import torch
 
 from asyncinfer.kernels.verdicts import driver_version
 from asyncinfer.machine import (
+    allowed_cores,
     cpu_model,
     cpu_quota,
     cpuinfo,
+    fast_cores,
     read_lines,
     usable_cores,
     version,
@@ -47,6 +49,8 @@ class Machine:
     cores: int
     #: Cores that the process's affinity lets it run on.
     usable_cores: int
+    #: How many of these are fast ones; None: all are alike.
+    fast_cores: int | None
     #: Cores' worth of time that its control group gives it; None: no limit.
     quota: float | None
     #: Bytes; None where the system does not say.
@@ -77,6 +81,7 @@ class Machine:
             cores=os.cpu_count() or 1,
             usable_cores=usable_cores(),
             quota=cpu_quota(),
+            fast_cores=fast_cores(allowed_cores()),
             memory=memory.get("MemTotal"),
             available_memory=memory.get("MemAvailable"),
             instructions=_instructions(),

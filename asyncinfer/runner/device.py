@@ -15,7 +15,7 @@ from asyncinfer.kernels.dispatch import distrust, distrusted, use_triton
 from asyncinfer.kernels.threads import name_thread, set_thread_count
 from asyncinfer.kernels.trial import TrialShapes
 from asyncinfer.kernels.trust import find_triton_fault
-from asyncinfer.machine import cpu_quota
+from asyncinfer.machine import allowed_cores, cpu_quota, fast_cores
 from asyncinfer.models import ModelConfig
 from asyncinfer.runner.fallbacks import Fallbacks
 
@@ -159,14 +159,18 @@ def choose_graphs(
 
 def prepare_threads(config: EngineConfig, device: torch.device) -> None:
     """Set how many threads the operators of this thread take on a CPU at most: `cpu_threads`, else
-    torch's number, and in a container no more than its share of time. Called before its first
-    operator."""
+    torch's number, but no more than a container has of cores' time, and none for the slow cores of
+    a processor that has fast ones: a region of threads ends with its slowest one. Called before its
+    first operator."""
     if device.type != "cpu":
         return
     name_thread()
-    count, quota = config.cpu_threads, cpu_quota()
-    if count is None and quota is not None and quota < torch.get_num_threads():
-        count = max(1, int(quota))
+    count = config.cpu_threads
+    if count is None:
+        limits = (cpu_quota(), fast_cores(allowed_cores()))
+        least = min((limit for limit in limits if limit is not None), default=None)
+        if least is not None and least < torch.get_num_threads():
+            count = max(1, int(least))
     if count is not None:
         use_cpu_threads(count)
 

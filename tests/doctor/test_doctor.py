@@ -57,11 +57,15 @@ def model(tmp_path: Path) -> Path:
 
 
 def quota(root: Path, files: dict[str, str]) -> float | None:
+    write(root, files)
+    return machine.cpu_quota(root)
+
+
+def write(root: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return machine.cpu_quota(root)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +104,44 @@ def test_a_quota_is_the_least_of_the_groups(
     tmp_path: Path, files: dict[str, str], cores: float | None
 ) -> None:
     assert quota(tmp_path, files) == cores
+
+
+CPU = "sys/devices/system/cpu"
+#: Four cores of Arm's: the last two are the slower ones.
+ARM = {f"{CPU}/cpu{core}/cpu_capacity": f"{1024 if core < 2 else 380}\n" for core in range(4)}
+#: An Intel hybrid: two fast cores that run two threads each, and two slow ones.
+HYBRID = {
+    "sys/devices/cpu_core/cpus": "0-3\n",
+    "sys/devices/cpu_atom/cpus": "4,5\n",
+    **{
+        f"{CPU}/cpu{core}/topology/thread_siblings_list": f"{core // 2 * 2}-{core // 2 * 2 + 1}\n"
+        for core in range(4)
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "cores", "fast"),
+    [
+        ({}, range(4), None),
+        (ARM, range(4), 2),
+        (ARM, (1, 2), 1),
+        (ARM, (2, 3), None),
+        (dict.fromkeys(ARM, "1024\n"), range(4), None),
+        ({name: "900\n" if "0/" in name else "1024\n" for name in ARM}, range(4), None),
+        (ARM, range(5), None),
+        (dict.fromkeys(ARM, "fast\n"), range(4), None),
+        (HYBRID, range(6), 2),
+        (HYBRID, (0, 2, 3, 4), 2),
+        (HYBRID, (4, 5), None),
+        (HYBRID | {"sys/devices/cpu_core/cpus": "x-3,,\n"}, range(6), None),
+    ],
+)
+def test_fast_cores_are_counted(
+    tmp_path: Path, files: dict[str, str], cores: tuple[int, ...], fast: int | None
+) -> None:
+    write(tmp_path, files)
+    assert machine.fast_cores(cores, tmp_path) == fast
 
 
 def test_what_is_free_is_the_less_of_affinity_and_quota(monkeypatch: pytest.MonkeyPatch) -> None:

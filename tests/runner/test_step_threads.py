@@ -234,11 +234,15 @@ def test_the_main_thread_keeps_its_name_and_its_threads() -> None:
     assert StepThreads.here() is None
 
 
-@pytest.mark.parametrize(("quota", "count"), [(1.5, 1), (0.5, 1), (None, 3), (8.0, 3)])
-def test_a_container_has_no_more_threads_than_its_share(
-    quota: float | None, count: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("quota", "fast", "count"),
+    [(1.5, None, 1), (0.5, None, 1), (None, None, 3), (8.0, None, 3), (None, 2, 2), (1.5, 2, 1)],
+)
+def test_threads_are_no_more_than_a_containers_share_and_the_fast_cores(
+    quota: float | None, fast: int | None, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "cpu_quota", lambda: quota)
+    monkeypatch.setattr(device, "fast_cores", lambda cores: fast)
     seen: list[int] = []
 
     def prepared() -> None:
