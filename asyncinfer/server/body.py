@@ -6,16 +6,18 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from json import decoder, scanner
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 import anyio.to_thread
 from anyio.lowlevel import RunVar
-from starlette.types import Receive
 
 from asyncinfer.bounds import BODY_SECONDS, MAX_BODY_CONTAINERS
 from asyncinfer.errors import InvalidRequest, Size
 from asyncinfer.server.errors import HttpError, overloaded
+
+if TYPE_CHECKING:
+    from starlette.types import Receive
 
 __all__ = ["Bodies", "ClientLeft", "beside", "parsed"]
 

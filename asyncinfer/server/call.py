@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import uuid4
-
-from starlette.types import Message, Receive, Scope, Send
 
 from asyncinfer.server.body import Bodies, ClientLeft, beside
 from asyncinfer.server.errors import HttpError
 from asyncinfer.server.keys import ApiKey
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Receive, Scope, Send
 
 __all__ = ["Call", "headers_of", "json_bytes"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from asyncinfer.chunk import Choice, Chunk, Completion, ToolCallDelta
-from asyncinfer.errors import InvalidRequest
+from asyncinfer.chunk import Completion
 from asyncinfer.server.call import Call
-from asyncinfer.server.fields import CHAT, check_fields, flag, options_of
+from asyncinfer.server.chat_forms import chat_options, delta_of, message_of
+from asyncinfer.server.fields import CHAT, check_fields, flag
 from asyncinfer.server.logprobs import chat_logprobs
 from asyncinfer.server.models import Model, Models
-from asyncinfer.server.prompts import chat_messages, prediction_text, response_format
+from asyncinfer.server.prompts import chat_messages
 from asyncinfer.server.usage import (
     DONE,
     finish_reason,
@@ -42,7 +42,7 @@ class Chat:
         check_fields(body, CHAT)
         model = self._models.find(body.get("model"))
         messages = await call.beside(chat_messages, body["messages"])
-        options = {**await call.beside(_options, body), **request_options(call, model)}
+        options = {**await call.beside(chat_options, body), **request_options(call, model)}
         usage = wants_usage(body)
         if flag(body, "stream"):
             await _events(call, model, messages, options, usage)
@@ -51,27 +51,12 @@ class Chat:
             await call.json(_answer(call, model, done, "logprobs" in options))
 
 
-def _options(body: dict[str, Any]) -> dict[str, Any]:
-    options = options_of(body, CHAT)
-    if "max_tokens" in body:
-        options.setdefault("max_tokens", body["max_tokens"])
-    if flag(body, "logprobs"):
-        options["logprobs"] = body.get("top_logprobs", 0)
-    elif body.get("top_logprobs"):
-        raise InvalidRequest("top_logprobs", body["top_logprobs"], "needs logprobs=true")
-    if "prediction" in body:
-        options["prediction"] = prediction_text(body["prediction"])
-    if "response_format" in body:
-        options |= response_format(body["response_format"])
-    return options
-
-
 def _answer(call: Call, model: Model, done: Completion, logprobs: bool) -> dict[str, Any]:
     tokenizer = model.engine.tokenizer
     choices = [
         {
             "index": choice.index,
-            "message": _message(choice),
+            "message": message_of(choice),
             "logprobs": chat_logprobs(tokenizer, choice.logprobs) if logprobs else None,
             "finish_reason": finish_reason(choice.finish_reason, bool(choice.tool_calls)),
         }
@@ -79,25 +64,6 @@ def _answer(call: Call, model: Model, done: Completion, logprobs: bool) -> dict[
     ]
     answer = head(call, model, "chat.completion", "chatcmpl")
     return {**answer, "choices": choices, "usage": usage_of(done.usage)}
-
-
-def _message(choice: Choice) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
-    if choice.tool_calls:
-        message["content"] = choice.text or None
-        message["tool_calls"] = [
-            _call(call.id, name=call.name, arguments=call.arguments) for call in choice.tool_calls
-        ]
-    return message | _reasoning(choice.reasoning)
-
-
-def _call(call_id: str, **function: str) -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": function}
-
-
-def _reasoning(text: str) -> dict[str, str]:
-    """The reasoning under both names that clients read."""
-    return {"reasoning": text, "reasoning_content": text} if text else {}
 
 
 async def _events(
@@ -123,7 +89,7 @@ async def _events(
             logprobs = {}
             if "logprobs" in options and chunk.logprobs:
                 logprobs["logprobs"] = chat_logprobs(model.engine.tokenizer, chunk.logprobs)
-            delta = _delta(chunk)
+            delta = delta_of(chunk)
             if delta or logprobs:
                 await tell(chunk.index, delta, **logprobs)
             if chunk.finish_reason is not None:
@@ -133,20 +99,3 @@ async def _events(
             await call.event({**first, "choices": [], "usage": usage_of(stream.usage)})
     await call.raw_event(DONE)
     await call.end()
-
-
-def _delta(chunk: Chunk) -> dict[str, Any]:
-    delta: dict[str, Any] = _reasoning(chunk.reasoning)
-    if chunk.text:
-        delta["content"] = chunk.text
-    if chunk.tool_calls:
-        delta["tool_calls"] = [_call_delta(each) for each in chunk.tool_calls]
-    return delta
-
-
-def _call_delta(delta: ToolCallDelta) -> dict[str, Any]:
-    """A tool call's delta. Id and name come once, since clients concatenate the deltas of texts."""
-    if delta.id is None:
-        return {"index": delta.index, "function": {"arguments": delta.arguments}}
-    function = {"name": delta.name or "", "arguments": delta.arguments}
-    return {"index": delta.index, **_call(delta.id, **function)}

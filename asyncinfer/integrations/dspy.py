@@ -1,0 +1,147 @@
+"""`dspy_lm`: DSPy's language model on an engine in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from asyncinfer.engine import Engine, SyncEngine
+from asyncinfer.errors import AsyncInferError, InvalidRequest, Overloaded
+from asyncinfer.integrations.dspy_requests import Events, chat_of, options_of, response
+
+try:
+    import dspy
+    from dspy import lm15
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        'this needs DSPy: pip install "asyncinfer[dspy]"', name=error.name
+    ) from error
+
+__all__ = ["AsyncDSPyEngine", "DSPyEngine", "dspy_lm"]
+
+#: Seconds after which DSPy tries a request again that was refused for load.
+_RETRY_AFTER: Final = 0.5
+
+
+def dspy_lm(
+    engine: Engine | SyncEngine, *, options: Mapping[str, Any] | None = None, **settings: Any
+) -> dspy.LM:
+    """A `dspy.LM` that calls an engine without a socket. A cancelled call ends its request.
+
+    A `SyncEngine` answers calls and `acall`; an `Engine` answers `acall` alone, and calls raise
+    `TypeError`.
+
+    Args:
+        options: those of `Engine.stream` for every request that DSPy has no word for, such as
+            `cache_scope`, `min_p` and `template_options`.
+        settings: those of `dspy.LM`, such as `temperature`, `max_tokens`, `cache` and
+            `num_retries`.
+    """
+    return dspy.LM(
+        engine.model.name,
+        engine=DSPyEngine(engine, options),
+        async_engine=AsyncDSPyEngine(engine, options),
+        **settings,
+    )
+
+
+class _Shared:
+    """What DSPy asks of an engine beside answers."""
+
+    supports_function_calling = True
+    supports_response_schema = True
+    #: Reasoning is the model's own: DSPy has no say in it.
+    supports_reasoning = False
+    supported_params = frozenset(
+        [
+            *("temperature", "max_tokens", "top_p", "top_k", "stop", "seed", "logprobs"),
+            *("presence_penalty", "frequency_penalty", "response_format", "stream"),
+            *("tools", "tool_choice", "parallel_tool_calls"),
+        ]
+    )
+
+    def __init__(
+        self, engine: Engine | SyncEngine, options: Mapping[str, Any] | None = None
+    ) -> None:
+        self._engine = engine
+        self._options = dict(options or {})
+
+    def _asked(self, request: lm15.Request) -> dict[str, Any]:
+        """The options of one request: its own before those of all."""
+        return {**self._options, **options_of(request)}
+
+
+class DSPyEngine(_Shared):
+    """What `dspy.LM(engine=...)` takes: one request, one answer, on a `SyncEngine`."""
+
+    def complete(self, request: lm15.Request) -> lm15.Response:
+        """The whole answer. Raises errors of `dspy.lm15`."""
+        engine = self._blocking()
+        with _translated():
+            done = engine.generate(chat_of(request), **self._asked(request))
+            return response(engine, done)
+
+    def stream(self, request: lm15.Request) -> Iterator[lm15.StreamEvent]:
+        """The events of an answer. Raises as `complete` does."""
+        engine = self._blocking()
+        events = Events(engine.model.name)
+        with _translated(), engine.stream(chat_of(request), **self._asked(request)) as stream:
+            for chunk in stream:
+                yield from events.of(chunk)
+            yield events.end(stream.usage)
+
+    def close(self) -> None:
+        """Nothing: whoever opened the engine closes it."""
+
+    def _blocking(self) -> SyncEngine:
+        if isinstance(self._engine, SyncEngine):
+            return self._engine
+        raise TypeError("an Engine is awaited (acall); for calls take a SyncEngine")
+
+
+class AsyncDSPyEngine(_Shared):
+    """What `dspy.LM(async_engine=...)` takes."""
+
+    async def complete(self, request: lm15.Request) -> lm15.Response:
+        """The whole answer. Raises errors of `dspy.lm15`."""
+        engine = self._awaited()
+        with _translated():
+            done = await engine.generate(chat_of(request), **self._asked(request))
+            return response(engine, done)
+
+    async def stream(self, request: lm15.Request) -> AsyncIterator[lm15.StreamEvent]:
+        """The events of an answer. Raises as `complete` does."""
+        engine = self._awaited()
+        events = Events(engine.model.name)
+        with _translated():
+            async with engine.stream(chat_of(request), **self._asked(request)) as stream:
+                async for chunk in stream:
+                    for event in events.of(chunk):
+                        yield event
+                yield events.end(stream.usage)
+
+    async def aclose(self) -> None:
+        """Nothing: whoever opened the engine closes it."""
+
+    def _awaited(self) -> Engine:
+        return self._engine.engine if isinstance(self._engine, SyncEngine) else self._engine
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """The engine's errors as DSPy's: `Overloaded` alone is tried again."""
+    try:
+        yield
+    except InvalidRequest as error:
+        # DSPy's modules shorten what they say where the context is too small.
+        kind = lm15.InvalidRequestError
+        if error.field == "prompt" and "context" in error.bound:
+            kind = lm15.ContextLengthError
+        raise kind(str(error), provider="asyncinfer") from error
+    except Overloaded as error:
+        raise lm15.RateLimitError(
+            str(error), provider="asyncinfer", retry_after=_RETRY_AFTER
+        ) from error
+    except AsyncInferError as error:
+        raise lm15.ProviderError(str(error), provider="asyncinfer") from error

@@ -1,0 +1,192 @@
+"""`LlamaIndexLLM`: a language model of LlamaIndex on an engine in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from asyncinfer.engine import Engine, SyncEngine
+from asyncinfer.integrations.llama_index_messages import Answer, chat_messages, whole
+
+try:
+    from llama_index.core.base.llms.generic_utils import (
+        achat_to_completion_decorator,
+        astream_chat_to_completion_decorator,
+        chat_to_completion_decorator,
+        stream_chat_to_completion_decorator,
+    )
+    from llama_index.core.base.llms.types import (
+        ChatMessage,
+        ChatResponse,
+        ChatResponseAsyncGen,
+        ChatResponseGen,
+        CompletionResponse,
+        CompletionResponseAsyncGen,
+        CompletionResponseGen,
+        LLMMetadata,
+        MessageRole,
+        ToolCallBlock,
+    )
+    from llama_index.core.bridge.pydantic import ConfigDict, Field
+    from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+    from llama_index.core.llms.function_calling import FunctionCallingLLM
+    from llama_index.core.llms.llm import ToolSelection
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        'this needs LlamaIndex: pip install "asyncinfer[llama-index]"', name=error.name
+    ) from error
+
+if TYPE_CHECKING:
+    from llama_index.core.tools import BaseTool
+
+__all__ = ["LlamaIndexLLM"]
+
+
+class LlamaIndexLLM(FunctionCallingLLM):
+    """A language model that calls an engine without a socket. A cancelled call ends its request.
+
+    A `SyncEngine` answers `chat`, `complete` and their streams as well as those that are awaited;
+    an `Engine` answers `achat`, `acomplete`, `astream_chat` and `astream_complete`, and the others
+    raise `TypeError`. Errors are the engine's own.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    #: Open for as long as the model is used; whoever opened it closes it.
+    engine: Engine | SyncEngine = Field(exclude=True, repr=False)
+    #: Options of `Engine.stream` for every request, such as `temperature`, `max_tokens` and
+    #: `cache_scope`; a call may name others.
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "LlamaIndexLLM"
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        """What LlamaIndex asks of a model."""
+        model = self.engine.model
+        most = self.options.get("max_tokens")
+        return LLMMetadata(
+            context_window=model.max_context,
+            num_output=min(model.max_context // 4, 256) if most is None else most,
+            is_chat_model=True,
+            is_function_calling_model=True,
+            model_name=model.name,
+        )
+
+    @llm_chat_callback()
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        return whole(self._blocking().generate(chat_messages(messages), **self._asked(kwargs)))
+
+    @llm_chat_callback()
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        chat = chat_messages(messages)
+        return whole(await self._awaited().generate(chat, **self._asked(kwargs)))
+
+    @llm_chat_callback()
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        stream = self._blocking().stream(chat_messages(messages), **self._asked(kwargs))
+
+        def responses() -> ChatResponseGen:
+            answer = Answer()
+            with stream:
+                for chunk in stream:
+                    yield answer.with_chunk(chunk)
+
+        return responses()
+
+    @llm_chat_callback()
+    async def astream_chat(
+        self, messages: Sequence[ChatMessage], **kwargs: Any
+    ) -> ChatResponseAsyncGen:
+        stream = self._awaited().stream(chat_messages(messages), **self._asked(kwargs))
+
+        async def responses() -> ChatResponseAsyncGen:
+            answer = Answer()
+            async with stream:
+                async for chunk in stream:
+                    yield answer.with_chunk(chunk)
+
+        return responses()
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        return chat_to_completion_decorator(self.chat)(prompt, **kwargs)
+
+    @llm_completion_callback()
+    async def acomplete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponse:
+        return await achat_to_completion_decorator(self.achat)(prompt, **kwargs)
+
+    @llm_completion_callback()
+    def stream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponseGen:
+        return stream_chat_to_completion_decorator(self.stream_chat)(prompt, **kwargs)
+
+    @llm_completion_callback()
+    async def astream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponseAsyncGen:
+        return await astream_chat_to_completion_decorator(self.astream_chat)(prompt, **kwargs)
+
+    def get_tool_calls_from_response(
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
+    ) -> list[ToolSelection]:
+        """The calls of an answer. Raises `ValueError` where there is none, unless told not to."""
+        calls = [each for each in response.message.blocks if isinstance(each, ToolCallBlock)]
+        if not calls and error_on_no_tool_call:
+            raise ValueError("the answer calls no tool")
+        return [
+            ToolSelection(
+                tool_id=call.tool_call_id or "",
+                tool_name=call.tool_name,
+                tool_kwargs=call.tool_kwargs if isinstance(call.tool_kwargs, dict) else {},
+            )
+            for call in calls
+        ]
+
+    def _prepare_chat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        messages = [*(chat_history or [])]
+        if isinstance(user_msg, str):
+            user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
+        if user_msg is not None:
+            messages.append(user_msg)
+        asked: dict[str, Any] = {"messages": messages, **kwargs}
+        if tools:
+            asked["tools"] = [_told(tool) for tool in tools]
+            asked["parallel_tool_calls"] = allow_parallel_tool_calls
+            if tool_required:
+                asked.setdefault("tool_choice", "required")
+        return asked
+
+    def _awaited(self) -> Engine:
+        return self.engine.engine if isinstance(self.engine, SyncEngine) else self.engine
+
+    def _blocking(self) -> SyncEngine:
+        if isinstance(self.engine, SyncEngine):
+            return self.engine
+        raise TypeError("an Engine is awaited (achat); for chat and complete take a SyncEngine")
+
+    def _asked(self, named: dict[str, Any]) -> dict[str, Any]:
+        """The options of one request: those of the call before those of the model."""
+        return {**self.options, **named}
+
+
+def _told(tool: BaseTool) -> dict[str, Any]:
+    """A tool as the engine takes it. LlamaIndex leaves out that a function takes no other
+    arguments than its schema has."""
+    made: dict[str, Any] = tool.metadata.to_openai_tool(True)
+    made["function"]["parameters"].setdefault("additionalProperties", False)
+    return made
