@@ -26,6 +26,7 @@ from asyncinfer.protocols.proposer import Proposer
 from asyncinfer.protocols.scheduling import SchedulingPolicy
 
 __all__ = [
+    "HEAD",
     "KV",
     "LEAST_CONTEXT",
     "MOST_RUNNING",
@@ -132,7 +133,8 @@ class EngineConfig:
     proposers: Sequence[Chosen[Proposer]] = ()
     #: A small model of the same vocabulary, which guesses too, where no proposer does: a folder, a
     #: GGUF file, a hub id, "embedded", or an object with `load()`. "mtp": the layer that predicts
-    #: further tokens, which some checkpoints have.
+    #: further tokens, which some checkpoints have. A folder or hub id may be that of an EAGLE-3
+    #: head for the model, too.
     draft: Any = None
     #: Steps in flight at once. None: one on a CPU; on a GPU two, up to four where they are short.
     overlap: int | None = None
@@ -213,8 +215,10 @@ class EngineConfig:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
 
-#: The `draft` that is a layer of the model itself.
+#: The `draft` that is a layer of the model itself, and the name of its method.
 PREDICTOR: Final = "mtp"
+#: The name of the method of a head beside the model.
+HEAD: Final = "eagle3"
 MOST_RUNNING: Final = 65_536
 MOST_ADAPTERS: Final = 4096
 MOST_ADAPTER_RANK: Final = 4096

@@ -70,7 +70,8 @@ def open_core(
         _check_policies(config)
         with stoppable(check):
             draft = open_draft(source, config, report)
-            loaded = source.load(config, report)
+            # A head is loaded with its model; a model that drafts is there already.
+            loaded = source.load(config if draft is None else config.replace(draft=None), report)
         check()
         scheduler = open_scheduler(loaded, config, events, runtime.clock, faults, draft)
         core = Core(loaded, scheduler, config, admission, bridges, runtime.clock, events, faults)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.defaults import generation_defaults
+from asyncinfer.engine.drafting_head import drafting_head
 from asyncinfer.engine.source import Loaded, Progress
 from asyncinfer.text import ChatTemplate, Tokenizer
 from asyncinfer.tools import response_notes
@@ -35,15 +36,17 @@ class CheckpointSource:
         from asyncinfer.weights import following_links
         from asyncinfer.weights.gguf import is_gguf
 
-        path = self._path(config)
+        path, head = self._path(config), drafting_head(config)
         if is_gguf(path):
-            return load_gguf(path, config, progress, draft=self.draft)
+            return load_gguf(path, config, progress, draft=self.draft, head=head)
         with following_links(self._follows_links(config)):
             tokenizer = Tokenizer.from_folder(path)
             template = ChatTemplate.from_folder(path, tokenizer.shield)
             defaults = generation_defaults(path)
             modules = read_modules(path, read_config(path).hidden_size)
-            runner = open_runner(path, config, tokenizer.vocab_size, progress, draft=self.draft)
+            runner = open_runner(
+                path, config, tokenizer.vocab_size, progress, draft=self.draft, head=head
+            )
             notes = (
                 *(*runner.notes, *tokenizer_code(path), *template.notes),
                 *response_notes(template.response),

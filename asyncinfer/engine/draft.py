@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from asyncinfer.builtin import DRAFT_PATH, EMBEDDED
 from asyncinfer.config import PREDICTOR, EngineConfig
 from asyncinfer.engine.checkpoint import CheckpointSource
+from asyncinfer.engine.drafting_head import drafting_head
 from asyncinfer.engine.source import Loaded, ModelSource, Progress
 from asyncinfer.errors import InvalidConfig
 from asyncinfer.text import Tokenizer
@@ -24,6 +27,10 @@ def open_draft(
     named = config.draft
     if named is None or named == PREDICTOR:
         return None
+    head = drafting_head(config)
+    if head is not None:
+        _check_head(source, config, head)
+        return None
     draft: ModelSource = named
     if not hasattr(named, "load"):
         draft = CheckpointSource(DRAFT_PATH if named == EMBEDDED else named, draft=True)
@@ -32,6 +39,19 @@ def open_draft(
     if isinstance(source, CheckpointSource) and isinstance(draft, CheckpointSource):
         check_vocabulary(named, source.tokenizer(config), draft.tokenizer(own))
     return draft.load(own, progress)
+
+
+def _check_head(source: ModelSource, config: EngineConfig, head: Path) -> None:
+    """Raise `InvalidConfig` for an engine that cannot have a head, or whose model is another one as
+    far as a tokenizer beside the head tells."""
+    if config.deterministic:
+        bound = "must be another one with deterministic=True: a head is not computed in tiles"
+        raise InvalidConfig("draft", config.draft, bound)
+    if not isinstance(source, CheckpointSource):
+        raise InvalidConfig("draft", config.draft, "is a head, which needs a checkpoint's model")
+    if (head / "tokenizer.json").exists():
+        theirs = CheckpointSource(head).tokenizer(config.replace(draft=None, revision=None))
+        check_vocabulary(config.draft, source.tokenizer(config), theirs)
 
 
 def check_vocabulary(named: object, model: Tokenizer, draft: Tokenizer) -> None:

@@ -29,7 +29,12 @@ _OPTIONS: Final = {
 
 
 def load_gguf(
-    path: Path, config: EngineConfig, progress: Progress | None, *, draft: bool = False
+    path: Path,
+    config: EngineConfig,
+    progress: Progress | None,
+    *,
+    draft: bool = False,
+    head: Path | None = None,
 ) -> Loaded:
     """Load the model in the GGUF file `path`. Raises `ModelLoadError`."""
     # Held until the weights are loaded, so that the header is read once.
@@ -40,7 +45,7 @@ def load_gguf(
     tokenizer = gguf_tokenizer(metadata, str(path))
     template = gguf_template(metadata, str(path), tokenizer.shield)
     defaults = _defaults(metadata, path)
-    runner = open_runner(path, config, tokenizer.vocab_size, progress, draft=draft)
+    runner = open_runner(path, config, tokenizer.vocab_size, progress, draft=draft, head=head)
     notes = (*runner.notes, *template.notes)
     return Loaded(runner, tokenizer, template, defaults, notes, runner.architecture, runner.dtype)
 

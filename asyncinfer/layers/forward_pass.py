@@ -34,3 +34,5 @@ class ForwardPass:
     per_layer: torch.Tensor | None = None
     #: The keys and values `[tokens, kv_heads, head_dim]` of layers that others share, by layer.
     shared: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    #: The hidden states `[tokens, hidden]` that a head beside the model is given, layer by layer.
+    captured: list[torch.Tensor] = field(default_factory=list)

@@ -55,14 +55,14 @@ class AttentionBuilder:
         self._device = device
         self._storage = storage
 
-    def build(self, index: int, name: str) -> Attention:
-        """The attention of the layer `index`."""
+    def build(self, index: int, name: str, number: int | None = None) -> Attention:
+        """The attention of the layer `index`, whose KV has the same number, or `number`."""
         scale, latent = self._config.attention_out_scale, self._config.latent
         if latent is None:
-            return scaled(self._full(index, name), scale)
+            return scaled(self._full(index, name, index if number is None else number), scale)
         return scaled(self._latent(index, latent, name), scale)
 
-    def _full(self, index: int, name: str) -> Attention:
+    def _full(self, index: int, name: str, number: int) -> Attention:
         config, kv = self._config, self._config.layer_kv(index)
         source = config.layer(index).shares_kv
         qkv = self._linear(f"{name}.qkv", config.qkv_bias)
@@ -71,7 +71,7 @@ class AttentionBuilder:
         if source is not None:
             return SharedAttention(source, kv.head_dim, qkv, prepare, out, variant)
         return SelfAttention(
-            index,
+            number,
             config.num_heads,
             kv.num_kv_heads,
             kv.head_dim,

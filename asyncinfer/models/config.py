@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import get_args
 
+from asyncinfer.attention import LayerKV
 from asyncinfer.layers import (
     ACTIVATIONS,
     Activation,
@@ -114,6 +115,9 @@ class ModelConfig(Layerwise):
     logit_softcap: float | None = None
     #: Whether the last layer predicts a further token: see `asyncinfer.models.predictor`.
     predicts: bool = False
+    #: What a head beside the model keeps of a token, which predicts further tokens: see
+    #: `asyncinfer.models.eagle3`. None: there is none.
+    head_kv: LayerKV | None = None
     names: TensorNames = field(default_factory=TensorNames)
     #: The checkpoint's own dtype as torch names it ("bfloat16"), or None where it does not say.
     dtype: str | None = None
@@ -141,6 +145,10 @@ class ModelConfig(Layerwise):
             raise refuse(self, "names", "must be of TensorNames")
         if not isinstance(self.published, ModelConfig | None):
             raise refuse(self, "published", "must be a ModelConfig, or None")
+        if not isinstance(self.head_kv, LayerKV | None):
+            raise refuse(self, "head_kv", "must be a LayerKV, or None")
+        if not isinstance(self.lacking, str | None):
+            raise refuse(self, "lacking", "must be a string, or None")
         self._check_values()
         if self.predicts and (self.names.predictor is None or self.num_layers == 1):
             raise refuse(self, "predicts", "must be False with one layer, and without its names")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 
 from asyncinfer.attention import (
     Attend,
@@ -27,11 +26,12 @@ from asyncinfer.layers import (
 )
 from asyncinfer.models.arrangement import arranged
 from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.eagle3 import Eagle3Head, HeadWeights
+from asyncinfer.models.embedding import Embedding
 from asyncinfer.models.layer import LayerBuilder, build_norm
 from asyncinfer.models.predictor import Predictor
 from asyncinfer.quantization import (
     CudaLinear,
-    PackedRows,
     as_tensor,
     has_fused_kernels,
     held_for_rows,
@@ -51,12 +51,14 @@ class Decoder:
         weights: WeightSource,
         max_context: int | None = None,
         storage: str = "plain",
+        beside: HeadWeights | None = None,
     ) -> None:
         """
         Args:
             weights: gives each tensor of `tensor_table(config)` by name, in the table's order.
             max_context: length of the longest sequence; None: `config.max_context`.
             storage: format of the layers' matrices; embedding and head stay as they are.
+            beside: a head that predicts further tokens, for which `config` has a place; None: none.
         """
         self.config = config
         weights = arranged(config, weights)
@@ -71,7 +73,6 @@ class Decoder:
         layers = [config.layer(index) for index in range(config.num_layers)]
         ropes = list(dict.fromkeys(layer.rope for layer in layers if layer.rope is not None))
         self._rope_configs = ropes
-        self.keep_within(max_context or config.max_context)
         self._temperatures = config.temperatures
         self._scale = config.query_scale
         fused = isinstance(embedding, torch.Tensor) and has_fused_kernels(embedding)
@@ -79,13 +80,28 @@ class Decoder:
         count = config.num_layers - config.predicts
         self.layers = [builder.layer(index) for index in range(count)]
         #: Predicts the token after the next one; None: the model was loaded without.
-        self.predictor: Predictor | None = None
+        self.predictor: Predictor | Eagle3Head | None = None
         if config.predicts:
             self.predictor = Predictor(config, weights, builder, storage)
         self._norm = build_norm(config, "norm", weights)
         head = embedding if config.tied_head else weights("head.weight")
         bias = as_tensor(weights("head.bias")) if config.head_bias else None
         self.head = make_linear(head, bias)
+        #: The layers whose inputs the head beside the model is given.
+        self._captures: tuple[int, ...] = ()
+        if beside is not None:
+            self.predictor = Eagle3Head(
+                beside,
+                layer=config.num_layers,
+                embedding=embedding,
+                head=self.head,
+                vocab_size=config.vocab_size,
+                storage=storage,
+                dtype=self.dtype,
+                device=self.device,
+            )
+            self._captures = self.predictor.captures
+        self.keep_within(max_context or config.max_context)
 
     @torch.inference_mode()
     def keep_within(self, max_context: int) -> None:
@@ -95,6 +111,8 @@ class Decoder:
             RotaryEmbedding(rope, self.config.head_dim, self.device, max_context)
             for rope in self._rope_configs
         ]
+        if isinstance(self.predictor, Eagle3Head):
+            self.predictor.keep_within(max_context)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -142,6 +160,8 @@ class Decoder:
         x = self.embedding(token_ids, positions)
         if self._per_layer is not None:
             one = replace(one, per_layer=self._per_layer(token_ids, x))
+        if self._captures:
+            return self._captured(x, one)
         for layer in self.layers:
             x = layer(x, one)
         return x
@@ -156,15 +176,54 @@ class Decoder:
         """States `[tokens, hidden]` of the predictor, for `predicted_logits`; its KV of all tokens
         is written. `hidden` is what `run` gave of the tokens at `positions` in the same pass, and
         `following` are the tokens that come after them, int64 `[tokens]`."""
+        if isinstance(self.predictor, Eagle3Head):
+            features = self.predictor.features(one.captured)
+        else:
+            features = self._norm(hidden)
+        return self._predicted(following, positions, features, one)
+
+    def predict_further(
+        self,
+        following: torch.Tensor,
+        positions: torch.Tensor,
+        states: torch.Tensor,
+        one: ForwardPass,
+    ) -> torch.Tensor:
+        """`predict` of tokens that the model has not computed, in a pass of their own that has
+        begun: `states` are what the predictor gave of the tokens before each."""
         assert self.predictor is not None
-        embedded = self.embedding(following, positions)
-        # No adapter is made for the predictor.
-        return self.predictor(embedded, self._norm(hidden), replace(one, adapters=None))
+        return self._predicted(following, positions, self.predictor.carried(states), one)
 
     def predicted_logits(self, states: torch.Tensor) -> torch.Tensor:
         """float32 `[n, vocab_size]` of the token after the next one, for states of `predict`."""
+        if isinstance(self.predictor, Eagle3Head):
+            return self.predictor.logits(states)
         assert self.predictor is not None
         return self._capped(self.head(self.predictor.norm(states)).float())
+
+    def _predicted(
+        self,
+        following: torch.Tensor,
+        positions: torch.Tensor,
+        features: torch.Tensor,
+        one: ForwardPass,
+    ) -> torch.Tensor:
+        if isinstance(self.predictor, Eagle3Head):
+            return self.predictor(following, positions, features, one)
+        assert self.predictor is not None
+        embedded = self.embedding(following, positions)
+        # No adapter is made for the predictor.
+        return self.predictor(embedded, features, replace(one, adapters=None))
+
+    def _captured(self, x: torch.Tensor, one: ForwardPass) -> torch.Tensor:
+        """The layers' output; what enters those that the head wants to see is kept."""
+        for index, layer in enumerate(self.layers):
+            if index in self._captures:
+                one.captured.append(x)
+            x = layer(x, one)
+        if len(self.layers) in self._captures:
+            one.captured.append(x)
+        return x
 
     def _build_per_layer(self, weights: WeightSource) -> PerLayerInputs | None:
         config, size = self.config, self.config.per_layer_inputs
@@ -186,11 +245,13 @@ class Decoder:
             assert isinstance(batch, AttentionBatch)
             return dict.fromkeys(range(len(self.layers)), WholeAttention(batch, self._scale))
         attends: dict[int, Attend] = {}
+        beside = self.predictor if isinstance(self.predictor, Eagle3Head) else None
         for group, batch in zip(kv, batches, strict=True):
             if group.layers:
-                attends.update(
-                    dict.fromkeys(group.layers, begin_attention(group, batch, self._scale))
-                )
+                scale = self._scale
+                if beside is not None and beside.layer in group.layers:
+                    scale = beside.scale
+                attends.update(dict.fromkeys(group.layers, begin_attention(group, batch, scale)))
         return attends
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -215,35 +276,3 @@ class Decoder:
         if scale != 1.0:
             logits = logits.mul_(scale)
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
-
-
-class Embedding:
-    """A row of `weight` `[vocab, hidden]` per token, times `scale`, plus a row of `positions`
-    `[positions, hidden]` where positions are learned. Rows of a packed weight are unpacked as they
-    are looked up."""
-
-    def __init__(
-        self,
-        weight: torch.Tensor | PackedRows,
-        scale: float = 1.0,
-        positions: torch.Tensor | None = None,
-    ) -> None:
-        self.weight = weight
-        # Rounded to the weights' dtype, as models were trained with it.
-        self._scale = torch.tensor(scale, dtype=weight.dtype).item()
-        self._positions = positions
-
-    def __call__(
-        self, token_ids: torch.Tensor, positions: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """`[tokens, hidden]` of int64 `[tokens]`, at positions int64 `[tokens]`, which only learned
-        positions need."""
-        if isinstance(self.weight, torch.Tensor):
-            x = F.embedding(token_ids, self.weight)
-        else:
-            x = self.weight[token_ids].to(self.weight.dtype)
-        if self._scale != 1.0:
-            x = x.mul_(self._scale)
-        if self._positions is not None and positions is not None:
-            x = x.add_(F.embedding(positions, self._positions))
-        return x

@@ -27,6 +27,7 @@ class Layerwise:
     experts: ExpertsConfig | None
     latent: LatentConfig | None
     bidirectional: bool
+    head_kv: LayerKV | None
 
     def layer(self, index: int) -> LayerConfig:
         """The configuration of one layer."""
@@ -47,19 +48,23 @@ class Layerwise:
         if self.bidirectional:
             return ()
         layers = [self.layer(index) for index in range(self.num_layers)]
-        return tuple(i for i, it in enumerate(layers) if it.attends and it.shares_kv is None)
+        own = tuple(i for i, it in enumerate(layers) if it.attends and it.shares_kv is None)
+        return own if self.head_kv is None else (*own, self.num_layers)
 
     def layer_kv(self, index: int) -> LayerKV:
-        """The keys and values of one layer."""
+        """The keys and values of one layer; `num_layers` is that of a head beside the model."""
+        if self.head_kv is not None and index == self.num_layers:
+            return self.head_kv
         layer = self.layer(index)
         heads = layer.num_kv_heads or self.num_kv_heads
         return LayerKV(heads, layer.head_dim or self.head_dim, self.kv_parts)
 
     def kv_shapes(self, layers: Collection[int]) -> dict[LayerKV, tuple[int, ...]]:
-        """Those of `layers` that keep KV, by what they keep of a token."""
+        """Those of `layers` that keep KV, by what they keep of a token; without that of a head
+        beside the model, which has a scale of its own."""
         found: dict[LayerKV, tuple[int, ...]] = {}
         for index in self.kv_layers:
-            if index in layers:
+            if index in layers and index < self.num_layers:
                 shape = self.layer_kv(index)
                 found[shape] = (*found.get(shape, ()), index)
         return found
@@ -103,7 +108,8 @@ class Layerwise:
     @property
     def window(self) -> int | None:
         """The widest window of a layer that keeps KV; None without windows."""
-        windows = (self.layer(index).window for index in self.kv_layers)
+        layers = (self.layer(i) for i in self.kv_layers if i < self.num_layers)
+        windows = (layer.window for layer in layers)
         return max((window for window in windows if window is not None), default=None)
 
     @property

@@ -17,6 +17,15 @@ from asyncinfer.kernels import native
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.config_file import read_config
 from asyncinfer.models.decoder import Decoder
+from asyncinfer.models.eagle3 import HeadWeights
+from asyncinfer.models.eagle3_config import read_eagle3, with_head
+from asyncinfer.models.eagle3_weights import (
+    TOKENS,
+    eagle3_table,
+    fitted,
+    ignored_beside,
+    token_choice,
+)
 from asyncinfer.models.leftovers import ignored_tensor
 from asyncinfer.models.parts import GatedDeltaConfig
 from asyncinfer.models.predictor import with_predictor
@@ -53,17 +62,22 @@ def load_model(
     max_context: int | None = None,
     storage: str = "plain",
     predictor: bool = False,
+    head: Path | None = None,
 ) -> Decoder:
     """Load the checkpoint in `folder`, with weights converted to `dtype`, for sequences of at most
     `max_context` tokens (None: the model's own maximum). `storage` is the format of the layers'
     matrices, as in `make_linear`. `predictor`: with the layer that predicts further tokens, which
-    the checkpoint must have.
+    the checkpoint must have. `head`: with the head that predicts them, of that folder.
 
     Weights stream onto the device one tensor at a time, and `progress` is called on the way. Raises
     `ModelLoadError` for bad files, before any device memory is taken.
     """
     with _opened(folder, device, dtype, progress, storage, predictor) as (config, weights):
-        return Decoder(config, weights, max_context, storage)
+        if head is None:
+            return Decoder(config, weights, max_context, storage)
+        with _head_opened(head, config, torch.device(device), dtype, progress) as beside:
+            config = with_head(config, beside.config)
+            return Decoder(config, weights, max_context, storage, beside)
 
 
 def load_weights(
@@ -123,6 +137,28 @@ def _opened(
             raise ModelLoadError(
                 f"{device} has no room for the weights: {error}", file=str(folder)
             ) from error
+        loader.finish()
+
+
+@contextmanager
+def _head_opened(
+    folder: Path,
+    model: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: OnProgress | None,
+) -> Iterator[HeadWeights]:
+    """The head in `folder` for a model. It must be asked for each tensor in the block."""
+    config = read_eagle3(folder, model)
+    with open_checkpoint(folder) as checkpoint:
+        config = fitted(config, checkpoint)
+        table, scheme = eagle3_table(config, checkpoint), config.layer.scheme
+        quantised = check_weights(checkpoint, table, ignored_beside, scheme)
+        beside = [TOKENS] if config.chooses and TOKENS in checkpoint.tensors else []
+        loader = WeightLoader(
+            checkpoint, table, device, dtype, progress, quantised=quantised, beside=beside
+        )
+        yield HeadWeights(config, loader, token_choice(config, checkpoint, loader.as_stored))
         loader.finish()
 
 

@@ -30,14 +30,19 @@ class Predictor:
         self, config: ModelConfig, weights: WeightSource, builder: LayerBuilder, storage: str
     ) -> None:
         """Its layer is the last one of `config`; `storage` is the format of `join`."""
-        index = config.num_layers - 1
+        #: The number that its layer's KV has.
+        self.layer = index = config.num_layers - 1
         name = f"layers.{index}.predictor"
         self._token_norm = build_norm(config, f"{name}.token_norm", weights)
         self._hidden_norm = build_norm(config, f"{name}.hidden_norm", weights)
         #: Of the state that the head is given.
         self.norm = build_norm(config, f"{name}.norm", weights)
         self._join = build_linear(weights, f"{name}.join", False, storage)
-        self._layer: Layer = builder.layer(index)
+        self._decoder_layer: Layer = builder.layer(index)
+
+    def carried(self, states: torch.Tensor) -> torch.Tensor:
+        """What it is given in place of the model's normed state of a token that it predicted."""
+        return self.norm(states)
 
     def __call__(
         self, embedded: torch.Tensor, hidden: torch.Tensor, one: ForwardPass
@@ -46,7 +51,7 @@ class Predictor:
         model's normed states `hidden` are of, both `[tokens, hidden]`; `one` has the positions of
         the latter."""
         both = torch.cat((self._token_norm(embedded), self._hidden_norm(hidden)), dim=-1)
-        return self._layer(self._join(both), one)
+        return self._decoder_layer(self._join(both), one)
 
 
 def with_predictor(config: ModelConfig) -> ModelConfig:

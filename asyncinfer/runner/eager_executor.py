@@ -10,10 +10,11 @@ import numpy.typing as npt
 import torch
 
 from asyncinfer.adapters import AdapterPool
-from asyncinfer.attention import AttentionBatch, KVCache, StateCache, StatePass, StateRows
+from asyncinfer.attention import KVCache, StateCache, StatePass, StateRows
 from asyncinfer.layers import LoraRows
 from asyncinfer.models import Decoder
 from asyncinfer.runner.input_batch import InputBatch, StepArrays, integers, spread
+from asyncinfer.runner.pass_inputs import upload_pass
 from asyncinfer.runner.pending_step import EagerResults, PendingStep, StepBuffers
 from asyncinfer.runner.predictions import Predictions
 from asyncinfer.sampling import Sampled, SamplingState, TokenHistory, guide, score_tokens, upload
@@ -60,8 +61,9 @@ class EagerExecutor:
         self.history = history
         self.sampling = sampling
         self.adapters = adapters
-        predicts = decoder.predictor is not None
-        self._predictions = Predictions(decoder, inputs, history, sampling) if predicts else None
+        self._predictions: Predictions | None = None
+        if decoder.predictor is not None:
+            self._predictions = Predictions(decoder, inputs, history, sampling, self._paged)
         #: Whether some layers carry what is wrong with a token no further than to the next few.
         self._local = bool(decoder.config.state_layers or decoder.config.windowed_layers)
         #: The states of the step that is being computed; None where no layer has one.
@@ -135,32 +137,10 @@ class EagerExecutor:
     def forward(self, arrays: StepArrays) -> torch.Tensor:
         """Hidden states of the step's query tokens, `[tokens, hidden]` in the model's dtype."""
         places = self.history.places(arrays.token_slots, arrays.positions)
-        places_there, positions, slot_mapping, block_tables, seq_lens, query_starts = upload(
-            self.decoder.device,
-            places,
-            arrays.positions,
-            arrays.slot_mapping,
-            arrays.block_tables,
-            arrays.seq_lens,
-            arrays.query_starts,
-        )
-        batches = [
-            AttentionBatch(
-                block_tables=block_tables[number],
-                seq_lens=seq_lens,
-                query_starts=query_starts,
-                slot_mapping=slot_mapping[number],
-                starts=arrays.starts,
-                counts=arrays.counts,
-                block_size=kv.block_size,
-                decode_rows=arrays.decode_rows,
-                sequences=arrays.sequences,
-            )
-            for number, kv in self._paged
-        ]
+        positions, batches, (there,) = upload_pass(self.decoder.device, arrays, self._paged, places)
         for number, states in self._kept:
             self._states = self._begin_states(arrays, number, states)
-        tokens, kv = self.history.at(places_there), [kv for _, kv in self._paged]
+        tokens, kv = self.history.at(there), [kv for _, kv in self._paged]
         adapters = self._lora_rows(arrays.adapters)
         forward = (self._predictions or self.decoder).forward
         return forward(tokens, positions, kv, batches, adapters, self._states)

@@ -91,6 +91,11 @@ class InputBatch:
         #: The same by group.
         self._tables: I32 = tables.transpose(1, 0, 2)
         self.prompt_lens: I64 = np.zeros(spec.max_slots, np.int64)
+        #: Tokens that the pages of each slot hold, in the first group; kept where tokens are
+        #: predicted.
+        self.capacities: I64 = np.zeros(spec.max_slots, np.int64)
+        self._max_context = spec.max_context
+        self._predicts = bool(spec.predicts)
         self._sequences: I64 = np.zeros(spec.max_slots, np.int64)
         #: Slot of each slot's adapter, -1 for none.
         self.adapters: I64 = np.full(spec.max_slots, -1, np.int64)
@@ -101,6 +106,7 @@ class InputBatch:
         for table, pages in zip(self._tables[:, join.slot], join.tables, strict=True):
             table[: len(pages)] = np.maximum(pages, 0)
             table[len(pages) :] = 0
+        self._hold(np.array([join.slot]), np.array([len(join.tables[0])]))
         self.prompt_lens[join.slot] = join.prompt_len
         self.adapters[join.slot] = join.adapter
         self._joined += 1
@@ -115,8 +121,14 @@ class InputBatch:
                 numbers = integers(list(chain.from_iterable(changes.grown)))
                 slots, indices, pages = numbers.reshape(-1, 3).T
                 self._tables[group, slots, indices] = pages
+                if group == 0 and self._predicts:
+                    # In order, so that the last page of a slot stays.
+                    self._hold(slots, indices + 1)
                 grown.append((group, slots, indices))
         return grown
+
+    def _hold(self, slots: I64, pages: I64) -> None:
+        self.capacities[slots] = np.minimum(pages * self._block_size, self._max_context)
 
     def page(self, group: int, slot: int, block: int) -> int:
         """The page of one block in a slot's table."""

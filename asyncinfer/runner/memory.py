@@ -159,12 +159,13 @@ def pages_in_flight(config: EngineConfig, overlap: int) -> int:
 def kv_layer_bytes(
     model: ModelConfig, size: int, dtype: torch.dtype, format: KVFormat = PLAIN
 ) -> tuple[int, ...]:
-    """Bytes of a block of `size` tokens in each layer; 0 where a layer keeps no KV of its own."""
+    """Bytes of a block of `size` tokens in each layer; 0 where a layer keeps no KV of its own. The
+    last may be that of a head beside the model."""
     return tuple(
         KVCache.bytes_per_block(model.layer_kv(index), size, dtype, format)
         if index in model.kv_layers
         else 0
-        for index in range(model.num_layers)
+        for index in range(model.num_layers + (model.head_kv is not None))
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from asyncinfer.adapters import AdapterPool
 from asyncinfer.attention import KVCache, KVFormat, StateCache
 from asyncinfer.cache import KVGroupSpec
-from asyncinfer.config import PREDICTOR, EngineConfig
+from asyncinfer.config import HEAD, PREDICTOR, EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels.dispatch import KernelError, wants_triton
 from asyncinfer.models import Decoder, load_model, read_config
@@ -46,6 +46,7 @@ def open_runner(
     progress: OnProgress | None = None,
     *,
     draft: bool = False,
+    head: Path | None = None,
 ) -> ModelRunner:
     """Load the model in `folder` and give it a KV cache. Call it on the thread that runs the model.
 
@@ -54,6 +55,7 @@ def open_runner(
         progress: called for each tensor.
         draft: the model drafts for another one: it takes the share of memory that
             `for_drafts` gives, and has no streams of its own.
+        head: the folder of a head that predicts further tokens.
 
     Raises `ModelLoadError`.
     """
@@ -84,6 +86,7 @@ def open_runner(
             max_context=config.max_context,
             storage=config.weights,
             predictor=config.draft == PREDICTOR,
+            head=head,
         )
     if draft:
         # It waits for each of its steps, on the stream of the runner that it drafts for.
@@ -99,10 +102,12 @@ def _caches(
     model, pages, size, dtype = decoder.config, group.num_pages, spec.block_size, decoder.dtype
     if group.state:
         return [StateCache(model.state, pages, size, dtype, group.layers)]
-    shapes = model.kv_shapes(group.layers) or {model.layer_kv(0): ()}
+    shapes = list(model.kv_shapes(group.layers).items()) or [(model.layer_kv(0), ())]
+    if model.head_kv is not None and model.num_layers in group.layers:
+        shapes.append((model.head_kv, (model.num_layers,)))
     return [
         KVCache.allocate(shape, pages, size, dtype, decoder.device, format=format, layers=layers)
-        for shape, layers in shapes.items()
+        for shape, layers in shapes
     ]
 
 
@@ -137,7 +142,8 @@ def _runner(
     one_group: bool = False,
     fault: str | None = None,
 ) -> ModelRunner:
-    kv_format, predicts = choose_kv(config.kv, decoder.device), decoder.predictor is not None
+    kv_format, beside = choose_kv(config.kv, decoder.device), decoder.config.head_kv is not None
+    predicts = PREDICTOR if decoder.config.predicts else HEAD if beside else ""
     if predicts:
         # A recorded step ends with its draw.
         config = config.replace(cuda_graphs="off")

@@ -62,8 +62,8 @@ class EagerResults:
     pooled: list[int] = field(default_factory=list)
     #: Rows with a draft, and the draft.
     drafts: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    #: Row with a prediction of what follows its draws -> the position of that token.
-    predicted: Mapping[int, int] = field(default_factory=dict)
+    #: Of each token that was predicted to follow draws: the row, and the token's position.
+    predicted: Sequence[tuple[int, int]] = ()
     #: What sampler plugins did.
     calls: list[PluginCall] = field(default_factory=list)
 
@@ -116,10 +116,7 @@ class EagerResults:
             failed=failed,
             spoilt=spoilt,
             pooled=pooled,
-            predicted={
-                row: (position, token)
-                for (row, position), token in zip(self.predicted.items(), further, strict=True)
-            },
+            predicted=_chains(self.predicted, further),
         )
 
     def _failures(
@@ -146,6 +143,16 @@ class EagerResults:
             if stop == len(rows) or rows[stop][0] != rows[start][0]:
                 yield rows[start][0], start, stop, rows[start][1]
                 start = stop
+
+
+def _chains(
+    places: Sequence[tuple[int, int]], tokens: Sequence[int]
+) -> dict[int, tuple[int, list[int]]]:
+    """By row the position of the first predicted token, and the tokens from there on."""
+    chains: dict[int, tuple[int, list[int]]] = {}
+    for (row, position), token in zip(places, tokens, strict=True):
+        chains.setdefault(row, (position, []))[1].append(token)
+    return chains
 
 
 def drawn_result(tokens: list[int], peaks: npt.NDArray[np.float32]) -> StepResult:

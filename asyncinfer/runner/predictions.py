@@ -1,26 +1,32 @@
-"""Predictions of the token after the one that a row draws, by the model's own predictor."""
+"""Predictions of the tokens after the one that a row draws, by the model's own predictor."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from asyncinfer.attention import DeviceBatch, KVCache, StatePass
 from asyncinfer.layers import ForwardPass, LoraRows
 from asyncinfer.models import Decoder
 from asyncinfer.runner.input_batch import InputBatch, StepArrays
+from asyncinfer.runner.pass_inputs import upload_pass
 from asyncinfer.sampling import SamplingState, TokenHistory, upload
 from asyncinfer.scheduler import Step
 
 __all__ = ["Predictions"]
 
+I64 = npt.NDArray[np.int64]
+
 
 class Predictions:
     """Has the predictor compute every query token of a step, so that its KV is as complete as that
     of the other layers. What it predicts is drawn as the token of its position will be: by the
-    row's temperature, filters and random numbers.
+    row's temperature, filters and random numbers. Of a row that wants several tokens, the predictor
+    goes on by what it has predicted, in a pass of one token a row; what such a pass writes is
+    overwritten when the tokens are computed.
 
     Of some tokens the KV was computed with another token after them: the last one of a reused
     prefix, one that a forced token follows, the last one of a prompt without an answer. So little
@@ -33,11 +39,17 @@ class Predictions:
         inputs: InputBatch,
         history: TokenHistory,
         sampling: SamplingState,
+        paged: Sequence[tuple[int, KVCache]],
     ) -> None:
+        """`paged`: the caches of pages, each with the number of its group."""
         self._decoder = decoder
         self._inputs = inputs
         self._history = history
         self._sampling = sampling
+        assert decoder.predictor is not None
+        layer = decoder.predictor.layer
+        #: The one with the predictor's KV.
+        self._paged = [(number, kv) for number, kv in paged if layer in kv.layers]
         #: Of the step that is being computed.
         self._pass: ForwardPass | None = None
 
@@ -56,10 +68,10 @@ class Predictions:
 
     def of(
         self, step: Step, arrays: StepArrays, hidden: torch.Tensor, drawn: torch.Tensor
-    ) -> tuple[dict[int, int], list[torch.Tensor]]:
-        """For each row of `step.predicts` the position after the last one of the tokens that it has
-        drawn and that stand; and int64 `[rows]`, the tokens that may come there. No tensor where no
-        row asks.
+    ) -> tuple[list[tuple[int, int]], list[torch.Tensor]]:
+        """What may come after the tokens that the rows of `step.predicts` have drawn and that
+        stand: rows and positions, those of a row in ascending order; and int64 `[n]`, the token at
+        each. No tensor where no row asks.
 
         Args:
             hidden: what `forward` gave.
@@ -67,7 +79,7 @@ class Predictions:
         """
         one, self._pass = self._pass, None
         assert one is not None
-        history, rows = self._history, step.predicts
+        history, rows = self._history, list(step.predicts)
         following = arrays.positions + 1
         # What stands after a prompt without an answer is of the slot's sequence before.
         unknown = following == self._inputs.prompt_lens[arrays.token_slots]
@@ -79,17 +91,58 @@ class Predictions:
         )
         states = self._decoder.predict(history.at(places), positions, hidden, one)
         if not rows:
-            return {}, []
+            return [], []
         last = np.searchsorted(arrays.draw_rows, rows)
         if step.drafts:
             draws = drawn.tolist()
             for index, row in enumerate(rows):
                 last[index] += _right(step.drafts.get(row, ()), draws[last[index] :])
         states = states.index_select(0, *upload(states.device, arrays.draw_tokens[last]))
-        logits = self._decoder.predicted_logits(states)
-        logits = logits[:, : self._sampling.vocab_size]
         slots, at = arrays.draw_slots[last], arrays.draw_positions[last] + 1
-        return dict(zip(rows, at.tolist(), strict=True)), [self._sampling.guess(logits, slots, at)]
+        return self._chains(step, np.array(rows), slots, at, states)
+
+    def _chains(
+        self, step: Step, rows: I64, slots: I64, at: I64, states: torch.Tensor
+    ) -> tuple[list[tuple[int, int]], list[torch.Tensor]]:
+        """`of`, where `states` are the predictor's that tell the tokens at `at`, one a row."""
+        wanted = np.array([step.predicts[row] for row in rows.tolist()])
+        guesses = self._guess(states, slots, at)
+        found, tokens = list(zip(rows.tolist(), at.tolist(), strict=True)), [guesses]
+        while True:
+            wanted = wanted - 1
+            # The predicted token's place in the predictor's KV is one before its own.
+            goes_on = (wanted > 0) & (at - 1 < self._inputs.capacities[slots])
+            if not goes_on.any():
+                return found, [torch.cat(tokens)]
+            if not goes_on.all():
+                (kept,) = upload(states.device, np.flatnonzero(goes_on))
+                states, guesses = states.index_select(0, kept), guesses.index_select(0, kept)
+                rows, slots, at, wanted = (x[goes_on] for x in (rows, slots, at, wanted))
+            states = self._further(step.number, slots, at - 1, states, guesses)
+            at = at + 1
+            guesses = self._guess(states, slots, at)
+            found += zip(rows.tolist(), at.tolist(), strict=True)
+            tokens.append(guesses)
+
+    def _further(
+        self,
+        number: int,
+        slots: I64,
+        starts: I64,
+        states: torch.Tensor,
+        tokens: torch.Tensor,
+    ) -> torch.Tensor:
+        """The predictor's states of the predicted `tokens` int64 `[rows]`, after `states`."""
+        ones, none = [1] * len(slots), [0] * len(slots)
+        arrays = self._inputs.build(Step(number, slots.tolist(), starts.tolist(), ones, none))
+        positions, batches, _ = upload_pass(states.device, arrays, self._paged)
+        one = self._decoder.begin(positions, [kv for _, kv in self._paged], batches)
+        return self._decoder.predict_further(tokens, positions, states, one)
+
+    def _guess(self, states: torch.Tensor, slots: I64, at: I64) -> torch.Tensor:
+        """int64 `[rows]`: the token at each position, by states of the predictor."""
+        logits = self._decoder.predicted_logits(states)[:, : self._sampling.vocab_size]
+        return self._sampling.guess(logits, slots, at)
 
 
 def _right(draft: Sequence[int], draws: Sequence[int]) -> int:

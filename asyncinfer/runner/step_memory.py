@@ -75,8 +75,10 @@ def _most_groups(model: ModelConfig) -> int:
 
 def _step_bytes(tokens: int, rows: int, model: ModelConfig, dtype: torch.dtype) -> int:
     heads, inner = _widest(model)
-    # Where the model predicts a further token, its states are kept until then.
-    width = (3 + model.predicts) * model.hidden_size + max(2 * heads, 3 * inner)
+    # Where the model predicts a further token, its states are kept until then; a head beside it is
+    # given those of three layers, and them joined.
+    kept = 7 if model.head_kv is not None else int(model.predicts)
+    width = (3 + kept) * model.hidden_size + max(2 * heads, 3 * inner)
     # What layers are given beside their input, and the two that it is the sum of.
     width += 3 * model.num_layers * model.per_layer_inputs
     return tokens * width * dtype.itemsize + draw_bytes(rows, model.vocab_size)

@@ -107,8 +107,8 @@ class Step:
     #: Rows that draw with a guide: row -> the row of the guide, which is the next one and draws the
     #: same token; and the scale.
     guided: dict[int, tuple[int, float]] = field(default_factory=dict)
-    #: Rows of which it is wanted what may follow their draws.
-    predicts: list[int] = field(default_factory=list)
+    #: Rows of which it is wanted what may follow their draws: row -> how many tokens at most.
+    predicts: dict[int, int] = field(default_factory=dict)
     #: Rows whose draw a mask restricts: row -> what gives the mask.
     matchers: dict[int, Matcher] = field(default_factory=dict)
 
@@ -179,8 +179,8 @@ class Step:
         self.starts.append(start)
         if draws and sequence.matcher is not None:
             self.matchers[len(self.sequences)] = sequence.matcher
-        if draws and sequence.drafter is not None and sequence.drafter.predicts:
-            self.predicts.append(len(self.sequences))
+        if draws and sequence.drafter is not None and (most := sequence.drafter.predicts):
+            self.predicts[len(self.sequences)] = most
         drafted = len(draft)
         if drafted:
             assert draws, "a draft comes after all tokens known"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -31,8 +31,8 @@ class StepResult:
     #: Row -> why it failed (NaN logits, a sampler that raised). Nothing of it is committed.
     failed: Mapping[int, Exception] = field(default_factory=dict)
     #: Row of `Step.predicts` -> the position after the last token that it drew and that stands, as
-    #: far as its draft tells; and the token that may come there.
-    predicted: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    #: far as its draft tells; and the tokens that may come there, one at least.
+    predicted: Mapping[int, tuple[int, Sequence[int]]] = field(default_factory=dict)
     #: Row with a draft -> how many of its first draws can be used. The next one failed, which fails
     #: the request only if all drafted tokens before it are right.
     spoilt: Mapping[int, int] = field(default_factory=dict)
@@ -65,8 +65,9 @@ class RunnerSpec:
     #: Whether it takes a prompt in one step and no other way, and draws nothing after it: the
     #: tokens of a prompt see each other.
     whole_prompts: bool = False
-    #: Whether it predicts what follows a draw: see `Step.predicts`.
-    predicts: bool = False
+    #: The method by which it predicts what follows a draw, see `Step.predicts`: "mtp" or "eagle3";
+    #: empty: it does not.
+    predicts: str = ""
     #: Size of the hidden states that it gives, see `Step.poolings`; 0: it gives none.
     hidden_size: int = 0
     #: Most steps in flight at once from which it gains.

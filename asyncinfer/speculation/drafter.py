@@ -11,7 +11,7 @@ from asyncinfer.speculation.packed_tokens import PackedTokens
 from asyncinfer.speculation.prediction import Prediction
 from asyncinfer.speculation.step_costs import DraftCost
 
-__all__ = ["GRAMMAR", "MOST_DRAFTED", "MTP", "PREDICTION", "AnswerView", "Drafter"]
+__all__ = ["GRAMMAR", "MOST_DRAFTED", "PREDICTION", "AnswerView", "Drafter"]
 
 #: Tokens of a draft at most.
 MOST_DRAFTED: Final = 32
@@ -19,8 +19,8 @@ MOST_DRAFTED: Final = 32
 PREDICTION: Final = "prediction"
 #: That of drafts of what a format leaves no choice about.
 GRAMMAR: Final = "grammar"
-#: That of drafts of what the model itself predicted with its last draw.
-MTP: Final = "mtp"
+#: Tokens that the model predicts with a draw at most.
+_PREDICTED: Final = 5
 #: The share of drafted tokens taken to be right at first: of predictions and formats, and of all
 #: others.
 _EXPECTED: Final = 0.9
@@ -68,6 +68,7 @@ class Drafter:
     """The state of one answer's drafts. Decode thread only, once it is made."""
 
     __slots__ = (
+        "_ahead",
         "accepted",
         "cost",
         "draft",
@@ -100,7 +101,7 @@ class Drafter:
         forced: Callable[[int], Sequence[int]] | None = None,
         most: int = MOST_DRAFTED,
         rows: int = 1,
-        predictor: bool = False,
+        predictor: str = "",
     ) -> None:
         """
         Args:
@@ -110,7 +111,8 @@ class Drafter:
                 None where nobody knows, or where they are appended without a draw.
             most: tokens of a draft at most.
             rows: of a step that compute each of its drafted tokens: two where it has a guide.
-            predictor: the model itself predicts what follows its draws.
+            predictor: the method by which the model itself predicts what follows its draws; empty:
+                it does not.
         """
         self.params: Final = params
         self.prompt_len: Final = prompt_len
@@ -123,8 +125,10 @@ class Drafter:
         self.prediction: Final = Prediction(prediction) if prediction else None
         #: Tokens known of prompt and answer: the sequence's list, as far as it was committed.
         self.known: list[int] = []
-        #: What the model predicted last: a position, and the token that may come there.
-        self.predicted: tuple[int, int] = -1, 0
+        #: What the model predicted last: a position, and the tokens that may come there.
+        self.predicted: tuple[int, Sequence[int]] = -1, ()
+        #: How many tokens of it were asked for last.
+        self._ahead = _PREDICTED
         #: The draft to verify next, how it was made, and how many tokens were asked for.
         self.draft: Sequence[int] = ()
         self.method = ""
@@ -144,16 +148,22 @@ class Drafter:
         acceptance = self.methods.get(method)
         if acceptance is None:
             supposed = _EXPECTED if method in (PREDICTION, GRAMMAR) else _GUESSED
-            acceptance = Acceptance(supposed, 1 if method == MTP else self.most)
-            self.methods[method] = acceptance
+            most = min(self.most, _PREDICTED) if method == self.predictor else self.most
+            acceptance = self.methods[method] = Acceptance(supposed, most)
         self.wanted, self.cost = acceptance.wanted(len(self.known), cost), cost
+        if method == self.predictor:
+            self._ahead = self.wanted
         return self.wanted > 0
 
     @property
-    def predicts(self) -> bool:
-        """Whether it is wanted what the model predicts with its next draw."""
-        tried = self.methods.get(MTP)
-        return self.predictor and (tried is None or tried.resting_until <= len(self.known) + 1)
+    def predicts(self) -> int:
+        """How many tokens are wanted of what the model predicts with its next draw: as many as were
+        asked for last."""
+        tried = self.methods.get(self.predictor)
+        rests = tried is not None and tried.resting_until > len(self.known) + 1
+        if not self.predictor or rests:
+            return 0
+        return max(1, min(self._ahead, self.most))
 
     @property
     def resting_until(self) -> int:

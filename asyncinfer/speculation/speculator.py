@@ -7,7 +7,7 @@ from typing import Protocol
 
 from asyncinfer.protocols import DraftRequest
 from asyncinfer.speculation.counters import DraftCounters
-from asyncinfer.speculation.drafter import GRAMMAR, MTP, PREDICTION, AnswerView, Drafter
+from asyncinfer.speculation.drafter import GRAMMAR, PREDICTION, AnswerView, Drafter
 from asyncinfer.speculation.guarded_proposer import GuardedProposer
 from asyncinfer.speculation.step_costs import StepCosts
 
@@ -41,7 +41,7 @@ class Speculator:
 
     A draft of an answer is what its format leaves no choice about, else the caller's own prediction
     where the answer agrees with it, else that of the first proposer that has one. A model comes
-    last: its drafts cost most, or are of one token where it is the large model itself.
+    last, since its drafts cost most.
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class Speculator:
                             drafter.rest(proposer.name)
                 without = [drafter for drafter in without if not drafter.draft]
         for drafter in without if self.costs.known else ():
-            if drafter.predictor and drafter.want(MTP, costs[drafter]):
-                position, token = drafter.predicted
+            if drafter.predictor and drafter.want(drafter.predictor, costs[drafter]):
+                position, tokens = drafter.predicted
                 # Since then, tokens may have followed that nobody drew.
-                drafter.put(MTP, [token] if position == len(drafter.known) else [])
+                drafter.put(drafter.predictor, tokens if position == len(drafter.known) else [])
         return behind
 
     def verified(self, drafter: Drafter, drafted: int, accepted: int) -> None:

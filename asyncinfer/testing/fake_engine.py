@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from asyncinfer.cache import KVGroupSpec
-from asyncinfer.config import EngineConfig
+from asyncinfer.config import PREDICTOR, EngineConfig
 from asyncinfer.engine import Loaded
 from asyncinfer.scheduler import RunnerSpec, Step
 from asyncinfer.testing.fake_adapters import FakeAdapters
@@ -28,8 +28,8 @@ class FakeModel:
         max_context: tokens of the longest sequence.
         strict: read every KV entry (`StrictRunner`); False reads the last one only, which is
             faster for many or long rows (`FakeRunner`), but computes no drafts and no guides.
-        predicts: predict what follows a draw, as `draft="mtp"` does; every fourth prediction is
-            wrong.
+        predicts: predict what follows a draw, as `draft="mtp"` does; every fourth predicted token
+            is wrong.
         eos_every, gate, failing, no_room: see `FakeSteps`.
         load_error: raised instead of loading.
         adapters: the LoRA adapters that requests may have.
@@ -83,7 +83,7 @@ class FakeModel:
             masks=True,
             drafts=self.strict,
             guides=self.strict,
-            predicts=self.strict and self.predicts,
+            predicts=PREDICTOR if self.strict and self.predicts else "",
         )
         runner = StrictRunner if self.strict else FakeRunner
         self.runner = runner(

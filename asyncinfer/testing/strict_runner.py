@@ -169,7 +169,8 @@ class StrictRunner(FakeSteps):
             right = self._go_on(slot, step.drafts.get(row, ()), draws)
             result.tokens += draws
             if row in step.predicts:
-                predicted = self._predicted(slot, step.first_draw(row) + right + 1)
+                first = step.first_draw(row) + right + 1
+                predicted = first, self._predicted(slot, first, step.predicts[row])
                 result.predicted[row] = predicted  # type: ignore[index]
             alternatives = slot.join.candidates or slot.join.params.alternatives
             if alternatives is not None:
@@ -223,12 +224,15 @@ class StrictRunner(FakeSteps):
             slot.computed = known + right
         return right
 
-    def _predicted(self, slot: StrictSlot, position: int) -> tuple[int, int]:
-        """The position, and what will be drawn there; every fourth time another token."""
+    def _predicted(self, slot: StrictSlot, position: int, count: int) -> list[int]:
+        """What will be drawn from a position on; every fourth token is another one, and those that
+        follow it are what would follow it."""
         known, join = slot.tokens[:position], slot.join
-        (token,) = self.oracle(known, join.params, join.seed, 1)
-        wrong = not mix(join.seed ^ mix(position)) % 4
-        return position, 1 + token % (self._spec.vocab_size - 1) if wrong else token
+        for at in range(position, min(position + count, self._spec.max_context)):
+            (token,) = self.oracle(known, join.params, join.seed, 1)
+            wrong = not mix(join.seed ^ mix(at)) % 4
+            known.append(1 + token % (self._spec.vocab_size - 1) if wrong else token)
+        return known[position:]
 
     def _sample(
         self, step: Step, drawn: dict[int, list[int]], *, stands: bool = True

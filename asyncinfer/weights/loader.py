@@ -56,8 +56,10 @@ class WeightLoader:
         *,
         quantised: Mapping[str, QuantisedMatrix] = MappingProxyType({}),
         keep_packed: bool = False,
+        beside: Iterable[str] = (),
         chunk: int = CHUNK_BYTES,
     ) -> None:
+        """`beside` names the tensors that `as_stored` will be asked for."""
         self._checkpoint = checkpoint
         self._left = dict(table)
         self._device = device
@@ -77,6 +79,7 @@ class WeightLoader:
                 plain += [piece.name for piece in packed.pieces if piece.name not in quantised]
         sizes = [self._size(name) for name in plain]
         parts = [name for matrix in quantised.values() for name in matrix.tensors.values()]
+        parts += beside
         self._total += sum(sizes) + sum(map(self._size, parts))
         self._buffer_bytes = min(chunk, max(sizes, default=0))
         self._report("")
@@ -96,6 +99,14 @@ class WeightLoader:
                 self._dequantise(piece, target.view(-1)[start : start + size].view(piece.shape))
             start += size
         return target
+
+    def as_stored(self, name: str) -> torch.Tensor:
+        """A tensor of the checkpoint as it is, on the device."""
+        stored = self._checkpoint.tensors[name]
+        dtype = TORCH_DTYPES[stored.dtype]
+        part = empty(stored.shape, dtype, torch.device("cpu"))
+        self._read(self._chunks(name, torch.uint8, part.view(-1).view(torch.uint8)))
+        return part.to(self._device)
 
     def finish(self) -> None:
         """Assert that every tensor of the table has been asked for."""
@@ -144,7 +155,7 @@ class WeightLoader:
         weights: list[torch.Tensor | QuantisedWeight] = []
         for piece in packed.pieces:
             matrix = self._quantised[piece.name]
-            parts = {part: self._part(name) for part, name in matrix.tensors.items()}
+            parts = {part: self.as_stored(name) for part, name in matrix.tensors.items()}
             with self._blaming(matrix):
                 kept = matrix.format.kept(parts, piece.shape, self._dtype)
             if kept is not None:
@@ -193,7 +204,7 @@ class WeightLoader:
     def _dequantise(self, piece: Piece, target: torch.Tensor) -> None:
         """Fill `target`, in the piece's shape, from the tensors that hold it."""
         matrix = self._quantised[piece.name]
-        parts = {part: self._part(name) for part, name in matrix.tensors.items()}
+        parts = {part: self.as_stored(name) for part, name in matrix.tensors.items()}
         self._fill(target, matrix, parts)
 
     def _fill(
@@ -215,14 +226,6 @@ class WeightLoader:
             name = matrix.tensors[error.part]
             file = self._checkpoint.tensors[name].file
             raise ModelLoadError(str(error), file=file, tensor=name) from None
-
-    def _part(self, name: str) -> torch.Tensor:
-        """A tensor of the checkpoint as it is, on the device."""
-        stored = self._checkpoint.tensors[name]
-        dtype = TORCH_DTYPES[stored.dtype]
-        part = empty(stored.shape, dtype, torch.device("cpu"))
-        self._read(self._chunks(name, torch.uint8, part.view(-1).view(torch.uint8)))
-        return part.to(self._device)
 
     def _begin(self, chunk: FilePart) -> tuple[FilePart, HostBuffer | None, Future[None]]:
         direct = chunk.target.device.type == "cpu" and chunk.target.dtype == chunk.stored

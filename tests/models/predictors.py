@@ -105,6 +105,19 @@ class PredictingModel:
         joined = self.join(torch.cat(parts, dim=-1))
         return self._head(self._run(joined, self.layers[-1:], self.norm))
 
+    @torch.inference_mode()
+    def further(self, known: list[int], chain: list[int]) -> torch.Tensor:
+        """float32 `[vocab]`: what comes after `known` and a chain of predicted tokens, each of
+        which goes on from the state that told it."""
+        hidden, tokens = self._hidden(known)[:-1], known[1:]
+        for token in [*chain, None]:
+            embedded = self._body.embed_tokens(torch.tensor(tokens))
+            joined = self.join(torch.cat((self.token_norm(embedded), self.hidden_norm(hidden)), -1))
+            states = self._run(joined, self.layers[-1:], self.norm)[-1:]
+            if token is not None:
+                hidden, tokens = torch.cat((hidden, states)), [*tokens, token]
+        return self._head(states)[0]
+
     def _hidden(self, ids: list[int]) -> torch.Tensor:
         embedded = self._body.embed_tokens(torch.tensor(ids))
         return self._run(embedded, self.layers[:-1], self._norm)

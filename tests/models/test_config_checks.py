@@ -75,6 +75,8 @@ MODEL: dict[str, tuple[Any, ...]] = {
     "predicts": (*FLAGS, True),
     **dict.fromkeys(("value_norm", "layer_scale"), FLAGS),
     "per_layer_inputs": (-1, 2**40, 1.5, True, None),
+    "head_kv": (2, {}, LATENT),
+    "lacking": (1, ["a"]),
     "names": ({}, None, "model."),
     "dtype": ("int8", "torch.float16", 16),
     "bos_token_id": (-1, 100, True, "1"),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from random import Random
 from typing import Any
 
 import pytest
 from scipy.stats import chisquare
+from speculation.kinds import PROMPTS, SCHEMA, options_of
 from support import core_of
 
 from asyncinfer import Completion, Engine, InvalidRequest
@@ -21,40 +21,8 @@ from asyncinfer.testing.oracle_proposer import OracleProposer
 REQUESTS = 200
 #: Of the fake model.
 VOCAB = 258
-PROMPTS = ("a list: 1 2 3, 1 2 3, 1 2 ", "once", "once upon a time there was", "x" * 40)
 #: Few blocks, so that requests are preempted.
 CROWDED = {"block_size": 4, "max_running": 8, "max_step_tokens": 96}
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 5}, "kind": {"enum": ["ab", "ac"]}},
-    "required": ["name", "kind"],
-    "additionalProperties": False,
-}
-
-
-def options_of(seed: int) -> dict[str, Any]:
-    """Of one of many kinds of requests."""
-    rng = Random(seed)
-    options: dict[str, Any] = {
-        "temperature": rng.choice((0.0, 1.0)),
-        "seed": seed,
-        "max_tokens": rng.choice((1, 2, 12, 30)),
-        "logprobs": rng.choice((None, None, 2)),
-        "prompt_logprobs": rng.choice((None, None, None, 0)),
-        "n": rng.choice((1, 1, 1, 2)),
-    }
-    match rng.randrange(6):
-        case 0:
-            options |= {"stop": ["a", "fg"], "min_tokens": min(3, options["max_tokens"])}
-        case 1:
-            options |= {"stop_token_ids": list(range(10, 40))}
-        case 2:
-            options |= {"json_schema": SCHEMA, "max_tokens": 60}
-        case 3:
-            options |= {"regex": "(abc|[0-9]){3,9}", "max_tokens": 40}
-        case 4:
-            options |= {"min_tokens": min(5, options["max_tokens"])}
-    return options
 
 
 class Garbage:

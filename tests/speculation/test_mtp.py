@@ -6,22 +6,19 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fakes.fake_device import FakeDevice
-from models.held import Held
+from models.held import Held, OnDevice
 from models.predictors import agreeing
 from safetensors.torch import load_file, save_file
 
-from asyncinfer import Engine, EngineConfig, SamplingParams
+from asyncinfer import Engine, SamplingParams
 from asyncinfer.builtin import MODEL_PATH
-from asyncinfer.engine import Loaded
-from asyncinfer.models import Decoder, load_model
-from asyncinfer.runner import ModelRunner
+from asyncinfer.models import load_model
 from asyncinfer.runner.device import use_cpu_threads
 from asyncinfer.speculation import DraftCost, Drafter, Speculator, StepCosts
 from asyncinfer.stats import DraftStats
@@ -62,22 +59,6 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return agreeing().save(tmp_path_factory.mktemp("agreeing"))
-
-
-class OnDevice(Held):
-    """A runner as on a GPU, which computes up to three steps ahead."""
-
-    def __init__(self, decoder: Decoder, device: FakeDevice) -> None:
-        super().__init__(decoder)
-        self._device = device
-
-    def load(self, config: EngineConfig, progress: Any = None) -> Loaded:
-        loaded = super().load(config)
-        runner = loaded.runner
-        assert isinstance(runner, ModelRunner)
-        spec = replace(runner.spec, overlap=3)
-        there = ModelRunner(runner.decoder, runner.kv, spec, accelerator=self._device, graphs="off")
-        return Loaded(there, loaded.tokenizer)
 
 
 def answers(
@@ -166,26 +147,29 @@ async def test_a_checkpoint_drafts_for_itself(
     assert (found[0].usage.accepted_tokens, found[1].usage.accepted_tokens > 10) == (0, True)
 
 
-def test_a_draft_is_one_token_and_rests_where_it_does_not_pay() -> None:
-    drafter = Drafter(SamplingParams(), 1, 0, predictor=True)
+def test_a_draft_is_as_long_as_pays_and_rests_where_none_does() -> None:
+    drafter = Drafter(SamplingParams(), 1, 0, predictor="mtp")
     speculator = Speculator()
     drafter.known = [*range(10)]
     # Nothing tells yet what steps cost without drafts.
-    drafter.predicted = 10, 7
+    drafter.predicted = 10, [7, 8, 9, 10, 11, 12]
     speculator.draft([drafter], 1, 1)
     assert drafter.draft == ()
     for _ in range(4):
         speculator.costs.add(1, 0.01, drafted=False)
     speculator.draft([drafter], 1, 1)
-    assert (drafter.method, list(drafter.draft)) == ("mtp", [7])
+    assert (drafter.method, list(drafter.draft)) == ("mtp", [7, 8, 9, 10, 11])
+    assert drafter.predicts == 5
     # Of another position: tokens have followed that nobody drew.
-    drafter.predicted = 9, 7
+    drafter.predicted = 9, [7]
     speculator.draft([drafter], 1, 1)
     assert list(drafter.draft) == []
-    assert drafter.predicts
-    # It is worth a token at most, so that a draft that costs more never pays.
-    assert not drafter.want("mtp", DraftCost(0.01, 1.2))
-    assert not drafter.predicts
+    # As many are predicted as a draft of has paid.
+    assert drafter.want("mtp", DraftCost(0.4))
+    assert drafter.predicts == drafter.wanted == 2
+    # It is worth five tokens at most, so that a draft that costs more never pays.
+    assert not drafter.want("mtp", DraftCost(0.01, 5.2))
+    assert drafter.predicts == 0
     assert drafter.resting_until == 42
     drafter.known = [*range(41)]
-    assert drafter.predicts
+    assert drafter.predicts == 1
