@@ -315,6 +315,8 @@ class Core:
                 self.requests.finish(output, ended, now)
             elif request.delivered >= request.room and request.full:
                 self.requests.pause(output, now)
+        if step.matchers:
+            self.requests.charge_matchers(step, now)
 
     def _publish(self) -> None:
         # Twice in many steps, so an `EngineStats` is made where somebody asks for one.

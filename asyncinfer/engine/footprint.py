@@ -55,8 +55,7 @@ def submitted_bytes(
 
 def matcher_bytes(format_chars: int, answers: int) -> int:
     """Bytes that the matchers of so many answers hold at their start, for a format of so many
-    characters. They grow with what an answer explores of its format, up to the bounds of
-    `asyncinfer.grammar`."""
+    characters. What they grow by is charged as they grow, see `Matcher.grown`."""
     return answers * (_MATCHER + _MATCHER_CHAR * format_chars)
 
 

@@ -98,6 +98,9 @@ class Preparer:
                 value = Size("beside tools")
                 raise InvalidRequest(params.constraint, value, "tools restrict the answer already")
             matchers = self._formats.for_calls(message, params, options.buffer - 1, compiled)
+            if matchers[0] is not None and options.chat is not None:
+                held = matcher_bytes(options.chat.held_bytes, params.n)
+                self._admission.charge(request, held)
         total = scheduler.check_fits(len(token_ids), params.max_tokens, params.prompt_logprobs)
         negative = self._reader.negative(params, token_ids, options.chat)
         if negative:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.engine_events import EngineEvents
-from asyncinfer.engine.request import End, Request, TokenSink
+from asyncinfer.engine.request import End, Request, TokenSink, output_of
 from asyncinfer.errors import (
     DeadlineExceeded,
     EngineClosed,
+    InvalidRequest,
+    Overloaded,
     RequestFailed,
     StreamStalled,
     drop_frames,
 )
-from asyncinfer.scheduler import Scheduler
+from asyncinfer.scheduler import Scheduler, Step
 from asyncinfer.telemetry import emit
 from asyncinfer.text import panicked
 
@@ -94,6 +96,21 @@ class Requests:
         """End a request that cannot go on; all others do."""
         drop_frames(error)
         self._end(request, End.FAILED, named_failure(request, error), now)
+
+    def charge_matchers(self, step: Step, now: float) -> None:
+        """Charge the requests of a step what their matchers have grown by. One fails for which
+        there is no room."""
+        for row, matcher in step.matchers.items():
+            grown = matcher.grown()
+            if grown:
+                request = output_of(step.sequences[row]).request
+                if request.options.search is not None:
+                    # Each beam stays until its successors were computed.
+                    grown *= 2
+                try:
+                    self._admission.charge(request, grown)
+                except (InvalidRequest, Overloaded) as error:
+                    self.fail(request, now, RequestFailed(f"its format takes memory: {error}"))
 
     def close(self, request: Request, now: float, error: BaseException) -> None:
         """End a request because the engine is closed."""

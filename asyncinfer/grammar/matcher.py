@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from asyncinfer.errors import RequestFailed
 from asyncinfer.grammar.counters import GrammarCounters
+from asyncinfer.grammar.matcher_size import matcher_size
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
 __all__ = ["Matcher"]
+
+#: Tokens between two looks at what a matcher holds, at least.
+MEASURED: Final = 64
 
 
 class Matcher:
@@ -25,7 +29,7 @@ class Matcher:
         most_forced: tokens that may be forced at a time; 0 has every token drawn.
     """
 
-    __slots__ = ("counters", "executor", "most_forced", "state", "words")
+    __slots__ = ("_due", "counters", "executor", "most_forced", "size", "state", "tokens", "words")
 
     def __init__(
         self,
@@ -40,6 +44,9 @@ class Matcher:
         self.words = words
         self.counters = counters
         self.most_forced = most_forced
+        #: Tokens taken, and bytes held when it was measured last.
+        self.tokens = self.size = 0
+        self._due = MEASURED
 
     @property
     def complete(self) -> bool:
@@ -58,7 +65,19 @@ class Matcher:
     def copy(self) -> Matcher:
         """A matcher in the same state, which goes on by itself."""
         state = self.state.deep_copy()
-        return Matcher(state, self.executor, self.words, self.counters, self.most_forced)
+        made = Matcher(state, self.executor, self.words, self.counters, self.most_forced)
+        made.tokens, made.size, made._due = self.tokens, self.size, self._due
+        return made
+
+    def grown(self) -> int:
+        """Bytes by which it has grown since it was measured last. To be called after each step; it
+        is measured whenever its tokens have become more by a quarter, which costs the same for
+        each token however long the answer is."""
+        if self.tokens < self._due:
+            return 0
+        self._due = self.tokens + max(MEASURED, self.tokens // 4)
+        before, self.size = self.size, max(self.size, matcher_size(self.state, self.tokens))
+        return self.size - before
 
     def completes(self, token: int) -> bool:
         """Whether nothing can follow this token but the end of the text."""
@@ -76,12 +95,14 @@ class Matcher:
         # A matcher that failed before accepts the end of the text without an error.
         if not state.consume_token(token) or state.is_error():
             raise self._failure()
+        self.tokens += 1
         most = min(room, self.most_forced)
         if most <= 0 or state.is_stopped():
             return ()
         forced = state.compute_ff_tokens()[:most]
         if forced and not state.consume_tokens(forced):
             raise self._failure()
+        self.tokens += len(forced)
         self.counters.forced_tokens += len(forced)
         return forced
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 from sys import getsizeof
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 from support import core_of
 
-from asyncinfer import Engine, InvalidRequest, Overloaded, SamplingParams
+from asyncinfer import Engine, InvalidRequest, Overloaded, RequestFailed, SamplingParams
 from asyncinfer.engine.beam_search import BeamOutput
 from asyncinfer.engine.footprint import (
     beam_bytes,
@@ -19,8 +20,11 @@ from asyncinfer.engine.footprint import (
     prepared_bytes,
     submitted_bytes,
 )
+from asyncinfer.grammar import matcher_size as matcher_size_module
 from asyncinfer.testing import FakeModel
+from asyncinfer.text import ChatTemplate
 
+TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
 CHUNK = submitted_bytes("", 1) - submitted_bytes("", 0)
 
 
@@ -138,6 +142,52 @@ async def test_matchers_are_charged() -> None:
         done = await engine.generate("q", choice=choices, n=2, max_tokens=2)
         assert len(done.choices) == 2
         assert engine.stats().held_bytes == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("told", [True, False], ids=["measured", "estimated"])
+async def test_what_matchers_grow_by_is_charged(
+    told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not told:
+        # As a C library that does not say what it has given away.
+        monkeypatch.setattr(matcher_size_module, "_allocated", None)
+    held: list[int] = []
+
+    def measure(*_: object) -> None:
+        held.append(engine.stats().held_bytes)
+
+    options: dict[str, Any] = {"regex": "(ab|cd){400}", "n": 2, "buffer": 1000}
+    async with Engine(FakeModel(gate=measure)) as engine:
+        done = await engine.generate("q", **options)
+        assert [len(each.text) for each in done.choices] == [800, 800]
+        assert engine.stats().held_bytes == 0
+    # It took 18 bytes for each byte of this text; three quarters of which were seen to come.
+    grown = held[-1] - held[0]
+    assert grown > 2 * 600 * 9
+    async with Engine(FakeModel(), max_held_bytes=held[0] + grown // 2) as engine:
+        with pytest.raises(RequestFailed, match=r"its format takes memory: .*max_held_bytes="):
+            await engine.generate("q", **options)
+        assert engine.stats().held_bytes == 0
+        await engine.generate("q", max_tokens=4)
+
+
+@pytest.mark.anyio
+async def test_matchers_of_calls_are_charged() -> None:
+    held: list[int] = []
+
+    def measure(*_: object) -> None:
+        held.append(engine.stats().held_bytes)
+
+    async with Engine(FakeModel(gate=measure, template=TEMPLATE)) as engine:
+        for choice in ("none", "required"):
+            await engine.generate(
+                [{"role": "user", "content": "q"}],
+                tools=[{"name": "f", "parameters": {"type": "object"}, "description": "d" * 2000}],
+                tool_choice=choice,
+                max_tokens=1,
+            )
+    assert held[-1] - held[0] > matcher_bytes(2000, 1)
 
 
 @pytest.mark.anyio
