@@ -55,9 +55,14 @@ class Tab:
         """Type a message, and send it."""
         await self.run("document.getElementById('text').focus()")
         await self.send("Input.insertText", text=text)
+        await self.press("Enter")
+
+    async def press(self, key: str) -> None:
+        """Press a key, `Enter` or `Escape`, and let it go."""
+        code, text = {"Enter": (13, "\r"), "Escape": (27, "")}[key]
+        told = {"key": key, "code": key, "windowsVirtualKeyCode": code, "text": text}
         for kind in ("keyDown", "keyUp"):
-            key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
-            await self.send("Input.dispatchKeyEvent", type=kind, **key)
+            await self.send("Input.dispatchKeyEvent", type=kind, **told)
 
     async def shoot(self) -> bytes:
         """A picture, as PNG."""

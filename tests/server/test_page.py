@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -14,7 +16,7 @@ from support import Until, places
 
 from asyncinfer import Engine
 from asyncinfer.server import ApiKey, create_app
-from asyncinfer.testing import StepGate
+from asyncinfer.testing import Said, ScriptedModel, StepGate
 
 pytestmark = pytest.mark.anyio
 
@@ -59,12 +61,12 @@ async def test_a_conversation_in_a_browser(tmp_path: Path, until: Until) -> None
             figures = await tab.run(f"{LAST}.querySelector('.figures').textContent")
             assert int(re.findall(r"(\d+) cached", figures)[0]) > 0
 
-            # The button stops, and the request is gone.
+            # Escape stops as the button does, and the request is gone.
             gate.close()
             await tab.say("Go on")
             await tab.until(f"{BUTTON} === 'Stop'")
             await until(lambda: places(engine) == 1)
-            await tab.run("document.getElementById('send').click()")
+            await tab.press("Escape")
             await tab.until(f"{BUTTON} === 'Send'")
             gate.open()
             await until(lambda: places(engine) == 0)
@@ -87,16 +89,105 @@ async def test_a_conversation_in_a_browser(tmp_path: Path, until: Until) -> None
             assert tab.complaints == []
 
 
+TOOLS = [
+    {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    }
+]
+
+
+def answers(messages: list[dict[str, str]]) -> Said | str:
+    last = messages[-1]
+    if last["role"] == "tool":
+        told = [each["content"] for each in messages if each["role"] == "tool"]
+        return f"It is {' and '.join(told)}."
+    if "fail" in last["content"]:
+        return Said("It began", error=RuntimeError("secret"))
+    if "weather" in last["content"]:
+        calls = [("weather", {"city": city}) for city in ("Rome", "Oslo")]
+        return Said("Let me look.", reasoning="I need the tool.", tool_calls=calls)
+    return "Hello."
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+async def test_reasoning_and_calls_in_a_browser(tmp_path: Path) -> None:
+    async with Engine(ScriptedModel(answers)) as engine:
+        async with listening(create_app(engine, page=True)) as url, opened(url, tmp_path) as tab:
+            folds = f"[...{LAST}.querySelectorAll('details.aside')]"
+
+            async def told(script: str) -> Any:
+                return await tab.run(f"{folds}.map((each) => {script})")
+
+            async def tools(text: str) -> None:
+                await tab.run(
+                    f"{{ const field = document.getElementById('tools');"
+                    f" field.value = {json.dumps(text)};"
+                    " field.dispatchEvent(new Event('change')); }"
+                )
+
+            await tab.until("document.getElementById('model').value === 'ScriptedModel'")
+            # What is no JSON is said before anything is sent.
+            await tools("[")
+            await tab.say("The weather?")
+            notice = "document.getElementById('notice').textContent"
+            await tab.until(f"{notice}.startsWith('Tools: ')")
+            assert engine.stats().finished == 0
+            await tools(json.dumps(TOOLS))
+
+            await tab.say("The weather, please?")
+            await tab.until(f"{LAST}?.querySelector('.figures')")
+            assert await told("each.querySelector('summary').textContent") == [
+                "Reasoning",
+                *["Calls weather"] * 2,
+            ]
+            assert await told("each.open") == [False] * 3
+            assert (await told("each.querySelector('pre').textContent"))[0] == "I need the tool."
+            assert await tab.run(f"{LAST}.querySelector('.said').textContent") == "Let me look."
+
+            # The results go back by Enter; one that is missing gets the focus.
+            await tab.run(f"{LAST}.querySelector('.result input').focus()")
+            await tab.send("Input.insertText", text="21 degrees")
+            await tab.press("Enter")
+            second = f"{LAST}.querySelectorAll('.result input')[1]"
+            assert await tab.run(f"document.activeElement === {second}")
+            await tab.send("Input.insertText", text="3")
+            await tab.press("Enter")
+            said = f"{LAST}?.querySelector('.said')?.textContent"
+            await tab.until(f"{said} === 'It is 21 degrees and 3.'")
+
+            # An error keeps what came before it, tells no secret, and can be tried again.
+            await tab.say("Now fail")
+            await tab.until(f"{LAST}?.querySelector('.error')")
+            assert await tab.run(said) == "It began"
+            shown = await tab.run(f"{LAST}.textContent")
+            assert "the server's log says why" in shown
+            assert "secret" not in shown
+            count = await tab.run("document.querySelectorAll('.turn').length")
+            await tab.run(f"[...{LAST}.querySelectorAll('.acts button')].at(-1).click()")
+            await tab.until(f"{LAST}?.querySelector('.error')")
+            assert await tab.run("document.querySelectorAll('.turn').length") == count
+
+            # On a narrow screen nothing is wider than it.
+            narrow = {"width": 360, "height": 700, "deviceScaleFactor": 1, "mobile": True}
+            await tab.send("Emulation.setDeviceMetricsOverride", **narrow)
+            assert await tab.run("document.documentElement.scrollWidth") == 360
+            assert tab.complaints == []
+
+
 @pytest.mark.slow
 @pytest.mark.skipif("SCREENSHOTS" not in os.environ, reason="makes the pictures of the docs")
 async def test_the_pictures_of_the_docs(tmp_path: Path) -> None:
     folder = anyio.Path(os.environ["SCREENSHOTS"])
-    async with Engine() as engine:
+    async with Engine("smollm2", max_context=1024) as engine:
         async with listening(create_app(engine, page=True)) as url, opened(url, tmp_path) as tab:
             await tab.until("document.getElementById('model').value !== ''")
-            await tab.run("document.getElementById('max_completion_tokens').value = 48")
-            await tab.say("the mean of a list of numbers")
-            await tab.until(f"{LAST}?.querySelector('.figures')")
+            await tab.run("document.getElementById('temperature').value = 0")
+            questions = ("What is the capital of France?", "And its largest museum?")
+            for count, question in enumerate(questions, 1):
+                await tab.say(question)
+                await tab.until(f"document.querySelectorAll('.figures').length === {count}")
             for theme in ("light", "dark"):
                 await tab.run(f"theme('{theme}')")
                 await folder.joinpath(f"chat-page-{theme}.png").write_bytes(await tab.shoot())
