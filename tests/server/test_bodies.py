@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import threading
 from json import decoder
 from typing import Any
@@ -73,6 +74,27 @@ def test_both_refuse_the_same(data: bytes) -> None:
     told = read(data, 0)
     assert told == read(data, 1 << 20)
     assert told == 400 or "must be a JSON object" in told
+
+
+NUMBERS = st.integers(-(10**20), 10**20) | st.floats(-1e300, 1e300) | st.sampled_from([0, 7, -1])
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    numbers=st.lists(NUMBERS, max_size=40),
+    others=st.lists(NUMBERS | st.text(max_size=3) | st.lists(NUMBERS, max_size=30), max_size=3),
+    comma=st.sampled_from([",", " ,", ",\n\t", ",,", ", ,", ",]", ""]),
+    at=st.integers(0, 600),
+)
+def test_lists_of_numbers_are_parsed_alike(numbers: Any, others: Any, comma: str, at: int) -> None:
+    """Also where a comma is at a wrong place."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body_module, "_FEW", 1)
+        patch.setattr(body_module, "_NUMBERS", re.compile(r"[-+.,0-9eE \t\n\r]{1,40}"))
+        for listed in (numbers + others, others + numbers):
+            data = json.dumps({"a": listed})
+            for text in (data, data[:at] + comma + data[at:]):
+                assert read(text.encode(), 0) == read(text.encode(), 1 << 20)
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
