@@ -1,7 +1,9 @@
 from asyncinfer.attention.backend import MOST_HEAD_DIM, Attend, begin_attention, reads_pages
 from asyncinfer.attention.batch import AttentionBatch, DeviceBatch
+from asyncinfer.attention.chunked import in_chunks
 from asyncinfer.attention.formats import PLAIN, KVFormat, kv_format, vector_bytes
 from asyncinfer.attention.gathered import GatheredAttention
+from asyncinfer.attention.indexed import IndexedAttention, IndexQueries
 from asyncinfer.attention.kv import KVCache, LayerKV
 from asyncinfer.attention.paged import HeadNorms, PagedAttention
 from asyncinfer.attention.states import StateCache, StatePass, StateRows, StateShape
@@ -17,6 +19,8 @@ __all__ = [
     "DeviceBatch",
     "GatheredAttention",
     "HeadNorms",
+    "IndexQueries",
+    "IndexedAttention",
     "KVCache",
     "KVFormat",
     "LayerKV",
@@ -27,6 +31,7 @@ __all__ = [
     "StateShape",
     "WholeAttention",
     "begin_attention",
+    "in_chunks",
     "kv_format",
     "reads_pages",
     "vector_bytes",

@@ -33,6 +33,7 @@ from asyncinfer.layers.block import (
     fed,
     followed,
     gated,
+    normed,
     scaled,
 )
 from asyncinfer.layers.checks import check_choice, check_flags, check_integers, check_number, refuse
@@ -41,14 +42,21 @@ from asyncinfer.layers.experts import Experts
 from asyncinfer.layers.forward_pass import ForwardPass
 from asyncinfer.layers.fused import FusedLayer, FusedMLP, normed_experts
 from asyncinfer.layers.gated_delta import GatedDeltaNet
-from asyncinfer.layers.latent import LatentAttention
+from asyncinfer.layers.kimi_delta import KimiDeltaAttention
+from asyncinfer.layers.latent import Indexer, LatentAttention
 from asyncinfer.layers.lora import LoraLayers, LoraLinear, LoraRows, LoraWeights
 from asyncinfer.layers.lora_rows import DeviceLoraRows, GroupedLoraRows, JoinedLoraRows
 from asyncinfer.layers.mamba import GatedNorm, Mamba2
 from asyncinfer.layers.norm import Norm, NormKind, RMSNorm, make_norm
 from asyncinfer.layers.per_layer import PerLayerInputs, WithPerLayerInput
 from asyncinfer.layers.rope import RopeConfig, RopeType, RotaryEmbedding
-from asyncinfer.layers.router import GroupedRouter, Route, SoftmaxRouter, SparseMixer
+from asyncinfer.layers.router import (
+    GroupedRouter,
+    Route,
+    SoftmaxRouter,
+    SparseMixer,
+    scaled_by_expert,
+)
 from asyncinfer.layers.temperature import AttentionTemperature
 
 __all__ = [
@@ -69,7 +77,9 @@ __all__ = [
     "GroupedLoraRows",
     "GroupedRouter",
     "HeadNorm",
+    "Indexer",
     "JoinedLoraRows",
+    "KimiDeltaAttention",
     "LatentAttention",
     "Layer",
     "LearnedActivation",
@@ -112,11 +122,13 @@ __all__ = [
     "gated",
     "learned",
     "make_norm",
+    "normed",
     "normed_experts",
     "normed_first",
     "normed_last",
     "refuse",
     "renamed",
     "scaled",
+    "scaled_by_expert",
     "unrotated",
 ]

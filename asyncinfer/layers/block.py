@@ -26,6 +26,7 @@ __all__ = [
     "fed",
     "followed",
     "gated",
+    "normed",
     "scaled",
 ]
 
@@ -139,6 +140,15 @@ def followed(function: Callable[..., torch.Tensor], after: Norm) -> Callable[...
 
     def both(*arguments: object) -> torch.Tensor:
         return after(function(*arguments))
+
+    return both
+
+
+def normed(norm: Norm, layer: FeedForward) -> FeedForward:
+    """`layer` on what `norm` makes of its input."""
+
+    def both(x: torch.Tensor, adapters: LoraRows | None = None) -> torch.Tensor:
+        return layer(norm(x), adapters)
 
     return both
 

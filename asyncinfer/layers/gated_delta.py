@@ -10,7 +10,7 @@ from asyncinfer.layers.forward_pass import ForwardPass
 from asyncinfer.layers.lora import LoraLinear
 from asyncinfer.layers.norm import Norm
 
-__all__ = ["GatedDeltaNet"]
+__all__ = ["GatedDeltaNet", "unit_vectors"]
 
 #: Added to the squared length of a query or key before it is scaled to one.
 _EPSILON = 1e-6
@@ -85,7 +85,7 @@ class GatedDeltaNet:
         mixed, inputs = ops.causal_conv(mixed, self.weight, None, past, rows.rows, rows.marks)
         size = self.key_size
         q, k, v = F.silu(mixed).tensor_split([size, 2 * size], dim=-1)
-        q, k = (_scaled(part.view(len(x), self.key_heads, -1)) for part in (q, k))
+        q, k = (unit_vectors(part.view(len(x), self.key_heads, -1)) for part in (q, k))
         beta, step = self.gates(x, adapters).float().chunk(2, dim=-1)
         y, after = ops.gated_delta_rule(
             q * q.shape[-1] ** -0.5,
@@ -102,7 +102,7 @@ class GatedDeltaNet:
         return self.out(y.to(x.dtype), adapters)
 
 
-def _scaled(x: torch.Tensor) -> torch.Tensor:
+def unit_vectors(x: torch.Tensor) -> torch.Tensor:
     """Vectors scaled to length one, in float32."""
     x = x.float()
     return x * (x.square().sum(-1, keepdim=True) + _EPSILON).rsqrt()

@@ -2,18 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 
-from asyncinfer.attention import AttentionVariant
+from asyncinfer.attention import AttentionVariant, IndexedAttention, IndexQueries
 from asyncinfer.kernels import ops
 from asyncinfer.layers.forward_pass import ForwardPass
 from asyncinfer.layers.lora import LoraLinear
 from asyncinfer.layers.norm import Norm
+from asyncinfer.layers.rope import Angles
 from asyncinfer.quantization import Linear
 
-__all__ = ["LatentAttention"]
+__all__ = ["Indexer", "LatentAttention"]
+
+
+class Indexer:
+    """Queries, keys and weights by which a layer's tokens choose those that they attend to
+    (DeepSeek-V3.2, 2025). The first `rotated` dimensions of queries and keys are rotated."""
+
+    def __init__(
+        self,
+        rope: int,
+        rotated: int,
+        query: Linear,
+        key: Linear,
+        key_norm: Norm,
+        weights: torch.Tensor,
+        size: int,
+    ) -> None:
+        """
+        Args:
+            rope: index of the angles to rotate by.
+            query: of the small vector that attention's queries are made of, too.
+            weights: float32 `[heads, hidden]`.
+            size: dimensions of a query and of a key.
+        """
+        self._rope = rope
+        self._rotated = rotated
+        self._query = query
+        self._key = key
+        self._key_norm = key_norm
+        # Both scales of a score are positive, and so may multiply its weight.
+        self._weights = weights * (weights.shape[0] * size) ** -0.5
+        self._size = size
+
+    def __call__(
+        self, x: torch.Tensor, small: torch.Tensor, angles: Sequence[Angles]
+    ) -> tuple[IndexQueries, torch.Tensor]:
+        """What is asked for, and the keys `[tokens, 1, size]`, of the layer's input `[tokens,
+        hidden]` and the `small` vectors."""
+        query = self._query(small).view(len(x), -1, self._size)
+        both = torch.cat((query, self._key_norm(self._key(x))[:, None]), dim=1)
+        turned = ops.rope(both[..., : self._rotated], *angles[self._rope])
+        both = torch.cat((turned, both[..., self._rotated :]), dim=-1)
+        asked = IndexQueries(both[:, :-1].float(), F.linear(x.float(), self._weights))
+        return asked, both[:, -1:]
 
 
 class LatentAttention:
@@ -22,14 +67,16 @@ class LatentAttention:
     heads share.
 
     Keys and values are never computed: their projections are applied to the queries before
-    attention and to its result after it, so that all heads attend to the latent vectors.
+    attention and to its result after it, so that all heads attend to the latent vectors. With an
+    indexer the cache holds its key behind them, and a token attends to those that it chooses.
     """
 
     def __init__(
         self,
         layer: int,
         heads: int,
-        rope: int,
+        rope: int | None,
+        query_down: Callable[[torch.Tensor], torch.Tensor] | None,
         query: Callable[[torch.Tensor], torch.Tensor],
         kv_down: Linear,
         kv_norm: Norm,
@@ -38,10 +85,13 @@ class LatentAttention:
         out: LoraLinear,
         variant: AttentionVariant | None = None,
         temperature: int | None = None,
+        indexer: Indexer | None = None,
     ) -> None:
         """
         Args:
-            rope: index of the angles to rotate by.
+            rope: index of the angles to rotate by; None: nothing is rotated.
+            query_down: gives the small vector that queries are made of; None: they are made of the
+                input.
             query: gives `[tokens, heads * (plain + rotated)]`.
             kv_down: gives `[tokens, rank + rotated]`.
             keys: `[heads, plain, rank]`, the projection from the latent vector to keys.
@@ -51,6 +101,7 @@ class LatentAttention:
         self._layer = layer
         self._heads = heads
         self._rope = rope
+        self._query_down = query_down
         self._query = query
         self._kv_down = kv_down
         self._kv_norm = kv_norm
@@ -59,20 +110,30 @@ class LatentAttention:
         self._out = out
         self._variant = variant
         self._temperature = temperature
+        self._indexer = indexer
 
     def __call__(self, x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
         tokens, (_, plain, rank) = x.shape[0], self._keys.shape
-        query = self._query(x).view(tokens, self._heads, -1)
+        small = x if self._query_down is None else self._query_down(x)
+        query = self._query(small).view(tokens, self._heads, -1)
         down = self._kv_down(x)
         latent = self._kv_norm(down[:, :rank].contiguous())
         rotated = torch.cat((query[:, :, plain:], down[:, None, rank:]), dim=1)
-        rotated = ops.rope(rotated, *forward.angles[self._rope])
+        if self._rope is not None:
+            rotated = ops.rope(rotated, *forward.angles[self._rope])
         absorbed = torch.bmm(query[:, :, :plain].transpose(0, 1), self._keys).transpose(0, 1)
         q = torch.cat((absorbed, rotated[:, : self._heads]), dim=-1)
         if self._temperature is not None:
             q = q * forward.temperatures[self._temperature].to(q.dtype)
         k = torch.cat((latent[:, None], rotated[:, self._heads :]), dim=-1)
-        seen = forward.attends[self._layer](self._layer, q, k, k, self._variant)
+        attend = forward.attends[self._layer]
+        if self._indexer is None:
+            seen = attend(self._layer, q, k, k, self._variant)
+        else:
+            asked, keys = self._indexer(x, small, forward.angles)
+            k = torch.cat((k, keys), dim=-1)
+            assert isinstance(attend, IndexedAttention)
+            seen = attend(self._layer, q, k, k, self._variant, asked)
         seen = seen.view(tokens, self._heads, -1)
         values = torch.bmm(seen[:, :, :rank].transpose(0, 1), self._values)
         return self._out(values.transpose(0, 1).flatten(1), forward.adapters)

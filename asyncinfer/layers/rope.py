@@ -86,8 +86,8 @@ class RopeConfig:
         check_integers(self, "original_context", low=0 if unscaled else 1, high=2**31 - 1)
         for field in ("low_freq_factor", "high_freq_factor"):
             check_number(self, field)
-        if self.high_freq_factor <= self.low_freq_factor:
-            bound = f"must be above low_freq_factor={self.low_freq_factor:g}"
+        if self.high_freq_factor < self.low_freq_factor:
+            bound = f"must not be below low_freq_factor={self.low_freq_factor:g}"
             raise refuse(self, "high_freq_factor", bound)
         if self.beta_fast < self.beta_slow:
             raise refuse(self, "beta_fast", f"must not be below beta_slow={self.beta_slow:g}")
@@ -195,7 +195,8 @@ def _llama3(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
     """Long wavelengths are divided by the factor, short ones kept, those between blended."""
     turns = config.original_context * plain / (2 * math.pi)
     span = config.high_freq_factor - config.low_freq_factor
-    kept = ((turns - config.low_freq_factor) / span).clamp(0, 1)
+    # Without a span, as Llama 4 has it, nothing is blended.
+    kept = ((turns - config.low_freq_factor) / (span or 1e-30)).clamp(0, 1)
     return (1 - kept) * plain / config.factor + kept * plain
 
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from asyncinfer.quantization import Linear
+__all__ = ["GroupedRouter", "Route", "SoftmaxRouter", "SparseMixer", "scaled_by_expert"]
 
-__all__ = ["GroupedRouter", "Route", "SoftmaxRouter", "SparseMixer"]
+#: `[tokens, hidden]` to `[tokens, experts]`.
+Logits = Callable[[torch.Tensor], torch.Tensor]
 
 #: `[tokens, hidden]` to weights float32 and experts int64, `[tokens, active]` both.
 Route = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -18,7 +19,7 @@ class SoftmaxRouter:
     """The `active` likeliest experts by the softmax of the logits. With `normalise` their weights
     sum to one."""
 
-    def __init__(self, logits: Linear, active: int, normalise: bool) -> None:
+    def __init__(self, logits: Logits, active: int, normalise: bool) -> None:
         self._logits = logits
         self._active = active
         self._normalise = normalise
@@ -39,7 +40,7 @@ class GroupedRouter:
 
     def __init__(
         self,
-        logits: Linear,
+        logits: Logits,
         active: int,
         normalise: bool,
         *,
@@ -89,7 +90,7 @@ class SparseMixer:
     the others. The weight of each is its softmax among those that are as good, which are at most
     `2 * jitter` below it, relative to the greater of the best and their own size."""
 
-    def __init__(self, logits: Linear, jitter: float) -> None:
+    def __init__(self, logits: Logits, jitter: float) -> None:
         self._logits = logits
         self._jitter = jitter
 
@@ -105,3 +106,14 @@ class SparseMixer:
         best, chosen = among.max(dim=1, keepdim=True)
         far = (best - logits) / logits.abs().clamp(min=best) > 2 * self._jitter
         return among.masked_fill(far, float("-inf")).softmax(dim=1).gather(1, chosen), chosen
+
+
+def scaled_by_expert(route: Route, scale: torch.Tensor) -> Route:
+    """`route` with each expert's weight multiplied by its own number in `scale` float32
+    `[experts]`."""
+
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weights, chosen = route(x)
+        return weights * scale[chosen], chosen
+
+    return both

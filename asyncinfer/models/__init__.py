@@ -10,6 +10,8 @@ from asyncinfer.models.names import PredictorNames, TensorNames
 from asyncinfer.models.parts import (
     ExpertsConfig,
     GatedDeltaConfig,
+    IndexerConfig,
+    KimiDeltaConfig,
     LatentConfig,
     LayerConfig,
     MambaConfig,
@@ -28,7 +30,9 @@ __all__ = [
     "ExpertsConfig",
     "Family",
     "GatedDeltaConfig",
+    "IndexerConfig",
     "JsonReader",
+    "KimiDeltaConfig",
     "LatentConfig",
     "LayerConfig",
     "LearnedActivation",

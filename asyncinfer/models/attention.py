@@ -10,6 +10,7 @@ from asyncinfer.attention import AttentionVariant
 from asyncinfer.layers import (
     Attention,
     HeadNorm,
+    Indexer,
     LatentAttention,
     LoraLinear,
     NormKind,
@@ -30,7 +31,7 @@ from asyncinfer.layers import (
 )
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.feed_forward import build_linear
-from asyncinfer.models.parts import LatentConfig
+from asyncinfer.models.parts import IndexerConfig, LatentConfig
 from asyncinfer.quantization import as_tensor
 from asyncinfer.weights import WeightSource
 
@@ -92,22 +93,25 @@ class AttentionBuilder:
             # The epsilon of these norms is fixed in the architecture.
             return RMSNorm(self._tensor(f"{name}.{part}"), 1e-6)
 
-        query: Callable[[torch.Tensor], torch.Tensor]
-        if latent.query_rank is None:
-            query = self._linear(f"{name}.query", False)
-        else:
+        query_down: Callable[[torch.Tensor], torch.Tensor] | None = None
+        indexer: Indexer | None = None
+        rope = config.layer(index).rope
+        place = None if rope is None else self._ropes.index(rope)
+        if latent.query_rank is not None:
             down = self._linear(f"{name}.query_down", config.qkv_bias)
-            query = followed(down, norm("query_norm"))
-            query = followed(query, self._linear(f"{name}.query", False))
+            query_down = followed(down, norm("query_norm"))
+            if latent.indexer is not None:
+                assert place is not None
+                indexer = self._indexer(latent.indexer, latent.rotated, place, name)
+        query = self._linear(f"{name}.query", False)
         kv_down = self._linear(f"{name}.kv_down", config.qkv_bias)
         kv_norm = norm("kv_norm")
         up = self._tensor(f"{name}.kv_up.weight").view(config.num_heads, -1, latent.kv_rank)
-        rope = config.layer(index).rope
-        assert rope is not None
         return LatentAttention(
             index,
             config.num_heads,
-            self._ropes.index(rope),
+            place,
+            query_down,
             query,
             kv_down,
             kv_norm,
@@ -116,7 +120,19 @@ class AttentionBuilder:
             self._linear(f"{name}.out", config.out_bias),
             self.variant(index, name),
             self._temperature(index),
+            indexer,
         )
+
+    def _indexer(self, indexer: IndexerConfig, rotated: int, rope: int, name: str) -> Indexer:
+        query, key = (
+            build_linear(self._weights, f"{name}.index_{part}", False, "plain")
+            for part in ("query", "key")
+        )
+        weight, bias = (self._tensor(f"{name}.index_norm.{part}") for part in ("weight", "bias"))
+        # The epsilon is fixed in the architecture.
+        norm = make_norm("layer", weight, bias, 1e-6)
+        weights = self._tensor(f"{name}.index_weights")
+        return Indexer(rope, rotated, query, key, norm, weights, indexer.size)
 
     def _prepare(self, index: int, name: str) -> Prepare:
         config, kv = self._config, self._config.layer_kv(index)
@@ -126,11 +142,12 @@ class AttentionBuilder:
             place = self._ropes.index(rope)
             whole = rope.size in (None, kv.head_dim)
             rotate = Rotate(place) if whole else RotatePart(place, rope.size or 0)
-        if config.qk_norm is None:
+        if config.qk_norm is None or not config.layer(index).qk_norm:
             return rotate
-        plus_one = config.norm == "rms-plus-one"
+        weighted = config.qk_norm_weighted
+        plus_one = config.norm == "rms-plus-one" and weighted
         weights = [
-            self._tensor(f"{name}.{part}_norm") if config.norm_weight else None
+            self._tensor(f"{name}.{part}_norm") if weighted else None
             for part in ("q" if shares else "qk")
         ]
         # Queries alone have no norm of keys.
@@ -148,7 +165,9 @@ class AttentionBuilder:
     def variant(self, index: int, name: str) -> AttentionVariant | None:
         """What the layer's attention does differently; None: nothing."""
         config = self._config
-        window = config.layer(index).window
+        layer = config.layer(index)
+        # Rows of chunks are cut beforehand.
+        window = None if layer.chunked else layer.window
         sinks = self._tensor(f"{name}.sinks").float() if config.sinks else None
         if window is None and config.attention_softcap is None and sinks is None:
             return None

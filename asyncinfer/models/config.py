@@ -68,6 +68,8 @@ class ModelConfig(Layerwise):
     norm_bias: bool = True
     norm_eps: float = 1e-6
     qk_norm: QKNorm | None = None
+    #: Whether that norm has a weight, where norms have one.
+    qk_norm_weight: bool = True
     #: Whether values have a norm too: that of a head, without a weight.
     value_norm: bool = False
     #: The rotation of all layers; None: there is none, or `layers` says for each.
@@ -178,7 +180,7 @@ class ModelConfig(Layerwise):
                 check_number(self, name)
         check_flags(self, "norm_weight", "norm_bias", "gated_mlp", "tied_head", "sinks", "predicts")
         check_flags(self, "qkv_bias", "out_bias", "mlp_bias", "head_bias", "attention_gate")
-        check_flags(self, "bidirectional", "value_norm", "layer_scale")
+        check_flags(self, "bidirectional", "value_norm", "layer_scale", "qk_norm_weight")
         check_integers(self, "per_layer_inputs", low=0, high=MOST_WIDTH)
         if self.norm.endswith("plus-one") and not self.norm_weight:
             raise refuse(self, "norm_weight", f"must be True with norm={self.norm!r}")
@@ -210,6 +212,8 @@ class ModelConfig(Layerwise):
                 raise refuse(self, "block", "must be 'pre' where a layer lacks a part")
             if self.windowed_layers:
                 raise refuse(self, "layers", "must not have windows where a layer lacks a part")
+        if len({layer.window for layer in layers if layer.chunked}) > 1:
+            raise refuse(self, "layers", "must have chunks of one length")
         if self.state_layers and self.windowed_layers:
             raise refuse(self, "layers", "must not have windows beside a mixer")
         if not isinstance(ids, tuple) or not all(type(i) is int and 0 <= i <= last for i in ids):
@@ -220,23 +224,25 @@ class ModelConfig(Layerwise):
     def _check_attention(self) -> None:
         """Check fields of attention that depend on each other."""
         apart = self.state_layers or self.sinks or self.attention_softcap is not None
-        if self.bidirectional and (apart or self.latent is not None):
-            bound = "must be False with latent, sinks, attention_softcap or a mixer"
+        if self.bidirectional and (apart or self.latent is not None or self.chunk is not None):
+            bound = "must be False with latent, sinks, attention_softcap, chunks or a mixer"
             raise refuse(self, "bidirectional", bound)
         if self.num_heads % self.num_kv_heads:
             raise refuse(self, "num_kv_heads", f"must divide num_heads={self.num_heads}")
         latent = self.latent
         if latent is not None:
-            wanted = latent.kv_rank + latent.rotated
-            if self.head_dim != wanted:
-                raise refuse(self, "head_dim", f"must be kv_rank + rotated of latent, {wanted}")
+            if self.head_dim != latent.held:
+                raise refuse(self, "head_dim", f"must be {latent.held}, as latent holds them")
             if self.num_kv_heads != 1:
                 raise refuse(self, "num_kv_heads", "must be 1 with latent")
             if self.qk_norm is not None:
                 raise refuse(self, "qk_norm", "must be None with latent")
         for index in range(self.num_layers):
             head_dim = self.layer_kv(index).head_dim
-            check_rope(self, self.layer(index).rope, head_dim, latent, self.attention_gate)
+            rope = self.layer(index).rope
+            check_rope(self, rope, head_dim, latent, self.attention_gate)
+            if latent is not None and latent.indexer is not None and rope is None:
+                raise refuse(self, "rope", "must not be None with an indexer")
         check_shared_kv(self, self.num_heads, [self.layer(i) for i in range(self.num_layers)])
         if latent is not None and self.value_norm:
             raise refuse(self, "value_norm", "must be False with latent")
@@ -258,6 +264,11 @@ class ModelConfig(Layerwise):
     def norms_have_bias(self) -> bool:
         """Whether the layers' norms and the final norm have a bias."""
         return self.norm_weight and self.norm_bias and self.norm in ("layer", "layer-plus-one")
+
+    @property
+    def qk_norm_weighted(self) -> bool:
+        """Whether the norms of queries and keys have a weight."""
+        return self.norm_weight and self.qk_norm_weight
 
     @property
     def query_scale(self) -> float:

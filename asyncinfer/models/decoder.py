@@ -11,10 +11,12 @@ from asyncinfer.attention import (
     Attend,
     AttentionBatch,
     DeviceBatch,
+    IndexedAttention,
     KVCache,
     StatePass,
     WholeAttention,
     begin_attention,
+    in_chunks,
 )
 from asyncinfer.layers import (
     ForwardPass,
@@ -245,14 +247,28 @@ class Decoder:
             assert isinstance(batch, AttentionBatch)
             return dict.fromkeys(range(len(self.layers)), WholeAttention(batch, self._scale))
         attends: dict[int, Attend] = {}
-        beside = self.predictor if isinstance(self.predictor, Eagle3Head) else None
+        chunked = frozenset(self.config.chunked_layers)
         for group, batch in zip(kv, batches, strict=True):
-            if group.layers:
-                scale = self._scale
-                if beside is not None and beside.layer in group.layers:
-                    scale = beside.scale
-                attends.update(dict.fromkeys(group.layers, begin_attention(group, batch, scale)))
+            # All are made before a layer writes: to begin clears pages.
+            for layers in (group.layers - chunked, group.layers & chunked):
+                if layers:
+                    begun = self._begin(group, batch, layers)
+                    attends.update(dict.fromkeys(layers, begun))
         return attends
+
+    def _begin(self, kv: KVCache, batch: DeviceBatch, layers: frozenset[int]) -> Attend:
+        """Attention of these layers of one cache, all of them with chunks or none."""
+        config, head = self.config, self.predictor
+        if isinstance(head, Eagle3Head) and head.layer in layers:
+            return begin_attention(kv, batch, head.scale)
+        if config.indexed is not None:
+            assert isinstance(batch, AttentionBatch), "its steps are not recorded"
+            return IndexedAttention(kv, batch, self._scale, config.indexed)
+        chunk = config.chunk or self.max_context
+        # Where no sequence is longer than a chunk there is nothing to cut.
+        if chunk < self.max_context and layers <= frozenset(config.chunked_layers):
+            batch = in_chunks(batch, chunk, alone=layers == kv.layers)
+        return begin_attention(kv, batch, self._scale)
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[n, hidden]` after the final norm, as the head has it."""

@@ -6,10 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
+from asyncinfer.layers import RopeConfig
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.experts import dense_first, read_grouped_experts, with_further_layers
 from asyncinfer.models.family import Family
-from asyncinfer.models.parts import ExpertsConfig, LatentConfig
+from asyncinfer.models.parts import ExpertsConfig, IndexerConfig, LatentConfig, LayerConfig
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.models.rope_parameters import mscale_of
 
@@ -51,6 +52,7 @@ class DeepSeekV3(Family):
             rotated=llama.head_dim,
             value=config.integer("v_head_dim", 1, _MOST),
             interleaved=config.boolean("rope_interleave", True),
+            indexer=self.indexer(config),
         )
         assert llama.rope is not None
         rope = replace(llama.rope, size=latent.rotated)
@@ -62,14 +64,24 @@ class DeepSeekV3(Family):
         return replace(
             llama,
             num_kv_heads=1,
-            head_dim=latent.kv_rank + latent.rotated,
+            head_dim=latent.held,
             rope=rope,
             latent=latent,
             attention_scale=scale,
             experts=self.experts(config, llama),
-            layers=dense_first(config, llama.num_layers, rope),
+            layers=self.layers(config, llama.num_layers, rope),
             names=with_further_layers(config, llama),
         )
+
+    def indexer(self, config: JsonReader) -> IndexerConfig | None:
+        """What makes attention sparse; None: nothing does."""
+        return None
+
+    def layers(
+        self, config: JsonReader, count: int, rope: RopeConfig | None
+    ) -> tuple[LayerConfig, ...]:
+        """The settings of `count` layers; empty if all are alike."""
+        return dense_first(config, count, rope)
 
     def experts(self, config: JsonReader, llama: ModelConfig) -> ExpertsConfig:
         """The mixture of experts."""

@@ -15,6 +15,7 @@ __all__ = [
     "plain_layers",
     "read_experts",
     "read_grouped_experts",
+    "sparse_by_list",
     "with_further_layers",
 ]
 
@@ -78,6 +79,18 @@ def dense_first(config: JsonReader, count: int, rope: RopeConfig | None) -> tupl
     if dense == 0:
         return ()
     return tuple(LayerConfig(rope=rope, experts=layer >= dense) for layer in range(count))
+
+
+def sparse_by_list(
+    config: JsonReader, count: int, rope: RopeConfig | None
+) -> tuple[LayerConfig, ...]:
+    """`dense_first`, unless `mlp_layer_types` says of each layer whether it has experts."""
+    if not config.has("mlp_layer_types"):
+        return dense_first(config, count, rope)
+    kinds = config.strings("mlp_layer_types", count, ("dense", "sparse"))
+    if "dense" not in kinds:
+        return ()
+    return tuple(LayerConfig(rope=rope, experts=kind == "sparse") for kind in kinds)
 
 
 def with_further_layers(config: JsonReader, llama: ModelConfig) -> TensorNames:

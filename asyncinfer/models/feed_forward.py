@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from asyncinfer.layers import (
@@ -11,14 +13,19 @@ from asyncinfer.layers import (
     FeedForward,
     GroupedRouter,
     LoraLinear,
+    Norm,
     Route,
     SoftmaxRouter,
     SparseMixer,
     activation,
     added,
     clamped_swiglu,
+    followed,
     gated,
     learned,
+    make_norm,
+    normed,
+    scaled_by_expert,
 )
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.parts import ExpertsConfig
@@ -66,7 +73,7 @@ class FeedForwardBuilder:
         """The feed-forward layer after a layer's attention: an MLP, or experts."""
         config = self._config
         experts = config.layer_experts(index)
-        if experts is None:
+        if experts is None or experts.beside:
             return self._mlp(f"{name}.mlp", config.layer_intermediate(index))
         mixture = self._experts(experts, f"{name}.experts")
         if not experts.shared_size:
@@ -76,6 +83,22 @@ class FeedForwardBuilder:
             gate = build_linear(self._weights, f"{name}.experts.shared_gate", False, "plain")
             shared = gated(shared, gate)
         return added(mixture, shared)
+
+    def beside(
+        self, experts: ExpertsConfig, name: str, mlp_norm: Norm, mlp: FeedForward
+    ) -> FeedForward:
+        """`mlp` and its norm, which `build` has made, with experts beside it."""
+        norm, out_norm, dense_norm = (
+            make_norm(
+                self._config.norm,
+                as_tensor(self._weights(f"{name}.experts.{part}")),
+                None,
+                self._config.norm_eps,
+            )
+            for part in ("norm", "out_norm", "dense_norm")
+        )
+        mixture = self._experts(experts, f"{name}.experts", norm)
+        return added(followed(normed(mlp_norm, mlp), dense_norm), followed(mixture, out_norm))
 
     def _mlp(self, name: str, size: int) -> MLP:
         config = self._config
@@ -98,7 +121,7 @@ class FeedForwardBuilder:
             activate(torch.zeros(1, width, dtype=self._dtype, device=self._device))
         return activate
 
-    def _experts(self, experts: ExpertsConfig, name: str) -> Experts:
+    def _experts(self, experts: ExpertsConfig, name: str, norm: Norm | None = None) -> Experts:
         config = self._config
         if experts.clamped_swiglu is not None:
             activate = clamped_swiglu(*experts.clamped_swiglu)
@@ -111,10 +134,29 @@ class FeedForwardBuilder:
             activate,
             self._grouped(f"{name}.down", experts.bias),
             torch.arange(experts.count, device=self._device),
+            norm=norm,
+            weigh_inputs=experts.weigh_inputs,
         )
 
     def _router(self, experts: ExpertsConfig, name: str) -> Route:
-        logits = build_linear(self._weights, f"{name}.router", experts.router_bias, "plain")
+        norm = None
+        if experts.router_norm:
+            weight = as_tensor(self._weights(f"{name}.router_norm"))
+            # The norm's outputs are divided by the root of their number.
+            scale = self._config.hidden_size**-0.5
+            norm = make_norm("rms", weight * scale, None, self._config.norm_eps)
+        linear = build_linear(self._weights, f"{name}.router", experts.router_bias, "plain")
+        route = self._route(experts, name, linear if norm is None else followed(norm, linear))
+        if not experts.expert_scale:
+            return route
+        return scaled_by_expert(route, as_tensor(self._weights(f"{name}.scale")).float())
+
+    def _route(
+        self,
+        experts: ExpertsConfig,
+        name: str,
+        logits: Callable[[torch.Tensor], torch.Tensor],
+    ) -> Route:
         if experts.scoring == "sparse-mixer":
             return SparseMixer(logits, experts.jitter)
         plain = ("softmax", 1, False, 1.0)

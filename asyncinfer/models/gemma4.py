@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import ClassVar, Final
 
 from asyncinfer.models.config import ModelConfig
+from asyncinfer.models.experts import read_experts
 from asyncinfer.models.family import Family
 from asyncinfer.models.gemma4_layers import gemma4_layers
 from asyncinfer.models.names import TensorNames
-from asyncinfer.models.parts import MOST_WIDTH
+from asyncinfer.models.parts import MOST_WIDTH, ExpertsConfig
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.models.windows import FULL, SLIDING
 
@@ -28,7 +29,7 @@ _ROPES: Final = {
 
 
 class Gemma4(Family):
-    """Gemma 4 without experts, text only: local layers, and global ones with larger heads."""
+    """Gemma 4, text only: local layers, and global ones with larger heads."""
 
     model_type = "gemma4_text"
     keys: ClassVar = {"hidden_act": "hidden_activation"}
@@ -50,8 +51,6 @@ class Gemma4(Family):
     full_rope = SLIDING
 
     def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
-        if config.boolean("enable_moe_block", False):
-            raise config.refuse("enable_moe_block", "experts are not supported")
         if config.has("use_bidirectional_attention"):
             # Of an image's tokens "vision" is said, and images are not read.
             config.string("use_bidirectional_attention")
@@ -67,13 +66,20 @@ class Gemma4(Family):
         # Checkpoints hold keys and values that shared ones have taken the place of.
         theirs = "|".join(str(i) for i, layer in enumerate(layers) if layer.shares_kv is not None)
         unused = rf".*\.layers\.({theirs})\.self_attn\.[kv]_(proj|norm)\.\w+"
-        names = TensorNames(mlp_norm="pre_feedforward_layernorm")
+        names = TensorNames(
+            mlp_norm="pre_feedforward_layernorm",
+            router="router.proj",
+            expert_up=("experts.gate_up_proj",),
+            expert_down="experts.down_proj",
+            expert_outputs_first=True,
+        )
         return replace(
             llama,
             block="sandwich",
             qk_norm="head",
             value_norm=True,
             layers=layers,
+            experts=self.experts(config, llama),
             attention_scale=1.0,
             embedding_scale=llama.hidden_size**0.5,
             per_layer_inputs=size,
@@ -81,3 +87,12 @@ class Gemma4(Family):
             logit_softcap=config.number(cap, 1e-3, 1e6) if config.has(cap) else None,
             names=replace(names, ignored=(*names.ignored, unused)),
         )
+
+    def experts(self, config: JsonReader, llama: ModelConfig) -> ExpertsConfig | None:
+        """The experts beside each layer's plain feed-forward layer; None where there are none."""
+        if not config.boolean("enable_moe_block", False):
+            return None
+        size = config.integer("moe_intermediate_size", 1, MOST_WIDTH)
+        config = config.renamed(num_experts_per_tok="top_k_experts")
+        experts = read_experts(config, llama, "num_experts", size)
+        return replace(experts, beside=True, router_norm=True, expert_scale=True)

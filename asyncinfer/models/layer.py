@@ -89,6 +89,9 @@ class LayerBuilder:
         mlp: FeedForward | None = None
         if config.layer(index).feed_forward:
             mlp = self._feed_forward.build(index, name)
+        experts = config.layer_experts(index)
+        if mlp is not None and experts is not None and experts.beside:
+            mlp = self._feed_forward.beside(experts, name, norms.pop("mlp_norm"), mlp)
         attention = attention and scaled(attention, config.residual_scale)
         mlp = mlp and scaled(mlp, config.residual_scale)
         if attention is None:
@@ -152,7 +155,8 @@ class LayerBuilder:
             and (config.layer_block(index), config.residual_scale) == ("pre", 1.0)
             and config.norm in ("rms", "rms-plus-one")
             and config.norm_weight
-            and config.qk_norm in (None, "head")
+            and (config.qk_norm is None or config.qk_norm == "head")
+            and (config.qk_norm is None or (config.qk_norm_weight and config.layer(index).qk_norm))
             and (config.layer_experts(index) is not None or self._gate() is not None)
             and config.layer(index).rope is not None
             and config.layer(index).temperature is None

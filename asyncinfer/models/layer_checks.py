@@ -18,7 +18,7 @@ def check_rope(
     attention_gate: bool,
 ) -> None:
     """Raise `ValueError` for a rotation that heads of the config `owner` cannot have."""
-    if latent is not None and (rope is None or rope.size != latent.rotated):
+    if latent is not None and rope is not None and rope.size != latent.rotated:
         raise refuse(owner, "rope", f"must have the size {latent.rotated} of latent")
     if rope is None:
         return
@@ -50,7 +50,7 @@ def check_shared_kv(owner: object, num_heads: int, layers: Sequence[LayerConfig]
         source = layers[layer.shares_kv]
         if not source.attends or source.shares_kv is not None:
             raise refuse(owner, "layers", f"shares_kv of layer {index} must have KV of its own")
-        for part in ("window", "head_dim", "num_kv_heads", "rope"):
+        for part in ("window", "chunked", "head_dim", "num_kv_heads", "rope"):
             if getattr(source, part) != getattr(layer, part):
                 bound = f"{part} of layer {index} must be that of layer {layer.shares_kv}"
                 raise refuse(owner, "layers", bound)

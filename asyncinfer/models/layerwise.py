@@ -90,6 +90,17 @@ class Layerwise:
         return tuple(i for i, layer in enumerate(self.layers) if layer.window is not None)
 
     @property
+    def chunked_layers(self) -> tuple[int, ...]:
+        """The layers whose tokens see those of their own chunk."""
+        return tuple(i for i, layer in enumerate(self.layers) if layer.chunked)
+
+    @property
+    def chunk(self) -> int | None:
+        """Tokens of a chunk; None without chunks."""
+        layers = self.chunked_layers
+        return self.layers[layers[0]].window if layers else None
+
+    @property
     def state_layers(self) -> tuple[int, ...]:
         """The layers that keep a state."""
         return tuple(i for i, layer in enumerate(self.layers) if layer.mixer is not None)
@@ -111,6 +122,12 @@ class Layerwise:
         layers = (self.layer(i) for i in self.kv_layers if i < self.num_layers)
         windows = (layer.window for layer in layers)
         return max((window for window in windows if window is not None), default=None)
+
+    @property
+    def indexed(self) -> int | None:
+        """How many tokens a token attends to, chosen by an indexer; None without one."""
+        indexer = None if self.latent is None else self.latent.indexer
+        return None if indexer is None else indexer.most
 
     @property
     def kv_parts(self) -> int:

@@ -191,8 +191,9 @@ def _stays_packed(
 def suited(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
     """The config with the names of this checkpoint's tensors, where an architecture's checkpoints
     differ: with or without a prefix, with or without a head, with all experts of a layer in one
-    tensor, with other names of norms, with convolutions that are cut elsewhere."""
+    tensor, with other names of norms and of modules, with convolutions that are cut elsewhere."""
     config = _recut(_respelled(_without_prefix(config, checkpoint), checkpoint), checkpoint)
+    config = _moved(config, checkpoint)
     fused = config.names.fused_experts
     if fused is None or not any(name.endswith(f".{fused[0]}") for name in checkpoint.tensors):
         return config
@@ -215,6 +216,20 @@ def _respelled(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig
         if f"{getattr(names, field)}.weight" not in there and f"{other}.weight" in there
     }
     return replace(config, names=replace(names, **others))
+
+
+def _moved(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
+    """The config with plain feed-forward layers under the second of `names.mlp_modules`, where the
+    checkpoint has no tensor under the first: transformers saves Kimi Linear so."""
+    names = config.names
+    if names.mlp_modules is None:
+        return config
+    ours, other = (f"{module}." for module in names.mlp_modules)
+    if any(f".{ours}" in name for name in checkpoint.tensors):
+        return config
+    up = tuple(name.replace(ours, other) for name in names.up)
+    names = replace(names, up=up, down=names.down.replace(ours, other))
+    return replace(config, names=names)
 
 
 def _recut(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:

@@ -10,12 +10,13 @@ from asyncinfer.layers import (
     Attention,
     GatedDeltaNet,
     GatedNorm,
+    KimiDeltaAttention,
     LoraLinear,
     Mamba2,
     RMSNorm,
     ShortConvolution,
 )
-from asyncinfer.models.parts import GatedDeltaConfig, MambaConfig, MixerConfig
+from asyncinfer.models.parts import GatedDeltaConfig, KimiDeltaConfig, MambaConfig, MixerConfig
 
 __all__ = ["build_mixer"]
 
@@ -32,6 +33,8 @@ def build_mixer(
     `linear` the linear layer of a name, with a bias or without."""
     if isinstance(mixer, GatedDeltaConfig):
         return _delta(index, mixer, name, norm_eps, tensor, linear)
+    if isinstance(mixer, KimiDeltaConfig):
+        return _kimi(index, mixer, name, norm_eps, tensor, linear)
     if isinstance(mixer, MambaConfig):
         return _mamba(index, mixer, name, norm_eps, tensor, linear)
     inputs = linear(f"{name}.in", mixer.bias)
@@ -61,6 +64,28 @@ def _delta(
         RMSNorm(tensor(f"{name}.norm"), norm_eps if mixer.norm_eps is None else mixer.norm_eps),
         linear(f"{name}.out", False),
         mixer.beta_scale,
+    )
+
+
+def _kimi(
+    index: int,
+    mixer: KimiDeltaConfig,
+    name: str,
+    norm_eps: float,
+    tensor: Callable[[str], torch.Tensor],
+    linear: Callable[[str, bool], LoraLinear],
+) -> KimiDeltaAttention:
+    return KimiDeltaAttention(
+        index,
+        mixer.heads,
+        linear(f"{name}.in", False),
+        linear(f"{name}.forget", False),
+        linear(f"{name}.gate", False),
+        _filter(tensor(f"{name}.conv.weight")),
+        tensor(f"{name}.rate").flatten(),
+        tensor(f"{name}.bias"),
+        RMSNorm(tensor(f"{name}.norm"), norm_eps),
+        linear(f"{name}.out", False),
     )
 
 

@@ -12,7 +12,14 @@ from asyncinfer.attention import StateShape
 from asyncinfer.layers import check_choice, check_flags, check_integers, check_number, refuse
 from asyncinfer.models.bounds import MOST_HEAD_DIM, MOST_HEADS
 
-__all__ = ["GatedDeltaConfig", "MambaConfig", "MambaNorm", "MixerConfig", "ShortConvConfig"]
+__all__ = [
+    "GatedDeltaConfig",
+    "KimiDeltaConfig",
+    "MambaConfig",
+    "MambaNorm",
+    "MixerConfig",
+    "ShortConvConfig",
+]
 
 #: The RMS norm of what a Mamba-2 layer computed, each group of its channels by itself: after the
 #: gate, or before it.
@@ -141,5 +148,33 @@ class MambaConfig:
         return StateShape((self.width - 1, self.channels)), matrices
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KimiDeltaConfig:
+    """Kimi Delta Attention (Moonshot AI, 2025), in place of attention: a gated delta net whose
+    states decay at a speed of their own in each dimension of a key."""
+
+    heads: int
+    #: Dimensions of a head of queries, keys and values alike, and of the small vectors that decays
+    #: and gates are made of.
+    head_dim: int
+    #: Tokens that the convolution sees, the token itself among them.
+    width: int
+
+    def __post_init__(self) -> None:
+        check_integers(self, "heads", low=1, high=MOST_HEADS)
+        check_integers(self, "head_dim", low=1, high=MOST_HEAD_DIM)
+        check_integers(self, "width", low=2, high=1 << 10)
+
+    @property
+    def inner(self) -> int:
+        """Dimensions of all heads together."""
+        return self.heads * self.head_dim
+
+    def state(self, hidden_size: int) -> tuple[StateShape, ...]:
+        """What a layer keeps of a sequence: the convolution's last inputs, and the matrices."""
+        matrices = StateShape((self.heads, self.head_dim, self.head_dim), torch.float32)
+        return StateShape((self.width - 1, 3 * self.inner)), matrices
+
+
 #: What keeps a state in place of KV.
-MixerConfig = ShortConvConfig | GatedDeltaConfig | MambaConfig
+MixerConfig = ShortConvConfig | GatedDeltaConfig | MambaConfig | KimiDeltaConfig

@@ -69,6 +69,11 @@ class TensorNames:
     query_up: str = "self_attn.q_b_proj"
     kv_down: str = "self_attn.kv_a_proj_with_mqa"
     kv_norm: str = "self_attn.kv_a_layernorm"
+    #: Of an indexer: its queries and keys, the keys' norm, and the weights of its heads.
+    index_query: str = "self_attn.indexer.wq_b"
+    index_key: str = "self_attn.indexer.wk"
+    index_norm: str = "self_attn.indexer.k_norm"
+    index_weights: str = "self_attn.indexer.weights_proj"
     #: One tensor with keys and values of each head; or keys `[heads, rank, plain]` and values
     #: `[heads, value, rank]`.
     kv_up: tuple[str, ...] = ("self_attn.kv_b_proj",)
@@ -94,6 +99,11 @@ class TensorNames:
     #: Value heads come in the order of their places beside a key head: the first of each key head,
     #: then the second of each; else those of one key head are adjacent.
     delta_tiled: bool = False
+    #: Of Kimi Delta Attention, beside `qkv` and those of a gated delta net: the two projections to
+    #: the step of the decay, those to the outputs' gates, and that to beta.
+    kimi_forget: tuple[str, ...] = ("self_attn.f_a_proj", "self_attn.f_b_proj")
+    kimi_gate: tuple[str, ...] = ("self_attn.g_a_proj", "self_attn.g_b_proj")
+    kimi_beta: str = "self_attn.b_proj"
     #: Of a Mamba-2 layer.
     mamba_in: str = "mamba.in_proj"
     mamba_conv: str = "mamba.conv1d"
@@ -107,7 +117,18 @@ class TensorNames:
     #: Gate and up projection of a gated feed-forward layer, or one tensor with both; else only up.
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
+    #: Two names of the module that the plain feed-forward layer is in, where a checkpoint may have
+    #: the other one. None: it may not.
+    mlp_modules: tuple[str, str] | None = None
     router: str = "mlp.gate"
+    #: Of a router with a norm of its own: the norm's weight; and what multiplies each expert's.
+    router_norm: str = "router.scale"
+    expert_scale: str = "router.per_expert_scale"
+    #: Of experts beside a plain feed-forward layer: the norms before and after them, and the one
+    #: after the plain layer.
+    expert_norm: str = "pre_feedforward_layernorm_2"
+    expert_out_norm: str = "post_feedforward_layernorm_2"
+    expert_dense_norm: str = "post_feedforward_layernorm_1"
     correction: str = "mlp.gate.e_score_correction_bias"
     shared_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
     shared_down: str = "mlp.shared_experts.down_proj"
@@ -166,17 +187,19 @@ class TensorNames:
                 raise refuse(self, field.name, "must be a tuple of names")
         pairs = ("up", "shared_up", "kv_up", "delta_gates")
         counts = {"qkv": (1, 3), "delta_conv": (1, 3), "delta_in": (1, 2, 4)}
+        counts |= {"kimi_forget": (2,), "kimi_gate": (2,)}
         for name, right in (counts | dict.fromkeys(pairs, (1, 2))).items():
             if len(getattr(self, name)) not in right:
                 raise refuse(self, name, f"must be {' or '.join(map(str, right))} names")
         self._check_spellings()
-        fused = self.fused_experts
-        if fused is not None and not (
-            isinstance(fused, tuple)
-            and len(fused) == 2
-            and all(isinstance(name, str) and name and "{" not in name for name in fused)
-        ):
-            raise refuse(self, "fused_experts", "must be two names without {}, or None")
+        for field_name in ("fused_experts", "mlp_modules"):
+            pair = getattr(self, field_name)
+            if pair is not None and not (
+                isinstance(pair, tuple)
+                and len(pair) == 2
+                and all(isinstance(name, str) and name and "{" not in name for name in pair)
+            ):
+                raise refuse(self, field_name, "must be two names without {}, or None")
         if not isinstance(self.predictor, PredictorNames | None):
             raise refuse(self, "predictor", "must be of PredictorNames, or None")
         self._check_experts()

@@ -23,8 +23,10 @@ from asyncinfer.models.bounds import (
     MOST_VOCAB,
     MOST_WIDTH,
 )
+from asyncinfer.models.latent_config import IndexerConfig, LatentConfig
 from asyncinfer.models.mixer_configs import (
     GatedDeltaConfig,
+    KimiDeltaConfig,
     MambaConfig,
     MixerConfig,
     ShortConvConfig,
@@ -41,6 +43,8 @@ __all__ = [
     "Block",
     "ExpertsConfig",
     "GatedDeltaConfig",
+    "IndexerConfig",
+    "KimiDeltaConfig",
     "LatentConfig",
     "LayerConfig",
     "MambaConfig",
@@ -55,7 +59,7 @@ DTYPES: Final = ("float32", "float16", "bfloat16")
 #: Over all layers of a model, since each expert means a few tensors.
 _MOST_EXPERTS: Final = 1 << 17
 _MOST_WINDOW: Final = 2**31 - 1
-_MIXERS: Final = "must be a ShortConvConfig, a GatedDeltaConfig, a MambaConfig or None"
+_MIXERS: Final = f"must be of {', '.join(kind.__name__ for kind in get_args(MixerConfig))}, or None"
 
 #: Where a layer's norms stand. "pre": before attention and before the feed-forward layer; "post":
 #: after each, before it is added; "sandwich": both. "parallel": attention and feed-forward side by
@@ -79,6 +83,11 @@ class LayerConfig:
     #: A token sees this many tokens, itself the last of them; None: all before it. Where a model
     #: is bidirectional, the token sees as many on its other side.
     window: int | None = None
+    #: Whether the window does not slide: positions are cut into chunks of `window` tokens, and a
+    #: token sees those before it in its own.
+    chunked: bool = False
+    #: Whether queries and keys have the norm that the model's have.
+    qk_norm: bool = True
     #: What multiplies the queries by their position; None: nothing does.
     temperature: AttentionTemperature | None = None
     #: Whether its feed-forward layer is a mixture of experts, if the model has any.
@@ -101,7 +110,7 @@ class LayerConfig:
     keys_as_values: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.mixer, ShortConvConfig | GatedDeltaConfig | MambaConfig | None):
+        if not isinstance(self.mixer, MixerConfig | None):
             raise refuse(self, "mixer", _MIXERS)
         if self.attention is not None:
             check_flags(self, "attention")
@@ -119,7 +128,9 @@ class LayerConfig:
             raise refuse(self, "temperature", "must be None in a layer without attention")
         if self.window is not None:
             check_integers(self, "window", low=1, high=_MOST_WINDOW)
-        check_flags(self, "experts", "keys_as_values")
+        check_flags(self, "experts", "keys_as_values", "chunked", "qk_norm")
+        if self.chunked and self.window is None:
+            raise refuse(self, "chunked", "must be False without a window")
         self._check_sizes()
 
     def _check_sizes(self) -> None:
@@ -173,6 +184,15 @@ class ExpertsConfig:
     shared_size: int = 0
     #: Whether the shared expert's output is multiplied by the sigmoid of a projection of its input.
     shared_gate: bool = False
+    #: Whether a token's weights multiply what its experts take, not what they give.
+    weigh_inputs: bool = False
+    #: Whether the router takes a norm of its own of the layer's input, and whether each expert's
+    #: weight is multiplied by a learned number.
+    router_norm: bool = False
+    expert_scale: bool = False
+    #: Whether they stand beside the plain feed-forward layer. Both take the layer's input, and
+    #: each has norms of its own before it and after it; the sum goes on.
+    beside: bool = False
     #: None: the model's activation. Else the clamped SwiGLU's (alpha, limit).
     clamped_swiglu: tuple[float, float] | None = None
 
@@ -182,6 +202,9 @@ class ExpertsConfig:
         check_integers(self, "intermediate_size", low=1, high=MOST_WIDTH)
         check_integers(self, "shared_size", low=0, high=64 * MOST_WIDTH)
         check_flags(self, "normalise", "router_bias", "bias", "correction", "shared_gate")
+        check_flags(self, "weigh_inputs", "router_norm", "expert_scale", "beside")
+        if self.beside and self.shared_size:
+            raise refuse(self, "beside", "must be False with a shared expert")
         if self.shared_gate and not self.shared_size:
             raise refuse(self, "shared_gate", "must be False without a shared expert")
         check_choice(self, "scoring", get_args(Scoring))
@@ -214,29 +237,3 @@ class ExpertsConfig:
         if self.active > self.active_groups * size:
             bound = f"has {self.active_groups * size} experts for active={self.active}"
             raise refuse(self, "active_groups", bound)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentConfig:
-    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values of all heads are made from
-    one small vector per token, which is what the cache holds. `ModelConfig.head_dim` is that of the
-    cache, `kv_rank + rotated`, with one KV head."""
-
-    #: Size of the vector that queries are made from; None: they are made from the hidden state.
-    query_rank: int | None
-    kv_rank: int
-    #: Dimensions of a query or key head that are not rotated, and that are.
-    plain: int
-    rotated: int
-    #: Dimensions of a value head.
-    value: int
-    #: In the checkpoint, dimensions that are rotated together are adjacent.
-    interleaved: bool = True
-
-    def __post_init__(self) -> None:
-        if self.query_rank is not None:
-            check_integers(self, "query_rank", low=1, high=MOST_WIDTH)
-        check_integers(self, "kv_rank", "plain", "rotated", "value", low=1, high=MOST_WIDTH)
-        if self.rotated % 2:
-            raise refuse(self, "rotated", "must be even")
-        check_flags(self, "interleaved")

@@ -105,8 +105,8 @@ def scaled_context(rope: RopeConfig, max_context: int) -> int:
 def _llama3(rope: JsonReader, original: int) -> RopeConfig:
     low = rope.number("low_freq_factor", 1e-6, 1e6)
     high = rope.number("high_freq_factor", 1e-6, 1e6)
-    if high <= low:
-        raise rope.refuse("high_freq_factor", f"must be above low_freq_factor={low:g}")
+    if high < low:
+        raise rope.refuse("high_freq_factor", f"must not be below low_freq_factor={low:g}")
     return RopeConfig(
         rope_type="llama3",
         factor=rope.number("factor", *_FACTOR),

@@ -28,6 +28,8 @@ class AttentionSize:
 
     #: How many tokens a token sees; None: all.
     window: int | None
+    #: Whether it sees those of its own chunk of so many.
+    chunked: bool = False
     #: Elements of the keys and values of one token that it reads.
     kv_elements: int
     #: Elements of one token's queries, and of what attention gives for them.
@@ -57,7 +59,7 @@ class ModelSize:
     #: head's keys alone.
     kv_elements: tuple[int, ...]
     head_dim: int
-    #: One for each layer with attention.
+    #: One for each layer with attention; two where an indexer chooses what a token attends to.
     attention: tuple[AttentionSize, ...]
 
     @classmethod
@@ -99,14 +101,11 @@ class ModelSize:
 
     def kv_read(self, tokens: int) -> int:
         """Over all layers, elements of the keys and values that the last of `tokens` attends to."""
-        return sum(
-            each.kv_elements * (tokens if each.window is None else min(tokens, each.window))
-            for each in self.attention
-        )
+        return sum(each.kv_elements * _seen(tokens, each) for each in self.attention)
 
     def multiplied(self, tokens: int) -> int:
         """Over all layers, products of two elements in the causal attention of `tokens`."""
-        return sum(each.elements * _pairs(tokens, each.window) for each in self.attention)
+        return sum(each.elements * _pairs(tokens, each) for each in self.attention)
 
 
 def _attention(config: ModelConfig) -> Iterator[AttentionSize]:
@@ -121,7 +120,21 @@ def _attention(config: ModelConfig) -> Iterator[AttentionSize]:
             # prompt.
             each = latent.plain + latent.rotated + latent.value
         read = 0 if config.bidirectional else KVCache.bytes_per_block(kv, 1, torch.uint8)
-        yield AttentionSize(window=layer.window, kv_elements=read, elements=config.num_heads * each)
+        indexer = None if latent is None else latent.indexer
+        if indexer is not None:
+            # The indexer reads its keys of all tokens, and attention the vectors of those chosen.
+            read -= indexer.size
+            scored = indexer.heads * indexer.size
+            yield AttentionSize(window=None, kv_elements=indexer.size, elements=scored)
+            chosen = config.num_heads * each
+            yield AttentionSize(window=indexer.most, kv_elements=read, elements=chosen)
+            continue
+        yield AttentionSize(
+            window=layer.window,
+            chunked=layer.chunked,
+            kv_elements=read,
+            elements=config.num_heads * each,
+        )
 
 
 def part_of(name: str, dimensions: int) -> str:
@@ -135,6 +148,21 @@ def part_of(name: str, dimensions: int) -> str:
     return "linear" if dimensions > 1 and _MATRIX.fullmatch(name) else "other"
 
 
-def _pairs(tokens: int, window: int | None) -> int:
-    seen = tokens if window is None else min(tokens, window)
-    return seen * (seen + 1) // 2 + (tokens - seen) * seen
+def _seen(tokens: int, attention: AttentionSize) -> int:
+    """How many tokens the last of `tokens` sees."""
+    window = attention.window
+    if window is None:
+        return tokens
+    return (tokens - 1) % window + 1 if attention.chunked else min(tokens, window)
+
+
+def _pairs(tokens: int, attention: AttentionSize) -> int:
+    """How many tokens each of `tokens` sees, summed up."""
+    window = attention.window
+    if window is None or window >= tokens:
+        return tokens * (tokens + 1) // 2
+    first = window * (window + 1) // 2
+    if attention.chunked:
+        rest = tokens % window
+        return tokens // window * first + rest * (rest + 1) // 2
+    return first + (tokens - window) * window

@@ -144,8 +144,8 @@ def _runner(
 ) -> ModelRunner:
     kv_format, beside = choose_kv(config.kv, decoder.device), decoder.config.head_kv is not None
     predicts = PREDICTOR if decoder.config.predicts else HEAD if beside else ""
-    if predicts:
-        # A recorded step ends with its draw.
+    if predicts or decoder.config.indexed is not None:
+        # A recorded step ends with its draw, and sparse attention looks at lengths on the host.
         config = config.replace(cuda_graphs="off")
     spec = plan_memory(
         config, decoder.config, decoder.dtype, decoder.device, tokens, one_group=one_group

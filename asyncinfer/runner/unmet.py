@@ -20,6 +20,17 @@ def check_options(
         _check_whole(config, device, one_group)
     if model.state_layers:
         _check_states(config, device, one_group)
+    if config.deterministic and model.indexed is not None:
+        raise ModelLoadError(
+            "deterministic=True: a model whose tokens are chosen by an indexer cannot be computed "
+            "in tiles"
+        )
+    context = config.max_context or model.max_context
+    if model.chunk is not None and model.chunk % config.block_size and model.chunk < context:
+        raise ModelLoadError(
+            f"block_size={config.block_size}: must divide {model.chunk}, the tokens that a chunk "
+            "of this model's attention has"
+        )
     if config.deterministic and not model.uniform_kv:
         raise ModelLoadError(
             "deterministic=True: a model whose layers differ in keys and values cannot be computed "

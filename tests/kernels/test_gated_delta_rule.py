@@ -16,14 +16,16 @@ KEY_HEADS, HEADS, KEY, VALUE = 2, 6, 5, 3
 class Rows:
     """Random rows of these lengths, and what the rule gives for them token by token."""
 
-    def __init__(self, *lengths: int, seed: int = 0) -> None:
+    def __init__(self, *lengths: int, seed: int = 0, channels: bool = False) -> None:
+        """`channels`: each row of a state decays at a speed of its own."""
         torch.manual_seed(seed)
         total = sum(lengths)
         self.lengths = lengths
         self.q = torch.randn(total, KEY_HEADS, KEY)
         self.k = torch.nn.functional.normalize(torch.randn(total, KEY_HEADS, KEY), dim=-1)
         self.v = torch.randn(total, HEADS, VALUE)
-        self.decay = -torch.rand(total, HEADS)
+        self.decay = -torch.rand(total, HEADS, *[KEY] * channels)
+        each = self.decay if channels else self.decay[..., None]
         self.beta = torch.rand(total, HEADS)
         self.before = torch.randn(len(lengths), HEADS, KEY, VALUE)
         self.rows = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
@@ -32,7 +34,7 @@ class Rows:
         for token, row in enumerate(self.rows.tolist()):
             one = slice(token, token + 1)
             q, k = (part[one].repeat_interleave(HEADS // KEY_HEADS, 1) for part in (self.q, self.k))
-            parts = (part[None] for part in (q, k, self.v[one], self.decay[one], self.beta[one]))
+            parts = (part[None] for part in (q, k, self.v[one], each[one], self.beta[one]))
             y, state[row : row + 1] = recurrent_delta_rule(*parts, state[row : row + 1])
             outputs.append(y[0, 0])
             states.append(state[row].clone())
@@ -78,6 +80,25 @@ def test_the_rule_is_its_definition() -> None:
 )
 def test_chunks_are_the_rule(lengths: tuple[int, ...], marks: list[int]) -> None:
     Rows(*lengths, seed=len(marks)).run(marks)
+    Rows(*lengths, seed=len(marks), channels=True).run(marks)
+
+
+def test_a_speed_for_each_channel_may_be_the_same() -> None:
+    rows = Rows(70, 1)
+    one = rows.run([69, 70])
+    rows.decay = rows.decay[..., None].expand(-1, -1, KEY).contiguous()
+    torch.testing.assert_close(rows.run([69, 70]), one)
+
+
+def test_a_channel_that_forgets_at_once() -> None:
+    """What is left of it is nothing, and no number overflows."""
+    rows = Rows(CHUNK, channels=True)
+    rows.decay[:, :, 0] = -1000.0
+    y, states = ops.gated_delta_rule(
+        rows.q, rows.k, rows.v, rows.decay, rows.beta, rows.before, rows.rows, torch.tensor([9])
+    )
+    assert y.isfinite().all()
+    assert states.isfinite().all()
 
 
 def test_any_cuts_give_the_whole() -> None:

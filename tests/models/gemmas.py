@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.families import GLOBAL, LOCAL, SMALL, THREE_TO_ONE
+from models.families import GLOBAL, LOCAL, SEVEN_TO_ONE, SMALL, THREE_TO_ONE
 from transformers import Gemma4TextConfig, PreTrainedConfig
 
 from asyncinfer.models import Family
@@ -17,6 +17,13 @@ COMMON: dict[str, Any] = {
     "sliding_window": 20,
     "hidden_size_per_layer_input": 0,
     "vocab_size_per_layer_input": 199,
+}
+
+EXPERTS: dict[str, Any] = {
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 24,
 }
 
 #: As in `HYBRIDS`.
@@ -54,6 +61,37 @@ GEMMAS: dict[str, tuple[type[Family], tuple[PreTrainedConfig, ...]]] = {
                     "attention_k_eq_v": True,
                     "num_global_key_value_heads": 3,
                     "attention_bias": True,
+                }
+            ),
+        ),
+    ),
+    "gemma4-experts": (
+        Gemma4,
+        (
+            Gemma4TextConfig(
+                **COMMON
+                | EXPERTS
+                | {
+                    "num_hidden_layers": 3,
+                    "num_global_key_value_heads": 1,
+                    "attention_k_eq_v": True,
+                    "global_head_dim": 24,
+                    "layer_types": [LOCAL, LOCAL, GLOBAL],
+                    "tie_word_embeddings": False,
+                }
+            ),
+            Gemma4TextConfig(
+                **COMMON
+                | EXPERTS
+                | SEVEN_TO_ONE
+                | {
+                    "num_hidden_layers": 2,
+                    "global_head_dim": 20,
+                    "layer_types": [LOCAL, GLOBAL],
+                    "hidden_size_per_layer_input": 7,
+                    "num_experts": 5,
+                    "top_k_experts": 3,
+                    "rms_norm_eps": 1e-3,
                 }
             ),
         ),

@@ -8,6 +8,7 @@ from models.families import GLOBAL, MULTIPLIERS, SEVEN_TO_ONE, SMALL, THREE_TO_O
 from transformers import (
     FalconH1Config,
     GraniteMoeHybridConfig,
+    KimiLinearConfig,
     Lfm2Config,
     Lfm2MoeConfig,
     NemotronHConfig,
@@ -21,6 +22,7 @@ from transformers import (
 from asyncinfer.models import Family
 from asyncinfer.models.falcon_h1 import FalconH1
 from asyncinfer.models.granitemoehybrid import GraniteHybrid
+from asyncinfer.models.kimi_linear import KimiLinear
 from asyncinfer.models.lfm2 import LFM2
 from asyncinfer.models.lfm2_moe import LFM2MoE
 from asyncinfer.models.nemotron_h import NemotronH
@@ -61,6 +63,22 @@ DELTA_MOE: dict[str, Any] = {
 OLMO: dict[str, Any] = {
     **{key: value for key, value in DELTA.items() if key != "head_dim"},
     "num_key_value_heads": 4,
+}
+
+KIMI: dict[str, Any] = {
+    **SMALL,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 20,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    # As small a state as for Qwen3-Next.
+    "linear_num_heads": 2,
+    "linear_head_dim": 4,
+    "rms_norm_eps": 1e-3,
 }
 
 MAMBA: dict[str, Any] = {
@@ -304,6 +322,33 @@ HYBRIDS: dict[str, tuple[type[Family], tuple[PreTrainedConfig, ...]]] = {
                     "mamba_proj_bias": True,
                     "projectors_bias": True,
                     "mlp_bias": True,
+                    "attention_bias": True,
+                }
+            ),
+        ),
+    ),
+    "kimi-linear": (
+        KimiLinear,
+        (
+            KimiLinearConfig(
+                **KIMI | {"num_hidden_layers": 3, "layer_types": [LINEAR, GLOBAL, LINEAR]}
+            ),
+            KimiLinearConfig(
+                **KIMI
+                | {
+                    "hidden_size": 96,
+                    "num_attention_heads": 6,
+                    "num_key_value_heads": 6,
+                    "num_hidden_layers": 2,
+                    "layer_types": [GLOBAL, LINEAR],
+                    "mlp_layer_types": ["sparse", "dense"],
+                    "q_lora_rank": 24,
+                    "linear_num_heads": 5,
+                    "linear_head_dim": 6,
+                    "linear_conv_kernel_dim": 3,
+                    "n_group": 4,
+                    "topk_group": 2,
+                    "norm_topk_prob": False,
                     "attention_bias": True,
                 }
             ),

@@ -1,6 +1,6 @@
 """What well-known checkpoints say in `config.json`, and how many numbers the published weights
 have, as their makers count them: of gpt-oss and DeepSeek-V3 without quantisation, of gemma-3-4b
-the text's. LongRoPE's lists are made up."""
+the text's, as of gemma-4 and Llama 4. LongRoPE's lists are made up."""
 
 from __future__ import annotations
 

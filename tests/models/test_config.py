@@ -113,7 +113,7 @@ LIES: list[tuple[str, dict[str, Any]]] = [  # fault 45
     ("rope_scaling.factor", {"rope_scaling": {"type": "linear", "factor": 0.5}}),
     ("rope_scaling.factor", {"rope_scaling": {"type": "dynamic", "factor": float("nan")}}),
     ("rope_scaling.type", {"head_dim": 2, "rope_scaling": {"type": "dynamic", "factor": 2.0}}),
-    ("rope_parameters.high_freq_factor", {"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}),
+    ("rope_parameters.high_freq_factor", {"rope_parameters": {**LLAMA3, "high_freq_factor": 0.9}}),
     ("rope_parameters.low_freq_factor", {"rope_parameters": {**LLAMA3, "low_freq_factor": None}}),
     ("rope_parameters.beta_fast", {"rope_parameters": {**YARN, "beta_fast": 0.5}}),
     ("rope_parameters.truncate", {"rope_parameters": {**YARN, "truncate": 1}}),

@@ -13,6 +13,8 @@ from asyncinfer.models import (
     AttentionTemperature,
     ExpertsConfig,
     GatedDeltaConfig,
+    IndexerConfig,
+    KimiDeltaConfig,
     LatentConfig,
     LayerConfig,
     MambaConfig,
@@ -32,6 +34,9 @@ DELTA = GatedDeltaConfig(key_heads=2, heads=4, key_dim=8, value_dim=6, width=4)
 MAMBA = MambaConfig(heads=4, head_dim=8, state_dim=6, groups=2, width=4)
 EXPERTS = ExpertsConfig(count=8, active=2, intermediate_size=16)
 LATENT = LatentConfig(query_rank=None, kv_rank=16, plain=12, rotated=8, value=12)
+INDEXER = IndexerConfig(heads=4, size=6, most=9)
+INDEXED = IndexerConfig(heads=4, size=8, most=9)
+KIMI = KimiDeltaConfig(heads=4, head_dim=8, width=4)
 LLAMA = ModelConfig(
     architecture="LlamaForCausalLM",
     vocab_size=100,
@@ -73,7 +78,7 @@ MODEL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("mlp_bias", "head_bias", "sinks", "attention_gate", "bidirectional"), FLAGS),
     # Nor True without the names.
     "predicts": (*FLAGS, True),
-    **dict.fromkeys(("value_norm", "layer_scale"), FLAGS),
+    **dict.fromkeys(("value_norm", "layer_scale", "qk_norm_weight"), FLAGS),
     "per_layer_inputs": (-1, 2**40, 1.5, True, None),
     "head_kv": (2, {}, LATENT),
     "lacking": (1, ["a"]),
@@ -107,8 +112,10 @@ LAYERS: dict[str, tuple[Any, ...]] = {
     "attention": (1, "yes"),
     "feed_forward": FLAGS,
     "window": (0, -1, True, 1.5, 2**40),
+    # True is right beside a window.
+    "chunked": (*FLAGS, True),
     "temperature": (0.1, {}, ROPE),
-    "experts": FLAGS,
+    **dict.fromkeys(("experts", "qk_norm"), FLAGS),
     **dict.fromkeys(("head_dim", "num_kv_heads", "intermediate_size"), (0, -1, True, 1.5, 2**40)),
     "shares_kv": (-1, True, 1.5, 2**40),
     "keys_as_values": FLAGS,
@@ -128,6 +135,7 @@ MIXTURES: dict[str, tuple[Any, ...]] = {
     "shared_size": (-1, 1.5, True),
     # True is right beside a shared expert.
     "shared_gate": (*FLAGS, True),
+    **dict.fromkeys(("weigh_inputs", "router_norm", "expert_scale", "beside"), FLAGS),
     "clamped_swiglu": ((1.0,), [1.0, 2.0], (0.0, 1.0), (1.0, NAN), ("1", 2.0), 7.0),
 }
 LATENTS: dict[str, tuple[Any, ...]] = {
@@ -135,6 +143,16 @@ LATENTS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("kv_rank", "plain", "value"), SIZES),
     "rotated": (*SIZES, 7),
     "interleaved": FLAGS,
+    # One that is right needs a query_rank, and room for what is rotated.
+    "indexer": (8, {}, EXPERTS, INDEXER),
+}
+INDEXERS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("heads", "size"), SIZES),
+    "most": (0, -1, True, 1.5, 2**40),
+}
+KIMIS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("heads", "head_dim"), SIZES),
+    "width": (0, 1, True, 2.5, 1025),
 }
 MAMBAS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("heads", "head_dim", "state_dim"), SIZES),
@@ -166,6 +184,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
     for field in fields(TensorNames)
 }
 NAMES["fused_experts"] = ("a", ("a",), ["a", "b"], ("a", ""), ("a.{}", "b"), ("a", 3))
+NAMES["mlp_modules"] = NAMES["fused_experts"]
 NAMES["prefix"] = (None, 3, ("a",))
 NAMES["predictor"] = ("mtp.", ("mtp.",), {})
 NAMES["qkv"] += (("q", "kv"), ("q", "k", "v", "g"), ())
@@ -176,6 +195,8 @@ NAMES["delta_conv"] += ((), ("a", "b"))
 NAMES["delta_conv_rows"] = (3, (), (0,), (1, 2), [1], (True,))
 NAMES["spellings"] = (None, "norm", ("norm",), (("a_norm", "b"),), (("qkv", "b"),), (("norm", ""),))
 NAMES["delta_gates"] += ((),)
+NAMES["kimi_forget"] += (("a",),)
+NAMES["kimi_gate"] += ((),)
 NAMES["expert_up"] += (("w1", "w3"), ("{}.w1", "w3"), ("{0}.w1",), ("{.w1",), ())
 NAMES["ignored"] += (("(",), ("*",))
 PREDICTOR = PredictorNames(prefix="mtp.", join="fc", token_norm="a", hidden_norm="b", norm="c")
@@ -195,6 +216,8 @@ PARTS: list[tuple[Any, dict[str, tuple[Any, ...]]]] = [
     (MAMBA, MAMBAS),
     (EXPERTS, MIXTURES),
     (LATENT, LATENTS),
+    (INDEXER, INDEXERS),
+    (KIMI, KIMIS),
     (TensorNames(), NAMES),
     (PREDICTOR, PREDICTORS),
     (LearnedActivation(abs, ()), LEARNED),
@@ -302,12 +325,28 @@ TOGETHER: list[tuple[Any, dict[str, Any], str]] = [
     (LLAMA, {"bidirectional": True, "attention_softcap": 30.0}, "bidirectional"),
     (LLAMA, {"bidirectional": True, "layers": (CONVOLVED, CONVOLVED)}, "bidirectional"),
     (MLA, {"qk_norm": "head"}, "qk_norm"),
-    (MLA, {"rope": None}, "rope"),
+    (
+        replace(MLA, latent=replace(LATENT, query_rank=8, indexer=INDEXED), head_dim=32),
+        {"rope": None},
+        "rope",
+    ),
+    (replace(LATENT, query_rank=8), {"indexer": INDEXER}, "indexer"),
+    (EXPERTS, {"beside": True, "shared_size": 8}, "beside"),
+    (
+        LLAMA,
+        {"layers": tuple(LayerConfig(rope=ROPE, window=n, chunked=True) for n in (8, 16))},
+        "layers",
+    ),
+    (
+        LLAMA,
+        {"layers": (LayerConfig(rope=ROPE, window=8, chunked=True), LAYER), "bidirectional": True},
+        "bidirectional",
+    ),
     (LayerConfig(rope=None, mixer=CONVOLUTION), {"temperature": TEMPERATURE}, "temperature"),
     (MLA, {"rope": ROPE}, "rope"),
     (SCALED, {"original_context": 0}, "original_context"),
     (SCALED, {"beta_slow": 33.0}, "beta_fast"),
-    (SCALED, {"high_freq_factor": 1.0}, "high_freq_factor"),
+    (SCALED, {"high_freq_factor": 0.9}, "high_freq_factor"),
     (SCALED, {"rope_type": "dynamic", "size": 2}, "size"),
     (LONG, {"factors": ()}, "factors"),
     (LONG, {"size": 6}, "factors"),

@@ -110,7 +110,11 @@ def test_its_size_is_that_of_transformers() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"enable_moe_block": True}, "enable_moe_block=True: experts are not supported"),
+        ({"enable_moe_block": True}, r"moe_intermediate_size=\(missing\): is required"),
+        (
+            {"enable_moe_block": True, "moe_intermediate_size": 24, "num_experts": 4},
+            r"top_k_experts=\(missing\): is required",
+        ),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention='all'"),
         ({"vocab_size_per_layer_input": 7}, "vocab_size_per_layer_input=7: must be vocab_size"),
         ({"num_kv_shared_layers": 35}, "num_kv_shared_layers=35: must be between 0 and 34"),

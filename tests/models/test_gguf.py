@@ -68,14 +68,15 @@ REFUSED = {
         "afmoe arctic baichuan bailingmoe bailingmoe2 bitnet bloom chameleon chatglm "
         "codeshell command-r dbrx deci deepseek dots1 exaone exaone-moe falcon gemma "
         "gemma3n glm-dsa gptj grok grovemoe hunyuan-moe internlm2 jais "
-        "jais2 llama4 maincoder mimo2 minicpm minicpm3 mpt "
+        "jais2 maincoder mimo2 minicpm minicpm3 mpt "
         "olmo openelm orion pangu-embedded plamo plamo3 plm qwen refact "
         "smallthinker stablelm starcoder step35 xverse"
     ),
     "layers that keep another state in place of KV": (
-        "arwkv7 jamba kimi-linear mamba mamba2 plamo2 rwkv6 rwkv6qwen2 rwkv7"
+        "arwkv7 jamba mamba mamba2 plamo2 rwkv6 rwkv6qwen2 rwkv7"
     ),
-    "queries that grow with their position, of which a file says nothing": "mistral4",
+    "queries that grow with their position, of which a file says nothing": "llama4 mistral4",
+    "how a file stores its convolutions is not read yet": "kimi-linear",
     "images or sound": (
         "clip cogvlm deepseek2-ocr hunyuan_vl paddleocr qwen2vl qwen3vl qwen3vlmoe wavtokenizer-dec"
     ),
@@ -86,6 +87,10 @@ REFUSED = {
 }
 #: Families whose GGUF files are not loaded.
 WITHOUT_FILES = {
+    "DeepseekV32ForCausalLM": "llama.cpp has no such architecture",
+    "KimiLinearForCausalLM": "how a file stores its convolutions is not read yet",
+    "Llama4ForCausalLM": "how queries grow with their position is not read yet",
+    "Llama4ForConditionalGeneration": "its text model alone is llama4",
     "MinistralForCausalLM": "a file does not say which layers have windows",
     "Mistral4ForCausalLM": "how queries grow with their position is not read yet",
     "Mistral3ForConditionalGeneration": "its text model alone is llama or mistral3",

@@ -1,6 +1,6 @@
-"""Every family whose layers keep a state, or differ in keys and values, computes what transformers
-computes, in two shapes, and an engine's greedy answers are those of transformers through prefix
-hits, forks, preemption and wrong drafts."""
+"""Every family whose layers keep a state, differ in keys and values, or attend to a part of the
+tokens, computes what transformers computes, in two shapes, and an engine's greedy answers are those
+of transformers through prefix hits, forks, preemption and wrong drafts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from models.families import GLOBAL, randomised
 from models.gemmas import GEMMAS
 from models.held import Held
 from models.hybrids import HYBRIDS, LINEAR
+from models.sparse import SPARSE
 from safetensors.torch import load_file, save_file
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -28,7 +29,7 @@ from asyncinfer.testing import check_family
 from asyncinfer.testing.family_trial import FamilyTrial, runs
 from asyncinfer.testing.inline import InlineEngine, InlineStream
 
-CONFIGS = {**HYBRIDS, **GEMMAS}
+CONFIGS = {**HYBRIDS, **GEMMAS, **SPARSE}
 KINDS = sorted(CONFIGS)
 #: Small steps cut prompts at odd places.
 OPTIONS: dict[str, Any] = {

@@ -48,7 +48,8 @@ def _check_gated_delta_rule(
         and q.shape == k.shape
         and q.shape[0] == v.shape[0]
         and v.shape[1] % q.shape[1] == 0
-        and decay.shape == beta.shape == v.shape[:2]
+        and beta.shape == v.shape[:2]
+        and decay.shape in (beta.shape, (*beta.shape, q.shape[2]))
         and before.shape[1:] == (v.shape[1], q.shape[2], v.shape[2])
         and decay.dtype is beta.dtype is before.dtype is torch.float32
         and rows.shape == v.shape[:1]

@@ -23,12 +23,13 @@ def recurrent_delta_rule(
     `exp(decay) S`, then `S + beta k (v - S^T k)^T`, and its output is `S^T q`.
 
     All are float32; `q` and `k` `[tokens, sequences, heads, key_dim]`, `v` `[tokens, sequences,
-    heads, value_dim]`, `decay` and `beta` `[tokens, sequences, heads]`, `state` `[sequences, heads,
-    key_dim, value_dim]`. Returns the outputs, in the shape of `v`, and the last state.
+    heads, value_dim]`, `decay` `[tokens, sequences, heads, key_dim or 1]`, `beta` `[tokens,
+    sequences, heads]`, `state` `[sequences, heads, key_dim, value_dim]`. Returns the outputs, in
+    the shape of `v`, and the last state.
     """
     outputs = torch.empty_like(v)
     for token in range(len(v)):
-        state = state * decay[token].exp()[..., None, None]
+        state = state * decay[token].exp()[..., None]
         known = (k[token][..., None, :] @ state)[..., 0, :]
         change = (v[token] - known) * beta[token][..., None]
         state = state.addcmul_(k[token][..., None], change[..., None, :])
@@ -53,7 +54,8 @@ def gated_delta_rule(
         q, k: `[tokens, key_heads, key_dim]`, row after row. Each of these heads serves as many
             adjacent ones of `v`.
         v: `[tokens, heads, value_dim]`.
-        decay: float32 `[tokens, heads]`, 0 at most.
+        decay: float32, 0 at most: `[tokens, heads]`, or with one for each row of a state `[tokens,
+            heads, key_dim]` (Kimi Delta Attention, 2025).
         beta: float32 `[tokens, heads]`, from 0 to 1.
         before: float32 `[rows, heads, key_dim, value_dim]`: the state before each row.
         rows: int64 `[tokens]`: the row of each token, ascending; each row has one.
@@ -65,13 +67,15 @@ def gated_delta_rule(
     shared = v.shape[1] // q.shape[1]
     q, k = (part.float().repeat_interleave(shared, dim=1) for part in (q, k))
     dtype, v = v.dtype, v.float()
+    chunk = _chunk if decay.ndim == 2 else _chunk_by_channel
     if len(v) == len(before):
         # A token for each row.
-        y, states = recurrent_delta_rule(q[None], k[None], v[None], decay[None], beta[None], before)
+        each = decay if decay.ndim == 3 else decay[..., None]
+        y, states = recurrent_delta_rule(q[None], k[None], v[None], each[None], beta[None], before)
         return y[0].to(dtype), states.index_select(0, marks)
     outputs = torch.empty_like(v)
     inputs = (q, k, v, decay, beta)
-    after = compute_in_chunks(_chunk, inputs, 2, outputs, before, rows, marks)
+    after = compute_in_chunks(chunk, inputs, 2, outputs, before, rows, marks)
     return outputs.to(dtype), after
 
 
@@ -99,3 +103,31 @@ def _chunk(
     last = total[..., -1:]
     kept = k * (last - total).exp()[..., None]
     return outputs, state * last.exp()[..., None] + kept.mT @ change
+
+
+def _chunk_by_channel(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_chunk` with `decay` `[sequences, heads, tokens, key_dim]`: what is left of a token's key
+    differs in each of its dimensions, and so is part of each product of two keys."""
+    total = decay.cumsum(-2)
+    future = torch.ones(total.shape[-2], total.shape[-2], dtype=torch.bool, device=q.device).triu(1)
+    left = total[..., :, None, :] - total[..., None, :, :]
+    left = left.masked_fill_(future[..., None], float("-inf")).exp_()
+    # `[sequences, heads, tokens, tokens, 2]`: each token's key and query with each key before it.
+    products = left.mul_(k[..., None, :, :]) @ torch.stack((k, q), dim=-1)
+    overlap, seen = products.unbind(-1)
+    passed = total.exp()
+    wanted = (v - (k * passed) @ state) * beta[..., None]
+    change = torch.linalg.solve_triangular(
+        overlap * beta[..., None], wanted, upper=False, unitriangular=True
+    )
+    outputs = (q * passed) @ state + seen @ change
+    last = total[..., -1:, :]
+    kept = k * (last - total).exp()
+    return outputs, state * last.exp().mT + kept.mT @ change

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from asyncinfer.errors import ModelLoadError
 from asyncinfer.models.gguf.facts import Facts
 from asyncinfer.models.windows import FULL, SLIDING
 
@@ -14,6 +15,8 @@ def gemma4_values(facts: Facts) -> dict[str, Any]:
     """Heads and rotations of global and local layers. A file has the sizes of global ones under the
     plain names."""
     get = facts.get
+    if get("expert_count"):
+        raise ModelLoadError(f"gemma4.expert_count={get('expert_count')}: is not supported")
     heads, widths = get("attention.head_count_kv"), get("feed_forward_length")
     local = facts.by_layer("attention.sliding_window_pattern")
     counts = facts.by_layer("attention.head_count_kv")
@@ -36,7 +39,6 @@ def gemma4_values(facts: Facts) -> dict[str, Any]:
         "use_double_wide_mlp": isinstance(widths, list),
         "hidden_size_per_layer_input": get("embedding_length_per_layer_input") or 0,
         "vocab_size_per_layer_input": facts.vocabulary,
-        "enable_moe_block": bool(get("expert_count")),
         "rope_parameters": {
             SLIDING: {"rope_type": "default", "rope_theta": get("rope.freq_base_swa") or 10_000.0},
             FULL: {
