@@ -138,8 +138,8 @@ class EngineConfig:
     draft: Any = None
     #: Steps in flight at once. None: one on a CPU; on a GPU two, up to four where they are short.
     overlap: int | None = None
-    #: When decode steps are recorded as CUDA graphs: as each size of batch comes up, all when the
-    #: engine opens, or never. A CPU has none.
+    #: When steps are recorded as CUDA graphs: as each size comes up, all when the engine opens, or
+    #: never. A CPU has none.
     cuda_graphs: Graphs = "lazy"
     #: Whether the same request gives the same tokens and logprobs to the last bit, whatever else is
     #: computed with it and however its prompt is cut into chunks. Slower, and without CUDA graphs.

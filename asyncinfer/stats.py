@@ -51,7 +51,7 @@ class Fallback:
     """A fast part that an engine goes on without: its answers are right, and slower."""
 
     #: "kernels": torch's operators run in place of Triton's. "products": they multiply quantised
-    #: matrices, on a CPU. "graphs": only decode steps that were recorded before are launched whole.
+    #: matrices, on a CPU. "graphs": only what was recorded before is launched whole.
     part: Literal["kernels", "graphs", "products"]
     reason: str
 
@@ -60,7 +60,7 @@ class Fallback:
             return f"torch's operators run in place of Triton's kernels: {self.reason}"
         if self.part == "products":
             return f"torch's operators multiply quantised matrices: {self.reason}"
-        return f"decode steps are not recorded: {self.reason}"
+        return f"steps are not recorded: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""Attention of decode rows that a graph can record: no shape depends on a tensor's contents.
+"""Attention that a graph can record: no shape depends on a tensor's contents.
 
-It reads every block of the tables, and masks the keys beyond a row. So it costs the whole width of
-the tables. It is the slow twin of the paged kernels on decode rows.
+It reads every block of each token's table, and masks the keys that the token does not see. So it
+costs the whole width of the tables. It is the slow twin of the paged kernels.
 """
 
 from __future__ import annotations
@@ -19,24 +19,32 @@ _PLAIN = AttentionVariant()
 
 
 class MaskedAttention:
-    """Attention of one forward pass over rows of one query token each."""
+    """Attention of one forward pass, of which every token belongs to a row."""
 
     def __init__(self, kv: KVCache, batch: DeviceBatch, scale: float) -> None:
         self._kv = kv
         self._scale = scale
-        self._gather = Gather(kv, batch.block_tables.clamp(min=0).long())
-        device = kv.storage.device
+        slots = batch.slot_mapping
+        device = slots.device
+        ends = batch.query_starts[1:]
+        token = torch.arange(len(slots), dtype=torch.int32, device=device)
+        row = torch.searchsorted(ends, token, right=True)
+        tables = batch.block_tables.index_select(0, row)
+        self._gather = Gather(kv, tables.clamp(min=0).long())
         self._buffer = torch.empty(self._gather.size, dtype=kv.dtype, device=device)
         size = batch.block_size
-        #: Positions of the keys, int32 `[1, width]`, and of the row's own token, `[rows, 1]`.
-        width = batch.block_tables.shape[1] * size
+        #: Positions of the keys, int32 `[1, width]`, and of the tokens, `[tokens, 1]`.
+        width = tables.shape[1] * size
         self._keys = torch.arange(width, dtype=torch.int32, device=device)[None]
-        self._own = batch.seq_lens[:, None] - 1
-        slots = batch.slot_mapping
-        self._written = (slots >= 0)[:, None, None, None]
-        # Padding rows come last. They repeat the write of the first row.
-        self._block = torch.where(slots >= 0, slots, slots[:1]).clamp(min=0) // size
-        self._after = torch.arange(size, device=slots.device) - (slots % size)[:, None]
+        after = ends.index_select(0, row) - token
+        self._own = (batch.seq_lens.index_select(0, row) - after)[:, None]
+        self._written = slots >= 0
+        # Tokens that are not stored repeat the write of the first one that is.
+        self._first = (slots >= 0).int().argmax().view(1)
+        first = slots.index_select(0, self._first)
+        self._places = torch.where(slots >= 0, slots, first).clamp(min=0)
+        self._block = self._places // size
+        self._after = torch.arange(size, device=device) - (slots % size)[:, None]
 
     def __call__(
         self,
@@ -69,10 +77,19 @@ class MaskedAttention:
         return (weights.to(q.dtype) @ values).view(rows, heads * head_dim)
 
     def _write(self, pages: torch.Tensor, new: torch.Tensor) -> None:
-        """Write each row's token into its block, and zeros behind it. `GatheredAttention` relies on
-        the zeros when it reads the block next."""
+        """Write each token into its block, and zeros behind it. `GatheredAttention` relies on the
+        zeros when it reads the block next."""
         before = pages[self._block]
-        after = self._after[:, None, :, None]
-        filled = torch.where(after == 0, new[:, :, None], before).masked_fill(after > 0, 0)
-        first = torch.where(self._written[:1], filled[:1], before[:1])
-        pages[self._block] = torch.where(self._written, filled, first)
+        behind = self._after[:, None, :, None] > 0
+        pages[self._block] = self._stored(before.masked_fill(behind, 0), before)
+        # Tokens of one block have written other zeros into it, and where others of them stand.
+        by_token, at = pages.transpose(1, 2), self._places % pages.shape[2]
+        before = by_token[self._block, at]
+        by_token[self._block, at] = self._stored(new, before)
+
+    def _stored(self, new: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        """What each token writes, `[tokens, ...]`: `new`, or where none is stored `before`."""
+        shape = (-1, *[1] * (new.ndim - 1))
+        written = self._written.view(shape)
+        first = torch.where(written, new, before).index_select(0, self._first)
+        return torch.where(written, new, first)

@@ -58,10 +58,18 @@ def cases(shapes: TrialShapes, device: torch.device) -> Iterator[tuple[str, Case
         numbers = _Numbers(device, dtype, wanted)
         return (module.rms_norm(numbers(5, hidden), numbers(hidden), 1e-6),)
 
+    def added(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
+        numbers = _Numbers(device, dtype, wanted)
+        total, normed = module.add_rms_norm(
+            numbers(5, hidden), numbers(5, hidden), numbers(hidden), 1e-6
+        )
+        return total, normed
+
     def gate(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
         return (module.silu_mul(_Numbers(device, dtype, wanted)(5, 2 * hidden)),)
 
     yield "rms_norm", norm
+    yield "add_rms_norm", added
     yield "silu_mul", gate
     # The layers take it for halves only.
     for rows in _ROWS if dtype is not torch.float32 else ():

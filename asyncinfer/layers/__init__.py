@@ -40,7 +40,7 @@ from asyncinfer.layers.checks import check_choice, check_flags, check_integers, 
 from asyncinfer.layers.convolution import ShortConvolution
 from asyncinfer.layers.experts import Experts
 from asyncinfer.layers.forward_pass import ForwardPass
-from asyncinfer.layers.fused import FusedLayer, FusedMLP, normed_experts
+from asyncinfer.layers.fused import FusedLayer, FusedMLP, NormedExperts
 from asyncinfer.layers.gated_delta import GatedDeltaNet
 from asyncinfer.layers.kimi_delta import KimiDeltaAttention
 from asyncinfer.layers.latent import Indexer, LatentAttention
@@ -90,6 +90,7 @@ __all__ = [
     "Mamba2",
     "Norm",
     "NormKind",
+    "NormedExperts",
     "ParallelLayer",
     "PerLayerInputs",
     "Prepare",
@@ -123,7 +124,6 @@ __all__ = [
     "learned",
     "make_norm",
     "normed",
-    "normed_experts",
     "normed_first",
     "normed_last",
     "refuse",

@@ -8,13 +8,14 @@ import torch
 
 from asyncinfer.attention import AttentionVariant, HeadNorms, PagedAttention
 from asyncinfer.kernels import ops
+from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
 from asyncinfer.layers.block import FeedForward
 from asyncinfer.layers.forward_pass import ForwardPass
 from asyncinfer.layers.lora import LoraRows
 from asyncinfer.layers.norm import RMSNorm
 from asyncinfer.quantization import CudaLinear
 
-__all__ = ["FusedLayer", "FusedMLP", "normed_experts"]
+__all__ = ["FusedLayer", "FusedMLP", "NormedExperts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +33,20 @@ class FusedMLP:
     def __call__(self, x: torch.Tensor, adapters: LoraRows | None = None) -> torch.Tensor:
         norm = self.norm
         if adapters is not None:
-            return self._adapted(x, adapters)
+            return self.of_normed(x, norm(x), adapters)
         gated = self.up.fused(
             x, norm=norm.weight, eps=norm.eps, plus_one=norm.plus_one, activation=self.activation
         )
         return self.down.fused(gated, residual=x)
 
-    def _adapted(self, x: torch.Tensor, adapters: LoraRows) -> torch.Tensor:
-        """The MLP in separate launches, since adapters are added between a product and its gate."""
-        normed = self.norm(x)
+    def of_normed(
+        self, x: torch.Tensor, normed: torch.Tensor, adapters: LoraRows | None
+    ) -> torch.Tensor:
+        """As when it is called, where `normed` is `norm(x)`. Adapters are added between a product
+        and its gate, which are separate launches then."""
+        if adapters is None:
+            gated = self.up.fused(normed, activation=self.activation)
+            return self.down.fused(gated, residual=x)
         y = self.up(normed)
         adapters.add(f"{self.name}.up", normed, y)
         if self.activation == "silu":
@@ -53,13 +59,21 @@ class FusedMLP:
         return y
 
 
-def normed_experts(norm: RMSNorm, experts: FeedForward) -> FeedForward:
+@dataclass(frozen=True, slots=True)
+class NormedExperts:
     """`x + experts(norm(x))` of a mixture of experts."""
 
-    def both(x: torch.Tensor, adapters: LoraRows | None = None) -> torch.Tensor:
-        return experts(norm(x), adapters).add_(x)
+    norm: RMSNorm
+    experts: FeedForward
 
-    return both
+    def __call__(self, x: torch.Tensor, adapters: LoraRows | None = None) -> torch.Tensor:
+        return self.of_normed(x, self.norm(x), adapters)
+
+    def of_normed(
+        self, x: torch.Tensor, normed: torch.Tensor, adapters: LoraRows | None
+    ) -> torch.Tensor:
+        """As when it is called, where `normed` is `norm(x)`."""
+        return self.experts(normed, adapters).add_(x)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +83,8 @@ class FusedLayer:
 
     With an MLP six launches where tokens are few: norm and packed projection; head norms, rotation
     and KV write; attention; output projection and residual; norm, packed projection and gate; down
-    projection and residual. Above 64 tokens norms and gates are launches of their own.
+    projection and residual. Above 64 tokens norms and gates are launches of their own, and the one
+    after attention adds the residual, too.
     """
 
     index: int
@@ -83,7 +98,7 @@ class FusedLayer:
     head_norms: HeadNorms | None
     variant: AttentionVariant | None
     #: `[tokens, hidden]` to a new tensor: the feed-forward layer with its norm and residual.
-    mlp: FeedForward
+    mlp: FusedMLP | NormedExperts
 
     def __call__(self, x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
         attend, adapters = forward.attends[self.index], forward.adapters
@@ -98,7 +113,12 @@ class FusedLayer:
         qkv = qkv.view(x.shape[0], -1, self.head_dim)
         angles = forward.angles[self.rope]
         attended = attend.project(self.index, qkv, angles, self.head_norms, self.variant)
-        y = self.out.fused(attended, residual=x)
+        few = x.shape[0] <= SMALL_TOKENS
+        y = self.out.fused(attended, residual=x if few else None)
         if adapters is not None:
             adapters.add(f"layers.{self.index}.attention.out", attended, y)
-        return self.mlp(y, adapters)
+        if few:
+            return self.mlp(y, adapters)
+        norm = self.mlp.norm
+        y, normed = ops.add_rms_norm(y, x, norm.weight, norm.eps, plus_one=norm.plus_one)
+        return self.mlp.of_normed(y, normed, adapters)

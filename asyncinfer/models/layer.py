@@ -16,6 +16,7 @@ from asyncinfer.layers import (
     Layer,
     LoraLinear,
     Norm,
+    NormedExperts,
     ParallelLayer,
     RMSNorm,
     RopeConfig,
@@ -27,7 +28,6 @@ from asyncinfer.layers import (
     followed,
     fused_gate,
     make_norm,
-    normed_experts,
     scaled,
 )
 from asyncinfer.models.attention import AttentionBuilder
@@ -197,9 +197,9 @@ class LayerBuilder:
         rope = config.layer(index).rope
         assert rope is not None
         variant = self._attention.variant(index, f"{name}.attention")
-        mlp: FeedForward
+        mlp: FusedMLP | NormedExperts
         if config.layer_experts(index) is not None:
-            mlp = normed_experts(mlp_norm, self._feed_forward.build(index, name))
+            mlp = NormedExperts(mlp_norm, self._feed_forward.build(index, name))
         else:
             gate = self._gate()
             assert gate is not None

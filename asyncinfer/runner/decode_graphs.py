@@ -1,17 +1,17 @@
-"""`DecodeGraphs`: a graph of the whole decode step for each batch size."""
+"""`DecodeGraphs`: graphs of whole decode steps, and of the layers of other steps, by size."""
 
 from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
 from asyncinfer.runner.accelerator import Accelerator, Graph
 from asyncinfer.runner.fallbacks import Fallbacks
 from asyncinfer.sampling import Draws
 
-__all__ = ["DecodeGraphs", "batch_sizes"]
+__all__ = ["DecodeGraphs", "StepGraphs", "batch_sizes"]
 
 #: Rows of the largest recorded batch.
 _MOST_ROWS = 256
@@ -25,19 +25,83 @@ def batch_sizes(max_running: int) -> list[int]:
     return [*sizes, most]
 
 
-class DecodeGraphs:
-    """Runs decode steps, from recordings where possible.
+class StepGraphs:
+    """Runs functions of device memory, from recordings where possible.
 
-    The first batch of a size and kind of draw runs eagerly, which loads its kernels, and is then
-    recorded. Later ones are replayed. After a recording has failed, none is tried again: existing
-    graphs are replayed, and all other steps run eagerly.
+    The first call of a function with some arguments runs it as it is, which loads its kernels, and
+    then records it. Later ones are replayed. After a recording has failed, none is tried again:
+    existing graphs are replayed, and everything else runs as it is.
 
     Args:
-        step: the function to record: `step(rows, draws, adapted)` computes a step from the device's
-            state. Where `adapted`, some rows have an adapter; such steps have graphs of their own.
-        sizes: rows of the recorded batches, from `batch_sizes`.
-        hold: bytes reserved for the intermediate tensors of a step.
+        hold: bytes reserved for the intermediate tensors of the largest.
         fallbacks: is told of a recording that failed.
+    """
+
+    def __init__(
+        self, accelerator: Accelerator, *, hold: int = 0, fallbacks: Fallbacks | None = None
+    ) -> None:
+        self._accelerator = accelerator
+        self._hold = hold
+        self._fallbacks = fallbacks or Fallbacks()
+        self._graphs: dict[Hashable, Graph] = {}
+        self._paused = False
+        #: Whether nothing will be recorded any more.
+        self.done = False
+
+    @property
+    def recorded(self) -> int:
+        """The number of graphs."""
+        return len(self._graphs)
+
+    def has(self, step: Callable[..., None], *arguments: Hashable) -> bool:
+        """Whether this call is replayed."""
+        return (step, *arguments) in self._graphs
+
+    def call(self, step: Callable[..., None], *arguments: Hashable, what: str) -> None:
+        """Compute `step(*arguments)`; who is told that it was not recorded is told `what` it is."""
+        graph = self._graphs.get((step, *arguments))
+        if graph is not None:
+            graph.replay()
+            return
+        step(*arguments)
+        if not self._paused and not self.done:
+            self._record(step, arguments, what)
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Inside, nothing is recorded."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def close(self) -> None:
+        for graph in self._graphs.values():
+            graph.reset()
+        self._graphs.clear()
+        self.done = True
+
+    def _record(
+        self, step: Callable[..., None], arguments: tuple[Hashable, ...], what: str
+    ) -> None:
+        try:
+            with _no_garbage_collection():
+                graph = self._accelerator.capture(lambda: step(*arguments), hold=self._hold)
+        except RuntimeError as error:  # CUDA's errors, torch.OutOfMemoryError among them
+            self.done = True
+            self._fallbacks.add("graphs", f"recording {what} failed: {error}")
+        else:
+            self._graphs[step, *arguments] = graph
+
+
+class DecodeGraphs(StepGraphs):
+    """`StepGraphs` with those of whole decode steps.
+
+    Args:
+        step: `step(rows, draws, adapted)` computes a step from the device's state. Where `adapted`,
+            some rows have an adapter; such steps have graphs of their own.
+        sizes: rows of the recorded batches, from `batch_sizes`.
     """
 
     def __init__(
@@ -49,22 +113,13 @@ class DecodeGraphs:
         hold: int = 0,
         fallbacks: Fallbacks | None = None,
     ) -> None:
-        self._accelerator = accelerator
+        super().__init__(accelerator, hold=hold, fallbacks=fallbacks)
         self._step = step
         self._sizes = list(sizes)
-        self._hold = hold
-        self._fallbacks = fallbacks or Fallbacks()
-        self._graphs: dict[tuple[int, Draws, bool], Graph] = {}
-        self._recording, self._closed = True, False
 
     @property
     def most_rows(self) -> int:
         return self._sizes[-1]
-
-    @property
-    def recorded(self) -> int:
-        """The number of graphs."""
-        return len(self._graphs)
 
     def size_for(self, rows: int) -> int:
         """The smallest size that holds so many rows, at most `most_rows`."""
@@ -79,41 +134,7 @@ class DecodeGraphs:
 
     def run(self, size: int, draws: Draws, adapted: bool = False) -> None:
         """Compute one step of `size` rows, some of which have an adapter if it is `adapted`."""
-        graph = self._graphs.get((size, draws, adapted))
-        if graph is not None:
-            graph.replay()
-            return
-        self._step(size, draws, adapted)
-        if self._recording:
-            self._record(size, draws, adapted)
-
-    @contextmanager
-    def unrecorded(self) -> Iterator[None]:
-        """Inside, no step is recorded."""
-        before, self._recording = self._recording, False
-        try:
-            yield
-        finally:
-            # It may have been closed meanwhile.
-            self._recording = before and not self._closed
-
-    def close(self) -> None:
-        for graph in self._graphs.values():
-            graph.reset()
-        self._graphs.clear()
-        self._recording, self._closed = False, True
-
-    def _record(self, size: int, draws: Draws, adapted: bool) -> None:
-        try:
-            with _no_garbage_collection():
-                graph = self._accelerator.capture(
-                    lambda: self._step(size, draws, adapted), hold=self._hold
-                )
-        except RuntimeError as error:  # CUDA's errors, torch.OutOfMemoryError among them
-            self._recording = False
-            self._fallbacks.add("graphs", f"recording {size} rows failed: {error}")
-        else:
-            self._graphs[size, draws, adapted] = graph
+        self.call(self._step, size, draws, adapted, what=f"{size} rows")
 
 
 #: How many recordings run or wait for their turn. The first one switches the garbage collector off;

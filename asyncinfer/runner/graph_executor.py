@@ -1,10 +1,11 @@
-"""`GraphExecutor`: steps of nothing but decode rows, on state that stays on the device."""
+"""`GraphExecutor`: recorded steps, on state that stays on the device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +13,13 @@ import torch
 
 from asyncinfer.adapters import AdapterPool
 from asyncinfer.attention import KVCache
+from asyncinfer.kernels.dispatch import wants_triton
 from asyncinfer.models import Decoder
 from asyncinfer.runner.accelerator import Accelerator
 from asyncinfer.runner.decode_graphs import DecodeGraphs, batch_sizes
 from asyncinfer.runner.eager_executor import EagerExecutor
 from asyncinfer.runner.fallbacks import Fallbacks
-from asyncinfer.runner.input_batch import InputBatch
+from asyncinfer.runner.input_batch import InputBatch, StepArrays
 from asyncinfer.runner.pending_step import (
     EagerResults,
     PendingStep,
@@ -25,8 +27,9 @@ from asyncinfer.runner.pending_step import (
     StepBuffers,
     drawn_result,
 )
+from asyncinfer.runner.recorded_forward import RecordedForward, row_sizes, token_sizes
 from asyncinfer.runner.recorded_step import RecordedStep
-from asyncinfer.runner.slot_state import SlotState
+from asyncinfer.runner.slot_state import SlotState, Staging
 from asyncinfer.sampling import OPTION_WORDS, Draws, SamplingState, TokenHistory, option_words
 from asyncinfer.scheduler import Join, RunnerSpec, Step, StepResult
 
@@ -40,11 +43,13 @@ _UNKNOWN = -2
 
 
 class GraphExecutor(EagerExecutor):
-    """Replays decode steps, and computes every other step as an `EagerExecutor` does.
+    """Replays steps of nothing but decode rows whole, and of every other step the layers; what
+    follows these is computed as an `EagerExecutor` does.
 
     A steady decode step costs the host one replayed graph and one copy of results, with an event
     before and after the copy. Where tables or options have changed it costs a copy and a scatter
-    more.
+    more. Steps with chunks of prompts or with drafts cost a copy of their inputs, a replayed graph
+    and the operators of their draws, however many layers there are.
 
     Args:
         history: as `RecordedStep` needs it.
@@ -74,6 +79,16 @@ class GraphExecutor(EagerExecutor):
             decoder, kv, spec, self.state, history, sizes[-1], max(2, spec.overlap), adapters
         )
         self.graphs = DecodeGraphs(accelerator, self._step, sizes, hold=hold, fallbacks=fallbacks)
+        #: Sizes of passes of other steps.
+        self._tokens, self._rows = token_sizes(spec.max_step_tokens), row_sizes(sizes[-1])
+        self._forward = RecordedForward(
+            *(accelerator, decoder, kv, spec, self.state, history),
+            rows=self._rows[-1],
+            tokens=self._tokens[-1],
+            adapters=adapters,
+        )
+        #: The pinned memory of the step that is being launched.
+        self._staging: Staging | None = None
         self._replaying = True
         self._accelerator = accelerator
         #: Where replayed steps leave their results, one after the other and round again.
@@ -87,10 +102,13 @@ class GraphExecutor(EagerExecutor):
         """Record every graph of rows without adapters. Call it before the first step."""
         buffers = PinnedBuffers(self._accelerator)
         self.state.send(buffers.staging)
+        for tokens, rows in product(reversed(self._tokens), reversed(self._rows)):
+            self._forward.send(None, tokens, rows, buffers.staging)
+            self._pass(tokens, rows, adapted=False)
+            buffers.fetch_all([])
+            buffers.wait()
         self.graphs.record_all()
         self._step.turn_to(0)
-        buffers.fetch_all([])
-        buffers.wait()
 
     def change(self, step: Step, joins: Sequence[Join]) -> list[tuple[int, I64, I64]]:
         grown = super().change(step, joins)
@@ -109,7 +127,20 @@ class GraphExecutor(EagerExecutor):
         if step.slots:
             # Changes are sent with every step, so that they do not pile up while none is replayed.
             self.state.send(buffers.staging)
+        self._staging = buffers.staging
         return super().run(step, buffers)
+
+    def forward(self, arrays: StepArrays) -> torch.Tensor:
+        tokens, rows = self._pass_size(arrays)
+        adapted = arrays.adapters is not None
+        recorded = self.graphs.has(self._forward, tokens, rows, adapted)
+        # What is not recorded any more had better not be padded.
+        if not tokens or not (recorded or not self.graphs.done):
+            return super().forward(arrays)
+        assert self._staging is not None
+        self._forward.send(arrays, tokens, rows, self._staging)
+        self._pass(tokens, rows, adapted)
+        return self._forward.hidden[: len(arrays.positions)]
 
     def lost(self, step: Step) -> None:
         self.state.host_positions[step.slots] = _UNKNOWN
@@ -117,6 +148,14 @@ class GraphExecutor(EagerExecutor):
 
     def unrecorded(self) -> AbstractContextManager[None]:
         return self.graphs.unrecorded()
+
+    @contextmanager
+    def unreplayed(self) -> Iterator[None]:
+        was, self._replaying = self._replaying, False
+        try:
+            yield
+        finally:
+            self._replaying = was
 
     def stop_replaying(self) -> bool:
         self.graphs.close()
@@ -134,6 +173,22 @@ class GraphExecutor(EagerExecutor):
         decodes = step.counts.count(1) == rows == step.samples.count(1)
         asks = step.prompt_logprobs or step.poolings or step.guided
         return decodes and rows <= self.graphs.most_rows and not asks
+
+    def _pass_size(self, arrays: StepArrays) -> tuple[int, int]:
+        """Tokens and rows of the recorded pass that holds a step; no tokens where none does."""
+        tokens = len(arrays.positions)
+        rows = max(arrays.decode_rows, len(arrays.seq_lens) - arrays.decode_rows)
+        fits = tokens <= self._tokens[-1] and rows <= self._rows[-1]
+        # Graphs hold Triton's kernels, even where torch's operators are to compute a step.
+        if not (fits and self._replaying and wants_triton()):
+            return 0, 0
+        return (
+            next(size for size in self._tokens if size >= tokens),
+            next(size for size in self._rows if size >= rows),
+        )
+
+    def _pass(self, tokens: int, rows: int, adapted: bool) -> None:
+        self.graphs.call(self._forward, tokens, rows, adapted, what=f"{tokens} tokens")
 
     def _decode(self, step: Step, buffers: StepBuffers) -> PendingStep:
         if self._unread == len(self._places):

@@ -9,6 +9,7 @@ from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
 from asyncinfer.kernels.workspace import AttentionWorkspace
 from asyncinfer.models import ModelConfig
 from asyncinfer.runner.decode_graphs import batch_sizes
+from asyncinfer.runner.recorded_forward import input_bytes, row_sizes, token_sizes
 from asyncinfer.runner.tiles import TILE
 from asyncinfer.sampling import OPTION_WORDS, Draws, draw_bytes
 
@@ -33,9 +34,9 @@ def activation_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtyp
 
 
 def graph_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    """About the bytes that decode steps need beside weights and KV: what stays on the device from
-    step to step; where steps are recorded, also the intermediate tensors of the largest, and what
-    the driver keeps for each graph."""
+    """About the bytes that steps need beside weights and KV: what stays on the device from step to
+    step; where steps are recorded, also the intermediate tensors of the largest, and what the
+    driver keeps for each graph."""
     context = config.max_context or model.max_context
     history = 4 * (config.max_running + 1) * (context + 1)
     if config.cuda_graphs == "off" or config.deterministic:
@@ -44,15 +45,21 @@ def graph_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) ->
     # Per slot: the tables, the options, a position and an adapter.
     words = _table_words(config, model) + OPTION_WORDS + 2
     resident = history + 4 * (config.max_running + 1) * words + 4 * sizes[-1] * model.vocab_size
-    return graph_hold(config, model, dtype) + resident + _GRAPH_BYTES * len(sizes) * len(Draws)
+    tokens, rows = token_sizes(config.max_step_tokens), row_sizes(sizes[-1])
+    resident += input_bytes(tokens[-1], rows[-1], _most_groups(model))
+    resident += tokens[-1] * model.hidden_size * dtype.itemsize
+    graphs = len(sizes) * len(Draws) + len(tokens) * len(rows)
+    return graph_hold(config, model, dtype) + resident + _GRAPH_BYTES * graphs
 
 
 def graph_hold(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of the intermediate tensors of the largest recorded step, which all graphs share."""
     rows = batch_sizes(config.max_running)[-1]
-    tables = 4 * rows * _table_words(config, model)
-    restored = _restored_bytes(config, rows, model, dtype)
-    step = _step_bytes(rows, rows, model, dtype) + tables + restored
+    # A recorded pass has more tokens than a recorded batch has rows, and twice as many rows.
+    tokens = max(rows, token_sizes(config.max_step_tokens)[-1])
+    tables = 4 * (2 * rows + 1) * _table_words(config, model)
+    restored = _restored_bytes(config, tokens, model, dtype)
+    step = _step_bytes(tokens, rows, model, dtype) + tables + restored
     return step + _attention_bytes(rows, model)
 
 

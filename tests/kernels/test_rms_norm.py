@@ -35,6 +35,19 @@ def test_rms_norm_of_rows_that_lie_apart(target: Target) -> None:
         target.check(triton.rms_norm(x, weight, 1e-6), exact(x, weight, 1e-6, False))
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("plus_one", [False, True])
+def test_add_rms_norm(target: Target, shape: tuple[int, int], plus_one: bool) -> None:
+    x, residual = target.randn(*shape), target.randn(shape[0], 2 * shape[1])[:, 1::2]
+    weight = target.randn(shape[1])
+    for kernel in (triton.add_rms_norm, ops.add_rms_norm):
+        total, y = kernel(x, residual, weight, 1e-5, plus_one=plus_one)
+        # It is rounded once, and what is normalised is what was rounded.
+        assert torch.equal(total, x + residual)
+        assert y.dtype is target.dtype
+        target.check(y, exact(x + residual, weight, 1e-5, plus_one))
+
+
 @pytest.mark.parametrize(("capability", "size"), [(80, 1024), (90, 5120), (90, 16384)])
 def test_compiled(capability: int, size: int) -> None:
     x = torch.empty(3, size, dtype=torch.bfloat16, device="meta")

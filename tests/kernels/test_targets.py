@@ -48,7 +48,9 @@ def cache_of(dtype: torch.dtype, head_dim: int) -> tuple[torch.Tensor, dict[str,
 
 
 def norms_and_gates(turn: int) -> None:
-    triton.rms_norm(meta(ROWS, 4096), meta(4096), 1e-6, plus_one=turn % 2 == 1)
+    x, weight, plus_one = meta(ROWS, 4096), meta(4096), turn % 2 == 1
+    triton.rms_norm(x, weight, 1e-6, plus_one=plus_one)
+    triton.add_rms_norm(x, x, weight, 1e-6, plus_one=plus_one)
     gate = (triton.silu_mul, triton.gelu_mul)[turn % 2]
     gate(meta(ROWS, 28672))
 

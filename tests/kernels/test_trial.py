@@ -107,7 +107,7 @@ def test_kernels_before_the_first_that_is_wrong_are_measured() -> None:
     heard: list[KernelFigures] = []
     module = kernels(kv_write=one_lane("silu_mul"))
     assert find_fault(SHAPES, CPU, module, measured=heard.append) is not None
-    assert [each.kernel for each in heard][:2] == ["rms_norm", "silu_mul"]
+    assert [each.kernel for each in heard][:3] == ["rms_norm", "add_rms_norm", "silu_mul"]
     assert "kv_write" not in {each.kernel for each in heard}
 
 
@@ -128,7 +128,7 @@ def one_lane(name: str) -> Callable[..., Any]:
     "name",
     [
         *("rms_norm", "silu_mul", "linear_small", "rope_kv_write", "paged_attention", "sample"),
-        "decode_inputs",
+        *("decode_inputs", "add_rms_norm"),
     ],
 )
 def test_one_wrong_number_is_found(name: str) -> None:

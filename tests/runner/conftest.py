@@ -87,10 +87,10 @@ class Hand:
             max_slots=slots,
             max_context=CONFIG.max_context,
             vocab_size=VOCAB,
-            max_step_tokens=1024,
+            max_step_tokens=64,
             overlap=overlap,
         )
-        self.kv = KVCache.allocate(CONFIG, blocks, BLOCK, torch.float32, "cpu")
+        self.kv = KVCache.allocate(decoder.config, blocks, BLOCK, torch.float32, "cpu")
         self.kv.storage.fill_(torch.nan)
         self.runner = ModelRunner(decoder, [self.kv], self.spec, **runner)
         self.free = [(7 * i + 3) % blocks for i in range(blocks)]

@@ -57,7 +57,7 @@ def test_a_runner_names_a_recording_that_failed(make_hand: Any) -> None:
         hand.join(0, [1, 2, 3])
         hand.row(0, 0, 3)
         hand.step()
-        with pytest.warns(RuntimeWarning, match="decode steps are not recorded"):
+        with pytest.warns(RuntimeWarning, match="steps are not recorded"):
             hand.decode(0, 3, 3)
         (fallback,) = hand.runner.fallbacks
         assert (fallback.part, "recording 1 rows failed" in fallback.reason) == ("graphs", True)

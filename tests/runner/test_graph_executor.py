@@ -1,7 +1,9 @@
-"""Recorded decode steps on a fake device, against the same steps computed as they are."""
+"""Recorded steps on a fake device, against the same steps computed as they are."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +15,7 @@ from runner.conftest import CONFIG
 from support import columns
 
 from asyncinfer.adapters import AdapterPool, check_adapter, open_adapter
+from asyncinfer.models import Decoder, tensor_table
 from asyncinfer.runner.eager_executor import EagerExecutor
 from asyncinfer.runner.graph_executor import GraphExecutor
 
@@ -162,8 +165,9 @@ def test_most_steps_are_replays(graph_hand: Any, device: FakeDevice) -> None:
         lengths[slot] = len(PROMPTS[slot])
     for _ in range(20):
         decode(hand, lengths)
-    assert executor(hand).graphs.recorded == 1
-    assert device.calls["Graph.replay"] == 19
+    # The prompts are one size of a pass.
+    assert executor(hand).graphs.recorded == 2
+    assert device.calls["Graph.replay"] == 2 + 19
 
 
 @pytest.mark.parametrize("in_flight", [1, 2, 3, 4])
@@ -302,6 +306,63 @@ def test_calls_of_a_steady_step(graph_hand: Any, device: FakeDevice) -> None:
     assert set(counts) == {(0, 6), (4, 8)}
 
 
+@pytest.mark.parametrize("options", [GREEDY, DRAWN, SCORED], ids=str)
+def test_calls_of_a_prompt_beside_rows_that_decode(
+    make_hand: Any, device: FakeDevice, options: dict[str, Any]
+) -> None:
+    """What the host has to do does not grow with the layers, and it waits for nothing."""
+    calls: dict[tuple[str, int], int] = {}
+    for graphs, layers in itertools.product(("off", "lazy"), (1, 3)):
+        hand = make_hand(decoder=of_layers(layers), accelerator=device, graphs=graphs)
+        begin(hand, 0, **options)
+        for turn in range(3):
+            hand.join(1 + turn, [7] * 14)
+            hand.row(1 + turn, 0, 14, samples=0)
+            hand.row(0, len(PROMPTS[0]) + turn, 1)
+            device.calls.clear()
+            handle = hand.launch()
+            calls[graphs, layers] = device.calls.total()
+            assert device.calls["Graph.replay"] == (graphs == "lazy")
+            hand.runner.collect(handle)
+    of_a_layer = (calls["off", 3] - calls["off", 1]) / 2
+    assert of_a_layer > 20
+    assert calls["lazy", 1] == calls["lazy", 3]
+    # Sending the inputs takes some, and what is recorded none.
+    assert calls["lazy", 3] < calls["off", 1] + of_a_layer
+
+
+def of_layers(count: int) -> Decoder:
+    config, numbers = dataclasses.replace(CONFIG, num_layers=count), torch.Generator()
+    table = tensor_table(config)
+    return Decoder(
+        config, lambda name: torch.randn(table[name].shape, generator=numbers.manual_seed(5)) * 0.3
+    )
+
+
+@pytest.mark.parametrize("rows", [6, 70])
+def test_rows_of_many_tokens_of_every_count(make_hand: Any, graph_hand: Any, rows: int) -> None:
+    """Both sizes of rows; a pass that is full, and one more token, which is another's."""
+    answers = []
+    for make in (make_hand, graph_hand):
+        hand = make(slots=rows)
+        counts = [1 + slot % 3 for slot in range(rows)] if rows > 6 else [1, 2, 3, 4, 1, 5]
+        for slot, count in enumerate(counts):
+            hand.join(slot, [(slot * 7 + i) % 55 for i in range(count)])
+        for first in range(0, rows, 30):
+            for slot in range(first, min(first + 30, rows)):
+                hand.row(slot, 0, counts[slot])
+            answers.append((hand.spec.max_slots, hand.step().tokens))
+        for more in (0, 1):
+            hand.row(0, counts[0] + 16 * more, 16, samples=0)
+            hand.step()
+            for slot in range(1, min(rows, 40)):
+                hand.row(slot, counts[slot] + more, 1)
+            hand.row(0, counts[0] + 16 * (more + 1), 2, samples=0)
+            answers.append((more, hand.step().tokens))
+            counts[0] += 2
+    assert answers[: len(answers) // 2] == answers[len(answers) // 2 :]
+
+
 def test_a_step_that_samples_otherwise_replays_as_far_as_the_logits(
     graph_hand: Any, device: FakeDevice
 ) -> None:
@@ -313,7 +374,8 @@ def test_a_step_that_samples_otherwise_replays_as_far_as_the_logits(
     for _ in range(5):
         result = decode(hand, lengths)
         assert list(result.logprobs) == [0]
-    assert device.calls["Graph.replay"] == 4
+    # One more of the second prompt.
+    assert device.calls["Graph.replay"] == 1 + 4
 
 
 def test_a_failed_recording_changes_no_token(

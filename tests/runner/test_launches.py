@@ -1,9 +1,10 @@
-"""What a recorded step gives a GPU to do, counted: kernels of our own as they would be launched,
+"""What recorded steps give a GPU to do, counted: kernels of our own as they would be launched,
 and torch's operators that are more than a view."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from asyncinfer.cache import KVGroupSpec
 from asyncinfer.kernels import dispatch
 from asyncinfer.models import Decoder, ModelConfig, decoder, tensor_table
 from asyncinfer.quantization import CudaLinear, linear
+from asyncinfer.runner.recorded_forward import RecordedForward
 from asyncinfer.runner.recorded_step import RecordedStep
 from asyncinfer.runner.slot_state import SlotState
 from asyncinfer.sampling import OPTION_WORDS, Draws, TokenHistory
@@ -57,8 +59,8 @@ class Operators(TorchDispatchMode):
 
 
 @pytest.fixture
-def step(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A step on tensors without values, as on a GPU."""
+def steps(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A whole step and the layers of any, on tensors without values, as on a GPU."""
     monkeypatch.setattr(decoder, "has_fused_kernels", lambda weight: True)
     monkeypatch.setitem(linear._FORMATS, "plain", CudaLinear)
     monkeypatch.setattr(decoder, "begin_attention", PagedAttention)
@@ -76,9 +78,14 @@ def step(monkeypatch: pytest.MonkeyPatch) -> Any:
             max_step_tokens=512,
         )
         kv = KVCache.allocate(CONFIG, 64, 16, torch.bfloat16, "cpu")
-        state = SlotState(FakeDevice(), ROWS, 1, 256, ROWS, OPTION_WORDS)
+        device = FakeDevice()
+        state = SlotState(device, ROWS, 1, 256, ROWS, OPTION_WORDS)
         history = TokenHistory(ROWS + 1, torch.device("cpu"), capacity=CONFIG.max_context + 1)
-        yield RecordedStep(made, [kv], spec, state, history, ROWS, 4)
+        step = RecordedStep(made, [kv], spec, state, history, ROWS, 4)
+        forward = RecordedForward(
+            device, made, [kv], spec, state, history, rows=ROWS, tokens=spec.max_step_tokens
+        )
+        yield step, forward
 
 
 @pytest.mark.parametrize(
@@ -91,17 +98,40 @@ def step(monkeypatch: pytest.MonkeyPatch) -> Any:
         (1, Draws.LOGITS, 1 + 6 * LAYERS + 1, 3),
         # Norms are launches of their own, ...
         (64, Draws.GREEDY, 1 + 8 * LAYERS + 2 + 2 + 1, 2),
-        # ... and products torch's; then gates are, too, and what is added afterwards.
-        (96, Draws.GREEDY, 1 + 5 * LAYERS + 1 + 2 + 1, 2 + 6 * LAYERS + 1),
+        # ... and products torch's; then gates are, too, and what is added afterwards, but for the
+        # residual that the next norm adds.
+        (96, Draws.GREEDY, 1 + 5 * LAYERS + 1 + 2 + 1, 2 + 5 * LAYERS + 1),
     ],
 )
-def test_launches(step: Any, rows: int, draws: Draws, own: int, torchs: int) -> None:
+def test_launches(steps: Any, rows: int, draws: Draws, own: int, torchs: int) -> None:
+    step, _ = steps
+    assert launched(lambda: step(rows, draws)) == (own, torchs)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "own", "torchs"),
+    [
+        # One attention for rows that decode, and one for others. Torch looks up block tables,
+        # tokens, embedding and angles, and keeps what comes out.
+        (16, 9 * LAYERS, 5),
+        (64, 9 * LAYERS, 5),
+        (512, 6 * LAYERS, 5 + 5 * LAYERS),
+    ],
+)
+def test_launches_of_prompts_beside_rows_that_decode(
+    steps: Any, tokens: int, own: int, torchs: int
+) -> None:
+    _, forward = steps
+    assert launched(lambda: forward(tokens, 32, False)) == (own, torchs)
+
+
+def launched(step: Callable[[], None]) -> tuple[int, int]:
+    """How many kernels of our own a step launches, and of torch's."""
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
         torch.inference_mode(),
         recorded() as launches,
         Operators() as operators,
     ):
-        step(rows, draws)
-    assert len(launches) == own, Counter(launch.name for launch in launches)
-    assert operators.names.total() == torchs, operators.names
+        step()
+    return len(launches), operators.names.total()

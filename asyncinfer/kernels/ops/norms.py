@@ -9,11 +9,18 @@ import torch
 from asyncinfer.kernels import reference
 from asyncinfer.kernels.dispatch import check, dispatched
 
-__all__ = ["gelu_mul", "rms_norm", "rope", "silu_mul"]
+__all__ = ["add_rms_norm", "gelu_mul", "rms_norm", "rope", "silu_mul"]
 
 
 def _check_rms_norm(x: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> None:
     check(x.ndim >= 1 and weight.shape == x.shape[-1:], "rms_norm", x, weight)
+
+
+def _check_add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any
+) -> None:
+    right = x.ndim == 2 and x.shape == residual.shape and x.dtype is residual.dtype
+    check(right and weight.shape == x.shape[-1:], "add_rms_norm", x, residual, weight)
 
 
 def _check_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
@@ -33,6 +40,7 @@ def _check_gelu_mul(gate_up: torch.Tensor, *, approximate: str = "none") -> None
 
 
 rms_norm = dispatched(reference.rms_norm, _check_rms_norm)
+add_rms_norm = dispatched(reference.add_rms_norm, _check_add_rms_norm)
 rope = dispatched(reference.rope, _check_rope)
 silu_mul = dispatched(reference.silu_mul, _check_silu_mul)
 gelu_mul = dispatched(reference.gelu_mul, _check_gelu_mul)

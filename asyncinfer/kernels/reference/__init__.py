@@ -9,13 +9,14 @@ from asyncinfer.kernels.reference.keep_draws import keep_draws
 from asyncinfer.kernels.reference.kv_write import kv_write
 from asyncinfer.kernels.reference.linear_small import linear_small
 from asyncinfer.kernels.reference.lora_add import lora_add
-from asyncinfer.kernels.reference.norms import gelu_mul, rms_norm, rope, silu_mul
+from asyncinfer.kernels.reference.norms import add_rms_norm, gelu_mul, rms_norm, rope, silu_mul
 from asyncinfer.kernels.reference.paged_attention import paged_attention
 from asyncinfer.kernels.reference.rope_kv_write import rope_kv_write
 from asyncinfer.kernels.reference.sample import sample
 from asyncinfer.kernels.reference.state_space_dual import state_space_dual
 
 __all__ = [
+    "add_rms_norm",
     "causal_conv",
     "decode_inputs",
     "gated_delta_rule",

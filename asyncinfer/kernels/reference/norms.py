@@ -8,7 +8,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-__all__ = ["gelu_mul", "rms_norm", "rope", "silu_mul"]
+__all__ = ["add_rms_norm", "gelu_mul", "rms_norm", "rope", "silu_mul"]
 
 
 def rms_norm(
@@ -27,6 +27,19 @@ def rms_norm(
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(_root(size * eps))
         return (x * weight).div_(norm.mul_(size**-0.5))
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    plus_one: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`x + residual`, both `[tokens, size]`, rounded to their dtype, and `rms_norm` of it."""
+    total = x + residual
+    return total, rms_norm(total, weight, eps, plus_one=plus_one)
 
 
 @functools.lru_cache

@@ -8,13 +8,14 @@ from asyncinfer.kernels.triton.kv_write import kv_write
 from asyncinfer.kernels.triton.linear_small import linear_small
 from asyncinfer.kernels.triton.lora_add import lora_add
 from asyncinfer.kernels.triton.paged_attention import paged_attention
-from asyncinfer.kernels.triton.rms_norm import rms_norm
+from asyncinfer.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from asyncinfer.kernels.triton.rope import rope
 from asyncinfer.kernels.triton.rope_kv_write import rope_kv_write
 from asyncinfer.kernels.triton.sample import sample
 from asyncinfer.kernels.triton.silu_mul import silu_mul
 
 __all__ = [
+    "add_rms_norm",
     "decode_inputs",
     "gelu_mul",
     "grouped_linear",

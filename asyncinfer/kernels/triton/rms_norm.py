@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["normalised_row", "rms_norm", "row_warps"]
+__all__ = ["add_rms_norm", "normalised_row", "rms_norm", "row_warps"]
 
 
 def rms_norm(
@@ -30,6 +30,36 @@ def rms_norm(
             num_warps=row_warps(size),
         )
     return out
+
+
+def add_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    plus_one: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As the reference kernel; the rows of `x` and `residual` may have any stride."""
+    x, residual = (t if t.stride(1) == 1 else t.contiguous() for t in (x, residual))
+    total, normed = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+    tokens, size = x.shape
+    if total.numel():
+        _add_rms_norm[(tokens,)](
+            x,
+            residual,
+            weight,
+            total,
+            normed,
+            eps,
+            STRIDE=x.stride(0),
+            RESIDUAL_STRIDE=residual.stride(0),
+            SIZE=size,
+            BLOCK=triton.next_power_of_2(size),
+            PLUS_ONE=plus_one,
+            num_warps=row_warps(size),
+        )
+    return total, normed
 
 
 def row_warps(size: int) -> int:
@@ -56,6 +86,33 @@ def _rms_norm(
     factors = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     normed = normalised_row(values, factors, eps, SIZE, PLUS_ONE)
     tl.store(out + row * SIZE + columns, normed.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _add_rms_norm(
+    x,
+    residual,
+    weight,
+    total,
+    normed,
+    eps,
+    STRIDE: tl.constexpr,
+    RESIDUAL_STRIDE: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PLUS_ONE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    values = tl.load(x + row * STRIDE + columns, mask=inside, other=0.0).to(tl.float32)
+    beside = tl.load(residual + row * RESIDUAL_STRIDE + columns, mask=inside, other=0.0)
+    # What is normalised is what later layers add to.
+    rounded = (values + beside.to(tl.float32)).to(total.dtype.element_ty)
+    tl.store(total + row * SIZE + columns, rounded, mask=inside)
+    factors = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    result = normalised_row(rounded.to(tl.float32), factors, eps, SIZE, PLUS_ONE)
+    tl.store(normed + row * SIZE + columns, result.to(normed.dtype.element_ty), mask=inside)
 
 
 @triton.jit

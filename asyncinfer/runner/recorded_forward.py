@@ -1,0 +1,189 @@
+"""`RecordedForward`: the layers of a step of any rows, as one function of device memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncinfer.adapters import AdapterPool
+from asyncinfer.attention import DeviceBatch, KVCache
+from asyncinfer.models import Decoder
+from asyncinfer.runner.accelerator import Accelerator
+from asyncinfer.runner.input_batch import StepArrays
+from asyncinfer.runner.slot_state import SlotState, Staging
+from asyncinfer.sampling import TokenHistory
+from asyncinfer.scheduler import RunnerSpec
+
+__all__ = ["RecordedForward", "input_bytes", "row_sizes", "token_sizes"]
+
+#: The inputs of a pass, in memory that is one copy: of each token the place in the history, the
+#: position, and for each group the place of its KV; of each row the slot, the length, and the first
+#: query token, with the number of all after the last; of each token the adapter.
+_DTYPES: Final = (*[torch.int64] * 3, *[torch.int32] * 4)
+
+#: Query tokens of the largest recorded pass. Above, a GPU takes longer for the layers than Python
+#: does to launch them.
+_MOST_TOKENS: Final = 1024
+_FEWEST_TOKENS: Final = 16
+#: Rows of a pass that has few: as many as one multiprocessor's share of attention's programs.
+_FEW_ROWS: Final = 32
+#: Bytes at which each input begins.
+_ALIGN: Final = 16
+
+
+def token_sizes(most: int) -> list[int]:
+    """Query tokens of the recorded passes, ascending: powers of two from 16 on, and the middle of
+    two, up to 1024. The last is the smallest that holds `most`, where that is smaller."""
+    sizes = [_FEWEST_TOKENS]
+    while sizes[-1] < min(most, _MOST_TOKENS):
+        power = 1 << (sizes[-1].bit_length() - 1)
+        sizes.append(power * 3 // 2 if sizes[-1] == power and power >= 32 else 2 * power)
+    return sizes
+
+
+def row_sizes(most: int) -> list[int]:
+    """Decode rows of the recorded passes, ascending, and as many other rows: 32, then `most`."""
+    return [_FEW_ROWS, most] if most > _FEW_ROWS else [most]
+
+
+class RecordedForward:
+    """The hidden states of chunks of prompts, rows with drafts and decode rows, side by side.
+
+    A pass has room for as many decode rows as for others. Rows that are not there have no tokens,
+    and the tokens that are not there are those of a last row of length 0, for which nothing is read
+    or written. The block tables are those of `SlotState`, which was sent before.
+
+    Args:
+        rows: most decode rows of a pass, and most others.
+        tokens: most query tokens.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        decoder: Decoder,
+        kv: Sequence[KVCache],
+        spec: RunnerSpec,
+        state: SlotState,
+        history: TokenHistory,
+        *,
+        rows: int,
+        tokens: int,
+        adapters: AdapterPool | None = None,
+    ) -> None:
+        device = accelerator.device
+        self._accelerator = accelerator
+        self._decoder = decoder
+        self._kv = kv
+        self._block_size = spec.block_size
+        self._state = state
+        self._history = history
+        self._adapters = adapters
+        self.most_rows, self.most_tokens = rows, tokens
+        self._groups = len(spec.groups)
+        size = input_bytes(tokens, rows, self._groups)
+        self._inputs = torch.zeros(size, dtype=torch.uint8, device=device)
+        # Zero: every launch finds them so and leaves them so.
+        counters = rows * decoder.config.num_heads
+        self._arrivals = torch.zeros(counters, dtype=torch.int32, device=device)
+        #: `[tokens, hidden]` in the model's dtype: what the last pass gave.
+        shape = (tokens, decoder.config.hidden_size)
+        self.hidden = torch.zeros(shape, dtype=decoder.dtype, device=device)
+
+    def __call__(self, tokens: int, rows: int, adapted: bool) -> None:
+        """Compute a pass whose inputs were sent by `send` with the same numbers."""
+        inputs = self._parts(tokens, rows)
+        places, positions, mapping, slots, lengths, starts, of_tokens = inputs
+        tables = self._state.tables.index_select(0, slots)
+        batches = [
+            DeviceBatch(
+                block_tables=tables[:, group],
+                seq_lens=lengths,
+                query_starts=starts,
+                slot_mapping=mapping[group * tokens : (group + 1) * tokens],
+                block_size=self._block_size,
+                decode_rows=rows,
+                arrivals=self._arrivals,
+            )
+            for group in range(self._groups)
+        ]
+        lora = None
+        if adapted and self._adapters is not None:
+            lora = self._adapters.rows_on_device(of_tokens)
+        ids = self._history.at(places)
+        hidden = self._decoder.forward(ids, positions, self._kv, batches, lora)
+        self.hidden[:tokens].copy_(hidden)
+
+    def send(self, arrays: StepArrays | None, tokens: int, rows: int, staging: Staging) -> None:
+        """Copy the inputs of a pass with room for so many tokens and rows to the device, on the
+        current stream. None: it has no rows."""
+        here, inputs = self._staged(staging, tokens, rows)
+        places, positions, mapping, slots, lengths, starts, of_tokens = inputs
+        count = 0 if arrays is None else len(arrays.positions)
+        padding = self._state.padding
+        places[count:], positions[count:] = padding * self._history.capacity, 0
+        mapping = mapping.reshape(self._groups, tokens)
+        mapping[:, count:] = -1
+        slots[:], lengths[:], starts[:], of_tokens[:] = padding, 0, count, -1
+        starts[-1] = tokens
+        if arrays is not None:
+            places[:count] = self._history.places(arrays.token_slots, arrays.positions)
+            positions[:count] = arrays.positions
+            mapping[:, :count] = arrays.slot_mapping
+            row_slots = arrays.token_slots[arrays.query_starts[:-1]]
+            decode, others = arrays.decode_rows, len(row_slots) - arrays.decode_rows
+            for first, part in ((0, slice(decode)), (rows, slice(decode, None))):
+                end = first + len(row_slots[part])
+                slots[first:end] = row_slots[part]
+                lengths[first:end] = arrays.seq_lens[part]
+            starts[:rows] = decode
+            starts[:decode] = arrays.query_starts[:decode]
+            starts[rows : rows + others] = arrays.query_starts[decode:-1]
+            if arrays.adapters is not None:
+                of_tokens[:count] = arrays.adapters
+        self._inputs[: len(here)].copy_(here, non_blocking=True)
+
+    def _parts(self, tokens: int, rows: int) -> list[torch.Tensor]:
+        """The inputs on the device."""
+        return [
+            self._inputs[start:end].view(dtype)
+            for (start, end), dtype in zip(
+                _layout(tokens, rows, self._groups), _DTYPES, strict=True
+            )
+        ]
+
+    def _staged(
+        self, staging: Staging, tokens: int, rows: int
+    ) -> tuple[torch.Tensor, list[npt.NDArray[Any]]]:
+        """Pinned memory for the inputs, and each of them in it."""
+        layout = _layout(tokens, rows, self._groups)
+        size = layout[-1][1]
+        if staging.inputs is None or staging.inputs.numel() < size:
+            staging.inputs = self._accelerator.pinned(size)
+        memory = staging.inputs[:size]
+        words = memory.numpy()
+        widths = (np.int64 if dtype is torch.int64 else np.int32 for dtype in _DTYPES)
+        return memory, [
+            words[start:end].view(width) for (start, end), width in zip(layout, widths, strict=True)
+        ]
+
+
+def input_bytes(tokens: int, rows: int, groups: int) -> int:
+    """Bytes of the inputs of a pass with room for so many tokens, and so many rows of each kind."""
+    return _layout(tokens, rows, groups)[-1][1]
+
+
+def _layout(tokens: int, rows: int, groups: int) -> list[tuple[int, int]]:
+    """Where each input begins and ends, in bytes."""
+    count = 2 * rows + 1
+    numbers = (tokens, tokens, tokens * groups, count, count, count + 1, tokens)
+    layout, start = [], 0
+    for number, dtype in zip(numbers, _DTYPES, strict=True):
+        end = start + number * dtype.itemsize
+        layout.append((start, end))
+        start = -(-end // _ALIGN) * _ALIGN
+    return layout
