@@ -87,6 +87,8 @@ class GraphExecutor(EagerExecutor):
             tokens=self._tokens[-1],
             adapters=adapters,
         )
+        #: Whether passes are recorded: rows are cut into chunks where the host knows their lengths.
+        self._passes = not decoder.config.chunked_layers
         #: The pinned memory of the step that is being launched.
         self._staging: Staging | None = None
         self._replaying = True
@@ -102,7 +104,8 @@ class GraphExecutor(EagerExecutor):
         """Record every graph of rows without adapters. Call it before the first step."""
         buffers = PinnedBuffers(self._accelerator)
         self.state.send(buffers.staging)
-        for tokens, rows in product(reversed(self._tokens), reversed(self._rows)):
+        sizes = product(reversed(self._tokens), reversed(self._rows)) if self._passes else ()
+        for tokens, rows in sizes:
             self._forward.send(None, tokens, rows, buffers.staging)
             self._pass(tokens, rows, adapted=False)
             buffers.fetch_all([])
@@ -180,7 +183,7 @@ class GraphExecutor(EagerExecutor):
         rows = max(arrays.decode_rows, len(arrays.seq_lens) - arrays.decode_rows)
         fits = tokens <= self._tokens[-1] and rows <= self._rows[-1]
         # Graphs hold Triton's kernels, even where torch's operators are to compute a step.
-        if not (fits and self._replaying and wants_triton()):
+        if not (fits and self._passes and self._replaying and wants_triton()):
             return 0, 0
         return (
             next(size for size in self._tokens if size >= tokens),

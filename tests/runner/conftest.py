@@ -87,7 +87,7 @@ class Hand:
             max_slots=slots,
             max_context=CONFIG.max_context,
             vocab_size=VOCAB,
-            max_step_tokens=64,
+            max_step_tokens=96,
             overlap=overlap,
         )
         self.kv = KVCache.allocate(decoder.config, blocks, BLOCK, torch.float32, "cpu")

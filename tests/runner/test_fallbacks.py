@@ -53,10 +53,10 @@ def test_a_runner_names_a_recording_that_failed(make_hand: Any) -> None:
     with FakeDevice() as device:
         hand = make_hand(accelerator=device)
         assert hand.runner.fallbacks == ()
-        device.failing = 1
         hand.join(0, [1, 2, 3])
         hand.row(0, 0, 3)
         hand.step()
+        device.failing = 1
         with pytest.warns(RuntimeWarning, match="steps are not recorded"):
             hand.decode(0, 3, 3)
         (fallback,) = hand.runner.fallbacks

@@ -175,17 +175,22 @@ def test_a_gpu_gives_its_share_of_what_is_free_beside_the_steps(
 
 
 def test_what_recorded_steps_need(decoder: Decoder) -> None:
-    config = EngineConfig(max_running=20)
+    config = EngineConfig(max_running=20, max_step_tokens=20)
     bf16 = graph_bytes(config, decoder.config, torch.bfloat16)
     held = graph_hold(config, decoder.config, torch.bfloat16)
     # 21 slots with the tokens of 640 positions and one more, 40 blocks, six options, a position;
-    # 20 rows of logits; at least a mebibyte for each of 6 sizes in 3 kinds.
-    resident = 4 * 21 * (641 + 40 + 7) + 4 * 20 * 60
-    assert bf16 - held - resident >= 18 << 20
+    # 20 rows of logits; hidden states of 32 tokens; at least a mebibyte for each of 6 sizes in 3
+    # kinds, and of 2 sizes of passes.
+    resident = 4 * 21 * (641 + 40 + 7) + 4 * 20 * 60 + 2 * 32 * 32
+    assert bf16 - held - resident >= 20 << 20
     # A step makes its logits and the sampler's work on them, at least.
     assert held > 6 * 4 * 20 * 60
-    wider = EngineConfig(max_running=200)
+    wider = EngineConfig(max_running=200, max_step_tokens=20)
     assert graph_hold(wider, decoder.config, torch.bfloat16) > 5 * held
+    # A pass has more tokens than a batch has rows.
+    longer = EngineConfig(max_running=20, max_step_tokens=1000)
+    inner = 1024 * 3 * decoder.config.intermediate_size * 2
+    assert graph_hold(longer, decoder.config, torch.bfloat16) - held > inner * 3 // 4
 
 
 def test_int8_weights_leave_room_for_the_largest_of_them(decoder: Decoder) -> None:
