@@ -23,7 +23,7 @@ MOST = {
     "integrations": 1_440,
     "kernels": 7_489,
     "layers": 2_347,
-    "models": 9_761,
+    "models": 9_772,
     "planner": 1_176,
     "plugins": 1_377,
     "protocols": 700,

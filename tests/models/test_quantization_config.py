@@ -82,6 +82,8 @@ def hqq(**changes: Any) -> dict[str, Any]:
         ("is_marlin_format", {**GPTQ, "is_marlin_format": True}),
         ("pack_dtype", {**GPTQ, "pack_dtype": "int16"}),
         ("dynamic", {**GPTQ, "dynamic": [1]}),
+        ("dynamic", {**GPTQ, "dynamic": {f"+:m{i}": {} for i in range(1025)}}),
+        ("config_groups", {**PACKED, "config_groups": {f"g{i}": {} for i in range(1025)}}),
         ("dynamic.+:(", {**GPTQ, "dynamic": {"+:(": {"bits": 8}}}),
         ("bits", {**GPTQ, "dynamic": {".*up_proj": {"bits": 5}}}),
         ("version", {**AWQ, "version": "gemv"}),

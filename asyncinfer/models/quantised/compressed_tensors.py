@@ -6,6 +6,7 @@ from typing import Final
 
 from asyncinfer.models.quantised.keys import (
     MOST_GROUP,
+    check_few,
     check_known,
     modules_of,
     read_bits,
@@ -44,6 +45,7 @@ def compressed_tensors(config: JsonReader) -> Scheme:
     groups = config.object("config_groups")
     if groups is None:
         raise config.refuse("config_groups", "is required")
+    check_few(config, "config_groups", groups)
     formats: list[tuple[Modules | None, MatrixFormat]] = []
     for name in groups.values:
         group = groups.object(name)

@@ -8,11 +8,27 @@ from typing import Final
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.quantization.schemes import Modules
 
-__all__ = ["check_known", "modules_of", "read_bits", "read_group", "read_modules", "read_names"]
+__all__ = [
+    "check_few",
+    "check_known",
+    "modules_of",
+    "read_bits",
+    "read_group",
+    "read_modules",
+    "read_names",
+]
 
 MOST_GROUP: Final = 1 << 20
+#: Groups of modules with formats of their own: each is tried for every module.
+_MOST_FORMATS: Final = 1024
 #: Names in one list: several times as many as any model has modules.
 _MOST_NAMES: Final = 1 << 17
+
+
+def check_few(config: JsonReader, key: str, parts: JsonReader | None) -> None:
+    """Refuse an object under `key` with more than 1,024 formats. Raises `ModelLoadError`."""
+    if parts is not None and len(parts.values) > _MOST_FORMATS:
+        raise config.refuse(key, f"{len(parts.values)} entries, more than {_MOST_FORMATS}")
 
 
 def check_known(config: JsonReader, key: str, known: tuple[str, ...]) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 from asyncinfer.models.quantised.compressed_tensors import compressed_tensors
 from asyncinfer.models.quantised.keys import (
     MOST_GROUP,
+    check_few,
     check_known,
     modules_of,
     read_bits,
@@ -95,6 +96,7 @@ def _gptq(config: JsonReader) -> Scheme:
     formats: list[tuple[Modules | None, MatrixFormat]] = []
     skipped = read_names(config, "modules_to_not_convert")
     overrides = config.object("dynamic")
+    check_few(config, "dynamic", overrides)
     for pattern in overrides.values if overrides is not None else ():
         assert overrides is not None
         expression = f"re:{pattern.removeprefix('+:').removeprefix('-:')}"
@@ -158,6 +160,7 @@ def _hqq(config: JsonReader) -> Scheme:
         raise config.refuse("quant_config", "is required")
     if params.has("weight_quant_params"):
         return Scheme("hqq", ((None, _hqq_matrix(params)),), skipped)
+    check_few(config, "quant_config", params)
     # Each kind of linear layer may have settings of its own.
     formats: list[tuple[Modules | None, MatrixFormat]] = []
     for tag in params.values:
