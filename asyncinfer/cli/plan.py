@@ -36,6 +36,13 @@ __all__ = ["plan"]
 @click.option("--adapters", type=int, default=0, show_default=True, help="LoRA adapters at once.")
 @click.option("--adapter-rank", type=int, help="Their largest rank.  [default: the engine's]")
 @click.option("--draft", metavar="PATH|ID", help='A draft model beside it, or "mtp".')
+@click.option(
+    "--state-interval",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Blocks between states that are kept for prefix hits.",
+)
 @click.option("--revision", help="Branch, tag or commit of a hub id.")
 @click.option("--offline", is_flag=True, help="Take what the hub's cache holds.")
 @click.option(
@@ -77,6 +84,7 @@ def _print(found: Plan) -> None:
         f"{_beyond(first)}, "
         f"{first.kv_bytes_per_sequence / 1e9:.3g} GB per sequence",
         f"batch {found.batch:,}: {_limit(found)}",
+        *_states(found),
         *([f"adapters: {found.adapter_bytes / 1e6:.4g} MB"] if found.adapter_bytes else []),
         *([f"draft model: {found.draft_bytes / 1e9:.3g} GB"] if found.draft_bytes else []),
         *(
@@ -116,6 +124,12 @@ def _print(found: Plan) -> None:
     click.echo()
     # A pipe has no width to fit.
     Console(width=None if sys.stdout.isatty() else 144).print(table)
+
+
+def _states(found: Plan) -> list[str]:
+    """What a hybrid keeps for prefix hits."""
+    kept = found.formats[0].state_bytes_kept
+    return [f"states kept for prefix hits: {kept / 1e9:.3g} GB per sequence"] if kept else []
 
 
 def _beyond(row: FormatPlan) -> str:

@@ -109,6 +109,11 @@ class Decoder:
     def keep_within(self, max_context: int) -> None:
         """Make the rotations for sequences of at most `max_context` tokens."""
         self.max_context = max_context
+        # Where no sequence is longer than a chunk there is nothing to cut.
+        cut = (self.config.chunk or max_context) < max_context
+        self._chunked = frozenset(self.config.chunked_layers if cut else ())
+        apart = self._chunked or self.config.indexed or isinstance(self.predictor, Eagle3Head)
+        self._alike = not apart
         self._ropes = [
             RotaryEmbedding(rope, self.config.head_dim, self.device, max_context)
             for rope in self._rope_configs
@@ -247,28 +252,29 @@ class Decoder:
             assert isinstance(batch, AttentionBatch)
             return dict.fromkeys(range(len(self.layers)), WholeAttention(batch, self._scale))
         attends: dict[int, Attend] = {}
-        chunked = frozenset(self.config.chunked_layers)
         for group, batch in zip(kv, batches, strict=True):
-            # All are made before a layer writes: to begin clears pages.
-            for layers in (group.layers - chunked, group.layers & chunked):
-                if layers:
-                    begun = self._begin(group, batch, layers)
-                    attends.update(dict.fromkeys(layers, begun))
+            if group.layers and self._alike:
+                attends |= dict.fromkeys(group.layers, begin_attention(group, batch, self._scale))
+            elif group.layers:
+                attends.update(self._apart(group, batch))
         return attends
 
-    def _begin(self, kv: KVCache, batch: DeviceBatch, layers: frozenset[int]) -> Attend:
-        """Attention of these layers of one cache, all of them with chunks or none."""
-        config, head = self.config, self.predictor
-        if isinstance(head, Eagle3Head) and head.layer in layers:
-            return begin_attention(kv, batch, head.scale)
-        if config.indexed is not None:
+    def _apart(self, kv: KVCache, batch: DeviceBatch) -> dict[int, Attend]:
+        """`_attends` of one cache in a model that is not `_alike`."""
+        head, most = self.predictor, self.config.indexed
+        if isinstance(head, Eagle3Head) and head.layer in kv.layers:
+            return dict.fromkeys(kv.layers, begin_attention(kv, batch, head.scale))
+        if most is not None:
             assert isinstance(batch, AttentionBatch), "its steps are not recorded"
-            return IndexedAttention(kv, batch, self._scale, config.indexed)
-        chunk = config.chunk or self.max_context
-        # Where no sequence is longer than a chunk there is nothing to cut.
-        if chunk < self.max_context and layers <= frozenset(config.chunked_layers):
-            batch = in_chunks(batch, chunk, alone=layers == kv.layers)
-        return begin_attention(kv, batch, self._scale)
+            return dict.fromkeys(kv.layers, IndexedAttention(kv, batch, self._scale, most))
+        attends: dict[int, Attend] = {}
+        # All are made before a layer writes: to begin clears pages.
+        for layers in filter(None, (kv.layers - self._chunked, kv.layers & self._chunked)):
+            rows, chunk = batch, self.config.chunk
+            if chunk is not None and layers <= self._chunked:
+                rows = in_chunks(batch, chunk, alone=layers == kv.layers)
+            attends |= dict.fromkeys(layers, begin_attention(kv, rows, self._scale))
+        return attends
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[n, hidden]` after the final norm, as the head has it."""

@@ -42,6 +42,9 @@ class FormatPlan:
     kv_bytes_per_sequence: int
     #: Bytes that layers with a window hold for query tokens in flight, of all sequences together.
     kv_bytes_in_flight: int
+    #: Bytes of the states that a sequence of `context` tokens leaves for prefix hits, one after
+    #: every `state_interval` blocks. Where they do not fit, older ones are given up.
+    state_bytes_kept: int
     #: Bytes of each sequence's keys and values that a decode step reads and writes.
     kv_bytes_read: int
     #: How many sequences of `context` tokens run at once in the memory beside the weights.
@@ -71,12 +74,14 @@ def plan_format(
     context: int,
     batch: int,
     beside: int,
+    state_interval: int = 1,
 ) -> FormatPlan:
     """The plan in `format`, with `beside` bytes set aside for adapters and a draft model."""
+    engine = EngineConfig(max_context=context, state_interval=state_interval)
     storage = format.storage(dtype, size.head_dim)
     speed, promised = (format.speed(gpu, dtype, nominal=flag) for flag in (nominal, True))
     memory = gpu.memory - storage.weight_bytes(size) - beside
-    capacity = _capacity(storage, config, size, memory, context, getattr(torch, dtype))
+    capacity = _capacity(storage, config, size, memory, engine, getattr(torch, dtype))
     fit = capacity.sequences
     floor = decode_floor(size, speed, batch=batch, context=context, storage=storage)
     prefill = prefill_floor(size, speed, tokens=context, storage=storage)
@@ -98,6 +103,9 @@ def plan_format(
         ),
         kv_bytes_per_sequence=capacity.per_sequence,
         kv_bytes_in_flight=capacity.in_flight,
+        state_bytes_kept=context
+        // (engine.block_size * state_interval)
+        * state_bytes(config, getattr(torch, dtype)),
         kv_bytes_read=storage.kv_bytes(size.kv_read(context + 1)),
         sequences=fit,
         decode_floor=floor.seconds,
@@ -114,12 +122,11 @@ def _capacity(
     config: ModelConfig,
     size: ModelSize,
     memory: float,
-    context: int,
+    engine: EngineConfig,
     dtype: torch.dtype,
 ) -> KVCapacity:
-    """The KV capacity of an engine with default options, in `memory` bytes beside weights,
-    adapters and a draft model."""
-    engine = EngineConfig(max_context=context)
+    """The KV capacity of an engine with these options, in `memory` bytes beside weights, adapters
+    and a draft model."""
 
     def free(slots: int) -> int:
         sized = engine.replace(max_running=slots)

@@ -30,6 +30,7 @@ __all__ = ["Plan", "config_of", "plan", "plan_config"]
 
 _DEFAULT_CONTEXT: Final = 4096
 _MOST_BATCH: Final = 1 << 20
+_MOST_INTERVAL: Final = 1 << 20
 _MOST_CONFIG_BYTES: Final = 16 << 20
 
 
@@ -81,6 +82,7 @@ def plan(
     adapters: int = 0,
     adapter_rank: int | None = None,
     draft: str | Path | None = None,
+    state_interval: int = 1,
     revision: str | None = None,
     offline: bool = False,
 ) -> Plan:
@@ -97,6 +99,7 @@ def plan(
         adapter_rank: the largest rank of one; None: an engine's `max_adapter_rank`.
         draft: a draft model, given like `model`; its weights are in the same format. "mtp": the
             layer of the model that predicts further tokens.
+        state_interval: of a model whose layers keep a state, as in `EngineConfig`.
         revision: branch, tag or commit of a hub id.
         offline: take what the hub's cache holds.
 
@@ -118,6 +121,7 @@ def plan(
         adapters=adapters,
         adapter_rank=adapter_rank,
         draft=None if draft is None else config_of(draft, offline=offline),
+        state_interval=state_interval,
         stored=stored_types(path) if is_gguf(path) else (),
     )
 
@@ -144,6 +148,7 @@ def plan_config(
     adapters: int = 0,
     adapter_rank: int | None = None,
     draft: ModelConfig | None = None,
+    state_interval: int = 1,
     stored: tuple[StoredType, ...] = (),
 ) -> Plan:
     """`plan` for a config that has been read. `stored` is what a GGUF file holds; with it, and for
@@ -156,6 +161,10 @@ def plan_config(
         adapter_rank = EngineConfig().max_adapter_rank
     check_integer("adapters", adapters, 0, MOST_ADAPTERS)
     check_integer("adapter_rank", adapter_rank, 1, MOST_ADAPTER_RANK)
+    check_integer("state_interval", state_interval, 1, _MOST_INTERVAL)
+    if state_interval > 1 and not config.state_layers:
+        why = f"no layer of {config.architecture} keeps a state"
+        raise InvalidRequest("state_interval", state_interval, why)
     if dtype == "auto":
         dtype = config.dtype or "bfloat16"
     if dtype not in DTYPE_BYTES:
@@ -185,7 +194,9 @@ def plan_config(
         batch=batch,
         dtype=dtype,
         formats=tuple(
-            plan_format(one, config, size, gpu, dtype, nominal, context, batch, beside)
+            plan_format(
+                one, config, size, gpu, dtype, nominal, context, batch, beside, state_interval
+            )
             for one, beside in zip(formats, [adapter_bytes + each for each in drafts], strict=True)
         ),
         size=size,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from planner.configs import CONFIGS
 
-from asyncinfer.models import parse_config
-from asyncinfer.planner import find_gpu, plan_config
+from asyncinfer import InvalidRequest
+from asyncinfer.models import ModelConfig, parse_config
+from asyncinfer.planner import FormatPlan, find_gpu, plan_config
 
 #: LFM2-1.2B's.
 CONFIG = {
@@ -67,6 +69,27 @@ def test_states_larger_than_blocks_are_planned() -> None:
     state = 36 * (3 * 8192 * 2 + 32 * 128 * 128 * 4)
     assert plan.formats[0].kv_bytes_per_token == per_token
     assert plan.formats[0].kv_bytes_per_sequence == 8192 * per_token + 3 * state
+
+
+def test_states_that_are_kept_more_rarely() -> None:
+    config, h200 = parse_config(EXPERTS, file="config.json"), find_gpu("h200")
+    state = 36 * (3 * 8192 * 2 + 32 * 128 * 128 * 4)
+
+    def rows(config: ModelConfig, interval: int) -> tuple[FormatPlan, ...]:
+        return plan_config(config, gpu=h200, context=8192, state_interval=interval).formats
+
+    every, fourth = (rows(config, interval)[0].state_bytes_kept for interval in (1, 4))
+    assert every == 512 * state == 4 * fourth
+    # Fewer pages of states leave more memory to blocks.
+    small = parse_config(CONFIG, file="config.json")
+    for more, less in zip(rows(small, 4), rows(small, 1), strict=True):
+        assert more.sequences > 1.2 * less.sequences
+    with pytest.raises(InvalidRequest, match="state_interval=0: must be between 1"):
+        plan_config(config, gpu=h200, state_interval=0)
+    llama = parse_config(CONFIGS["Llama-3.1-8B"])
+    assert plan_config(llama, gpu=h200).formats[0].state_bytes_kept == 0
+    with pytest.raises(InvalidRequest, match="state_interval=2: no layer of LlamaForCausalLM"):
+        plan_config(llama, gpu=h200, state_interval=2)
 
 
 _GRANITE: dict[str, Any] = {
