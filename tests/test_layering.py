@@ -18,17 +18,6 @@ ROOT = TOP / PACKAGE
 INSIDE = "support"
 #: It looks whether a slot that was left still holds lists.
 SLOTS = "sampling.test_state"
-#: Parts of one whole that know one another: the second imports the first, which knows it by type.
-BY_TYPE = (
-    ("attention.contiguous", "attention.gather"),
-    ("cache.conversations", "cache.prefix_cache"),
-    ("testing.simulator.actions", "testing.simulator.life"),
-    ("testing.simulator.checks", "testing.simulator.life"),
-    ("testing.simulator.ends", "testing.simulator.life"),
-    ("testing.simulator.expected", "testing.simulator.consumer"),
-    ("testing.simulator.owner", "testing.simulator.life"),
-    ("testing.simulator.timeline", "testing.simulator.life"),
-)
 #: The one module that names what is above it, as strings: plugins that are imported when asked for.
 NAMES_PLUGINS = "asyncinfer.plugins.groups"
 
@@ -66,8 +55,6 @@ class Import:
     target: str
     name: str | None
     line: int
-    #: Under `if TYPE_CHECKING`: nothing is imported when the program runs.
-    typing_only: bool
 
     def __str__(self) -> str:
         what = f"{self.target}:{self.name}" if self.name else self.target
@@ -94,12 +81,10 @@ def imports(modules: Sources) -> list[Import]:
     found = []
     exported = exports(modules)
     for module, source in modules.items():
-        tree = ast.parse(source)
-        typing_only = {id(node) for block in _typing_blocks(tree) for node in ast.walk(block)}
-        for node in ast.walk(tree):
+        for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 for target, name in _targets(node, module, modules, exported):
-                    found.append(Import(module, target, name, node.lineno, id(node) in typing_only))
+                    found.append(Import(module, target, name, node.lineno))
     return found
 
 
@@ -123,12 +108,6 @@ def _targets(
             handed_on = base != module and alias.name in exported.get(base, ())
             is_module = inner in modules and not handed_on
             yield (inner, None) if is_module else (base, alias.name)
-
-
-def _typing_blocks(tree: ast.Module) -> Iterator[ast.stmt]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            yield from node.body
 
 
 def unknown_rooms(modules: Sources) -> list[str]:
@@ -161,17 +140,9 @@ def cycles(edges: Iterable[tuple[str, str]]) -> list[str]:
     return []
 
 
-def module_cycles(found: Iterable[Import], allowed: Iterable[tuple[str, str]] = ()) -> list[str]:
-    """Imports for types only count too, but for those that are `allowed`; each has to be there."""
-    apart = {(f"{PACKAGE}.{one}", f"{PACKAGE}.{other}") for one, other in allowed}
-    known = {(one.module, one.target) for one in found if one.typing_only}
-    problems = [f"{one} does not know {other} by type alone" for one, other in apart - known]
-    edges = (
-        (one.module, one.target)
-        for one in found
-        if not one.typing_only or (one.module, one.target) not in apart
-    )
-    return problems + cycles(edges)
+def module_cycles(found: Iterable[Import]) -> list[str]:
+    """Imports for types only count too: who reads one of the two has to read the other."""
+    return cycles((one.module, one.target) for one in found)
 
 
 def room_cycles(found: Iterable[Import]) -> list[str]:
@@ -247,7 +218,7 @@ def string_imports(modules: Sources) -> list[Import]:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 target, _, name = node.value.partition(":")
                 if name.isidentifier() and target.split(".")[0] == PACKAGE:
-                    found.append(Import(module, target, name, node.lineno, False))
+                    found.append(Import(module, target, name, node.lineno))
     return found
 
 
@@ -283,7 +254,7 @@ def test_imports_never_rise() -> None:
 
 
 def test_modules_form_no_cycle() -> None:
-    assert not module_cycles(FOUND, BY_TYPE)
+    assert not module_cycles(FOUND)
 
 
 def test_rooms_form_no_cycle() -> None:
@@ -368,13 +339,6 @@ def test_a_planted_violation_is_found(module: str, line: str, broken: str) -> No
 def test_the_clean_package_passes() -> None:
     assert not _problems(CLEAN)
     assert len(imports(CLEAN)) == 10
-
-
-def test_a_cycle_of_types_is_allowed_by_name_and_as_long_as_it_is_there() -> None:
-    typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import asyncinfer.text"
-    allowed = [("text.stop", "text")]
-    assert not module_cycles(imports({**CLEAN, "asyncinfer.text.stop": typed}), allowed)
-    assert module_cycles(imports(CLEAN), allowed)
 
 
 def test_a_new_room_needs_a_level() -> None:

@@ -7,14 +7,11 @@ of each row to it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from operator import lt
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from asyncinfer.attention.gather import Gather
 
 __all__ = ["ContiguousKV", "ContiguousKVPool"]
 
@@ -60,14 +57,25 @@ class ContiguousKV:
         self._held[layer] = ends
         return pages
 
-    def gathered(self, layer: int, ends: list[int], gather: Gather) -> torch.Tensor:
+    def gathered(
+        self,
+        layer: int,
+        ends: list[int],
+        shape: Sequence[int],
+        gather: Callable[[int, torch.Tensor], object],
+    ) -> torch.Tensor:
         """The copy of `layer`, made anew from pages that have the rows' tokens up to `ends`.
-        `gather` takes `capacity` tokens of each row."""
+
+        Args:
+            shape: of a layer's copy, `[parts, rows, kv_heads, capacity, head_dim]`.
+            gather: fills the memory of a layer's copy.
+        """
         self._held.pop(layer, None)
         pages = self._layers.get(layer)
         if pages is None:
-            first = len(self._layers) * gather.size
-            pages = self.memory[first : first + gather.size].view(gather.shape)
+            size = math.prod(shape)
+            first = len(self._layers) * size
+            pages = self.memory[first : first + size].view(*shape)
             self._layers[layer] = pages
         gather(layer, pages.view(-1))
         self._held[layer] = ends

@@ -105,7 +105,7 @@ class DecodeGroup:
     def _copied(self, copy: ContiguousKV, layer: int, new: torch.Tensor) -> torch.Tensor:
         pages = copy.extended(layer, self._starts, self._ends, new, self._places)
         if pages is None:
-            pages = copy.gathered(layer, self._ends, self._gather)
+            pages = copy.gathered(layer, self._ends, self._gather.shape, self._gather)
         return pages
 
     @property

@@ -47,7 +47,8 @@ class GatheredAttention:
         variant: AttentionVariant | None = None,
     ) -> torch.Tensor:
         new = k[None] if self._kv.storage.shape[1] == 1 else torch.stack((k, v))
-        for pages, encoded in zip(self._kv.pages[layer], self._kv.format.encode(new), strict=True):
+        stored = (new,) if self._kv.format.exact else self._kv.format.encode(new)
+        for pages, encoded in zip(self._kv.pages[layer], stored, strict=True):
             width = pages.shape[-1]
             pages.view(-1, width).index_copy_(0, self._slots, encoded.reshape(-1, width))
         if variant is not None:

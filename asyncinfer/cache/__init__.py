@@ -3,12 +3,13 @@
 from asyncinfer.cache.block_manager import BlockManager
 from asyncinfer.cache.chain import BlockHasher, chain_keys
 from asyncinfer.cache.conversations import Conversation
+from asyncinfer.cache.entry import CacheEntry, Namespace
 from asyncinfer.cache.full_pages import FullPages
 from asyncinfer.cache.guard import GuardedPolicy
 from asyncinfer.cache.page_group import BlockTable, DependentGroup, KVGroupSpec, PageGroup
 from asyncinfer.cache.page_pool import PagePool
 from asyncinfer.cache.policies.lru import LRU
-from asyncinfer.cache.prefix_cache import CacheEntry, Namespace, PrefixCache
+from asyncinfer.cache.prefix_cache import PrefixCache
 from asyncinfer.cache.state_pages import STATE_WINDOW, StatePages
 from asyncinfer.cache.window_pages import WindowPages, reach_of, steady_pages
 

@@ -7,9 +7,10 @@ from typing import Final, Protocol, Self
 
 from asyncinfer.cache.chain import TOKEN_BYTES, pack
 from asyncinfer.cache.conversations import Conversation
+from asyncinfer.cache.entry import CacheEntry, Namespace
 from asyncinfer.cache.full_pages import FullPages
 from asyncinfer.cache.page_group import BlockTable, DependentGroup, KVGroupSpec, PageGroup
-from asyncinfer.cache.prefix_cache import CacheEntry, Namespace, PrefixCache
+from asyncinfer.cache.prefix_cache import PrefixCache
 from asyncinfer.cache.state_pages import StatePages
 from asyncinfer.cache.window_pages import WindowPages
 

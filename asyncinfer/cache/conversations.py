@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from asyncinfer.cache import metadata
+from asyncinfer.cache.entry import CacheEntry
 from asyncinfer.cache.guard import GuardedPolicy
 from asyncinfer.protocols.eviction import ConversationState
-
-if TYPE_CHECKING:
-    from asyncinfer.cache.prefix_cache import CacheEntry
 
 __all__ = ["Conversation", "Conversations"]
 

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from asyncinfer.cache.entry import CacheEntry
 from asyncinfer.cache.page_pool import PagePool
-from asyncinfer.cache.prefix_cache import CacheEntry, PrefixCache
+from asyncinfer.cache.prefix_cache import PrefixCache
 
 __all__ = ["FullPages"]
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from asyncinfer.cache.entry import CacheEntry
 from asyncinfer.cache.page_pool import PagePool
-from asyncinfer.cache.prefix_cache import CacheEntry
 
 __all__ = ["BlockTable", "DependentGroup", "KVGroupSpec", "PageGroup"]
 

@@ -6,62 +6,14 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from asyncinfer.cache import metadata
-from asyncinfer.cache.chain import TOKEN_BYTES, BlockHasher, pack, unpack
+from asyncinfer.cache.chain import BlockHasher, pack
 from asyncinfer.cache.conversations import Conversation, Conversations
+from asyncinfer.cache.entry import CacheEntry, Namespace
 from asyncinfer.cache.guard import GuardedPolicy
 from asyncinfer.cache.policies.lru import LRU
-from asyncinfer.cache.untracked import untrack
 from asyncinfer.protocols.eviction import CachedBlock, EvictionPolicy
 
-__all__ = ["CacheEntry", "Namespace", "PrefixCache"]
-
-#: Scope and adapter: what two requests must have in common to share anything.
-Namespace = tuple[str, str]
-
-
-class CacheEntry:
-    """A published block. Entries outlive eviction as long as others name them as `parent`."""
-
-    __slots__ = (
-        *("block", "children", "data", "depth", "key", "live", "meta"),
-        *("parent", "pins", "scope", "uses", "waiting"),
-    )
-
-    def __init__(self, key: bytes, data: bytes, parent: CacheEntry | Namespace, block: int) -> None:
-        self.key = key
-        #: The token ids, as `asyncinfer.cache.chain.pack` has them.
-        self.data = data
-        #: The entry of the tokens before these; the namespace at the root.
-        self.parent = parent
-        self.block = block
-        self.children = 0
-        self.uses = 0
-        #: Conversations that hold it and are live, that wait for a tool, and that pin it; written
-        #: by `Conversations` alone.
-        self.live = self.waiting = self.pins = 0
-        self.depth: int = 0
-        self.scope: str
-        above: int | None = None
-        if isinstance(parent, CacheEntry):
-            above, self.depth, self.scope = parent.block, parent.depth + 1, parent.scope
-        else:
-            self.scope = parent[0]
-        #: What the eviction policy sees. This module alone writes it, and the engine never reads
-        #: it.
-        tokens = len(data) // TOKEN_BYTES
-        self.meta = metadata.make_block(block, above, self.depth, tokens, self.scope, key)
-        # Entries form trees, and their metadata are numbers and names.
-        untrack(self.meta)
-        untrack(self)
-
-    @property
-    def tokens(self) -> list[int]:
-        return unpack(self.data)
-
-    def adopted(self, children: int) -> None:
-        """`children` more published blocks have this one as their parent; fewer if negative."""
-        self.children += children
-        metadata.set_children(self.meta, self.children)
+__all__ = ["PrefixCache"]
 
 
 class PrefixCache:
@@ -98,7 +50,7 @@ class PrefixCache:
         self._pinned_share = pinned_share
         self.hasher = hasher or BlockHasher(block_size, secret or secrets.token_bytes(32))
         self.guard = GuardedPolicy(LRU() if policy is None else policy, on_fault, clock, label)
-        #: Monotonic seconds: see `set_time`.
+        #: Monotonic seconds, which the policy sees and `Scheduler` sets.
         self.now = 0.0
         self.by_key: dict[bytes, CacheEntry] = {}
         self.by_block: dict[int, CacheEntry] = {}
@@ -120,12 +72,6 @@ class PrefixCache:
         """Tell the policy how many blocks the pool has. Called before anything is published."""
         self.conversations.most = int(self._pinned_share * capacity_blocks)
         self.guard.opened(capacity_blocks)
-
-    def set_time(self, now: float) -> None:
-        """Tell the time, which the policy sees, and which some conversations end at."""
-        self.now = now
-        if now >= self.conversations.due:
-            self.conversations.expire(now)
 
     @property
     def evictable(self) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from asyncinfer.cache.entry import CacheEntry
 from asyncinfer.cache.page_group import BlockTable
 from asyncinfer.cache.page_pool import PagePool
-from asyncinfer.cache.prefix_cache import CacheEntry
 
 __all__ = ["WindowPages", "reach_of", "steady_pages"]
 

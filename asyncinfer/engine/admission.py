@@ -65,13 +65,9 @@ class Admission:
         self._places: dict[Request, None] = {}
         #: Requests whose consumer may not have been told of an end.
         self._untold: dict[Request, None] = {}
-        self._deadlines = Deadlines()
+        #: The deadlines that nobody was told of.
+        self.deadlines = Deadlines()
         self._over: Callable[[], AsyncInferError] | None = None
-
-    @property
-    def next_deadline(self) -> float:
-        """The earliest deadline that nobody was told of, in seconds of the clock; inf if none."""
-        return self._deadlines.next
 
     def check(self) -> None:
         """Raises `EngineClosed` or `EngineDead` where no request can be taken any more."""
@@ -94,8 +90,8 @@ class Admission:
                 self._places[request] = None
                 self._untold[request] = None
                 if request.deadline is not None:
-                    first = request.deadline < self._deadlines.next
-                    self._deadlines.add(request)
+                    first = request.deadline < self.deadlines.next
+                    self.deadlines.add(request)
                     if first:
                         self.on_deadline()
                 return
@@ -193,7 +189,7 @@ class Admission:
         with self._lock:
             for request in requests:
                 self._untold.pop(request, None)
-                self._deadlines.discard(request)
+                self.deadlines.discard(request)
 
     def leave(self, request: Request) -> None:
         """Nothing is computed for the request any more: its place is free."""
@@ -233,10 +229,10 @@ class Admission:
 
     def overdue(self, now: float) -> list[Request]:
         """Requests whose deadline has passed and whose consumer may not have been told."""
-        if self._deadlines.next > now:
+        if self.deadlines.next > now:
             return []
         with self._lock:
-            return self._deadlines.due(now)
+            return self.deadlines.due(now)
 
     def untold(self) -> list[Request]:
         """All requests whose consumer may not have been told of an end."""
@@ -265,7 +261,7 @@ class Admission:
             held = list(self._places)
             self._places.clear()
             self._untold.clear()
-            self._deadlines = Deadlines()
+            self.deadlines = Deadlines()
             self.held = self.pending = self.held_bytes = 0
             return held
 

@@ -16,16 +16,15 @@ from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.engine_events import EngineEvents
 from asyncinfer.engine.inbox import Command, Inbox
 from asyncinfer.engine.loop_bridge import LoopBridge, send_news
-from asyncinfer.engine.request import End, Phase, Request, TokenSink, output_of
+from asyncinfer.engine.request import End, Phase, Request, output_of
 from asyncinfer.engine.requests import Requests
 from asyncinfer.engine.source import Loaded
-from asyncinfer.errors import AsyncInferError, EngineClosed, RequestFailed
+from asyncinfer.errors import AsyncInferError, EngineClosed
 from asyncinfer.grammar import GrammarCompiler
 from asyncinfer.scheduler import Pace, Scheduler, SchedulerStats, Step
 from asyncinfer.speculation import draft_stats
 from asyncinfer.stats import EngineStats
 from asyncinfer.telemetry import emit
-from asyncinfer.text import panicked
 
 __all__ = ["Core"]
 
@@ -106,7 +105,7 @@ class Core:
 
     def idle_until(self, most: float) -> float:
         """When something runs out of time, in seconds of the clock; in `most` seconds at most."""
-        due = min(self._clock() + most, self._admission.next_deadline)
+        due = min(self._clock() + most, self._admission.deadlines.next)
         if self._admission.drain_until is not None:
             due = min(due, self._admission.drain_until)
         return due
@@ -238,7 +237,7 @@ class Core:
             if step is None:
                 break
             for join in step.joins:
-                self._started(join.slot, now)
+                self.requests.start(join.slot, now)
             if fresh or step.joins:
                 # The step may take long, and somebody may ask meanwhile.
                 fresh = False
@@ -257,16 +256,6 @@ class Core:
         for sequence in self.scheduler.retract(step, now):
             self.requests.fail(output_of(sequence).request, now, error)
 
-    def _started(self, slot: int, now: float) -> None:
-        sequence = self.scheduler.sequence_at(slot)
-        assert sequence is not None
-        request = output_of(sequence).request
-        if request.started is None:
-            request.started = now
-            emit("request_admitted", request.context, request_id=request.id)
-            if self.events is not None:
-                self.events.started(request, now)
-
     def _commit(self, step: Step) -> None:
         # A handle may refer to its step: the garbage collector alone would find the two.
         handle, step.handle = step.handle, None
@@ -276,47 +265,7 @@ class Core:
         if self.events is not None and self.events.every_step:
             drafts = self.scheduler.speculator.counters
             self.events.stepped(step, now, self.grammars.counters, drafts)
-        for sequence, error in step.failed:
-            self.requests.fail(output_of(sequence).request, now, error)
-        logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
-        rows = range(len(step.sequences))
-        # Runs for every token, so helpers are written out here.
-        for row, sequence, tokens, reason in zip(
-            rows, step.sequences, step.drawn, step.reasons, strict=True
-        ):
-            output: TokenSink = sequence.owner
-            if output.ended:
-                continue
-            request = output.request
-            if prompt_logprobs and row in prompt_logprobs:
-                position = step.starts[row] + 1
-                request.add_prompt_logprobs(position, prompt_logprobs[row])
-            if result.pooled and row in result.pooled:
-                request.add_pooled(step.starts[row], result.pooled[row])
-            if tokens is None or not (tokens or reason):
-                continue
-            if tokens and request.first_token is None:
-                request.first_token = now
-                if self.events is not None:
-                    self.events.first_token(request, now)
-            request.last_token = now
-            # A row with a draft may have drawn more than stands.
-            scored = logprobs[row][: len(tokens)] if logprobs and row in logprobs else ()
-            try:
-                ended = output.advance(tokens, reason, scored)
-            except BaseException as error:
-                if not (panicked(error) or isinstance(error, RequestFailed)):
-                    raise
-                # A tokenizer that cannot decode one answer, or an expression that takes too much
-                # work to look for, harms no other.
-                self.requests.fail(request, now, error)
-                continue
-            if ended is not None:
-                self.requests.finish(output, ended, now)
-            elif request.delivered >= request.room and request.full:
-                self.requests.pause(output, now)
-        if step.matchers:
-            self.requests.charge_matchers(step, now)
+        self.requests.deliver(step, result, now)
 
     def _publish(self) -> None:
         # Twice in many steps, so an `EngineStats` is made where somebody asks for one.

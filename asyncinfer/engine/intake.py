@@ -9,12 +9,12 @@ from typing import Any
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Core
+from asyncinfer.engine.end_errors import named_failure
 from asyncinfer.engine.inbox import Command
 from asyncinfer.engine.preparer import INLINE_TOKENS, Preparer, RequestEnded
 from asyncinfer.engine.prompt_reader import message_chars
 from asyncinfer.engine.prompt_workers import PromptWorkers
 from asyncinfer.engine.request import Phase, Request
-from asyncinfer.engine.requests import named_failure
 from asyncinfer.engine.turn_limit import TurnLimits
 from asyncinfer.errors import Overloaded
 from asyncinfer.runtime import Runtime

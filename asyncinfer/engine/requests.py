@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.admission import Admission
+from asyncinfer.engine.end_errors import closed, named_failure, too_late
 from asyncinfer.engine.engine_events import EngineEvents
 from asyncinfer.engine.request import End, Request, TokenSink, output_of
 from asyncinfer.errors import (
-    DeadlineExceeded,
-    EngineClosed,
     InvalidRequest,
     Overloaded,
     RequestFailed,
     StreamStalled,
     drop_frames,
 )
-from asyncinfer.scheduler import Scheduler, Step
+from asyncinfer.scheduler import Scheduler, Step, StepResult
 from asyncinfer.telemetry import emit
 from asyncinfer.text import panicked
 
-__all__ = ["Requests", "closed", "named_failure", "too_late"]
+__all__ = ["Requests"]
 
 #: The log event of each end that has one.
 _EVENTS = {
@@ -61,6 +60,61 @@ class Requests:
             self._events.submitted(request)
         for output in request.outputs:
             self._scheduler.add(output.sequence)
+
+    def start(self, slot: int, now: float) -> None:
+        """Note that the sequence in a slot is about to be computed for the first time, or again."""
+        sequence = self._scheduler.sequence_at(slot)
+        assert sequence is not None
+        request = output_of(sequence).request
+        if request.started is None:
+            request.started = now
+            emit("request_admitted", request.context, request_id=request.id)
+            if self._events is not None:
+                self._events.started(request, now)
+
+    def deliver(self, step: Step, result: StepResult, now: float) -> None:
+        """Hand each request what a committed step has drawn for it, and end those that are done."""
+        for sequence, error in step.failed:
+            self.fail(output_of(sequence).request, now, error)
+        logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
+        rows = range(len(step.sequences))
+        # Runs for every token, so helpers are written out here.
+        for row, sequence, tokens, reason in zip(
+            rows, step.sequences, step.drawn, step.reasons, strict=True
+        ):
+            output: TokenSink = sequence.owner
+            if output.ended:
+                continue
+            request = output.request
+            if prompt_logprobs and row in prompt_logprobs:
+                position = step.starts[row] + 1
+                request.add_prompt_logprobs(position, prompt_logprobs[row])
+            if result.pooled and row in result.pooled:
+                request.add_pooled(step.starts[row], result.pooled[row])
+            if tokens is None or not (tokens or reason):
+                continue
+            if tokens and request.first_token is None:
+                request.first_token = now
+                if self._events is not None:
+                    self._events.first_token(request, now)
+            request.last_token = now
+            # A row with a draft may have drawn more than stands.
+            scored = logprobs[row][: len(tokens)] if logprobs and row in logprobs else ()
+            try:
+                ended = output.advance(tokens, reason, scored)
+            except BaseException as error:
+                if not (panicked(error) or isinstance(error, RequestFailed)):
+                    raise
+                # A tokenizer that cannot decode one answer, or an expression that takes too much
+                # work to look for, harms no other.
+                self.fail(request, now, error)
+                continue
+            if ended is not None:
+                self.finish(output, ended, now)
+            elif request.delivered >= request.room and request.full:
+                self.pause(output, now)
+        if step.matchers:
+            self.charge_matchers(step, now)
 
     def abort(self, request: Request, now: float) -> None:
         """End a request whose consumer left."""
@@ -144,8 +198,9 @@ class Requests:
 
     def expire(self, now: float, drain_until: float | None) -> None:
         """End all requests that have run out of time."""
-        for request in self._admission.overdue(now):
-            self.fail(request, now, too_late(request, now))
+        if now >= self._admission.deadlines.next:
+            for request in self._admission.overdue(now):
+                self.fail(request, now, too_late(request, now))
         looked, self._looked = self._looked, now
         if self._paused:
             # While the process was stopped, nobody could read.
@@ -211,26 +266,6 @@ class Requests:
         if self.tell(request, how, error):
             # A request that is not here yet is given back by the intake, or when it arrives.
             self.release(request, now)
-
-
-def too_late(request: Request, now: float) -> DeadlineExceeded:
-    """What a request's consumer is told when its deadline has passed."""
-    return DeadlineExceeded(f"{request.id}: deadline passed after {now - request.submitted:.3f} s")
-
-
-def closed(request: Request) -> EngineClosed:
-    """What a request's consumer is told when a close does not wait for it."""
-    return EngineClosed(f"{request.id}: the engine was closed")
-
-
-def named_failure(request: Request, error: BaseException) -> BaseException:
-    """What a request's consumer is told when `error` ends the request: a `RequestFailed` of its
-    own, caused by `error`."""
-    if isinstance(error, RequestFailed):
-        return error
-    failed = RequestFailed(f"{request.id}: {str(error) or repr(error)}")
-    failed.__cause__ = error
-    return failed
 
 
 def _log_end(request: Request) -> None:

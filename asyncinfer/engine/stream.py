@@ -8,13 +8,10 @@ import warnings
 from collections.abc import Generator
 from typing import Any
 
-import anyio
-
 from asyncinfer.chunk import Chunk, Completion, Timings, Usage
 from asyncinfer.engine import process
 from asyncinfer.engine.frontend import Frontend
 from asyncinfer.engine.inbox import Command
-from asyncinfer.engine.loop_bridge import LoopBridge
 from asyncinfer.engine.options import RequestOptions
 from asyncinfer.engine.request import Request
 from asyncinfer.engine.stream_buffer import StreamBuffer
@@ -24,10 +21,6 @@ from asyncinfer.params import SamplingParams
 
 __all__ = ["Stream"]
 
-#: Seconds that `aclose` waits for the engine to confirm; the pages are released either way.
-#: LAST_MOMENT is for a task that is cancelled, or whose time has run out.
-ACK_TIMEOUT = 5.0
-LAST_MOMENT = 0.02
 #: Chunks read without a pause before other tasks get a turn.
 BURST = 32
 
@@ -70,8 +63,6 @@ class Stream:
         self._burst = 0
         self._stopped = False
         self._closed = False
-        #: Set when the task that waits for the end stops waiting; None if none does.
-        self._waited: anyio.Event | None = None
 
     def __aiter__(self) -> Stream:
         return self
@@ -175,8 +166,7 @@ class Stream:
         buffer = request.buffer
         # A task that reads is told of the end by itself, and only one task can wait on a buffer.
         if not self._reading and buffer.bridge.here() and self._frontend.here:
-            with anyio.move_on_after(_patience(buffer.bridge), shield=True):
-                await self._wait_for_end(buffer)
+            await buffer.wait_a_moment()
 
     async def _start(self, *, quiet: bool = False) -> Request:
         """Validate, tokenise, submit. `quiet`: nothing is read before the end. A request that has
@@ -242,7 +232,7 @@ class Stream:
             if buffer.paused:
                 self._resume()
             self._frontend.check_process()
-            await self._wait_for_end(buffer)
+            await buffer.wait_for_end()
             outcome = buffer.outcome
             assert outcome is not None
             if outcome.error is not None:
@@ -260,19 +250,6 @@ class Stream:
                 # Cancelled: nobody else holds an answer that was awaited.
                 self._closed = True
                 self._frontend.abort(left)
-
-    async def _wait_for_end(self, buffer: StreamBuffer) -> None:
-        """Any number of tasks may wait: one waits at the buffer, the others wait for that one."""
-        while buffer.outcome is None:
-            if self._waited is not None:
-                await self._waited.wait()
-                continue
-            waited = self._waited = anyio.Event()
-            try:
-                await buffer.wait_for(lambda: buffer.outcome is not None)
-            finally:
-                self._waited = None
-                waited.set()
 
     def _end(self) -> BaseException:
         """What a reader is told when there is nothing more to read."""
@@ -318,9 +295,3 @@ class Stream:
         if self._closed or (self._request is not None and self._request.buffer.outcome is not None):
             state = "ended"
         return f"<asyncinfer.Stream {self.request_id} {state} pid={os.getpid()}>"
-
-
-def _patience(bridge: LoopBridge) -> float:
-    """Seconds that the current task may be kept from leaving."""
-    left = anyio.current_effective_deadline() - anyio.current_time()
-    return LAST_MOMENT if bridge.cancelled() else max(LAST_MOMENT, min(ACK_TIMEOUT, left))

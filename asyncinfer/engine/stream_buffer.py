@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from io import StringIO
 from typing import TYPE_CHECKING
 
+import anyio
+
 from asyncinfer.chunk import Chunk, Timings, Usage
 from asyncinfer.engine.loop_bridge import ChunkWaiter, Content, LoopBridge
 from asyncinfer.scheduler import RowLogprobs
@@ -16,6 +18,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = ["Coalescing", "Outcome", "ScoredBuffer", "StreamBuffer"]
+
+#: Seconds that a task which leaves waits for the engine to confirm; the pages are released either
+#: way. LAST_MOMENT is for a task that is cancelled, or whose time has run out.
+ACK_TIMEOUT = 5.0
+LAST_MOMENT = 0.02
 
 _new = tuple.__new__
 
@@ -125,7 +132,7 @@ class StreamBuffer(ChunkWaiter):
     can be collected.
     """
 
-    __slots__ = ("outcome", "paused", "taken")
+    __slots__ = ("_waited", "outcome", "paused", "taken")
 
     #: Plain tuples, which become chunks when they are taken: Python reuses freed tuples, so a step
     #: of many streams does not set off the garbage collector.
@@ -140,6 +147,8 @@ class StreamBuffer(ChunkWaiter):
         self.paused = False
         #: Set once, after the last chunk.
         self.outcome: Outcome | None = None
+        #: Set when the task that waits for the end stops waiting; None if none does.
+        self._waited: anyio.Event | None = None
 
     @property
     def failed(self) -> bool:
@@ -176,6 +185,28 @@ class StreamBuffer(ChunkWaiter):
                     news = replace(news, usage=replace(news.usage, completion_tokens=count))
             self.outcome = news
             super().tell(news)
+
+    async def wait_for_end(self) -> None:
+        """Any number of tasks may wait: one waits here, the others wait for that one."""
+        while self.outcome is None:
+            if self._waited is not None:
+                await self._waited.wait()
+                continue
+            waited = self._waited = anyio.Event()
+            try:
+                await self.wait_for(lambda: self.outcome is not None)
+            finally:
+                self._waited = None
+                waited.set()
+
+    async def wait_a_moment(self) -> None:
+        """`wait_for_end`, for as long as the current task may be kept from leaving."""
+        patience = LAST_MOMENT
+        if not self.bridge.cancelled():
+            left = anyio.current_effective_deadline() - anyio.current_time()
+            patience = max(LAST_MOMENT, min(ACK_TIMEOUT, left))
+        with anyio.move_on_after(patience, shield=True):
+            await self.wait_for_end()
 
     def take_packed(self) -> Content:
         """The next chunk as a plain tuple (there must be one)."""

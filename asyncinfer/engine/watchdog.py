@@ -9,10 +9,10 @@ from typing import Final
 
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Core
+from asyncinfer.engine.end_errors import closed, too_late
 from asyncinfer.engine.inbox import Command
 from asyncinfer.engine.loop_bridge import send_news
 from asyncinfer.engine.request import End, Phase, Request
-from asyncinfer.engine.requests import closed, too_late
 from asyncinfer.engine.stream_buffer import Outcome
 
 __all__ = ["Watchdog"]
@@ -71,7 +71,7 @@ class Watchdog:
         draining = drain_until is not None and now >= drain_until + GRACE
         if draining:
             self._close(self._admission.untold())
-        due = self._admission.next_deadline
+        due = self._admission.deadlines.next
         if drain_until is not None and not draining:
             due = min(due, drain_until)
         return min(now + self._look_every, max(now + 1e-3, due + GRACE))

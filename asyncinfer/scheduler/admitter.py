@@ -6,7 +6,7 @@ from collections import abc
 from collections.abc import Iterable
 from operator import add, le
 
-from asyncinfer.cache.prefix_cache import CacheEntry
+from asyncinfer.cache.entry import CacheEntry
 from asyncinfer.scheduler.counters import Counters
 from asyncinfer.scheduler.page_forecast import incoming_pages
 from asyncinfer.scheduler.pairs import Pairs

@@ -209,8 +209,10 @@ class Scheduler:
 
     def _set_time(self, now: float) -> None:
         self.states.now = now
-        if self.cache is not None:
-            self.cache.set_time(now)
+        if (cache := self.cache) is not None:
+            cache.now = now
+            if now >= cache.conversations.due:
+                cache.conversations.expire(now)
 
     def sequence_at(self, slot: int) -> Sequence | None:
         """The sequence that owns a slot, None if it is free."""
@@ -224,6 +226,11 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """The counters as they are now."""
         states, counters, cache = self.states, self.counters, self.cache
+        cached = pinned = 0
+        if cache is not None:
+            # `PrefixCache.evictable`, written out: most steps ask for it twice.
+            cached = len(cache.guard.evictable) + len(cache.conversations.idle)
+            pinned = cache.conversations.pinned_blocks
         return SchedulerStats(
             running=states.running_count,
             waiting=states.queue.size
@@ -232,8 +239,8 @@ class Scheduler:
             paused=len(states.paused) + states.leaving_for(PAUSED),
             blocks_total=self._first.pool.size,
             blocks_free=len(self._first.pool.free),
-            blocks_cached=0 if cache is None else cache.evictable,
-            blocks_pinned=0 if cache is None else cache.conversations.pinned_blocks,
+            blocks_cached=cached,
+            blocks_pinned=pinned,
             window_pages_total=sum([group.pool.size for group in self._windows]),
             window_pages_free=sum([len(group.pool.free) for group in self._windows]),
             window_pages_cached=sum([group.cached for group in self._windows]),

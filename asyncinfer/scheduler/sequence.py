@@ -8,8 +8,8 @@ from enum import Enum
 from typing import Any, Final, Literal
 
 from asyncinfer.cache.conversations import Conversation
+from asyncinfer.cache.entry import CacheEntry, Namespace
 from asyncinfer.cache.page_group import BlockTable
-from asyncinfer.cache.prefix_cache import CacheEntry, Namespace
 from asyncinfer.grammar import Matcher, Reasoning
 from asyncinfer.params import SamplingParams
 from asyncinfer.protocols.sampler import SamplerPlugin

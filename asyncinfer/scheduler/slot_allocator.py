@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import abc
 
 from asyncinfer.cache.block_manager import BlockManager
-from asyncinfer.cache.prefix_cache import CacheEntry, PrefixCache
+from asyncinfer.cache.entry import CacheEntry
+from asyncinfer.cache.prefix_cache import PrefixCache
 from asyncinfer.scheduler.sequence import Sequence
 from asyncinfer.scheduler.step import ForcedTokens, Join, PageChanges, Step
 from asyncinfer.scheduler.step_runner import RunnerSpec

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from asyncinfer.cache import BlockTable, PageGroup, WindowPages
 from asyncinfer.cache.chain import TOKEN_BYTES, pack
-from asyncinfer.cache.prefix_cache import CacheEntry, PrefixCache
+from asyncinfer.cache.entry import CacheEntry
+from asyncinfer.cache.prefix_cache import PrefixCache
 from asyncinfer.scheduler.scheduler import Scheduler
 from asyncinfer.scheduler.sequence import Sequence, SequenceState
 

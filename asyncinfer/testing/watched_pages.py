@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from asyncinfer.cache import StatePages, WindowPages
-from asyncinfer.cache.prefix_cache import CacheEntry
+from asyncinfer.cache.entry import CacheEntry
 from asyncinfer.scheduler import Scheduler
 from asyncinfer.testing.invariants import hold
 from asyncinfer.testing.oracle import RunningHash, Seen, WindowSum, fake_kv

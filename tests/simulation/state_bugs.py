@@ -9,7 +9,7 @@ from simulation.planted import Plant, afterwards, instead, nothing, result, toge
 from simulation.window_bugs import free_kept, one_page_less, stay_unused, taking_alone, uncounted
 
 from asyncinfer.cache import BlockManager, StatePages
-from asyncinfer.cache.prefix_cache import CacheEntry
+from asyncinfer.cache.entry import CacheEntry
 from asyncinfer.scheduler import Step
 from asyncinfer.scheduler.slot_allocator import SlotAllocator
 

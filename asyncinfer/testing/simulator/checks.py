@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from asyncinfer.scheduler import Scheduler
 from asyncinfer.testing.invariants import check_drained, check_invariants, hold
@@ -11,10 +11,8 @@ from asyncinfer.testing.simulator.consumer import Consumer
 from asyncinfer.testing.simulator.ends import LATE, Ends
 from asyncinfer.testing.simulator.observers import WatchingObserver
 from asyncinfer.testing.simulator.state import FOUND_OUT
+from asyncinfer.testing.simulator.world import World
 from asyncinfer.testing.watched_pages import WatchedPages
-
-if TYPE_CHECKING:
-    from asyncinfer.testing.simulator.life import Life
 
 __all__ = ["ACK", "GRACE", "Checks"]
 
@@ -37,8 +35,8 @@ _BY_THE_ENGINE: Final = frozenset(("DeadlineExceeded", "StreamStalled", "Request
 class Checks:
     """Checks a life; raises `InvariantError` where something does not hold."""
 
-    def __init__(self, life: Life, every: int) -> None:
-        self._life = life
+    def __init__(self, world: World, every: int) -> None:
+        self._world = world
         self._every = every
         self._steps = 0
         #: `VirtualHost.turns` when the scheduler was looked at last.
@@ -46,49 +44,49 @@ class Checks:
         self._pages: WatchedPages | None = None
         #: Consumers that ended, and when, in fair seconds.
         self._ended: deque[tuple[float, Consumer]] = deque()
-        self.ends = Ends(life)
+        self.ends = Ends(world)
         #: Requests that the engine may have refused: nobody waited any more.
         self._unheard = 0
         #: Steps launched; the last one that each decoding request was in; how many it may miss.
         self._launched = 0
         self._served: dict[int, int] = {}
-        self._patience = 2 * life.scenario.max_running + 4
+        self._patience = 2 * world.scenario.max_running + 4
         #: Steps since the budget of a step was a full one.
         self._small_steps = 0
 
     def opened(self) -> None:
-        core, runner = self._life.engine.core, self._life.model.runner
+        core, runner = self._world.engine.core, self._world.model.runner
         assert core is not None
         assert runner is not None
-        self._pages = WatchedPages(core.scheduler, runner, self._life.adapters.by_key)
+        self._pages = WatchedPages(core.scheduler, runner, self._world.adapters.by_key)
 
     # -- at every moment -----------------------------------------------------------------------
 
     def step(self) -> None:
         """What holds between two actions."""
-        life = self._life
-        for loop in life.loops:
+        world = self._world
+        for loop in world.loops:
             hold("loop", not loop.problems, "{}", loop.problems)
-        core = life.engine.core
-        if life.state.doubtful and not life.state.dead and life.engine.health().state == "dead":
-            life.state.die()
-        if life.plugins and core is not None:
+        core = world.engine.core
+        if world.state.doubtful and not world.state.dead and world.engine.health().state == "dead":
+            world.state.die()
+        if world.plugins and core is not None:
             hold("plugin", not core.faults, "{}", "; ".join(core.faults))
-        if self._turns != life.host.turns:
-            self._turns = life.host.turns
+        if self._turns != world.host.turns:
+            self._turns = world.host.turns
             self._check_scheduler()
 
     def launching(self) -> None:
         """What holds before each launch."""
         self._check_scheduler()
-        if (core := self._life.engine.core) is not None:
+        if (core := self._world.engine.core) is not None:
             self._check_starving(core.scheduler)
             self._check_budget(core.scheduler)
 
     def _check_scheduler(self) -> None:
         """I1 to I12 of the scheduler and the cache."""
-        life, core = self._life, self._life.engine.core
-        if self._pages is None or core is None or life.state.dead or life.host.inside:
+        world, core = self._world, self._world.engine.core
+        if self._pages is None or core is None or world.state.dead or world.host.inside:
             return
         self._steps += 1
         if self._steps % self._every:
@@ -120,42 +118,42 @@ class Checks:
     def _check_budget(self, scheduler: Scheduler) -> None:
         """I9: the budget of a step recovers from a lack of room. It doubles every sixteen steps, or
         every 32 after a second lack and so on, but for those that a retracted prompt is in."""
-        if scheduler.planner.budget.tokens == self._life.scenario.max_step_tokens:
+        if scheduler.planner.budget.tokens == self._world.scenario.max_step_tokens:
             self._small_steps = 0
             return
         self._small_steps += 1
-        doublings = self._life.scenario.max_step_tokens.bit_length()
-        most = (16 << self._life.model.retractions) * doublings + 64
+        doublings = self._world.scenario.max_step_tokens.bit_length()
+        most = (16 << self._world.model.retractions) * doublings + 64
         hold("I9", self._small_steps <= most, "{} small steps in a row", self._small_steps)
 
     def close_due(self, seconds: float) -> float:
         """When a close that leaves so many seconds to requests must have ended."""
-        life = self._life
-        if not life.state.opened:
-            return life.host.now + seconds + GRACE
-        return life.host.now + seconds + self._last_steps
+        world = self._world
+        if not world.state.opened:
+            return world.host.now + seconds + GRACE
+        return world.host.now + seconds + self._last_steps
 
     @property
     def _last_steps(self) -> float:
         """Seconds that a close may wait for the steps that run. One that takes longer is left
         alone, whether it hangs or not."""
-        found_out = min(self._life.scenario.step_timeout * (1 + FOUND_OUT), GRACE)
+        found_out = min(self._world.scenario.step_timeout * (1 + FOUND_OUT), GRACE)
         return found_out + LAST_STEPS
 
     def late(self) -> None:
         """Whoever waits for the engine is told in time: of an answer's end, a deadline, a close, a
         death, or that it may leave."""
-        life = self._life
-        now, excused = life.host.now, max(life.state.jumped, life.state.late)
-        for consumer in life.consumers.values():
+        world = self._world
+        now, excused = world.host.now, max(world.state.jumped, world.state.late)
+        for consumer in world.consumers.values():
             if consumer.waiting:
-                limit = max(min(consumer.limit, life.state.over), excused) + LATE
+                limit = max(min(consumer.limit, world.state.over), excused) + LATE
                 hold("liveness", now <= limit, "{} waits {:.3f} s too long", consumer, now - limit)
-        for load in life.loads:
+        for load in world.loads:
             # A thread may take long to read one, but nobody waits for that past the end.
-            limit = max(life.state.over, excused) + LATE
+            limit = max(world.state.over, excused) + LATE
             hold("liveness", load.done() or now <= limit, "a load waits {:.3f} s", now - limit)
-        for task, due in life.closers.items():
+        for task, due in world.closers.items():
             if not task.done():
                 # What passed while nobody ran says little of a step that hangs.
                 limit = max(due, excused + self._last_steps) + LATE
@@ -163,7 +161,7 @@ class Checks:
 
     def ended(self, consumer: Consumer) -> None:
         """A consumer's end is one that it may have, and it was given what was drawn."""
-        self._ended.append((self._life.state.fair, consumer))
+        self._ended.append((self._world.state.fair, consumer))
         self.ends.check(consumer)
         if consumer.outcome == "Overloaded":
             self.ends.overloads += 1
@@ -172,13 +170,13 @@ class Checks:
             self._unheard += consumer.retries + left
         usage, ask = consumer.usage, consumer.ask
         got = sum(map(len, consumer.tokens))
-        self._life.seen["tokens delivered"] += got
+        self._world.seen["tokens delivered"] += got
         if consumer.outcome == "whole" and consumer.expected is not None:
             consumer.expected.check_whole(consumer)
-            self._life.seen["answers with an adapter"] += ask.adapter is not None
-            self._life.seen["answers with a format"] += ask.format is not None
-            self._life.seen["answers with samplers"] += ask.sampler is not None
-            self._life.seen["answers with guidance"] += ask.guidance is not None
+            self._world.seen["answers with an adapter"] += ask.adapter is not None
+            self._world.seen["answers with a format"] += ask.format is not None
+            self._world.seen["answers with samplers"] += ask.sampler is not None
+            self._world.seen["answers with guidance"] += ask.guidance is not None
         read = consumer.outcome in _READ_TO_THE_END and ask.how == "iterate"
         if consumer.outcome in _BY_THE_ENGINE and ask.then != "drop":
             # Without this a stream that forgets its request would hide what it has lost.
@@ -189,19 +187,19 @@ class Checks:
 
     def held(self) -> None:
         """I13: nothing holds a request that ended a while ago."""
-        life = self._life
+        world = self._world
         if (
             not self._ended
-            or self._ended[0][0] > life.state.fair - FORGOTTEN
-            or life.state.closing
-            or life.state.dead
+            or self._ended[0][0] > world.state.fair - FORGOTTEN
+            or world.state.closing
+            or world.state.dead
         ):
             return
-        if any(actor.suspended for actor in life.host.actors):
+        if any(actor.suspended for actor in world.host.actors):
             # In the middle of something; it may be about one of these.
             return
         old = []
-        while self._ended and self._ended[0][0] <= life.state.fair - FORGOTTEN:
+        while self._ended and self._ended[0][0] <= world.state.fair - FORGOTTEN:
             old.append(self._ended.popleft()[1])
         self._check_held(old)
 
@@ -213,18 +211,18 @@ class Checks:
 
     def idle(self) -> None:
         """Nobody asks for anything any more."""
-        life = self._life
-        core, admission = life.engine.core, life.engine.admission
-        if core is None or life.state.dead or life.state.closing:
+        world = self._world
+        core, admission = world.engine.core, world.engine.admission
+        if core is None or world.state.dead or world.state.closing:
             return
         check_drained(core.scheduler)
         hold("drain", admission.held == 0, "admission holds {}", admission.held)
         hold("drain", admission.held_bytes == 0, "{} bytes are held", admission.held_bytes)
-        hold("drain", admission.next_deadline == float("inf"), "a deadline is held")
-        if life.model.adapters is not None:
-            held, named = len(life.model.adapters.contents), len(life.engine.adapters.list())
+        hold("drain", admission.deadlines.next == float("inf"), "a deadline is held")
+        if world.model.adapters is not None:
+            held, named = len(world.model.adapters.contents), len(world.engine.adapters.list())
             hold("drain", held == named, "{} adapters are held, {} have names", held, named)
-        stats, health = life.engine.stats(), life.engine.health()
+        stats, health = world.engine.stats(), world.engine.health()
         hold("stats", stats.running == stats.waiting == stats.paused == 0, "{}", stats)
         hold("drain", stats.blocks_pinned == 0, "{} blocks are pinned", stats.blocks_pinned)
         overloads = self.ends.overloads
@@ -234,19 +232,19 @@ class Checks:
 
     def closed(self) -> None:
         """The engine was closed, and everybody has ended."""
-        life = self._life
-        actors = [actor.name for actor in life.host.actors]
+        world = self._world
+        actors = [actor.name for actor in world.host.actors]
         hold("drain", not actors, "threads are left: {}", actors)
-        admission = life.engine.admission
+        admission = world.engine.admission
         held = admission.held, admission.held_bytes
         hold("drain", held == (0, 0), "admission holds {} requests, {} bytes", *held)
-        if not life.state.dead and not life.state.closing:
+        if not world.state.dead and not world.state.closing:
             self._check_held([consumer for _, consumer in self._ended])
-        for loop in life.loops:
+        for loop in world.loops:
             hold("loop", not loop.problems, "{}", loop.problems)
-        state = life.engine.health().state
+        state = world.engine.health().state
         hold("stats", state in ("closed", "dead"), "a closed engine is {}", state)
-        for observer in life.engine.config.observers:
+        for observer in world.engine.config.observers:
             if isinstance(observer, WatchingObserver):
                 self._check_observer(observer)
 

@@ -12,13 +12,13 @@ from asyncinfer.chunk import Chunk, Usage
 from asyncinfer.errors import AsyncInferError
 from asyncinfer.protocols import SamplerPlugin
 from asyncinfer.testing.invariants import hold
+from asyncinfer.testing.simulator.expected import Expected
 from asyncinfer.testing.simulator.formats import FORMATS
 from asyncinfer.testing.simulator.scenario import Ask
 
 if TYPE_CHECKING:
     from asyncinfer.engine import SessionStream, Stream
     from asyncinfer.testing.simulator.engine import SimulatedEngine
-    from asyncinfer.testing.simulator.expected import Expected
 
 __all__ = ["Consumer"]
 
@@ -58,7 +58,7 @@ class Consumer:
         self.message = ""
         #: The engine's name for it.
         self.request_id = "unsent"
-        #: None while its end has not told.
+        #: What its request took; None before the end.
         self.usage: Usage | None = None
         #: What it was given, by answer.
         self.tokens: list[list[int]] = [[] for _ in range(ask.n)]
@@ -69,10 +69,11 @@ class Consumer:
         self.reads: list[float] = []
         #: When the engine ended it, in seconds from its beginning.
         self.seconds = 0.0
-        #: It waits for the engine, not for itself, and when that must end.
+        #: Whether it waits for the engine, and when that wait must end.
         self.waiting = False
         self.limit = float("inf")
-        #: It began before the engine was open; its stream was stopped, or closed under its reader.
+        #: Whether it began before the engine was open, and whether its stream was stopped, or
+        #: closed by another task.
         self.early = False
         self.stopped = False
         self.closed = False

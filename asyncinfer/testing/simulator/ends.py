@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from asyncinfer.engine.footprint import (
     drafting_bytes,
@@ -17,9 +17,7 @@ from asyncinfer.testing.simulator.consumer import Consumer
 from asyncinfer.testing.simulator.formats import chars
 from asyncinfer.testing.simulator.samplers import may_fail
 from asyncinfer.testing.simulator.vocabulary import simulated_tokenizer
-
-if TYPE_CHECKING:
-    from asyncinfer.testing.simulator.life import Life
+from asyncinfer.testing.simulator.world import World
 
 __all__ = ["LATE", "Ends"]
 
@@ -30,14 +28,14 @@ LATE: Final = 0.05
 class Ends:
     """Says of each end in a life whether it may be; raises `InvariantError` if it may not."""
 
-    def __init__(self, life: Life) -> None:
-        self._life = life
+    def __init__(self, world: World) -> None:
+        self._world = world
         #: Requests that the engine refused, and whose consumers were told.
         self.overloads = 0
 
     def check(self, consumer: Consumer) -> None:
         """A consumer's end is one that it may have."""
-        life, outcome, ask = self._life, consumer.outcome, consumer.ask
+        world, outcome, ask = self._world, consumer.outcome, consumer.ask
         allowed = True
         match outcome:
             case "whole":
@@ -49,38 +47,38 @@ class Ends:
                 allowed = allowed or (ask.adapter is not None and "adapter" in consumer.message)
             case "DeadlineExceeded":
                 allowed = ask.deadline is not None and (
-                    life.host.now >= consumer.began + ask.deadline
+                    world.host.now >= consumer.began + ask.deadline
                 )
             case "StreamStalled":
                 allowed = ask.on_full == "pause" and (
-                    self._unread(consumer) >= life.scenario.stall_timeout
+                    self._unread(consumer) >= world.scenario.stall_timeout
                 )
             case "RequestFailed":
                 full = ask.on_full == "cancel" and "is full" in consumer.message
                 allowed = full or "fault" in consumer.message or "no room" in consumer.message
                 allowed = allowed or may_fail(ask.sampler, consumer.message)
             case "EngineClosed":
-                allowed = life.state.closing or consumer.early or consumer.closed
+                allowed = world.state.closing or consumer.early or consumer.closed
             case "StreamBusy":
                 # Nobody speaks in a conversation while another does.
                 allowed = False
             case "EngineDead":
-                allowed = life.state.dead or life.state.doubtful
+                allowed = world.state.dead or world.state.doubtful
                 if allowed:
-                    life.state.die()
+                    world.state.die()
         hold("end", allowed, "{}: {}", consumer, consumer.message)
 
     def refused(self, error: AsyncInferError, *, pin: bool = False) -> None:
         """The engine refuses a load or an unload of an adapter, or to pin a prompt."""
-        life = self._life
+        world = self._world
         self.overloads += pin and isinstance(error, Overloaded)
         match type(error).__name__:
             case "EngineClosed":
-                allowed = life.state.closing or not life.state.opened
+                allowed = world.state.closing or not world.state.opened
             case "EngineDead":
-                allowed = life.state.dead or life.state.doubtful
+                allowed = world.state.dead or world.state.doubtful
                 if allowed:
-                    life.state.die()
+                    world.state.die()
             case "RequestFailed":
                 allowed = pin and ("fault" in str(error) or "no room" in str(error))
             case "InvalidRequest":
@@ -91,20 +89,20 @@ class Ends:
 
     def _too_large(self, consumer: Consumer) -> bool:
         """Whether it would hold more bytes than all requests together may."""
-        most, ask = self._life.scenario.max_held_bytes, consumer.ask
+        most, ask = self._world.scenario.max_held_bytes, consumer.ask
         if most is None or "max_held_bytes" not in consumer.message:
             return False
         buffer = ask.buffer if ask.max_tokens is None else min(ask.buffer, ask.max_tokens * ask.n)
         params = SamplingParams(n=ask.n, prompt_logprobs=ask.prompt_logprobs)
-        blocks = len(ask.prompt) // self._life.scenario.block_size
+        blocks = len(ask.prompt) // self._world.scenario.block_size
         prompt: Any = ask.prompt
         if ask.form != "ids":
             prompt = simulated_tokenizer().decode(ask.prompt)
         held = submitted_bytes(prompt, buffer) + prepared_bytes(len(ask.prompt), blocks, params)
         if ask.guide:
-            blocks = len(ask.guide) // self._life.scenario.block_size
+            blocks = len(ask.guide) // self._world.scenario.block_size
             held += prepared_bytes(len(ask.guide), blocks, params)
-        if self._life.scenario.wrong_drafts:
+        if self._world.scenario.wrong_drafts:
             held += drafting_bytes(len(ask.prompt), 0, ask.n)
         if ask.format is not None:
             held += matcher_bytes(chars(ask.format), ask.n)
@@ -117,8 +115,8 @@ class Ends:
         if not consumer.seconds:
             # Dropped: nobody can say when it ended.
             return float("inf")
-        # Of a time in which nobody ran, as much as of any other between two turns.
+        # Seconds that the engine counts of a time in which nobody ran: at most those of one look.
         counted = 1.0
-        gone = [seconds - counted for at, seconds in self._life.state.jumps if last <= at <= end]
+        gone = [seconds - counted for at, seconds in self._world.state.jumps if last <= at <= end]
         doubt = counted if gone else LATE
         return end - last - sum(seconds for seconds in gone if seconds > 0) + doubt

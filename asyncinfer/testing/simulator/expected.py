@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from asyncinfer.params import SamplingParams
 from asyncinfer.testing.invariants import hold
@@ -16,12 +16,20 @@ from asyncinfer.testing.simulator.samplers import sampled
 from asyncinfer.testing.simulator.scenario import Ask, Scenario
 from asyncinfer.testing.simulator.vocabulary import VOCAB, bytes_of, text_of
 
-if TYPE_CHECKING:
-    from asyncinfer.testing.simulator.consumer import Consumer
-
-__all__ = ["Expected"]
+__all__ = ["Expected", "Received"]
 
 _GOLDEN = 0x9E3779B97F4A7C15
+
+
+class Received(Protocol):
+    """What a consumer was given, by answer."""
+
+    tokens: list[list[int]]
+    texts: list[str]
+    reasons: list[str | None]
+    #: Whether its stream was stopped, and whether it was closed under its reader.
+    stopped: bool
+    closed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +70,11 @@ class Expected:
             found = self._answers[index, adapter] = self._compute(index, adapter)
         return found
 
-    def check_chunk(self, consumer: Consumer, index: int, *, ended: bool) -> None:
+    def check_chunk(self, consumer: Received, index: int, *, ended: bool) -> None:
         """I7: what came so far is where the answer begins."""
         self._check(lambda adapter: self._chunk_problem(adapter, consumer, index, ended))
 
-    def check_whole(self, consumer: Consumer) -> None:
+    def check_whole(self, consumer: Received) -> None:
         """I7: the answers are whole, or were stopped."""
         for index in range(self._ask.n):
             if not consumer.closed or consumer.reasons[index] not in (None, "aborted"):
@@ -84,7 +92,7 @@ class Expected:
         hold("I7", bool(right), "{}", "; ".join(problems.values()))
         self._adapters = right
 
-    def _chunk_problem(self, adapter: int, consumer: Consumer, index: int, ended: bool) -> str:
+    def _chunk_problem(self, adapter: int, consumer: Received, index: int, ended: bool) -> str:
         """Where an error has ended the stream, the text also has what was held back, since a stop
         string could have begun with it."""
         tokens, text = consumer.tokens[index], consumer.texts[index]
@@ -99,7 +107,7 @@ class Expected:
             return ""
         return f"{consumer}: text {text!r}, not {answer.text!r}"
 
-    def _whole_problem(self, adapter: int, consumer: Consumer, index: int) -> str:
+    def _whole_problem(self, adapter: int, consumer: Received, index: int) -> str:
         if self._ask.format is not None:
             return self._format_problem(adapter, consumer, index)
         answer = self.answer(index, adapter)
@@ -110,7 +118,7 @@ class Expected:
             right = tokens, text_of(tokens)[0], "stopped"
         return "" if got == right else f"{consumer}: answer {index} is {got}, not {right}"
 
-    def _format_problem(self, adapter: int, consumer: Consumer, index: int) -> str:
+    def _format_problem(self, adapter: int, consumer: Received, index: int) -> str:
         """Each token is the one that is drawn of those that may follow, or has to follow. Which of
         those are drawn all the same is the engine's affair, and so only what came can be
         checked."""

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
-from asyncinfer.engine import Pin
 from asyncinfer.scheduler import Step
 from asyncinfer.testing.invariants import InvariantError, hold
 from asyncinfer.testing.simulator.actions import Actions
-from asyncinfer.testing.simulator.adapters import AdapterHistory
 from asyncinfer.testing.simulator.checks import GRACE, Checks
-from asyncinfer.testing.simulator.consumer import Consumer
-from asyncinfer.testing.simulator.engine import SimulatedEngine
 from asyncinfer.testing.simulator.host import Actor, VirtualHost
-from asyncinfer.testing.simulator.loop import VirtualLoop
 from asyncinfer.testing.simulator.model import SimulatedModel
 from asyncinfer.testing.simulator.owner import Owner
-from asyncinfer.testing.simulator.plugins import Plugins, config_of
-from asyncinfer.testing.simulator.scenario import Action, Ask, Scenario
+from asyncinfer.testing.simulator.plugins import Plugins
+from asyncinfer.testing.simulator.scenario import Action, Scenario
 from asyncinfer.testing.simulator.state import LifeState
-from asyncinfer.testing.simulator.talks import Talk
 from asyncinfer.testing.simulator.timeline import Timeline
+from asyncinfer.testing.simulator.world import World
 
 __all__ = ["Life"]
 
 
-class Life:
+class Life(World):
     """Takes actions one by one until there are none or something does not hold. Then everybody runs
     on until nobody waits any more, and the engine is closed. Checked throughout.
 
@@ -47,47 +40,24 @@ class Life:
         plugins: Plugins | None = None,
         every: int = 1,
     ) -> None:
-        self.scenario = scenario
-        #: Every action taken.
-        self.trace: list[Action] = []
-        #: What happened, and how often.
-        self.seen = Counter[str]()
-        self.host = VirtualHost(self._meanwhile, self._joining)
-        self.state = LifeState(self.host, scenario)
-        self.loops = [VirtualLoop(lambda: self.host.now) for _ in range(scenario.loops)]
-        self.model = SimulatedModel(
+        host = VirtualHost(self._meanwhile, self._joining)
+        state = LifeState(host, scenario)
+        model = SimulatedModel(
             scenario,
-            point=self.host.point,
+            point=host.point,
             before_launch=self._before_launch,
             encoding=self._encoding,
             struck=self._struck,
-            broke=self.state.broke,
-            clock=self.host.clock,
+            broke=state.broke,
+            clock=host.clock,
         )
-        #: Whose faults are failures: those of the scenario are meant to be.
-        self.plugins = dict(plugins or {})
-        config = config_of(scenario, self.plugins, self.host)
-        self.engine = SimulatedEngine(self.host, self.model, config)
-        #: Consumers that have not ended, and ids of those that may have since somebody looked.
-        self.consumers: dict[int, Consumer] = {}
-        self.leaving: dict[int, None] = {}
-        #: Conversations that are open, and that in which a consumer speaks.
-        self.talks: dict[int, Talk] = {}
-        self.speaking: dict[int, Talk] = {}
-        self.pins: dict[int, Pin] = {}
-        #: Blocks that all requests so far would take, had none left any.
-        self._blocks = 0
-        #: Who asked with a text.
-        self.texts: dict[str, list[Consumer]] = {}
-        #: Tasks that close something, and when they must be done.
-        self.closers: dict[asyncio.Task[None], float] = {}
-        #: Tasks that load or unload adapters, or pin a prompt.
-        self.loads: set[asyncio.Task[None]] = set()
-        self.adapters = AdapterHistory()
-        self.owner = Owner(self)
+        super().__init__(scenario, host, state, model, plugins)
+        #: Every action taken.
+        self.trace: list[Action] = []
         self.checks = Checks(self, every)
-        self.timeline = Timeline(self)
-        self._actions = Actions(self)
+        self.owner = Owner(self, self.checks)
+        self.timeline = Timeline(self, self.checks, lambda: self.failed)
+        self._actions = Actions(self, self.checks, self.owner, self.timeline, self.give_turn)
         self._next = actions
         self._finishing = False
         self._failure: Exception | None = None
@@ -116,28 +86,6 @@ class Life:
     def failed(self) -> bool:
         """Whether something did not hold."""
         return self._failure is not None
-
-    # -- what actions are made of --------------------------------------------------------------
-
-    def open_loop(self, index: int) -> VirtualLoop | None:
-        """An event loop that is there."""
-        if index >= len(self.loops) or self.loops[index].is_closed():
-            return None
-        return self.loops[index]
-
-    @property
-    def nothing_evicted(self) -> bool:
-        """Whether all that was computed so far must be in the prefix cache."""
-        scenario = self.scenario
-        kept = scenario.prefix_cache and scenario.window is None and not scenario.state_pages
-        return kept and self._blocks <= scenario.blocks
-
-    def count_blocks(self, ask: Ask) -> None:
-        """A request may take blocks for so many tokens."""
-        most = self.scenario.max_context
-        for prompt in (ask.prompt, ask.guide) if ask.guide else (ask.prompt,):
-            total = most if ask.max_tokens is None else min(len(prompt) + ask.max_tokens, most)
-            self._blocks += ask.n * (total // self.scenario.block_size + 2)
 
     def give_turn(self, actor: Actor, points: int | None) -> None:
         """A thread runs, or goes on."""
