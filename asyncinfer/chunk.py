@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncinfer.structured_output import JsonReader
+from asyncinfer.structured_output import AnswerReader
 
 if TYPE_CHECKING:
     import numpy as np
@@ -159,7 +159,7 @@ class Choice:
     #: length penalty. Of `best_of`: the mean logprob of a token. None for any other answer.
     score: float | None = None
     #: Makes an object of `text`, if the request asked for JSON.
-    reader: JsonReader | None = field(default=None, repr=False, compare=False)
+    reader: AnswerReader | None = field(default=None, repr=False, compare=False)
     #: The model's reasoning before it answered a chat, which `text` leaves out.
     reasoning: str = ""
     #: The tools that the answer to a chat calls, which `text` leaves out.

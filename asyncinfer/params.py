@@ -36,7 +36,7 @@ from asyncinfer.checks import (
 from asyncinfer.errors import InvalidRequest, Size
 from asyncinfer.structured_output import (
     CONSTRAINTS,
-    JsonReader,
+    AnswerReader,
     check_closing,
     check_constraints,
 )
@@ -221,11 +221,11 @@ class SamplingParams:
         return next((name for name in CONSTRAINTS if getattr(self, name)), None)
 
     @property
-    def json_reader(self) -> JsonReader | None:
+    def json_reader(self) -> AnswerReader | None:
         """What reads its answers; None where they are not JSON."""
         if self.constraint not in ("json_schema", "json_object"):
             return None
-        return JsonReader(self.json_schema, self.constrain_after or "")
+        return AnswerReader(self.json_schema, self.constrain_after or "")
 
     @property
     def alternatives(self) -> int | None:

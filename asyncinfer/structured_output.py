@@ -20,7 +20,7 @@ from asyncinfer.errors import InvalidRequest, Size
 __all__ = [
     "CONSTRAINTS",
     "AnswerFormat",
-    "JsonReader",
+    "AnswerReader",
     "check_closing",
     "check_constraints",
     "is_typed",
@@ -130,7 +130,7 @@ def json_object_text(name: str, value: Any) -> str:
     return _text(name, text)
 
 
-class JsonReader(NamedTuple):
+class AnswerReader(NamedTuple):
     """Makes objects of answers that are JSON, whole ones and unfinished ones."""
 
     #: What the request named; None for `json_object`.

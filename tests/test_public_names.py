@@ -269,6 +269,16 @@ def _table(header: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.removeprefix("|").split("|")] for line in lines]
 
 
+def test_no_two_classes_share_a_name() -> None:
+    """Private ones may, since nobody meets them outside of their file."""
+    places: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
 def test_every_method_is_documented() -> None:
     for owner in (asyncinfer.Engine, asyncinfer.Stream):
         for name in dir(owner):

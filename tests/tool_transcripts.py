@@ -12,7 +12,7 @@ import tokenizers
 
 from asyncinfer.text import Detokenizer, Tokenizer
 from asyncinfer.text.bytelevel import byte_level_backend
-from asyncinfer.tools import Delimiters, Family, MessageReader, Tool, family_of, message_text
+from asyncinfer.tools import Delimiters, MessageReader, Tool, ToolFamily, family_of, message_text
 from asyncinfer.tools.tool import check_tools
 
 _OBJECT = {"type": "object"}
@@ -256,7 +256,7 @@ def tokenizer_of(syntax: Syntax) -> Tokenizer:
     return Tokenizer(backend, bos_id=256, eos_ids=[257])
 
 
-def family_named(name: str) -> Family:
+def family_named(name: str) -> ToolFamily:
     """As its template tells it."""
     return family_of(SYNTAXES[name].template, reads_tools=name != "json")
 
@@ -282,7 +282,11 @@ class Reading:
     """Parses texts of one family."""
 
     def __init__(
-        self, family: Family, tokenizer: Tokenizer, tools: tuple[Tool, ...] = TOOLS, **options: Any
+        self,
+        family: ToolFamily,
+        tokenizer: Tokenizer,
+        tools: tuple[Tool, ...] = TOOLS,
+        **options: Any,
     ) -> None:
         delimiters = Delimiters(tokenizer, family.texts())
         self.reader = MessageReader(family, delimiters, tools, **options)

@@ -24,7 +24,7 @@ from asyncinfer.bench.shapes import LLAMA_125M, LLAMA_TINY
 from asyncinfer.bench.workloads import RANDOM, SHIPPED
 from asyncinfer.builtin import MODEL_PATH
 
-__all__ = ["Pace", "PaceOptions", "PaceResult", "measure_pace"]
+__all__ = ["PaceFigures", "PaceOptions", "PaceResult", "measure_pace"]
 
 #: Tokens of the prompts of streams, and most of a warm-up's.
 _PROMPT: Final = 8
@@ -50,7 +50,7 @@ class PaceOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class PaceFigures:
     """One prompt beside streams."""
 
     #: Seconds to the prompt's first token, by itself and beside the streams.
@@ -70,8 +70,8 @@ class PaceResult:
     """The median repetitions: with the target by p99, and without one likewise."""
 
     step_target: float
-    paced: Pace
-    unpaced: Pace
+    paced: PaceFigures
+    unpaced: PaceFigures
 
     def figures(self) -> tuple[Figure, ...]:
         paced, unpaced, most = self.paced, self.unpaced, 2e3 * self.step_target
@@ -106,7 +106,7 @@ async def _measure(
     model: Path | str, options: PaceOptions, report: Callable[[str], None]
 ) -> PaceResult:
     targets = (options.step_target, inf)
-    found: dict[float, list[Pace]] = {target: [] for target in targets}
+    found: dict[float, list[PaceFigures]] = {target: [] for target in targets}
     for repetition in range(options.repeat):
         for target in targets:
             report(f"a target of {target:g} s ({repetition + 1} of {options.repeat})")
@@ -143,7 +143,7 @@ class _Work:
         prompt = self._tokens(prompt_tokens)
         await self._engine.generate(prompt, max_tokens=8, temperature=0.0, ignore_eos=True)
 
-    async def run(self, prompt_tokens: int) -> Pace:
+    async def run(self, prompt_tokens: int) -> PaceFigures:
         alone = await self._prompt(prompt_tokens)
         async with anyio.create_task_group() as tasks:
             for times in self._times:
@@ -162,7 +162,7 @@ class _Work:
         ]
         if not gaps:
             raise BenchError("no stream got two tokens while the prompt was computed")
-        return Pace(alone, beside, Quantiles.of(gaps))
+        return PaceFigures(alone, beside, Quantiles.of(gaps))
 
     async def _prompt(self, prompt_tokens: int) -> float:
         """Seconds to the first token of a prompt that nothing is cached of."""

@@ -13,10 +13,10 @@ from asyncinfer.checks import suggestion
 from asyncinfer.errors import AsyncInferError, InvalidRequest
 from asyncinfer.stats import AdapterInfo, EngineStats
 
-__all__ = ["AdapterPool", "AdapterRegistry", "AdapterUse", "LoadedAdapter", "PendingLoad"]
+__all__ = ["AdapterInSlot", "AdapterRegistry", "AdapterUse", "PendingLoad", "RunnerAdapters"]
 
 
-class LoadedAdapter(Protocol):
+class AdapterInSlot(Protocol):
     """An adapter that the runner has."""
 
     @property
@@ -34,7 +34,7 @@ class LoadedAdapter(Protocol):
         """The model it was trained on."""
 
 
-class AdapterPool(Protocol):
+class RunnerAdapters(Protocol):
     """A runner's memory for adapters. Any thread may call it while steps run."""
 
     @property
@@ -46,7 +46,7 @@ class AdapterPool(Protocol):
         source: str | os.PathLike[str] | Mapping[str, Any],
         config: Mapping[str, Any] | None,
         revision: str | None,
-    ) -> LoadedAdapter:
+    ) -> AdapterInSlot:
         """Read an adapter into a free slot. Raises `ModelLoadError`."""
 
     def release(self, loaded: Any) -> None:
@@ -70,7 +70,7 @@ class AdapterUse:
         registry: AdapterRegistry,
         name: str,
         number: int,
-        loaded: LoadedAdapter,
+        loaded: AdapterInSlot,
     ) -> None:
         self._registry = registry
         self.name = name
@@ -101,7 +101,7 @@ class AdapterRegistry:
     """Callable from any thread. A name changes hands at once, and a request holds the adapter that
     it began with until its end, so that steps need not know of loads."""
 
-    def __init__(self, pool: AdapterPool | None) -> None:
+    def __init__(self, pool: RunnerAdapters | None) -> None:
         """`pool` None: the model takes no adapters."""
         self.pool = pool
         self._named: dict[str, AdapterUse] = {}
@@ -169,7 +169,7 @@ class AdapterRegistry:
             use.users -= 1
             self._free_if_idle(use)
 
-    def put(self, name: str, loaded: LoadedAdapter) -> AdapterInfo:
+    def put(self, name: str, loaded: AdapterInSlot) -> AdapterInfo:
         """Let `name` stand for this adapter from now on."""
         use = AdapterUse(self, name, next(self._numbers), loaded)
         with self._lock:

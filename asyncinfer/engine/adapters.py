@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from asyncinfer.bounds import MAX_ADAPTER_NAME
 from asyncinfer.checks import check_string
-from asyncinfer.engine.adapter_registry import AdapterPool, AdapterRegistry
+from asyncinfer.engine.adapter_registry import AdapterRegistry, RunnerAdapters
 from asyncinfer.engine.frontend import Frontend
 from asyncinfer.engine.loop_bridge import Latch
 from asyncinfer.errors import (
@@ -177,8 +177,8 @@ class _Load:
         self._config = config
         self._revision = revision
         self._result: AdapterInfo | BaseException | None = None
-        #: Empty once it is decided what comes of the load. Who takes the entry decides, without a
-        #: lock: a finalizer may be the one.
+        #: Whoever takes the one entry decides how the load ends. That needs no lock, so that a
+        #: finalizer can do it.
         self._open = [True]
 
     def abandon(self) -> None:
@@ -224,7 +224,7 @@ class _Load:
         if self._result is not None or self._open:
             self.done.set()
 
-    def _load(self, pool: AdapterPool) -> None:
+    def _load(self, pool: RunnerAdapters) -> None:
         with stoppable(self._check):
             loaded = pool.read(self._source, self._config, self._revision)
         if not self._decide():
@@ -241,7 +241,7 @@ class _Load:
         emit("adapter_loaded", name=self._name, rank=info.rank, bytes=info.bytes)
 
     def _check(self) -> None:
-        """Others may wait for the thread that reads."""
+        """Stop reading for a load that nobody waits for, since others may wait for the thread."""
         if not self._open:
             raise EngineClosed(f"the load of adapter {self._name!r} was cancelled")
 

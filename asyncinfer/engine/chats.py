@@ -12,7 +12,7 @@ from asyncinfer.engine.source import Loaded
 from asyncinfer.engine.spoken import SpokenMessages
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.text import ChatTemplate
-from asyncinfer.tools import ChatOptions, Family, MessageReader, family_of, without_tools
+from asyncinfer.tools import ChatOptions, MessageReader, ToolFamily, family_of, without_tools
 from asyncinfer.tools.delimiters import Delimiters
 
 __all__ = ["Chats"]
@@ -29,7 +29,7 @@ class Chats:
         self._loaded = loaded
 
     @cached_property
-    def family(self) -> Family:
+    def family(self) -> ToolFamily:
         """How the model writes reasoning and calls."""
         template = self._loaded.template
         if template is None:

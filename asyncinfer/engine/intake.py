@@ -11,7 +11,7 @@ from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Core
 from asyncinfer.engine.end_errors import named_failure
 from asyncinfer.engine.inbox import Command
-from asyncinfer.engine.preparer import INLINE_TOKENS, Preparer, RequestEnded
+from asyncinfer.engine.preparer import INLINE_TOKENS, EndedMeanwhile, Preparer
 from asyncinfer.engine.prompt_reader import message_chars
 from asyncinfer.engine.prompt_workers import PromptWorkers
 from asyncinfer.engine.request import Phase, Request
@@ -67,7 +67,7 @@ class Intake:
         try:
             if not request.ended:
                 self._preparer.prepare(request, prompt, wanted_until)
-        except RequestEnded:
+        except EndedMeanwhile:
             pass
         except BaseException as error:
             if self._is_to_be_told(request, error):

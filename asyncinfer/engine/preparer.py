@@ -36,7 +36,7 @@ from asyncinfer.speculation import MOST_DRAFTED, Drafter, PackedTokens
 from asyncinfer.text import Detokenizer
 from asyncinfer.tools import message_text
 
-__all__ = ["INLINE_TOKENS", "Preparer", "RequestEnded"]
+__all__ = ["INLINE_TOKENS", "EndedMeanwhile", "Preparer"]
 
 #: Requests up to this size are prepared on the event loop (well under a millisecond); a trip to a
 #: worker thread costs more than they do.
@@ -49,7 +49,7 @@ _SEED_MASK = 2**64 - 1
 _UNGUIDED = SamplingParams(temperature=0.0)
 
 
-class RequestEnded(Exception):
+class EndedMeanwhile(Exception):
     """The request ended while it was prepared."""
 
 
@@ -71,8 +71,8 @@ class Preparer:
         return short and self._formats.at_hand(request.params)
 
     def prepare(self, request: Request, prompt: Any, wanted_until: float | None) -> None:
-        """Make the sequences of the request's answers. Raises `InvalidRequest`, and `RequestEnded`
-        between two phases."""
+        """Make the sequences of the request's answers. Raises `InvalidRequest`, and between two
+        phases `EndedMeanwhile`."""
         params, options = request.params, request.options
         tokenizer, scheduler = self._loaded.tokenizer, self._scheduler
         chosen = resolve_samplers(params)
@@ -278,7 +278,7 @@ def _is_short(
 def _raise_if_ended(request: Request) -> None:
     """Called between two phases of a preparation."""
     if request.ended:
-        raise RequestEnded
+        raise EndedMeanwhile
 
 
 def _let_others_run(request: Request) -> None:

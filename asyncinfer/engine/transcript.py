@@ -11,7 +11,7 @@ from asyncinfer.chunk import Choice, Chunk, Completion, TokenLogprob, ToolCall, 
 from asyncinfer.engine.loop_bridge import Content, LoopBridge
 from asyncinfer.engine.stream_buffer import Outcome, StreamBuffer
 from asyncinfer.scheduler import RowLogprobs
-from asyncinfer.structured_output import JsonReader
+from asyncinfer.structured_output import AnswerReader
 from asyncinfer.tools import MessageDelta, MessageParser, MessageReader, Tool
 
 __all__ = ["AnswerChunk", "Transcript", "unpack"]
@@ -28,7 +28,7 @@ class Transcript:
 
     __slots__ = ("_answers", "_reader", "_tools")
 
-    def __init__(self, answers: int, reader: JsonReader | None = None) -> None:
+    def __init__(self, answers: int, reader: AnswerReader | None = None) -> None:
         """`reader` reads the answers, if they are JSON."""
         self._answers = [_Received() for _ in range(answers)]
         self._reader = reader
@@ -130,7 +130,7 @@ class AnswerChunk(Chunk):
 
     _texts: list[str]
     _count: int
-    _reader: JsonReader | None
+    _reader: AnswerReader | None
     _delta: MessageDelta
 
     @classmethod
@@ -138,7 +138,7 @@ class AnswerChunk(Chunk):
         cls,
         chunk: Chunk,
         texts: list[str],
-        reader: JsonReader | None,
+        reader: AnswerReader | None,
         delta: MessageDelta = _NOTHING,
     ) -> AnswerChunk:
         """`texts` are those of the answer's chunks up to this one; later ones are appended."""

@@ -28,7 +28,7 @@ from asyncinfer.plugins.chosen import Chosen, chosen_name
 from asyncinfer.plugins.conformance import Needs, check_factory, check_kind, check_parts
 from asyncinfer.plugins.info import PluginInfo, summary_of
 from asyncinfer.plugins.installed import installed, origin
-from asyncinfer.plugins.source import Source, load
+from asyncinfer.plugins.source import PluginSource, load
 from asyncinfer.plugins.supervision import interrupted
 from asyncinfer.plugins.timed_call import CallTimeout
 
@@ -66,7 +66,7 @@ class Registry(Generic[T]):
         self._needs = Needs(protocol, version, optional)
         self._builtins = dict(builtins)
         self._registered: dict[str, Callable[..., Any]] = {}
-        self._loaded: dict[str, Source] = {}
+        self._loaded: dict[str, PluginSource] = {}
         #: Names of installed plugins whose import did not return, and the message about each. They
         #: are not imported again, since each try leaves a thread behind.
         self._hung: dict[str, str] = {}
@@ -149,7 +149,7 @@ class Registry(Generic[T]):
         source = self.source(name)
         return source.factory, source.label
 
-    def source(self, name: str) -> Source:
+    def source(self, name: str) -> PluginSource:
         """The source of the plugin of a name; imports it. Raises `PluginError`."""
         by = self.blocked(name)
         if by is not None:
@@ -228,12 +228,14 @@ class Registry(Generic[T]):
         each = " and ".join(f"{value} ({whence})" for value, whence in sorted(values.items()))
         return f"plugin {name!r} in group {self.group} is there several times: {each}"
 
-    def _load(self, name: str) -> Source:
+    def _load(self, name: str) -> PluginSource:
         if name in self._builtins:
             module, _, attribute = self._builtins[name].partition(":")
-            return Source(getattr(import_module(module), attribute), self._label(name, BUILT_IN))
+            return PluginSource(
+                getattr(import_module(module), attribute), self._label(name, BUILT_IN)
+            )
         if name in self._registered:
-            return Source(self._registered[name], self._label(name, REGISTERED))
+            return PluginSource(self._registered[name], self._label(name, REGISTERED))
         points = self._points(name)
         if not points:
             raise PluginError(
@@ -244,9 +246,9 @@ class Registry(Generic[T]):
         label = self._label(name, origin(points[0]))
         factory = load(points[0], label)
         self._check_factory(factory, label)
-        return Source(factory, label, installed=True)
+        return PluginSource(factory, label, installed=True)
 
-    def _make(self, source: Source, args: Mapping[str, Any]) -> T:
+    def _make(self, source: PluginSource, args: Mapping[str, Any]) -> T:
         self._check_arguments(source, args)
         try:
             plugin = source.make(args)
@@ -263,7 +265,7 @@ class Registry(Generic[T]):
         check_parts(plugin, self._needs, source.label)
         return plugin  # type: ignore[no-any-return]
 
-    def _check_arguments(self, source: Source, args: Mapping[str, Any]) -> None:
+    def _check_arguments(self, source: PluginSource, args: Mapping[str, Any]) -> None:
         misfit = find_misfit(source.factory, args)
         if misfit is not None:
             what = "" if misfit.name is None else f"has no argument {misfit.name!r}: "

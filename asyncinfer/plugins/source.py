@@ -1,4 +1,4 @@
-"""`Source`: the factory of a plugin, and where it comes from."""
+"""`PluginSource`: the factory of a plugin, and where it comes from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncinfer.errors import PluginError
 from asyncinfer.plugins.supervision import interrupted
 from asyncinfer.plugins.timed_call import CallTimeout, call_within
 
-__all__ = ["Source", "load"]
+__all__ = ["PluginSource", "load"]
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ MAKING: Final = 10.0
 
 
 @dataclass(slots=True)
-class Source:
+class PluginSource:
     """A factory, with what is known of it."""
 
     factory: Callable[..., Any]

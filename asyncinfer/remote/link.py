@@ -11,7 +11,7 @@ from asyncinfer.errors import RequestFailed
 from asyncinfer.params import SamplingParams
 from asyncinfer.stats import EngineHealth, EngineStats
 
-__all__ = ["Introduction", "Link", "News", "Piece", "ReplicaLost", "Taken"]
+__all__ = ["Introduction", "Link", "News", "ReplicaLost", "SentChunk", "Taken"]
 
 
 class ReplicaLost(RequestFailed):
@@ -51,7 +51,7 @@ class News(NamedTuple):
     health: EngineHealth
 
 
-class Piece(NamedTuple):
+class SentChunk(NamedTuple):
     """A chunk as it travels."""
 
     chunk: Chunk
@@ -62,7 +62,7 @@ class Piece(NamedTuple):
 class Taken(NamedTuple):
     """What a stream has had to read: pieces, or its end."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[SentChunk]
     prompt_tokens: int | None
     usage: Usage | None = None
     timings: Timings | None = None

@@ -14,7 +14,7 @@ from asyncinfer.config import EngineConfig
 from asyncinfer.engine import Engine, Stream
 from asyncinfer.errors import EngineClosed, InvalidRequest
 from asyncinfer.plugins import cache_policies
-from asyncinfer.remote.link import Introduction, News, Piece, ReplicaLost, Taken
+from asyncinfer.remote.link import Introduction, News, ReplicaLost, SentChunk, Taken
 from asyncinfer.remote.told import ToldPolicy
 
 __all__ = ["Replica"]
@@ -86,7 +86,7 @@ class Replica:
     async def take(self, request_id: str) -> Taken:
         """Wait for a chunk, and take all that are there. Raises what the stream raises."""
         stream = self._stream(request_id)
-        pieces: list[Piece] = []
+        pieces: list[SentChunk] = []
         try:
             pieces.append(_piece(await anext(stream)))
             with anyio.move_on_after(0):
@@ -165,6 +165,6 @@ class Replica:
         ]
 
 
-def _piece(chunk: Chunk) -> Piece:
+def _piece(chunk: Chunk) -> SentChunk:
     # A plain chunk: one of a message refers to the texts of all that came before.
-    return Piece(Chunk(*chunk), chunk.reasoning, chunk.tool_calls)
+    return SentChunk(Chunk(*chunk), chunk.reasoning, chunk.tool_calls)

@@ -13,9 +13,9 @@ from asyncinfer.chunk import Chunk, Completion, Timings, Usage
 from asyncinfer.engine.transcript import AnswerChunk
 from asyncinfer.errors import DeadlineExceeded, EngineClosed, StreamBusy
 from asyncinfer.remote.dispatcher import Dispatcher
-from asyncinfer.remote.link import Piece, Taken
+from asyncinfer.remote.link import SentChunk, Taken
 from asyncinfer.remote.router import Route
-from asyncinfer.structured_output import JsonReader
+from asyncinfer.structured_output import AnswerReader
 from asyncinfer.tools import MessageDelta
 
 __all__ = ["RemoteStream"]
@@ -43,7 +43,7 @@ class RemoteStream:
         prompt: Any,
         options: Mapping[str, Any],
         session: str | None,
-        reader: JsonReader | None,
+        reader: AnswerReader | None,
     ) -> None:
         """`reader` reads the answers, if they are JSON."""
         self.request_id = request_id
@@ -58,7 +58,7 @@ class RemoteStream:
         self._reader = reader
         #: What was read of each answer, for `Chunk.partial`.
         self._texts: dict[int, list[str]] = {}
-        self._pieces: deque[Piece] = deque()
+        self._pieces: deque[SentChunk] = deque()
         #: The call whose answer nobody has yet: who waited for it may have been cancelled.
         self._call: asyncio.Task[Any] | None = None
         self._until: float | None = None
@@ -196,7 +196,7 @@ class RemoteStream:
             if self._route is not None:
                 self._dispatcher.end(self._route)
 
-    def _chunk(self, piece: Piece) -> Chunk:
+    def _chunk(self, piece: SentChunk) -> Chunk:
         chunk = piece.chunk
         texts = self._texts.setdefault(chunk.index, [])
         texts.append(chunk.text)

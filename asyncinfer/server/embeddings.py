@@ -12,7 +12,7 @@ from asyncinfer.server.fields import ANY, BOOLEAN, INTEGER, STRING, Field, check
 from asyncinfer.server.models import Models
 from asyncinfer.server.usage import request_options
 
-__all__ = ["EMBEDDINGS", "NAMES", "Embeddings"]
+__all__ = ["EMBEDDINGS", "NAMES", "EmbeddingsEndpoint"]
 
 EMBEDDINGS: Final = (
     Field("input", ANY, "A text, token ids, or a list of either.", required=True),
@@ -28,7 +28,7 @@ EMBEDDINGS: Final = (
 NAMES: Final = {"texts": "input", "prompt": "input"}
 
 
-class Embeddings:
+class EmbeddingsEndpoint:
     """Embeds one text or several."""
 
     def __init__(self, models: Models) -> None:

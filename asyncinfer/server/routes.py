@@ -19,7 +19,7 @@ from asyncinfer.server.body import Bodies
 from asyncinfer.server.call import Call
 from asyncinfer.server.chat import Chat
 from asyncinfer.server.completions import Completions
-from asyncinfer.server.embeddings import EMBEDDINGS, Embeddings
+from asyncinfer.server.embeddings import EMBEDDINGS, EmbeddingsEndpoint
 from asyncinfer.server.endpoint import Endpoint, Handler
 from asyncinfer.server.errors import HttpError, anthropic_error, openai_error
 from asyncinfer.server.fields import CHAT, COMPLETION, MESSAGES, RESPONSES
@@ -71,7 +71,7 @@ def make(
     handlers: dict[str, Handler] = {
         "/v1/chat/completions": Chat(models),
         "/v1/completions": Completions(models),
-        "/v1/embeddings": Embeddings(models),
+        "/v1/embeddings": EmbeddingsEndpoint(models),
         "/v1/responses": Responses(models),
         "/v1/messages": anthropic,
         "/v1/messages/count_tokens": anthropic.count,

@@ -40,7 +40,7 @@ def check_sampler(
 def _check(sampler: SamplerPlugin | str, device: str) -> None:
     # Imported here: tests on a fake model need no torch.
     from asyncinfer.testing.sampler_rules import RULES
-    from asyncinfer.testing.sampler_trial import Trial
+    from asyncinfer.testing.sampler_trial import SamplerTrial
 
     try:
         plugin = plugins.samplers.resolve(sampler)
@@ -48,7 +48,7 @@ def _check(sampler: SamplerPlugin | str, device: str) -> None:
         if isinstance(sampler, str):
             raise
         raise RuleError("parameters", str(error)) from error
-    trial = Trial(plugin, device)
+    trial = SamplerTrial(plugin, device)
     for name, rule in RULES.items():
         try:
             rule(trial)

@@ -15,7 +15,7 @@ from asyncinfer.config import EngineConfig
 from asyncinfer.errors import AsyncInferError
 from asyncinfer.protocols import Sampler, SamplerPlugin, SamplerStep
 from asyncinfer.testing.rule_error import RuleError
-from asyncinfer.testing.sampler_trial import STEPS, Trial, model_says, prompt
+from asyncinfer.testing.sampler_trial import STEPS, SamplerTrial, model_says, prompt
 from asyncinfer.testing.watched_sampler import TorchCalls, WatchedPlugin
 
 __all__ = ["is_quick", "lets_go"]
@@ -27,7 +27,7 @@ VOCABULARY: Final = 32_000
 CALLS: Final = 5
 
 
-def is_quick(trial: Trial) -> None:
+def is_quick(trial: SamplerTrial) -> None:
     """Check that no step takes so long that the engine would stop calling the sampler."""
     timed = _Timed(trial.plugin)
     bench = trial.bench(ROWS, VOCABULARY)
@@ -51,7 +51,7 @@ def is_quick(trial: Trial) -> None:
             )
 
 
-def lets_go(trial: Trial) -> None:
+def lets_go(trial: SamplerTrial) -> None:
     """Check that a step's logits, and tensors computed from them, are not kept."""
     results = _Results()
     bench = trial.bench(2)

@@ -17,7 +17,7 @@ import torch
 from asyncinfer.errors import AsyncInferError
 from asyncinfer.testing.rule_error import RuleError
 from asyncinfer.testing.sampler_limits import is_quick, lets_go
-from asyncinfer.testing.sampler_trial import SLOTS, STEPS, VOCAB, Trial, model_says, prompt
+from asyncinfer.testing.sampler_trial import SLOTS, STEPS, VOCAB, SamplerTrial, model_says, prompt
 from asyncinfer.testing.watched_sampler import TorchCalls, WatchedPlugin
 
 __all__ = ["RULES"]
@@ -28,7 +28,7 @@ WAITS: Final = frozenset(
 )
 
 
-def _is_a_plugin(trial: Trial) -> None:
+def _is_a_plugin(trial: SamplerTrial) -> None:
     plugin, kind = trial.plugin, type(trial.plugin)
     _hold("parameters", kind.__doc__ is not None, f"{kind.__name__} has no docstring")
     names = [field.name for field in dataclasses.fields(cast(Any, kind))]
@@ -40,7 +40,7 @@ def _is_a_plugin(trial: Trial) -> None:
     _hold("parameters", again == plugin, f"{plugin} comes out of JSON as {again}")
 
 
-def _answers(trial: Trial) -> None:
+def _answers(trial: SamplerTrial) -> None:
     """Answers are usable for any vocabulary, number of rows and logits that a model may give."""
     for vocab in (1, 2, VOCAB):
         for rows in (1, 2, SLOTS):
@@ -66,7 +66,7 @@ def _extremes(rows: int, vocab: int) -> Iterator[tuple[str, npt.NDArray[np.float
         yield f"a logit of {value:g}", one
 
 
-def _does_not_mind_the_batch(trial: Trial) -> None:
+def _does_not_mind_the_batch(trial: SamplerTrial) -> None:
     """A request gets the same tokens alone or with others, and in any slot."""
     for count in range(2, SLOTS + 1):
         for name, slots in (
@@ -79,7 +79,7 @@ def _does_not_mind_the_batch(trial: Trial) -> None:
                 )
 
 
-def _does_not_mind_a_pause(trial: Trial) -> None:
+def _does_not_mind_a_pause(trial: SamplerTrial) -> None:
     """A step changes nothing for a slot that has no row in it."""
     bench = trial.bench(2)
     seen: list[list[int]] = [[], []]
@@ -95,7 +95,7 @@ def _does_not_mind_a_pause(trial: Trial) -> None:
         _same("pause", trial.alone[request], tokens, f"request {request} of 2")
 
 
-def _forgets(trial: Trial) -> None:
+def _forgets(trial: SamplerTrial) -> None:
     """A slot's next request finds nothing of the last one."""
     bench = trial.bench(1)
     for request in range(3):
@@ -105,7 +105,7 @@ def _forgets(trial: Trial) -> None:
         bench.leave(0)
 
 
-def _survives_preemption(trial: Trial) -> None:
+def _survives_preemption(trial: SamplerTrial) -> None:
     """`state()` holds everything that a preempted request needs."""
     for at in range(STEPS):
         bench = trial.bench(3)
@@ -124,7 +124,7 @@ def _survives_preemption(trial: Trial) -> None:
         _same("preemption", trial.alone[0], tokens, f"preempted after {at} tokens")
 
 
-def _uses_the_engines_chance(trial: Trial) -> None:
+def _uses_the_engines_chance(trial: SamplerTrial) -> None:
     """The sampler neither draws from nor seeds any random generator but the engine's."""
     numbers = np.random.get_state()
     python = random.getstate()
@@ -145,7 +145,7 @@ def _uses_the_engines_chance(trial: Trial) -> None:
             random.setstate(python)
 
 
-def _obeys_bars(trial: Trial) -> None:
+def _obeys_bars(trial: SamplerTrial) -> None:
     """Barred tokens are never drawn."""
     for allowed in ([3], [3, 4], [0, 5, 9, 30]):
         for seed in range(8):
@@ -158,7 +158,7 @@ def _obeys_bars(trial: Trial) -> None:
             _hold("bars", token in allowed, f"it drew {token}, allowed are {allowed}")
 
 
-def _declares_its_argmax(trial: Trial) -> None:
+def _declares_its_argmax(trial: SamplerTrial) -> None:
     if trial.plugin.changes_argmax:
         return
     bench = trial.bench(1)
@@ -170,7 +170,7 @@ def _declares_its_argmax(trial: Trial) -> None:
         _hold("argmax", token == best, case)
 
 
-def _declares_draws(trial: Trial) -> None:
+def _declares_draws(trial: SamplerTrial) -> None:
     """Other samplers may follow one that leaves the draw to them."""
     if getattr(trial.plugin, "draws", False):
         return
@@ -185,7 +185,7 @@ def _declares_draws(trial: Trial) -> None:
         bench.draw([logits], [0])
 
 
-def _declares_speculation(trial: Trial) -> None:
+def _declares_speculation(trial: SamplerTrial) -> None:
     if not trial.plugin.commutes_with_speculation:
         return
     declares = "it declares commutes_with_speculation = True"
@@ -208,7 +208,7 @@ def _declares_speculation(trial: Trial) -> None:
             _same("speculation", trial.alone[request][:end], tokens, case)
 
 
-def _is_vectorised(trial: Trial) -> None:
+def _is_vectorised(trial: SamplerTrial) -> None:
     """A step takes as many operations for six rows as for two, and none waits for the device."""
     counts = {}
     for rows in (2, SLOTS):
@@ -227,7 +227,7 @@ def _is_vectorised(trial: Trial) -> None:
     _hold("rows", few == many, f"{few} operations for 2 rows, {many} for {SLOTS}")
 
 
-def _leaves_parameters_alone(trial: Trial) -> None:
+def _leaves_parameters_alone(trial: SamplerTrial) -> None:
     """Parameters are never changed, since the answers of a request share them."""
     before = copy.deepcopy(trial.plugin)
     tokens = trial.together([0, 1], requests=[0, 0])
@@ -235,7 +235,7 @@ def _leaves_parameters_alone(trial: Trial) -> None:
     _same("n", tokens[0], tokens[1], "two answers with one seed")
 
 
-RULES: Final[dict[str, Callable[[Trial], None]]] = {
+RULES: Final[dict[str, Callable[[SamplerTrial], None]]] = {
     "parameters": _is_a_plugin,
     "time": is_quick,
     "answers": _answers,

@@ -1,4 +1,4 @@
-"""`Trial`: a sampler plugin on requests whose answers do not depend on who shares their steps."""
+"""`SamplerTrial`: a sampler plugin on requests whose answers do not depend on company."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from asyncinfer.protocols import SamplerPlugin
 from asyncinfer.testing.sampler_bench import SamplerBench
 
-__all__ = ["SLOTS", "STEPS", "VOCAB", "Trial", "model_says", "prompt"]
+__all__ = ["SLOTS", "STEPS", "VOCAB", "SamplerTrial", "model_says", "prompt"]
 
 VOCAB: Final = 31
 #: Number of slots, and of requests, which are numbered from 0.
@@ -32,7 +32,7 @@ def prompt(request: int) -> list[int]:
     return [(request + i * i) % 3 for i in range(4 + request)]
 
 
-class Trial:
+class SamplerTrial:
     """Runs requests through the engine's own sampling."""
 
     def __init__(self, plugin: SamplerPlugin, device: str) -> None:

@@ -4,7 +4,7 @@ from asyncinfer.tools.chat_options import ChatOptions
 from asyncinfer.tools.delimiters import Delimiters, Detokenizes
 from asyncinfer.tools.fallback import without_tools
 from asyncinfer.tools.families import family_of, response_notes
-from asyncinfer.tools.family import Family
+from asyncinfer.tools.family import ToolFamily
 from asyncinfer.tools.message import MessageParser, MessageReader, message_text
 from asyncinfer.tools.output import MessageDelta
 from asyncinfer.tools.tool import Tool
@@ -13,11 +13,11 @@ __all__ = [
     "ChatOptions",
     "Delimiters",
     "Detokenizes",
-    "Family",
     "MessageDelta",
     "MessageParser",
     "MessageReader",
     "Tool",
+    "ToolFamily",
     "family_of",
     "message_text",
     "response_notes",

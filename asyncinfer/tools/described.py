@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from asyncinfer.tools.family import CallSyntax, Family, Span
+from asyncinfer.tools.family import CallSyntax, Span, ToolFamily
 from asyncinfer.tools.gemma_calls import GemmaCalls
 from asyncinfer.tools.json_calls import JsonCalls
 from asyncinfer.tools.named_calls import TaggedCalls
@@ -52,7 +52,7 @@ class _Piece(NamedTuple):
     group: str = ""
 
 
-def described(template: Mapping[str, Any], name: str = "response_template") -> Family:
+def described(template: Mapping[str, Any], name: str = "response_template") -> ToolFamily:
     """A family of this name. Its `calls` and `reasoning` are None where the description has none.
 
     Raises `Undescribed`.
@@ -75,7 +75,7 @@ def described(template: Mapping[str, Any], name: str = "response_template") -> F
             raise Undescribed(f"fields.{thought}: must be between two texts")
         span = Span(*ends)
     calls = _calls(_Field("tool_calls", fields["tool_calls"])) if "tool_calls" in fields else None
-    return Family(name, calls, span)
+    return ToolFamily(name, calls, span)
 
 
 class _Field:

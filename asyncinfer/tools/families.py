@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from asyncinfer.tools.described import Undescribed, described
-from asyncinfer.tools.family import CallSyntax, Family, Span
+from asyncinfer.tools.family import CallSyntax, Span, ToolFamily
 from asyncinfer.tools.gemma_calls import GemmaCalls
 from asyncinfer.tools.harmony import Harmony
 from asyncinfer.tools.json_calls import JsonCalls
@@ -90,7 +90,7 @@ _REASONING: Final = (
 
 def family_of(
     template: str, reads_tools: bool, response: Mapping[str, Any] | None = None
-) -> Family:
+) -> ToolFamily:
     """The family of a model with this chat template, which may be empty.
 
     Args:
@@ -120,12 +120,12 @@ def response_notes(response: Mapping[str, Any] | None) -> tuple[str, ...]:
     return ()
 
 
-def _told_by(template: str, reads_tools: bool) -> Family:
+def _told_by(template: str, reads_tools: bool) -> ToolFamily:
     if all(text in template for text in _HARMONY):
         return Harmony("harmony")
     reasoning = next((span for text, span in _REASONING if text in template), None)
     if reads_tools:
         for name, texts, syntax in SYNTAXES:
             if all(text in template for text in texts):
-                return Family(name, syntax, reasoning)
-    return Family("json", FALLBACK, reasoning)
+                return ToolFamily(name, syntax, reasoning)
+    return ToolFamily("json", FALLBACK, reasoning)

@@ -1,4 +1,4 @@
-"""`Family`: how the models of one family write reasoning and tool calls."""
+"""`ToolFamily`: how the models of one family write reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncinfer.tools.output import Output
 from asyncinfer.tools.source import Source, Steps
 from asyncinfer.tools.tool import Tool
 
-__all__ = ["CallSyntax", "Family", "Span"]
+__all__ = ["CallSyntax", "Span", "ToolFamily"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class CallSyntax(Protocol):
 
 
 @dataclass(frozen=True)
-class Family:
+class ToolFamily:
     """An answer of reasoning, content and calls."""
 
     name: str

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from asyncinfer.tools.delimiters import Delimiters
-from asyncinfer.tools.family import Family
+from asyncinfer.tools.family import ToolFamily
 from asyncinfer.tools.json_calls import nowhere
 from asyncinfer.tools.lark import json_rule
 from asyncinfer.tools.output import Output
@@ -24,7 +24,7 @@ _ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 
 
 @dataclass(frozen=True)
-class Harmony(Family):
+class Harmony(ToolFamily):
     """`<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...`"""
 
     def texts(self) -> Iterator[str]:

@@ -9,7 +9,7 @@ from asyncinfer.errors import InvalidRequest
 from asyncinfer.structured_output import AnswerFormat
 from asyncinfer.text import Detokenizer, Tokenizer
 from asyncinfer.tools.delimiters import Delimiters, Detokenizes, MarkingDetokenizer
-from asyncinfer.tools.family import Family
+from asyncinfer.tools.family import ToolFamily
 from asyncinfer.tools.lark import Unheld
 from asyncinfer.tools.output import MessageDelta, Output
 from asyncinfer.tools.source import Source
@@ -31,7 +31,7 @@ class MessageReader:
 
     def __init__(
         self,
-        family: Family,
+        family: ToolFamily,
         delimiters: Delimiters,
         tools: tuple[Tool, ...] = (),
         *,

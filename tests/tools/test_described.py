@@ -19,7 +19,7 @@ from asyncinfer.engine import Loaded
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.testing import FakeModel
 from asyncinfer.text import ChatTemplate
-from asyncinfer.tools import Family, family_of, response_notes
+from asyncinfer.tools import ToolFamily, family_of, response_notes
 from asyncinfer.tools.described import Undescribed, described
 from asyncinfer.tools.family import Span
 
@@ -164,7 +164,7 @@ def test_what_it_leaves_out_the_chat_template_tells() -> None:
     del template["fields"]["tool_calls"]
     family = family_of("<tool_call>", reads_tools=True, response=template)
     span = Span("<ponder>", "</ponder>")
-    assert family == Family("hermes", family_of("<tool_call>", reads_tools=True).calls, span)
+    assert family == ToolFamily("hermes", family_of("<tool_call>", reads_tools=True).calls, span)
     unread = family_of("", reads_tools=False, response=JSON)
     assert unread.name == "json"
     assert unread.reasoning == span

@@ -32,7 +32,7 @@ from transformers.utils import logging as transformers_logging
 from asyncinfer.builtin.corpus import Corpus, read_corpus, standard_library
 from asyncinfer.builtin.paths import MODEL_PATH
 from asyncinfer.builtin.training.batches import Packer
-from asyncinfer.builtin.training.card import Entry, Facts, write_card
+from asyncinfer.builtin.training.card import CardFacts, Entry, write_card
 from asyncinfer.builtin.training.evaluate import complete, load, measure
 from asyncinfer.builtin.training.export import export
 from asyncinfer.builtin.training.recipe import DRAFT, MODEL, VOCABULARY, Recipe, tiny
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> None:
         tokenizer = train_tokenizer(texts, 512 if options.tiny else VOCABULARY)
     encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     documents = [encoding.ids for encoding in encoded]
-    facts = Facts(
+    facts = CardFacts(
         vocabulary=tokenizer.get_vocab_size(),
         python=platform.python_version(),
         files=len(documents),

@@ -73,7 +73,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Facts:
+class CardFacts:
     """What the card's opening says of the run; the corpus is counted without what was held out."""
 
     vocabulary: int
@@ -87,7 +87,7 @@ class Facts:
     device: str
 
 
-def write_card(entries: Sequence[Entry], facts: Facts) -> str:
+def write_card(entries: Sequence[Entry], facts: CardFacts) -> str:
     """The card's text, in Markdown."""
     table = [
         "| " + " | ".join(_COLUMNS) + " |",

@@ -11,12 +11,12 @@ from asyncinfer.testing.oracle import STATE
 
 __all__ = ["Action", "Ask", "Scenario"]
 
-#: A name of `Life.ACTIONS`, and its arguments.
+#: The name of a method `do_...` of `Actions`, and its arguments.
 Action: TypeAlias = list[Any]
-T = TypeVar("T", bound="Plain")
+T = TypeVar("T", bound="PlainFields")
 
 
-class Plain:
+class PlainFields:
     """A dataclass of plain values."""
 
     def to_json(self) -> dict[str, Any]:
@@ -35,7 +35,7 @@ class Plain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario(Plain):
+class Scenario(PlainFields):
     """An engine on a fake model, and the event loops around it. Times in seconds."""
 
     blocks: int = 64
@@ -82,7 +82,7 @@ class Scenario(Plain):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask(Plain):
+class Ask(PlainFields):
     """One request, and what its consumer does with the answer. Times in seconds."""
 
     id: int

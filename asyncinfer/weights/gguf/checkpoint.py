@@ -18,7 +18,7 @@ from asyncinfer.quantization import QuantisedWeight
 from asyncinfer.weights.gguf.file_names import split_names
 from asyncinfer.weights.gguf.header import GgufHeader, TensorInfo, read_header
 from asyncinfer.weights.gguf.packed_types import PACKED_TYPES
-from asyncinfer.weights.gguf.reader import GgufReader, Span
+from asyncinfer.weights.gguf.reader import FileSpan, GgufReader
 from asyncinfer.weights.tensor_files import StoredTensor, TensorFiles
 
 __all__ = ["GgufCheckpoint"]
@@ -82,7 +82,7 @@ class GgufCheckpoint(TensorFiles[GgufReader]):
                 )
             start = info.offset
             # Before a tensor of all experts is taken apart: their number is the file's word.
-            end = start + Span(kind, start, math.prod(info.shape)).size
+            end = start + FileSpan(kind, start, math.prod(info.shape)).size
             if end > header.size:
                 raise ModelLoadError(
                     f"ends at byte {end}, and the file has {header.size}", file=file, tensor=name
@@ -100,7 +100,7 @@ class GgufCheckpoint(TensorFiles[GgufReader]):
                     )
                 if part in self.tensors:
                     raise ModelLoadError("occurs twice", file=file, tensor=part)
-                span = Span(kind, start, math.prod(shape))
+                span = FileSpan(kind, start, math.prod(shape))
                 start += span.size
                 self.tensors[part] = StoredTensor(file, shape, _PLAIN.get(kind, "F32"))
                 self.reader.place(file, part, span)
@@ -118,7 +118,7 @@ class GgufCheckpoint(TensorFiles[GgufReader]):
                 raise ModelLoadError("occurs twice", file=file, tensor=name)
             self.tensors[name] = StoredTensor(file, (1,), "F32")
             kind = GGMLQuantizationType.F32
-            self.reader.place(file, name, Span(kind, info.offset + 4 * layer, 1))
+            self.reader.place(file, name, FileSpan(kind, info.offset + 4 * layer, 1))
 
     def packed_bytes(self, name: str) -> int | None:
         stored = self.tensors[name]

@@ -11,11 +11,11 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.weights.file_reader import FileReader
 
-__all__ = ["GgufReader", "Span"]
+__all__ = ["FileSpan", "GgufReader"]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class FileSpan:
     """A tensor's place in a file."""
 
     kind: GGMLQuantizationType
@@ -41,7 +41,7 @@ class GgufReader(FileReader):
 
     def __init__(self) -> None:
         super().__init__()
-        self._spans: dict[tuple[str, str], Span] = {}
+        self._spans: dict[tuple[str, str], FileSpan] = {}
 
     def open(self, name: str, path: Path) -> None:
         """Add the file `name`. `ModelLoadError` if it cannot be opened."""
@@ -50,7 +50,7 @@ class GgufReader(FileReader):
         except OSError as error:
             raise ModelLoadError(f"cannot be read: {error}", file=name) from error
 
-    def place(self, file: str, tensor: str, span: Span) -> None:
+    def place(self, file: str, tensor: str, span: FileSpan) -> None:
         """Note the place of a tensor in a file."""
         self._spans[file, tensor] = span
 
