@@ -17,9 +17,14 @@ def check_options(
     """Raise `ModelLoadError` for options that `model` cannot meet. `one_group`: it is to be a draft
     model."""
     if model.bidirectional:
-        _check_whole(config, device, one_group)
+        _check_plain(config, device, one_group, "a model whose tokens see each other")
+        if (config.max_context or 0) > config.max_step_tokens:
+            raise ModelLoadError(
+                f"max_context={config.max_context}: a model whose tokens see each other takes a "
+                f"text in one step, of max_step_tokens={config.max_step_tokens} at most"
+            )
     if model.state_layers:
-        _check_states(config, device, one_group)
+        _check_plain(config, device, one_group, "a model with states in place of KV")
     if config.deterministic and model.indexed is not None:
         raise ModelLoadError(
             "deterministic=True: a model whose tokens are chosen by an indexer cannot be computed "
@@ -38,34 +43,12 @@ def check_options(
         )
 
 
-def _check_states(config: EngineConfig, device: torch.device, one_group: bool) -> None:
-    """Refuse options that layers with a state cannot meet."""
+def _check_plain(config: EngineConfig, device: torch.device, one_group: bool, model: str) -> None:
+    """Refuse whatever only attention to earlier tokens over KV can meet. `model`: what errors call
+    the model."""
     if one_group:
-        raise ModelLoadError("a model with states in place of KV cannot be a draft model")
+        raise ModelLoadError(f"{model} cannot be a draft model")
     if device.type != "cpu":
-        raise ModelLoadError(
-            f"device={config.device!r}: a model with states in place of KV runs on a CPU only"
-        )
+        raise ModelLoadError(f"device={config.device!r}: {model} runs on a CPU only")
     if config.deterministic:
-        raise ModelLoadError(
-            "deterministic=True: a model with states in place of KV cannot be computed in tiles"
-        )
-
-
-def _check_whole(config: EngineConfig, device: torch.device, one_group: bool) -> None:
-    """Refuse options that a model whose tokens see each other cannot meet."""
-    if one_group:
-        raise ModelLoadError("a model whose tokens see each other cannot be a draft model")
-    if device.type != "cpu":
-        raise ModelLoadError(
-            f"device={config.device!r}: a model whose tokens see each other runs on a CPU only"
-        )
-    if config.deterministic:
-        raise ModelLoadError(
-            "deterministic=True: a model whose tokens see each other cannot be computed in tiles"
-        )
-    if (config.max_context or 0) > config.max_step_tokens:
-        raise ModelLoadError(
-            f"max_context={config.max_context}: a model whose tokens see each other takes a text "
-            f"in one step, of max_step_tokens={config.max_step_tokens} at most"
-        )
+        raise ModelLoadError(f"deterministic=True: {model} cannot be computed in tiles")
