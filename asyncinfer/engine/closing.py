@@ -41,8 +41,8 @@ async def close(
                 try:
                     await thread.closed.wait(bridge)
                 except GeneratorExit:
-                    # A finalizer takes no lock and waits for nothing. Outside of its task the scope
-                    # around may raise something else.
+                    # A finalizer closes the coroutine: it takes no lock and waits for nothing. The
+                    # scope around may replace this exception, so a flag remembers it.
                     dropped = True
                     frontend.forget()
                     raise

@@ -104,7 +104,7 @@ async def embed(
 
 
 def _prompt(name: str | None, modules: EmbeddingModules | None) -> str:
-    """What is put before a text."""
+    """The text that comes before each text, by its name."""
     prompts = {} if modules is None else modules.prompts
     if name is None:
         name = None if modules is None else modules.default_prompt
@@ -124,7 +124,7 @@ def _vectors(
     dimensions: int | None,
     normalize: bool,
 ) -> npt.NDArray[np.float32]:
-    import numpy as np  # An import of asyncinfer takes no time for it.
+    import numpy as np  # Imported here, so that `import asyncinfer` stays quick.
 
     rows = []
     for each in done:

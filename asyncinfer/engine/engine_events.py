@@ -40,7 +40,7 @@ _OUTCOMES: Final[dict[End | None, Literal["finished", "aborted", "failed", "clos
 
 
 class _Counted(NamedTuple):
-    """Totals of an engine, of which each step is told the growth, in the order of `StepTaken`."""
+    """Totals of an engine. `StepTaken` has how much a step has added to each, in this order."""
 
     masks: int
     mask_seconds: float

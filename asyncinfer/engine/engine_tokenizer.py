@@ -20,7 +20,7 @@ __all__ = ["EngineTokenizer"]
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """In the place of a runner."""
+    """The bounds of a model, in the place of its runner."""
 
     spec: RunnerSpec
 

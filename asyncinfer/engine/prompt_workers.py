@@ -97,7 +97,7 @@ class _Queues:
         return self.closed
 
     def announce(self) -> None:
-        """Wake the workers. Who has an entry already looks at the queues after taking it."""
+        """Wake the workers. One that has an entry already looks at the queues after taking it."""
         for news in self.news:
             if news.empty():
                 news.put(None)

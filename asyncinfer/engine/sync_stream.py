@@ -25,7 +25,7 @@ class SyncStream:
         self._stream = stream
         self._loop = loop
         self._owner = owner
-        #: The chunk that was read, as long as the thread that asked for it does not have it.
+        #: A chunk that was read and not handed on yet: an interrupt may come between.
         self._read: list[Chunk] = []
 
     @property

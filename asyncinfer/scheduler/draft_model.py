@@ -18,7 +18,8 @@ __all__ = ["DraftModel"]
 
 @dataclass(slots=True)
 class _Cached:
-    """What the draft model keeps of one answer between two drafts; a `Tabled`."""
+    """What the draft model keeps of one answer between two drafts. It is a `Tabled`, so that the
+    block manager can give it pages."""
 
     params: SamplingParams
     namespace: Namespace
@@ -31,9 +32,10 @@ class _Cached:
     conversation: None = None
     #: Tokens whose KV is in its pages.
     computed: int = 0
-    #: Tokens that were known when it was asked last, 4 bytes each: each draft's first step has all
-    #: of them, and a copy costs next to nothing. Those that it drew after them.
+    #: The answer's tokens, prompt included, when its last draft was asked for. An array copies them
+    #: at next to no cost.
     tokens: array[int] = field(default_factory=lambda: array("i"))
+    #: What the model drew after those.
     drawn: list[int] = field(default_factory=list)
 
 
@@ -43,42 +45,42 @@ class _Row:
 
     request: DraftRequest
     cached: _Cached
-    #: Tokens that are known and have no KV yet, as far as this draft computes them.
+    #: Known tokens without KV that this draft computes.
     count: int
-    #: Tokens to draw after those; 0 where known tokens are left.
+    #: Tokens to draw after those; 0 where the draft cannot compute all known tokens.
     draws: int
 
 
 class DraftModel:
     """A proposer that draws from a model of its own (speculative decoding, Leviathan et al., 2023).
-    Its draws have the keys of the answer: seed and position. So a guess is right where the two
-    models draw alike by the same random numbers, which is far more often than by others.
+    It draws with the random numbers of the answer, those of its seed and position. The two models
+    then draw the same token far more often than with numbers of their own.
 
     It draws by the request's sampling options alone: it knows no grammar, no plugin and no adapter.
 
     Its KV has pages of its own, and a prefix cache over them. An answer has the pages of all its
-    tokens or none; where none are left, those are taken back first whose answers were not asked for
-    longest. What was guessed wrong is forgotten with the next draft. A draft computes at most
-    `max_step_tokens` known tokens: a long prompt is read in parts, with a step of the large model
-    between. Who has a prefix that another one is reading waits for it.
+    tokens or none. Where none are left, the answer that was asked for longest ago loses its own.
+    The next draft forgets what was guessed wrong. A draft computes at most `max_step_tokens` known
+    tokens: a long prompt is read in parts, with a step of the large model between. An answer whose
+    prefix another one is reading waits for that prefix.
     """
 
     name: Final = "draft-model"
 
     def __init__(self, runner: StepRunner, cache: PrefixCache | None = None) -> None:
-        """Both are this object's alone. `runner`: of one KV group. `cache`: made for its
+        """Nobody else may use `runner`, which has one KV group, or `cache`, which is made for its
         `block_size`; None computes every prompt."""
         assert len(runner.spec.groups) == 1, "one table for each answer"
         self._runner = runner
         self.cache: Final = cache
         self._spec = runner.spec
         self._blocks = BlockManager.of(runner.spec.groups, runner.spec.block_size, cache)
-        #: By answer, the one that was asked last at the end.
+        #: By answer, the one that was asked for last at the end.
         self._cached: dict[DraftRequest, _Cached] = {}
-        #: Slots that are taken, from 0 on: each draft begins with new ones.
+        #: Slots of the last draft, from 0 on, which the next one leaves.
         self._taken = 0
         self._steps = 0
-        #: Whether the last draft computed more than what answers had gained since the one before.
+        #: Whether the last draft computed more than the tokens that answers had gained meanwhile.
         self.behind = False
         #: The answers that the last draft was computed for in vain.
         self.failed: set[DraftRequest] = set()
@@ -147,7 +149,7 @@ class DraftModel:
             return None
         reading.update(next_key)
         missing = known - cached.computed
-        # Of the last draft, the token drawn last has no KV, nor has the one that came after it.
+        # No KV have the last token of the last draft and the token that the answer drew after it.
         self.behind |= missing > 1 + len(drawn)
         cached.drawn = []
         return _Row(request, cached, min(missing, budget), draws if missing <= budget else 0)
@@ -202,14 +204,14 @@ class DraftModel:
         try:
             result = self._runner.collect(self._runner.launch(step))
         except MemoryError:
-            # Nothing of it counts. What was drawn before is a draft all the same.
+            # The step did not happen. What earlier steps drew is a draft all the same.
             return False
         tokens = iter(result.tokens)
         for index, slot in enumerate(step.slots):
             row = rows[slot]
             drawn = next(tokens) if step.samples[index] else None
             if index in result.failed:
-                # Its numbers are not finite, or no token is left to draw.
+                # Its logits are not finite, or its options bar every token.
                 row.draws = 0
                 self.end(row.request)
                 if not row.cached.drawn:
@@ -232,5 +234,5 @@ def _add(step: Step, slot: int, start: int, count: int, *, draws: bool) -> None:
 
 
 def _drawn_by(params: SamplingParams) -> SamplingParams:
-    """The options that decide what is drawn, without those that ask for numbers."""
+    """The options that decide what is drawn: logprobs are of no use to a draft."""
     return replace(params, logprobs=None, prompt_logprobs=None, logprob_token_ids=None)

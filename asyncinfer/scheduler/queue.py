@@ -17,8 +17,8 @@ __all__ = ["Ranking", "WaitingQueue"]
 
 Rank = tuple[tuple[float, ...], int]
 
-#: One step may rank every waiting sequence, so that a call has to be short. What a busy machine
-#: does to a call now and then is forgiven.
+#: One step may rank every waiting sequence, so that a call has to be short. The debt forgives calls
+#: that a busy machine now and then holds up.
 LIMITS: Final = Limits(seconds=0.0001, debt=1.0, raised=1)
 
 

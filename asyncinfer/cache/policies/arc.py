@@ -12,9 +12,9 @@ __all__ = ["ARC"]
 
 
 class ARC:
-    """Balances blocks used once against blocks used more often, by which of the two it regrets
-    to have given up (Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache", FAST
-    2003).
+    """Divides the cache between blocks used once and blocks used more often: whichever kind comes
+    back after it was given up gets more room (Megiddo and Modha, "ARC: a self-tuning, low overhead
+    replacement cache", FAST 2003).
 
     Two lists of blocks, least recently released first, and two of ghosts: the keys that each of
     them gave up. A ghost that comes back moves the balance to its list. The paper's capacity is

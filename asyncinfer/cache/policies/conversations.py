@@ -7,20 +7,21 @@ from asyncinfer.protocols.eviction import CachedBlock
 
 __all__ = ["ByConversation"]
 
-#: What goes first. A beginning that several conversations have shared may be that of the next one.
+#: In the order in which they go. Blocks that several conversations share are not over with one of
+#: them, since the next conversation may begin with them, too.
 _OVER, _OTHER, _WAITING = range(3)
 
 
 class ByConversation(LowestFirst):
-    """Gives up what conversations that are over had for themselves; then what is shared, alone or
-    waits for its user; and last what goes on as soon as a tool is done. Least recently used first
-    in each. O(log n) per block."""
+    """Gives up first the blocks that only a conversation had which is over, last those of
+    conversations that wait for a tool, and all others between. Of each kind the least recently used
+    goes first. O(log n) per block."""
 
     def rank(self, block: CachedBlock) -> tuple[int, int]:
         return _state(block), block.last_use
 
     def conversation_changed(self, block: CachedBlock) -> None:
-        """Its rank is another one."""
+        """Rank the block anew."""
         self.released(block)
 
 

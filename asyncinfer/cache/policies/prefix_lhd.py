@@ -24,10 +24,10 @@ LESSON: Final = 256
 class PrefixLHD(LeavesFirst):
     """Gives up the leaf whose room earns the fewest hits, by what it has learned.
 
-    Blocks are told apart by how many requests have used their prefix, those included that did
-    before it was last given up, and by whether they are the end of a prompt that nobody went on
-    from. For each kind it learns how soon such blocks are used again, also from those it gave
-    up: it remembers their keys, and a prefix that comes back counts like a hit at its age.
+    A block's kind is how many requests have used its prefix, also before the prefix was last given
+    up, and whether the block ends a prompt that no request has continued. For each kind the policy
+    learns how soon such blocks are used again. It learns from blocks that it gave up as well: it
+    remembers their keys, and a prefix that comes back counts as a hit at its age.
 
     Ages are ticks of the cache's logical time. A victim costs O(1), whatever the number of
     blocks; learning costs a burst of about 0.2 ms once in a few hundred blocks.

@@ -15,10 +15,10 @@ MOST = 3
 
 
 class S3FIFO:
-    """New blocks pass through a small queue; those not used meanwhile leave at its end, the
-    others (the paper asks for two uses; prompts are repeated less) and ghosts that come back go
-    to the main queue, where each use earns another round (Yang et al., "FIFO queues are all you
-    need for cache eviction", SOSP 2023).
+    """New blocks pass through a small queue. A block without a use meanwhile leaves at its end. A
+    used one goes to the main queue, as does a ghost that comes back; each use there earns another
+    round. (Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023, asks for two
+    uses; prompts are repeated less.)
 
     A block enters its queue when it is first released, so a prompt's end is ahead of its
     beginning. One that is met in use leaves the queue and enters the main one when it is

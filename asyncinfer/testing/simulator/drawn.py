@@ -142,7 +142,7 @@ class Drawn:
         return replace(ask, form="worker", on_full="cancel", buffer=self._lateness.choice((2, 4)))
 
     def _guide(self, ask: Ask) -> Ask:
-        """In some lives, some answers are guided."""
+        """Guide some answers, in some lives."""
         rng = self._guiding
         if not self._guided or ask.format or ask.sampler or rng.random() < 0.5:
             return ask

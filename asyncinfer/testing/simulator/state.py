@@ -24,7 +24,7 @@ class LifeState:
         self._broke = False
         #: Whether the watchdog may have declared a death.
         self.doubtful = False
-        #: When nobody can be answered any more: the drain of a close, a death. inf while open.
+        #: When a close or a death leaves nobody an answer any more; inf while open.
         self.over = float("inf")
         #: Seconds that passed while everybody could run, and when they last did not.
         self.fair = 0.0
@@ -39,7 +39,7 @@ class LifeState:
         self._turn: float | None = None
         #: Seconds that passed in the middle of that turn, as the watchdog must count them.
         self._hung = 0.0
-        #: As many that it may count besides, because it or the process was stopped.
+        #: Seconds that it may count besides, because it or the process was stopped.
         self._doubt = 0.0
 
     def suspend_decode(self, turn: float | None) -> None:
@@ -50,7 +50,7 @@ class LifeState:
         self.hangs = True
 
     def resume_decode(self) -> None:
-        """It goes on."""
+        """The turn goes on."""
         self.hangs = False
 
     def jump(self, seconds: float) -> None:

@@ -41,7 +41,7 @@ class Talk:
         self._parts: list[_Part] = []
         #: Tokens that were computed, one sequence after another.
         self._computed: list[tuple[int, ...]] = []
-        #: Who speaks, until it was looked after.
+        #: The consumer that speaks, until `ended` has dealt with its answer.
         self.consumer: Consumer | None = None
         self._asked: Ask | None = None
 
