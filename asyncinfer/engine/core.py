@@ -89,9 +89,11 @@ class Core:
     def step(self) -> None:
         """One turn: take in what was posted, run one step, hand out its tokens."""
         now = self.turn_began = self._clock()
-        posted = not self.inbox.empty()
+        inbox = self.inbox
+        # `Inbox.empty`, written out: every step asks.
+        posted = bool(inbox.woken_by) or not inbox.queue.empty()
         if posted:
-            for command, argument in self.inbox.read():
+            for command, argument in inbox.read():
                 self._handle(command, argument, now)
         self.requests.expire(now, self._admission.drain_until)
         if self.requests.unflushed:

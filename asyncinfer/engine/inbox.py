@@ -35,35 +35,35 @@ class Inbox:
 
     def __init__(self) -> None:
         # `SimpleQueue.put` is reentrant: a finalizer may call it on any thread at any point.
-        self._queue: SimpleQueue[tuple[Command, Any]] = SimpleQueue()
+        self.queue: SimpleQueue[tuple[Command, Any]] = SimpleQueue()
         #: The command that woke `wait`, to be read first.
-        self._woken_by: list[tuple[Command, Any]] = []
+        self.woken_by: list[tuple[Command, Any]] = []
         self._closed = False
 
     def post(self, command: Command, argument: Any) -> None:
         """Never blocks, never raises."""
-        self._queue.put((command, argument))
+        self.queue.put((command, argument))
         if self._closed:
             # Nobody reads any more, and a command holds a request with its prompt.
             self._drop()
 
     def empty(self) -> bool:
         """Whether nothing waits to be read. Any thread."""
-        return not self._woken_by and self._queue.empty()
+        return not self.woken_by and self.queue.empty()
 
     def wait(self, seconds: float) -> None:
         """Sleep until something is posted, at most `seconds`."""
         with suppress(Empty):
-            self._woken_by.append(self._queue.get(timeout=seconds))
+            self.woken_by.append(self.queue.get(timeout=seconds))
 
     def read(self) -> Iterator[tuple[Command, Any]]:
         """Take out what was posted, in its order."""
-        while self._woken_by:
-            yield self._woken_by.pop()
+        while self.woken_by:
+            yield self.woken_by.pop()
         # Another thread may close the inbox meanwhile, if this one was held up.
         with suppress(Empty):
             while True:
-                yield self._queue.get_nowait()
+                yield self.queue.get_nowait()
 
     def close(self) -> list[Any]:
         """Drop all commands, those to come too. Returns the requests that were to be released."""
@@ -76,5 +76,5 @@ class Inbox:
         dropped = []
         with suppress(Empty):
             while True:
-                dropped.append(self._queue.get_nowait())
+                dropped.append(self.queue.get_nowait())
         return dropped

@@ -14,7 +14,6 @@ from asyncinfer.attention import KVCache, StateCache, StatePass, StateRows
 from asyncinfer.layers import LoraRows
 from asyncinfer.models import Decoder
 from asyncinfer.runner.input_batch import InputBatch, StepArrays, integers, spread
-from asyncinfer.runner.pass_inputs import upload_pass
 from asyncinfer.runner.pending_step import EagerResults, PendingStep, StepBuffers
 from asyncinfer.runner.predictions import Predictions
 from asyncinfer.sampling import Sampled, SamplingState, TokenHistory, guide, score_tokens, upload
@@ -141,7 +140,7 @@ class EagerExecutor:
     def forward(self, arrays: StepArrays) -> torch.Tensor:
         """Hidden states of the step's query tokens, `[tokens, hidden]` in the model's dtype."""
         places = self.history.places(arrays.token_slots, arrays.positions)
-        positions, batches, (there,) = upload_pass(self.decoder.device, arrays, self._paged, places)
+        positions, batches, (there,) = arrays.upload(self.decoder.device, self._paged, places)
         for number, states in self._kept:
             self._states = self._begin_states(arrays, number, states)
         tokens, kv = self.history.at(there), [kv for _, kv in self._paged]

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from asyncinfer.attention import AttentionBatch, KVCache
+from asyncinfer.sampling import upload
 from asyncinfer.scheduler import Join, PageChanges, RunnerSpec, Step
 
 __all__ = ["InputBatch", "StepArrays", "integers", "spread"]
@@ -53,6 +57,40 @@ class StepArrays:
         """The slot of each row."""
         slots: list[int] = self.token_slots[self.query_starts[:-1]].tolist()
         return slots
+
+    def upload(
+        self,
+        device: torch.device,
+        paged: Sequence[tuple[int, KVCache]],
+        *more: npt.NDArray[Any],
+    ) -> tuple[torch.Tensor, list[AttentionBatch], list[torch.Tensor]]:
+        """What a decoder is given: the positions of the tokens, int64 `[tokens]`; the rows as
+        attention over each of `paged` sees them, caches with the number of their group; and `more`
+        arrays, in the same copy to the device."""
+        positions, slot_mapping, block_tables, seq_lens, query_starts, *others = upload(
+            device,
+            self.positions,
+            self.slot_mapping,
+            self.block_tables,
+            self.seq_lens,
+            self.query_starts,
+            *more,
+        )
+        batches = [
+            AttentionBatch(
+                block_tables=block_tables[number],
+                seq_lens=seq_lens,
+                query_starts=query_starts,
+                slot_mapping=slot_mapping[number],
+                starts=self.starts,
+                counts=self.counts,
+                block_size=kv.block_size,
+                decode_rows=self.decode_rows,
+                sequences=self.sequences,
+            )
+            for number, kv in paged
+        ]
+        return positions, batches, others
 
     @classmethod
     def of_single_rows(cls, positions: I64, slot_mapping: I64, block_tables: I32) -> StepArrays:

@@ -12,7 +12,6 @@ from asyncinfer.attention import DeviceBatch, KVCache, StatePass
 from asyncinfer.layers import ForwardPass, LoraRows
 from asyncinfer.models import Decoder
 from asyncinfer.runner.input_batch import InputBatch, StepArrays
-from asyncinfer.runner.pass_inputs import upload_pass
 from asyncinfer.sampling import SamplingState, TokenHistory, upload
 from asyncinfer.scheduler import Step
 
@@ -135,7 +134,7 @@ class Predictions:
         """The predictor's states of the predicted `tokens` int64 `[rows]`, after `states`."""
         ones, none = [1] * len(slots), [0] * len(slots)
         arrays = self._inputs.build(Step(number, slots.tolist(), starts.tolist(), ones, none))
-        positions, batches, _ = upload_pass(states.device, arrays, self._paged)
+        positions, batches, _ = arrays.upload(states.device, self._paged)
         one = self._decoder.begin(positions, [kv for _, kv in self._paged], batches)
         return self._decoder.predict_further(tokens, positions, states, one)
 
