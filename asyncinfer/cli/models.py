@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from asyncinfer.models import NAMED_MODELS, Examined, examine, pulled
+from asyncinfer.models import EXAMPLES, GROUPS, NAMED_MODELS, Examined, examine, pulled
+from asyncinfer.plugins import PluginInfo
 from asyncinfer.plugins import models as families
 
 __all__ = ["models"]
@@ -24,9 +25,10 @@ __all__ = ["models"]
 )
 @click.option("--json", is_flag=True, help="Print JSON.")
 def models(folder: Path | None, follow_symlinks: bool, json: bool) -> int:
-    """List the models that can be fetched by name and the architectures that can be loaded; or
-    look at the checkpoint in FOLDER, or at a GGUF file, and say whether it can be, and if not, what
-    is lacking. Reads headers only. A config.json will do."""
+    """List the models that can be fetched by name and the architectures that can be loaded, by
+    groups, each shipped one with a checkpoint that has it; or look at the checkpoint in FOLDER, or
+    at a GGUF file, and say whether it can be, and if not, what is lacking. Reads headers only. A
+    config.json will do."""
     if folder is not None:
         found = examine(folder, follow_symlinks=follow_symlinks)
         click.echo(_as_json(found) if json else _as_text(found))
@@ -36,6 +38,8 @@ def models(folder: Path | None, follow_symlinks: bool, json: bool) -> int:
         rows = [
             {
                 "architecture": info.name,
+                "group": EXAMPLES.get(info.name, (None,))[0],
+                "example": EXAMPLES.get(info.name, (None, None))[1],
                 "origin": info.origin,
                 "summary": info.summary,
                 "problem": info.problem,
@@ -54,12 +58,23 @@ def models(folder: Path | None, follow_symlinks: bool, json: bool) -> int:
         click.echo(f"{model.name}  {model.about}")
         click.echo(f"  {model.size / 1e6:.0f} MB, {model.licence}, {state}; from {source}")
         click.echo(f"  sha256 {model.sha256}")
-    click.echo("\nArchitectures:")
     width = max(len(info.name) for info in known)
-    for info in known:
-        text = info.summary if info.problem is None else f"BROKEN: {info.problem}"
-        click.echo(f"{info.name:{width}}  {text}  [{info.origin}]")
+    added = [info for info in known if info.name not in EXAMPLES]
+    shipped = {info.name: info for info in known if info.name in EXAMPLES}
+    for group, members in GROUPS.items():
+        click.echo(f"\nArchitectures: {group}")
+        for name in members:
+            _tell(shipped[name], width, f" ({members[name]})")
+    if added:
+        click.echo("\nArchitectures of other packages")
+    for info in added:
+        _tell(info, width)
     return 0
+
+
+def _tell(info: PluginInfo, width: int, example: str = "") -> None:
+    text = f"{info.summary}{example}" if info.problem is None else f"BROKEN: {info.problem}"
+    click.echo(f"{info.name:{width}}  {text}  [{info.origin}]")
 
 
 def _as_text(found: Examined) -> str:

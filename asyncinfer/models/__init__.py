@@ -3,6 +3,7 @@ from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.config_file import parse_config, read_config
 from asyncinfer.models.decoder import Decoder
 from asyncinfer.models.examine import Examined, examine
+from asyncinfer.models.examples import EXAMPLES, GROUPS
 from asyncinfer.models.experts import read_experts
 from asyncinfer.models.family import Family
 from asyncinfer.models.load import load_model, load_weights
@@ -23,6 +24,8 @@ from asyncinfer.models.windows import sliding_layers, windowed
 from asyncinfer.weights import NAMED_MODELS, LoadProgress, NamedModel, pull, pulled, resolve
 
 __all__ = [
+    "EXAMPLES",
+    "GROUPS",
     "NAMED_MODELS",
     "AttentionTemperature",
     "Decoder",

@@ -9,7 +9,7 @@ import pytest
 
 from asyncinfer.builtin import DRAFT_PATH
 from asyncinfer.cli import main
-from asyncinfer.models import NAMED_MODELS
+from asyncinfer.models import GROUPS, NAMED_MODELS
 from asyncinfer.plugins import models
 
 Capture = pytest.CaptureFixture[str]
@@ -24,19 +24,23 @@ def run(*args: str) -> int:
 
 def test_every_name_and_family_is_listed(capsys: Capture) -> None:
     assert run() == 0
-    named, _, rest = capsys.readouterr().out.partition("\n\nArchitectures:\n")
+    named, *groups = capsys.readouterr().out.split("\n\nArchitectures: ")
     for model in NAMED_MODELS.values():
         for part in (f"{model.name}  {model.about}", model.licence, model.sha256):
             assert part in named
-    lines = rest.splitlines()
-    assert [line.split()[0] for line in lines] == list(models.names())
-    assert all(line.endswith("[built in]") for line in lines)
+    heads = [group.splitlines()[0] for group in groups]
+    assert heads == [*GROUPS]
+    lines = [line for group in groups for line in group.splitlines()[1:]]
+    # Each shipped architecture once, with a checkpoint.
+    assert sorted(line.split()[0] for line in lines) == sorted(models.names())
+    assert all(line.endswith("[built in]") and line.count("/") for line in lines)
     assert run("--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert [one["name"] for one in found["models"]] == list(NAMED_MODELS)
     rows = found["architectures"]
     assert [row["architecture"] for row in rows] == list(models.names())
     assert all(row["summary"] and row["problem"] is None for row in rows)
+    assert all(row["group"] in GROUPS and "/" in row["example"] for row in rows)
 
 
 def test_a_checkpoint_that_can_be_loaded(capsys: Capture) -> None:
