@@ -7,8 +7,8 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from asyncinfer.checks import check_integer, checking_config
-from asyncinfer.remote import RemoteEngine, Replica, ReplicaLost, Routing
+from asyncinfer.checks import check_choice, check_integer, checking_config
+from asyncinfer.remote import ROUTINGS, RemoteEngine, Replica, ReplicaLost, Routing
 
 try:
     import ray
@@ -68,6 +68,8 @@ class RayEngine(RemoteEngine):
         """Raises `InvalidConfig`."""
         with checking_config():
             check_integer("replicas", replicas, 1)
+            # Before there are actors, which would be nobody's.
+            check_choice("routing", routing, ROUTINGS)
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         options.setdefault("prefix_secret", secrets.token_bytes(32))

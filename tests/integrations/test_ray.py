@@ -117,6 +117,8 @@ async def test_a_cluster(until: Until) -> None:
 async def test_what_cannot_be_opened() -> None:
     with pytest.raises(InvalidConfig, match="replicas=0"):
         RayEngine(replicas=0)
+    with pytest.raises(InvalidConfig, match="routing='best'"):
+        RayEngine(routing="best")  # type: ignore[arg-type]
     with pytest.raises(ModelLoadError, match="nowhere"):
         async with RayEngine("/nowhere", replicas=1, actor_options=OPTIONS):
             raise AssertionError("it opened")
