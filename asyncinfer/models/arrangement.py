@@ -9,7 +9,7 @@ import torch
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.delta_order import delta_outputs, delta_rows
 from asyncinfer.models.parts import GatedDeltaConfig, LatentConfig
-from asyncinfer.quantization import QuantisedWeight, as_tensor
+from asyncinfer.quantization import PackedWeight, as_tensor
 from asyncinfer.weights import WeightSource
 
 __all__ = ["arranged"]
@@ -25,7 +25,7 @@ def arranged(config: ModelConfig, weights: WeightSource) -> WeightSource:
     """`weights` in the layout of the layers: linear weights `[out, in]`, those of experts
     `[experts, out, in]`, the heads of the packed projection in order, gate before up."""
 
-    def whole(name: str) -> torch.Tensor | QuantisedWeight:
+    def whole(name: str) -> torch.Tensor | PackedWeight:
         layer = name.removesuffix(_KV_UP)
         if layer != name and len(config.names.kv_up) == 2:
             keys, values = (
@@ -160,7 +160,7 @@ def _arrange_experts(
     return tensor
 
 
-def _gates_first(weight: QuantisedWeight) -> QuantisedWeight:
+def _gates_first(weight: PackedWeight) -> PackedWeight | torch.Tensor:
     """A weight `[experts, out, in]` whose rows are of gate and up alternately, gate before up."""
     experts, outputs = weight.shape[:2]
     rows = torch.arange(experts * outputs).view(experts, outputs)

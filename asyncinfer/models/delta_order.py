@@ -6,7 +6,7 @@ import torch
 
 from asyncinfer.models.names import TensorNames
 from asyncinfer.models.parts import GatedDeltaConfig
-from asyncinfer.quantization import QuantisedWeight
+from asyncinfer.quantization import BlockWeight, PackedWeight, QuantisedWeight, as_tensor
 
 __all__ = ["delta_outputs", "delta_rows"]
 
@@ -34,15 +34,15 @@ def delta_rows(
 
 
 def delta_outputs(
-    mixer: GatedDeltaConfig, weight: torch.Tensor | QuantisedWeight
-) -> torch.Tensor | QuantisedWeight:
+    mixer: GatedDeltaConfig, weight: torch.Tensor | PackedWeight
+) -> torch.Tensor | PackedWeight:
     """The projection after a net, `[out, in]`, with its inputs in the order of `delta_rows`."""
     shared = mixer.heads // mixer.key_heads
-    if isinstance(weight, QuantisedWeight):
-        if mixer.value_dim % weight.group == 0:
-            return weight.inputs_swapped(shared, mixer.key_heads)
-        weight = weight.dequantised()
-    return _untiled(mixer, weight.t()).t().contiguous()
+    if isinstance(weight, BlockWeight):  # A block may hold several heads.
+        weight = weight.grouped()
+    if isinstance(weight, QuantisedWeight) and mixer.value_dim % weight.group == 0:
+        return weight.inputs_swapped(shared, mixer.key_heads)
+    return _untiled(mixer, as_tensor(weight).t()).t().contiguous()
 
 
 def _untiled(mixer: GatedDeltaConfig, rows: torch.Tensor) -> torch.Tensor:

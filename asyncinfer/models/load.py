@@ -118,7 +118,7 @@ def _opened(
             pieces = (piece.name for packed in table.values() for piece in packed.pieces)
             if storage != "plain":
                 config = replace(config, lacking=_NO_KERNEL)
-            elif quantised or any(checkpoint.packed_bytes(name) is not None for name in pieces):
+            elif quantised or any(checkpoint.block_type(name) is not None for name in pieces):
                 config = replace(config, lacking=_UNPACKED if keep_packed else _AS_FLOATS)
         loader = WeightLoader(
             checkpoint,

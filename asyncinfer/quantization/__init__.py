@@ -1,18 +1,25 @@
+from asyncinfer.quantization.blocks import BlockWeight
 from asyncinfer.quantization.dense import CudaLinear, has_fused_kernels
 from asyncinfer.quantization.grouped import GroupedLinear, make_grouped_linear
 from asyncinfer.quantization.linear import Linear, make_linear
 from asyncinfer.quantization.packed import PackedRows, held_for_rows
-from asyncinfer.quantization.weight import QuantisedWeight, as_tensor
+from asyncinfer.quantization.packed_weight import PackedWeight, as_tensor
+from asyncinfer.quantization.stacked import StackedWeight, stacked
+from asyncinfer.quantization.weight import QuantisedWeight
 
 __all__ = [
+    "BlockWeight",
     "CudaLinear",
     "GroupedLinear",
     "Linear",
     "PackedRows",
+    "PackedWeight",
     "QuantisedWeight",
+    "StackedWeight",
     "as_tensor",
     "has_fused_kernels",
     "held_for_rows",
     "make_grouped_linear",
     "make_linear",
+    "stacked",
 ]

@@ -12,6 +12,7 @@ from asyncinfer.quantization.cuda_int4 import Int4Grouped, kernels_read
 from asyncinfer.quantization.int4 import GROUPS, group_for, quantised_4_bits
 from asyncinfer.quantization.int8 import quantised
 from asyncinfer.quantization.linear import make_linear
+from asyncinfer.quantization.packed_weight import PackedWeight
 from asyncinfer.quantization.weight import QuantisedWeight
 
 __all__ = ["DenseGrouped", "GroupedLinear", "SeparateLinears", "make_grouped_linear"]
@@ -30,7 +31,7 @@ class SeparateLinears:
     product. The host reads `ends`."""
 
     def __init__(
-        self, weight: torch.Tensor | QuantisedWeight, bias: torch.Tensor | None, storage: str
+        self, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None, storage: str
     ) -> None:
         # Copies, so that the whole weight is freed when a format replaces its part.
         self._experts = [
@@ -70,21 +71,21 @@ class DenseGrouped:
 
 
 def make_grouped_linear(
-    weight: torch.Tensor | QuantisedWeight,
+    weight: torch.Tensor | PackedWeight,
     bias: torch.Tensor | None = None,
     *,
     storage: str = "plain",
 ) -> GroupedLinear:
     """Layers of `weight` `[experts, out, in]` and `bias` `[experts, out]`, stored as `storage`
     names ("plain": as they are). Owns both from then on."""
-    if isinstance(weight, QuantisedWeight) and storage != "plain":
+    if isinstance(weight, PackedWeight) and storage != "plain":
         weight = weight.dequantised()
-    if not isinstance(weight, QuantisedWeight) and storage in GROUPS:
+    if isinstance(weight, torch.Tensor) and storage in GROUPS:
         weight = _in_4_bits(weight, storage)
-    if isinstance(weight, QuantisedWeight):
+    if isinstance(weight, PackedWeight):
         if weight.device.type == "cpu":
             return SeparateLinears(weight, bias, storage)
-        if kernels_read(weight):
+        if isinstance(weight, QuantisedWeight) and kernels_read(weight):
             return Int4Grouped(weight, bias)
         weight = weight.dequantised()
     if not has_triton_kernel("grouped_linear", weight) or storage not in ("plain", "int8", "fp8"):

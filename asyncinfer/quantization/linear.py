@@ -12,7 +12,8 @@ from asyncinfer.quantization.dense import dense
 from asyncinfer.quantization.fp8 import fp8
 from asyncinfer.quantization.int4 import GROUPS, group_for, quantised_4_bits
 from asyncinfer.quantization.int8 import int8
-from asyncinfer.quantization.packed import PackedLinear, PackedRows
+from asyncinfer.quantization.packed import PackedRows, packed_linear
+from asyncinfer.quantization.packed_weight import PackedWeight
 from asyncinfer.quantization.weight import QuantisedWeight
 
 __all__ = ["Linear", "LinearFormat", "make_linear"]
@@ -53,19 +54,19 @@ _FORMATS: dict[str, LinearFormat] = {
 
 
 def make_linear(
-    weight: torch.Tensor | QuantisedWeight | PackedRows,
+    weight: torch.Tensor | PackedWeight | PackedRows,
     bias: torch.Tensor | None = None,
     *,
     storage: str = "plain",
 ) -> Linear:
     """A layer of `weight` `[out, in]` stored as `storage` names. "plain" is as it is: quantised
     numbers stay so on a CPU and where a GPU's kernels can read them."""
-    if isinstance(weight, QuantisedWeight) and storage != "plain":
+    if isinstance(weight, PackedWeight) and storage != "plain":
         weight = weight.dequantised()
     if isinstance(weight, torch.Tensor):
         return _FORMATS[storage](weight, bias)
     if isinstance(weight, PackedRows) or weight.device.type == "cpu":
-        return PackedLinear(weight, bias)
-    if kernels_read(weight):
+        return packed_linear(weight, bias)
+    if isinstance(weight, QuantisedWeight) and kernels_read(weight):
         return CudaInt4Linear(weight, bias)
     return dense(weight.dequantised(), bias)

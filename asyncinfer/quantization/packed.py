@@ -1,4 +1,4 @@
-"""Linear layers of a CPU whose weights stay in 4 or 8 bits."""
+"""Linear layers of a CPU whose weights stay in a few bits."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import torch
 import torch.nn.functional as F
 
 from asyncinfer.kernels import onednn
+from asyncinfer.kernels.block_types import BLOCK_TYPES
 from asyncinfer.kernels.codes import decoded
 from asyncinfer.kernels.native import Layout, packed_kernel
+from asyncinfer.quantization.blocks import BlockWeight
+from asyncinfer.quantization.packed_weight import PackedWeight
+from asyncinfer.quantization.stacked import StackedWeight
 from asyncinfer.quantization.weight import QuantisedWeight
 
-__all__ = ["PackedLinear", "PackedRows", "held_for_rows"]
+__all__ = ["PackedLinear", "PackedRows", "held_for_rows", "packed_linear"]
 
 #: Numbers that are unpacked at a time: 4 MiB of float32, which fits the cache that cores share.
 _TILE = 1 << 20
@@ -25,9 +29,10 @@ _FLOAT16_LEAST = 2.0**-14
 
 
 class PackedRows:
-    """The rows of a `QuantisedWeight` `[out, in]` on a CPU: behind the numbers of each group lie
-    its scale, and its offset if it has one. Both are float16 behind whole numbers of 4 bits, and
-    behind others where that rounds nothing; else float32.
+    """The rows of a weight `[out, in]` on a CPU. A `BlockWeight` stays as it is where there is a
+    kernel for it. Else, behind the numbers of each group lie its scale, and its offset if it has
+    one. Both are float16 behind whole numbers of 4 bits, and behind others where that rounds
+    nothing; else float32.
 
     Blocks of whole numbers of 4 bits are the rows of torch's quantised embeddings, which it unpacks
     in one pass. Others are unpacked by the kernel, or else by torch's operators.
@@ -35,9 +40,17 @@ class PackedRows:
 
     __slots__ = ("_blocks", "_factor", "_kernel", "_layout", "dtype", "shape")
 
-    def __init__(self, weight: QuantisedWeight) -> None:
+    def __init__(self, weight: QuantisedWeight | BlockWeight) -> None:
         self.shape = weight.shape
         self.dtype = weight.dtype
+        if isinstance(weight, BlockWeight):
+            self._layout = Layout(weight.code, BLOCK_TYPES[weight.code].numbers)
+            self._kernel = packed_kernel(self._layout)
+            if self._kernel is not None:
+                self._factor = 1.0
+                self._blocks = weight.blocks.view(self.shape[0], -1, self._layout.block)
+                return
+            weight = weight.grouped()
         scales, offsets = weight.scales.float(), weight.offsets
         torch_s = weight.named == "int4"
         if offsets is None:
@@ -114,7 +127,9 @@ class PackedLinear:
 
     __slots__ = ("_dtype", "_product", "bias", "rows")
 
-    def __init__(self, weight: QuantisedWeight | PackedRows, bias: torch.Tensor | None) -> None:
+    def __init__(
+        self, weight: QuantisedWeight | BlockWeight | PackedRows, bias: torch.Tensor | None
+    ) -> None:
         self.rows = weight if isinstance(weight, PackedRows) else PackedRows(weight)
         self.bias = bias
         halves = self.rows.dtype is torch.bfloat16 and onednn.available(torch.bfloat16)
@@ -143,13 +158,37 @@ class PackedLinear:
         return y.to(x.dtype)
 
 
-def held_for_rows(
-    weight: torch.Tensor | QuantisedWeight,
-) -> torch.Tensor | PackedRows:
+class StackedLinear:
+    """Layers of the same inputs, whose outputs lie side by side."""
+
+    __slots__ = ("_parts", "bias")
+
+    def __init__(self, weight: StackedWeight, bias: torch.Tensor | None) -> None:
+        self._parts = [packed_linear(part, None) for part in weight.parts]
+        self.bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.cat([part(x) for part in self._parts], dim=-1)
+        return y if self.bias is None else y.add_(self.bias)
+
+
+def packed_linear(
+    weight: PackedWeight | PackedRows, bias: torch.Tensor | None
+) -> PackedLinear | StackedLinear:
+    """The layer of a CPU for a weight that stays as it is."""
+    if isinstance(weight, StackedWeight):
+        return StackedLinear(weight, bias)
+    assert isinstance(weight, QuantisedWeight | BlockWeight | PackedRows)
+    return PackedLinear(weight, bias)
+
+
+def held_for_rows(weight: torch.Tensor | PackedWeight) -> torch.Tensor | PackedRows:
     """A weight whose rows are looked up: packed on a CPU if it is quantised, else as floats."""
     if isinstance(weight, torch.Tensor):
         return weight
-    return PackedRows(weight) if weight.device.type == "cpu" else weight.dequantised()
+    if weight.device.type != "cpu" or not isinstance(weight, QuantisedWeight | BlockWeight):
+        return weight.dequantised()
+    return PackedRows(weight)
 
 
 def _factor(

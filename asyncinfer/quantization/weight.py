@@ -9,8 +9,9 @@ from typing import Self
 import torch
 
 from asyncinfer.kernels.codes import decoded
+from asyncinfer.quantization.packed_weight import PackedWeight
 
-__all__ = ["QuantisedWeight", "as_tensor"]
+__all__ = ["QuantisedWeight"]
 
 #: Numbers of a matrix that are converted at a time, so that no float32 copy of it is ever whole.
 _PART = 1 << 20
@@ -19,13 +20,13 @@ _WHOLE = {"int": 1, "e2m1": 2, "iq4": 1}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class QuantisedWeight:
+class QuantisedWeight(PackedWeight):
     """A weight `[..., out, in]`: `w = value * scale + offset`, where `code` says which value a
     number stands for, and `group` neighbours along the inputs share a scale and an offset. Leading
     dimensions are those of experts.
 
-    Every scheme of quantised checkpoints is turned into this, and every device lays it out anew
-    for its products.
+    Every scheme of quantised checkpoints in the Hugging Face format is turned into this, and every
+    device lays it out anew for its products.
     """
 
     #: uint8 `[..., out, in / 2]`: two numbers of 0 to 15 a byte, the input 2j in the low half of
@@ -95,7 +96,6 @@ class QuantisedWeight:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """`(..., out, in)`."""
         return (*self.numbers.shape[:-1], self.inputs)
 
     @property
@@ -104,19 +104,16 @@ class QuantisedWeight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory, with scales and offsets."""
         offsets = 0 if self.offsets is None else self.offsets.nbytes
         return self.numbers.nbytes + self.scales.nbytes + offsets
 
     def __getitem__(self, index: int | slice | torch.Tensor) -> Self:
-        """A part of the first dimension: an expert, or rows."""
         return self._each(lambda part: part[index])
 
     def clone(self) -> Self:
         return self._each(torch.Tensor.clone)
 
     def view(self, *leading: int) -> Self:
-        """The weight with other dimensions before the inputs; one may be -1."""
         return self._each(lambda part: part.reshape(*leading, part.shape[-1]))
 
     def to(self, dtype: torch.dtype) -> Self:
@@ -152,7 +149,6 @@ class QuantisedWeight:
         return replace(self, scales=scales, offsets=offsets)
 
     def dequantised(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """`[..., out, in]` as floats, computed in float32; None: in the model's dtype."""
         whole = torch.empty(self.shape, dtype=dtype or self.dtype, device=self.device)
         flat, rows = whole.view(-1, self.inputs), self.view(-1)
         step = max(1, _PART // self.inputs)
@@ -167,11 +163,6 @@ class QuantisedWeight:
         return replace(
             self, numbers=change(self.numbers), scales=change(self.scales), offsets=offsets
         )
-
-
-def as_tensor(weight: torch.Tensor | QuantisedWeight) -> torch.Tensor:
-    """`weight` itself, or its numbers as floats."""
-    return weight.dequantised() if isinstance(weight, QuantisedWeight) else weight
 
 
 def _floats(rows: QuantisedWeight) -> torch.Tensor:

@@ -10,8 +10,8 @@ __all__ = ["CUTS", "DIGITS", "GPT2"]
 #: Parts of the patterns that cut a text into words, of GPT-2 (Radford et al., 2019) and later ones.
 _CONTRACTIONS: Final = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
-_LOWER: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_UPPER: Final = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
+_LOWER: Final = r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 
 
 def _words(digits: str) -> str:
@@ -22,13 +22,15 @@ def _words(digits: str) -> str:
     )
 
 
-def _cased_words(digits: str, ending: str) -> str:
+def _cased_words(digits: str, ending: str, *, but: str = "", signs_end: str = r"\r\n/") -> str:
     """GPT-4o's pattern: a new word begins where a capital follows a small letter. `ending` is the
-    pattern of what may end a word."""
+    pattern of what may end a word, `but` of letters that are in none, and `signs_end` has what ends
+    a run of signs."""
     start = r"[^\r\n\p{L}\p{N}]?"
+    upper, lower = (f"[{letters}{but}]" for letters in (_UPPER, _LOWER))
     return (
-        rf"{start}{_UPPER}*{_LOWER}+{ending}|{start}{_UPPER}+{_LOWER}*{ending}|{digits}"
-        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+        rf"{start}{upper}*{lower}+{ending}|{start}{upper}+{lower}*{ending}|{digits}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[{signs_end}]*|{_SPACES}"
     )
 
 
@@ -52,15 +54,48 @@ _DEEPSEEK3: Final = (
     r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
     rf"|{_SPACES}",
 )
+#: Letters that the next cuts pass over: small ones of Armenian and Georgian, mathematical ones, and
+#: rare ones.
+_UNCUT: Final = (
+    "\u0560-\u0588\u10c7\u10cd\u10d0-\u10ff\u1c80-\u1c88\u2d00-\u2d2d\ua790-\ua7fa\uab30-\uab68"
+    "\U00010570-\U000105bb\U00016e40-\U00016e7f\U0001d400-\U0001df1e"
+)
+#: The first DeepSeek models' cuts: line ends, letters that have cases, signs, spaces at the end,
+#: Chinese, Japanese and Korean, digits.
+_DEEPSEEK: Final = (
+    r"[\r\n]",
+    rf"\s?[\p{{Lu}}\p{{Ll}}\p{{Lt}}&&[^{_UNCUT}]]+",
+    r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    "[一-龥\u0800-一가-\ud7ff]+",
+    r"\p{N}+",
+)
+_DEEPSEEK_CODER: Final = (
+    r"[\r\n]",
+    r"\s?\p{L}+",
+    r"\s?\p{P}+",
+    "[一-龥\u0800-一가-\ud7ff]+",
+    r"\p{N}",
+)
+#: Han characters are words of their own.
+_KIMI: Final = r"[\p{Han}]+|" + _cased_words(
+    r"\p{N}{1,3}", f"{_CONTRACTIONS}?", but=r"&&[^\p{Han}]", signs_end=r"\r\n"
+)
+#: Digits in threes, counted from the end of a number.
+_AYA: Final = (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)
 #: GPT-2's own cuts, and those after each digit was cut off.
 GPT2: Final = "gpt-2"
 DIGITS: Final = "digits, then gpt-2"
 #: By the name that a file gives: the patterns that cut a text for a byte-level tokenizer.
 CUTS: Final[Mapping[str, str | tuple[str, ...]]] = {
+    "a.x-4.0": GPT2,
     "chatglm-bpe": _LLAMA3,
     "codeshell": DIGITS,
     "command-r": DIGITS,
     "dbrx": _LLAMA3,
+    "deepseek-coder": _DEEPSEEK_CODER,
+    "deepseek-llm": _DEEPSEEK,
+    "deepseek-r1-qwen": _QWEN2,
     "deepseek-v3": _DEEPSEEK3,
     "exaone4": GPT2,
     "falcon-h1": _LLAMA3,
@@ -71,11 +106,19 @@ CUTS: Final[Mapping[str, str | tuple[str, ...]]] = {
     "granite-docling": GPT2,
     "hunyuan-dense": _DEEPSEEK3,
     "jais": GPT2,
+    "joyai-llm": _DEEPSEEK3,
+    "kimi-k2": _KIMI,
+    "kormo": _QWEN2,
     "lfm2": _LLAMA3,
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
     "llama4": _GPT4O,
+    "megrez": _QWEN2,
+    "mellum": GPT2,
+    "midm-2.0": _LLAMA3,
+    "minerva-7b": DIGITS,
+    "minimax-m2": _GPT4O,
     "mpt": GPT2,
     "olmo": GPT2,
     "phi-2": GPT2,
@@ -86,7 +129,10 @@ CUTS: Final[Mapping[str, str | tuple[str, ...]]] = {
     "seed-coder": _SEED,
     "smaug-bpe": _LLAMA3,
     "smollm": DIGITS,
+    "solar-open": _QWEN2,
     "stablelm2": _QWEN2,
     "starcoder": DIGITS,
     "tekken": _TEKKEN,
+    "tiny_aya": _AYA,
+    "trillion": GPT2,
 }

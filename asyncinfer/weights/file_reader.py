@@ -44,6 +44,10 @@ class FileReader(ABC):
         """Fill `target` with bytes of `tensor`, from the byte `offset` of its numbers on.
         `ModelLoadError` if the file ends before."""
 
+    def read_raw(self, file: str, tensor: str, offset: int, target: memoryview) -> None:
+        """`read` of the bytes as they are in the file, where `read` converts them."""
+        self.read(file, tensor, offset, target)
+
     def add(self, name: str, path: Path) -> FileIO:
         """Open the file that goes by `name` from now on. Raises `OSError`."""
         self._files[name] = file = open(path, "rb", buffering=0)  # noqa: SIM115 - see `close`

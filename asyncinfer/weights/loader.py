@@ -7,13 +7,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from itertools import groupby
 from types import MappingProxyType
 from typing import Final
 
 import torch
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.quantization import QuantisedWeight, as_tensor
+from asyncinfer.kernels.block_types import BLOCK_TYPES
+from asyncinfer.quantization import BlockWeight, PackedWeight, as_tensor, stacked
 from asyncinfer.quantization.schemes import BadPart
 from asyncinfer.stats import LoadProgress
 from asyncinfer.weights.file_reader import FileReader
@@ -40,8 +42,7 @@ class WeightLoader:
     stored one, go through a few buffers, so that the host holds at most `threads + 1` times `chunk`
     bytes beside the model's tensors. A matrix in `quantised` is read as it is stored, brought to
     the device and dequantised there, rows at a time, so that one such matrix is held beside them.
-    With `keep_packed` a matrix stays quantised if all of its pieces are, and the checkpoint can
-    give them so.
+    With `keep_packed` a matrix stays quantised if all of its pieces are.
 
     It belongs to the thread that calls it. When `progress` raises, reading stops.
     """
@@ -84,10 +85,10 @@ class WeightLoader:
         self._buffer_bytes = min(chunk, max(sizes, default=0))
         self._report("")
 
-    def __call__(self, name: str) -> torch.Tensor | QuantisedWeight:
+    def __call__(self, name: str) -> torch.Tensor | PackedWeight:
         packed = self._left.pop(name)
         if self._stays_packed(packed):
-            return self._read_packed(packed)
+            return self._blocks(packed)
         if self._keeps_numbers(packed):
             return self._kept(packed)
         target = empty(packed.shape, packed.dtype or self._dtype, self._device)
@@ -132,9 +133,7 @@ class WeightLoader:
         return (
             self._keep_packed
             and packed.dtype is None
-            and all(
-                self._checkpoint.packed_bytes(piece.name) is not None for piece in packed.pieces
-            )
+            and all(self._block_type(piece) is not None for piece in packed.pieces)
         )
 
     def _keeps_numbers(self, packed: Packed) -> bool:
@@ -149,10 +148,9 @@ class WeightLoader:
             )
         )
 
-    def _kept(self, packed: Packed) -> torch.Tensor | QuantisedWeight:
-        """The pieces with their numbers as they are; as floats if one of them cannot be so, or they
-        cannot be so together."""
-        weights: list[torch.Tensor | QuantisedWeight] = []
+    def _kept(self, packed: Packed) -> torch.Tensor | PackedWeight:
+        """The pieces with their numbers as they are; as floats if one of them cannot be so."""
+        weights: list[torch.Tensor | PackedWeight] = []
         for piece in packed.pieces:
             matrix = self._quantised[piece.name]
             parts = {part: self.as_stored(name) for part, name in matrix.tensors.items()}
@@ -164,27 +162,35 @@ class WeightLoader:
             target = empty(piece.shape, self._dtype, self._device)
             self._fill(target, matrix, parts)
             weights.append(target)
-        numbers = [weight for weight in weights if isinstance(weight, QuantisedWeight)]
-        if len(numbers) == len(weights) and QuantisedWeight.joinable(numbers):
-            return QuantisedWeight.cat(numbers)
+        numbers = [weight for weight in weights if isinstance(weight, PackedWeight)]
+        if len(numbers) == len(weights):
+            return stacked(numbers)
         return torch.cat([as_tensor(weight) for weight in weights])
 
-    def _packed_bytes(self, piece: Piece) -> int:
-        return self._checkpoint.packed_bytes(piece.name) or 0
+    def _block_type(self, piece: Piece) -> str | None:
+        return self._checkpoint.block_type(piece.name)
 
-    def _read_packed(self, packed: Packed) -> QuantisedWeight:
-        reader = self._checkpoint.reader
-        reading = [
-            reader.start(self._checkpoint.read_packed, piece.name, self._dtype)
-            for piece in packed.pieces
-        ]
-        wait(reading)
-        parts = []
-        for piece, read in zip(packed.pieces, reading, strict=True):
-            parts.append(read.result())
-            self._done += self._packed_bytes(piece)
-            self._report(piece.name)
-        return QuantisedWeight.cat(parts)
+    def _packed_bytes(self, piece: Piece) -> int:
+        """Bytes of a piece that is stored in blocks."""
+        kind = BLOCK_TYPES[self._block_type(piece) or ""]
+        return math.prod(piece.shape) // kind.numbers * kind.size
+
+    def _blocks(self, packed: Packed) -> PackedWeight:
+        """The pieces byte for byte, those of one type that are neighbours in one matrix."""
+        weights = []
+        for code, run in groupby(packed.pieces, self._block_type):
+            pieces = list(run)
+            rows = sum(piece.shape[0] for piece in pieces)
+            sizes = [self._packed_bytes(piece) for piece in pieces]
+            blocks = empty((rows, sum(sizes) // rows), torch.uint8, torch.device("cpu"))
+            parts = zip(pieces, torch.split(blocks.view(-1), sizes), strict=True)
+            self._read(
+                chunk
+                for piece, part in parts
+                for chunk in self._chunks(piece.name, torch.uint8, part)
+            )
+            weights.append(BlockWeight(blocks, code or "", self._dtype))
+        return stacked(weights)
 
     def _plain(self, packed: Packed, target: torch.Tensor) -> Iterator[FilePart]:
         """The chunks of the pieces that are not quantised."""
@@ -233,11 +239,12 @@ class WeightLoader:
         memory = chunk.target.view(torch.uint8) if buffer is None else buffer.memory[: chunk.size]
         args = chunk.file, chunk.tensor, chunk.offset, memory.numpy().data
         reader = self._checkpoint.reader
+        function = reader.read_raw if chunk.stored is torch.uint8 else reader.read
         if chunk.size >= self._chunk // 4:
-            return chunk, buffer, reader.start(reader.read, *args)
+            return chunk, buffer, reader.start(function, *args)
         # A small read: waking another thread would take longer.
         read: Future[None] = Future()
-        reader.read(*args)
+        function(*args)
         read.set_result(None)
         return chunk, buffer, read
 

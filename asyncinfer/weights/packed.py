@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.quantization import QuantisedWeight
+from asyncinfer.quantization import PackedWeight
 from asyncinfer.quantization.schemes import Scheme
 from asyncinfer.weights.file_reader import FileReader
 from asyncinfer.weights.quantised import QuantisedMatrix, find_quantised
@@ -45,7 +45,7 @@ class Packed:
 
 #: Gives the model's tensor of a name in the table, on the device; each is asked for once. A matrix
 #: may stay quantised.
-WeightSource = Callable[[str], torch.Tensor | QuantisedWeight]
+WeightSource = Callable[[str], torch.Tensor | PackedWeight]
 
 
 def check_weights(

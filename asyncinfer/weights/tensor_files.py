@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Self, TypeVar
 
-import torch
-
-from asyncinfer.quantization import QuantisedWeight
 from asyncinfer.weights.file_reader import FileReader
 
 __all__ = ["StoredTensor", "TensorFiles"]
@@ -37,14 +34,10 @@ class TensorFiles(Generic[Reader]):
         self.reader = reader
         self.tensors: dict[str, StoredTensor] = {}
 
-    def packed_bytes(self, name: str) -> int | None:
-        """Bytes in the file of a tensor whose numbers `read_packed` reads; None if it does not."""
+    def block_type(self, name: str) -> str | None:
+        """Which of `BLOCK_TYPES` a matrix is stored in, whose bytes `reader.read_raw` reads; None:
+        in no such blocks."""
         return None
-
-    def read_packed(self, name: str, dtype: torch.dtype) -> QuantisedWeight:
-        """A tensor of two dimensions with its numbers as they are quantised, on the host, for a
-        model of this dtype. May be called from any thread."""
-        raise NotImplementedError(f"{name} is not packed")
 
     def __enter__(self) -> Self:
         return self

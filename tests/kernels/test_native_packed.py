@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from asyncinfer.kernels.block_types import BLOCK_TYPES, block_floats
 from asyncinfer.kernels.codes import TABLES
 from asyncinfer.kernels.native import packed as module
 from asyncinfer.kernels.native import packed_kernel
@@ -26,6 +27,7 @@ FOUR = Layout("int4", 32, halves=True, offset=True)
 EIGHT = Layout("int8", 32, halves=False, offset=True)
 NF4 = Layout("nf4", 32, halves=True, offset=False)
 E4M3 = Layout("e4m3", 32, halves=False, offset=False)
+Q5_0, Q6_K, XS = Layout("q5_0", 32), Layout("q6_k", 256), Layout("iq4_xs", 256)
 
 pytestmark = pytest.mark.skipif(packed_kernel(FOUR) is None, reason="no kernel for this machine")
 
@@ -34,6 +36,12 @@ def blocks_of(layout: Layout, outputs: int, inputs: int) -> tuple[torch.Tensor, 
     """Random blocks `[outputs, groups, block]`, and their weight in float64."""
     generator = torch.Generator().manual_seed(SEED + outputs + inputs)
     groups = inputs // layout.group
+    if layout.kind is not None:
+        shape = outputs * groups, layout.block
+        # With the highest bit but one of each byte off, no scale is infinite.
+        blocks = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8) & 0xBF
+        floats = block_floats(blocks, layout.code).double()
+        return blocks.view(outputs, groups, -1), floats.view(outputs, inputs)
     numbers = torch.randint(
         0, 256, (outputs, groups, layout.numbers), generator=generator, dtype=torch.uint8
     )
@@ -82,6 +90,7 @@ LAYOUTS = [
     replace(NF4, code="iq4", group=8),
     E4M3,
     replace(E4M3, group=128),
+    *(Layout(name, kind.numbers) for name, kind in BLOCK_TYPES.items()),
 ]
 
 
@@ -121,7 +130,7 @@ def without(*names: str) -> Host:
 
 
 @pytest.mark.parametrize("lacking", ["avx512vbmi", "avx512"])
-@pytest.mark.parametrize("layout", [FOUR, EIGHT, NF4, E4M3], ids=str)
+@pytest.mark.parametrize("layout", [FOUR, EIGHT, NF4, E4M3, Q5_0, Q6_K, XS], ids=str)
 def test_other_instructions(layout: Layout, lacking: str) -> None:
     here = host()
     assert here is not None
@@ -137,10 +146,11 @@ def test_code_for_arm_is_what_llvm_reads() -> None:
 
     target = host_of("aarch64", {"neon": True})
     assert target is not None
-    for layout in (FOUR, E4M3):
+    for layout in (FOUR, E4M3, Q5_0, Q6_K):
         binding.parse_assembly(packed_code(layout, target, parallel=True)).verify()
-    with pytest.raises(RuntimeError, match="looks up nf4"):
-        packed_code(NF4, target, parallel=True)
+    for layout, code in ((NF4, "nf4"), (XS, "iq4")):
+        with pytest.raises(RuntimeError, match=f"looks up {code}"):
+            packed_code(layout, target, parallel=True)
 
 
 def test_processors_without_a_kernel() -> None:

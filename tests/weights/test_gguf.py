@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.quantization import PackedRows, QuantisedWeight
+from asyncinfer.kernels.block_types import BLOCK_TYPES
+from asyncinfer.quantization import BlockWeight, PackedRows, StackedWeight
+from asyncinfer.quantization import packed as packed_module
 from asyncinfer.weights import LoadProgress, Packed, Piece, WeightLoader
 from asyncinfer.weights.gguf import (
-    PACKED_TYPES,
     GgufCheckpoint,
     find_gguf,
     read_header,
@@ -125,59 +126,81 @@ def test_every_type(kind: Q, tmp_path: Path) -> None:
         np.testing.assert_array_equal(pieces, raw)
 
 
-@pytest.mark.parametrize("kind", PACKED_TYPES, ids=lambda kind: kind.name)
-def test_packed_types_keep_their_numbers(
-    kind: Q, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", BLOCK_TYPES)
+def test_blocks_are_held_as_they_are_in_the_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Numbers, scales and offsets make what the package has, read a few rows at a time."""
-    packed = random_bytes(kind, 5, 512)
-    path = written(tmp_path / "a.gguf", {"x": (kind, packed)})
-    right = torch.from_numpy(gguf.dequantize(packed, kind).copy())
-    monkeypatch.setattr(checkpoint_module, "_CHUNK", 2 * packed.shape[1])
-    with GgufCheckpoint(path) as checkpoint:
-        assert checkpoint.packed_bytes("x") == packed.nbytes
-        weight = checkpoint.read_packed("x", torch.float32)
-    assert (weight.bits, weight.group) == (PACKED_TYPES[kind].bits, PACKED_TYPES[kind].group)
-    torch.testing.assert_close(weight.dequantised(), right, rtol=1e-6, atol=0.0)
+    """Byte for byte, and each number as the package has it, by the kernel and by torch."""
+    kind, block = Q[name.upper()], BLOCK_TYPES[name]
+    assert gguf.GGML_QUANT_SIZES[kind] == (block.numbers, block.size)
+    data = random_bytes(kind, 5, 512)
+    right = torch.from_numpy(gguf.dequantize(data, kind).copy())
+    table = {"x": Packed((Piece("x", (5, 512)),))}
+    with GgufCheckpoint(written(tmp_path / "a.gguf", {"x": (kind, data)})) as checkpoint:
+        assert checkpoint.block_type("x") == name
+        cpu = torch.device("cpu")
+        # Read a few bytes at a time.
+        weight = WeightLoader(
+            checkpoint, table, cpu, torch.float32, None, keep_packed=True, chunk=100
+        )("x")
+    assert isinstance(weight, BlockWeight)
+    assert weight.shape == (5, 512)
+    np.testing.assert_array_equal(weight.blocks.numpy(), data)
+    assert torch.equal(weight.dequantised(), right)
+    assert torch.equal(weight[torch.tensor([4, 0])].dequantised(), right[[4, 0]])
+    assert torch.equal(weight.grouped().dequantised(), right)
     rows = PackedRows(weight)
+    if rows.has_kernel:
+        assert rows.nbytes == data.nbytes
+        assert torch.equal(rows[0:5], right)
+    monkeypatch.setattr(packed_module, "packed_kernel", lambda *_: None)
+    rows = PackedRows(weight)
+    assert not rows.has_kernel
     # Of whole numbers of 4 bits scales that are no float16 lose bits.
-    scales = weight.scales.abs().amax()
-    offsets = 0.0 if weight.offsets is None else weight.offsets.abs().amax()
-    lost = 2.0**-11 if kind is Q.Q4_K else 2.0**-22
-    bound = float(lost * (255 * scales + offsets))
+    grouped = weight.grouped()
+    offsets = 0.0 if grouped.offsets is None else grouped.offsets.abs().amax()
+    lost = 2.0**-11 if name in ("q2_k", "q3_k", "q4_k") else 2.0**-22
+    bound = float(lost * (255 * grouped.scales.abs().amax() + offsets))
     torch.testing.assert_close(rows[0:5], right, rtol=1e-6, atol=bound)
-    if kind in (Q.Q8_0, Q.IQ4_NL):
-        assert rows.nbytes == packed.nbytes
 
 
 def test_the_loader_gives_pieces_below_each_other_as_they_are_quantised(tmp_path: Path) -> None:
     tensors = {name: (Q.Q4_1, random_bytes(Q.Q4_1, 3, 64)) for name in ("a", "b")}
     tensors["c"] = (Q.F32, np.ones((2, 64), np.float32))
+    tensors["d"] = (Q.Q8_0, random_bytes(Q.Q8_0, 2, 64))
     told: list[LoadProgress] = []
+    names = {"both": "ab", "kinds": "abd", "mixed": "ac"}
+    rows = {name: len(values) for name, (_, values) in tensors.items()}
     table = {
-        "both": Packed((Piece("a", (3, 64)), Piece("b", (3, 64)))),
-        "mixed": Packed((Piece("a", (3, 64)), Piece("c", (2, 64)))),
+        name: Packed(tuple(Piece(piece, (rows[piece], 64)) for piece in pieces))
+        for name, pieces in names.items()
     }
     with GgufCheckpoint(written(tmp_path / "a.gguf", tensors)) as checkpoint:
         cpu = torch.device("cpu")
         loader = WeightLoader(checkpoint, table, cpu, torch.float32, told.append, keep_packed=True)
-        both, mixed = loader("both"), loader("mixed")
-    right = [torch.from_numpy(gguf.dequantize(tensors[name][1], Q.Q4_1)) for name in ("a", "b")]
-    assert isinstance(both, QuantisedWeight)
-    assert torch.equal(both.dequantised(), torch.cat(right))
+        both, kinds, mixed = (loader(name) for name in names)
+    right = {
+        name: torch.from_numpy(np.array(gguf.dequantize(values, kind)))
+        for name, (kind, values) in tensors.items()
+    }
+    assert isinstance(both, BlockWeight)
+    assert torch.equal(both.dequantised(), torch.cat([right["a"], right["b"]]))
+    assert isinstance(kinds, StackedWeight)
+    assert [part.shape[0] for part in kinds.parts] == [6, 2]
+    assert torch.equal(kinds.dequantised(), torch.cat([right[name] for name in "abd"]))
     assert isinstance(mixed, torch.Tensor)
-    assert torch.equal(mixed, torch.cat([right[0], torch.ones(2, 64)]))
-    assert told[-1].bytes_done == told[-1].bytes_total == 2 * 3 * 40 + 4 * 5 * 64
+    assert torch.equal(mixed, torch.cat([right["a"], right["c"]]))
+    assert told[-1].bytes_done == told[-1].bytes_total == 4 * 3 * 40 + 2 * 68 + 4 * 5 * 64
 
 
-def test_other_tensors_are_not_packed(tmp_path: Path) -> None:
+def test_other_tensors_are_not_held_in_blocks(tmp_path: Path) -> None:
     tensors = {
         "a": (Q.F16, np.ones((2, 64), np.float16)),
-        "b": (Q.Q2_K, random_bytes(Q.Q2_K, 2, 256)),
+        "b": (Q.IQ3_S, random_bytes(Q.IQ3_S, 2, 256)),
         "c": (Q.Q8_0, random_bytes(Q.Q8_0, 1, 64)[0]),
     }
     with GgufCheckpoint(written(tmp_path / "a.gguf", tensors)) as checkpoint:
-        assert [checkpoint.packed_bytes(name) for name in "abc"] == [None] * 3
+        assert [checkpoint.block_type(name) for name in "abc"] == [None] * 3
 
 
 def test_experts_are_given_one_by_one(tmp_path: Path) -> None:

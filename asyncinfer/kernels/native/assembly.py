@@ -60,6 +60,12 @@ class Assembly:
         read, keep, data = (self.ir.Constant(self.i32, value) for value in (0, 3, 1))
         b.call(self._fetch, [pointer, read, keep, data])
 
+    def scaled(self, b: Any, numbers: Any, scale: Any, offset: Any) -> Any:
+        """`numbers * scale + offset`; without an offset where that is None."""
+        if offset is None:
+            return b.fmul(numbers, scale)
+        return b.call(self.fma, [numbers, scale, offset])
+
     def total(self, b: Any, vector: Any) -> Any:
         """The sum of a vector's numbers."""
         start = self.ir.Constant(self.float, -0.0)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from asyncinfer.kernels.block_types import block_floats
 from asyncinfer.kernels.codes import decoded
 from asyncinfer.kernels.native.host import Host, compiled, host
 from asyncinfer.kernels.native.packed_blocks import WHOLE, Layout
@@ -30,6 +31,8 @@ _CACHED = 1 << 18
 #: Numbers of the narrowest vectors: groups that cannot be cut into parts of so many are left to
 #: torch.
 _LEAST = 8
+#: Rows and groups of the trial's weight.
+_OUTPUTS, _GROUPS = 2 * ROWS + 1, 2
 
 _lock = threading.Lock()
 
@@ -119,7 +122,8 @@ def packed_kernel(layout: Layout, groups: int = 0) -> PackedKernel | None:
     target, region = host(), parallel_region()
     if target is None or region is None or layout.group % _LEAST:
         return None
-    if layout.bits == 8 and groups == 1 and layout.group % WHOLE == 0:
+    whole = groups == 1 and layout.kind is None and layout.bits == 8
+    if whole and layout.group % WHOLE == 0:
         # A group that is a whole row: one kernel for rows of all lengths.
         layout = replace(layout, group=0)
     with _lock:
@@ -139,19 +143,14 @@ def trusted_kernel(layout: Layout, target: Host, region: int) -> PackedKernel | 
 def _is_right(kernel: PackedKernel, layout: Layout) -> bool:
     """Whether a small product comes out as in torch."""
     generator = torch.Generator().manual_seed(layout.group)
-    outputs, groups = 2 * ROWS + 1, 2 if layout.group else 1
-    shape = outputs, groups, layout.numbers or 3 * WHOLE
-    numbers = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    if layout.code == "e4m3":
-        # Without NaN, for which a byte has all bits but the sign's.
-        numbers &= 0xFE
-    kind = torch.float16 if layout.halves else torch.float32
-    ends = torch.randn(outputs, groups, 2, generator=generator)[..., : 1 + layout.offset].to(kind)
-    blocks = torch.cat((numbers, ends.contiguous().view(torch.uint8)), dim=-1)
-    weight = decoded(numbers, layout.code) * ends[..., :1].float()
-    if layout.offset:
-        weight += ends[..., 1:].float()
-    weight = weight.flatten(1)
+    if layout.kind is None:
+        blocks, weight = _groups(layout, generator)
+    else:
+        shape = _OUTPUTS * _GROUPS, layout.block
+        # With the highest bit but one of each byte off, no scale is infinite.
+        blocks = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8) & 0xBF
+        weight = block_floats(blocks, layout.code).view(_OUTPUTS, -1)
+        blocks = blocks.view(_OUTPUTS, _GROUPS, -1)
     if not torch.allclose(kernel.floats(blocks), weight, rtol=1e-6, atol=1e-6):
         return False
     for rows in (1, ROWS + 1):
@@ -161,3 +160,20 @@ def _is_right(kernel: PackedKernel, layout: Layout) -> bool:
         if not off <= 1e-4 * expected.abs().amax():
             return False
     return True
+
+
+def _groups(layout: Layout, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random blocks of a few rows, and their weight as floats."""
+    groups = _GROUPS if layout.group else 1
+    shape = _OUTPUTS, groups, layout.numbers or 3 * WHOLE
+    numbers = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    if layout.code == "e4m3":
+        # Without NaN, for which a byte has all bits but the sign's.
+        numbers &= 0xFE
+    kind = torch.float16 if layout.halves else torch.float32
+    ends = torch.randn(_OUTPUTS, groups, 2, generator=generator)[..., : 1 + layout.offset].to(kind)
+    blocks = torch.cat((numbers, ends.contiguous().view(torch.uint8)), dim=-1)
+    weight = decoded(numbers, layout.code) * ends[..., :1].float()
+    if layout.offset:
+        weight += ends[..., 1:].float()
+    return blocks, weight.flatten(1)

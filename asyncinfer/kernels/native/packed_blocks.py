@@ -6,14 +6,19 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from asyncinfer.kernels.block_types import BLOCK_TYPES, BlockType
 from asyncinfer.kernels.codes import TABLES
 from asyncinfer.kernels.native.assembly import Assembly
+from asyncinfer.kernels.native.block_reader import BlockReader
 from asyncinfer.kernels.native.host import Host
+from asyncinfer.kernels.native.tables import tables_for
 
 __all__ = ["WHOLE", "Blocks", "Layout"]
 
 #: How many bytes of W are fetched ahead: memory answers after several hundred cycles.
 _AHEAD = 8192
+#: Bytes that are fetched at a time.
+_LINE = 64
 #: Rows that are one group have a multiple of this many inputs.
 WHOLE = 16
 #: Groups of up to so many numbers are unrolled whole, larger ones part by part.
@@ -28,15 +33,21 @@ _HALF_BIAS = 256.0
 class Layout:
     """How a row of W lies in memory."""
 
-    #: What a number stands for: "int8", itself; "e4m3", a float of 8 bits that is not NaN; else one
-    #: of the 16 values of a code of 4 bits in `TABLES`, two numbers a byte.
+    #: What a number stands for: "int8", itself; "e4m3", a float of 8 bits that is not NaN; one of
+    #: the 16 values of a code of 4 bits in `TABLES`, two numbers a byte. Or one of `BLOCK_TYPES`,
+    #: whose blocks have all that follows within.
     code: str
-    #: Numbers that share a scale; 0: all of a row, however many that are.
+    #: Numbers that share a scale, or of a block; 0: all of a row, however many that are.
     group: int
     #: Whether scales and offsets are float16; else they are float32.
-    halves: bool
+    halves: bool = False
     #: Whether an offset follows the scale.
-    offset: bool
+    offset: bool = False
+
+    @property
+    def kind(self) -> BlockType | None:
+        """The type of blocks that a file has."""
+        return BLOCK_TYPES.get(self.code)
 
     @property
     def bits(self) -> int:
@@ -55,8 +66,8 @@ class Layout:
 
     @property
     def block(self) -> int:
-        """Bytes of a group."""
-        return self.numbers + self.ends
+        """Bytes of a group, or of a block."""
+        return self.numbers + self.ends if self.kind is None else self.kind.size
 
 
 class Blocks(Assembly):
@@ -65,24 +76,15 @@ class Blocks(Assembly):
     def __init__(self, layout: Layout, host: Host) -> None:
         """Raises `RuntimeError` where the processor has no instruction for a code."""
         unrolled = layout.group or WHOLE
-        if layout.group > _UNROLLED:
+        if layout.group > _UNROLLED and layout.kind is None:
             unrolled = math.gcd(layout.group, _UNROLLED)
         super().__init__("packed", math.gcd(host.lanes, unrolled))
         self.layout, self.unrolled = layout, unrolled
-        self._table = host.tables and layout.bits == 4 and self.lanes == 16
-        # Tables of 8 values, of which numbers of 4 bits need two.
-        self._halved = layout.bits == 4 and layout.code != "int4" and not self._table
-        if self._halved:
-            if not host.permutes or self.lanes != 8:
-                raise RuntimeError(f"no instruction that looks up {layout.code}")
-            name = "llvm.x86.avx2.permps"
-            self._look_up = self.declare(name, self.floats, self.floats, self.ints)
-        self._spreads = self._table and host.spreads
+        self._reader = None if layout.kind is None else BlockReader(self, layout.kind, host)
+        self._tables = tables_for(self, host, layout.code) if layout.code in TABLES else None
+        self._spreads = self._tables is not None and self.lanes == 16 and host.spreads
         self._qwords = self.ir.VectorType(self.i64, 8)
         self._bytes64 = self.ir.VectorType(self.byte, 64)
-        if self._table:
-            name = "llvm.x86.avx512.permvar.sf.512"
-            self._look_up = self.declare(name, self.floats, self.floats, self.ints)
         if self._spreads:
             name = "llvm.x86.avx512.pmultishift.qb.512"
             self._spread = self.declare(name, self._bytes64, *[self._bytes64] * 2)
@@ -98,15 +100,16 @@ class Blocks(Assembly):
         """A block's scale and offset in every lane, or its 16 values in a table or two. Fetches
         what is needed some blocks later: rows are too short for processors to see that they follow
         each other."""
+        if self._reader is not None:
+            for line in range(0, self.layout.block, _LINE):
+                self._fetch_later(b, self.at(b, block, self.integer(line)))
+            return self._reader.ends(b, block)
         if self.layout.group:
             self._fetch_later(b, block)
         numbers = self.integer(self.layout.numbers) if self.layout.group else groups
         scale, offset = self._scale(b, self.at(b, block, numbers))
-        if self._table or self._halved:
-            values = TABLES[self.layout.code]
-            parts = [values[at : at + self.lanes] for at in range(0, len(values), self.lanes)]
-            each = (self.ir.Constant(self.floats, list(part)) for part in parts)
-            return tuple(self._scaled(b, part, scale, offset) for part in each)
+        if self._tables is not None:
+            return self._tables.made(b, scale, offset)
         return scale, offset
 
     def _scale(self, b: Any, at: Any) -> tuple[Any, Any]:
@@ -129,35 +132,28 @@ class Blocks(Assembly):
             scale = b.fmul(scale, self.ir.Constant(self.floats, [_HALF_BIAS] * self.lanes))
         return scale, offset
 
-    def _scaled(self, b: Any, numbers: Any, scale: Any, offset: Any) -> Any:
-        if offset is None:
-            return b.fmul(numbers, scale)
-        return b.call(self.fma, [numbers, scale, offset])
-
-    def numbers(self, b: Any, block: Any, number: Any, ends: tuple[Any, ...]) -> Any:
-        """A vector of a block's values from this number on."""
+    def numbers(self, b: Any, block: Any, place: Any, start: int, ends: tuple[Any, ...]) -> Any:
+        """A vector of a block's values from number `place + start` on."""
         lanes = self.lanes
+        if self._reader is not None:
+            # All of a block is unrolled, so that its place is 0.
+            return self._reader.numbers(b, block, start, (ends[0], ends[1]))
+        number = b.add(place, self.integer(start))
         if not self.layout.group:
             self._fetch_later(b, self.at(b, block, number))
         if self.layout.bits == 8:
-            return self._scaled(b, self._wide_numbers(b, self.at(b, block, number)), *ends)
+            return self.scaled(b, self._wide_numbers(b, self.at(b, block, number)), *ends)
         at = self.at(b, block, b.lshr(number, self.integer(1)))
-        if self._spreads:
-            return b.call(self._look_up, [ends[0], self._spread_out(b, at)])
+        if self._tables is not None and self._spreads:
+            return self._tables.values(b, ends, self._spread_out(b, at))
         words = b.load(at, typ=self.ir.VectorType(self.i32, lanes // 8), align=1)
         bits = self.shuffle(b, words, [lane // 8 for lane in range(lanes)])
         shifts = self.ir.Constant(self.ints, [lane % 8 * 4 for lane in range(lanes)])
         bits = b.lshr(bits, shifts)
-        # A look-up ignores all but the lowest bits.
-        if self._table:
-            return b.call(self._look_up, [ends[0], bits])
-        if self._halved:
-            low, high = (b.call(self._look_up, [table, bits]) for table in ends)
-            eight = b.and_(bits, self.ir.Constant(self.ints, [8] * lanes))
-            zeros = self.ir.Constant(self.ints, [0] * lanes)
-            return b.select(b.icmp_signed("==", eight, zeros), low, high)
+        if self._tables is not None:
+            return self._tables.values(b, ends, bits)
         bits = b.and_(bits, self.ir.Constant(self.ints, [15] * lanes))
-        return self._scaled(b, b.uitofp(bits, self.floats), *ends)
+        return self.scaled(b, b.uitofp(bits, self.floats), *ends)
 
     def _wide_numbers(self, b: Any, at: Any) -> Any:
         """A vector of numbers of 8 bits, before their scale."""

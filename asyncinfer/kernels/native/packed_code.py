@@ -1,6 +1,7 @@
 """LLVM's code of products with packed weights.
 
-A weight is rows of blocks: the numbers of a group, then its scale, and its offset if it has one.
+A weight is rows of blocks: the numbers of a group, then its scale, and its offset if it has one;
+or blocks as GGUF files have them.
 Four rows of W are multiplied with several rows of x at once, in registers. For more rows of x than
 that their numbers are unpacked once, into a scratch buffer that the nearest cache holds.
 
@@ -10,6 +11,7 @@ number of threads change a bit of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +22,8 @@ __all__ = ["ROWS", "packed_code"]
 
 #: Rows of W that are multiplied at once.
 ROWS = 4
+#: Numbers of unpacked rows that are unrolled, at most.
+_UNROLLED = 32
 #: A loop's body: `(builder, index, values)` to the values after it.
 _Body = Callable[[Any, Any, Sequence[Any]], Sequence[Any]]
 
@@ -180,32 +184,46 @@ class _Code(Blocks):
         ours = [self.at(b, weight, b.mul(weight_bytes, self.integer(row))) for row in range(rows)]
         theirs = [self.at(b, x, b.mul(x_bytes, self.integer(row))) for row in range(batch)]
 
+        def part(
+            b: Any, weights: Any, inputs: Any, place: Any, end: int, ends: Any, sums: Sequence[Any]
+        ) -> Sequence[Any]:
+            """Add the products of `end` numbers from `place` on."""
+            found = list(sums)
+            for start in range(0, end, self.lanes):
+                number = b.add(place, self.integer(start))
+                columns = [self.load(b, each, number) for each in inputs]
+                for row, each in enumerate(weights):
+                    if packed:
+                        numbers = self.numbers(b, each, place, start, ends[row])
+                    else:
+                        numbers = self.load(b, each, number)
+                    for column, values in enumerate(columns):
+                        at = row * batch + column
+                        found[at] = b.call(self.fma, [numbers, values, found[at]])
+            return found
+
         def group(b: Any, index: Any, sums: Sequence[Any]) -> Sequence[Any]:
             sizes = self.integer(self.layout.block), self.integer(4 * self.layout.group)
             block, floats = (b.mul(index, size) for size in sizes)
-            weights = [self.at(b, each, block if packed else floats) for each in ours]
+            weights = [self.at(b, each, block) for each in ours]
             inputs = [self.at(b, each, floats) for each in theirs]
-            ends = [self.ends(b, each, groups) for each in weights] if packed else []
+            ends = [self.ends(b, each, groups) for each in weights]
 
-            def part(b: Any, place: Any, sums: Sequence[Any]) -> Sequence[Any]:
-                found = list(sums)
-                for start in range(0, self.unrolled, self.lanes):
-                    number = b.add(place, self.integer(start))
-                    columns = [self.load(b, each, number) for each in inputs]
-                    for row, each in enumerate(weights):
-                        if packed:
-                            numbers = self.numbers(b, each, number, ends[row])
-                        else:
-                            numbers = self.load(b, each, number)
-                        for column, values in enumerate(columns):
-                            at = row * batch + column
-                            found[at] = b.call(self.fma, [numbers, values, found[at]])
-                return found
+            def packed_part(b: Any, place: Any, sums: Sequence[Any]) -> Sequence[Any]:
+                return part(b, weights, inputs, place, self.unrolled, ends, sums)
 
-            return self._parts(b, part, sums, groups)
+            return self._parts(b, packed_part, sums, groups)
 
-        zeros = self.ir.Constant(self.floats, [0.0] * self.lanes)
-        sums = self._groups(b, groups, group, [zeros] * (rows * batch))
+        def plain(b: Any, place: Any, sums: Sequence[Any]) -> Sequence[Any]:
+            return part(b, ours, theirs, place, step, None, sums)
+
+        zeros = [self.ir.Constant(self.floats, [0.0] * self.lanes)] * (rows * batch)
+        step = math.gcd(self.unrolled, _UNROLLED)
+        if packed:
+            sums = self._groups(b, groups, group, zeros)
+        else:
+            count = b.mul(groups, self.integer(self.layout.group or 1))
+            sums = self.loop(b, count, step, plain, zeros)
         for column in range(batch):
             out = self.at(b, y, b.mul(y_bytes, self.integer(column)))
             for row in range(rows):
@@ -219,6 +237,8 @@ class _Code(Blocks):
         """`unpack(blocks, groups, floats)`."""
         function, b = self.begin("unpack", self.pointer, self.i64, self.pointer)
         blocks, groups, floats = function.args
+        # So that what a store follows need not be read again.
+        floats.add_attribute("noalias")
 
         def group(b: Any, index: Any, sums: Sequence[Any]) -> Sequence[Any]:
             block = self.at(b, blocks, b.mul(index, self.integer(self.layout.block)))
@@ -229,7 +249,7 @@ class _Code(Blocks):
                 for start in range(0, self.unrolled, self.lanes):
                     number = b.add(place, self.integer(start))
                     into = self.at(b, out, b.mul(number, self.integer(4)))
-                    b.store(self.numbers(b, block, number, ends), into, align=4)
+                    b.store(self.numbers(b, block, place, start, ends), into, align=4)
                 return sums
 
             return self._parts(b, part, sums, groups)

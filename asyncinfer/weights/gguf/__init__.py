@@ -3,10 +3,8 @@
 from asyncinfer.weights.gguf.checkpoint import GgufCheckpoint
 from asyncinfer.weights.gguf.file_names import find_gguf, split_names
 from asyncinfer.weights.gguf.header import is_gguf, read_header
-from asyncinfer.weights.gguf.packed_types import PACKED_TYPES
 
 __all__ = [
-    "PACKED_TYPES",
     "GgufCheckpoint",
     "find_gguf",
     "is_gguf",

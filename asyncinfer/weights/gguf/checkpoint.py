@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.quantization import QuantisedWeight
+from asyncinfer.kernels.block_types import BLOCK_TYPES
 from asyncinfer.weights.gguf.file_names import split_names
 from asyncinfer.weights.gguf.header import GgufHeader, TensorInfo, read_header
-from asyncinfer.weights.gguf.packed_types import PACKED_TYPES
 from asyncinfer.weights.gguf.reader import FileSpan, GgufReader
 from asyncinfer.weights.tensor_files import StoredTensor, TensorFiles
 
@@ -37,8 +35,6 @@ _CONVOLUTIONS: Final = re.compile(r"blk\.\d+\.(ssm_conv1d|shortconv\.conv)\.weig
 #: Lists of the metadata that are weights, one number of each layer.
 _BY_LAYER: Final = ("xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps")
 _MOST_LAYERS: Final = 1 << 12
-#: Bytes that are read and unpacked at a time.
-_CHUNK: Final = 8 << 20
 #: safetensors' names of the types that are read without conversion.
 _PLAIN: Final = {
     GGMLQuantizationType.F32: "F32",
@@ -50,7 +46,7 @@ _PLAIN: Final = {
 class GgufCheckpoint(TensorFiles[GgufReader]):
     """The tensors of one file, or of the files that a model was split into.
 
-    Quantised tensors count as float32, which they can be read as; those of `PACKED_TYPES` can also
+    Quantised tensors count as float32, which they can be read as; those of `BLOCK_TYPES` can also
     be read as they are. A tensor of all experts, such as `blk.0.ffn_up_exps.weight`, is there by
     expert: `blk.0.ffn_up_exps.3.weight`. Weights that are lists of the metadata, such as
     `xielu.beta`, are there by layer: `blk.0.xielu.beta`. Raises `ModelLoadError`, naming file and
@@ -120,32 +116,10 @@ class GgufCheckpoint(TensorFiles[GgufReader]):
             kind = GGMLQuantizationType.F32
             self.reader.place(file, name, FileSpan(kind, info.offset + 4 * layer, 1))
 
-    def packed_bytes(self, name: str) -> int | None:
+    def block_type(self, name: str) -> str | None:
         stored = self.tensors[name]
-        packed = PACKED_TYPES.get(self.reader.kind(stored.file, name))
-        if packed is None or len(stored.shape) != 2:
-            return None
-        return math.prod(stored.shape) // packed.block * packed.block_bytes
-
-    def read_packed(self, name: str, dtype: torch.dtype) -> QuantisedWeight:
-        stored = self.tensors[name]
-        packed = PACKED_TYPES[self.reader.kind(stored.file, name)]
-        outputs, inputs = stored.shape
-        row_bytes = inputs // packed.block * packed.block_bytes
-        step = max(1, _CHUNK // row_bytes)
-        parts = []
-        for start in range(0, outputs, step):
-            rows = min(step, outputs - start)
-            data = torch.empty(rows * row_bytes, dtype=torch.uint8)
-            self.reader.read_blocks(stored.file, name, start * row_bytes, data.numpy().data)
-            numbers, scales, offsets = (
-                None if part is None else part.reshape(rows, -1)
-                for part in packed.split(data.view(-1, packed.block_bytes))
-            )
-            assert numbers is not None
-            assert scales is not None
-            parts.append(QuantisedWeight(numbers.contiguous(), scales, offsets, dtype, packed.code))
-        return QuantisedWeight.cat(parts)
+        kind = self.reader.kind(stored.file, name).name.lower()
+        return kind if kind in BLOCK_TYPES and len(stored.shape) == 2 else None
 
 
 def _files_of(path: Path) -> list[Path]:

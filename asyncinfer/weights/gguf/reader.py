@@ -54,10 +54,8 @@ class GgufReader(FileReader):
         """Note the place of a tensor in a file."""
         self._spans[file, tensor] = span
 
-    def read_blocks(self, file: str, tensor: str, first: int, target: memoryview) -> None:
-        """Fill `target` with bytes of the tensor as they are in the file, from byte `first` of them
-        on."""
-        self.fill(file, tensor, self._spans[file, tensor].start + first, target)
+    def read_raw(self, file: str, tensor: str, offset: int, target: memoryview) -> None:
+        self.fill(file, tensor, self._spans[file, tensor].start + offset, target)
 
     def kind(self, file: str, tensor: str) -> GGMLQuantizationType:
         """The type of a tensor."""
