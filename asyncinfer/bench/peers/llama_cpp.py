@@ -17,12 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["LlamaPeer", "has_llama", "open_peer"]
 
 
-#: llama.cpp's names of types.
-_KV_TYPES: Final = {
-    "float32": "GGML_TYPE_F32",
-    "bfloat16": "GGML_TYPE_BF16",
-    "float16": "GGML_TYPE_F16",
-}
+#: ggml's numbers of types. Its Python module has no name for the last.
+_KV_TYPES: Final = {"float32": 0, "float16": 1, "bfloat16": 30}
 
 
 def has_llama() -> bool:
@@ -63,7 +59,7 @@ class LlamaPeer:
         params.n_ctx, params.n_seq_max = context * requests, requests
         params.n_batch = params.n_ubatch = 512
         params.n_threads = params.n_threads_batch = threads
-        params.type_k = params.type_v = getattr(api, _KV_TYPES[kv])
+        params.type_k = params.type_v = _KV_TYPES[kv]
         self._context = api.llama_init_from_model(self._model, params)
         self._vocab = api.llama_vocab_n_tokens(self._words)
         self._most = 512
