@@ -47,8 +47,8 @@ class Exchange:
 
     @property
     def here(self) -> bool:
-        """Whether `read` has a part without waiting."""
-        return bool(self._run.parts)
+        """Whether `read` gives a part, or the end, without waiting."""
+        return bool(self._run.parts) or self._run.complete
 
     async def read(self) -> bytes | None:
         """The next part of the body, None after the last. Raises `Broken`."""
@@ -60,7 +60,7 @@ class Exchange:
                 raise run.broken()
             await run.wait()
         part = run.parts.popleft()
-        if len(run.parts) < MOST_UNREAD:
+        if run.room is not None and len(run.parts) < MOST_UNREAD:
             run.room.set()
         return part
 
@@ -70,7 +70,8 @@ class Exchange:
         self._run.leave()
         if not self._run.complete:
             with anyio.CancelScope(shield=True):
-                await self._run.ended.wait()
+                while not self._run.over:
+                    await self._run.wait()
 
     def __del__(self) -> None:
         self._run.forget()
@@ -84,14 +85,15 @@ class _Run:
         self._scope = scope
         self._requests: list[Message] = [{"type": "http.request", "body": body}]
         self._cancel = anyio.CancelScope()
-        self._left = anyio.Event()
-        self._news = anyio.Event()
+        self._gone = False
+        #: Each is made when somebody waits: an event costs as much as all else that is here.
+        self._left: anyio.Event | None = None
+        self._news: anyio.Event | None = None
         self._error: Exception | None = None
         self._soon = _loop_caller()
         self.start: Message | None = None
         self.parts: deque[bytes] = deque()
-        self.room = anyio.Event()
-        self.ended = anyio.Event()
+        self.room: anyio.Event | None = None
         #: Whether the last part of the body has come.
         self.complete = False
         self.over = False
@@ -104,18 +106,19 @@ class _Run:
             self._error = error
         finally:
             self.over = True
-            self.ended.set()
-            self._news.set()
+            self._tell()
 
     async def wait(self) -> None:
-        """Wait until something has changed."""
-        if self._news.is_set():
+        """Wait until something changes."""
+        if self._news is None:
             self._news = anyio.Event()
         await self._news.wait()
 
     def leave(self) -> None:
         if not self.over:
-            self._left.set()
+            self._gone = True
+            if self._left is not None:
+                self._left.set()
             if not self.complete:
                 self._cancel.cancel()
 
@@ -135,7 +138,9 @@ class _Run:
     async def _receive(self) -> Message:
         if self._requests:
             return self._requests.pop()
-        await self._left.wait()
+        if not self._gone:
+            self._left = self._left or anyio.Event()
+            await self._left.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
@@ -145,11 +150,17 @@ class _Run:
             if body := message.get("body", b""):
                 self.parts.append(body)
             self.complete = not message.get("more_body", False)
-        self._news.set()
+        self._tell()
         # After the last part nothing has to wait, and a reader that leaves cancels nothing.
         while len(self.parts) >= MOST_UNREAD and not self.complete:
             self.room = anyio.Event()
             await self.room.wait()
+
+    def _tell(self) -> None:
+        """Wake whoever waits."""
+        if self._news is not None:
+            self._news.set()
+            self._news = None
 
 
 def _spawn(call: Callable[[], Coroutine[Any, Any, None]]) -> None:

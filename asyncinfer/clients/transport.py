@@ -17,6 +17,7 @@ import anyio
 from asyncinfer.clients.exchange import App, Broken, Exchange
 from asyncinfer.engine.event_loop_thread import EventLoopThread
 from asyncinfer.errors import EngineClosed
+from asyncinfer.server.call import CANCELS
 
 __all__ = ["async_transport", "sync_transport"]
 
@@ -134,4 +135,6 @@ def _scope(request: Any) -> dict[str, Any]:
         "server": (url.host, url.port),
         "client": ("in-process", 0),
         "root_path": "",
+        # Whoever leaves cancels the application, so that it need not watch for that.
+        "extensions": {CANCELS: {}},
     }

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from json import decoder, scanner
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
@@ -55,11 +56,13 @@ class Bodies:
         #: Bytes of those that are being read or parsed.
         self.held = 0
 
-    async def read(self, receive: Receive) -> tuple[dict[str, Any], int]:
-        """A body, and its bytes. Raises `HttpError`, `InvalidRequest`, and `ClientLeft` where the
-        client leaves before its end."""
+    async def read(
+        self, receive: Receive, seconds: float = BODY_SECONDS
+    ) -> tuple[dict[str, Any], int]:
+        """A body, which has `seconds` to arrive, and its bytes. Raises `HttpError`,
+        `InvalidRequest`, and `ClientLeft` where the client leaves before its end."""
         data = bytearray()
-        with self._charged(data), anyio.move_on_after(BODY_SECONDS) as limit:
+        with self._charged(data), _limit(seconds) as limit:
             more = True
             while more:
                 message = await receive()
@@ -69,11 +72,10 @@ class Bodies:
                 self._take(data, part)
                 more = message.get("more_body", False)
             # Within the charge, for what is parsed holds the bytes and more.
-            limit.deadline = float("inf")
+            if limit is not None:
+                limit.deadline = inf
             return await beside(len(data), _object, data), len(data)
-        raise HttpError(
-            408, "timeout_error", f"the body did not arrive within {BODY_SECONDS:.0f} s"
-        )
+        raise HttpError(408, "timeout_error", f"the body did not arrive within {seconds:.0f} s")
 
     def check_length(self, length: bytes) -> None:
         """Raise `HttpError` for a body that is announced too large."""
@@ -154,6 +156,10 @@ def parsed(text: str) -> Any:
     """The value of a JSON text. Raises `ValueError` and `RecursionError`."""
     how = json.JSONDecoder if len(text) <= SMALL else _GivingWay
     return how(parse_constant=_no_number).decode(text)
+
+
+def _limit(seconds: float) -> AbstractContextManager[anyio.CancelScope | None]:
+    return nullcontext() if seconds == inf else anyio.move_on_after(seconds)
 
 
 _limiters: Final[RunVar[anyio.CapacityLimiter]] = RunVar("asyncinfer_bodies")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from uuid import uuid4
 
 from asyncinfer.server.body import Bodies, ClientLeft, beside
 from asyncinfer.server.errors import HttpError
@@ -14,14 +15,21 @@ from asyncinfer.server.keys import ApiKey
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
-__all__ = ["Call", "headers_of", "json_bytes"]
+__all__ = ["CANCELS", "Call", "headers_of", "json_bytes"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 
+#: An extension of ASGI that our own transport has: it cancels the application of a client that
+#: leaves.
+CANCELS: Final = "asyncinfer.cancels"
+
 _EVENTS: Final = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 #: Proxies are asked to pass each event on.
 _UNBUFFERED: Final = {"x-accel-buffering": "no"}
+_NO_KEY: Final = ApiKey()
+#: Ids are no secrets, so that the system is not asked for each.
+_IDS: Final = random.Random()
 #: Characters of a client's own `x-request-id` that is given back.
 _MOST_ID: Final = 128
 
@@ -32,14 +40,16 @@ class Call:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.headers = headers_of(scope)
+        #: Whether the server cancels whoever answers a client that leaves.
+        self.cancels = CANCELS in scope.get("extensions", {})
         #: A unique id, which ids of answers are made of.
-        self.id = uuid4().hex
+        self.id = f"{_IDS.getrandbits(128):032x}"
         given = self.headers.get(b"x-request-id", b"")[:_MOST_ID].decode("latin-1")
         self.request_id = given if given.isprintable() and given else f"req_{self.id}"
         self.path = scope["path"]
         self.method = scope["method"]
         #: The key of the request, set before a handler gets it.
-        self.key = ApiKey()
+        self.key = _NO_KEY
         self.body: dict[str, Any] = {}
         #: Bytes of the body.
         self._size = 0
@@ -51,7 +61,9 @@ class Call:
     async def read(self, bodies: Bodies) -> None:
         """Read the body. Raises as `Bodies.read` does."""
         self._check_head(bodies)
-        self.body, self._size = await bodies.read(self._receive)
+        # What comes from this process is here as a whole.
+        limit = {"seconds": inf} if self.cancels else {}
+        self.body, self._size = await bodies.read(self._receive, **limit)
 
     async def beside(self, work: Callable[[T], R], argument: T) -> R:
         """`work(argument)`, which is about what the body has; on a worker thread where that is

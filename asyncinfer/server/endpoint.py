@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -68,6 +69,9 @@ class Endpoint:
                 counted.status = await self._answer(call)
             except ClientLeft:
                 counted.status = LEFT
+            except anyio.get_cancelled_exc_class():
+                counted.status = LEFT
+                raise
             finally:
                 # What watched for the client refers to the call until the garbage collector looks.
                 call.body = {}
@@ -77,6 +81,16 @@ class Endpoint:
         errors after the client was told of them."""
         found: Exception | None = None
         left = False
+        if call.cancels:
+            try:
+                await self._handle(call)
+            except Exception as error:
+                found = error
+            try:
+                return await self._ended(call, found)
+            finally:
+                # Its traceback refers to this frame, here and below.
+                del found
 
         async def watch() -> None:
             nonlocal left
@@ -86,17 +100,29 @@ class Endpoint:
 
         async with anyio.create_task_group() as tasks:
             try:
-                with self._keys.admit(call.headers) if self._keys else nullcontext(call.key) as key:
-                    call.key = key
-                    if call.method == "POST":
-                        await call.read(self._bodies)
-                        tasks.start_soon(watch)
-                    await self._handler(call)
+                await self._handle(call, partial(tasks.start_soon, watch))
             except Exception as error:
                 found = error
             finally:
                 tasks.cancel_scope.cancel()
-        if left or isinstance(found, ClientLeft):
+        try:
+            return await self._ended(call, ClientLeft() if left else found)
+        finally:
+            del found
+
+    async def _handle(self, call: Call, watch: Callable[[], object] | None = None) -> None:
+        """Have the call handled; `watch` begins once the body was read."""
+        with self._keys.admit(call.headers) if self._keys else nullcontext(call.key) as key:
+            call.key = key
+            if call.method == "POST":
+                await call.read(self._bodies)
+                if watch is not None:
+                    watch()
+            await self._handler(call)
+
+    async def _ended(self, call: Call, found: Exception | None) -> int:
+        """The status of a call that was handled, or failed so. Raises as `_answer` does."""
+        if isinstance(found, ClientLeft):
             raise ClientLeft
         if found is None:
             return 200

@@ -37,7 +37,8 @@ class Models:
         """Raises `InvalidConfig`."""
         self._created = int(time.time())
         self._engines: dict[str | None, Served] = {}
-        self._unnamed = "model"
+        #: The name of an engine that was given without one, once its model is loaded.
+        self._unnamed: str | None = None
         if isinstance(engines, Served):
             self._engines[None] = engines
         elif not isinstance(engines, Mapping) or not engines:
@@ -88,9 +89,10 @@ class Models:
         """The engine's name: the one given, else its model's, which it keeps when it is closed."""
         if name is not None:
             return name
-        with suppress(AsyncInferError):
-            self._unnamed = engine.model.name
-        return self._unnamed
+        if self._unnamed is None:
+            with suppress(AsyncInferError):
+                self._unnamed = engine.model.name
+        return self._unnamed or "model"
 
 
 def _adapters(engine: Served) -> list[AdapterInfo]:
