@@ -123,9 +123,10 @@ class EagerExecutor:
         """Inside, no step is recorded."""
         return nullcontext()
 
-    def unreplayed(self) -> AbstractContextManager[None]:
-        """Inside, every step is computed as it is, and none is recorded."""
-        return nullcontext()
+    def unreplayed(self) -> AbstractContextManager[bool]:
+        """Inside, every step is computed as it is, and none is recorded. Gives whether any would
+        have been replayed."""
+        return nullcontext(False)
 
     def stop_replaying(self) -> bool:
         """Compute every step as it is from now on; call it when the device has no work left. Gives

@@ -92,6 +92,8 @@ class GraphExecutor(EagerExecutor):
         #: The pinned memory of the step that is being launched.
         self._staging: Staging | None = None
         self._replaying = True
+        #: Whether steps are computed as they are for now.
+        self._as_it_is = False
         self._accelerator = accelerator
         #: Where replayed steps leave their results, one after the other and round again.
         self._places = list(self._step.results)
@@ -153,12 +155,12 @@ class GraphExecutor(EagerExecutor):
         return self.graphs.unrecorded()
 
     @contextmanager
-    def unreplayed(self) -> Iterator[None]:
-        was, self._replaying = self._replaying, False
+    def unreplayed(self) -> Iterator[bool]:
+        before, self._as_it_is = self._as_it_is, True
         try:
-            yield
+            yield self._replaying
         finally:
-            self._replaying = was
+            self._as_it_is = before
 
     def stop_replaying(self) -> bool:
         self.graphs.close()
@@ -170,7 +172,7 @@ class GraphExecutor(EagerExecutor):
 
     def _replays(self, step: Step) -> bool:
         """Whether the step has nothing but rows of one token that draw one."""
-        if not self._replaying:
+        if self._as_it_is or not self._replaying:
             return False
         rows = len(step.slots)
         decodes = step.counts.count(1) == rows == step.samples.count(1)
@@ -183,7 +185,8 @@ class GraphExecutor(EagerExecutor):
         rows = max(arrays.decode_rows, len(arrays.seq_lens) - arrays.decode_rows)
         fits = tokens <= self._tokens[-1] and rows <= self._rows[-1]
         # Graphs hold Triton's kernels, even where torch's operators are to compute a step.
-        if not (fits and self._passes and self._replaying and wants_triton()):
+        replays = self._replaying and not self._as_it_is
+        if not (fits and self._passes and replays and wants_triton()):
             return 0, 0
         return (
             next(size for size in self._tokens if size >= tokens),

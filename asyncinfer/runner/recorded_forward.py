@@ -29,7 +29,7 @@ _DTYPES: Final = (*[torch.int64] * 3, *[torch.int32] * 4)
 #: does to launch them.
 _MOST_TOKENS: Final = 1024
 _FEWEST_TOKENS: Final = 16
-#: Rows of a pass that has few: as many as one multiprocessor's share of attention's programs.
+#: Rows of a pass that has few. Attention launches a program for each row that a pass has room for.
 _FEW_ROWS: Final = 32
 #: Bytes at which each input begins.
 _ALIGN: Final = 16

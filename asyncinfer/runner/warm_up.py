@@ -28,28 +28,37 @@ _DRAWS: Final = tuple(
 
 
 def warm_up(runner: ModelRunner) -> None:
-    """Have a runner that has served nobody compute a step of each kind and size; nothing is
-    recorded. A kernel that cannot be launched is a fallback, as in any step.
+    """Have a runner that has served nobody compute a step of each kind and size, as it is and as it
+    would be recorded; nothing is. A kernel that cannot be launched is a fallback, as in any step.
 
     Where a step has no memory it is left out, with those that are larger. Raises `DeviceError`
     where the device fails, and `KernelError` where a deterministic runner has no fallback.
     """
+    executor = runner.executor
+    try:
+        with executor.unrecorded():
+            # Where a recording fails, later steps are computed so.
+            with executor.unreplayed() as replays:
+                _every_step(runner)
+            if replays:
+                _every_step(runner)
+    except MemoryError:
+        return
+
+
+def _every_step(runner: ModelRunner) -> None:
     spec = runner.spec
     pages = min(group.num_pages for group in spec.groups)
     most = min(spec.max_step_tokens, spec.max_context - 1, pages * spec.block_size - 1)
-    try:
-        with runner.executor.unrecorded():
-            for count in _up_to(most):
-                for params in _DRAWS if count == 1 else _DRAWS[:1]:
-                    # One row that decodes, then a prompt.
-                    _compute(runner, [count], params)
-                    _compute(runner, [max(count, 2)], params)
-            # Two tokens of a first row, so that it is no step of decode rows alone.
-            for rows in _up_to(min(spec.max_slots, most - 1)):
-                _compute(runner, [1] * rows, _DRAWS[0])
-                _compute(runner, [2, *[1] * (rows - 1)], _DRAWS[0])
-    except MemoryError:
-        return
+    for count in _up_to(most):
+        for params in _DRAWS if count == 1 else _DRAWS[:1]:
+            # One row that decodes, then a prompt.
+            _compute(runner, [count], params)
+            _compute(runner, [max(count, 2)], params)
+    # Two tokens of a first row, so that it is no step of decode rows alone.
+    for rows in _up_to(min(spec.max_slots, most - 1)):
+        _compute(runner, [1] * rows, _DRAWS[0])
+        _compute(runner, [2, *[1] * (rows - 1)], _DRAWS[0])
 
 
 def _up_to(most: int) -> list[int]:
