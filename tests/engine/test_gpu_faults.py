@@ -18,7 +18,7 @@ from fakes.fake_device import FakeDevice
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.source import Loaded, Progress
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.kernels import dispatch, reference, trial, trust, verdicts
+from asyncinfer.kernels import dispatch, kept, reference, trial, trust
 from asyncinfer.kernels.trial import Fault, TrialShapes
 from asyncinfer.models import ModelConfig
 from asyncinfer.runner import ModelRunner
@@ -188,7 +188,7 @@ def gpu(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
         fake = Gpu(device)
         monkeypatch.setattr(trust, "triton_is_missing", lambda: None)
         monkeypatch.setattr(trust, "find_fault_apart", fake.find_fault_apart)
-        monkeypatch.setattr(verdicts, "user_cache_path", lambda _: tmp_path)
+        monkeypatch.setattr(kept, "user_cache_path", lambda _: tmp_path)
         about = SimpleNamespace(name="a GPU", major=9, minor=0)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: about)
         monkeypatch.setattr(dispatch, "kernel_for", fake.kernel_for)
