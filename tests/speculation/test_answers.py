@@ -301,3 +301,44 @@ async def test_a_broken_proposer_costs_nothing(answer: Any) -> None:
         assert core_of(engine).scheduler.stats().running == 0
     # After three faults in a row it is not asked any more.
     assert broken.calls == 3
+
+
+#: A grammar on a seeded row with penalties and plugin samplers.
+ALL: dict[str, Any] = {
+    "seed": 21,
+    "json_schema": SCHEMA,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.3,
+    "sampler": ["dry", "top-n-sigma"],
+    "top_p": 0.95,
+    "logprobs": 1,
+    "max_tokens": 40,
+}
+
+
+@pytest.mark.asyncio
+async def test_all_of_it_on_one_row_that_is_cancelled_half_way() -> None:
+    config = {"sampler_timeout": 60.0}
+    async with Engine(**config) as engine:
+        plain = await engine.generate("{", **ALL)
+    assert plain.finish_reason == "stop"
+    async with Engine(proposers=["prompt-lookup"], **config) as engine:
+        drafted = await engine.generate("{", prediction=plain.token_ids, **ALL)
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.parsed == plain.parsed
+        assert drafted.usage.accepted_tokens > 3
+        half = len(plain.token_ids) // 2
+        beside = asyncio.ensure_future(engine.generate("once", seed=4, max_tokens=30))
+        seen: list[int] = []
+        async with engine.stream("{", prediction=plain.token_ids, **ALL) as stream:
+            async for chunk in stream:
+                seen += chunk.token_ids
+                if len(seen) >= half:
+                    break
+        assert seen == list(plain.token_ids[: len(seen)])
+        await beside
+        again = await engine.generate("{", prediction=plain.token_ids, **ALL)
+        assert again.token_ids == plain.token_ids
+        stats = engine.stats()
+        assert stats.running == stats.waiting == stats.paused == 0
+        assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
