@@ -104,6 +104,8 @@ def test_what_was_said_is_read_as_transformers_reads_it(
         assert (content, reasoning) == (said.content, said.reasoning), text
         assert [(call[1], json.loads(call[2])) for call in calls] == list(said.calls), text
         assert reading.parse(*marked) == whole
+        for at in range(1, len(marked)):
+            assert reading.parse(marked[:at], marked[at:]) == whole
         theirs = parse_response(text, template, prefix="<bot>")
         assert theirs.get("thinking", "") == reasoning
         made = [

@@ -25,6 +25,11 @@ def test_a_family_is_told_by_its_template(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SYNTAXES)
+def test_a_family_has_thirty_transcripts(name: str) -> None:
+    assert len(transcripts(name)) >= 30
+
+
+@pytest.mark.parametrize("name", SYNTAXES)
 def test_what_was_said_is_read(name: str) -> None:
     reading = Reading(family_named(name), tokenizer_of(SYNTAXES[name]))
     for said, text in transcripts(name):
