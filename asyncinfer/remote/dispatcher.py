@@ -93,8 +93,8 @@ class Dispatcher:
         task.cancel()
         await asyncio.wait([task])
         link = self._links.pop(name)
-        self.lost.pop(name, None)
-        self.news.pop(name, None)
+        for known in (self.lost, self.news, self._waiting):
+            known.pop(name, None)
         del self._leaving[name]
         try:
             async with asyncio.timeout(SILENT):
