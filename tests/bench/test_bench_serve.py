@@ -185,8 +185,14 @@ def test_a_gguf_file_of_another_family_is_not_written(tmp_path: Path) -> None:
 
 
 PEER = """
+import subprocess
 import sys
 class Peer:
+    def __init__(self, setup):
+        if setup["gguf"] == "its own process":
+            child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+            with open(setup["folder"], "w") as file:
+                file.write(str(child.pid))
     def warm(self, prefix):
         print("noise on stdout")
     def run(self, requests, shared):
@@ -196,7 +202,7 @@ class Peer:
 def open_peer(setup):
     if setup["dtype"] == "bfloat16":
         raise ValueError("no bfloat16 here")
-    return Peer()
+    return Peer(setup)
 """
 
 
@@ -222,6 +228,13 @@ def test_what_a_peer_prints_is_no_answer(copycat: str) -> None:
     prompts = work.prompts(9, 0)
     (answers,) = asked(copycat, work)
     assert answers == [prompts[0][:2], prompts[1][:3]]
+
+
+def test_what_a_peer_has_begun_ends_with_it(copycat: str, tmp_path: Path) -> None:
+    asked(copycat, folder=str(tmp_path / "child"), gguf="its own process")
+    stat = Path("/proc", (tmp_path / "child").read_text(), "stat")
+    # Whoever has adopted it may not have looked for it yet.
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "XZ"
 
 
 def test_an_answer_too_short_is_no_measurement(copycat: str) -> None:

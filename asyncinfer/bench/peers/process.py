@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -56,6 +57,7 @@ class PeerProcess:
                     stdout=subprocess.PIPE,
                     stderr=messages,
                     env={**os.environ, "PYTHONPATH": paths},
+                    start_new_session=True,
                 )
             except OSError as error:
                 raise BenchError(f"{name}: {python} cannot be run: {error}") from error
@@ -65,7 +67,9 @@ class PeerProcess:
                     await peer._ask(setup)
                     yield peer
                 finally:
-                    process.kill()
+                    # With the processes of its own that it has begun: vLLM has two.
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
 
     async def seconds(self, work: Workload, prompts: Sequence[list[int]]) -> float:
         """Seconds of a workload. Raises `BenchError`."""
