@@ -18,6 +18,7 @@ from asyncinfer.doctor.trials import Trial, trials
 from asyncinfer.kernels.figures import KernelFigures
 from asyncinfer.kernels.trust import find_triton_fault
 from asyncinfer.models import ModelConfig, parse_config
+from asyncinfer.models.layouts import scheme_layouts
 from asyncinfer.planner import config_of
 from asyncinfer.runner.device import choose_dtype, trial_shapes, use_cpu_threads
 
@@ -134,7 +135,8 @@ def _gpu_trials(config: ModelConfig, device: torch.device) -> Iterator[Trial]:
     """Triton's kernels, as an engine tries them when it opens, whatever was found before: each that
     is right, then all of them. What is found now is kept for the next engine."""
     dtype = choose_dtype("auto", config.dtype or "bfloat16", device)
-    shapes, kernels = trial_shapes(config, dtype, dtype), list[KernelFigures]()
+    shapes = trial_shapes(config, dtype, dtype, scheme_layouts(config))
+    kernels = list[KernelFigures]()
     fault = find_triton_fault(shapes, device, "process", measured=kernels.append)
     for each in kernels:
         yield Trial(

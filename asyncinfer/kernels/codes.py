@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -50,9 +51,15 @@ def decoded(numbers: torch.Tensor, code: str) -> torch.Tensor:
     if code == "e4m3":
         floats = torch.empty(numbers.shape, dtype=torch.float32, device=numbers.device)
         return copy_e4m3(floats, numbers.view(torch.float8_e4m3fn))
-    table = torch.tensor(TABLES[code], device=numbers.device)
     pairs = torch.stack((numbers & 15, numbers >> 4), dim=-1).flatten(-2)
-    return table[pairs.int()]
+    return pairs.float() if code == "int4" else _table(code, numbers.device)[pairs.int()]
+
+
+@functools.cache
+def _table(code: str, device: torch.device) -> torch.Tensor:
+    """float32 `[16]`. It is kept, since a recorded step can copy nothing from the host."""
+    with torch.inference_mode(False):
+        return torch.tensor(TABLES[code], device=device)
 
 
 def copy_e4m3(floats: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:

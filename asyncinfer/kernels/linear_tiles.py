@@ -10,7 +10,8 @@ three programs a multiprocessor, else 4 (with more tokens always 4, since their 
 registers); 256 inputs at a time, 16 bytes a lane. About 32 KiB a multiprocessor must be in flight
 to keep the memory busy, so few programs have more stages. An int8 weight takes 4 rows and 512
 inputs, up to 2 tokens: with more, sums would leave room for so few rows that most of what is read
-is inputs.
+is inputs. One of 4 bits takes 2 rows for 2 tokens: what its numbers are looked up in takes
+registers, too.
 
 **Skinny GEMM, up to 64 tokens.** Each program reads all its inputs anew from the L2 cache, as many
 as `tokens / rows` of the weight's own bytes: 64 rows up to 16 tokens, else 128. The inputs are
@@ -88,7 +89,7 @@ def _gemv_rule(outputs: int, bucket: int, itemsize: float) -> Tiles:
     rows = 8 if bucket == 1 and outputs >= 8 * 3 * _MULTIPROCESSORS else 4
     depth = 256
     if itemsize <= 1:
-        rows, depth = 4, 512
+        rows, depth = 4 if itemsize == 1 or bucket == 1 else 2, 512
     programs = max(outputs / rows / _MULTIPROCESSORS, 1)
     stages = _BYTES_ON_THEIR_WAY / programs / (rows * depth * itemsize)
     return Tiles(rows=rows, depth=depth, warps=1, stages=min(max(int(stages) + 1, 3), 8))

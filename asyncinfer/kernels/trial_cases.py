@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
@@ -10,18 +10,17 @@ from typing import Any, Final
 import torch
 
 from asyncinfer.kernels import reference
+from asyncinfer.kernels.layouts import WeightLayout
+from asyncinfer.kernels.trial_numbers import SEED, Case, Numbers
+from asyncinfer.kernels.trial_products import quantised_products
 
 __all__ = ["Case", "TrialShapes", "cases"]
 
-_SEED: Final = 20_251
 _BLOCK: Final = 16
 #: Tokens of sequences: on both sides of a block, of a tile, and many of both.
 _LENGTHS: Final = (1, 15, 16, 17, 130, 300)
 #: Tokens of a product: one for each kind of tile.
 _ROWS: Final = (1, 4, 16, 64)
-
-#: What a kernel of a module gives, of numbers in a dtype.
-Case = Callable[[ModuleType, torch.dtype], tuple[torch.Tensor, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +35,8 @@ class TrialShapes:
     #: Of activations and weights, and of keys and values.
     dtype: torch.dtype
     kv_dtype: torch.dtype
-
-
-class _Numbers:
-    """Random tensors that are the same in each run, rounded to the dtype of the trial."""
-
-    def __init__(self, device: torch.device, dtype: torch.dtype, wanted: torch.dtype) -> None:
-        self._generator = torch.Generator().manual_seed(_SEED)
-        self._device, self._dtype, self._wanted = device, dtype, wanted
-
-    def __call__(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
-        values = torch.randn(*shape, generator=self._generator).mul_(scale)
-        return values.to(self._device, self._dtype).to(self._wanted)
+    #: Of quantised weights that kernels read.
+    layouts: tuple[WeightLayout, ...] = ()
 
 
 def cases(shapes: TrialShapes, device: torch.device) -> Iterator[tuple[str, Case]]:
@@ -55,18 +44,18 @@ def cases(shapes: TrialShapes, device: torch.device) -> Iterator[tuple[str, Case
     hidden, dtype = shapes.hidden, shapes.dtype
 
     def norm(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
-        numbers = _Numbers(device, dtype, wanted)
+        numbers = Numbers(device, dtype, wanted)
         return (module.rms_norm(numbers(5, hidden), numbers(hidden), 1e-6),)
 
     def added(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
-        numbers = _Numbers(device, dtype, wanted)
+        numbers = Numbers(device, dtype, wanted)
         total, normed = module.add_rms_norm(
             numbers(5, hidden), numbers(5, hidden), numbers(hidden), 1e-6
         )
         return total, normed
 
     def gate(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
-        return (module.silu_mul(_Numbers(device, dtype, wanted)(5, 2 * hidden)),)
+        return (module.silu_mul(Numbers(device, dtype, wanted)(5, 2 * hidden)),)
 
     yield "rms_norm", norm
     yield "add_rms_norm", added
@@ -74,6 +63,8 @@ def cases(shapes: TrialShapes, device: torch.device) -> Iterator[tuple[str, Case
     # The layers take it for halves only.
     for rows in _ROWS if dtype is not torch.float32 else ():
         yield f"linear_small of {rows} rows", _product(hidden, rows, device, dtype)
+    for layout in shapes.layouts if dtype is not torch.float32 else ():
+        yield from quantised_products(layout, hidden, device, dtype)
     yield "kv_write", _written(shapes, device)
     yield "rope_kv_write", _rotated(shapes, device)
     for decode in (True, False):
@@ -86,7 +77,7 @@ def cases(shapes: TrialShapes, device: torch.device) -> Iterator[tuple[str, Case
 
 def _product(hidden: int, rows: int, device: torch.device, dtype: torch.dtype) -> Case:
     def case(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
-        numbers = _Numbers(device, dtype, wanted)
+        numbers = Numbers(device, dtype, wanted)
         x, weight = numbers(rows, hidden), numbers(hidden, hidden, scale=hidden**-0.5)
         return (
             module.linear_small(x, weight, norm=numbers(hidden), residual=numbers(rows, hidden)),
@@ -101,7 +92,7 @@ def _written(shapes: TrialShapes, device: torch.device) -> Case:
     def case(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
         slots = torch.tensor([_BLOCK * 2 + 3, -1, 0, _BLOCK * 3 + 15], device=device)
         caches, scales = _cache(shapes, 4, wanted, device)
-        numbers = _Numbers(device, shapes.dtype, wanted)
+        numbers = Numbers(device, shapes.dtype, wanted)
         k, v = (numbers(4, shapes.kv_heads, shapes.head_dim) for _ in range(2))
         module.kv_write(k, v, *caches, slots, **scales)
         return _values(caches, scales)
@@ -125,7 +116,7 @@ def _rotated(shapes: TrialShapes, device: torch.device) -> Case:
     def case(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
         slots = torch.tensor([_BLOCK * 2 + 3, -1, 0, _BLOCK * 3 + 15], device=device)
         caches, scales = _cache(shapes, 4, wanted, device)
-        numbers = _Numbers(device, shapes.dtype, wanted)
+        numbers = Numbers(device, shapes.dtype, wanted)
         qkv = numbers(len(slots), shapes.heads + 2 * shapes.kv_heads, shapes.head_dim)
         norms = {name: numbers(shapes.head_dim) for name in ("q_norm", "k_norm")}
         # Angles are float32 whatever the model's dtype.
@@ -158,8 +149,8 @@ def _attention(shapes: TrialShapes, device: torch.device, *, decode: bool) -> Ca
     used = [-(-length // _BLOCK) for length in _LENGTHS]
 
     def case(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
-        numbers = _Numbers(device, shapes.dtype, wanted)
-        order = torch.randperm(sum(used) + 4, generator=torch.Generator().manual_seed(_SEED))
+        numbers = Numbers(device, shapes.dtype, wanted)
+        order = torch.randperm(sum(used) + 4, generator=torch.Generator().manual_seed(SEED))
         caches, scales = _cache(shapes, len(order), wanted, device)
         tables = torch.zeros(len(used), max(used), dtype=torch.int32)
         taken = iter(order.tolist())
@@ -193,7 +184,7 @@ def _draws(shapes: TrialShapes, device: torch.device) -> Case:
     def case(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
         rows = 6
         # In float32 on both sides, so that a draw is the same.
-        logits = _Numbers(device, torch.float32, torch.float32)(rows, shapes.vocab, scale=4.0)
+        logits = Numbers(device, torch.float32, torch.float32)(rows, shapes.vocab, scale=4.0)
         keys = torch.arange(rows, device=device) * 7_919 + 1
         temperature = torch.tensor([0.0, 1.0, 0.7, 0.0, 1.3, 1.0], device=device)
         top_k = torch.tensor([0, 0, 40, 5, 0, 2], dtype=torch.int32, device=device)

@@ -19,6 +19,7 @@ from typing import Any, Final
 import torch
 
 from asyncinfer.kernels.figures import KernelFigures
+from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.kernels.trial import Fault, TrialShapes, find_fault
 
 __all__ = ["NoProcess", "find_fault_apart"]
@@ -135,7 +136,7 @@ def _read(lines: Sequence[str], end: str, *, lasting: bool) -> Fault | None:
     return None if found is None else Fault(**found)
 
 
-def _as_json(shapes: TrialShapes) -> dict[str, int | str]:
+def _as_json(shapes: TrialShapes) -> dict[str, Any]:
     return {
         name: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
         for name, value in dataclasses.asdict(shapes).items()
@@ -147,7 +148,8 @@ def _from_json(told: dict[str, Any]) -> TrialShapes:
         name: getattr(torch, value) if isinstance(value, str) else value
         for name, value in told.items()
     }
-    return TrialShapes(**values)
+    layouts = tuple(WeightLayout(**layout) for layout in values.pop("layouts"))
+    return TrialShapes(**values, layouts=layouts)
 
 
 def main() -> None:

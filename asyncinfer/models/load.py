@@ -14,6 +14,7 @@ import torch
 
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels import native
+from asyncinfer.kernels.dispatch import triton_is_missing, wants_triton
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.config_file import read_config
 from asyncinfer.models.decoder import Decoder
@@ -177,15 +178,16 @@ def _stays_packed(
     table: Mapping[str, Packed], device: torch.device, dtype: torch.dtype, storage: str
 ) -> bool:
     """Whether quantised matrices are kept as they are."""
-    # Another format is made of their floats. A GPU's kernels read some of them only, and no
-    # embedding.
-    if storage != "plain" or device.type != "cpu":
+    # Another format is made of their floats.
+    if storage != "plain":
         return False
-    if native.available():
+    on_gpu = device.type == "cuda"
+    if wants_triton() and triton_is_missing() is None if on_gpu else native.available():
         return True
     # Floats are faster than numbers that each call unpacks, where there is room for them.
     numbers = sum(math.prod(packed.shape) for packed in table.values())
-    return numbers * dtype.itemsize > host_bytes() // 2
+    memory = torch.cuda.mem_get_info(device)[1] if on_gpu else host_bytes()
+    return numbers * dtype.itemsize > memory // 2
 
 
 def suited(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:

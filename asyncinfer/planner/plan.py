@@ -63,7 +63,9 @@ class Plan:
     def decode_floors(self, batches: tuple[int, ...]) -> tuple[Floor, ...]:
         """The floor of a decode step with the model as it is, for other numbers of sequences."""
         speed = Speed(bandwidth=self.bandwidth, flops=self.flops)
-        format = stored_format(self.stored) if self.stored else Format(name=self.dtype)
+        format = Format(name=self.dtype)
+        if self.stored:
+            format = stored_format(self.stored, self.dtype)
         storage = format.storage(self.dtype, self.size.head_dim)
         return tuple(
             decode_floor(self.size, speed, batch=batch, context=self.context, storage=storage)
@@ -180,7 +182,7 @@ def plan_config(
     supported = (one for one in FORMATS if one.kv != "fp8" or gpu.fp8)
     formats = (Format(name=dtype), *supported)
     if stored:
-        formats = (stored_format(stored), *formats)
+        formats = (stored_format(stored, dtype), *formats)
     drafts = [_draft_bytes(one, draft, dtype) for one in formats]
     speed = formats[0].speed(gpu, dtype, nominal=nominal)
     return Plan(

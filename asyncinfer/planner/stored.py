@@ -12,9 +12,12 @@ from typing import Final
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from asyncinfer.errors import ModelLoadError
+from asyncinfer.kernels.block_types import BLOCK_TYPES
+from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.models import ModelConfig, tensor_table
 from asyncinfer.planner.formats import DTYPE_BYTES, Format
 from asyncinfer.planner.size import part_of
+from asyncinfer.quantization import block_layout
 from asyncinfer.quantization.schemes import MatrixFormat
 from asyncinfer.weights import TORCH_DTYPES
 from asyncinfer.weights.gguf import read_header, split_names
@@ -38,6 +41,12 @@ class StoredType:
     #: The part of both that is in matrices of the layers.
     linear_numbers: int
     linear_bytes: int
+    #: The part that stays quantised in a GPU's memory, and its bytes there; it is in matrices of
+    #: the layers, or the head.
+    kept_numbers: int
+    kept_bytes: int
+    linear_kept_numbers: int
+    linear_kept_bytes: int
 
 
 def stored_types(path: Path) -> tuple[StoredType, ...]:
@@ -57,7 +66,11 @@ def stored_types(path: Path) -> tuple[StoredType, ...]:
             numbers = math.prod(info.shape)
             taken = numbers // block * size
             linear = len(info.shape) > 1 and _LINEAR.fullmatch(tensor) is not None
-            _count(found, kind.name, numbers, taken, linear)
+            code = kind.name.lower()
+            stays = code in BLOCK_TYPES and (linear or tensor == "output.weight")
+            layout = block_layout(code) if stays else None
+            kept = _kept(layout, numbers, info.shape[-1])
+            _count(found, kind.name, numbers, taken, kept, linear)
     return _types(found)
 
 
@@ -68,13 +81,14 @@ def quantised_types(config: ModelConfig, dtype: str) -> tuple[StoredType, ...]:
     for name, packed in tensor_table(config).items():
         linear = part_of(name, len(packed.shape)) in ("linear", "experts")
         for piece in packed.pieces:
-            numbers, method = math.prod(piece.shape), dtype
+            numbers, method, kept = math.prod(piece.shape), dtype, 0
             taken = round(numbers * DTYPE_BYTES[dtype])
             if linear and config.scheme is not None:
                 format = config.scheme.planned(piece.name.removesuffix(".weight"))
                 if format is not None and format.dimensions == len(piece.shape):
                     method, taken = config.scheme.method, _bytes(format, piece.shape)
-            _count(found, method, numbers, taken, linear)
+                    kept = _kept(format.layout, numbers, piece.shape[-1])
+            _count(found, method, numbers, taken, kept, linear)
     return _types(found)
 
 
@@ -91,9 +105,17 @@ def _bytes(format: MatrixFormat, shape: tuple[int, ...]) -> int:
     )
 
 
-def _count(found: dict[str, list[int]], name: str, numbers: int, taken: int, linear: bool) -> None:
-    counts = found.setdefault(name, [0] * 5)
-    more = (1, numbers, taken, numbers * linear, taken * linear)
+def _kept(layout: WeightLayout | None, numbers: int, inputs: int) -> int:
+    """Bytes in a GPU's memory of numbers that stay quantised there; 0 if they do not."""
+    return 0 if layout is None or not layout.readable else round(numbers * layout.bytes(inputs))
+
+
+def _count(
+    found: dict[str, list[int]], name: str, numbers: int, taken: int, kept: int, linear: bool
+) -> None:
+    counts = found.setdefault(name, [0] * 9)
+    sizes = (numbers, taken), (numbers * (kept > 0), kept)
+    more = [1, *(each * part for pair in sizes for part in (1, linear) for each in pair)]
     counts[:] = (a + b for a, b in zip(counts, more, strict=True))
 
 
@@ -107,21 +129,42 @@ def _types(found: dict[str, list[int]]) -> tuple[StoredType, ...]:
             bytes=taken,
             linear_numbers=linear_numbers,
             linear_bytes=linear_bytes,
+            kept_numbers=kept_numbers,
+            kept_bytes=kept_bytes,
+            linear_kept_numbers=linear_kept_numbers,
+            linear_kept_bytes=linear_kept_bytes,
         )
-        for name, (tensors, numbers, taken, linear_numbers, linear_bytes) in found.items()
+        for name, (
+            tensors,
+            numbers,
+            taken,
+            linear_numbers,
+            linear_bytes,
+            kept_numbers,
+            kept_bytes,
+            linear_kept_numbers,
+            linear_kept_bytes,
+        ) in found.items()
     )
     return tuple(sorted(types, key=lambda one: one.bytes, reverse=True))
 
 
-def stored_format(types: Iterable[StoredType]) -> Format:
-    """The weights as the file has them, each part by its own bytes."""
-    types = tuple(types)
+def stored_format(types: Iterable[StoredType], dtype: str) -> Format:
+    """The weights as a GPU holds the file's: numbers that its kernels read as they are, others in
+    `dtype`."""
+    types, size = tuple(types), DTYPE_BYTES[dtype]
+    # A model in float32 computes with floats.
+    keeps = dtype != "float32"
     linear = sum(one.linear_numbers for one in types)
     others = sum(one.numbers for one in types) - linear
-    linear_bytes = sum(one.linear_bytes for one in types)
-    other_bytes = sum(one.bytes for one in types) - linear_bytes
+    linear_bytes = linear * size + keeps * sum(
+        one.linear_kept_bytes - one.linear_kept_numbers * size for one in types
+    )
+    whole = (linear + others) * size + keeps * sum(
+        one.kept_bytes - one.kept_numbers * size for one in types
+    )
     return Format(
         name="as stored",
         linear=linear_bytes / max(1, linear),
-        others=other_bytes / max(1, others),
+        others=(whole - linear_bytes) / max(1, others),
     )

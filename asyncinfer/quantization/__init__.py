@@ -1,13 +1,14 @@
-from asyncinfer.quantization.blocks import BlockWeight
+from asyncinfer.quantization.blocks import BlockWeight, block_layout
 from asyncinfer.quantization.dense import CudaLinear, has_fused_kernels
 from asyncinfer.quantization.grouped import GroupedLinear, make_grouped_linear
-from asyncinfer.quantization.linear import Linear, make_linear
+from asyncinfer.quantization.linear import STORAGE_LAYOUTS, Linear, make_linear
 from asyncinfer.quantization.packed import PackedRows, held_for_rows
 from asyncinfer.quantization.packed_weight import PackedWeight, as_tensor
 from asyncinfer.quantization.stacked import StackedWeight, stacked
 from asyncinfer.quantization.weight import QuantisedWeight
 
 __all__ = [
+    "STORAGE_LAYOUTS",
     "BlockWeight",
     "CudaLinear",
     "GroupedLinear",
@@ -17,6 +18,7 @@ __all__ = [
     "QuantisedWeight",
     "StackedWeight",
     "as_tensor",
+    "block_layout",
     "has_fused_kernels",
     "held_for_rows",
     "make_grouped_linear",

@@ -9,10 +9,11 @@ from typing import Self
 import torch
 
 from asyncinfer.kernels.block_types import BLOCK_TYPES, block_floats, block_parts
+from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.quantization.packed_weight import PackedWeight
 from asyncinfer.quantization.weight import QuantisedWeight
 
-__all__ = ["BlockWeight"]
+__all__ = ["BlockWeight", "block_layout"]
 
 #: Numbers of a matrix that are converted at a time, so that no float32 copy of it is ever whole.
 _PART = 1 << 20
@@ -93,3 +94,9 @@ class BlockWeight(PackedWeight):
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
         return replace(self, blocks=change(self.blocks))
+
+
+def block_layout(code: str) -> WeightLayout:
+    """How `grouped` holds numbers of a block type."""
+    two = torch.zeros(1, 2 * BLOCK_TYPES[code].size, dtype=torch.uint8)
+    return BlockWeight(two, code, torch.float32).grouped().layout

@@ -42,11 +42,10 @@ class OneDnnLinear:
 
 
 class CudaLinear:
-    """A GPU's layer: Triton kernels for as many tokens as a decode step has, cuBLAS above. With
-    `scales` float32 `[out]` the weight is int8, which the kernels read directly; cuBLAS reads a
-    copy in floats that each call makes. `code` and `offsets` are those of a weight of 4 bits."""
+    """A GPU's layer: Triton kernels for as many tokens as a decode step has, cuBLAS above. With a
+    `code` the weight is quantised, as in `ops.linear_small`."""
 
-    __slots__ = ("_arrivals", "_code", "bias", "offsets", "scales", "weight")
+    __slots__ = ("_arrivals", "bias", "code", "offsets", "scales", "weight")
 
     def __init__(
         self,
@@ -60,7 +59,7 @@ class CudaLinear:
         self.bias = bias
         self.scales = scales
         self.offsets = offsets
-        self._code = code
+        self.code = code
         # Not shared between layers, so that CUDA streams of several engines never share counters.
         counters = -(-weight.shape[0] // 64)
         self._arrivals = torch.zeros(counters, dtype=torch.int32, device=weight.device)
@@ -100,7 +99,7 @@ class CudaLinear:
             self.bias,
             scales=self.scales,
             offsets=self.offsets,
-            code=self._code,
+            code=self.code,
             norm=norm,
             eps=eps,
             plus_one=plus_one,
@@ -130,11 +129,7 @@ class CudaLinear:
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """The product alone, for many tokens."""
-        weight = self.weight
-        if self.scales is not None:
-            weight = torch.empty(weight.shape, dtype=x.dtype, device=x.device)
-            torch.mul(self.weight, self.scales[:, None], out=weight)
-        return F.linear(x, weight, self.bias)
+        return F.linear(x, self.weight, self.bias)
 
 
 def has_fused_kernels(weight: torch.Tensor) -> bool:

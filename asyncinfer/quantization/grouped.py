@@ -8,9 +8,10 @@ import torch
 
 from asyncinfer.kernels import ops
 from asyncinfer.kernels.dispatch import has_triton_kernel
-from asyncinfer.quantization.cuda_int4 import Int4Grouped, kernels_read
+from asyncinfer.quantization.cuda_packed import PackedGrouped, for_kernels, kernels_read
+from asyncinfer.quantization.fp8 import in_e4m3
 from asyncinfer.quantization.int4 import GROUPS, group_for, quantised_4_bits
-from asyncinfer.quantization.int8 import quantised
+from asyncinfer.quantization.int8 import in_8_bits
 from asyncinfer.quantization.linear import make_linear
 from asyncinfer.quantization.packed_weight import PackedWeight
 from asyncinfer.quantization.weight import QuantisedWeight
@@ -53,21 +54,15 @@ class SeparateLinears:
 
 
 class DenseGrouped:
-    """Weights in full precision, or int8 with `scales`, in one grouped product. The host does not
-    read `ends`, so it does not wait for a GPU."""
+    """Weights in full precision in one grouped product. The host does not read `ends`, so it does
+    not wait for a GPU."""
 
-    def __init__(
-        self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        scales: torch.Tensor | None = None,
-    ) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = weight.contiguous()
         self._bias = bias
-        self._scales = scales
 
     def __call__(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-        return ops.grouped_linear(x, self._weight, ends, self._bias, scales=self._scales)
+        return ops.grouped_linear(x, self._weight, ends, self._bias)
 
 
 def make_grouped_linear(
@@ -80,28 +75,38 @@ def make_grouped_linear(
     names ("plain": as they are). Owns both from then on."""
     if isinstance(weight, PackedWeight) and storage != "plain":
         weight = weight.dequantised()
-    if isinstance(weight, torch.Tensor) and storage in GROUPS:
-        weight = _in_4_bits(weight, storage)
-    if isinstance(weight, PackedWeight):
-        if weight.device.type == "cpu":
-            return SeparateLinears(weight, bias, storage)
-        if isinstance(weight, QuantisedWeight) and kernels_read(weight):
-            return Int4Grouped(weight, bias)
-        weight = weight.dequantised()
-    if not has_triton_kernel("grouped_linear", weight) or storage not in ("plain", "int8", "fp8"):
+    if isinstance(weight, torch.Tensor):
+        made = _made(weight, storage)
+        if made is not None:
+            return PackedGrouped(made, bias)
+    elif (numbers := for_kernels(weight)) is not None:
+        return PackedGrouped(numbers, bias)
+    elif weight.device.type == "cpu":
         return SeparateLinears(weight, bias, storage)
-    if storage == "plain":
+    else:
+        weight = weight.dequantised()
+    plain = storage in ("plain", "floats")
+    if plain and has_triton_kernel("grouped_linear", weight):
         return DenseGrouped(weight, bias)
-    # The grouped kernel reads no e4m3 numbers; int8 ones take as many bytes.
-    numbers, scales = quantised(weight)
-    return DenseGrouped(numbers, bias, scales)
+    return SeparateLinears(weight, bias, storage)
 
 
-def _in_4_bits(weight: torch.Tensor, storage: str) -> torch.Tensor | QuantisedWeight:
-    """The weight as `make_linear` would store each expert, if a GPU's kernels can read that; else
-    the weight itself."""
-    group = group_for(weight.shape[2], GROUPS[storage])
-    if group is None or not has_triton_kernel("grouped_linear", weight):
-        return weight
-    made = quantised_4_bits(weight.flatten(0, 1), group).view(*weight.shape[:2])
-    return made if kernels_read(made) else weight
+def _made(weight: torch.Tensor, storage: str) -> QuantisedWeight | None:
+    """The weight as `make_linear` would store each expert; None if no kernel of a GPU reads
+    that."""
+    if not _has_kernels(weight):
+        return None
+    if storage in GROUPS:
+        group = group_for(weight.shape[2], GROUPS[storage])
+        if group is not None:
+            made = quantised_4_bits(weight.flatten(0, 1), group).view(*weight.shape[:2])
+            return made if kernels_read(made) else None
+    if storage == "fp8":
+        return in_e4m3(weight)
+    # Where no group divides the inputs, `make_linear` makes 8 bits of them.
+    return in_8_bits(weight) if storage == "int8" or storage in GROUPS else None
+
+
+def _has_kernels(weight: torch.Tensor) -> bool:
+    """Whether the grouped product is one launch there, of any dtype."""
+    return weight.device.type == "cuda"

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 
 from asyncinfer.kernels import onednn
 from asyncinfer.kernels.native import Layout, packed_kernel
-from asyncinfer.quantization.dense import CudaLinear, has_fused_kernels
+from asyncinfer.quantization.cuda_packed import CudaPackedLinear, on_gpu
 from asyncinfer.quantization.packed import PackedLinear
 from asyncinfer.quantization.weight import QuantisedWeight
 
-__all__ = ["Int8Linear", "int8", "product_by_blocks", "quantised"]
+__all__ = ["Int8Linear", "in_8_bits", "int8", "product_by_blocks", "quantised"]
 
 #: Numbers of a weight that are converted to floats at a time: 4 MiB of float32, which fits the
 #: cache that cores share. Smaller blocks cost more in calls than they gain.
@@ -47,6 +47,12 @@ def quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return numbers, scales
 
 
+def in_8_bits(weight: torch.Tensor) -> QuantisedWeight:
+    """`quantised`, as a weight whose rows are groups."""
+    numbers, scales = quantised(weight)
+    return QuantisedWeight(numbers, scales[..., None], None, weight.dtype)
+
+
 class Int8Linear:
     """A layer whose weight is int8, and converted to floats a block at a time in each call."""
 
@@ -73,15 +79,15 @@ class Int8Linear:
         return product_by_blocks(x, self.weight, self.scales, torch.Tensor.copy_)
 
 
-def int8(weight: torch.Tensor, bias: torch.Tensor | None) -> Int8Linear | PackedLinear | CudaLinear:
+def int8(
+    weight: torch.Tensor, bias: torch.Tensor | None
+) -> Int8Linear | PackedLinear | CudaPackedLinear:
     """The layer for the weight's device and dtype."""
-    if has_fused_kernels(weight):
-        numbers, scales = quantised(weight)
-        return CudaLinear(numbers, bias, scales)
+    if on_gpu(weight):
+        return CudaPackedLinear(in_8_bits(weight), bias)
     layout = Layout("int8", weight.shape[1], halves=False, offset=False)
     if weight.device.type == "cpu" and packed_kernel(layout, 1) is not None:
-        numbers, scales = quantised(weight)
-        return PackedLinear(QuantisedWeight(numbers, scales[:, None], None, weight.dtype), bias)
+        return PackedLinear(in_8_bits(weight), bias)
     return Int8Linear(weight, bias)
 
 

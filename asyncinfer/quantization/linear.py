@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final, Protocol
 
 import torch
 
-from asyncinfer.quantization.cuda_int4 import CudaInt4Linear, kernels_read
+from asyncinfer.kernels.layouts import WeightLayout
+from asyncinfer.quantization.cuda_packed import CudaPackedLinear, for_kernels
 from asyncinfer.quantization.dense import dense
-from asyncinfer.quantization.fp8 import fp8
+from asyncinfer.quantization.fp8 import CudaFp8Linear, fp8
 from asyncinfer.quantization.int4 import GROUPS, group_for, quantised_4_bits
 from asyncinfer.quantization.int8 import int8
 from asyncinfer.quantization.packed import PackedRows, packed_linear
 from asyncinfer.quantization.packed_weight import PackedWeight
-from asyncinfer.quantization.weight import QuantisedWeight
 
-__all__ = ["Linear", "LinearFormat", "make_linear"]
+__all__ = ["STORAGE_LAYOUTS", "Linear", "LinearFormat", "make_linear"]
 
 
 class Linear(Protocol):
@@ -52,6 +53,15 @@ _FORMATS: dict[str, LinearFormat] = {
     **{name: _int4(group) for name, group in GROUPS.items()},
 }
 
+#: How each format of made weights lies in a GPU's memory, where its groups divide the inputs.
+STORAGE_LAYOUTS: Final[Mapping[str, WeightLayout]] = MappingProxyType(
+    {
+        "int8": WeightLayout("int8", 0),
+        "fp8": WeightLayout("e4m3", 0),
+        **{name: WeightLayout("int4", group, offsets=True) for name, group in GROUPS.items()},
+    }
+)
+
 
 def make_linear(
     weight: torch.Tensor | PackedWeight | PackedRows,
@@ -65,8 +75,10 @@ def make_linear(
         weight = weight.dequantised()
     if isinstance(weight, torch.Tensor):
         return _FORMATS[storage](weight, bias)
+    numbers = None if isinstance(weight, PackedRows) else for_kernels(weight)
+    if numbers is not None:
+        by_rows = numbers.code == "e4m3" and numbers.scales.shape[-1] == 1
+        return (CudaFp8Linear if by_rows else CudaPackedLinear)(numbers, bias)
     if isinstance(weight, PackedRows) or weight.device.type == "cpu":
         return packed_linear(weight, bias)
-    if isinstance(weight, QuantisedWeight) and kernels_read(weight):
-        return CudaInt4Linear(weight, bias)
     return dense(weight.dequantised(), bias)

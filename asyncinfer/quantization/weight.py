@@ -9,6 +9,7 @@ from typing import Self
 import torch
 
 from asyncinfer.kernels.codes import decoded
+from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.quantization.packed_weight import PackedWeight
 
 __all__ = ["QuantisedWeight"]
@@ -93,6 +94,12 @@ class QuantisedWeight(PackedWeight):
     def group(self) -> int:
         """How many inputs share a scale."""
         return self.inputs // self.scales.shape[-1]
+
+    @property
+    def layout(self) -> WeightLayout:
+        """How the numbers lie in memory."""
+        group = 0 if self.group == self.inputs else self.group
+        return WeightLayout(self.named, group, self.offsets is not None)
 
     @property
     def shape(self) -> tuple[int, ...]:

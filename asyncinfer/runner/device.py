@@ -12,6 +12,7 @@ from asyncinfer.attention import KVCache, KVFormat, StateCache, kv_format, reads
 from asyncinfer.config import EngineConfig, Graphs
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels.dispatch import distrust, distrusted, use_triton
+from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.kernels.threads import name_thread, set_thread_count
 from asyncinfer.kernels.trial import TrialShapes
 from asyncinfer.kernels.trust import find_triton_fault
@@ -93,8 +94,14 @@ def choose_kv(name: str, device: torch.device) -> KVFormat:
     return kv_format(name)
 
 
-def trial_shapes(model: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> TrialShapes:
-    """What kernels are tried with for a model, whose keys and values are of `kv_dtype`."""
+def trial_shapes(
+    model: ModelConfig,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    layouts: tuple[WeightLayout, ...] = (),
+) -> TrialShapes:
+    """What kernels are tried with for a model, whose keys and values are of `kv_dtype`, and whose
+    quantised weights have `layouts`."""
     return TrialShapes(
         hidden=model.hidden_size,
         heads=model.num_heads,
@@ -103,6 +110,7 @@ def trial_shapes(model: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype) 
         vocab=model.vocab_size,
         dtype=dtype,
         kv_dtype=kv_dtype,
+        layouts=layouts,
     )
 
 

@@ -16,6 +16,7 @@ from asyncinfer.config import HEAD, PREDICTOR, EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels.dispatch import KernelError, wants_triton
 from asyncinfer.models import Decoder, load_model, read_config
+from asyncinfer.models.layouts import weight_layouts
 from asyncinfer.runner.accelerator import CudaAccelerator
 from asyncinfer.runner.canary import check_opened
 from asyncinfer.runner.cpu_dtype import computes_in_bfloat16
@@ -74,7 +75,8 @@ def open_runner(
         )
     _, kv_dtype = kv.tensors(model.head_dim, dtype)[0]
     # Before weights take memory.
-    fault = choose_kernels(config, trial_shapes(model, dtype, kv_dtype), device)
+    layouts = weight_layouts(folder, model, config.weights) if device.type == "cuda" else ()
+    fault = choose_kernels(config, trial_shapes(model, dtype, kv_dtype, layouts), device)
     # Pinned memory belongs to the thread's current device: another device would get a context for
     # it.
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():

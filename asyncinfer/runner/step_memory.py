@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from asyncinfer.config import EngineConfig
-from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
 from asyncinfer.kernels.workspace import AttentionWorkspace
 from asyncinfer.models import ModelConfig
 from asyncinfer.runner.decode_graphs import batch_sizes
@@ -26,8 +25,7 @@ def activation_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtyp
     holds at once, logits and the sampler's intermediate tensors, and the workspaces of attention
     and of libraries."""
     rows = min(config.max_running, config.max_step_tokens)
-    restored = _restored_bytes(config, config.max_step_tokens, model, dtype)
-    step = _step_bytes(config.max_step_tokens, rows, model, dtype) + restored
+    step = _step_bytes(config.max_step_tokens, rows, model, dtype)
     # A deterministic pass attends for a tile of rows, each in up to 64 parts.
     parted = 64 * TILE if config.deterministic else rows
     return step + _attention_bytes(parted, model) + _LIBRARY_BYTES
@@ -58,8 +56,7 @@ def graph_hold(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> 
     # A recorded pass has more tokens than a recorded batch has rows, and twice as many rows.
     tokens = max(rows, token_sizes(config.max_step_tokens)[-1])
     tables = 4 * (2 * rows + 1) * _table_words(config, model)
-    restored = _restored_bytes(config, tokens, model, dtype)
-    step = _step_bytes(tokens, rows, model, dtype) + tables + restored
+    step = _step_bytes(tokens, rows, model, dtype) + tables
     return step + _attention_bytes(rows, model)
 
 
@@ -99,14 +96,3 @@ def _widest(model: ModelConfig) -> tuple[int, int]:
         (model.num_heads + 2 * kv.num_kv_heads) * kv.head_dim for kv in map(model.layer_kv, layers)
     )
     return max(heads), max(map(model.layer_intermediate, layers))
-
-
-def _restored_bytes(
-    config: EngineConfig, tokens: int, model: ModelConfig, dtype: torch.dtype
-) -> int:
-    """Bytes of a layer's largest matrix in `dtype`: for many tokens quantised weights are restored
-    for cuBLAS."""
-    if config.weights == "plain" or tokens <= SMALL_TOKENS:
-        return 0
-    heads, inner = _widest(model)
-    return max(heads, 2 * inner) * model.hidden_size * dtype.itemsize

@@ -189,7 +189,7 @@ class WeightLoader:
                 for piece, part in parts
                 for chunk in self._chunks(piece.name, torch.uint8, part)
             )
-            weights.append(BlockWeight(blocks, code or "", self._dtype))
+            weights.append(BlockWeight(blocks.to(self._device), code or "", self._dtype))
         return stacked(weights)
 
     def _plain(self, packed: Packed, target: torch.Tensor) -> Iterator[FilePart]:

@@ -42,8 +42,9 @@ def exact(
     bias: torch.Tensor | None = None,
     *,
     scales: torch.Tensor | None = None,
+    code: str | None = None,
 ) -> torch.Tensor:
-    whole = weight.double() if scales is None else weight.double() * scales.double()[:, :, None]
+    whole = weight.double() if scales is None else weight.double() * scales.double()
     of = (torch.arange(len(x), device=x.device)[:, None] >= ends[None, :]).sum(1)
     y = torch.stack([whole[expert] @ row for row, expert in zip(x.double(), of, strict=True)])
     return y if bias is None else y + bias.double()[of]
@@ -74,9 +75,9 @@ def test_bias_and_int8(target: Target, counts: list[int]) -> None:
     bias = target.randn(experts, outputs)
     check(target, x, target.randn(experts, outputs, inputs) / 6, ends, bias)
     weight = torch.randint(-127, 128, (experts, outputs, inputs), device=target.device)
-    scales = torch.rand(experts, outputs, device=target.device) / 500
-    check(target, x, weight.to(torch.int8), ends, bias, scales=scales)
-    check(target, x, weight.to(torch.int8), ends, scales=scales)
+    given = {"scales": torch.rand(experts, outputs, 1, device=target.device) / 500, "code": "int8"}
+    check(target, x, weight.to(torch.int8), ends, bias, **given)
+    check(target, x, weight.to(torch.int8), ends, **given)
 
 
 @pytest.mark.parametrize("rows", [4, 30])
@@ -111,7 +112,9 @@ REFUSED: list[Callable[[], object]] = [
     lambda: ops.grouped_linear(torch.ones(2, 4), torch.ones(3, 5, 4), _ends(3).long()),
     lambda: ops.grouped_linear(torch.ones(2, 4), torch.ones(3, 5, 4), _ends(3), torch.ones(5)),
     lambda: ops.grouped_linear(
-        torch.ones(2, 4), torch.ones(3, 5, 4).to(torch.int8), _ends(3), scales=torch.ones(5)
+        *(torch.ones(2, 4), torch.ones(3, 5, 4).to(torch.int8), _ends(3)),
+        scales=torch.ones(5, 1),
+        code="int8",
     ),
     lambda: ops.grouped_linear(torch.ones(2, 4), torch.ones(3, 5, 4).to(torch.int8), _ends(3)),
 ]
@@ -151,7 +154,8 @@ def launches(
             torch.empty(rows, inputs, dtype=torch.bfloat16, device="meta"),
             torch.empty(experts, outputs, inputs, dtype=dtype, device="meta"),
             torch.empty(experts, dtype=torch.int32, device="meta"),
-            scales=torch.empty(experts, outputs, device="meta") if int8 else None,
+            scales=torch.empty(experts, outputs, 1, device="meta") if int8 else None,
+            code="int8" if int8 else None,
         )
     return seen
 

@@ -19,14 +19,15 @@ def check(target: Target, x: torch.Tensor, outputs: int, *, residual: bool = Fal
     scales = torch.rand(outputs, device=target.device) / 64 * inputs**-0.5
     bias, added = target.randn(outputs), target.randn(x.shape[0], outputs)
     exact = x.double() @ (weight.double() * scales.double()[:, None]).T
+    given = {"scales": scales[:, None], "code": "int8"}
     for module in (triton, ops):
-        y = module.linear_small(x, weight, scales=scales)
+        y = module.linear_small(x, weight, **given)
         assert y.dtype is target.dtype
         target.check(y, exact)
         if residual:
-            y = module.linear_small(x, weight, bias, scales=scales, residual=added)
+            y = module.linear_small(x, weight, bias, **given, residual=added)
             target.check(y, exact + bias.double() + added.double())
-            y = module.linear_small(x, weight, bias, scales=scales, activation="silu")
+            y = module.linear_small(x, weight, bias, **given, activation="silu")
             gates, ups = (exact + bias.double()).chunk(2, -1)
             target.check(y, torch.nn.functional.silu(gates) * ups)
 
@@ -53,21 +54,23 @@ def test_a_norm_before(target: Target) -> None:
     normed = x.double() / (x.double().pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * norm.double()
     exact = normed @ (weight.double() * scales.double()[:, None]).T
     for module in (triton, ops):
-        target.check(module.linear_small(x, weight, scales=scales, norm=norm), exact)
+        y = module.linear_small(x, weight, scales=scales[:, None], code="int8", norm=norm)
+        target.check(y, exact)
 
 
 @pytest.mark.parametrize(
     ("weight", "scales"),
     [
-        (torch.ones(3, 4), torch.ones(3)),
+        (torch.ones(3, 4), torch.ones(3, 1)),
         (torch.ones(3, 4, dtype=torch.int8), None),
-        (torch.ones(3, 4, dtype=torch.int8), torch.ones(4)),
-        (torch.ones(3, 4, dtype=torch.int8), torch.ones(3).half()),
+        (torch.ones(3, 4, dtype=torch.int8), torch.ones(4, 1)),
+        (torch.ones(3, 4, dtype=torch.int8), torch.ones(3, 2)),
+        (torch.ones(3, 4, dtype=torch.int8), torch.ones(3, 1).int()),
     ],
 )
 def test_what_does_not_fit_is_refused(weight: torch.Tensor, scales: torch.Tensor | None) -> None:
     with pytest.raises(ValueError, match="kernel linear_small: shapes or dtypes"):
-        ops.linear_small(torch.ones(2, 4), weight, scales=scales)
+        ops.linear_small(torch.ones(2, 4), weight, scales=scales, code="int8")
 
 
 def test_tiles_fit() -> None:
@@ -86,7 +89,8 @@ def launched(tokens: int, outputs: int, inputs: int, **options: Any) -> Any:
         triton.linear_small(
             torch.empty(tokens, inputs, dtype=torch.bfloat16, device="meta"),
             torch.empty(outputs, inputs, dtype=torch.int8, device="meta"),
-            scales=torch.empty(outputs, device="meta"),
+            scales=torch.empty(outputs, 1, device="meta"),
+            code="int8",
             **options,
         )
     (launch,) = launches

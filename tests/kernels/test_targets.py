@@ -78,10 +78,14 @@ def attention(decode_rows: int, turn: int) -> None:
     )
 
 
-#: Bytes of weight, and what goes with it, `[outputs, inputs]` of each format.
+#: A weight and what goes with it, `[outputs, inputs]`, in each format.
 WEIGHTS: tuple[Callable[[tuple[int, ...], int], dict[str, Any]], ...] = (
     lambda shape, inputs: {"weight": meta(*shape, inputs)},
-    lambda shape, inputs: {"weight": meta(*shape, inputs, dtype=INT8), "scales": real(*shape)},
+    lambda shape, inputs: {
+        "weight": meta(*shape, inputs, dtype=INT8),
+        "scales": real(*shape, 1),
+        "code": "int8",
+    },
     lambda shape, inputs: {
         "weight": meta(*shape, inputs // 2, dtype=torch.uint8),
         "scales": meta(*shape, inputs // 32),
@@ -90,8 +94,18 @@ WEIGHTS: tuple[Callable[[tuple[int, ...], int], dict[str, Any]], ...] = (
     },
     lambda shape, inputs: {
         "weight": meta(*shape, inputs // 2, dtype=torch.uint8),
-        "scales": meta(*shape, inputs // 32),
+        "scales": meta(*shape, inputs // 32, dtype=torch.float8_e8m0fnu),
         "code": "e2m1",
+    },
+    lambda shape, inputs: {
+        "weight": meta(*shape, inputs, dtype=INT8),
+        "scales": real(*shape, inputs // 128),
+        "code": "e4m3",
+    },
+    lambda shape, inputs: {
+        "weight": meta(*shape, inputs // 2, dtype=torch.uint8),
+        "scales": meta(*shape, inputs // 32, dtype=torch.float16),
+        "code": "iq4",
     },
 )
 
@@ -217,9 +231,10 @@ def test_formats_and_head_dimensions_all_come_up(monkeypatch: pytest.MonkeyPatch
     for name in ("_decode_attention", "_prefill_attention", "_rope_kv_write", "_kv_write"):
         assert {(name, dtype, None) for dtype in (BF16, INT8, FP8)} <= seen
         assert {(name, head_dim) for head_dim in HEAD_DIMS} <= seen
-    packed = [(torch.uint8, "int4"), (torch.uint8, "e2m1")]
+    packed = [(torch.uint8, code) for code in ("int4", "e2m1", "iq4")]
+    bytewise = [(INT8, code) for code in ("int8", "e4m3")]
     for name in ("gemv", "skinny_gemm", "grouped_gemv", "grouped_gemm"):
-        assert {(name, *held) for held in [(BF16, None), (INT8, None), *packed]} <= seen
+        assert {(name, *held) for held in [(BF16, None), *bytewise, *packed]} <= seen
 
 
 def test_code_that_does_not_fit_is_found() -> None:

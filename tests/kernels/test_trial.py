@@ -17,6 +17,7 @@ from asyncinfer.config import EngineConfig, Kernels
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels import dispatch, reference, trial, triton
 from asyncinfer.kernels.figures import KernelFigures, Stopwatch
+from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.kernels.trial import Fault, TrialShapes, find_fault
 from asyncinfer.runner import device as devices
 
@@ -56,10 +57,46 @@ def test_kernels_that_are_right_have_no_fault(dtype: torch.dtype, kv_dtype: torc
     assert find_fault(shapes, CPU, kernels()) is None
 
 
+#: One of each code, by rows, with offsets, in powers of two.
+LAYOUTS = (
+    WeightLayout("e2m1", 32),
+    WeightLayout("e4m3", 0),
+    WeightLayout("e4m3", 64),
+    WeightLayout("int4", 32, True),
+    WeightLayout("int8", 0),
+    WeightLayout("int8", 16, True),
+    WeightLayout("iq4", 32),
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_quantised_products_are_tried(dtype: torch.dtype) -> None:
+    """Of each layout that a model's weights have, for few rows, many, and experts."""
+    shapes, heard = dataclasses.replace(SHAPES, dtype=dtype, layouts=LAYOUTS), list[str]()
+    assert find_fault(shapes, CPU, kernels(), told=heard.append) is None
+    for layout in LAYOUTS:
+        assert sum(name.endswith(f"rows, {layout}") for name in heard) == 5
+    for name in ("linear_small", "grouped_linear"):
+        right = getattr(reference, name)
+
+        def wrong(*args: Any, right: Any = right, **options: Any) -> torch.Tensor:
+            offsets = options.get("offsets")
+            if offsets is not None:
+                options["offsets"] = -offsets
+            found: torch.Tensor = right(*args, **options)
+            return found
+
+        fault = find_fault(shapes, CPU, kernels(**{name: wrong}))
+        assert fault is not None
+        assert f"{name} of" in fault.reason
+        assert "int4 in groups of 32" in fault.reason
+
+
 @pytest.mark.slow
 def test_tritons_own_have_none() -> None:
     with interpreted():
-        assert find_fault(SHAPES, CPU) is None
+        shapes = dataclasses.replace(SHAPES, layouts=LAYOUTS)
+        assert find_fault(shapes, CPU) is None
 
 
 def test_each_kernel_is_timed_where_somebody_asks() -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from asyncinfer.kernels.figures import KernelFigures
+from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.kernels.trial import Fault, TrialShapes
 from asyncinfer.kernels.trial_process import NoProcess, find_fault_apart
 
@@ -28,6 +29,7 @@ SHAPES = TrialShapes(
     vocab=50,
     dtype=torch.float32,
     kv_dtype=torch.float32,
+    layouts=(WeightLayout("int4", 32, offsets=True),),
 )
 #: A second kernel that does what its name says; the first one is right.
 PLANTED = """

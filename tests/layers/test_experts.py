@@ -11,7 +11,13 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from asyncinfer.kernels import dispatch
 from asyncinfer.kernels.reference.grouped_linear import grouped_linear
 from asyncinfer.layers import Experts, GroupedRouter, Route, SoftmaxRouter, activation
-from asyncinfer.quantization import make_grouped_linear, make_linear
+from asyncinfer.quantization import (
+    GroupedLinear,
+    QuantisedWeight,
+    make_grouped_linear,
+    make_linear,
+)
+from asyncinfer.quantization.cuda_packed import PackedGrouped
 from asyncinfer.quantization.dense import DenseLinear
 from asyncinfer.quantization.grouped import DenseGrouped, SeparateLinears
 
@@ -108,10 +114,14 @@ def test_on_a_gpu_the_host_waits_for_nothing(
                 correction=torch.empty(8),
                 scale=1.5,
             )
-        layers = []
+        layers: list[GroupedLinear] = []
         for shape in ((8, 2 * SIZE, HIDDEN), (8, HIDDEN, SIZE)):
-            weight = torch.empty(shape, dtype=torch.int8 if int8 else torch.bfloat16)
-            layers.append(DenseGrouped(weight, None, torch.empty(shape[:2]) if int8 else None))
+            if int8:
+                numbers, scales = torch.empty(shape, dtype=torch.int8), torch.empty(*shape[:2], 1)
+                packed = QuantisedWeight(numbers, scales, None, torch.bfloat16)
+                layers.append(PackedGrouped(packed, None))
+            else:
+                layers.append(DenseGrouped(torch.empty(shape, dtype=torch.bfloat16), None))
         up, down = layers
         gate = activation("silu", gated=True)
         experts = Experts(route, up, gate, down, torch.arange(8))

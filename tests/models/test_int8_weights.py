@@ -17,8 +17,9 @@ from asyncinfer.attention import PagedAttention
 from asyncinfer.kernels import dispatch
 from asyncinfer.layers import FusedLayer
 from asyncinfer.models import Decoder, decoder, load_model
-from asyncinfer.quantization import CudaLinear, linear
-from asyncinfer.quantization.int8 import Int8Linear, quantised
+from asyncinfer.quantization import linear
+from asyncinfer.quantization.cuda_packed import CudaPackedLinear
+from asyncinfer.quantization.int8 import Int8Linear, in_8_bits, quantised
 
 #: A model of few launches, one whose linear layers are turned, experts, and a latent KV.
 CASES = ("llama", "gpt2", "qwen3_moe", "deepseek_v2")
@@ -67,9 +68,8 @@ def test_fused_layers(kernels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyP
     """As on a GPU, on a CPU's tensors; with the kernels of linear layers themselves, interpreted,
     too."""
 
-    def fused(weight: torch.Tensor, bias: torch.Tensor | None) -> CudaLinear:
-        numbers, scales = quantised(weight)
-        return CudaLinear(numbers, bias, scales)
+    def fused(weight: torch.Tensor, bias: torch.Tensor | None) -> CudaPackedLinear:
+        return CudaPackedLinear(in_8_bits(weight), bias)
 
     folder = written("llama", tmp_path)
     right = logits(loaded(folder, "int8"))

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from asyncinfer.kernels import onednn, ops
 from asyncinfer.quantization import int8 as module
 from asyncinfer.quantization import make_grouped_linear, make_linear
-from asyncinfer.quantization.dense import CudaLinear
-from asyncinfer.quantization.grouped import DenseGrouped, SeparateLinears
-from asyncinfer.quantization.int8 import Int8Linear, quantised
+from asyncinfer.quantization.cuda_packed import CudaPackedLinear, PackedGrouped
+from asyncinfer.quantization.grouped import SeparateLinears
+from asyncinfer.quantization.int8 import Int8Linear, in_8_bits, quantised
 from asyncinfer.quantization.packed import PackedLinear
 
 
@@ -121,7 +121,7 @@ def test_a_gpus_layer(tokens: int, activation: str | None) -> None:
     """On a CPU both of its ways end in torch, and must mean the same."""
     x, weight, bias = torch.randn(tokens, 16), torch.randn(130, 16), torch.randn(130)
     numbers, scales = quantised(weight)
-    layer = CudaLinear(numbers, bias, scales)
+    layer = CudaPackedLinear(in_8_bits(weight), bias)
     expected = F.linear(x, restored(numbers, scales).float(), bias)
     if activation is not None:
         gates, ups = expected.chunk(2, -1)
@@ -138,7 +138,7 @@ def test_experts(bias: bool) -> None:
     right = ops.grouped_linear(x, restored(numbers, scales).float(), ends, b)
     apart = make_grouped_linear(weight.clone(), b, storage="int8")
     assert isinstance(apart, SeparateLinears)
-    for layer in (apart, DenseGrouped(numbers, b, scales)):
+    for layer in (apart, PackedGrouped(in_8_bits(weight), b)):
         torch.testing.assert_close(layer(x, ends), right)
 
 
@@ -148,7 +148,7 @@ def test_experts(bias: bool) -> None:
 def test_on_a_gpu(tokens: int) -> None:
     x, weight = torch.randn(tokens, 640).cuda().half(), torch.randn(512, 640).cuda().half() / 25
     layer = make_linear(weight, storage="int8")
-    assert isinstance(layer, CudaLinear)
+    assert isinstance(layer, CudaPackedLinear)
     exact = x.double() @ restored(*quantised(weight)).T
     for _ in range(2):
         torch.testing.assert_close(layer(x).double(), exact, rtol=4e-3, atol=4e-3)

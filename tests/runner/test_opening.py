@@ -193,20 +193,6 @@ def test_what_recorded_steps_need(decoder: Decoder) -> None:
     assert graph_hold(longer, decoder.config, torch.bfloat16) - held > inner * 3 // 4
 
 
-def test_int8_weights_leave_room_for_the_largest_of_them(decoder: Decoder) -> None:
-    """More tokens than our own kernels take meet a weight that is turned back for them."""
-    model, bf16 = decoder.config, torch.bfloat16
-    many, few = EngineConfig(max_step_tokens=65), EngineConfig(max_step_tokens=64)
-    largest = 2 * model.intermediate_size * model.hidden_size * 2
-    for config, more in ((many, largest), (few, 0)):
-        smaller = config.replace(weights="int8")
-        plain = activation_bytes(config, model, bf16)
-        assert activation_bytes(smaller, model, bf16) == plain + more
-    assert graph_hold(many.replace(weights="int8"), model, bf16) == (
-        graph_hold(many, model, bf16) + largest
-    )
-
-
 def test_how_many_steps_ahead(decoder: Decoder) -> None:
     def overlap(device: str, **options: Any) -> int:
         config = EngineConfig(kv_bytes=1 << 20, **options)

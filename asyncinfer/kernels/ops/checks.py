@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from asyncinfer.kernels.dispatch import check
+from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.kernels.reference.floats_of import CODES
 
 __all__ = ["QUANTISED", "check_caches", "check_range", "check_weight"]
@@ -27,28 +28,26 @@ def check_weight(
     offsets: torch.Tensor | None = None,
     code: str | None = None,
 ) -> None:
-    """Check that the weight has the inputs of `x` and its dtype, is int8 with a scale for each row,
-    or is of 4 bits: two inputs a byte, with a scale for each group of a row's inputs."""
+    """Check that the weight has the inputs of `x` and its dtype, or that its numbers have a `code`
+    and a scale for each group of a row's inputs."""
     check(weight.is_contiguous(), name, x, weight)
     for factors in (scales, offsets):
         check(factors is None or factors.is_contiguous(), name, weight, factors)
     if code is None:
-        right = weight.dtype is (x.dtype if scales is None else torch.int8) and offsets is None
-        right = right and weight.shape[-1] == x.shape[1]
-        if scales is not None:
-            right = right and scales.dtype is torch.float32 and scales.shape == weight.shape[:-1]
-        check(right, name, x, weight, scales)
+        right = weight.dtype is x.dtype and weight.shape[-1] == x.shape[1]
+        check(right and scales is None and offsets is None, name, x, weight, scales, offsets)
         return
     if code not in CODES:
         raise ValueError(f"kernel {name}: code={code!r}: must be one of {', '.join(CODES)}")
-    right = weight.dtype is torch.uint8 and 2 * weight.shape[-1] == x.shape[1]
+    right = weight.dtype is (torch.uint8 if CODES[code] == 2 else torch.int8)
+    right = right and weight.shape[-1] * CODES[code] == x.shape[1]
     right = right and scales is not None and scales.shape[:-1] == weight.shape[:-1]
     check(right, name, x, weight, scales)
     assert scales is not None
     check(scales.dtype.is_floating_point and scales.shape[-1] > 0, name, weight, scales)
     group, rest = divmod(x.shape[1], scales.shape[-1])
-    whole = scales.shape[-1] == 1 or (group >= 16 and group & (group - 1) == 0)
-    check(rest == 0 and whole, name, x, weight, scales)
+    layout = WeightLayout(code, 0 if scales.shape[-1] == 1 else group)
+    check(rest == 0 and layout.readable, name, x, weight, scales)
     if offsets is not None:
         right = offsets.shape == scales.shape and offsets.dtype.is_floating_point
         check(right, name, scales, offsets)

@@ -1,17 +1,20 @@
-"""The numbers that a weight of 4 bits stands for."""
+"""The numbers that a quantised weight stands for."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import torch
 
-from asyncinfer.kernels.codes import TABLES
+from asyncinfer.kernels.codes import decoded
 
-__all__ = ["CODES", "floats_of"]
+__all__ = ["CODES", "floats_of", "parts_of"]
 
-#: The codes of 4 bits that a GPU's kernels read.
-CODES: Final = {name: TABLES[name] for name in ("int4", "e2m1")}
+#: The codes that a GPU's kernels read, and how many numbers of each a byte holds.
+CODES: Final = {"int4": 2, "e2m1": 2, "iq4": 2, "int8": 1, "e4m3": 1}
+#: Numbers that are floats at the same time: 16 MiB of float32.
+_PART: Final = 1 << 22
 
 
 def floats_of(
@@ -20,14 +23,26 @@ def floats_of(
     """float32 `[outputs, inputs]`: each number of the weight times its group's scale, plus its
     group's offset.
 
-    `weight` uint8 `[outputs, inputs / 2]`: input 2j is in the lower half of byte j, input 2j + 1 in
-    the upper. `scales` and `offsets` floats `[outputs, groups]`: a group is `inputs / groups`
-    inputs that follow one another.
+    `weight` of 4 bits is uint8 `[outputs, inputs / 2]`: input 2j is in the lower half of byte j,
+    input 2j + 1 in the upper. Of 8 bits it is int8 `[outputs, inputs]`, whatever its bits stand
+    for. `scales` and `offsets` floats `[outputs, groups]`: a group is `inputs / groups` inputs that
+    follow one another.
     """
-    outputs, half = weight.shape
-    codes = torch.stack((weight & 15, weight >> 4), dim=-1).view(outputs, scales.shape[1], -1)
-    table = torch.tensor(CODES[code], device=weight.device)
-    floats = table[codes.int()].mul_(scales.float()[:, :, None])
+    floats = decoded(weight, code).view(*scales.shape, -1).mul_(scales.float()[:, :, None])
     if offsets is not None:
         floats.add_(offsets.float()[:, :, None])
-    return floats.view(outputs, 2 * half)
+    return floats.flatten(1)
+
+
+def parts_of(
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    offsets: torch.Tensor | None,
+    code: str,
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """`floats_of` a few rows at a time, with the rows: a large matrix is never whole in float32."""
+    step = max(1, _PART // max(1, weight.shape[1] * CODES[code]))
+    for start in range(0, weight.shape[0], step):
+        rows = slice(start, start + step)
+        shifts = None if offsets is None else offsets[rows]
+        yield rows, floats_of(weight[rows], scales[rows], shifts, code)

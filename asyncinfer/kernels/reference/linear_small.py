@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from asyncinfer.kernels.reference.floats_of import floats_of
+from asyncinfer.kernels.reference.floats_of import parts_of
 from asyncinfer.kernels.reference.norms import gelu_mul, rms_norm, silu_mul
 
 __all__ = ["linear_small"]
@@ -28,9 +28,8 @@ def linear_small(
 ) -> torch.Tensor:
     """`x W^T + bias` for `x` `[tokens, inputs]`, at most 64 tokens, `weight` `[outputs, inputs]`.
 
-    - `scales` float32 `[outputs]`: the weight is int8, and each of its rows is multiplied by its
-      scale.
-    - `code`: the weight is one of 4 bits, with `scales` and `offsets` as in `reference.floats_of`.
+    - `code`: the weight is one of 4 or 8 bits, with `scales` and `offsets` as in
+      `reference.floats_of`.
     - `norm` `[inputs]`: the weight of an RMSNorm of `x` before, with `eps` and `plus_one` as in
       `rms_norm`.
     - `activation` "silu", "gelu" or "gelu_tanh": the product is a packed gate and up, gate first;
@@ -41,12 +40,13 @@ def linear_small(
     """
     if norm is not None:
         x = rms_norm(x, norm, eps, plus_one=plus_one)
-    if code is not None:
+    if code is None:
+        y = F.linear(x, weight, bias)
+    else:
         assert scales is not None
-        weight = floats_of(weight, scales, offsets, code).to(x.dtype)
-    elif scales is not None:
-        weight = (weight * scales[:, None]).to(x.dtype)
-    y = F.linear(x, weight, bias)
+        y = x.new_empty(x.shape[0], weight.shape[0])
+        for rows, part in parts_of(weight, scales, offsets, code):
+            y[:, rows] = F.linear(x, part.to(x.dtype), None if bias is None else bias[rows])
     if activation == "silu":
         y = silu_mul(y)
     elif activation is not None:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from asyncinfer.kernels.triton.gate import gate
-from asyncinfer.kernels.triton.weight_tile import tile_pointers, weight_tile
+from asyncinfer.kernels.triton.weight_tile import row_factors, tile_pointers, weight_tile
 
 __all__ = ["gemv", "gemv_block"]
 
@@ -93,11 +93,11 @@ def gemv_block(
     PLUS_ONE: tl.constexpr,
 ):
     """`TOKENS` (1 to 4) rows of `x`; `BLOCK_N` rows of the weight, or with an `ACTIVATION` half as
-    many of the gate and as many of the up part. `scales`, if any: what each row of the weight is
-    multiplied by, or with a `CODE` each `GROUP` of a row."""
+    many of the gate and as many of the up part. With a `CODE`, `scales` and `offsets` of each
+    `GROUP` of a row; `GROUP` 0: a scale for the row, multiplied by its sum."""
     columns = tl.arange(0, BLOCK_K)
     rows = weight_rows(block, OUTPUTS, BLOCK_N, ACTIVATION)
-    weight = tile_pointers(weight, rows, INPUTS, BLOCK_K, CODE)
+    weight = tile_pointers(weight, rows, INPUTS, BLOCK_K)
     sum0 = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     sum1, sum2, sum3 = sum0, sum0, sum0
     square0 = tl.zeros((BLOCK_K,), tl.float32)
@@ -147,8 +147,8 @@ def gemv_block(
         y = tl.sum(products, axis=1)
         if norm is not None:
             y *= tl.rsqrt(tl.sum(square, axis=0) / INPUTS + eps)
-        if scales is not None and CODE is None:
-            y *= tl.load(scales + rows)
+        if CODE is not None and GROUP == 0:
+            y *= row_factors(scales, rows, CODE)
         if bias is not None:
             y += tl.load(bias + rows).to(tl.float32)
         if ACTIVATION is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from asyncinfer.kernels.triton.weight_tile import tile_pointers, weight_tile
+from asyncinfer.kernels.triton.weight_tile import row_factors, tile_pointers, weight_tile
 
 __all__ = ["grouped_gemm"]
 
@@ -66,9 +66,10 @@ def grouped_gemm(
     tokens = begin + tl.arange(0, BLOCK_M)
     outputs = block * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(outputs, OUTPUTS - 1)
-    SIZE: tl.constexpr = OUTPUTS * INPUTS if CODE is None else OUTPUTS * (INPUTS // 2)
-    weight = tile_pointers(weight + expert.to(tl.int64) * SIZE, rows, INPUTS, BLOCK_K, CODE)
-    GROUPS: tl.constexpr = 1 if CODE is None else INPUTS // GROUP
+    HELD: tl.constexpr = 2 if weight.dtype.element_ty == tl.uint8 else 1
+    SIZE: tl.constexpr = OUTPUTS * (INPUTS // HELD)
+    weight = tile_pointers(weight + expert.to(tl.int64) * SIZE, rows, INPUTS, BLOCK_K)
+    GROUPS: tl.constexpr = 1 if GROUP == 0 else INPUTS // GROUP
     if scales is not None:
         scales += expert.to(tl.int64) * (OUTPUTS * GROUPS)
     if offsets is not None:
@@ -84,11 +85,11 @@ def grouped_gemm(
             inputs = tl.load(x + start)
         else:
             inputs = tl.load(x + start, mask=(start + columns < INPUTS)[:, None], other=0)
-        # Whole numbers of 8 bits are exact in every dtype.
+        # Numbers of 8 bits are exact in every dtype.
         sums = tl.dot(part.to(inputs.dtype), inputs, sums, input_precision="ieee")
 
-    if scales is not None and CODE is None:
-        sums *= tl.load(scales + rows)[:, None]
+    if CODE is not None and GROUP == 0:
+        sums *= row_factors(scales, rows, CODE)[:, None]
     if bias is not None:
         sums += tl.load(bias + expert * OUTPUTS + rows).to(tl.float32)[:, None]
     target = out + tokens.to(tl.int64)[None, :] * OUTPUTS + outputs[:, None]

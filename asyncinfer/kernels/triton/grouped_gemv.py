@@ -38,9 +38,10 @@ def grouped_gemv(
     theirs = tl.load(ends + experts, mask=experts < EXPERTS, other=row + 1)
     # The last expert for a row beyond its end, so that no list of ends leads out of the weight.
     expert = tl.minimum(tl.sum((theirs <= row).to(tl.int32), axis=0), EXPERTS - 1)
-    SIZE: tl.constexpr = OUTPUTS * INPUTS if CODE is None else OUTPUTS * (INPUTS // 2)
+    HELD: tl.constexpr = 2 if weight.dtype.element_ty == tl.uint8 else 1
+    SIZE: tl.constexpr = OUTPUTS * (INPUTS // HELD)
     weight += expert.to(tl.int64) * SIZE
-    GROUPS: tl.constexpr = 1 if CODE is None else INPUTS // GROUP
+    GROUPS: tl.constexpr = 1 if GROUP == 0 else INPUTS // GROUP
     if scales is not None:
         scales += expert.to(tl.int64) * (OUTPUTS * GROUPS)
     if offsets is not None:

@@ -8,6 +8,7 @@ import triton
 from asyncinfer.kernels.linear_tiles import grouped_tiles, tiles_for
 from asyncinfer.kernels.triton.grouped_gemm import grouped_gemm
 from asyncinfer.kernels.triton.grouped_gemv import grouped_gemv
+from asyncinfer.kernels.triton.weight_format import group_of, itemsize_of, readable
 
 __all__ = ["grouped_linear"]
 
@@ -34,7 +35,7 @@ def grouped_linear(
     """
     rows, inputs = x.shape
     experts, outputs, _ = weight.shape
-    itemsize = weight.element_size() if code is None else 0.5
+    itemsize = itemsize_of(weight)
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     if not rows:
         return out
@@ -45,9 +46,10 @@ def grouped_linear(
         "OUTPUTS": outputs,
         "INPUTS": inputs,
         "BLOCK_E": triton.next_power_of_2(experts),
-        "GROUP": 0 if scales is None or code is None else inputs // scales.shape[-1],
+        "GROUP": group_of(inputs, scales, offsets, code),
         "CODE": code,
     }
+    scales, offsets = readable(scales), readable(offsets)
     if rows <= _GEMV_ROWS:
         tiles = tiles_for(outputs, inputs, 1, itemsize)
         grouped_gemv[(rows, triton.cdiv(outputs, tiles.rows))](

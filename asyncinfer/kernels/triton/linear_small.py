@@ -9,6 +9,7 @@ from asyncinfer.kernels.linear_tiles import gemv_tokens, tiles_for
 from asyncinfer.kernels.triton.gemv import gemv
 from asyncinfer.kernels.triton.rms_norm import rms_norm
 from asyncinfer.kernels.triton.skinny_gemm import skinny_gemm
+from asyncinfer.kernels.triton.weight_format import group_of, itemsize_of, readable
 
 __all__ = ["linear_small"]
 
@@ -40,8 +41,9 @@ def linear_small(
     out = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
     if not tokens:
         return out
-    itemsize = weight.element_size() if code is None else 0.5
-    group = 0 if scales is None or code is None else inputs // scales.shape[1]
+    itemsize = itemsize_of(weight)
+    group = group_of(inputs, scales, offsets, code)
+    scales, offsets = readable(scales), readable(offsets)
     gemv_most = gemv_tokens(itemsize)
     if norm is not None and tokens > gemv_most:
         x, norm = rms_norm(x, norm, eps, plus_one=plus_one), None

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from asyncinfer.kernels.triton.gate import gate
 from asyncinfer.kernels.triton.gemv import weight_rows
-from asyncinfer.kernels.triton.weight_tile import tile_pointers, weight_tile
+from asyncinfer.kernels.triton.weight_tile import row_factors, tile_pointers, weight_tile
 
 __all__ = ["skinny_gemm"]
 
@@ -44,8 +44,8 @@ def skinny_gemm(
     ACTIVATION: tl.constexpr,
 ):
     """`tokens` (at most `BLOCK_M`) rows of `x`; `BLOCK_N` rows of the weight, or with an
-    `ACTIVATION` half as many of the gate and as many of the up part. `scales`, if any: what each
-    row of the weight, then int8, is multiplied by, or with a `CODE` each `GROUP` of a row. Grid
+    `ACTIVATION` half as many of the gate and as many of the up part. With a `CODE`, `scales` and
+    `offsets` of each `GROUP` of a row; `GROUP` 0: a scale for the row, multiplied by its sum. Grid
     `(blocks, SPLITS)`."""
     STRETCH: tl.constexpr = (INPUTS + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
     block = tl.program_id(0)
@@ -53,7 +53,7 @@ def skinny_gemm(
     columns = tl.arange(0, BLOCK_K)
     token = tl.arange(0, BLOCK_M)
     rows = weight_rows(block, OUTPUTS, BLOCK_N, ACTIVATION)
-    weight = tile_pointers(weight, rows, INPUTS, BLOCK_K, CODE)
+    weight = tile_pointers(weight, rows, INPUTS, BLOCK_K)
     # Tokens beyond the last are read as the last; their sums are not stored.
     x += tl.minimum(token, tokens - 1)[None, :] * X_STRIDE + columns[:, None]
     sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -65,7 +65,7 @@ def skinny_gemm(
             inputs = tl.load(x + start)
         else:
             inputs = tl.load(x + start, mask=(start + columns < INPUTS)[:, None], other=0.0)
-        # Whole numbers of 8 bits are exact in every dtype.
+        # Numbers of 8 bits are exact in every dtype.
         sums = tl.dot(tile.to(inputs.dtype), inputs, sums, input_precision="ieee")
 
     if SPLITS > 1:
@@ -84,8 +84,8 @@ def skinny_gemm(
 
     SIZE: tl.constexpr = OUTPUTS if ACTIVATION is None else OUTPUTS // 2
     BLOCK: tl.constexpr = BLOCK_N if ACTIVATION is None else BLOCK_N // 2
-    if scales is not None and CODE is None:
-        sums *= tl.load(scales + rows)[:, None]
+    if CODE is not None and GROUP == 0:
+        sums *= row_factors(scales, rows, CODE)[:, None]
     if bias is not None:
         sums += tl.load(bias + rows).to(tl.float32)[:, None]
     if ACTIVATION is not None:

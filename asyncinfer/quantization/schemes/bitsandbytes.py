@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 
 from asyncinfer.kernels.codes import TABLES
+from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.quantization.schemes.bits import pairs
 from asyncinfer.quantization.schemes.matrix import BadPart, MatrixFormat, Part, Rows
 from asyncinfer.quantization.weight import QuantisedWeight
@@ -71,6 +72,10 @@ class Bnb4Matrix(MatrixFormat):
 
     def keeps(self, shape: tuple[int, ...]) -> bool:
         return shape[1] % min(_BLOCKS) == 0
+
+    @property
+    def layout(self) -> WeightLayout | None:
+        return WeightLayout(self.kind, _BLOCKS[0])
 
     def kept(
         self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype

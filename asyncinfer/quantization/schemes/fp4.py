@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 import torch
 
+from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.quantization.schemes.bits import e2m1, e8m0
 from asyncinfer.quantization.schemes.matrix import FLOATS, MatrixFormat, Part, Rows
 from asyncinfer.quantization.weight import QuantisedWeight
@@ -49,6 +50,10 @@ class Fp4Matrix(MatrixFormat):
 
     def keeps(self, shape: tuple[int, ...]) -> bool:
         return True
+
+    @property
+    def layout(self) -> WeightLayout | None:
+        return WeightLayout("e2m1", self.group)
 
     def kept(
         self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
@@ -95,6 +100,10 @@ class Mxfp4Experts(MatrixFormat):
 
     def keeps(self, shape: tuple[int, ...]) -> bool:
         return True
+
+    @property
+    def layout(self) -> WeightLayout | None:
+        return WeightLayout("e2m1", 32)
 
     def kept(
         self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from asyncinfer.kernels.codes import copy_e4m3
+from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.quantization.schemes.bits import e8m0
 from asyncinfer.quantization.schemes.matrix import FLOATS, MatrixFormat, Part, Rows
 from asyncinfer.quantization.weight import QuantisedWeight
@@ -51,6 +52,10 @@ class Fp8Matrix(MatrixFormat):
 
     def keeps(self, shape: tuple[int, ...]) -> bool:
         return self.block is None or shape[1] % self.block[1] == 0
+
+    @property
+    def layout(self) -> WeightLayout | None:
+        return WeightLayout("e4m3", 0 if self.block is None else self.block[1])
 
     def kept(
         self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype

@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 
+from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.quantization.schemes.bits import as_bytes, paired, scaled, unpack
 from asyncinfer.quantization.schemes.matrix import HALVES, BadPart, MatrixFormat, Part, Rows
 from asyncinfer.quantization.weight import QuantisedWeight
@@ -62,6 +63,12 @@ class GptqMatrix(MatrixFormat):
     def keeps(self, shape: tuple[int, ...]) -> bool:
         # Reordered inputs may still be neighbours, as `g_idx` shows; then `kept` holds them.
         return self.bits != 2 and shape[1] % (self.group or shape[1]) == 0
+
+    @property
+    def layout(self) -> WeightLayout | None:
+        if self.bits == 2:
+            return None
+        return WeightLayout(f"int{self.bits}", self.group or 0, offsets=True)
 
     def kept(
         self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
@@ -139,6 +146,10 @@ class AwqMatrix(MatrixFormat):
 
     def keeps(self, shape: tuple[int, ...]) -> bool:
         return shape[1] % (self.group or shape[1]) == 0
+
+    @property
+    def layout(self) -> WeightLayout | None:
+        return WeightLayout(f"int{self.bits}", self.group or 0, offsets=True)
 
     def kept(
         self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.quantization.schemes.bits import paired
 from asyncinfer.quantization.schemes.matrix import HALVES, BadPart, MatrixFormat, Part, Rows
 from asyncinfer.quantization.weight import QuantisedWeight
@@ -65,6 +66,12 @@ class HqqMatrix(MatrixFormat):
     def keeps(self, shape: tuple[int, ...]) -> bool:
         neighbours = self.axis == 1 and shape[1] % (self.group or shape[1]) == 0
         return neighbours and self.bits != 2 and shape[1] % 2 == 0
+
+    @property
+    def layout(self) -> WeightLayout | None:
+        if self.axis == 0 or self.bits == 2:
+            return None
+        return WeightLayout(f"int{self.bits}", self.group or 0, offsets=True)
 
     def kept(
         self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype

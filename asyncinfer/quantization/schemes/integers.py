@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.quantization.schemes.bits import scaled, unpack
 from asyncinfer.quantization.schemes.matrix import FLOATS, HALVES, BadPart, MatrixFormat, Part, Rows
 from asyncinfer.quantization.weight import QuantisedWeight
@@ -82,6 +83,13 @@ class IntMatrix(MatrixFormat):
         bits, inputs = self.bits if self.packed else 8, shape[1]
         whole = inputs % 2 == 0 and inputs % (self.group or inputs) == 0
         return whole and bits != 2 and not self.reordered
+
+    @property
+    def layout(self) -> WeightLayout | None:
+        bits = self.bits if self.packed else 8
+        if bits == 2 or self.reordered:
+            return None
+        return WeightLayout(f"int{bits}", self.group or 0, bits == 4 or not self.symmetric)
 
     def kept(
         self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
@@ -163,6 +171,10 @@ class RowInt8Matrix(MatrixFormat):
 
     def keeps(self, shape: tuple[int, ...]) -> bool:
         return True
+
+    @property
+    def layout(self) -> WeightLayout | None:
+        return WeightLayout("int8", 0)
 
     def kept(
         self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype

@@ -9,6 +9,7 @@ from typing import ClassVar, Final
 
 import torch
 
+from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.quantization.weight import QuantisedWeight
 
 __all__ = ["FLOATS", "HALVES", "BadPart", "MatrixFormat", "Part", "Rows"]
@@ -66,6 +67,11 @@ class MatrixFormat(ABC):
     def keeps(self, shape: tuple[int, ...]) -> bool:
         """Whether `kept` may hold a matrix of this shape."""
         return False
+
+    @property
+    def layout(self) -> WeightLayout | None:
+        """How `kept` holds matrices; None where it keeps none."""
+        return None
 
     def kept(
         self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype

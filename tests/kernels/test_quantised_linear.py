@@ -1,4 +1,4 @@
-"""Linear layers of weights of 4 bits against float64, and as machine code."""
+"""Linear layers of quantised weights against float64, and as machine code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from asyncinfer.kernels.linear_tiles import SMALL_TOKENS, tiles_for
 
 INT4 = tuple(float(number) for number in range(16))
 E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
-NUMBERS = {"int4": INT4, "e2m1": E2M1}
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+FOUR_BITS = {"int4": INT4, "e2m1": E2M1, "iq4": IQ4}
+CODES = (*FOUR_BITS, "int8", "e4m3")
 
 
 class Weight:
@@ -23,15 +25,29 @@ class Weight:
     def __init__(
         self, target: Target, shape: tuple[int, ...], group: int, code: str, offset: bool = True
     ) -> None:
-        codes = torch.randint(16, shape, device=target.device)
-        self.packed = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8).contiguous()
+        if code in FOUR_BITS:
+            codes = torch.randint(16, shape, device=target.device)
+            self.packed = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8).contiguous()
+            table = torch.tensor(FOUR_BITS[code], dtype=torch.float64, device=target.device)
+            numbers = table[codes]
+        else:
+            codes = torch.randint(-128, 128, shape, device=target.device).to(torch.int8)
+            if code == "e4m3":
+                # NaN is of no use.
+                codes = torch.where((codes & 127) == 127, 0, codes)
+            self.packed = codes
+            numbers = (codes.view(torch.float8_e4m3fn) if code == "e4m3" else codes).double()
         groups = (*shape[:-1], shape[-1] // group)
-        self.scales = (torch.rand(groups, device=target.device) + 0.5) / 8 * shape[-1] ** -0.5
+        largest = float(numbers.abs().max()) * shape[-1] ** 0.5
+        self.scales = (torch.rand(groups, device=target.device) + 0.5) / largest
+        if code == "e2m1":
+            # Powers of two, as MXFP4 has them, in a byte.
+            self.scales = self.scales.to(torch.float8_e8m0fnu)
         self.offsets = None
-        numbers = torch.tensor(NUMBERS[code], dtype=torch.float64, device=target.device)[codes]
         exact = numbers.unflatten(-1, (groups[-1], group)) * self.scales.double()[..., None]
         if offset:
-            self.offsets = -8 * self.scales + torch.rand_like(self.scales) / 64
+            scales = self.scales.float()
+            self.offsets = (-8 * scales + torch.rand_like(scales) / 64).half()
             exact = exact + self.offsets.double()[..., None]
         self.exact = exact.flatten(-2)
         self.options: dict[str, Any] = {
@@ -41,7 +57,7 @@ class Weight:
         }
 
 
-#: Outputs, inputs, group, code: none fills a tile; a whole row; groups of several lengths, one of
+#: Outputs, inputs, group, code: none fills a tile; whole rows; groups of several lengths, one of
 #: which spans tiles.
 SHAPES = [
     (1, 32, 32, "int4"),
@@ -49,7 +65,13 @@ SHAPES = [
     (70, 512, 32, "e2m1"),
     (66, 1152, 128, "int4"),
     (34, 2048, 1024, "int4"),
+    (34, 96, 32, "iq4"),
+    (6, 64, 16, "int8"),
+    (66, 640, 128, "e4m3"),
+    (5, 77, 77, "e4m3"),
 ]
+#: The codes that some formats give offsets.
+WITH_OFFSETS = ("int4", "int8")
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 33])
@@ -58,7 +80,7 @@ def test_products(
     target: Target, tokens: int, outputs: int, inputs: int, group: int, code: str
 ) -> None:
     x = target.randn(tokens, inputs)
-    weight = Weight(target, (outputs, inputs), group, code, offset=code == "int4")
+    weight = Weight(target, (outputs, inputs), group, code, offset=code in WITH_OFFSETS)
     for module in (triton, ops):
         y = module.linear_small(x, weight.packed, **weight.options)
         assert y.dtype is target.dtype
@@ -88,10 +110,10 @@ def test_what_comes_before_and_after(target: Target, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("counts", [[3, 0, 1, 0, 4], [5, 16, 0, 1, 17]], ids=str)
-@pytest.mark.parametrize("code", NUMBERS)
+@pytest.mark.parametrize("code", CODES)
 def test_experts(target: Target, counts: list[int], code: str) -> None:
     ends = torch.tensor(counts, device=target.device).cumsum(0).int()
-    weight = Weight(target, (len(counts), 70, 160), 32, code, offset=code == "int4")
+    weight = Weight(target, (len(counts), 70, 160), 32, code, offset=code in WITH_OFFSETS)
     x, bias = target.randn(sum(counts), 160), target.randn(len(counts), 70)
     of = (torch.arange(len(x), device=x.device)[:, None] >= ends[None, :]).sum(1)
     parts = [
@@ -126,7 +148,7 @@ def test_what_does_not_fit_is_refused(weight: torch.Tensor, options: dict[str, A
 
 
 def test_an_unknown_code_is_refused() -> None:
-    with pytest.raises(ValueError, match="code='nf4': must be one of int4, e2m1"):
+    with pytest.raises(ValueError, match="code='nf4': must be one of int4, e2m1, iq4"):
         ops.linear_small(torch.ones(2, 64), FOUR, scales=torch.ones(3, 2), code="nf4")
 
 

@@ -1,0 +1,47 @@
+"""`WeightLayout`: how a quantised weight lies in memory, as far as a kernel is compiled for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from asyncinfer.kernels.reference.floats_of import CODES
+
+__all__ = ["WeightLayout"]
+
+#: Kernels take groups of at least so many inputs, a power of two, or one group for a whole row.
+_LEAST_GROUP: Final = 16
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class WeightLayout:
+    """A code and the size of groups."""
+
+    #: What numbers stand for, by its name in `asyncinfer.kernels.codes`.
+    code: str
+    #: How many inputs share a scale; 0: all of a row.
+    group: int
+    #: Whether each group has an offset beside its scale.
+    offsets: bool = False
+
+    @property
+    def readable(self) -> bool:
+        """Whether a GPU's kernels read it."""
+        group = self.group
+        fits = group == 0 or (group >= _LEAST_GROUP and group & (group - 1) == 0)
+        return fits and self.code in CODES
+
+    @property
+    def powers(self) -> bool:
+        """Whether scales are powers of two, in a byte each: those of MXFP4."""
+        return self.code == "e2m1" and self.group == 32
+
+    def bytes(self, inputs: int) -> float:
+        """Bytes of a number on a GPU, in rows of so many inputs. Scales and offsets are float16,
+        the scale of a whole row is float32."""
+        by_rows = self.group == 0 and not self.offsets
+        factors = 4 if by_rows else 1 if self.powers else 2 * (1 + self.offsets)
+        return 1 / CODES[self.code] + factors / (self.group or inputs)
+
+    def __str__(self) -> str:
+        return f"{self.code} in {f'groups of {self.group}' if self.group else 'rows'}"

@@ -1,0 +1,115 @@
+"""Layers of a GPU whose weights stay in 4 or 8 bits."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from asyncinfer.kernels import ops
+from asyncinfer.quantization.blocks import BlockWeight
+from asyncinfer.quantization.dense import CudaLinear
+from asyncinfer.quantization.packed_weight import PackedWeight
+from asyncinfer.quantization.stacked import StackedWeight
+from asyncinfer.quantization.weight import QuantisedWeight
+
+__all__ = ["CudaPackedLinear", "PackedGrouped", "for_kernels", "kernels_read", "on_gpu"]
+
+_HALVES: Final = (torch.float16, torch.bfloat16)
+_FLOAT16_MOST: Final = 65504.0
+#: Numbers below lose bits in float16.
+_FLOAT16_LEAST: Final = 2.0**-14
+
+
+def on_gpu(weight: torch.Tensor | PackedWeight) -> bool:
+    """Whether a weight of this device and dtype can be one of `CudaPackedLinear`."""
+    return weight.device.type == "cuda" and weight.dtype in _HALVES
+
+
+def kernels_read(weight: QuantisedWeight) -> bool:
+    """Whether kernels of a GPU, or torch's operators in their place, multiply the weight as it is:
+    its numbers have a code and groups that they know."""
+    return weight.layout.readable and on_gpu(weight)
+
+
+def for_kernels(weight: PackedWeight) -> QuantisedWeight | None:
+    """The weight with numbers, scales and offsets apart, if kernels of a GPU read it so. Matrices
+    of several formats become one, of whole numbers of 8 bits."""
+    if not on_gpu(weight):
+        return None
+    parts = weight.parts if isinstance(weight, StackedWeight) else (weight,)
+    apart = [part.grouped() if isinstance(part, BlockWeight) else part for part in parts]
+    numbers = [part for part in apart if isinstance(part, QuantisedWeight)]
+    if len(numbers) < len(apart) or not QuantisedWeight.joinable(numbers):
+        return None
+    joined = QuantisedWeight.cat(numbers)
+    return joined if kernels_read(joined) else None
+
+
+class CudaPackedLinear(CudaLinear):
+    """A layer whose kernels turn numbers into floats as they load them: for few tokens in one
+    launch with the norm before and the gate or residual after, for many in a tiled product."""
+
+    __slots__ = ()
+
+    def __init__(self, weight: QuantisedWeight, bias: torch.Tensor | None) -> None:
+        super().__init__(weight.numbers, bias, *_factors(weight), weight.named)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.scales is not None
+        # As a grouped product with a single expert.
+        ends = torch.full((1,), x.shape[0], dtype=torch.int32, device=x.device)
+        return ops.grouped_linear(
+            x,
+            self.weight[None],
+            ends,
+            None if self.bias is None else self.bias[None],
+            scales=self.scales[None],
+            offsets=None if self.offsets is None else self.offsets[None],
+            code=self.code,
+        )
+
+
+class PackedGrouped:
+    """Layers of many experts in one grouped product. The host does not read `ends`."""
+
+    def __init__(self, weight: QuantisedWeight, bias: torch.Tensor | None) -> None:
+        self._numbers = weight.numbers.contiguous()
+        self._scales, self._offsets = _factors(weight)
+        self._code = weight.named
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        return ops.grouped_linear(
+            x,
+            self._numbers,
+            ends,
+            self._bias,
+            scales=self._scales,
+            offsets=self._offsets,
+            code=self._code,
+        )
+
+
+def _factors(weight: QuantisedWeight) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Scales and offsets in as few bytes as they need."""
+    scales, offsets = weight.scales.contiguous(), weight.offsets
+    if weight.scales.shape[-1] == 1 and offsets is None:
+        # One for each row is little beside the row.
+        return scales.float(), None
+    return _smallest(scales), None if offsets is None else _smallest(offsets.contiguous())
+
+
+def _smallest(factors: torch.Tensor) -> torch.Tensor:
+    """Powers of two in a byte, others in float16: they lose less than the weight's numbers do when
+    they become floats of 16 bits for a product. As they are where float16 has no normal numbers
+    for them."""
+    if factors.dtype.itemsize <= 2:
+        return factors
+    powers = factors.to(torch.float8_e8m0fnu)
+    if torch.equal(powers.to(factors.dtype), factors):
+        return powers
+    sizes = factors.abs()
+    least = torch.where(sizes > 0, sizes, 1.0).min()
+    normal = (sizes.max() <= _FLOAT16_MOST) & (least >= _FLOAT16_LEAST)
+    return factors.half() if bool(normal) else factors
