@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
@@ -184,15 +185,25 @@ def test_a_gguf_file_of_another_family_is_not_written(tmp_path: Path) -> None:
         write_llama_gguf(tmp_path, tmp_path / "file.gguf", "float32")
 
 
+HOLD = """
+import fcntl, signal, sys
+file = open(sys.argv[1])
+fcntl.flock(file, fcntl.LOCK_EX)
+print(flush=True)
+signal.alarm(600)
+signal.pause()
+"""
 PEER = """
 import subprocess
 import sys
 class Peer:
     def __init__(self, setup):
-        if setup["gguf"] == "its own process":
-            child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-            with open(setup["folder"], "w") as file:
-                file.write(str(child.pid))
+        if setup["gguf"]:
+            # A process of its own, which holds a file locked.
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            command = [sys.executable, "-c", setup["gguf"], setup["folder"]]
+            self.child = subprocess.Popen(command, **pipes)
+            self.child.stdout.readline()
     def warm(self, prefix):
         print("noise on stdout")
     def run(self, requests, shared):
@@ -216,7 +227,7 @@ def copycat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def asked(name: str, *works: Workload, **changes: Any) -> list[list[list[int]]]:
     async def ask() -> list[list[list[int]]]:
-        opened = {**setup(Path("folder"), Path("file")), **changes}
+        opened = {**setup(Path("folder"), Path("file")), "gguf": "", **changes}
         async with PeerProcess.open(name, sys.executable, cast("Setup", opened)) as peer:
             return [await peer.answers(work, work.prompts(9, 0)) for work in works]
 
@@ -231,10 +242,11 @@ def test_what_a_peer_prints_is_no_answer(copycat: str) -> None:
 
 
 def test_what_a_peer_has_begun_ends_with_it(copycat: str, tmp_path: Path) -> None:
-    asked(copycat, folder=str(tmp_path / "child"), gguf="its own process")
-    stat = Path("/proc", (tmp_path / "child").read_text(), "stat")
-    # Whoever has adopted it may not have looked for it yet.
-    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "XZ"
+    (tmp_path / "locked").touch()
+    asked(copycat, folder=str(tmp_path / "locked"), gguf=HOLD)
+    with (tmp_path / "locked").open() as file:
+        # Waits for whoever holds it, for ever if that has not ended.
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def test_an_answer_too_short_is_no_measurement(copycat: str) -> None:
