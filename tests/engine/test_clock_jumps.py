@@ -15,9 +15,9 @@ from asyncinfer.testing import FakeModel
 
 ROOT = Path(asyncinfer.__file__).parent
 #: The wall clock, as data to be shown: a chat template's date, when a record was made, and when an
-#: answer over HTTP was.
+#: answer over HTTP or by LiteLLM was.
 SHOWN = {
-    *("text/sandbox.py", "bench/record.py", "cli/simulate.py"),
+    *("text/sandbox.py", "bench/record.py", "cli/simulate.py", "integrations/litellm.py"),
     *("server/usage.py", "server/responses.py", "server/models.py"),
 }
 WALL = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime"}
