@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from tool_transcripts import MESSAGES, SYNTAXES, Reading, Said, family_named, tokenizer_of, written
 
 from asyncinfer.text import Tokenizer
+from asyncinfer.tools import families
 from asyncinfer.tools.families import family_of
 
 HARMONY = "<|channel|><|message|><|start|>"
@@ -17,6 +19,13 @@ HARMONY_TOKENS = "<|channel|> <|message|> <|constrain|> <|end|> <|start|> <|call
 def transcripts(name: str) -> list[tuple[Said, str]]:
     texts = [(said, written(name, said)) for said in MESSAGES]
     return [(said, text) for said, text in texts if text is not None]
+
+
+def test_every_family_has_its_transcripts_and_its_row() -> None:
+    names = {name for name, *_ in families.SYNTAXES}
+    page = (Path(__file__).parents[2] / "docs/tools.md").read_text(encoding="utf-8")
+    assert names <= SYNTAXES.keys()
+    assert {name for name in names if f"`{name}`" not in page} == set()
 
 
 @pytest.mark.parametrize("name", SYNTAXES)
