@@ -14,7 +14,7 @@ from asyncinfer.engine.inbox import Command
 from asyncinfer.engine.loop_bridge import Latch, LoopBridge
 from asyncinfer.engine.watchdog import Watchdog
 from asyncinfer.errors import AsyncInferError, EngineClosed, EngineDead, ModelLoadError
-from asyncinfer.plugins.supervision import call_in_progress, stack_of
+from asyncinfer.plugins.supervision import call_in_progress, call_record, stack_of
 from asyncinfer.runtime import Handle, Runtime
 from asyncinfer.telemetry import emit
 
@@ -154,7 +154,12 @@ class DecodeThread:
         try:
             core = self._open_core(self.cancelled)
             watchdog = Watchdog(
-                core, self._admission, self._step_timeout, self._runtime.clock, self._hang
+                core,
+                self._admission,
+                self._step_timeout,
+                self._runtime.clock,
+                self._hang,
+                self._call,
             )
             try:
                 self._watching = self._runtime.start(watchdog)
@@ -207,11 +212,11 @@ class DecodeThread:
         # What a model and its requests took. Nobody waits for it but who waits for the thread.
         trim_heap()
 
-    def _hang(self) -> None:
+    def _hang(self, why: str) -> None:
         """A turn hangs and cannot be interrupted: tell the streams. Runs on the watchdog."""
         core = self.core
         assert core is not None
-        cause = TimeoutError(f"a step ran longer than {self._step_timeout:g} s{self.where()}")
+        cause = TimeoutError(f"{why}{self.where()}")
         self.hung = _dead(cause)
         if self.ended is None:
             self.ended = self.hung
@@ -219,6 +224,11 @@ class DecodeThread:
         self.closed.set()
         # Last: a handler may wait for the very thread that hangs.
         emit("engine_dead", cause=repr(cause))
+
+    def _call(self) -> object:
+        """The call into a plugin that the thread is in, see `Watchdog`."""
+        ident = None if self._thread is None else self._thread.ident
+        return None if ident is None else call_record(ident)
 
     def where(self) -> str:
         """What the thread is doing: the call into a plugin that it is in, if any, and its stack."""

@@ -21,13 +21,22 @@ __all__ = ["Watchdog"]
 GRACE: Final = 0.02
 #: Seconds between two looks at the decode thread, at most.
 LOOK_EVERY: Final = 1.0
+#: Seconds that a close waits for a call into a plugin, and between two looks at it. A step of the
+#: model may take longer: its memory is in use.
+CLOSE_SECONDS: Final = 1.0
+LOOK_CLOSELY: Final = 0.1
 
 
 class Watchdog:
     """A worker beside the decode thread that runs no model, no plugin and no log handler.
 
     It ends the requests that are out of time while the decode thread is busy, and finds out
-    whether that hangs: `on_hang` is called, once, when a turn took longer than `step_timeout`.
+    whether that hangs: `on_hang` is called with the reason, once, when a turn took longer than
+    `step_timeout`, or when a plugin keeps a close from its end for longer than `CLOSE_SECONDS`.
+
+    Args:
+        call: the call into a plugin that the decode thread is in, a value that differs for the next
+            one; None while it is in none.
     """
 
     name = "asyncinfer-watchdog"
@@ -38,13 +47,15 @@ class Watchdog:
         admission: Admission,
         step_timeout: float,
         clock: Callable[[], float],
-        on_hang: Callable[[], None],
+        on_hang: Callable[[str], None],
+        call: Callable[[], object],
     ) -> None:
         self._core = core
         self._admission = admission
         self._step_timeout = step_timeout
         self._clock = clock
         self._on_hang = on_hang
+        self._call = call
         self._look_every = min(LOOK_EVERY, step_timeout / 4)
         self._news = Event()
         self._over = False
@@ -52,6 +63,9 @@ class Watchdog:
         #: When the turn began that ran at the last look, and for how long it was seen to run.
         self._turn: float | None = None
         self._seen = 0.0
+        #: The call that a close waited for at the last look, and for how long it was seen to do so.
+        self._awaited: object = None
+        self._waited = 0.0
         admission.on_deadline = self._news.set
 
     @property
@@ -62,9 +76,13 @@ class Watchdog:
         self._news.clear()
         if self._over:
             return None
-        now = self._clock()
+        now, before = self._clock(), self._looked
         if self.hangs(now):
-            self._on_hang()
+            self._on_hang(f"a step ran longer than {self._step_timeout:g} s")
+            return None
+        closing = self._closes(now)
+        if closing and self._is_held_up(now - before):
+            self._on_hang(f"a plugin's call kept a close waiting for {CLOSE_SECONDS:g} s")
             return None
         self._end(self._admission.overdue(now - GRACE), now)
         drain_until = self._admission.drain_until
@@ -74,7 +92,8 @@ class Watchdog:
         due = self._admission.deadlines.next
         if drain_until is not None and not draining:
             due = min(due, drain_until)
-        return min(now + self._look_every, max(now + 1e-3, due + GRACE))
+        every = min(self._look_every, LOOK_CLOSELY) if closing else self._look_every
+        return min(now + every, max(now + 1e-3, due + GRACE))
 
     def wait(self, seconds: float) -> None:
         self._news.wait(seconds)
@@ -86,8 +105,8 @@ class Watchdog:
     def stop(self) -> None:
         """End the watchdog: there is nothing to supervise any more."""
         self._over = True
-        # Dropped, since it refers to the decode thread, and so to the model.
-        self._on_hang = _nothing
+        # Dropped, since they refer to the decode thread, and so to the model.
+        self._on_hang = self._call = _nothing
         self._news.set()
 
     def hangs(self, now: float) -> bool:
@@ -100,6 +119,20 @@ class Watchdog:
             return False
         self._seen = self._seen + passed if self._turn == turn else min(now - self._turn, passed)
         return self._seen > self._step_timeout
+
+    def _closes(self, now: float) -> bool:
+        """Whether a close waits for the decode thread alone, and for no request any more."""
+        drain_until = self._admission.drain_until
+        return drain_until is not None and (now >= drain_until or self._core.done)
+
+    def _is_held_up(self, passed: float) -> bool:
+        """Whether a plugin's call has kept a close waiting for too long. `passed`: seconds since
+        the last look, of which two intervals count, as in `hangs`."""
+        call, before = self._call(), self._awaited
+        self._awaited = call
+        same = call is not None and call == before
+        self._waited = self._waited + min(passed, 2 * LOOK_CLOSELY) if same else 0.0
+        return self._waited > CLOSE_SECONDS
 
     def _end(self, requests: Iterable[Request], now: float) -> None:
         self._tell((request, End.FAILED, too_late(request, now)) for request in requests)
@@ -121,7 +154,7 @@ class Watchdog:
                 self._core.post(Command.RELEASE, request)
 
 
-def _nothing() -> None: ...
+def _nothing(*_: object) -> None: ...
 
 
 def _instead(outcome: Outcome | None, error: BaseException) -> Outcome:

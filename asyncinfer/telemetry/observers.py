@@ -19,6 +19,8 @@ __all__ = ["Observers"]
 #: Seconds that a close waits for all observers together, and for one in which no call returns.
 CLOSE_SECONDS: Final = 5.0
 HANGS_SECONDS: Final = 1.0
+#: Looks at an observer in that time: its last call may have returned just after one of them.
+LOOKS: Final = 8
 
 
 class Observers:
@@ -125,17 +127,24 @@ class Observers:
         for direct in self._direct:
             direct.hand_over()
         told()
-        clock = self._runtime.clock
-        until, busy = clock() + CLOSE_SECONDS, self._threads
-        while busy and (left := until - clock()) > 0:
-            returned = [thread.returned for thread in busy]
-            look = clock() + min(left, HANGS_SECONDS)
-            for thread in busy:
-                thread.join(max(0.0, look - clock()))
-            busy = [
-                thread
-                for thread, before in zip(busy, returned, strict=True)
-                if thread.alive and thread.returned > before
-            ]
+        self._wait()
         for thread in self._threads:
             thread.report()
+
+    def _wait(self) -> None:
+        """Wait for each thread until it ends or hangs."""
+        clock, left = self._runtime.clock, CLOSE_SECONDS
+        #: How many looks in a row found that no call had returned.
+        busy = dict.fromkeys(self._threads, 0)
+        while busy and left > 0:
+            returned = {thread: thread.returned for thread in busy}
+            seconds = min(left, HANGS_SECONDS / LOOKS)
+            left -= seconds
+            look = clock() + seconds
+            for thread in busy:
+                thread.join(max(0.0, look - clock()))
+            quiet = {
+                thread: 0 if thread.returned > returned[thread] else looks + 1
+                for thread, looks in busy.items()
+            }
+            busy = {one: looks for one, looks in quiet.items() if one.alive and looks < LOOKS}

@@ -32,7 +32,9 @@ class World:
         self.posted: list[Any] = []
         self.admission = Admission(limit, max_bytes, lambda: self.now)
         core: Any = SimpleNamespace(turn_began=0.0, post=lambda *what: self.posted.append(what))
-        self.watchdog = Watchdog(core, self.admission, 300.0, lambda: self.now, self.posted.clear)
+        self.watchdog = Watchdog(
+            core, self.admission, 300.0, lambda: self.now, self.posted.append, lambda: None
+        )
 
     def request(self, deadline: float | None = None, held_bytes: int = 0) -> Request:
         options = RequestOptions(

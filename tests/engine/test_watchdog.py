@@ -18,16 +18,21 @@ class World:
         self.during: list[Any] = []
         self.engine = InlineEngine(FakeModel(gate=self.gate))
         self.hung = 0
+        self.why = ""
+        #: The call into a plugin that the decode thread is in.
+        self.call: object = None
         self.watchdog = Watchdog(
             self.engine.core,
             self.engine.admission,
             step_timeout,
             lambda: self.engine.now,
             self.hang,
+            lambda: self.call,
         )
 
-    def hang(self) -> None:
+    def hang(self, why: str) -> None:
         self.hung += 1
+        self.why = why
 
     def gate(self, phase: str, plan: Any) -> None:
         if phase == "launch" and self.during:
@@ -115,7 +120,7 @@ def test_a_look_that_is_held_up_makes_the_next_one_no_later() -> None:
         return read
 
     engine = world.engine
-    watchdog = Watchdog(engine.core, engine.admission, 8.0, stopped, world.hang)
+    watchdog = Watchdog(engine.core, engine.admission, 8.0, stopped, world.hang, lambda: None)
     engine.now = read
     due = watchdog.turn()
     assert due == pytest.approx(read + 0.5 + GRACE)
@@ -145,6 +150,53 @@ def test_a_drain_that_is_over() -> None:
     assert all(isinstance(stream.error, EngineClosed) for stream in streams)
     world.engine.pump()
     assert world.engine.admission.held == 0
+
+
+def looks_at_a_close(world: World, *calls: object) -> int | None:
+    """After how many looks, a tenth of a second apart, it says that a close is held up."""
+    for number, call in enumerate(calls):
+        world.call = call
+        if world.look(0.1) is None:
+            return number
+    return None
+
+
+def test_a_close_waits_a_second_for_a_call_into_a_plugin() -> None:
+    world = World(step_timeout=300.0)
+    world.engine.submit([1], max_tokens=1000)
+    world.engine.pump()
+    world.engine.core.turn_began = 0.0
+    # Not while requests have time.
+    world.engine.admission.drain(10.0)
+    assert looks_at_a_close(world, *["hangs"] * 90) is None
+    assert looks_at_a_close(world, *["hangs"] * 90) in (20, 21, 22)
+    assert world.why == "a plugin's call kept a close waiting for 1 s"
+
+
+@pytest.mark.parametrize("calls", [range(60), [None] * 60, [*"aaaaaaa", None] * 8])
+def test_calls_that_return_are_waited_for(calls: Any) -> None:
+    world = World(step_timeout=300.0)
+    world.engine.submit([1], max_tokens=1000)
+    world.engine.pump()
+    world.engine.admission.drain(0.0)
+    assert looks_at_a_close(world, *calls) is None
+
+
+def test_a_process_that_was_stopped_holds_up_no_close() -> None:
+    world = World(step_timeout=300.0)
+    world.engine.submit([1], max_tokens=1000)
+    world.engine.pump()
+    world.engine.admission.drain(0.0)
+    world.call = "slow"
+    for _ in range(4):
+        assert world.look(3600.0) is not None
+
+
+def test_a_close_that_waits_for_nobody_ends_at_once() -> None:
+    """Requests have time to go on, and there are none."""
+    world = World(step_timeout=300.0)
+    world.engine.admission.drain(1000.0)
+    assert looks_at_a_close(world, *["hangs"] * 40) in (10, 11, 12)
 
 
 def test_it_ends_with_the_decode_thread() -> None:

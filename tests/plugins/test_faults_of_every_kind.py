@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
-from support import TimedEngine, Until
+from support import TimedEngine, Until, admission_of, thread_of
 
-from asyncinfer import Engine, EngineDead, RequestFailed
+from asyncinfer import Engine, EngineClosed, EngineDead, RequestFailed
 from asyncinfer.cache import LRU
 from asyncinfer.models import ModelConfig
 from asyncinfer.protocols import (
@@ -336,6 +336,40 @@ async def test_it_hangs(kind: str, until: Until) -> None:
             await engine.aclose()
     finally:
         stuck.let_go.set()
+
+
+@pytest.mark.parametrize("kind", SLOW)
+async def test_one_that_hangs_holds_up_a_close_for_a_second(kind: str, until: Until) -> None:
+    """However long a step may take. What hangs finds itself left behind when it comes back."""
+    tested, stuck = KINDS[kind], Stuck()
+    engine = await TimedEngine.open(
+        small_model(kind),
+        device="cpu",
+        kv_bytes=1 << 20,
+        step_timeout=300.0,
+        **tested.engine(stuck),
+    )
+    thread, admission = thread_of(engine), admission_of(engine)
+    try:
+        serving = asyncio.create_task(serve(engine, tested.request(stuck)))
+        await until(stuck.begun.is_set)
+        closing = asyncio.create_task(engine.aclose(drain_timeout=0.0))
+        await until(lambda: admission.drain_until is not None)
+        engine.time.go_by(1.5)
+        with pytest.raises(EngineDead) as raised:
+            await closing
+        first, _, stack = str(raised.value).partition("\n")
+        assert "a plugin's call kept a close waiting for 1 s, in " in first
+        assert f"{tested.method}() of plugin '{tested.name}' (given as an object, " in first
+        assert "in stuck_in_here" in stack
+        assert all(isinstance(each, EngineClosed | EngineDead) for each in await serving)
+        assert thread.alive
+        assert admission.held == admission.held_bytes == 0
+    finally:
+        stuck.let_go.set()
+    await until(lambda: not thread.alive)
+    assert engine.health().state == "dead"
+    assert admission.held == admission.held_bytes == 0
 
 
 @pytest.mark.parametrize("found_by", ["the watchdog", "the close"])
