@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,11 @@ from scipy import stats
 
 from asyncinfer.kernels import ops, reference, triton
 from asyncinfer.kernels.noise import draw_race, mix_tokens, row_keys, seed_bits
+from asyncinfer.kernels.triton import sample_cut
 from asyncinfer.sampling.filters import keep_likely
 
+#: The package has the function under the module's name.
+sample_module = import_module("asyncinfer.kernels.triton.sample")
 #: Size of the vocabulary, and the logits' standard deviation; 0 is integers, which tie.
 LOGITS = [
     *((vocab, 3.0) for vocab in (1, 2, 17, 1000, 4096 + 3)),
@@ -40,6 +44,13 @@ ASKED = [
     (1e-3, 3, 0.8, 0.1),
     (0.0, 5, 0.5, 0.5),
 ]
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> int:
+    """So many tokens at most are copied: small vocabularies take the way of large ones."""
+    monkeypatch.setattr(sample_cut, "_CANDIDATES", 512)
+    return 512
 
 
 class Options:
@@ -83,6 +94,7 @@ def chain(logits: torch.Tensor, options: Options) -> torch.Tensor:
     return torch.where(temperature > 0, drawn, best)
 
 
+@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(("vocab", "spread"), LOGITS)
 def test_every_path_draws_the_same(target: Target, vocab: int, spread: float) -> None:
     rows = len(ASKED)
@@ -98,6 +110,54 @@ def test_every_path_draws_the_same(target: Target, vocab: int, spread: float) ->
         exact = logits.double().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
         torch.testing.assert_close(logprobs.double(), exact, rtol=1e-5, atol=1e-5)
     assert torch.equal(logits, before)
+
+
+#: Spread of the logits (0: integers, which tie), top-k, top-p; and whether the tokens in the
+#: interval that holds the cut are few enough to be copied.
+CUTS = [
+    (3.0, 40, 1.0, True),
+    (3.0, 40, 0.9, True),
+    (0.3, 0, 0.7, True),  # the later tallies narrow it
+    (0.3, 2000, 1.0, True),
+    (0.3, 2000, 0.5, False),  # top-p's share is of all that top-k keeps
+    (0.0, 1500, 1.0, False),
+    (0.0, 0, 0.6, False),
+    (3.0, 0, 1.0, None),
+]
+
+
+def test_cuts_among_copies_and_in_rows(
+    target: Target, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocab = 4099
+    states: list[torch.Tensor] = []
+
+    def kept(*arguments: Any) -> torch.Tensor:
+        state = cut_state(*arguments)
+        assert state is not None
+        states.append(state)
+        return state
+
+    cut_state = sample_cut.cut_state
+    monkeypatch.setattr(sample_module, "cut_state", kept)
+    spreads, top_k, top_p, copied = zip(*CUTS, strict=True)
+    rows = len(CUTS)
+    noise = target.randn(rows, vocab)
+    spread = torch.tensor(spreads, device=target.device)[:, None]
+    logits = torch.where(spread > 0, noise.float() * spread, (noise > 0).float()).to(target.dtype)
+    options = Options(target, rows)
+    keys = (*options.keys[:2], torch.full_like(options.keys[2], 0.9))
+    filters = {
+        "top_k": torch.tensor(top_k, dtype=torch.int32, device=target.device),
+        "top_p": torch.tensor(top_p, device=target.device),
+    }
+    for _ in range(3):
+        drawn = triton.sample(logits, *keys, **filters)
+        assert torch.equal(drawn[0], reference.sample(logits, *keys, **filters)[0])
+        keys[1].add_(1)
+    inside = states[-1][:, 5].tolist()
+    for found, expected in zip(inside, copied, strict=True):
+        assert expected is None or (found <= few) == expected
 
 
 @pytest.mark.parametrize("asked", ["top_k", "top_p", "min_p", None])
@@ -128,6 +188,7 @@ def test_rows_that_lie_apart(target: Target) -> None:
     assert all(not part.numel() for part in triton.sample(wide[:0], *(k[:0] for k in options.keys)))
 
 
+@pytest.mark.usefixtures("few")
 def test_a_row_is_drawn_alike_in_any_batch(target: Target) -> None:
     logits = target.randn(15, 2500) * 3
     options = Options(target, 15)
@@ -139,6 +200,7 @@ def test_a_row_is_drawn_alike_in_any_batch(target: Target) -> None:
         assert all(torch.equal(one[own], other) for one, other in zip(together, alone, strict=True))
 
 
+@pytest.mark.usefixtures("few")
 def test_what_is_not_finite_is_told_and_harms_no_other_row(target: Target) -> None:
     rows = 3 * 5
     logits = target.randn(rows, 2500)
@@ -245,12 +307,13 @@ def test_compiled() -> None:
     filters = {"top_k": option(torch.int32, 3), "top_p": real, "min_p": real}
     with recorded() as launches:
         triton.sample(option(torch.bfloat16, 3, 151_936), *keys, **filters)
-    assert [launch.name for launch in launches] == ["_survey", "_cut", "_draw", "_settle"]
+    names = ["_survey", "tally", "tally", "tally", "_copy", "_cut", "_draw", "_settle"]
+    assert [launch.name for launch in launches] == names
     for launch in launches:
         code = launch.compile(90)
         assert code.spills == 0
         assert code.fits
-        if launch.name in ("_survey", "_draw"):
+        if launch.name in ("_survey", "tally", "_draw"):
             assert code.count("LDG.E.128") >= 1
         if launch.name == "_cut":
             # Copied into shared memory while the turn before is computed.

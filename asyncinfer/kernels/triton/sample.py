@@ -1,7 +1,7 @@
 """One token per row: temperature, top-k, top-p, min-p, and a draw that depends on its keys only.
 
 A row is read in blocks by many programs: once for its largest logit and its sum of exponentials,
-once for the race. Between the two, rows that truncate search for their cut, one program a row.
+once for the race. Between the two, rows that truncate search for their cut (`sample_cut.py`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import triton
 import triton.language as tl
 
 from asyncinfer.kernels.triton.race import race, race_keys
-from asyncinfer.kernels.triton.sample_cut import find_cut
+from asyncinfer.kernels.triton.sample_cut import PART, cut_state, find_cuts
+from asyncinfer.kernels.triton.sample_tally import STATE, row_peak
 
 __all__ = ["sample"]
 
-#: Tokens of a program that reads a part of a row, and of a turn of one that reads all of it.
-_BLOCK = 2048
-_TURN = 4096
 _NEVER = tl.constexpr(-80.0)
 
 
@@ -40,7 +38,7 @@ def sample(
     peak, logprobs = torch.empty((2, rows), dtype=torch.float32, device=device)
     if not rows:
         return tokens, peak, logprobs
-    splits = triton.cdiv(vocab, _BLOCK)
+    splits = triton.cdiv(vocab, PART)
     # Of each part of each row: its largest logit, its sum of exponentials, its best in the race;
     # and which tokens are the largest and the best.
     figures = torch.empty((3, rows, splits), dtype=torch.float32, device=device)
@@ -52,23 +50,13 @@ def sample(
         "PARTS": triton.next_power_of_2(splits),
     }
     grid = (rows, splits)
-    _survey[grid](logits, figures, places, rows, **shape, BLOCK=_BLOCK, num_warps=4)
+    truncates = top_k is not None or top_p is not None
+    state = cut_state(rows, vocab, device) if truncates else None
+    _survey[grid](logits, figures, places, state, rows, **shape, BLOCK=PART, num_warps=4)
     if temperature is not None:
         cuts = None
-        if top_k is not None or top_p is not None:
-            cuts = torch.empty(rows, dtype=torch.float32, device=device)
-            _cut[(rows,)](
-                logits,
-                figures,
-                temperature,
-                top_k,
-                top_p,
-                cuts,
-                rows,
-                **shape,
-                BLOCK=min(_TURN, triton.next_power_of_2(vocab)),
-                num_warps=16,
-            )
+        if truncates:
+            cuts = find_cuts(logits, figures, temperature, top_k, top_p, state)
         _draw[grid](
             logits,
             figures,
@@ -80,7 +68,7 @@ def sample(
             min_p,
             rows,
             **shape,
-            BLOCK=_BLOCK,
+            BLOCK=PART,
             num_warps=8,
         )
     _settle[(rows,)](
@@ -94,6 +82,7 @@ def _survey(
     logits,
     figures,
     places,
+    state,
     rows,
     STRIDE: tl.constexpr,
     VOCAB: tl.constexpr,
@@ -115,54 +104,9 @@ def _survey(
     tl.store(figures + part, tl.where(spoilt, float("nan"), best))
     tl.store(figures + rows.to(tl.int64) * SPLITS + part, total)
     tl.store(places + part, split * BLOCK + at)
-
-
-@triton.jit
-def _row_peak(figures, row, SPLITS: tl.constexpr, PARTS: tl.constexpr):
-    """The parts' largest logits, and the row's: NaN if any is."""
-    parts = tl.arange(0, PARTS)
-    best = tl.load(figures + row * SPLITS + parts, mask=parts < SPLITS, other=float("-inf"))
-    spoilt = tl.max((best != best).to(tl.int32), axis=0) > 0
-    return best, tl.where(spoilt, float("nan"), tl.max(best, axis=0))
-
-
-@triton.jit(
-    do_not_specialize=("rows",),
-    do_not_specialize_on_alignment=("temperatures", "top_k", "top_p", "cuts"),
-)
-def _cut(
-    logits,
-    figures,
-    temperatures,
-    top_k,
-    top_p,
-    cuts,
-    rows,
-    STRIDE: tl.constexpr,
-    VOCAB: tl.constexpr,
-    SPLITS: tl.constexpr,
-    PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """How far below the largest logit of its row a token may lie and be kept by top-k and top-p."""
-    row = tl.program_id(0).to(tl.int64)
-    temperature = tl.load(temperatures + row)
-    _, peak = _row_peak(figures, row, SPLITS, PARTS)
-    source = logits + row * STRIDE
-    # The bits of positive floats are in the order of their values; these are infinity's.
-    limit = tl.full((), 0x7F800000, tl.int32)
-    # A greedy row needs no cut, and a row that is not finite has none.
-    if (temperature > 0.0) & (tl.abs(peak) < float("inf")):
-        if top_k is not None:
-            count = tl.load(top_k + row)
-            if (count > 0) & (count < VOCAB):
-                goal = count.to(tl.float32)
-                limit = find_cut(source, peak, temperature, limit, goal, VOCAB, BLOCK, False)
-        if top_p is not None:
-            share = tl.load(top_p + row)
-            if share < 1.0:
-                limit = find_cut(source, peak, temperature, limit, share, VOCAB, BLOCK, True)
-    tl.store(cuts + row, limit.to(tl.float32, bitcast=True))
+    if state is not None:  # noqa: SIM102 (else there is nothing to write to)
+        if split == 0:
+            tl.store(state + row * STATE, 0)
 
 
 @triton.jit(
@@ -189,7 +133,7 @@ def _draw(
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperatures + row)
     if temperature > 0.0:
-        _, peak = _row_peak(figures, row, SPLITS, PARTS)
+        _, peak = row_peak(figures, row, SPLITS, PARTS)
         columns = split * BLOCK + tl.arange(0, BLOCK)
         inside = columns < VOCAB
         values = tl.load(logits + row * STRIDE + columns, mask=inside, other=float("-inf"))
@@ -233,7 +177,7 @@ def _settle(
     row = tl.program_id(0).to(tl.int64)
     parts = tl.arange(0, PARTS)
     there = parts < SPLITS
-    best, peak = _row_peak(figures, row, SPLITS, PARTS)
+    best, peak = row_peak(figures, row, SPLITS, PARTS)
     base = tl.where(tl.abs(peak) < float("inf"), peak, 0.0)
     every = rows.to(tl.int64) * SPLITS
     totals = tl.load(figures + every + row * SPLITS + parts, mask=there, other=0.0)

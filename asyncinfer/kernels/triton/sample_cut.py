@@ -1,85 +1,174 @@
-"""The cut of top-k and of top-p, found by search: no sort."""
+"""The cut of top-k and of top-p: how far below the largest logit a kept token may lie.
+
+Many programs read a row: up to three times to count what lies within eight distances, each time of
+a smaller interval that holds the cut, once more to copy the few tokens in it side by side. One
+program searches among those. Where they are still too many, as where thousands tie, it searches the
+row itself, from that interval on.
+"""
 
 from __future__ import annotations
 
+from typing import Final
+
+import torch
 import triton
 import triton.language as tl
 
-__all__ = ["find_cut"]
+from asyncinfer.kernels.triton.sample_search import ALL, distances_of, find_cut, mass_within
+from asyncinfer.kernels.triton.sample_tally import DISTANCES, STATE, asked_of, row_peak, tally
+
+__all__ = ["PART", "cut_state", "find_cuts"]
+
+#: Most tokens of a row that are copied, and those that a search reads in a turn.
+_CANDIDATES: Final = 8192
+_TURN: Final = 4096
+#: How often an interval is parted in seven before it is searched.
+_TALLIES: Final = 3
+#: Tokens of a program that reads a part of a row.
+PART: Final = 2048
 
 
-@triton.jit
-def find_cut(
+def cut_state(rows: int, vocab: int, device: torch.device) -> torch.Tensor | None:
+    """What the programs of a row tell each other; the first of its words has to be zero. None: a
+    vocabulary so small that one program reads it at once."""
+    if vocab <= _CANDIDATES:
+        return None
+    return torch.empty((rows, STATE.value), dtype=torch.int32, device=device)
+
+
+def find_cuts(
+    logits: torch.Tensor,
+    figures: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor | None,
+    top_p: torch.Tensor | None,
+    state: torch.Tensor | None,
+) -> torch.Tensor:
+    """Float32 `[rows]`: the largest distance from its largest logit that a row keeps, infinity
+    where it keeps all. `figures` begin with the largest logit of each part of each row."""
+    rows, vocab = logits.shape
+    device = logits.device
+    splits = triton.cdiv(vocab, PART)
+    shape = {
+        "STRIDE": logits.stride(0),
+        "VOCAB": vocab,
+        "SPLITS": splits,
+        "PARTS": triton.next_power_of_2(splits),
+        "CANDIDATES": _CANDIDATES,
+    }
+    asked = logits, figures, temperature, top_k, top_p
+    cuts = torch.empty(rows, dtype=torch.float32, device=device)
+    copies = None
+    if state is not None:
+        grid = rows, splits
+        counts = torch.empty((rows, DISTANCES.value, splits), dtype=torch.int32, device=device)
+        masses = torch.empty_like(counts, dtype=torch.float32)
+        copies = torch.empty((rows, _CANDIDATES), dtype=logits.dtype, device=device)
+        options = {"BLOCK": PART, "num_warps": 4}
+        for turn in range(_TALLIES):
+            tally[grid](*asked, state, counts, masses, **shape, FIRST=turn == 0, **options)
+        _copy[grid](*asked, state, counts, copies, **shape, **options)
+    turn = min(_TURN, triton.next_power_of_2(vocab))
+    _cut[(rows,)](*asked, state, copies, cuts, **shape, BLOCK=turn, num_warps=8)
+    return cuts
+
+
+@triton.jit(do_not_specialize_on_alignment=("temperatures", "top_k", "top_p"))
+def _copy(
     logits,
-    peak,
-    temperature,
-    limit,
-    goal,
+    figures,
+    temperatures,
+    top_k,
+    top_p,
+    state,
+    counts,
+    copies,
+    STRIDE: tl.constexpr,
     VOCAB: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PARTS: tl.constexpr,
+    CANDIDATES: tl.constexpr,
     BLOCK: tl.constexpr,
-    BY_MASS: tl.constexpr,
 ):
-    """Bits of the largest distance from `peak` that is kept, of a row of `logits`.
-
-    That is the smallest distance within which lie `goal` tokens, or with `BY_MASS` the share `goal`
-    of the weights `exp(-distance / temperature)` of all tokens within `limit` (bits, too); and
-    whatever is as far once it is divided by `temperature`. Each turn reads the row once, and takes
-    of the interval that holds the answer one of four parts, shrunk to where tokens are.
-    """
-    slope = tl.div_rn(-1.4426950408889634 + tl.zeros_like(temperature), temperature)
-    # Within `low` lie too few tokens, within `high` enough; -1 is less than any distance.
-    low, high = tl.full((), -1, tl.int32), limit
-    if BY_MASS:
-        sums = tl.zeros((BLOCK,), tl.float32)
-        for start in tl.range(0, VOCAB, BLOCK, num_stages=3):
-            bits, weights = _turn(logits, start, peak, slope, VOCAB, BLOCK, BY_MASS)
-            sums += tl.where(bits <= limit, weights, 0.0)
-        goal = tl.sum(sums, axis=0) * goal
-    while high - low > 1:
-        step = tl.maximum((high - low) // 4, 1)
-        first = low + step
-        second = tl.minimum(first + step, high)
-        third = tl.minimum(second + step, high)
-        in_first, in_second = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
-        in_third = tl.zeros((BLOCK,), tl.float32)
-        nearest, farthest = tl.full((BLOCK,), 0x7FFFFFFF, tl.int32), tl.full((BLOCK,), -1, tl.int32)
-        for start in tl.range(0, VOCAB, BLOCK, num_stages=3):
-            bits, weights = _turn(logits, start, peak, slope, VOCAB, BLOCK, BY_MASS)
-            in_first += tl.where(bits <= first, weights, 0.0)
-            in_second += tl.where(bits <= second, weights, 0.0)
-            in_third += tl.where(bits <= third, weights, 0.0)
-            nearest = tl.minimum(nearest, tl.where(bits > low, bits, 0x7FFFFFFF))
-            farthest = tl.maximum(farthest, tl.where(bits <= high, bits, -1))
-        after = tl.min(nearest, axis=0) - 1
-        high = tl.minimum(high, tl.max(farthest, axis=0))
-        if tl.sum(in_first, axis=0) >= goal:
-            high = tl.minimum(high, first)
-        elif tl.sum(in_second, axis=0) >= goal:
-            low, high = first, tl.minimum(high, second)
-        elif tl.sum(in_third, axis=0) >= goal:
-            low, high = second, tl.minimum(high, third)
-        else:
-            low = third
-        low = tl.maximum(low, after)
-    # Division can make up to three neighbouring distances equal.
-    scaled = tl.div_rn(high.to(tl.float32, bitcast=True), temperature)
-    for _ in tl.static_range(3):
-        beyond = (high + 1).to(tl.float32, bitcast=True)
-        high = tl.where(tl.div_rn(beyond, temperature) == scaled, high + 1, high)
-    return high
-
-
-@triton.jit
-def _turn(
-    logits, start, peak, slope, VOCAB: tl.constexpr, BLOCK: tl.constexpr, BY_MASS: tl.constexpr
-):
-    """Bits of a block's distances from `peak`, and the weight of each token in the sum."""
-    columns = start + tl.arange(0, BLOCK)
+    """Copy what lies in a row's interval side by side, in its order, if there is room."""
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    _, peak = row_peak(figures, row, SPLITS, PARTS)
+    _, _, cut = asked_of(tl.load(temperatures + row), peak, top_k, top_p, row, VOCAB)
+    if cut == 0:
+        return
+    own = state + row * STATE
+    if tl.load(own + 5) > CANDIDATES:
+        return
+    parts = tl.arange(0, PARTS)
+    there = parts < SPLITS
+    first = counts + (row * DISTANCES + tl.load(own + 3)) * SPLITS + parts
+    last = counts + (row * DISTANCES + tl.load(own + 4)) * SPLITS + parts
+    found = tl.load(last, mask=there, other=0) - tl.load(first, mask=there, other=0)
+    if tl.sum(tl.where(parts == split, found, 0), axis=0) == 0:
+        return
+    columns = split * BLOCK + tl.arange(0, BLOCK)
     inside = columns < VOCAB
-    values = tl.load(logits + columns, mask=inside, other=float("-inf")).to(tl.float32)
-    below = peak - values
-    bits = tl.where(inside, below.to(tl.int32, bitcast=True), 0x7FFFFFFF)
-    if BY_MASS:
-        return bits, tl.exp2(below * slope)
-    else:
-        return bits, tl.full((BLOCK,), 1.0, tl.float32)
+    values = tl.load(logits + row * STRIDE + columns, mask=inside, other=float("-inf"))
+    _, bits = distances_of(values, peak, inside)
+    picked = (bits > tl.load(own + 1)) & (bits <= tl.load(own + 2))
+    before = tl.sum(tl.where(parts < split, found, 0), axis=0)
+    place = before + tl.cumsum(picked.to(tl.int32), axis=0) - 1
+    tl.store(copies + row * CANDIDATES + place, values, mask=picked)
+
+
+@triton.jit(do_not_specialize_on_alignment=("temperatures", "top_k", "top_p", "cuts"))
+def _cut(
+    logits,
+    figures,
+    temperatures,
+    top_k,
+    top_p,
+    state,
+    copies,
+    cuts,
+    STRIDE: tl.constexpr,
+    VOCAB: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PARTS: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Search a row's copies, or else the row, for what top-k keeps, and in that for top-p's."""
+    row = tl.program_id(0).to(tl.int64)
+    temperature = tl.load(temperatures + row)
+    _, peak = row_peak(figures, row, SPLITS, PARTS)
+    count, share, cut = asked_of(temperature, peak, top_k, top_p, row, VOCAB)
+    limit = tl.full((), ALL, tl.int32)
+    if cut:
+        source = logits + row * STRIDE
+        tokens, readable = VOCAB, VOCAB
+        low, high = tl.full((), -1, tl.int32), limit
+        # What lies below the interval is no longer there to be counted.
+        below, total = 0.0, 0.0
+        if state is not None:
+            own = state + row * STATE
+            low, high = tl.load(own + 1), tl.load(own + 2)
+            total = tl.load(own + 7).to(tl.float32, bitcast=True)
+            inside = tl.load(own + 5)
+            few = inside <= CANDIDATES
+            source = tl.where(few, copies + row * CANDIDATES, source)
+            tokens = tl.where(few, inside, VOCAB)
+            readable = tl.where(few, CANDIDATES, VOCAB)
+            below = tl.where(few, tl.load(own + 6).to(tl.float32, bitcast=True), 0.0)
+        if top_k is not None:  # noqa: SIM102 (else the branch is not compiled)
+            if count > 0:
+                goal = count.to(tl.float32) - below
+                limit = find_cut(
+                    source, tokens, readable, peak, temperature, low, high, goal, BLOCK, False
+                )
+        if top_p is not None:  # noqa: SIM102
+            if share < 1.0:
+                if state is None or count > 0:
+                    low, high = tl.full((), -1, tl.int32), limit
+                    below = 0.0
+                    total = mass_within(source, tokens, readable, peak, temperature, limit, BLOCK)
+                goal = total * share - below
+                limit = find_cut(
+                    source, tokens, readable, peak, temperature, low, high, goal, BLOCK, True
+                )
+    tl.store(cuts + row, limit.to(tl.float32, bitcast=True))
