@@ -15,7 +15,7 @@ from jinja2 import nodes, pass_context
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.runtime import Context, LoopContext
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -90,9 +90,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             # The sandbox wraps `str.format` in a function.
             owner = getattr(getattr(obj, "__wrapped__", None), "__self__", None)
         if isinstance(owner, _VALUES):
-            if kwargs:
-                # Without the arguments that jinja2 adds for functions that ask for a context.
-                kwargs = {name: it for name, it in kwargs.items() if name not in _ADDED}
+            # Without the arguments that jinja2 adds for functions that ask for a context.
+            kwargs = {name: it for name, it in kwargs.items() if name not in _ADDED}
             return call_method(budget, obj, owner, args, kwargs)
         for value in args:
             if isinstance(value, list | tuple | dict | range):
@@ -103,7 +102,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         result = super().call(context, obj, *args, **kwargs)
         if type(result) is dict:
             budget.walk(result)
-        return result
+        # A message that a macro wrote alone stays the caller's: it is stripped beside marks, too.
+        made = (*args, *kwargs.values()) if isinstance(obj, Macro) else ()
+        return next((it for it in made if isinstance(it, CallerText) and str(it) == result), result)
 
 
 class _Generation(Extension):
@@ -133,11 +134,10 @@ class _Namespace(Namespace):
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         # No parameter is called `self`, since a template may use that name.
-        own, rest = args[0], args[1:]
-        values = dict(*rest, **kwargs)
+        values = dict(*args[1:], **kwargs)
         for name in values:
             _plain_name(name)
-        Namespace.__init__(own, values)
+        Namespace.__init__(args[0], values)
 
     def __setitem__(self, name: str, value: Any) -> None:
         _plain_name(name)

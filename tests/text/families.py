@@ -487,6 +487,25 @@ GATHERED = """\
 {%- endfor -%}
 {{- ns.out -}}"""
 
+MACROS = """\
+{%- macro written(content) %}
+    {%- if content is string %}
+        {{- content }}
+    {%- elif content is not none %}
+        {%- for part in content %}{{- part.text }}{%- endfor %}
+    {%- endif %}
+{%- endmacro %}
+{%- for message in messages %}
+    {%- set content = written(message.content)|trim %}
+    {%- if message.role == 'user' and content.startswith('<tool_response>') %}
+        {{- '<|im_start|>tool\\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- endif %}
+    {{- content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
 FAMILIES: Final = {
     "hermes": HERMES,
     "llama3": LLAMA3,
@@ -498,6 +517,7 @@ FAMILIES: Final = {
     "lfm2": LFM2,
     "seed": SEED,
     "gathered": GATHERED,
+    "macros": MACROS,
 }
 TOKENS: Final = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -511,8 +531,12 @@ TOOLS: Final[list[dict[str, Any]]] = [
                 "type": "object",
                 "properties": {
                     "place": {"type": "string", "description": "São Paulo, \\u003c etc."},
-                    "unit": {"type": "string", "enum": ["°C", "K"]},
-                    "days": {"type": "array", "items": {"type": "integer"}},
+                    "unit": {"type": "string", "description": "", "enum": ["°C", "K"]},
+                    "days": {
+                        "type": "array",
+                        "description": 'Days\n"from now".',
+                        "items": {"type": "integer"},
+                    },
                 },
                 "required": ["place"],
             },
