@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Literal, NamedTuple
 
 from asyncinfer.bounds import MAX_BEAMS
@@ -120,30 +121,28 @@ class BeamGroup:
             ),
             key=lambda candidate: (-candidate[0], candidate[1], candidate[2]),
         )[: self._width]
-        going = [
-            Beam(parent, token, total) for total, parent, token, reason in ranked if reason is None
-        ][: self._size]
+        unended = (Beam(p, token, total) for total, p, token, reason in ranked if reason != "stop")
+        going = [*islice(unended, self._size)]
+        # Those of its last step count as well.
+        taken.update(beam.token for beam in going)
         for total, parent, token, reason in ranked[: self._size]:
-            if reason is not None and not (self._full and options.early_stopping is True):
+            if reason is not None:
                 tokens = (*self.beams[parent][0], token)
                 score = total / length**options.length_penalty
                 self.hypotheses.append(Hypothesis(score, tokens, reason))
         self.hypotheses.sort(key=lambda each: -each.score)
         del self.hypotheses[self._size :]
-        self.over = not going or not self._can_improve(going[0].total, length)
+        # Transformers compares the best beam with the answers, in groups also one that has ended.
+        best = [each[0] for each in ranked] if options.groups > 1 else [b.total for b in going]
+        self.over = not going or length == self._most or not self._can_improve(best[0], length)
         if self.over:
             return []
         self.beams = [((*self.beams[b.parent][0], b.token), b.total) for b in going]
-        taken.update(beam.token for beam in going)
         return going
 
-    @property
-    def _full(self) -> bool:
-        return len(self.hypotheses) == self._size
-
     def _can_improve(self, best: float, length: int) -> bool:
-        """Whether the search goes on, the best beam having this sum and length."""
-        if not self._full:
+        """Whether the search goes on, the best that there is having this sum and length."""
+        if len(self.hypotheses) < self._size:
             return True
         options = self._options
         if options.early_stopping is True:
