@@ -6,13 +6,14 @@ import asyncio
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from grammar_schemas import document, schemas
 
-from asyncinfer import Engine
+from asyncinfer import Completion, Engine
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.grammar import GrammarCompiler
 from asyncinfer.structured_output import AnswerFormat
@@ -26,6 +27,8 @@ SCHEMAS = schemas()
 BATCH = 32
 #: More than nearly every answer takes.
 ROOM = 700
+#: More than most answers of the shipped model take.
+FEW = 64
 
 
 def valid(schema: Any, value: Any) -> bool:
@@ -47,91 +50,100 @@ def others(engine: Engine, seed: int) -> Iterator[Any]:
     yield engine.generate("p", choice=["a", "bb"], repetition_penalty=1.5, seed=seed)
 
 
+async def leave(engine: Engine, schema: Any, after: int) -> None:
+    """Cancel an answer after so many of its chunks."""
+    async with engine.stream("q", json_schema=schema, max_tokens=ROOM) as stream:
+        for _ in range(after):
+            if await anext(stream, None) is None:
+                return
+
+
 def test_there_are_schemas_of_many_kinds() -> None:
     assert len(SCHEMAS) >= 300
     assert len({json.dumps(schema) for schema in SCHEMAS}) >= 300
 
 
-async def answers(engine: Engine, chosen: list[Any], most: int = ROOM) -> tuple[int, int]:
-    """Ask for an answer to each schema, in batches beside others. Gives how many were whole, and
-    how many were cut short."""
-    whole = cut = 0
-    width = BATCH - 4
-    for first in range(0, len(chosen), width):
-        part = chosen[first : first + width]
+@dataclass
+class Answers:
+    """What came of an answer to each schema: its text if it is whole."""
+
+    most: int = ROOM
+    texts: list[str | None] = field(default_factory=list)
+
+    def add(self, schema: Any, answer: Completion) -> None:
+        if answer.finish_reason == "stop":
+            assert valid(schema, answer.parsed), (schema, answer.text)
+            self.texts.append(answer.text)
+        else:
+            assert (answer.finish_reason, answer.parsed) == ("length", None)
+            assert len(answer.token_ids) == self.most
+            self.texts.append(None)
+
+    @property
+    def cut(self) -> int:
+        return self.texts.count(None)
+
+
+async def answer(engine: Engine, index: int, most: int) -> Completion:
+    """At temperature 1."""
+    return await engine.generate("q", json_schema=SCHEMAS[index], max_tokens=most, seed=index)
+
+
+async def answers(engine: Engine, most: int = ROOM) -> Answers:
+    """To every schema, in batches beside requests of other kinds and beside some that leave."""
+    found = Answers(most)
+    for first in range(0, len(SCHEMAS), BATCH - 8):
+        part = range(first, min(first + BATCH - 8, len(SCHEMAS)))
         done = await asyncio.gather(
-            *(
-                engine.generate("q", json_schema=schema, max_tokens=most, seed=first + i)
-                for i, schema in enumerate(part)
-            ),
+            *(answer(engine, index, most) for index in part),
             *others(engine, first),
+            *(leave(engine, SCHEMAS[first - 3 * after], after) for after in range(1, 5)),
         )
-        for schema, answer in zip(part, done, strict=False):
-            if answer.finish_reason == "stop":
-                whole += 1
-                assert valid(schema, answer.parsed), (schema, answer.text)
-            else:
-                assert (answer.finish_reason, answer.parsed) == ("length", None)
-                assert len(answer.token_ids) == most
-                cut += 1
-    return whole, cut
+        for index, each in zip(part, done, strict=False):
+            found.add(SCHEMAS[index], each)
+    assert len(found.texts) == len(SCHEMAS)
+    stats = engine.stats()
+    assert stats.running == stats.waiting == stats.paused == 0
+    return found
 
 
 @pytest.mark.asyncio
-async def test_every_answer_is_accepted_in_batches_with_others() -> None:
+async def test_every_answer_is_accepted_beside_others_and_with_too_little_room() -> None:
     async with Engine(FakeModel(strict=False, blocks=4096)) as engine:
-        whole, cut = await answers(engine, SCHEMAS)
-    assert cut <= whole // 20
-
-
-@pytest.mark.asyncio
-async def test_every_answer_is_accepted_with_tokens_of_many_bytes(tokenizer: Tokenizer) -> None:
-    model = FakeModel(strict=False, blocks=4096, tokenizer=tokenizer)
-    async with Engine(model) as engine:
-        whole, cut = await answers(engine, SCHEMAS[::4])
-    assert cut <= whole // 20
-
-
-@pytest.mark.asyncio
-async def test_every_answer_is_accepted_under_preemption() -> None:
+        roomy = await answers(engine)
+    assert roomy.cut <= len(SCHEMAS) // 20
     # So few blocks that a batch does not fit.
     async with Engine(FakeModel(strict=False, blocks=22, max_context=340)) as engine:
-        whole, cut = await answers(engine, SCHEMAS[1::4], most=300)
-        assert engine.stats().preemptions > 0
-    assert cut <= whole // 10
+        crowded = await answers(engine, most=300)
+        assert engine.stats().preemptions > 50
+    assert crowded.cut <= len(SCHEMAS) // 10
+    for text, same in zip(crowded.texts, roomy.texts, strict=True):
+        assert text in (same, None)
 
 
 @pytest.mark.asyncio
-async def test_every_answer_is_accepted_alone_and_while_others_are_cancelled() -> None:
-    async with Engine(FakeModel(strict=False, blocks=4096)) as engine:
-        for i, schema in enumerate(SCHEMAS[2::12]):
-            alone = await engine.generate("q", json_schema=schema, max_tokens=ROOM, seed=i)
-            leaving = [
-                engine.stream("q", json_schema=each, max_tokens=ROOM) for each in SCHEMAS[:8]
-            ]
-            asked = engine.generate("q", json_schema=schema, max_tokens=ROOM, seed=i)
-
-            async def leave(stream: Any, after: int) -> None:
-                async with stream:
-                    for _ in range(after):
-                        if await anext(stream, None) is None:
-                            return
-
-            done, *_ = await asyncio.gather(
-                asked, *(leave(stream, after) for after, stream in enumerate(leaving))
-            )
-            assert done.text == alone.text
-            if done.finish_reason == "stop":
-                assert valid(schema, done.parsed)
+async def test_every_answer_is_accepted_alone_with_tokens_of_many_bytes(
+    tokenizer: Tokenizer,
+) -> None:
+    alone = Answers()
+    async with Engine(FakeModel(strict=False, blocks=4096, tokenizer=tokenizer)) as engine:
+        for index, schema in enumerate(SCHEMAS):
+            alone.add(schema, await answer(engine, index, ROOM))
+        assert (await answers(engine)).texts == alone.texts
+    assert alone.cut <= len(SCHEMAS) // 20
 
 
 @pytest.mark.slow
 @pytest.mark.asyncio
-async def test_the_shipped_model_is_accepted_too() -> None:
-    small = [schema for schema in SCHEMAS[::40] if len(json.dumps(schema)) < 300]
-    async with Engine() as engine:
-        whole, _ = await answers(engine, small[:8], most=80)
-    assert whole >= len(small[:8]) // 2
+async def test_every_answer_of_the_shipped_model_is_accepted() -> None:
+    alone = Answers(FEW)
+    # KV for a quarter of a batch.
+    async with Engine(max_context=128, kv_bytes=1 << 22) as engine:
+        found = await answers(engine, most=FEW)
+        assert engine.stats().preemptions > 10
+        for index in range(0, len(SCHEMAS), 12):
+            alone.add(SCHEMAS[index], await answer(engine, index, FEW))
+    assert found.cut <= len(SCHEMAS) // 3
 
 
 def test_no_document_that_a_schema_allows_is_forbidden(tokenizer: Tokenizer) -> None:
