@@ -18,13 +18,14 @@ __all__ = ["models"]
 
 @click.command()
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.option("--check", is_flag=True, help="Look at FOLDER, which then has to be given.")
 @click.option(
     "--follow-symlinks",
     is_flag=True,
     help="Read files of FOLDER that are links to files elsewhere.",
 )
 @click.option("--json", is_flag=True, help="Print JSON.")
-def models(folder: Path | None, follow_symlinks: bool, json: bool) -> int:
+def models(folder: Path | None, check: bool, follow_symlinks: bool, json: bool) -> int:
     """List the models that can be fetched by name and the architectures that can be loaded, by
     groups, each shipped one with a checkpoint that has it; or look at the checkpoint in FOLDER, or
     at a GGUF file, and say whether it can be, and if not, what is lacking. Reads headers only. A
@@ -33,6 +34,8 @@ def models(folder: Path | None, follow_symlinks: bool, json: bool) -> int:
         found = examine(folder, follow_symlinks=follow_symlinks)
         click.echo(_as_json(found) if json else _as_text(found))
         return 1 if found.problems else 0
+    if check:
+        raise click.UsageError("--check needs FOLDER: the checkpoint to look at")
     known = families.describe()
     if json:
         rows = [

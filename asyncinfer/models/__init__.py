@@ -7,6 +7,7 @@ from asyncinfer.models.examples import EXAMPLES, GROUPS
 from asyncinfer.models.experts import read_experts
 from asyncinfer.models.family import Family
 from asyncinfer.models.load import load_model, load_weights
+from asyncinfer.models.mamba import read_mamba
 from asyncinfer.models.names import PredictorNames, TensorNames
 from asyncinfer.models.parts import (
     ExpertsConfig,
@@ -55,6 +56,7 @@ __all__ = [
     "pulled",
     "read_config",
     "read_experts",
+    "read_mamba",
     "resolve",
     "sliding_layers",
     "tensor_table",

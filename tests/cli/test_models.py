@@ -62,3 +62,10 @@ def test_a_checkpoint_that_cannot(tmp_path: Path, capsys: Capture) -> None:
     assert json.loads(capsys.readouterr().out)["supported"] is False
     assert run(str(tmp_path / "nowhere")) == 1
     assert capsys.readouterr().err.startswith("Error: ")
+
+
+def test_a_check_needs_a_checkpoint(capsys: Capture) -> None:
+    assert run("--check", str(DRAFT_PATH)) == 0
+    assert "can be loaded" in capsys.readouterr().out
+    assert run("--check") == 2
+    assert "--check needs FOLDER" in capsys.readouterr().err
