@@ -25,6 +25,7 @@ from asyncinfer.bench.constrained import (
 )
 from asyncinfer.bench.environment import Environment
 from asyncinfer.bench.host import HostOptions, HostResult, measure_host
+from asyncinfer.bench.http import HttpOptions, HttpResult, measure_http
 from asyncinfer.bench.lag import FAKE_MODELS, LagOptions, LagResult, measure_lag
 from asyncinfer.bench.load import LoadOptions, LoadResult, measure_load
 from asyncinfer.bench.loops import LOOPS, available_loops
@@ -79,6 +80,8 @@ __all__ = [
     "Figure",
     "HostOptions",
     "HostResult",
+    "HttpOptions",
+    "HttpResult",
     "LagOptions",
     "LagResult",
     "LoadOptions",
@@ -119,6 +122,7 @@ __all__ = [
     "measure_cache",
     "measure_constrained",
     "measure_host",
+    "measure_http",
     "measure_lag",
     "measure_load",
     "measure_pace",

@@ -38,6 +38,7 @@ from asyncinfer.cli.bench_accuracy import accuracy
 from asyncinfer.cli.bench_adapters import adapters
 from asyncinfer.cli.bench_cache import cache
 from asyncinfer.cli.bench_constrained import constrained
+from asyncinfer.cli.bench_http import http
 from asyncinfer.cli.bench_load import load
 from asyncinfer.cli.bench_options import FILE, count, loop, number, quick, recorded, repeat, several
 from asyncinfer.cli.bench_pace import pace
@@ -277,7 +278,7 @@ def compare(before: Path, after: Path) -> None:
 
 
 for command in (
-    *(accuracy, adapters, cache, constrained, load),
+    *(accuracy, adapters, cache, constrained, http, load),
     *(pace, quantized, route, soak, speculate),
 ):
     bench.add_command(command)

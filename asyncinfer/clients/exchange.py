@@ -17,6 +17,7 @@ App = Callable[
     [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]],
     Awaitable[None],
 ]
+Loop = asyncio.AbstractEventLoop
 #: Parts of the body that wait to be read before the application waits.
 MOST_UNREAD: Final = 64
 
@@ -35,30 +36,26 @@ class Exchange:
     def __init__(self, app: App, scope: Message, body: bytes) -> None:
         self._run = _Run(app, scope, body)
 
-    async def begin(self) -> tuple[int, list[tuple[bytes, bytes]]]:
-        """Status and headers, as soon as the application sends them. Raises `Broken`."""
+    async def begin(self, seconds: float | None = None) -> tuple[int, list[tuple[bytes, bytes]]]:
+        """Status and headers, as soon as the application sends them. Raises `Broken`, and
+        `TimeoutError` after so many seconds."""
         run = self._run
         _spawn(run.run)
         while run.start is None:
             if run.over:
                 raise run.broken()
-            await run.wait()
+            await run.wait(seconds)
         return run.start["status"], list(run.start["headers"])
 
-    @property
-    def here(self) -> bool:
-        """Whether `read` gives a part, or the end, without waiting."""
-        return bool(self._run.parts) or self._run.complete
-
-    async def read(self) -> bytes | None:
-        """The next part of the body, None after the last. Raises `Broken`."""
+    async def read(self, seconds: float | None = None) -> bytes | None:
+        """The next part of the body, None after the last. Raises as `begin` does."""
         run = self._run
         while not run.parts:
             if run.complete:
                 return None
             if run.over:
                 raise run.broken()
-            await run.wait()
+            await run.wait(seconds)
         part = run.parts.popleft()
         if run.room is not None and len(run.parts) < MOST_UNREAD:
             run.room.set()
@@ -88,9 +85,10 @@ class _Run:
         self._gone = False
         #: Each is made when somebody waits: an event costs as much as all else that is here.
         self._left: anyio.Event | None = None
-        self._news: anyio.Event | None = None
+        self._news: list[asyncio.Future[bool] | anyio.Event] = []
         self._error: Exception | None = None
-        self._soon = _loop_caller()
+        self._loop = _asyncio_loop()
+        self._soon = _loop_caller(self._loop)
         self.start: Message | None = None
         self.parts: deque[bytes] = deque()
         self.room: anyio.Event | None = None
@@ -108,11 +106,24 @@ class _Run:
             self.over = True
             self._tell()
 
-    async def wait(self) -> None:
-        """Wait until something changes."""
-        if self._news is None:
-            self._news = anyio.Event()
-        await self._news.wait()
+    async def wait(self, seconds: float | None = None) -> None:
+        """Wait until something changes. Raises `TimeoutError` after so many seconds."""
+        if self._loop is None:
+            event = anyio.Event()
+            self._news.append(event)
+            with anyio.fail_after(seconds):
+                await event.wait()
+            return
+        # A scope and an event of anyio cost four times as much.
+        news: asyncio.Future[bool] = self._loop.create_future()
+        self._news.append(news)
+        timer = None if seconds is None else self._loop.call_later(seconds, _settle, news, False)
+        try:
+            if not await news:
+                raise TimeoutError
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def leave(self) -> None:
         if not self.over:
@@ -158,9 +169,12 @@ class _Run:
 
     def _tell(self) -> None:
         """Wake whoever waits."""
-        if self._news is not None:
-            self._news.set()
-            self._news = None
+        for news in self._news:
+            if isinstance(news, anyio.Event):
+                news.set()
+            else:
+                _settle(news, True)
+        self._news.clear()
 
 
 def _spawn(call: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -179,16 +193,24 @@ def _spawn(call: Callable[[], Coroutine[Any, Any, None]]) -> None:
 _TASKS: Final[set[asyncio.Task[None]]] = set()
 
 
-def _loop_caller() -> Callable[[Callable[[], object]], object]:
-    """A function that has this event loop call something soon, from any thread."""
-    if (loop := _asyncio_loop()) is not None:
+def _settle(news: asyncio.Future[bool], what: bool) -> None:
+    if not news.done():
+        news.set_result(what)
+
+
+def _loop_caller(
+    loop: asyncio.AbstractEventLoop | None,
+) -> Callable[[Callable[[], object]], object]:
+    """A function that has this event loop call something soon, from any thread. `loop`: None where
+    it is trio's."""
+    if loop is not None:
         return loop.call_soon_threadsafe
     import trio
 
     return trio.lowlevel.current_trio_token().run_sync_soon
 
 
-def _asyncio_loop() -> asyncio.AbstractEventLoop | None:
+def _asyncio_loop() -> Loop | None:
     """The running loop; None where it is trio's."""
     try:
         return asyncio.get_running_loop()

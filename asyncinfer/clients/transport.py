@@ -12,8 +12,6 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any, TypeVar
 
-import anyio
-
 from asyncinfer.clients.exchange import App, Broken, Exchange
 from asyncinfer.engine.event_loop_thread import EventLoopThread
 from asyncinfer.errors import EngineClosed
@@ -33,9 +31,7 @@ def async_transport(httpx: ModuleType, app: App) -> Any:
             self._limits = _Limits(httpx, request)
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            exchange, wait = self._exchange, self._limits.wait
-            # Without the timeout where a part is there, since a timeout costs as much as the part.
-            while part := await (exchange.read() if exchange.here else wait(exchange.read)):
+            while part := await self._limits.wait(self._exchange.read):
                 yield part
 
         async def aclose(self) -> None:
@@ -109,10 +105,9 @@ class _Limits:
         self._request = request
         self._seconds: float | None = request.extensions.get("timeout", {}).get("read")
 
-    async def wait(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def wait(self, call: Callable[[float | None], Awaitable[T]]) -> T:
         try:
-            with anyio.fail_after(self._seconds):
-                return await call()
+            return await call(self._seconds)
         except TimeoutError:
             message = f"no answer within {self._seconds} s"
             raise self._httpx.ReadTimeout(message, request=self._request) from None

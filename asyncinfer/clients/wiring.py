@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Final
 
+from asyncinfer.clients.exchange import App
 from asyncinfer.clients.transport import async_transport, sync_transport
 from asyncinfer.engine import Engine, SyncEngine
 
@@ -64,8 +65,17 @@ def _options(path: str, http: Any, options: Mapping[str, Any]) -> dict[str, Any]
     return {**own, **options}
 
 
-def _app(engine: Engines, scope: str) -> Any:
+def _app(engine: Engines, scope: str) -> App:
     from asyncinfer.server import create_app
 
     engines = engine.engine if isinstance(engine, SyncEngine) else engine
-    return create_app(engines, cache_scope=scope)
+    app = create_app(engines, cache_scope=scope)
+    routes: Sequence[Any] = app.routes
+    posts: dict[str, App] = {each.path: each.app for each in routes if "POST" in each.methods}
+
+    def direct(scope: Any, receive: Any, send: Any) -> Awaitable[None]:
+        # Past the middleware, through which each event would go.
+        path = scope["path"] if scope["method"] == "POST" else ""
+        return posts.get(path, app)(scope, receive, send)
+
+    return direct

@@ -14,6 +14,7 @@ from contextlib import suppress
 from itertools import islice
 from operator import length_hint
 from threading import Lock
+from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
 from asyncinfer.scheduler import RowLogprobs
@@ -31,9 +32,12 @@ __all__ = [
     "send_news",
 ]
 
-#: Chunks and ends delivered in one turn of a loop. Thousands would keep the loop busy for tens of
+#: Most chunks and ends delivered in one turn of a loop. Thousands would keep it busy for tens of
 #: milliseconds, and the objects between a wake-up and its task would set off the garbage collector.
 BURST = 128
+#: Fewest, and the seconds that tasks may take for those of one turn before the next has fewer: a
+#: web server takes 60 microseconds for a chunk, a consumer in the program itself two.
+LEAST_BURST, TURN_SECONDS = 8, 0.002
 #: Chunks that an end counts for: its task leaves a loop and an `async with`, and often ends itself.
 END_COST = 4
 
@@ -69,7 +73,7 @@ class LoopBridge(ABC):
     the rest.
     """
 
-    __slots__ = ("_arrived", "_delivering", "_lock", "batch", "closed")
+    __slots__ = ("_arrived", "_burst", "_delivering", "_lock", "_paused", "batch", "closed")
 
     def __init__(self) -> None:
         #: Whether the loop is gone, so that nothing can be woken there any more.
@@ -81,6 +85,9 @@ class LoopBridge(ABC):
         self._delivering = False
         #: Held while `batch` is replaced.
         self._lock = Lock()
+        #: What one turn delivers at most, and when the last one left the rest to the next.
+        self._burst = BURST
+        self._paused: float | None = None
 
     def flush(self) -> None:
         """At most one thread-safe call into the loop, however many buffers have news."""
@@ -139,7 +146,7 @@ class LoopBridge(ABC):
 
     def deliver(self) -> None:
         """Deliver `BURST` chunks, or fewer and ends; others have a turn before the rest."""
-        left = BURST
+        left = self._burst = self._fitting()
         try:
             while left > 0 and self._arrived:
                 left = self._deliver_some(self._arrived[0], left)
@@ -148,7 +155,17 @@ class LoopBridge(ABC):
             self._delivering = False
             if self._arrived:
                 self._delivering = True
+                self._paused = perf_counter()
                 self.soon(self.deliver)
+
+    def _fitting(self) -> int:
+        """How many chunks one turn shall deliver, by how long tasks took for those of the last."""
+        paused, self._paused = self._paused, None
+        if paused is None:
+            return self._burst
+        if (took := perf_counter() - paused) > TURN_SECONDS:
+            return max(LEAST_BURST, self._burst // 2)
+        return min(BURST, 2 * self._burst) if took < TURN_SECONDS / 4 else self._burst
 
     def _deliver_some(self, batch: Batch, most: int) -> int:
         """Deliver about `most` of the oldest batch. Returns how many more this turn may deliver."""

@@ -154,8 +154,8 @@ async def beside(size: int, work: Callable[[T], R], argument: T) -> R:
 
 def parsed(text: str) -> Any:
     """The value of a JSON text. Raises `ValueError` and `RecursionError`."""
-    how = json.JSONDecoder if len(text) <= SMALL else _GivingWay
-    return how(parse_constant=_no_number).decode(text)
+    how = _SMALL_TEXT if len(text) <= SMALL else _GivingWay(parse_constant=_no_number)
+    return how.decode(text)
 
 
 def _limit(seconds: float) -> AbstractContextManager[anyio.CancelScope | None]:
@@ -190,3 +190,6 @@ def _object(data: bytearray) -> dict[str, Any]:
 
 def _no_number(text: str) -> None:
     raise ValueError(f"{text} is no JSON number")
+
+
+_SMALL_TEXT: Final = json.JSONDecoder(parse_constant=_no_number)

@@ -30,6 +30,8 @@ _UNBUFFERED: Final = {"x-accel-buffering": "no"}
 _NO_KEY: Final = ApiKey()
 #: Ids are no secrets, so that the system is not asked for each.
 _IDS: Final = random.Random()
+#: `json.dumps` would make an encoder for each call.
+_ENCODE: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 #: Characters of a client's own `x-request-id` that is given back.
 _MOST_ID: Final = 128
 
@@ -135,8 +137,9 @@ class Call:
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
-    return {bytes(name).lower(): bytes(value) for name, value in scope["headers"]}
+    """Values by name, which ASGI has in small letters."""
+    return dict(scope["headers"])
 
 
 def json_bytes(content: Any) -> bytes:
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+    return _ENCODE(content).encode()

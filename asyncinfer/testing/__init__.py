@@ -34,11 +34,12 @@ from asyncinfer.testing.scheduler_checks import check_scheduler
 from asyncinfer.testing.scripted_model import Said, ScriptedModel
 from asyncinfer.testing.simulation import Simulation
 from asyncinfer.testing.simulator import SimulationReport, SimulationTrace, simulate
-from asyncinfer.text import Tokenizer
+from asyncinfer.text import ChatTemplate, Tokenizer
 
 __all__ = [
     "CacheHarness",
     "CacheRequest",
+    "ChatTemplate",
     "ClockedModel",
     "FakeModel",
     "FakeRunner",
