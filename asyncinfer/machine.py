@@ -16,6 +16,7 @@ __all__ = [
     "cpuinfo",
     "fast_cores",
     "read_lines",
+    "running_threads",
     "usable_cores",
     "version",
 ]
@@ -101,6 +102,15 @@ def busy_seconds(cores: Collection[int], root: Path = Path("/")) -> float | None
             found += 1
             ticks += sum(int(t) for i, t in enumerate(times[:_TIMES]) if i not in _FREE)
     return ticks / os.sysconf("SC_CLK_TCK") if found == len(cores) else None
+
+
+def running_threads(root: Path = Path("/")) -> int | None:
+    """Threads of the whole machine that compute or wait for a core at this moment, the one that
+    asks included; None where the system does not tell. `root` is where `proc` lies."""
+    for line in read_lines(root / "proc/loadavg"):
+        running = line.split()[3].partition("/")[0]
+        return int(running) if running.isdigit() else None
+    return None
 
 
 def version(library: str) -> str | None:

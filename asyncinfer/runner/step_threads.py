@@ -11,12 +11,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 import torch
 
 from asyncinfer.kernels.threads import NAME, TASKS, set_thread_count, thread_name
-from asyncinfer.machine import busy_seconds, read_lines, usable_cores
+from asyncinfer.machine import busy_seconds, read_lines, running_threads
 
 __all__ = ["StepThreads"]
 
@@ -26,6 +27,13 @@ INTERVAL: Final = 0.2
 #: the number stays, since a change moves the data of caches.
 _WANTED: Final = 0.75
 _KEPT: Final = 0.5
+#: Where the step's own threads had less than this share of one core since the last look, the
+#: engine was idle, and what others took meanwhile says little about now.
+_IDLE: Final = 0.5
+#: Readings of what runs now, of which the least counts, and the seconds between two: a thread that
+#: has just called the engine is about to wait for it.
+_READINGS: Final = 3
+_BETWEEN: Final = 0.0005
 
 
 class StepThreads:
@@ -35,12 +43,17 @@ class StepThreads:
     their name, see `name_thread`. The load of a machine or the time that threads wait would not
     tell, since a step's threads wait for each other as well.
 
+    After a time without steps, such as the turn of an agent's tool, a program that was busy may be
+    waiting for the engine. So what runs at that moment counts, if it is less.
+
     Args:
         most: threads that a step takes where nobody else computes.
         cores: cores that the process may run on.
         used: seconds that all threads of the machine have computed on these cores, and those that
             the step's own have; None where the system does not say.
         apply: sets the number of threads for the operators of this thread.
+        running: threads of others that run, or could, at this moment; None where the system does
+            not say.
     """
 
     def __init__(
@@ -49,6 +62,7 @@ class StepThreads:
         cores: int,
         used: Callable[[], tuple[float, float] | None],
         apply: Callable[[int], object],
+        running: Callable[[], int | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.count = most
@@ -56,6 +70,7 @@ class StepThreads:
         self._cores = cores
         self._used = used
         self._apply = apply
+        self._running = running
         self._clock = clock
         self._looked = clock()
         self._before = used()
@@ -73,8 +88,10 @@ class StepThreads:
         if before is None or used is None:
             return
         everybody, own = used[0] - before[0], used[1] - before[1]
-        free = self._cores - max(0.0, everybody - own) / seconds
-        count = self.count
+        others, count = max(0.0, everybody - own) / seconds, self.count
+        if own < _IDLE * seconds and self._cores - others + _KEPT < self._most:
+            others = min(others, self._others_now())
+        free = self._cores - others
         if free + _KEPT < count:
             count = int(free + _KEPT)
         elif free + 1 - _WANTED >= count + 1:
@@ -83,6 +100,19 @@ class StepThreads:
         if count != self.count:
             self.count = count
             self._apply(count)
+
+    def _others_now(self) -> float:
+        least = inf
+        for reading in range(_READINGS):
+            if reading:
+                time.sleep(_BETWEEN)
+            running = self._running()
+            if running is None:
+                return inf
+            least = min(least, running)
+            if not least:
+                break
+        return least
 
     @classmethod
     def here(cls) -> StepThreads | None:
@@ -99,9 +129,14 @@ class StepThreads:
             everybody, ours = busy_seconds(cores), own.seconds()
             return None if everybody is None or ours is None else (everybody, ours)
 
+        def running() -> int | None:
+            # Those of the whole machine: where it has more cores, they say nothing of ours.
+            found = running_threads() if len(cores) == os.cpu_count() else None
+            return None if found is None else max(0, found - 1)
+
         if used() is None:
             return None
-        return cls(most, usable_cores(), used, set_thread_count)
+        return cls(most, len(cores), used, set_thread_count, running)
 
 
 class _OwnTime:

@@ -13,7 +13,7 @@ import torch
 from asyncinfer import EngineConfig, SyncEngine
 from asyncinfer.builtin import DRAFT_PATH
 from asyncinfer.kernels.threads import name_thread, set_thread_count
-from asyncinfer.machine import busy_seconds
+from asyncinfer.machine import busy_seconds, running_threads
 from asyncinfer.runner import device, open_runner, step_threads
 from asyncinfer.runner.step_threads import StepThreads
 from asyncinfer.scheduler import Step
@@ -29,10 +29,17 @@ class Machine:
         self.now = self.everybody = self.own = 0.0
         self.told = True
         self.set: list[int] = []
-        self.threads = StepThreads(most, cores, self._used, self.set.append, lambda: self.now)
+        #: What is read of the threads that run, one reading after the other.
+        self.running: list[int | None] = []
+        self.threads = StepThreads(
+            most, cores, self._used, self.set.append, self._running, lambda: self.now
+        )
 
     def _used(self) -> tuple[float, float] | None:
         return (self.everybody, self.own) if self.told else None
+
+    def _running(self) -> int | None:
+        return self.running.pop(0) if self.running else None
 
     def run(self, load: Load, seconds: float = 0.25) -> int:
         """Let time pass under a load; how many threads a step takes then."""
@@ -102,6 +109,45 @@ def test_it_looks_five_times_a_second() -> None:
     machine.everybody = 100.0
     assert [machine.run((2.0, 0.0), seconds=0.01) for _ in range(19)] == [2] * 19
     assert machine.run((2.0, 0.0), seconds=0.02) == 1
+
+
+def test_after_a_pause_what_runs_now_counts() -> None:
+    machine = Machine(cores=2, most=2)
+    # The program computed for ten seconds, and now waits for the engine.
+    machine.running = [1, 0]
+    assert machine.run((1.9, 0.0), seconds=10.0) == 2
+    assert machine.set == []
+    # It goes on: this is seen at the next look.
+    assert machine.run((1.0, 1.0)) == 1
+
+
+def test_after_a_pause_a_program_that_still_computes_keeps_its_core() -> None:
+    machine = Machine(cores=2, most=2)
+    machine.running = [1, 1, 2]
+    assert machine.run((1.0, 0.0), seconds=10.0) == 1
+    assert machine.running == []
+    # It has ended during another pause.
+    machine.running = [0]
+    assert machine.run((0.9, 0.0), seconds=10.0) == 2
+
+
+def test_a_pause_beside_nobody_is_not_looked_into() -> None:
+    machine = Machine(cores=2, most=2)
+    assert machine.run((0.1, 0.0), seconds=10.0) == 2
+
+
+def test_after_a_pause_where_the_system_does_not_say_what_runs_the_past_counts() -> None:
+    machine = Machine(cores=2, most=2)
+    machine.running = [None]
+    assert machine.run((2.0, 0.0), seconds=10.0) == 1
+
+
+def test_threads_that_run_are_counted(tmp_path: Path) -> None:
+    assert running_threads(tmp_path) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/loadavg").write_text("0.52 0.58 0.59 3/467 10044\n", "utf-8")
+    assert running_threads(tmp_path) == 3
+    assert (running_threads() or 1) >= 1
 
 
 def test_where_the_system_says_nothing_nothing_changes() -> None:
