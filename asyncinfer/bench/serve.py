@@ -55,6 +55,9 @@ class ServeOptions:
     repeat: int = 3
     #: Repetitions in which peers take a turn, at most.
     peer_repeat: int = 3
+    #: Seconds that a peer may take to open, and for each turn. One that takes longer, or fails in
+    #: a turn, takes no further ones.
+    peer_seconds: float = 120.0
     #: A smoke run: small work on a small model; its figures mean nothing.
     quick: bool = False
     loop: str = "asyncio"
@@ -106,6 +109,8 @@ class _Turns:
 class _Runs:
     alone: dict[str, _Turns] = field(default_factory=dict)
     company: dict[str, _Turns] = field(default_factory=dict)
+    #: Peers that take no further turns, and why.
+    not_measured: dict[str, str] = field(default_factory=dict)
     lag: Quantiles | None = None
     idle_lag: Quantiles | None = None
 
@@ -135,6 +140,7 @@ class _Measurement:
         config = EngineConfig(device="cpu", dtype=options.dtype, max_running=MAX_RUNNING)
         async with AsyncExitStack() as stack:
             self._engine = await stack.enter_async_context(Engine(self._folder, config=config))
+            self._lost = found.not_measured
             self._peers = [
                 await stack.enter_async_context(self._open(name, python))
                 for name, python in options.peers.items()
@@ -182,6 +188,7 @@ class _Measurement:
                 "running": MAX_RUNNING,
                 "context": longest + 16,
             },
+            self._options.peer_seconds,
         )
 
     async def _turn(
@@ -190,8 +197,15 @@ class _Measurement:
         prompts = work.prompts(self._vocab, repetition)
         turns.runs.append(await run_workload(self._engine, work, prompts))
         for peer in peers:
-            seconds = await peer.seconds(work, prompts)
-            turns.peers.setdefault(peer.name, []).append(work.counted / seconds)
+            if peer.name in self._lost:
+                continue
+            try:
+                seconds = await peer.seconds(work, prompts)
+            except BenchError as error:
+                self._lost[peer.name] = f"{work.title}: {error}"
+                self._report(f"{self._model}: {error}")
+            else:
+                turns.peers.setdefault(peer.name, []).append(work.counted / seconds)
 
     async def _lag(self) -> tuple[Quantiles, Quantiles]:
         """Lateness beside 16 streams, and beside an idle engine for a second."""
@@ -233,7 +247,7 @@ def _model_result(
         )
         for work in options.workloads
     )
-    return ModelResult(model, columns, runs.lag, runs.idle_lag)
+    return ModelResult(model, columns, runs.not_measured, runs.lag, runs.idle_lag)
 
 
 def _column(work: Workload, alone: _Turns, beside: _Turns | None, ceiling: float) -> Column:

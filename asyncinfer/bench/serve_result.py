@@ -62,7 +62,8 @@ class Column:
             rate, title = median(self.company.rates), f"{title}, in company"
             found.append(Figure(title, rate, "tokens/s", "higher"))
             name = f"{title}, over one thread alone"
-            found.append(Figure(name, self.company.one_thread_ratio, "x", "higher", 0.9))
+            if self.company.one_thread_rates:
+                found.append(Figure(name, self.company.one_thread_ratio, "x", "higher", 0.9))
             found += _over(title, rate, self.company.peer_rates)
         return found
 
@@ -73,6 +74,8 @@ class ModelResult:
 
     model: str
     columns: tuple[Column, ...]
+    #: Peers that failed in a turn or took too long for one, and took no further ones.
+    not_measured: Mapping[str, str]
     #: Milliseconds of lateness of a task that slept one, beside 16 streams and beside none.
     lag: Quantiles
     idle_lag: Quantiles

@@ -28,7 +28,9 @@ def record_tables(record: Record) -> list[Table]:
         f"{model['model']}: {column['title']}" for model in models for column in model["columns"]
     }
     rest = [figure for figure in record.figures if not figure.name.startswith(tuple(titles))]
-    return [*map(serve_table, models), figure_table("all of it", rest)]
+    tables = [*map(serve_table, models), figure_table("all of it", rest)]
+    failed = [found for model in models for found in _failures(model)]
+    return [*tables, failure_table(failed)] if failed else tables
 
 
 def _failures(detail: Mapping[str, Any]) -> list[tuple[str, str]]:

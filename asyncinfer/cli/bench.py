@@ -195,6 +195,13 @@ def lag(
 @click.option("--no-peer", is_flag=True, help="Run no other engine.")
 @count("--peer-repeat", 3, "Repetitions of the others, at most: they take most of the time.")
 @click.option(
+    "--peer-seconds",
+    type=click.FloatRange(0.0, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="For opening another engine, and for each of its turns; it takes no further ones then.",
+)
+@click.option(
     "--company/--no-company",
     default=True,
     help="Run one and sixteen beside programs that keep half of the cores busy, too.",

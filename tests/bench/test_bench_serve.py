@@ -6,6 +6,8 @@ import fcntl
 import json
 import os
 import sys
+from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,8 +33,10 @@ from asyncinfer.bench.products import (
     product_seconds,
     product_shapes,
 )
+from asyncinfer.bench.record import Record
 from asyncinfer.bench.serve_run import Run, run_workload
 from asyncinfer.bench.shapes import LLAMA_125M, LLAMA_TINY
+from asyncinfer.bench.tables import record_tables
 from asyncinfer.bench.workloads import QUICK, Workload
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.models import parse_config
@@ -225,10 +229,12 @@ def copycat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "copycat"
 
 
-def asked(name: str, *works: Workload, **changes: Any) -> list[list[list[int]]]:
+def asked(
+    name: str, *works: Workload, most_seconds: float = inf, **changes: Any
+) -> list[list[list[int]]]:
     async def ask() -> list[list[list[int]]]:
-        opened = {**setup(Path("folder"), Path("file")), "gguf": "", **changes}
-        async with PeerProcess.open(name, sys.executable, cast("Setup", opened)) as peer:
+        opened = cast("Setup", {**setup(Path("folder"), Path("file")), "gguf": "", **changes})
+        async with PeerProcess.open(name, sys.executable, opened, most_seconds) as peer:
             return [await peer.answers(work, work.prompts(9, 0)) for work in works]
 
     return run_on("asyncio", ask)
@@ -262,6 +268,36 @@ def test_a_peer_that_cannot_be_opened_says_why(copycat: str) -> None:
 def test_a_peer_that_crashes_ends_the_run_with_its_words(copycat: str) -> None:
     with pytest.raises(BenchError, match=r"copycat: its process ended[\s\S]*the engine crashed"):
         asked(copycat, Workload("three", "three", ((4, 1),) * 3))
+
+
+def test_a_peer_that_does_not_answer_is_not_waited_for(copycat: str) -> None:
+    with pytest.raises(BenchError, match="copycat: no answer after 1e-09 seconds"):
+        asked(copycat, most_seconds=1e-9)
+
+
+def test_a_peer_that_fails_in_a_turn_takes_no_further_ones(
+    copycat: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three = Workload("three", "three at once", ((4, 1),) * 3)
+    monkeypatch.setitem(cast("dict[str, Workload]", QUICK), "mixed", three)
+    result = measure_serve(
+        ServeOptions(
+            models=[str(tiny)],
+            columns=["one", "mixed"],
+            peers={copycat: sys.executable},
+            company=False,
+            repeat=2,
+            quick=True,
+        )
+    )
+    (model,) = result.models
+    one, mixed = model.columns
+    assert len(one.rates) == len(mixed.rates) == 2
+    assert len(one.peer_rates[copycat]) == 1, "it crashed in its second turn"
+    assert copycat not in mixed.peer_rates
+    assert "three at once: copycat: its process ended" in model.not_measured[copycat]
+    record = Record("serve", {}, result.figures(), {"models": [asdict(model)]})
+    assert record_tables(record)[-1].title == "not measured"
 
 
 def test_an_interpreter_that_is_not_there_is_named() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from math import inf
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -32,7 +33,9 @@ _TAIL: Final = 2000
 class PeerProcess:
     """Two engines in one process would share its threads, so each peer has a process."""
 
-    def __init__(self, name: str, process: Process, messages: IO[bytes]) -> None:
+    def __init__(
+        self, name: str, process: Process, messages: IO[bytes], most_seconds: float
+    ) -> None:
         """`messages`: the file that what the process prints goes to."""
         assert process.stdin is not None
         assert process.stdout is not None
@@ -40,11 +43,16 @@ class PeerProcess:
         self._in = process.stdin
         self._out = BufferedByteReceiveStream(process.stdout)
         self._messages = messages
+        self._process = process
+        self._most_seconds = most_seconds
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, name: str, python: str, setup: Setup) -> AsyncIterator[PeerProcess]:
-        """Start the interpreter `python` and load the model. Raises `BenchError`."""
+    async def open(
+        cls, name: str, python: str, setup: Setup, most_seconds: float = inf
+    ) -> AsyncIterator[PeerProcess]:
+        """Start the interpreter `python` and load the model. Raises `BenchError`; so does a peer
+        that takes more than `most_seconds` for this or for a work later on, and it is ended."""
         module = _HERE / f"{name.replace('.', '_').replace(' ', '_')}.py"
         command = [python, str(Path(worker.__file__)), str(module)]
         package = str(_HERE.parents[2])
@@ -62,14 +70,17 @@ class PeerProcess:
             except OSError as error:
                 raise BenchError(f"{name}: {python} cannot be run: {error}") from error
             async with process:
+                peer = cls(name, process, messages, most_seconds)
                 try:
-                    peer = cls(name, process, messages)
                     await peer._ask(setup)
                     yield peer
                 finally:
-                    # With the processes of its own that it has begun: vLLM has two.
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
+                    peer._end()
+
+    def _end(self) -> None:
+        """With the processes of its own that it has begun: vLLM has two."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     async def seconds(self, work: Workload, prompts: Sequence[list[int]]) -> float:
         """Seconds of a workload. Raises `BenchError`."""
@@ -89,8 +100,14 @@ class PeerProcess:
 
     async def _ask(self, question: object) -> dict[str, Any]:
         try:
-            await self._in.send(json.dumps(question).encode() + b"\n")
-            line = await self._out.receive_until(b"\n", _LINE)
+            with anyio.fail_after(self._most_seconds):
+                await self._in.send(json.dumps(question).encode() + b"\n")
+                line = await self._out.receive_until(b"\n", _LINE)
+        except TimeoutError as error:
+            self._end()
+            raise BenchError(
+                f"{self.name}: no answer after {self._most_seconds:g} seconds. {self._said()}"
+            ) from error
         except (anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead) as error:
             raise BenchError(f"{self.name}: its process ended. {self._said()}") from error
         told: dict[str, Any] = json.loads(line)
