@@ -11,8 +11,8 @@ from benchmarks.count_lines import PACKAGE, Lines, count, rooms, table, total
 #: new capability raises the bound of its rooms by what it needs.
 MOST = {
     "adapters": 975,
-    "attention": 2_331,
-    "bench": 7_672,
+    "attention": 2_427,
+    "bench": 7_708,
     "builtin": 900,
     "cache": 2_331,
     "cli": 2_850,
@@ -29,7 +29,7 @@ MOST = {
     "protocols": 700,
     "quantization": 2_565,
     "remote": 1_190,
-    "runner": 3_900,
+    "runner": 3_904,
     "samplers": 420,
     "sampling": 2_253,
     "scheduler": 3_080,
@@ -42,7 +42,7 @@ MOST = {
     "weights": 2_937,
 }
 #: Lines of all modules that lie beside the rooms.
-MOST_BESIDE = 2_243
+MOST_BESIDE = 2_253
 #: Lines of a file, prose and blank ones included: what is read in one sitting.
 MOST_OF_A_FILE = 300
 MODULE = '''"""Of two lines.

@@ -1,8 +1,8 @@
-"""Contiguous copies of the keys and values of decode rows, kept from step to step.
+"""Contiguous copies of the keys and values of rows, kept from step to step.
 
-torch attends to contiguous tensors, and pages are scattered. Gathering the pages of a row takes
-about as long as attending to them. So the gathered copy is kept, and each step adds the new tokens
-of each row to it.
+torch attends to contiguous tensors, and pages are scattered. Gathering the pages of a decode row
+takes about as long as attending to them, and so it does for a short chunk of a long prompt. So the
+gathered copy is kept, and each step adds the new tokens of each row to it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ __all__ = ["ContiguousKV", "ContiguousKVPool"]
 
 #: Spare capacity of a copy: this share of its tokens, and this many. A full copy is gathered anew.
 _SPARE, _SPARE_TOKENS = 1 / 8, 32
+#: The share for a prompt, which grows by a chunk in each step.
+_GROWING_SPARE = 1 / 2
 
 
 class ContiguousKV:
@@ -106,13 +108,19 @@ class ContiguousKVPool:
         self._spare: torch.Tensor | None = None
 
     def of(
-        self, groups: Sequence[tuple[int, ...]], lengths: Sequence[int], size: int
+        self,
+        groups: Sequence[tuple[int, ...]],
+        lengths: Sequence[int],
+        size: int,
+        *,
+        growing: int = 0,
     ) -> list[ContiguousKV | None]:
         """The copy of each group of sequences, at most `lengths` tokens long; None without one.
-        The copies of all other groups are dropped.
+        The copies of all other groups are dropped. Where not all find room, the first ones do.
 
         Args:
             size: tokens of a page; every capacity is a multiple of it.
+            growing: how many groups, the last ones, grow by many tokens in each pass.
         """
         if not self._most:
             return [None] * len(groups)
@@ -125,24 +133,30 @@ class ContiguousKVPool:
         self._spare = max(memories, key=len, default=None)
         del memories
         self._copies = kept
-        for group, length in zip(groups, lengths, strict=True):
+        for index, (group, length) in enumerate(zip(groups, lengths, strict=True)):
             if group in self._before and group not in kept:
-                wanted = length + int(length * _SPARE) + _SPARE_TOKENS
+                spare = _SPARE if index < len(groups) - growing else _GROWING_SPARE
+                wanted = length + int(length * spare) + _SPARE_TOKENS
                 capacity = -(-wanted // size) * size
-                memory = self._memory(len(group) * capacity * self._token)
+                memory = self._memory(len(group) * capacity * self._token, groups[index + 1 :])
                 if memory is not None:
                     kept[group] = ContiguousKV(capacity, memory)
         self._before = set(groups)
         return [kept.get(group) for group in groups]
 
-    def _memory(self, elements: int) -> torch.Tensor | None:
-        """Memory of at least `elements` elements; None if the bound does not allow it."""
+    def _memory(self, elements: int, others: Sequence[tuple[int, ...]]) -> torch.Tensor | None:
+        """Memory of at least `elements` elements; None if the bound does not allow it, even where
+        the `others` give theirs up."""
         spare, self._spare = self._spare, None
         if spare is not None and elements <= len(spare):
             return spare
         del spare
-        if elements > self._most - sum(len(copy.memory) for copy in self._copies.values()):
+        lacking = elements + sum(len(copy.memory) for copy in self._copies.values()) - self._most
+        given = [group for group in others if group in self._copies] if lacking > 0 else []
+        if lacking > sum(len(self._copies[group].memory) for group in given):
             return None
+        for group in given:
+            del self._copies[group]
         try:
             return torch.empty(elements, dtype=self._dtype)
         except RuntimeError:

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 
 from asyncinfer.attention.batch import AttentionBatch
 from asyncinfer.attention.contiguous import ContiguousKV
-from asyncinfer.attention.gather import Gather
+from asyncinfer.attention.gather import Gather, padded_gather
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.products import attend_by_products, has_faster_product
 
-__all__ = ["FEW", "DecodeGroup", "decode_groups", "few_rows"]
+__all__ = ["FEW", "DecodeGroup", "decode_groups", "few_rows", "find_copies", "group_rows"]
 
 #: Query tokens of a row that decodes, at most: the longest draft, and the token before it.
 FEW: Final = 33
@@ -46,13 +46,13 @@ class DecodeGroup:
         batch: AttentionBatch,
         rows: list[int],
         scale: float,
-        contiguous: ContiguousKV | None = None,
+        copy: ContiguousKV | None = None,
     ) -> None:
-        """With a `contiguous` copy of the rows, pages are gathered only when it lacks tokens."""
+        """With a contiguous `copy` of the rows, pages are gathered only when it lacks tokens."""
         self._kv = kv
         self._batch = batch
         self._scale = scale
-        self._contiguous = contiguous
+        self._copy = copy
         self._device = batch.block_tables.device
         self.rows: Final = rows
         self._starts = [batch.starts[row] for row in rows]
@@ -71,10 +71,10 @@ class DecodeGroup:
         """Attend with the queries of `tokens`, `q` `[tokens, heads, head_dim]`, whose keys and
         values `new` `[parts, tokens, kv_heads, head_dim]` are in their pages; gives
         `[tokens, heads * head_dim]`. `buffer` takes `buffered` elements."""
-        if self._contiguous is None:
+        if self._copy is None:
             pages = self._gather(layer, buffer)
         else:
-            pages = self._copied(self._contiguous, layer, new)
+            pages = self._copied(self._copy, layer, new)
         k, v = pages[0, :, :, : self._length], pages[-1, :, :, : self._length]
         # Query heads that share a KV head are passed as query tokens, so that no KV is repeated.
         rows, kv_heads, _, head_dim = k.shape
@@ -111,7 +111,7 @@ class DecodeGroup:
     @property
     def buffered(self) -> int:
         """Elements of the buffer that a call fills."""
-        return 0 if self._contiguous else self._gather.size
+        return 0 if self._copy else self._gather.size
 
     @property
     def in_order(self) -> bool:
@@ -158,21 +158,16 @@ class DecodeGroup:
 
     @cached_property
     def _places(self) -> torch.Tensor:
-        assert self._contiguous is not None
+        assert self._copy is not None
         parts, _, kv_heads = self._kv.storage.shape[1:4]
-        return self._contiguous.places(self._positions, parts, kv_heads)
+        return self._copy.places(self._positions, parts, kv_heads)
 
     # A contiguous copy that lacks nothing needs no gather.
 
     @cached_property
     def _gather(self) -> Gather:
-        size = self._batch.block_size
-        blocks = -(-(self._contiguous.capacity if self._contiguous else self._length) // size)
-        tables = self._batch.block_tables[self.rows].long()
-        # Padding must be finite, so a row is padded with its own first block.
-        at = torch.arange(blocks, device=self._device)
-        at = torch.where(at * size <= self._positions[:, -1:], at, 0)
-        return Gather(self._kv, tables.gather(1, at))
+        tokens = self._copy.capacity if self._copy else self._length
+        return padded_gather(self._kv, self._batch, self.rows, self._positions[:, -1:], tokens)
 
 
 def few_rows(batch: AttentionBatch) -> list[int]:
@@ -183,19 +178,35 @@ def few_rows(batch: AttentionBatch) -> list[int]:
     return [*range(batch.decode_rows), *few]
 
 
+def find_copies(
+    kv: KVCache, batch: AttentionBatch, groups: Sequence[list[int]], chunks: Sequence[int]
+) -> list[ContiguousKV | None]:
+    """The contiguous copy of each of the `groups` of rows, then of each row in `chunks`, which has
+    a part of a prompt; None without one. All other copies are dropped."""
+    rows = [*groups, *([row] for row in chunks)]
+    if batch.sequences is None or not kv.format.exact:
+        return [None] * len(rows)
+    return kv.contiguous.of(
+        [tuple(batch.sequences[row] for row in group) for group in rows],
+        [max(_length(batch, row) for row in group) for group in rows],
+        batch.block_size,
+        growing=len(chunks),
+    )
+
+
+def group_rows(batch: AttentionBatch, rows: Sequence[int]) -> list[list[int]]:
+    """These rows of `batch`, which have few query tokens each, cut where padding grows large."""
+    return [group for part in _by_queries(batch, rows) for group in _cut(batch, part)]
+
+
 def decode_groups(
-    kv: KVCache, batch: AttentionBatch, scale: float, rows: Sequence[int]
+    kv: KVCache,
+    batch: AttentionBatch,
+    scale: float,
+    groups: Sequence[list[int]],
+    copies: Sequence[ContiguousKV | None],
 ) -> list[DecodeGroup]:
-    """These rows of `batch`, which have few query tokens each, cut where padding grows large; and
-    where a gather grows large, unless a contiguous copy is kept between passes."""
-    groups = [group for part in _by_queries(batch, rows) for group in _cut(batch, part)]
-    copies: list[ContiguousKV | None] = [None] * len(groups)
-    if batch.sequences is not None and kv.format.exact:
-        copies = kv.contiguous.of(
-            [tuple(batch.sequences[row] for row in rows) for rows in groups],
-            [max(_length(batch, row) for row in rows) for rows in groups],
-            batch.block_size,
-        )
+    """`groups` of rows and their copies. One without a copy is cut where a gather grows large."""
     parts, _, kv_heads = kv.storage.shape[1:4]
     most = _GATHER_BYTES // (parts * kv_heads * kv.head_dim * kv.dtype.itemsize)
     made = []

@@ -1,5 +1,5 @@
 """Attention in torch's own operators: the pages of a row are gathered into a contiguous tensor,
-then attended to densely. Where memory allows, `contiguous.py` keeps the copies of decode rows."""
+then attended to densely. Where memory allows, `contiguous.py` keeps the copies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from functools import cached_property
 import torch
 
 from asyncinfer.attention.batch import AttentionBatch
-from asyncinfer.attention.decode import DecodeGroup, decode_groups, few_rows
+from asyncinfer.attention.contiguous import ContiguousKV
+from asyncinfer.attention.decode import (
+    DecodeGroup,
+    decode_groups,
+    few_rows,
+    find_copies,
+    group_rows,
+)
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.prefill import PrefillRow, prefill_rows
 from asyncinfer.attention.variant import AttentionVariant
@@ -67,16 +74,35 @@ class GatheredAttention:
                 )
                 out.index_copy_(0, tokens, attended)
         for row in self._prefill:
-            row(layer, q, new[0], new[-1], self._pages, out)
+            row(layer, q, new, self._pages, out)
         return out
 
     # Made when first used: where every layer has a variant, neither is needed.
 
     @cached_property
     def groups(self) -> list[DecodeGroup]:
-        groups = decode_groups(self._kv, self._batch, self._scale, self._few)
+        groups = decode_groups(
+            self._kv, self._batch, self._scale, self._grouped, self._copies[: len(self._grouped)]
+        )
         self._make_room(group.buffered for group in groups)
         return groups
+
+    @cached_property
+    def _grouped(self) -> list[list[int]]:
+        return group_rows(self._batch, self._few)
+
+    @cached_property
+    def _chunks(self) -> list[int]:
+        """The rows with more query tokens."""
+        if len(self._few) == len(self._batch.counts):
+            # Nearly every step there is.
+            return []
+        few = frozenset(self._few)
+        return [row for row in range(len(self._batch.counts)) if row not in few]
+
+    @cached_property
+    def _copies(self) -> list[ContiguousKV | None]:
+        return find_copies(self._kv, self._batch, self._grouped, self._chunks)
 
     @cached_property
     def _whole(self) -> bool:
@@ -85,13 +111,11 @@ class GatheredAttention:
 
     @cached_property
     def _prefill(self) -> list[PrefillRow]:
-        if len(self._few) == len(self._batch.counts):
-            # Nearly every step there is.
+        if not self._chunks:
             return []
-        few = frozenset(self._few)
-        others = [row for row in range(len(self._batch.counts)) if row not in few]
-        rows = prefill_rows(self._kv, self._batch, self._scale, others)
-        self._make_room(row.gather.size for row in rows if row.gather is not None)
+        copies = self._copies[len(self._grouped) :]
+        rows = prefill_rows(self._kv, self._batch, self._scale, self._chunks, copies)
+        self._make_room(row.buffered for row in rows)
         return rows
 
     def _make_room(self, sizes: Iterable[int]) -> None:

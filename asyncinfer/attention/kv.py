@@ -77,7 +77,7 @@ class KVCache:
         #: Numbers of a vector.
         self.head_dim = head_dim or width
         held_bytes = sum(t.nbytes for t in tensors) if self.storage.device.type == "cpu" else 0
-        #: Copies of decode rows that attention keeps between passes. A GPU has none: its kernels
+        #: Copies of rows that attention keeps between passes. A GPU has none: its kernels
         #: read pages, which take all memory that is left.
         self.contiguous = ContiguousKVPool(
             int(_CONTIGUOUS_SHARE * held_bytes) // self.dtype.itemsize,

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from asyncinfer.attention.batch import AttentionBatch
-from asyncinfer.attention.gather import Gather
+from asyncinfer.attention.contiguous import ContiguousKV
+from asyncinfer.attention.gather import Gather, padded_gather
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.products import attend_by_products, has_faster_product
 from asyncinfer.kernels.threads import FEW_TILES, share
@@ -26,38 +27,54 @@ class PrefillRow:
     """One row's causal attention over all of its sequence so far."""
 
     def __init__(
-        self, kv: KVCache, batch: AttentionBatch, row: int, first: int, scale: float
+        self,
+        kv: KVCache,
+        batch: AttentionBatch,
+        row: int,
+        first: int,
+        scale: float,
+        copy: ContiguousKV | None = None,
     ) -> None:
+        """`first`: the row's first query token in the batch. With a contiguous `copy` of the row,
+        pages are gathered only when it lacks tokens."""
         self._scale = scale
         self._start = batch.starts[row]
         self._end = self._start + batch.counts[row]
         self._tokens = slice(first, first + batch.counts[row])
         #: None for a sequence's first tokens, which see nothing cached. An inexact format needs it
         #: always: every token must see a token's KV as the cache stores it.
-        self.gather: Gather | None = None
+        self._gather: Gather | None = None
+        self._copy: ContiguousKV | None = None
         if self._start or not kv.format.exact:
-            blocks = -(-self._end // batch.block_size)
-            self.gather = Gather(kv, batch.block_tables[row : row + 1, :blocks].long())
+            self._copy = copy
+            positions = torch.arange(self._start, self._end, device=batch.block_tables.device)[None]
+            tokens = copy.capacity if copy else self._end
+            self._gather = padded_gather(kv, batch, [row], positions[:, -1:], tokens)
+            if copy:
+                parts, _, kv_heads = kv.storage.shape[1:4]
+                self._places = copy.places(positions, parts, kv_heads)
 
     def __call__(
         self,
         layer: int,
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        new: torch.Tensor,
         buffer: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
         """Attend with this row's tokens of `q` `[tokens, heads, head_dim]`, whose keys and values
-        are in the cache and in `k` and `v`; fill its tokens of `out` `[tokens, heads * head_dim]`.
-        `buffer` takes the gathered pages."""
-        if self.gather is None:
-            keys = k[self._tokens].transpose(0, 1).contiguous()
-            values = v[self._tokens].transpose(0, 1).contiguous()
+        are in the cache and in `new` `[parts, tokens, kv_heads, head_dim]`; fill its tokens of
+        `out` `[tokens, heads * head_dim]`. `buffer` takes the gathered pages."""
+        own = new[:, self._tokens]
+        if self._gather is None:
+            pages = own.transpose(1, 2).contiguous()
+        elif self._copy is None:
+            pages = self._gather(layer, buffer)[:, 0, :, : self._end]
         else:
-            keys, values = self.gather(layer, buffer)[:, 0, :, : self._end]
-        queries = q[self._tokens]
-        result = out[self._tokens].view(-1, k.shape[1], q.shape[1] // k.shape[1], q.shape[2])
+            pages = self._copied(self._copy, self._gather, layer, own)[:, 0, :, : self._end]
+        keys, values = pages[0], pages[-1]
+        queries, kv_heads = q[self._tokens], new.shape[2]
+        result = out[self._tokens].view(-1, kv_heads, q.shape[1] // kv_heads, q.shape[2])
         small = queries.shape[0] * self._end <= _SMALL
         if q.device.type == "cpu" and not small and has_faster_product(q.dtype):
             attend_by_products(queries, keys, values, self._start, self._scale, result)
@@ -66,13 +83,31 @@ class PrefillRow:
         else:
             _attend_from_start(queries, keys, values, self._scale, result)
 
+    @property
+    def buffered(self) -> int:
+        """Elements of the buffer that a call fills."""
+        return 0 if self._gather is None or self._copy is not None else self._gather.size
+
+    def _copied(
+        self, copy: ContiguousKV, gather: Gather, layer: int, own: torch.Tensor
+    ) -> torch.Tensor:
+        pages = copy.extended(layer, [self._start], [self._end], own, self._places)
+        return copy.gathered(layer, [self._end], gather.shape, gather) if pages is None else pages
+
 
 def prefill_rows(
-    kv: KVCache, batch: AttentionBatch, scale: float, rows: Sequence[int]
+    kv: KVCache,
+    batch: AttentionBatch,
+    scale: float,
+    rows: Sequence[int],
+    copies: Sequence[ContiguousKV | None],
 ) -> list[PrefillRow]:
-    """These rows of `batch`."""
+    """These rows of `batch`, and the copy of each."""
     bounds = list(accumulate(batch.counts, initial=0))
-    return [PrefillRow(kv, batch, row, bounds[row], scale) for row in rows]
+    return [
+        PrefillRow(kv, batch, row, bounds[row], scale, copy)
+        for row, copy in zip(rows, copies, strict=True)
+    ]
 
 
 def _attend_from_start(

@@ -13,6 +13,7 @@ from attention.sequences import Sequences, Shape, give_room
 
 from asyncinfer.attention import KVCache, kv_format
 from asyncinfer.attention import decode as decode_module
+from asyncinfer.attention import prefill as prefill_module
 from asyncinfer.attention.contiguous import ContiguousKV, ContiguousKVPool
 from asyncinfer.attention.gather import Gather
 
@@ -61,12 +62,53 @@ def test_only_new_tokens_are_added(
     for i, n in enumerate(lengths):
         sequences.step([(i, (0, n))])
     gathers.clear()
+    # One sequence alone is known from its prompt, and so it has a copy from the first step on.
+    times = 1 + (len(lengths) > 1)
     for step in range(80):
         check(sequences, [(i, (n + step, 1)) for i, n in enumerate(lengths)])
         if step == 32:
-            assert len(gathers) == 2 * groups
-            assert sum(gathers) == 2 * len(lengths)
-    assert 2 * groups < len(gathers) <= 4 * groups
+            assert len(gathers) == times * groups
+            assert sum(gathers) == times * len(lengths)
+    assert times * groups < len(gathers) <= (times + 2) * groups
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("products", [False, True])
+def test_chunks_of_a_prompt_are_added(
+    parts: int, products: bool, gathers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt's earlier chunks are gathered once, and again when it has outgrown its copy by
+    half. Rows that decode beside it keep theirs."""
+    monkeypatch.setattr(prefill_module, "has_faster_product", lambda _: products)
+    sequences = Sequences(Shape(kv_parts=parts), [700, 120, 120], contiguous=True)
+    for i in (1, 2):
+        check(sequences, [(i, (0, 40))], (0, 1))
+    gathers.clear()
+    at = 0
+    for step, count in enumerate([40, 64, 35, 70, 34, 100, 36, 90, 41, 50]):
+        check(sequences, [(1, (40 + step, 1)), (2, (40 + step, 1)), (0, (at, count))], (0, 1))
+        at += count
+    # The two that decode: without a copy in each layer, then with one. The prompt: at 104, 243, 470
+    # tokens. All of it was gathered nine times before.
+    assert gathers.count(2) == 4
+    assert gathers.count(1) == 3 * 2
+
+
+def test_a_prompt_leaves_its_room_to_rows_that_decode() -> None:
+    # 10 tokens, an eighth of them and 32 more are 43; of a prompt, half of them and 32 are 47.
+    pool = ContiguousKVPool((43 + 47) * TOKEN, TOKEN, torch.float32)
+    groups = [(0,), (1,)]
+    for _ in range(2):
+        decode, chunk = pool.of(groups, [10, 10], 1, growing=1)
+    assert decode is not None
+    assert chunk is not None
+    place = weakref.ref(chunk.memory)
+    del chunk
+    # The row that decodes has outgrown its copy, and the spare memory of that.
+    decode, chunk = pool.of(groups, [44, 10], 1, growing=1)
+    assert decode is not None
+    assert chunk is None
+    assert place() is None
 
 
 def test_random_lives(gathers: list[int]) -> None:
