@@ -15,7 +15,7 @@ MOST = {
     "bench": 7_708,
     "builtin": 900,
     "cache": 2_331,
-    "cli": 2_850,
+    "cli": 2_857,
     "clients": 516,
     "doctor": 597,
     "engine": 8_518,
