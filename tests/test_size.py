@@ -24,7 +24,7 @@ MOST = {
     "kernels": 8_741,
     "layers": 2_347,
     "models": 9_934,
-    "planner": 1_239,
+    "planner": 1_294,
     "plugins": 1_377,
     "protocols": 700,
     "quantization": 2_565,

@@ -35,7 +35,7 @@ __all__ = ["plan"]
 @click.option("--nominal", is_flag=True, help="The maker's figures, even where some are measured.")
 @click.option("--adapters", type=int, default=0, show_default=True, help="LoRA adapters at once.")
 @click.option("--adapter-rank", type=int, help="Their largest rank.  [default: the engine's]")
-@click.option("--draft", metavar="PATH|ID", help='A draft model beside it, or "mtp".')
+@click.option("--draft", metavar="PATH|ID", help='A draft model or head beside it, or "mtp".')
 @click.option(
     "--state-interval",
     type=int,
@@ -86,7 +86,7 @@ def _print(found: Plan) -> None:
         f"batch {found.batch:,}: {_limit(found)}",
         *_states(found),
         *([f"adapters: {found.adapter_bytes / 1e6:.4g} MB"] if found.adapter_bytes else []),
-        *([f"draft model: {found.draft_bytes / 1e9:.3g} GB"] if found.draft_bytes else []),
+        *([f"draft model or head: {found.draft_bytes / 1e9:.3g} GB"] if found.draft_bytes else []),
         *(
             f"stored as {one.name}: {one.tensors:,} tensors, {_short(one.numbers)} numbers, "
             f"{one.bytes / 1e6:.4g} MB"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, Final
 
@@ -23,9 +23,9 @@ _CHOSEN: Final = "t2d"
 _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
-def fitted(config: Eagle3Config, checkpoint: TensorFiles[Any]) -> Eagle3Config:
-    """The config with what the checkpoint has of its own."""
-    prefix, there = _prefix(checkpoint), checkpoint.tensors
+def fitted(config: Eagle3Config, there: Collection[str]) -> Eagle3Config:
+    """The config with what a checkpoint of these tensors has of its own."""
+    prefix = _prefix(there)
     other_size = config.layer.hidden_size != config.target_size
     fewer = config.draft_vocab_size != config.layer.vocab_size
     return replace(
@@ -36,13 +36,14 @@ def fitted(config: Eagle3Config, checkpoint: TensorFiles[Any]) -> Eagle3Config:
     )
 
 
-def eagle3_table(config: Eagle3Config, checkpoint: TensorFiles[Any]) -> dict[str, Packed]:
-    """The head's tensors by name, in the order of loading, like `tensor_table` of a model."""
+def eagle3_table(config: Eagle3Config, there: Collection[str]) -> dict[str, Packed]:
+    """The head's tensors by name, in the order of loading, like `tensor_table` of a model. `there`
+    are the names of the checkpoint's."""
     shape, names = config.layer, TensorNames()
     hidden, inner = shape.hidden_size, shape.intermediate_size
     q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    count, prefix = len(config.captures), _prefix(checkpoint)
-    inside = next((each for each in _LAYERS if _has(checkpoint, f"{prefix}{each}.")), _LAYERS[0])
+    count, prefix = len(config.captures), _prefix(there)
+    inside = next((each for each in _LAYERS if _has(there, f"{prefix}{each}.")), _LAYERS[0])
     inside = f"{prefix}{inside}."
 
     def one(name: str, *size: int) -> Packed:
@@ -109,9 +110,9 @@ def token_choice(
     return tokens
 
 
-def _prefix(checkpoint: TensorFiles[Any]) -> str:
-    return "model." if _has(checkpoint, "model.") else ""
+def _prefix(there: Collection[str]) -> str:
+    return "model." if _has(there, "model.") else ""
 
 
-def _has(checkpoint: TensorFiles[Any], start: str) -> bool:
-    return any(name.startswith(start) for name in checkpoint.tensors)
+def _has(there: Collection[str], start: str) -> bool:
+    return any(name.startswith(start) for name in there)

@@ -152,8 +152,8 @@ def _head_opened(
     """The head in `folder` for a model. It must be asked for each tensor in the block."""
     config = read_eagle3(folder, model)
     with open_checkpoint(folder) as checkpoint:
-        config = fitted(config, checkpoint)
-        table, scheme = eagle3_table(config, checkpoint), config.layer.scheme
+        config = fitted(config, checkpoint.tensors)
+        table, scheme = eagle3_table(config, checkpoint.tensors), config.layer.scheme
         quantised = check_weights(checkpoint, table, ignored_beside, scheme)
         beside = [TOKENS] if config.chooses and TOKENS in checkpoint.tensors else []
         loader = WeightLoader(

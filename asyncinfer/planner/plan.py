@@ -15,6 +15,7 @@ from asyncinfer.config import MOST_ADAPTER_RANK, MOST_ADAPTERS, PREDICTOR, Engin
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.models import ModelConfig, parse_config, read_config
 from asyncinfer.models.predictor import with_predictor
+from asyncinfer.planner.drafting_head import PlannedHead
 from asyncinfer.planner.floors import Floor, Speed, decode_floor
 from asyncinfer.planner.format_plan import FormatPlan, plan_format
 from asyncinfer.planner.formats import DTYPE_BYTES, FORMATS, Format
@@ -55,7 +56,8 @@ class Plan:
     size: ModelSize
     #: Set aside for LoRA adapters.
     adapter_bytes: int = 0
-    #: What a draft model takes in the first of the formats: its weights, its KV and its steps.
+    #: What a draft model takes in the first of the formats: its weights, its KV and its steps; of a
+    #: head its weights, as its KV is part of each token's.
     draft_bytes: int = 0
     #: The types of the tensors of a GGUF file or a quantised checkpoint; empty for other models.
     stored: tuple[StoredType, ...] = ()
@@ -99,8 +101,8 @@ def plan(
         nominal: compute floors with the maker's figures even where there are measured ones.
         adapters: LoRA adapters of all projections that memory is set aside for.
         adapter_rank: the largest rank of one; None: an engine's `max_adapter_rank`.
-        draft: a draft model, given like `model`; its weights are in the same format. "mtp": the
-            layer of the model that predicts further tokens.
+        draft: a draft model or an EAGLE-3 head, given like `model`; its weights are in the same
+            format. "mtp": the layer of the model that predicts further tokens.
         state_interval: of a model whose layers keep a state, as in `EngineConfig`.
         revision: branch, tag or commit of a hub id.
         offline: take what the hub's cache holds.
@@ -111,8 +113,13 @@ def plan(
     gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
     path = resolve_config(model, revision=revision, offline=offline)
     config = _read(path)
+    beside: ModelConfig | PlannedHead | None = None
     if draft == PREDICTOR:
-        config, draft = with_predictor(config), None
+        config = with_predictor(config)
+    elif draft is not None:
+        file = resolve_config(draft, revision=None, offline=offline)
+        headed = PlannedHead.beside(config, file)
+        config, beside = headed or (config, _read(file))
     return plan_config(
         config,
         gpu=gpu,
@@ -122,7 +129,7 @@ def plan(
         nominal=nominal,
         adapters=adapters,
         adapter_rank=adapter_rank,
-        draft=None if draft is None else config_of(draft, offline=offline),
+        draft=beside,
         state_interval=state_interval,
         stored=stored_types(path) if is_gguf(path) else (),
     )
@@ -149,12 +156,13 @@ def plan_config(
     nominal: bool = False,
     adapters: int = 0,
     adapter_rank: int | None = None,
-    draft: ModelConfig | None = None,
+    draft: ModelConfig | PlannedHead | None = None,
     state_interval: int = 1,
     stored: tuple[StoredType, ...] = (),
 ) -> Plan:
     """`plan` for a config that has been read. `stored` is what a GGUF file holds; with it, and for
-    a quantised checkpoint, the first of the formats is that of the files."""
+    a quantised checkpoint, the first of the formats is that of the files. With a `PlannedHead`,
+    `config` has a place for its KV."""
     if context is None:
         context = min(_DEFAULT_CONTEXT, config.max_context)
     check_integer("context", context, 1, config.max_context)
@@ -208,10 +216,12 @@ def plan_config(
     )
 
 
-def _draft_bytes(format: Format, draft: ModelConfig | None, dtype: str) -> int:
-    """What a draft model takes of the memory before the model gets its KV."""
+def _draft_bytes(format: Format, draft: ModelConfig | PlannedHead | None, dtype: str) -> int:
+    """What a draft model or a head takes of the memory before the model gets its KV."""
     if draft is None:
         return 0
+    if isinstance(draft, PlannedHead):
+        return draft.bytes(format, dtype)
     size = ModelSize.of(draft)
     weights = format.storage(dtype, size.head_dim).weight_bytes(size)
     engine = EngineConfig()

@@ -135,6 +135,10 @@ def _attention(config: ModelConfig) -> Iterator[AttentionSize]:
             kv_elements=read,
             elements=config.num_heads * each,
         )
+    if config.head_kv is not None:
+        # Of the head beside the model only what it reads is known here.
+        read = KVCache.bytes_per_block(config.head_kv, 1, torch.uint8)
+        yield AttentionSize(window=None, kv_elements=read, elements=0)
 
 
 def part_of(name: str, dimensions: int) -> str:

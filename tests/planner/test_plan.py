@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from models.eagle3_heads import HeadedModel, random_head
 from planner.configs import CONFIGS
 
 from asyncinfer.adapters import AdapterPool
 from asyncinfer.attention import KVCache, kv_format
+from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import InvalidRequest, ModelLoadError
 from asyncinfer.models import parse_config
@@ -66,6 +68,34 @@ def test_a_draft_model_takes_room_from_sequences() -> None:
     for one, other in zip(alone.formats, beside.formats, strict=True):
         assert one.sequences > other.sequences > 0.9 * one.sequences
         assert one.weight_bytes == other.weight_bytes
+
+
+@pytest.mark.parametrize("made_by", ["specforge", "nvidia", "vllm", "speculators"])
+def test_a_head_takes_its_weights_and_its_kv(made_by: str, tmp_path: Path) -> None:
+    head = random_head(made_by)
+    model, beside = HeadedModel(head).save(tmp_path)
+    alone, found = (plan(model, dtype="bfloat16", draft=each) for each in (None, beside))
+    read = [each.numel() for name, each in head.tensors.items() if name not in ("d2t", "t2d")]
+    assert found.formats[0].format == "bfloat16"
+    assert found.draft_bytes == 2 * sum(read)
+    kv = 2 * head.kv_heads * head.head_dim
+    for one, other in zip(alone.formats, found.formats, strict=True):
+        more = other.kv_bytes_per_token - one.kv_bytes_per_token
+        assert kv < more <= 2 * kv
+        assert one.weight_bytes == other.weight_bytes
+        assert one.kv_bytes_per_sequence < other.kv_bytes_per_sequence
+        assert one.decode_floor < other.decode_floor
+    # Without its tensors it is taken for one with the model's embedding.
+    (beside / "model.safetensors").unlink()
+    own = head.tensors.get("embed_tokens.weight")
+    less = 0 if own is None else 2 * own.numel()
+    assert (
+        plan(model, dtype="bfloat16", draft=beside / "config.json").draft_bytes
+        == found.draft_bytes - less
+    )
+    # It is a head of that model alone.
+    with pytest.raises(ModelLoadError, match="must be the model's"):
+        plan(MODEL_PATH, draft=beside)
 
 
 def test_limits() -> None:
