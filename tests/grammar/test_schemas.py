@@ -28,7 +28,7 @@ BATCH = 32
 #: More than nearly every answer takes.
 ROOM = 700
 #: More than most answers of the shipped model take.
-FEW = 64
+FEW = 56
 
 
 def valid(schema: Any, value: Any) -> bool:
@@ -137,11 +137,11 @@ async def test_every_answer_is_accepted_alone_with_tokens_of_many_bytes(
 @pytest.mark.asyncio
 async def test_every_answer_of_the_shipped_model_is_accepted() -> None:
     alone = Answers(FEW)
-    # KV for a quarter of a batch.
-    async with Engine(max_context=128, kv_bytes=1 << 22) as engine:
+    # So few blocks that a batch does not fit.
+    async with Engine(max_context=128, kv_bytes=1 << 21, block_size=8) as engine:
         found = await answers(engine, most=FEW)
-        assert engine.stats().preemptions > 10
-        for index in range(0, len(SCHEMAS), 12):
+        assert engine.stats().preemptions > 0
+        for index in range(0, len(SCHEMAS), 16):
             alone.add(SCHEMAS[index], await answer(engine, index, FEW))
     assert found.cut <= len(SCHEMAS) // 3
 
