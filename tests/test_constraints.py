@@ -6,15 +6,21 @@ import re
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-PINS = [
-    Requirement(line)
-    for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
-    if line and not line.startswith("#")
-]
+
+
+def _pins(file: str) -> list[Requirement]:
+    lines = (ROOT / file).read_text("utf-8").splitlines()
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+PINS = _pins("constraints.txt")
+#: With versions that those of `constraints.txt` exclude.
+FRAMEWORKS = _pins("constraints-frameworks.txt")
 
 
 def _needed(package: str, extras: frozenset[str], seen: set[tuple[str, frozenset[str]]]) -> None:
@@ -42,8 +48,9 @@ def test_every_requirement_is_pinned() -> None:
     assert not unpinned
 
 
-def test_pins_are_exact_versions_of_public_packages() -> None:
-    assert len(PINS) == len({canonicalize_name(pin.name) for pin in PINS})
-    for pin in PINS:
+@pytest.mark.parametrize("pins", [PINS, FRAMEWORKS], ids=["all", "frameworks"])
+def test_pins_are_exact_versions_of_public_packages(pins: list[Requirement]) -> None:
+    assert len(pins) == len({canonicalize_name(pin.name) for pin in pins})
+    for pin in pins:
         assert pin.url is None, pin
         assert re.fullmatch(r"==\d[\w.]*", str(pin.specifier)), pin

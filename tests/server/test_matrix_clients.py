@@ -1,10 +1,8 @@
 """What the official clients ask for beside plain chats: over a socket and in process, whole and
 streamed, with equal results.
 
-`constraints.txt` has one version of each client. The same tests run with the older ones, which use
-httpx in place of httpx2, in an environment that has `pip install "openai<3" "anthropic<1"`:
-`pytest tests/server/test_client_matrix.py tests/server/test_openai_clients.py
-tests/server/test_anthropic_clients.py tests/server/test_responses.py`.
+The gate runs them with the oldest clients as well, which use httpx in place of httpx2. The command
+in `constraints-frameworks.txt` runs them with others that exclude those of `constraints.txt`.
 """
 
 from __future__ import annotations
@@ -76,7 +74,7 @@ def scripted(choice: str) -> Engine:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-async def test_tools_of_a_chat(choice: str) -> None:
+async def test_calls_in_a_chat_are_equal(choice: str) -> None:
     options: dict[str, Any] = {
         "model": "scripted",
         "messages": CHAT,
@@ -112,7 +110,7 @@ async def test_tools_of_a_chat(choice: str) -> None:
 
 
 @pytest.mark.parametrize("choice", ["auto", "any", "tool", "none"])
-async def test_tools_of_a_message_and_their_count(choice: str) -> None:
+async def test_calls_in_a_message_and_their_count_are_equal(choice: str) -> None:
     tool = {"name": "weather", "description": "The weather.", "input_schema": SCHEMA}
     options: dict[str, Any] = {
         "messages": CHAT[1:],
@@ -149,7 +147,7 @@ async def test_tools_of_a_message_and_their_count(choice: str) -> None:
     assert inputs == ([] if choice == "none" else [arguments for _, arguments in WANTED])
 
 
-async def test_tools_of_a_response() -> None:
+async def test_calls_in_a_response_are_equal() -> None:
     options: dict[str, Any] = {
         "input": [{"role": "user", "content": "hello"}],
         "tools": [{"type": "function", "strict": True, **FUNCTION}],
@@ -179,7 +177,7 @@ async def test_tools_of_a_response() -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_prediction_is_counted_alike(streamed: bool) -> None:
+async def test_predictions_are_equal(streamed: bool) -> None:
     options: dict[str, Any] = {"model": "ChatModel", "messages": CHAT, "temperature": 0}
     options |= {"max_completion_tokens": 24, "extra_body": {"regex": "[a-h]{24}"}}
     found = []
@@ -206,7 +204,7 @@ async def test_a_prediction_is_counted_alike(streamed: bool) -> None:
     assert found[0][1] > 20
 
 
-async def test_the_other_paths() -> None:
+async def test_the_other_paths_are_equal() -> None:
     """`/v1/models`, `/tokenize`, `/health`: by the client's own methods where it has one."""
     found = []
     async with Engine(ChatModel()) as engine, openai_clients(engine) as by_name:
@@ -233,7 +231,7 @@ async def test_the_other_paths() -> None:
     assert found[0] == found[1]
 
 
-async def test_an_error_in_the_middle_of_a_stream() -> None:
+async def test_errors_in_the_middle_of_a_stream_are_equal() -> None:
     """After a text that was read, each client raises its own error, which has the message."""
 
     def script(messages: Any) -> Said:
@@ -278,9 +276,7 @@ async def test_an_error_in_the_middle_of_a_stream() -> None:
 
 
 @pytest.mark.parametrize("where", ["socket", "in process"])
-async def test_the_clients_try_again_when_told_to(
-    where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_retries_are_equal(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the milliseconds of a 429, and never after a deadline."""
     pauses: list[float] = []
     real = anyio.sleep
