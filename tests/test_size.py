@@ -23,7 +23,7 @@ MOST = {
     "integrations": 1_440,
     "kernels": 8_741,
     "layers": 2_347,
-    "models": 9_934,
+    "models": 9_974,
     "planner": 1_294,
     "plugins": 1_377,
     "protocols": 700,

@@ -49,6 +49,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
             "Glm4MoeForCausalLM": "zai-org/GLM-4.5",
             "GptOssForCausalLM": "openai/gpt-oss-20b",
             "GraniteMoeForCausalLM": "ibm-granite/granite-3.0-3b-a800m-instruct",
+            "HunYuanMoEV1ForCausalLM": "tencent/Hunyuan-A13B-Instruct",
             "Llama4ForCausalLM": "meta-llama/Llama-4-Scout-17B-16E",
             "MiniMaxM2ForCausalLM": "MiniMaxAI/MiniMax-M2",
             "Mistral4ForCausalLM": "mistralai/Mistral-Small-4-119B-2603",

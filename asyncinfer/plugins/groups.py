@@ -89,6 +89,7 @@ models: Final[Registry[ModelFamily]] = Registry(
         "GraniteMoeForCausalLM": "asyncinfer.models.granitemoe:GraniteMoE",
         "GraniteMoeHybridForCausalLM": "asyncinfer.models.granitemoehybrid:GraniteHybrid",
         "HunYuanDenseV1ForCausalLM": "asyncinfer.models.hunyuan_v1_dense:HunyuanDense",
+        "HunYuanMoEV1ForCausalLM": "asyncinfer.models.hunyuan_v1_moe:HunyuanMoE",
         "KimiLinearForCausalLM": "asyncinfer.models.kimi_linear:KimiLinear",
         "Lfm2ForCausalLM": "asyncinfer.models.lfm2:LFM2",
         "Lfm2MoeForCausalLM": "asyncinfer.models.lfm2_moe:LFM2MoE",

@@ -344,6 +344,22 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
             },
         },
     },
+    "hunyuan_v1_moe": {
+        "plain": {"head_dim": 24, "num_experts": 6, "moe_topk": 2},
+        "stretched, biases, by layer": {
+            **SEVEN_TO_ONE,
+            "head_dim": 16,
+            "num_experts": 5,
+            "moe_topk": [3, 3],
+            "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 10_000.0,
+                "factor": 1.0,
+                "alpha": 50.0,
+            },
+        },
+    },
     "starcoder2": {
         "window": {"sliding_window": 24},
         "no bias": {"use_bias": False, "tie_word_embeddings": False, **THREE_TO_ONE},

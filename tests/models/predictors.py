@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from models.families import DEEPSEEK, GLM_MOE, GLOBAL, SMALL, randomised
 from models.hybrids import DELTA, DELTA_MOE, LINEAR
+from models.sparse import SPARSE
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
@@ -40,6 +41,7 @@ _DELTA_LAYERS = {"num_hidden_layers": 3, "layer_types": [LINEAR, GLOBAL, GLOBAL]
 #: The configs count the layer that predicts as their last one.
 PREDICTING: dict[str, PreTrainedConfig] = {
     "deepseek": DeepseekV3Config(**SMALL | DEEPSEEK | {"n_group": 2, "topk_group": 1}),
+    "deepseek-v3.2": SPARSE["deepseek-v3.2"][1][0],
     "glm": Glm4MoeConfig(
         **SMALL | GLM_MOE | {"head_dim": 16, "use_qk_norm": True, "first_k_dense_replace": 1}
     ),
@@ -73,7 +75,7 @@ class PredictingModel:
         self.model.save_pretrained(folder)
         file, last = folder / "model.safetensors", len(self.layers) - 1
         tensors = load_file(file)
-        names = _BESIDE if self._kinds else _LAST
+        names = _BESIDE if LINEAR in self._kinds else _LAST
         for name in [name for name in tensors if name.startswith(f"model.layers.{last}.")]:
             part = name.removeprefix(f"model.layers.{last}.")
             tensors[names["layer"].format(last) + part] = tensors.pop(name)
@@ -87,8 +89,8 @@ class PredictingModel:
         save_file(tensors, file, metadata={"format": "pt"})
         values = json.loads((folder / "config.json").read_text())
         values["num_hidden_layers"] = last
-        if "layer_types" in values:
-            values["layer_types"] = values["layer_types"][:last]
+        for key in {"layer_types", "mlp_layer_types"} & values.keys():
+            values[key] = values[key][:last]
         (folder / "config.json").write_text(json.dumps({**values, **config}))
         return folder
 

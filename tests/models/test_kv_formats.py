@@ -12,10 +12,11 @@ import torch
 from attention.rounding import rounded
 from fakes.fake_device import FakeDevice
 from models.checkpoints import Sequences
-from models.families import random_model
+from models.families import config_of, random_model, randomised
 from models.rounded_cache import NEAR, rounded_logits
+from models.sparse import INDEXED
 from models.test_windows_held import Held
-from transformers import PreTrainedModel
+from transformers import DeepseekV32Config, PreTrainedModel
 
 from asyncinfer import Completion, Engine
 from asyncinfer.attention import KVCache, kv_format
@@ -193,10 +194,20 @@ class RoundedKV(PlainKV):
         return (rounded(values, self.kv).to(values.dtype),)
 
 
+LATENT = {
+    "deepseek_v2": config_of("deepseek_v2", "plain"),
+    # All tokens are chosen: which of many has the better score a rounded key may change.
+    "deepseek_v32": DeepseekV32Config(
+        **INDEXED | {"n_group": 2, "topk_group": 1, "index_topk": 200}
+    ),
+}
+
+
+@pytest.mark.parametrize("model", LATENT)
 @pytest.mark.parametrize("kv", ["fp8", "int8", "int4"])
-def test_latent_kv(kv: str, tmp_path: Path) -> None:
+def test_latent_kv(kv: str, model: str, tmp_path: Path) -> None:
     """One vector for all heads; transformers keeps none. Chunks, a shared prefix, decode."""
-    random_model("deepseek_v2", "plain").save_pretrained(tmp_path)
+    randomised(LATENT[model]).save_pretrained(tmp_path)
     decoder = load_model(tmp_path, "cpu", torch.float32, max_context=256)
     assert decoder.config.kv_parts == 1
     numbers = torch.Generator().manual_seed(5)

@@ -43,6 +43,7 @@ OWN_HEAD_DIM = (
     "glm4_moe",
     "gpt_oss",
     "hunyuan_v1_dense",
+    "hunyuan_v1_moe",
     "llama",
     "minimax_m2",
     "ministral",
