@@ -16,7 +16,7 @@ MOST = {
     "builtin": 900,
     "cache": 2_331,
     "cli": 2_857,
-    "clients": 516,
+    "clients": 513,
     "doctor": 597,
     "engine": 8_518,
     "grammar": 994,

@@ -198,11 +198,8 @@ def _settle(news: asyncio.Future[bool], what: bool) -> None:
         news.set_result(what)
 
 
-def _loop_caller(
-    loop: asyncio.AbstractEventLoop | None,
-) -> Callable[[Callable[[], object]], object]:
-    """A function that has this event loop call something soon, from any thread. `loop`: None where
-    it is trio's."""
+def _loop_caller(loop: Loop | None) -> Callable[[Callable[[], object]], object]:
+    """A function that has the running loop call something soon, from any thread; None is trio's."""
     if loop is not None:
         return loop.call_soon_threadsafe
     import trio
