@@ -8,11 +8,15 @@ dtype that the processor has no instructions for) falls back to `F.linear`.
 from __future__ import annotations
 
 import functools
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-__all__ = ["available", "linear", "mkl_is_fast", "reorder", "reorder_is_faster"]
+from asyncinfer.kernels.threads import set_thread_count
+
+__all__ = ["available", "linear", "mkl_is_fast", "mkl_keeps_up", "reorder", "reorder_is_faster"]
 
 #: The row count that oneDNN plans a weight's layout for: layouts planned for 1 row are slow at 16;
 #: those planned for 16 are as fast as any at 1 and at 1,024.
@@ -20,6 +24,8 @@ _PLANNED_ROWS = 16
 #: A float32 matrix with a side below this and at most so many bytes is multiplied faster by MKL on
 #: its fast path, for 1 to 2,048 rows: a call of MKL costs 5 us, a call of oneDNN 20.
 _SMALL_SIDE, _SMALL_BYTES = 512, 8 << 20
+#: Query tokens of all heads, numbers of a vector, and keys.
+_TILE = 384, 64, 512
 
 
 @functools.cache
@@ -43,6 +49,35 @@ def mkl_is_fast() -> bool:
         return False
     mkl = bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
     return mkl and "GenuineIntel" in about
+
+
+@functools.cache
+def mkl_keeps_up() -> bool:
+    """Whether MKL's products of a tile of attention take no more than one and a half times as long
+    as oneDNN's. On processors that are not Intel's it is one or the other by far: this depends on
+    their instructions, and so it is measured when first asked: some milliseconds on one thread,
+    which another program can delay but for all calls."""
+    if mkl_is_fast() or not available(torch.float32):
+        return True
+    count = torch.get_num_threads()
+    if not set_thread_count(1):
+        return False
+    try:
+        x, weight = torch.ones(_TILE[0], _TILE[1]), torch.ones(_TILE[2], _TILE[1])
+        ours = _least_seconds(lambda: linear(x, weight))
+        return _least_seconds(lambda: torch.nn.functional.linear(x, weight)) <= 1.5 * ours
+    finally:
+        set_thread_count(count)
+
+
+def _least_seconds(product: Callable[[], object]) -> float:
+    """Of several calls: what disturbs one only makes it longer."""
+    taken = []
+    for _ in range(10):
+        began = time.perf_counter()
+        product()
+        taken.append(time.perf_counter() - began)
+    return min(taken)
 
 
 def reorder_is_faster(weight: torch.Tensor) -> bool:

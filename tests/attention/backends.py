@@ -80,6 +80,7 @@ def _products() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode, "_MANY_SCORES", 0)
         patch.setattr(prefill, "_SMALL", 0)
+        patch.setattr(prefill, "mkl_keeps_up", lambda: False)
         patch.setattr(products, "_TILE_TOKENS", 3)
         for module in (decode, prefill):
             patch.setattr(module, "has_faster_product", lambda dtype: True)

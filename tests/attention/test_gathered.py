@@ -82,6 +82,7 @@ def test_long_rows(start: int, fast: bool, monkeypatch: pytest.MonkeyPatch) -> N
     if fast and not onednn.available(torch.float32):
         pytest.skip("torch without oneDNN")
     monkeypatch.setattr(prefill_module, "has_faster_product", lambda dtype: fast)
+    monkeypatch.setattr(prefill_module, "mkl_keeps_up", lambda: False)
     monkeypatch.setattr(prefill_module, "_TILE_MASK", 1 << 17)
     monkeypatch.setattr(products_module, "_TILE_SCORES", 1 << 14)
     sequences = Sequences(Shape(), [start + 401, 30], block_size=16)
@@ -89,6 +90,40 @@ def test_long_rows(start: int, fast: bool, monkeypatch: pytest.MonkeyPatch) -> N
         sequences.step([(0, (0, start))])
     got, expected = sequences.step([(0, (start, 401)), (1, (0, 30))])
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "keeps_up", "products"),
+    [
+        (0, 200, True, False),
+        (0, 200, False, True),
+        (0, 513, True, True),
+        (300, 200, True, True),
+        (0, 90, False, False),
+    ],
+)
+def test_short_prompts_take_torchs_attention_where_mkl_keeps_up(
+    start: int, count: int, keeps_up: bool, products: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    inner = products_module.attend_by_products
+
+    def spied(q: torch.Tensor, *rest: Any) -> None:
+        taken.append(q.shape[0])
+        inner(q, *rest)
+
+    monkeypatch.setattr(prefill_module, "attend_by_products", spied)
+    monkeypatch.setattr(prefill_module, "has_faster_product", lambda dtype: True)
+    monkeypatch.setattr(prefill_module, "mkl_keeps_up", lambda: keeps_up)
+    if products and not onednn.available(torch.float32):
+        pytest.skip("torch without oneDNN")
+    sequences = Sequences(Shape(), [start + count], block_size=16)
+    if start:
+        sequences.step([(0, (0, start))])
+        taken.clear()
+    got, expected = sequences.step([(0, (start, count))])
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    assert taken == ([count] if products else [])
 
 
 @pytest.mark.parametrize(

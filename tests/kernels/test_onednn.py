@@ -58,3 +58,14 @@ def test_mkl_is_fast_on_its_makers_processors(
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     # Not the answer that was found before.
     assert onednn.mkl_is_fast.__wrapped__() is home
+
+
+@pytest.mark.parametrize(("seconds", "keeps_up"), [([1.0, 1.4], True), ([1.0, 1.6], False)])
+def test_mkl_keeps_up_where_its_products_take_about_as_long(
+    seconds: list[float], keeps_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onednn, "mkl_is_fast", lambda: False)
+    monkeypatch.setattr(onednn, "available", lambda _: True)
+    monkeypatch.setattr(onednn, "_least_seconds", lambda product: (product(), seconds.pop(0))[1])
+    assert onednn.mkl_keeps_up.__wrapped__() is keeps_up
+    assert not seconds
