@@ -29,7 +29,7 @@ MOST = {
     "protocols": 700,
     "quantization": 2_565,
     "remote": 1_190,
-    "runner": 3_904,
+    "runner": 3_950,
     "samplers": 420,
     "sampling": 2_253,
     "scheduler": 3_080,

@@ -90,7 +90,7 @@ class Decoder:
         bias = as_tensor(weights("head.bias")) if config.head_bias else None
         self.head = make_linear(head, bias)
         #: The layers whose inputs the head beside the model is given.
-        self._captures: tuple[int, ...] = ()
+        self.captures: tuple[int, ...] = ()
         if beside is not None:
             self.predictor = Eagle3Head(
                 beside,
@@ -102,7 +102,7 @@ class Decoder:
                 dtype=self.dtype,
                 device=self.device,
             )
-            self._captures = self.predictor.captures
+            self.captures = self.predictor.captures
         self.keep_within(max_context or config.max_context)
 
     @torch.inference_mode()
@@ -167,7 +167,7 @@ class Decoder:
         x = self.embedding(token_ids, positions)
         if self._per_layer is not None:
             one = replace(one, per_layer=self._per_layer(token_ids, x))
-        if self._captures:
+        if self.captures:
             return self._captured(x, one)
         for layer in self.layers:
             x = layer(x, one)
@@ -225,10 +225,10 @@ class Decoder:
     def _captured(self, x: torch.Tensor, one: ForwardPass) -> torch.Tensor:
         """The layers' output; what enters those that the head wants to see is kept."""
         for index, layer in enumerate(self.layers):
-            if index in self._captures:
+            if index in self.captures:
                 one.captured.append(x)
             x = layer(x, one)
-        if len(self.layers) in self._captures:
+        if len(self.layers) in self.captures:
             one.captured.append(x)
         return x
 

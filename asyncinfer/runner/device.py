@@ -147,17 +147,19 @@ def choose_graphs(
     kv: Sequence[KVCache | StateCache],
     groups: Sequence[int],
     fallbacks: Fallbacks,
+    *,
+    predicts: bool = False,
 ) -> Graphs:
     """When steps over the caches `kv` of these `groups` are recorded on a GPU: as `config` says
     where Triton's kernels attend over all of them, else never, which is a fallback where nobody
-    asked for it.
+    asked for it. Of a model that `predicts` further tokens the layers alone are recorded.
 
     Torch's operators are not recorded: `reference.paged_attention` and `reference.kv_write` need
     numbers on the host, and attention that does not reads the whole width of every table.
     """
     wanted = config.cuda_graphs
-    # A recorded step has one cache for each group.
-    alone = len(set(groups)) == len(groups)
+    # A recorded step has one cache for each group, recorded layers have any number.
+    alone = predicts or len(set(groups)) == len(groups)
     if wanted == "off" or (alone and all(isinstance(c, KVCache) and reads_pages(c) for c in kv)):
         return wanted
     if config.kernels != "torch" and not config.deterministic:

@@ -53,6 +53,8 @@ class GraphExecutor(EagerExecutor):
 
     Args:
         history: as `RecordedStep` needs it.
+        groups: the number of each cache's group; None: each is a group, in order. Two caches of a
+            group, as a head beside the model has one, are for a model with predictions only.
         hold: bytes set aside for the intermediate tensors of a recorded step.
         fallbacks: is told of a recording that failed.
     """
@@ -66,15 +68,16 @@ class GraphExecutor(EagerExecutor):
         history: TokenHistory,
         sampling: SamplingState,
         adapters: AdapterPool | None = None,
+        groups: Sequence[int] | None = None,
         *,
         hold: int = 0,
         fallbacks: Fallbacks | None = None,
     ) -> None:
         sizes = batch_sizes(spec.max_slots)
-        groups, width = len(spec.groups), spec.table_width
-        self.state = SlotState(accelerator, spec.max_slots, groups, width, sizes[-1], OPTION_WORDS)
+        count, width = len(spec.groups), spec.table_width
+        self.state = SlotState(accelerator, spec.max_slots, count, width, sizes[-1], OPTION_WORDS)
         inputs = InputBatch(spec, self.state.host_tables)
-        super().__init__(decoder, kv, inputs, history, sampling, adapters)
+        super().__init__(decoder, kv, inputs, history, sampling, adapters, groups)
         self._step = RecordedStep(
             decoder, kv, spec, self.state, history, sizes[-1], max(2, spec.overlap), adapters
         )
@@ -83,6 +86,7 @@ class GraphExecutor(EagerExecutor):
         self._tokens, self._rows = token_sizes(spec.max_step_tokens), row_sizes(sizes[-1])
         self._forward = RecordedForward(
             *(accelerator, decoder, kv, spec, self.state, history),
+            groups=groups,
             rows=self._rows[-1],
             tokens=self._tokens[-1],
             adapters=adapters,
@@ -112,7 +116,8 @@ class GraphExecutor(EagerExecutor):
             self._pass(tokens, rows, adapted=False)
             buffers.fetch_all([])
             buffers.wait()
-        self.graphs.record_all()
+        if self._predictions is None:
+            self.graphs.record_all()
         self._step.turn_to(0)
 
     def change(self, step: Step, joins: Sequence[Join]) -> list[tuple[int, I64, I64]]:
@@ -145,6 +150,8 @@ class GraphExecutor(EagerExecutor):
         assert self._staging is not None
         self._forward.send(arrays, tokens, rows, self._staging)
         self._pass(tokens, rows, adapted)
+        if self._predictions is not None:
+            self._predictions.follow(*self._forward.passed(tokens, rows))
         return self._forward.hidden[: len(arrays.positions)]
 
     def lost(self, step: Step) -> None:
@@ -171,8 +178,9 @@ class GraphExecutor(EagerExecutor):
         self.graphs.close()
 
     def _replays(self, step: Step) -> bool:
-        """Whether the step has nothing but rows of one token that draw one."""
-        if self._as_it_is or not self._replaying:
+        """Whether the step has nothing but rows of one token that draw one, after which nothing is
+        predicted."""
+        if self._as_it_is or not self._replaying or self._predictions is not None:
             return False
         rows = len(step.slots)
         decodes = step.counts.count(1) == rows == step.samples.count(1)

@@ -93,7 +93,7 @@ class ModelRunner:
             self.executor = EagerExecutor(decoder, kv, inputs, *state, adapters, self._groups)
         else:
             recorded = GraphExecutor(
-                *(accelerator, decoder, _without_states(kv), spec, *state, adapters),
+                *(accelerator, decoder, _without_states(kv), spec, *state, adapters, groups),
                 hold=graph_memory,
                 fallbacks=self._fallbacks,
             )

@@ -146,8 +146,8 @@ def _runner(
 ) -> ModelRunner:
     kv_format, beside = choose_kv(config.kv, decoder.device), decoder.config.head_kv is not None
     predicts = PREDICTOR if decoder.config.predicts else HEAD if beside else ""
-    if predicts or decoder.config.indexed is not None:
-        # A recorded step ends with its draw, and sparse attention looks at lengths on the host.
+    if decoder.config.indexed is not None:
+        # Sparse attention looks at lengths on the host.
         config = config.replace(cuda_graphs="off")
     spec = plan_memory(
         config, decoder.config, decoder.dtype, decoder.device, tokens, one_group=one_group
@@ -176,7 +176,7 @@ def _runner(
             spec,
             sampler_timeout=config.sampler_timeout,
             accelerator=accelerator,
-            graphs=choose_graphs(config, kv, groups, fallbacks)
+            graphs=choose_graphs(config, kv, groups, fallbacks, predicts=bool(predicts))
             if accelerator is not None
             else "off",
             graph_memory=graph_hold(config, decoder.config, decoder.dtype),

@@ -51,6 +51,8 @@ class Predictions:
         self._paged = [(number, kv) for number, kv in paged if layer in kv.layers]
         #: Of the step that is being computed.
         self._pass: ForwardPass | None = None
+        #: The positions and hidden states of its pass, where that was padded.
+        self._padded: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def forward(
         self,
@@ -63,7 +65,13 @@ class Predictions:
     ) -> torch.Tensor:
         """`Decoder.forward`, of a pass that `of` goes on with."""
         self._pass = self._decoder.begin(positions, kv, batches, adapters, states)
+        self._padded = None
         return self._decoder.run(token_ids, positions, self._pass)
+
+    def follow(self, positions: torch.Tensor, hidden: torch.Tensor, one: ForwardPass) -> None:
+        """Have `of` go on with a pass that was computed elsewhere: `positions` int64 `[tokens]` and
+        `hidden` `[tokens, hidden]` are those of the step's query tokens, and after them padding."""
+        self._pass, self._padded = one, (positions, hidden)
 
     def of(
         self, step: Step, arrays: StepArrays, hidden: torch.Tensor, drawn: torch.Tensor
@@ -77,6 +85,7 @@ class Predictions:
             drawn: int64 `[draws]`, which the history has already.
         """
         one, self._pass = self._pass, None
+        padded, self._padded = self._padded, None
         assert one is not None
         history, rows = self._history, list(step.predicts)
         following = arrays.positions + 1
@@ -88,6 +97,10 @@ class Predictions:
         places, positions = upload(
             hidden.device, history.places(arrays.token_slots, following), arrays.positions
         )
+        if padded is not None:
+            # Of padding nothing is written, whatever comes after it.
+            positions, hidden = padded
+            places = torch.nn.functional.pad(places, (0, len(positions) - len(places)))
         states = self._decoder.predict(history.at(places), positions, hidden, one)
         if not rows:
             return [], []

@@ -11,6 +11,7 @@ import torch
 
 from asyncinfer.adapters import AdapterPool
 from asyncinfer.attention import DeviceBatch, KVCache
+from asyncinfer.layers import ForwardPass
 from asyncinfer.models import Decoder
 from asyncinfer.runner.accelerator import Accelerator
 from asyncinfer.runner.input_batch import StepArrays
@@ -58,6 +59,7 @@ class RecordedForward:
     or written. The block tables are those of `SlotState`, which was sent before.
 
     Args:
+        groups: the number of each cache's group; None: each is a group, in order.
         rows: most decode rows of a pass, and most others.
         tokens: most query tokens.
     """
@@ -71,6 +73,7 @@ class RecordedForward:
         state: SlotState,
         history: TokenHistory,
         *,
+        groups: Sequence[int] | None = None,
         rows: int,
         tokens: int,
         adapters: AdapterPool | None = None,
@@ -85,6 +88,7 @@ class RecordedForward:
         self._adapters = adapters
         self.most_rows, self.most_tokens = rows, tokens
         self._groups = len(spec.groups)
+        self._group_of = groups or range(len(kv))
         size = input_bytes(tokens, rows, self._groups)
         self._inputs = torch.zeros(size, dtype=torch.uint8, device=device)
         # Zero: every launch finds them so and leaves them so.
@@ -93,13 +97,36 @@ class RecordedForward:
         #: `[tokens, hidden]` in the model's dtype: what the last pass gave.
         shape = (tokens, decoder.config.hidden_size)
         self.hidden = torch.zeros(shape, dtype=decoder.dtype, device=device)
+        #: The same, of the layers that a head beside the model is given.
+        self._captured = [torch.zeros_like(self.hidden) for _ in decoder.captures]
 
     def __call__(self, tokens: int, rows: int, adapted: bool) -> None:
         """Compute a pass whose inputs were sent by `send` with the same numbers."""
-        inputs = self._parts(tokens, rows)
-        places, positions, mapping, slots, lengths, starts, of_tokens = inputs
+        places, positions, *_, of_tokens = self._parts(tokens, rows)
+        lora = None
+        if adapted and self._adapters is not None:
+            lora = self._adapters.rows_on_device(of_tokens)
+        one = self._decoder.begin(
+            positions, self._kv, self._batches(tokens, rows, self._arrivals), lora
+        )
+        hidden = self._decoder.run(self._history.at(places), positions, one)
+        self.hidden[:tokens].copy_(hidden)
+        for kept, captured in zip(self._captured, one.captured, strict=True):
+            kept[:tokens].copy_(captured)
+
+    def passed(self, tokens: int, rows: int) -> tuple[torch.Tensor, torch.Tensor, ForwardPass]:
+        """What a predictor goes on from after such a pass, padding included: positions int64
+        `[tokens]`, hidden states, and a pass over the same rows."""
+        positions = self._parts(tokens, rows)[1]
+        one = self._decoder.begin(positions, self._kv, self._batches(tokens, rows, None))
+        one.captured.extend(kept[:tokens] for kept in self._captured)
+        return positions, self.hidden[:tokens], one
+
+    def _batches(self, tokens: int, rows: int, arrivals: torch.Tensor | None) -> list[DeviceBatch]:
+        """The rows of a pass, for each cache."""
+        _, _, mapping, slots, lengths, starts, _ = self._parts(tokens, rows)
         tables = self._state.tables.index_select(0, slots)
-        batches = [
+        return [
             DeviceBatch(
                 block_tables=tables[:, group],
                 seq_lens=lengths,
@@ -107,16 +134,10 @@ class RecordedForward:
                 slot_mapping=mapping[group * tokens : (group + 1) * tokens],
                 block_size=self._block_size,
                 decode_rows=rows,
-                arrivals=self._arrivals,
+                arrivals=arrivals,
             )
-            for group in range(self._groups)
+            for group in self._group_of
         ]
-        lora = None
-        if adapted and self._adapters is not None:
-            lora = self._adapters.rows_on_device(of_tokens)
-        ids = self._history.at(places)
-        hidden = self._decoder.forward(ids, positions, self._kv, batches, lora)
-        self.hidden[:tokens].copy_(hidden)
 
     def send(self, arrays: StepArrays | None, tokens: int, rows: int, staging: Staging) -> None:
         """Copy the inputs of a pass with room for so many tokens and rows to the device, on the

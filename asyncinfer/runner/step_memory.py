@@ -45,7 +45,9 @@ def graph_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) ->
     resident = history + 4 * (config.max_running + 1) * words + 4 * sizes[-1] * model.vocab_size
     tokens, rows = token_sizes(config.max_step_tokens), row_sizes(sizes[-1])
     resident += input_bytes(tokens[-1], rows[-1], _most_groups(model))
-    resident += tokens[-1] * model.hidden_size * dtype.itemsize
+    # What a head beside the model is given stays, too.
+    states = 4 if model.head_kv is not None else 1
+    resident += states * tokens[-1] * model.hidden_size * dtype.itemsize
     graphs = len(sizes) * len(Draws) + len(tokens) * len(rows)
     return graph_hold(config, model, dtype) + resident + _GRAPH_BYTES * graphs
 

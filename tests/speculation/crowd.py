@@ -11,6 +11,7 @@ from fakes.fake_device import FakeDevice
 from models.held import Held, OnDevice
 from speculation.kinds import PROMPTS, sampled_options_of
 
+from asyncinfer.config import Graphs
 from asyncinfer.models import load_model
 from asyncinfer.testing import InlineEngine
 from asyncinfer.testing.oracle import EOS_ID
@@ -33,12 +34,19 @@ OPTIONS: dict[str, Any] = {
 
 
 def held(
-    folder: Path, device: FakeDevice | None = None, *, head: Path | None = None, mtp: bool = False
+    folder: Path,
+    device: FakeDevice | None = None,
+    *,
+    head: Path | None = None,
+    mtp: bool = False,
+    graphs: Graphs = "off",
 ) -> Held:
     """The model in `folder`, with a head or with the layer that predicts further tokens."""
     decoder = load_model(folder, "cpu", torch.float32, max_context=128, head=head, predictor=mtp)
     text = Tokenizer.byte_level(add_bos=False, eos_id=EOS_ID)
-    return Held(decoder, text) if device is None else OnDevice(decoder, device, text)
+    if device is None:
+        return Held(decoder, text)
+    return OnDevice(decoder, device, text, graphs=graphs)
 
 
 def answers(

@@ -12,10 +12,12 @@ import pytest
 import torch
 from fakes.fake_device import FakeDevice
 from models.eagle3_heads import agreeing_head
+from models.held import unrecorded_passes
 from speculation.crowd import VOCAB, answers, held
 
 from asyncinfer import Engine, InvalidConfig
 from asyncinfer.builtin import MODEL_PATH
+from asyncinfer.config import Graphs
 from asyncinfer.runner.device import use_cpu_threads
 from asyncinfer.speculation import DraftCost, StepCosts
 
@@ -34,13 +36,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return agreeing_head(VOCAB).save(tmp_path_factory.mktemp("agreeing"))
 
 
-def test_steps_that_are_launched_ahead(folders: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("graphs", ["off", "lazy"])
+def test_steps_that_are_launched_ahead(folders: tuple[Path, Path], graphs: Graphs) -> None:
     seeds = [0, 5, 9]
     folder, head = folders
     plain, _ = answers(held(folder), seeds, kv_bytes=1 << 20)
-    with FakeDevice() as device:
-        found, engine = answers(held(folder, device, head=head), seeds, kv_bytes=1 << 20)
+    with FakeDevice() as device, unrecorded_passes() as eager:
+        source = held(folder, device, head=head, graphs=graphs)
+        found, engine = answers(source, seeds, kv_bytes=1 << 20)
     assert found == plain
+    assert not eager
+    assert (device.calls["Graph.replay"] > 5) == (graphs != "off")
     assert sum(sum(each.accepted) for each in engine.stats().drafts) > 5
 
 

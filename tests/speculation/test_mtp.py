@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 import torch
 from fakes.fake_device import FakeDevice
-from models.held import Held, OnDevice
+from models.held import Held, OnDevice, unrecorded_passes
 from models.predictors import agreeing
 from safetensors.torch import load_file, save_file
 
 from asyncinfer import Engine, SamplingParams
 from asyncinfer.builtin import MODEL_PATH
-from asyncinfer.models import load_model
+from asyncinfer.config import Graphs
+from asyncinfer.models import feed_forward, load_model
+from asyncinfer.quantization.grouped import DenseGrouped
 from asyncinfer.runner.device import use_cpu_threads
 from asyncinfer.speculation import DraftCost, Drafter, Speculator, StepCosts
 from asyncinfer.stats import DraftStats
@@ -61,17 +63,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return agreeing().save(tmp_path_factory.mktemp("agreeing"))
 
 
+def grouped(weight: torch.Tensor, bias: torch.Tensor | None = None, **_: Any) -> DenseGrouped:
+    return DenseGrouped(weight, bias)
+
+
 def answers(
     folder: Path,
     storage: str = "plain",
     draft: str | None = None,
     device: FakeDevice | None = None,
     kinds: Sequence[dict[str, Any]] = KINDS,
+    graphs: Graphs = "off",
 ) -> tuple[list[Any], list[DraftStats]]:
     """Of every kind of request, in one crowded engine."""
     options = {"max_context": 128, "storage": storage, "predictor": draft is not None}
     decoder = load_model(folder, "cpu", torch.float32, **options)  # type: ignore[arg-type]
-    source = Held(decoder) if device is None else OnDevice(decoder, device)
+    source = Held(decoder) if device is None else OnDevice(decoder, device, graphs=graphs)
     engine = InlineEngine(source, **OPTIONS, draft=draft)
     generator = torch.Generator().manual_seed(9)
     shared = torch.randint(3, 190, (30,), generator=generator).tolist()
@@ -119,12 +126,19 @@ def test_a_quantised_checkpoint(tmp_path: Path) -> None:
     assert sum(drafts.accepted) > 20
 
 
-def test_steps_that_are_launched_ahead(folder: Path) -> None:
+@pytest.mark.parametrize("graphs", ["off", "lazy", "start"])
+def test_steps_that_are_launched_ahead(
+    folder: Path, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Experts' products that ask the host for nothing, as Triton's do.
+    monkeypatch.setattr(feed_forward, "make_grouped_linear", grouped)
     few = KINDS[:4:2]
     plain, _ = answers(folder, kinds=few)
-    with FakeDevice() as device:
-        found, (drafts,) = answers(folder, "plain", "mtp", device, few)
+    with FakeDevice() as device, unrecorded_passes() as eager:
+        found, (drafts,) = answers(folder, "plain", "mtp", device, few, graphs)
     assert found == plain
+    assert not eager
+    assert (device.calls["Graph.replay"] > 5) == (graphs != "off")
     assert sum(drafts.accepted) > 20
 
 
