@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from enum import Enum
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["Command", "Inbox"]
+
+#: Seconds of each wait for more, and the most waits.
+_SETTLE_SECONDS: Final = 0.001
+_SETTLE_WAITS: Final = 10
 
 
 class Command(Enum):
@@ -55,6 +60,19 @@ class Inbox:
         """Sleep until something is posted, at most `seconds`."""
         with suppress(Empty):
             self.woken_by.append(self.queue.get(timeout=seconds))
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the request that woke `wait`; 0 where something else did."""
+        return sum(request.prompt_len for what, request in self.woken_by if what is Command.SUBMIT)
+
+    def settle(self) -> None:
+        """Wait until nothing is posted for a millisecond, ten at most."""
+        for _ in range(_SETTLE_WAITS):
+            before = self.queue.qsize()
+            time.sleep(_SETTLE_SECONDS)
+            if self.queue.qsize() == before:
+                return
 
     def read(self) -> Iterator[tuple[Command, Any]]:
         """Take out what was posted, in its order."""

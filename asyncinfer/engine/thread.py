@@ -22,6 +22,8 @@ __all__ = ["DecodeThread"]
 
 #: Seconds between looks at whether anybody is left to work for.
 LOOK_EVERY = 0.5
+#: Seconds of a prompt that is worth waiting for others: a fiftieth of it is not noticed.
+LONG_PROMPT = 0.05
 #: Seconds that leaving the interpreter waits for the step that runs.
 EXIT_TIMEOUT = 2.0
 
@@ -148,7 +150,12 @@ class DecodeThread:
 
     def wait(self, seconds: float) -> None:
         if self.core is not None:
-            self.core.inbox.wait(seconds)
+            inbox = self.core.inbox
+            inbox.wait(seconds)
+            # A program that submits many requests at once would see the first one's prompt computed
+            # alone, and all others beside its answer, slowly.
+            if self.core.scheduler.planner.pace.seconds(inbox.prompt_tokens) >= LONG_PROMPT:
+                inbox.settle()
 
     def _open(self) -> float | None:
         try:

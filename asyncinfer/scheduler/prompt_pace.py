@@ -63,6 +63,10 @@ class PromptPace:
         seconds = max(self._target, _SLOWED * alone) - _KNOWN * alone
         return float(max(size, round(seconds / each / grain) * grain))
 
+    def seconds(self, tokens: int) -> float:
+        """About what so many tokens of prompts take; 0.0 before any speed is known."""
+        return tokens * median_high(self._each) if self._each else 0.0
+
     def computed(self, step: Step, seconds: float) -> None:
         """A step with rows of prompts took `seconds`."""
         tokens = sum(step.counts[step.answers :])

@@ -123,6 +123,16 @@ def test_nobody_waits_for_a_prompt_alone(machine: Callable[..., Machine], greedy
     assert track.tokens
 
 
+def test_what_a_prompt_takes_is_known_after_the_first(
+    machine: Callable[..., Machine], greedy: Greedy
+) -> None:
+    bare = machine(streams=0)
+    pace = bare.sim.scheduler.planner.pace
+    assert pace.seconds(1000) == 0.0
+    alone = bare.until_drawn(bare.sim.submit(prompt(5), greedy(1))[0])
+    assert pace.seconds(1000) == pytest.approx(alone, rel=0.01)
+
+
 def test_a_machine_that_becomes_slower(machine: Callable[..., Machine], greedy: Greedy) -> None:
     paced = machine()
     track = paced.sim.submit(prompt(5), greedy(1))[0]
