@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -91,6 +91,8 @@ class Decoder:
         self.head = make_linear(head, bias)
         #: The layers whose inputs the head beside the model is given.
         self.captures: tuple[int, ...] = ()
+        #: Called after each layer of a pass.
+        self.between_layers: Callable[[], None] | None = None
         if beside is not None:
             self.predictor = Eagle3Head(
                 beside,
@@ -167,10 +169,14 @@ class Decoder:
         x = self.embedding(token_ids, positions)
         if self._per_layer is not None:
             one = replace(one, per_layer=self._per_layer(token_ids, x))
-        if self.captures:
-            return self._captured(x, one)
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
+            if index in self.captures:
+                one.captured.append(x)
             x = layer(x, one)
+            if self.between_layers is not None:
+                self.between_layers()
+        if len(self.layers) in self.captures:
+            one.captured.append(x)
         return x
 
     def predict(
@@ -221,16 +227,6 @@ class Decoder:
         embedded = self.embedding(following, positions)
         # No adapter is made for the predictor.
         return self.predictor(embedded, features, replace(one, adapters=None))
-
-    def _captured(self, x: torch.Tensor, one: ForwardPass) -> torch.Tensor:
-        """The layers' output; what enters those that the head wants to see is kept."""
-        for index, layer in enumerate(self.layers):
-            if index in self.captures:
-                one.captured.append(x)
-            x = layer(x, one)
-        if len(self.layers) in self.captures:
-            one.captured.append(x)
-        return x
 
     def _build_per_layer(self, weights: WeightSource) -> PerLayerInputs | None:
         config, size = self.config, self.config.per_layer_inputs

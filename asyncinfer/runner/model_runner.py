@@ -74,6 +74,9 @@ class ModelRunner:
         self._accelerator = accelerator
         self._deterministic = deterministic
         self._threads = threads
+        if threads is not None:
+            # A long prompt takes seconds, within which other programs come and go.
+            decoder.between_layers = threads.adapt
         self._buffers = BufferPool(accelerator)
         self.history = _history(spec, decoder.device, accelerator)
         self._sampling = SamplingState(

@@ -3,6 +3,7 @@ other thread of the process is touched."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from asyncinfer import EngineConfig, SyncEngine
 from asyncinfer.builtin import DRAFT_PATH
 from asyncinfer.kernels.threads import name_thread, set_thread_count
 from asyncinfer.machine import busy_seconds, running_threads
+from asyncinfer.models import parse_config
 from asyncinfer.runner import device, open_runner, step_threads
 from asyncinfer.runner.step_threads import StepThreads
 from asyncinfer.scheduler import Step
@@ -318,5 +320,7 @@ def test_an_engine_answers_while_its_threads_change(monkeypatch: pytest.MonkeyPa
             answers.append(done.text)
         assert looks == 0 or threads == 2
     assert answers[0] == answers[1]
-    # Nothing is looked at where the system does not tell.
-    assert looks > 8 or looks == 0
+    # Nothing is looked at where the system does not tell. Of a pass, each layer may be computed by
+    # another number of threads.
+    layers = parse_config(json.loads((DRAFT_PATH / "config.json").read_text("utf-8"))).num_layers
+    assert looks > 8 * (1 + layers) or looks == 0
