@@ -8,7 +8,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
-__all__ = ["busy_programs"]
+import anyio
+
+from asyncinfer.machine import allowed_cores, busy_seconds
+
+__all__ = ["busy_programs", "until_quiet"]
+
+#: Seconds between looks whether the machine is at rest, looks at most, and the cores that may be
+#: busy then.
+_REST: Final = 0.25
+_RESTS: Final = 12
+_AT_REST: Final = 0.2
 
 #: Computes until it is ended, or the program that began it has ended.
 _BUSY: Final = """
@@ -28,3 +38,16 @@ def busy_programs(count: int) -> Iterator[None]:
             program = stack.enter_context(subprocess.Popen([sys.executable, "-c", _BUSY]))
             stack.callback(program.kill)
         yield
+
+
+async def until_quiet(company: int = 0) -> None:
+    """Wait, three seconds at most, until no more than `company` cores are busy. An engine's threads
+    may go on after its turn: vLLM's look for more work for a second."""
+    most = (company + _AT_REST) * _REST
+    before = busy_seconds(allowed_cores())
+    for _ in range(_RESTS):
+        await anyio.sleep(_REST)
+        busy = busy_seconds(allowed_cores())
+        if busy is not None and before is not None and busy - before <= most:
+            break
+        before = busy

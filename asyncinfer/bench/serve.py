@@ -17,7 +17,7 @@ import anyio
 
 from asyncinfer import Engine, EngineConfig
 from asyncinfer.bench.checkpoint import write_checkpoint
-from asyncinfer.bench.company import busy_programs
+from asyncinfer.bench.company import busy_programs, until_quiet
 from asyncinfer.bench.llama_gguf import write_llama_gguf
 from asyncinfer.bench.loops import run_on
 from asyncinfer.bench.peers import PeerProcess, installed_peers
@@ -164,8 +164,10 @@ class _Measurement:
                     if in_company:
                         self._report(f"{self._model}: {at}, in company")
                         turns = found.company.setdefault(work.name, _Turns())
-                        with busy_programs(max(1, usable_cores() // 2)):
-                            await self._turn(turns, work, options.repeat + repetition, peers)
+                        company = max(1, usable_cores() // 2)
+                        with busy_programs(company):
+                            number = options.repeat + repetition
+                            await self._turn(turns, work, number, peers, company)
             self._report(f"{self._model}: event-loop lag")
             found.lag, found.idle_lag = await self._lag()
         return found
@@ -192,13 +194,22 @@ class _Measurement:
         )
 
     async def _turn(
-        self, turns: _Turns, work: Workload, repetition: int, peers: Sequence[PeerProcess]
+        self,
+        turns: _Turns,
+        work: Workload,
+        repetition: int,
+        peers: Sequence[PeerProcess],
+        company: int = 0,
     ) -> None:
+        """Ours, then each peer's, beside `company` cores that other programs keep busy."""
         prompts = work.prompts(self._vocab, repetition)
+        rest = _no_rest if self._options.quick else until_quiet
+        await rest(company)
         turns.runs.append(await run_workload(self._engine, work, prompts))
         for peer in peers:
             if peer.name in self._lost:
                 continue
+            await rest(company)
             try:
                 seconds = await peer.seconds(work, prompts)
             except BenchError as error:
@@ -219,6 +230,9 @@ class _Measurement:
                 prompts = work.prompts(self._vocab, 1000 + repetition)
                 await run_workload(self._engine, work, prompts)
         return Quantiles.of(busy.late), Quantiles.of(idle.late)
+
+
+async def _no_rest(company: int) -> None: ...
 
 
 def _product_seconds(folder: Path, options: ServeOptions) -> dict[int, float]:

@@ -16,8 +16,9 @@ import torch
 
 from asyncinfer import Engine, EngineConfig
 from asyncinfer.bench import BenchError, ServeOptions, measure_serve
+from asyncinfer.bench import company as company_module
 from asyncinfer.bench.checkpoint import write_checkpoint
-from asyncinfer.bench.company import busy_programs
+from asyncinfer.bench.company import busy_programs, until_quiet
 from asyncinfer.bench.llama_gguf import write_llama_gguf
 from asyncinfer.bench.loops import run_on
 from asyncinfer.bench.peers import PeerProcess, installed_peers, parse_peers
@@ -334,6 +335,29 @@ def test_company_computes_and_leaves() -> None:
     with busy_programs(2):
         assert len(children() - before) == 2
     assert children() == before
+
+
+@pytest.mark.parametrize(
+    ("company", "busy", "looks"),
+    [
+        (0, [9.0, 9.5, 10.0, 10.01], 3),
+        (1, [9.0, 9.5, 9.75], 2),
+        (0, [float(second) for second in range(99)], 12),
+        (0, [None] * 99, 12),
+    ],
+)
+def test_a_turn_waits_for_the_threads_of_the_one_before(
+    company: int, busy: list[float | None], looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(company_module, "busy_seconds", lambda cores: busy.pop(0))
+    monkeypatch.setattr(company_module.anyio, "sleep", sleep)
+    run_on("asyncio", lambda: until_quiet(company))
+    assert slept == [0.25] * looks
 
 
 def test_the_peer_keeps_its_kv_cache_whatever_the_checkpoint_says(tiny: Path) -> None:
