@@ -67,7 +67,7 @@ REFUSED = {
     "no family of ours": (
         "afmoe arctic baichuan bailingmoe bailingmoe2 bitnet bloom chameleon chatglm "
         "codeshell command-r dbrx deci deepseek dots1 exaone exaone-moe falcon gemma "
-        "gemma3n glm-dsa gptj grok grovemoe hunyuan-moe internlm2 jais "
+        "gemma3n glm-dsa gptj grok grovemoe internlm2 jais "
         "jais2 maincoder mimo2 minicpm minicpm3 mpt "
         "olmo openelm orion pangu-embedded plamo plamo3 plm qwen refact "
         "smallthinker stablelm starcoder step35 xverse"
@@ -77,6 +77,7 @@ REFUSED = {
     ),
     "queries that grow with their position, of which a file says nothing": "llama4 mistral4",
     "how a file stores its convolutions is not read yet": "kimi-linear",
+    "how a file stores its experts is not read yet": "hunyuan-moe",
     "images or sound": (
         "clip cogvlm deepseek2-ocr hunyuan_vl paddleocr qwen2vl qwen3vl qwen3vlmoe wavtokenizer-dec"
     ),
@@ -88,6 +89,7 @@ REFUSED = {
 #: Families whose GGUF files are not loaded.
 WITHOUT_FILES = {
     "DeepseekV32ForCausalLM": "llama.cpp has no such architecture",
+    "HunYuanMoEV1ForCausalLM": "how a file stores its experts is not read yet",
     "KimiLinearForCausalLM": "how a file stores its convolutions is not read yet",
     "Llama4ForCausalLM": "how queries grow with their position is not read yet",
     "Llama4ForConditionalGeneration": "its text model alone is llama4",
