@@ -41,13 +41,13 @@ def busy_programs(count: int) -> Iterator[None]:
 
 
 async def until_quiet(company: int = 0) -> None:
-    """Wait, three seconds at most, until no more than `company` cores are busy. An engine's threads
-    may go on after its turn: vLLM's look for more work for a second."""
+    """Wait, three seconds at most, until no more than `company` cores are busy, where the system
+    tells. An engine's threads may go on after its turn: vLLM's look for more work for a second."""
     most = (company + _AT_REST) * _REST
     before = busy_seconds(allowed_cores())
     for _ in range(_RESTS):
         await anyio.sleep(_REST)
         busy = busy_seconds(allowed_cores())
-        if busy is not None and before is not None and busy - before <= most:
+        if busy is None or before is None or busy - before <= most:
             break
         before = busy

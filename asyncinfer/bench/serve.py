@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import anyio
@@ -47,8 +48,8 @@ class ServeOptions:
     columns: Sequence[str] = tuple(WORKLOADS)
     #: Of weights, activations and KV, in every engine.
     dtype: str = "float32"
-    #: The interpreter that has each peer, by the peer's name.
-    peers: Mapping[str, str] = field(default_factory=installed_peers)
+    #: Names of other engines, see `PEERS`.
+    peers: Sequence[str] = field(default_factory=installed_peers)
     #: Whether `IN_COMPANY` are measured beside programs that keep half of the cores busy, too.
     company: bool = True
     #: Medians over so many repetitions, after a warm-up.
@@ -69,9 +70,12 @@ class ServeOptions:
 
 
 def measure_serve(
-    options: ServeOptions, report: Callable[[str], None] = lambda _: None
+    options: ServeOptions,
+    report: Callable[[str], None] = lambda _: None,
+    pythons: Mapping[str, str] = MappingProxyType({}),
 ) -> ServeResult:
-    """Run everything; `report` is told what is going on."""
+    """Run everything; `report` is told what is going on. `pythons`: the interpreter that has a
+    peer, by the peer's name, where that is not this one."""
     found = []
     with tempfile.TemporaryDirectory(prefix="asyncinfer-bench-") as scratch:
         for model in options.models:
@@ -91,7 +95,7 @@ def measure_serve(
                 write_llama_gguf(folder, file, options.dtype)
             report(f"{model}: matrix products")
             products = _product_seconds(folder, options)
-            measurement = _Measurement(model, folder, file, vocab, options, report)
+            measurement = _Measurement(model, folder, file, vocab, options, pythons, report)
             runs = run_on(options.loop, measurement.run)
             found.append(_model_result(model, options, runs, products))
     return ServeResult(tuple(found))
@@ -109,6 +113,7 @@ class _Turns:
 class _Runs:
     alone: dict[str, _Turns] = field(default_factory=dict)
     company: dict[str, _Turns] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
     #: Peers that take no further turns, and why.
     not_measured: dict[str, str] = field(default_factory=dict)
     lag: Quantiles | None = None
@@ -125,6 +130,7 @@ class _Measurement:
         file: Path,
         vocab: int,
         options: ServeOptions,
+        pythons: Mapping[str, str],
         report: Callable[[str], None],
     ) -> None:
         self._model = model
@@ -132,6 +138,7 @@ class _Measurement:
         self._file = file
         self._vocab = vocab
         self._options = options
+        self._pythons = pythons
         self._report = report
 
     async def run(self) -> _Runs:
@@ -142,9 +149,9 @@ class _Measurement:
             self._engine = await stack.enter_async_context(Engine(self._folder, config=config))
             self._lost = found.not_measured
             self._peers = [
-                await stack.enter_async_context(self._open(name, python))
-                for name, python in options.peers.items()
+                await stack.enter_async_context(self._open(name)) for name in options.peers
             ]
+            found.versions = {peer.name: peer.version for peer in self._peers}
             self._one_thread: list[PeerProcess] = []
             if options.company:
                 opening = self._open(ONE_THREAD)
@@ -172,16 +179,14 @@ class _Measurement:
             found.lag, found.idle_lag = await self._lag()
         return found
 
-    def _open(
-        self, name: str, python: str = sys.executable
-    ) -> AbstractAsyncContextManager[PeerProcess]:
+    def _open(self, name: str) -> AbstractAsyncContextManager[PeerProcess]:
         import torch
 
         self._report(f"{self._model}: opening {name}")
         longest = max(sum(request) for work in WORKLOADS.values() for request in work.requests)
         return PeerProcess.open(
             name,
-            python,
+            self._pythons.get(name, sys.executable),
             {
                 "folder": str(self._folder),
                 "gguf": str(self._file),
@@ -261,7 +266,7 @@ def _model_result(
         )
         for work in options.workloads
     )
-    return ModelResult(model, columns, runs.not_measured, runs.lag, runs.idle_lag)
+    return ModelResult(model, columns, runs.versions, runs.not_measured, runs.lag, runs.idle_lag)
 
 
 def _column(work: Workload, alone: _Turns, beside: _Turns | None, ceiling: float) -> Column:

@@ -74,6 +74,8 @@ class ModelResult:
 
     model: str
     columns: tuple[Column, ...]
+    #: By the peer's name.
+    peer_versions: Mapping[str, str]
     #: Peers that failed in a turn or took too long for one, and took no further ones.
     not_measured: Mapping[str, str]
     #: Milliseconds of lateness of a task that slept one, beside 16 streams and beside none.

@@ -58,7 +58,9 @@ def serve_table(model: Mapping[str, Any]) -> Table:
     peers = list(dict.fromkeys(peer for column in model["columns"] for peer in peers_of(column)))
     table = Table(title=f"asyncinfer bench serve: {model['model']}", title_justify="left")
     table.add_column("work")
-    for title in ("tokens/s", *peers, "ceiling", "TTFT p50", "ITL p50", "p99"):
+    versions = model.get("peer_versions", {})
+    titles = [f"{peer}\n{versions.get(peer, '')}".strip() for peer in peers]
+    for title in ("tokens/s", *titles, "ceiling", "TTFT p50", "ITL p50", "p99"):
         table.add_column(title, justify="right")
     for column in model["columns"]:
         itl, theirs = column["itl"], peers_of(column)

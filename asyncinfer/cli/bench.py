@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -228,13 +229,14 @@ def serve(
     if no_peer:
         if peers:
             raise click.UsageError("--peer and --no-peer exclude each other")
-        options["peers"] = {}
-    elif peers:
-        options["peers"] = parse_peers(peers)
+        options["peers"] = ()
+    pythons = parse_peers(peers)
+    if peers:
+        options["peers"] = tuple(pythons)
     chosen = ServeOptions(
         models=models or (SHIPPED, RANDOM), columns=columns or tuple(WORKLOADS), **options
     )
-    run_bench("serve", chosen, measure_serve, json_path, plot)
+    run_bench("serve", chosen, partial(measure_serve, pythons=pythons), json_path, plot)
 
 
 @bench.command(short_help="What do plugins cost, used and unused?")

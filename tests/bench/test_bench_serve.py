@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from asyncinfer import Engine, EngineConfig
 from asyncinfer.bench import BenchError, ServeOptions, measure_serve
@@ -35,11 +36,13 @@ from asyncinfer.bench.products import (
     product_shapes,
 )
 from asyncinfer.bench.record import Record
+from asyncinfer.bench.serve_result import ServeResult
 from asyncinfer.bench.serve_run import Run, run_workload
 from asyncinfer.bench.shapes import LLAMA_125M, LLAMA_TINY
 from asyncinfer.bench.tables import record_tables
 from asyncinfer.bench.workloads import QUICK, Workload
 from asyncinfer.builtin import MODEL_PATH
+from asyncinfer.cli import bench as commands
 from asyncinfer.models import parse_config
 from asyncinfer.planner import ModelSize
 from asyncinfer.testing import FakeModel
@@ -202,6 +205,7 @@ PEER = """
 import subprocess
 import sys
 class Peer:
+    version = "1.2.3"
     def __init__(self, setup):
         if setup["gguf"]:
             # A process of its own, which holds a file locked.
@@ -285,7 +289,7 @@ def test_a_peer_that_fails_in_a_turn_takes_no_further_ones(
         ServeOptions(
             models=[str(tiny)],
             columns=["one", "mixed"],
-            peers={copycat: sys.executable},
+            peers=[copycat],
             company=False,
             repeat=2,
             quick=True,
@@ -296,6 +300,7 @@ def test_a_peer_that_fails_in_a_turn_takes_no_further_ones(
     assert len(one.rates) == len(mixed.rates) == 2
     assert len(one.peer_rates[copycat]) == 1, "it crashed in its second turn"
     assert copycat not in mixed.peer_rates
+    assert model.peer_versions == {copycat: "1.2.3"}
     assert "three at once: copycat: its process ended" in model.not_measured[copycat]
     record = Record("serve", {}, result.figures(), {"models": [asdict(model)]})
     assert record_tables(record)[-1].title == "not measured"
@@ -320,11 +325,28 @@ def test_peers_are_named_with_their_interpreters() -> None:
         parse_peers(["ollama"])
 
 
+def test_a_record_names_peers_and_no_interpreters(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[object, object]] = []
+
+    def measure(options: ServeOptions, report: object, pythons: object) -> ServeResult:
+        asked.append((options.peers, pythons))
+        return ServeResult(())
+
+    monkeypatch.setattr(commands, "measure_serve", measure)
+    file = tmp_path / "record.json"
+    command = ["serve", "--peer", "vllm=/opt/python", "--json", str(file)]
+    assert CliRunner().invoke(commands.bench, command).exit_code == 0
+    assert asked == [(("vllm",), {"vllm": "/opt/python"})]
+    assert Record.load(file).options["peers"] == ["vllm"]
+
+
 def test_a_peer_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_module, "find_spec", lambda name: None)
     with pytest.raises(BenchError, match=r"vllm is not installed here.*--peer vllm=PYTHON"):
         parse_peers(["vllm"])
-    assert installed_peers() == {}
+    assert installed_peers() == ()
 
 
 def test_company_computes_and_leaves() -> None:
@@ -375,7 +397,7 @@ def test_the_whole_command(tiny: Path) -> None:
     options = ServeOptions(
         models=[str(tiny)],
         columns=["one", "sixteen", "shared"],
-        peers={"transformers": sys.executable},
+        peers=["transformers"],
         peer_repeat=1,
         quick=True,
     )
@@ -427,4 +449,4 @@ def test_products_are_timed_for_each_number_of_rows() -> None:
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"config\.json: no checkpoint"):
-        measure_serve(ServeOptions(models=[str(tmp_path)], repeat=1, peers={}))
+        measure_serve(ServeOptions(models=[str(tmp_path)], repeat=1, peers=[]))

@@ -46,6 +46,7 @@ class LlamaPeer:
     ) -> None:
         """`context`: tokens of a request, prompt and answer together; `kv`: the type of its KV."""
         self._api: Any = import_module("llama_cpp")
+        self.version: str = self._api.__version__
         api = self._api
         # Silences a log line for every tensor. The callback must live as long as it is set.
         self._quiet = api.llama_log_callback(lambda level, text, data: None)

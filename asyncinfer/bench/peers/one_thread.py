@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncinfer import Engine, EngineConfig, SamplingParams
+from asyncinfer import Engine, EngineConfig, SamplingParams, __version__
 
 if TYPE_CHECKING:
     from asyncinfer.bench.peers.worker import Setup
@@ -22,6 +22,8 @@ def open_peer(setup: Setup) -> OneThread:
 
 class OneThread:
     """An engine that is open until its process ends."""
+
+    version = __version__
 
     def __init__(self, setup: Setup) -> None:
         config = EngineConfig(

@@ -23,6 +23,7 @@ class OpenVinoPeer:
 
     def __init__(self, setup: Setup) -> None:
         self._api: Any = import_module("openvino_genai")
+        self.version: str = self._api.__version__
         self._openvino: Any = import_module("openvino")
         self._count = 0
         precision = {"float32": "f32", "bfloat16": "bf16"}[setup["dtype"]]

@@ -45,6 +45,8 @@ class PeerProcess:
         self._messages = messages
         self._process = process
         self._most_seconds = most_seconds
+        #: The engine's, as its package says.
+        self.version = ""
 
     @classmethod
     @asynccontextmanager
@@ -72,7 +74,7 @@ class PeerProcess:
             async with process:
                 peer = cls(name, process, messages, most_seconds)
                 try:
-                    await peer._ask(setup)
+                    peer.version = str((await peer._ask(setup))["version"])
                     yield peer
                 finally:
                     peer._end()

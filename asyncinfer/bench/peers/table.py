@@ -25,9 +25,9 @@ PEERS: Final[Mapping[str, str]] = MappingProxyType(
 ONE_THREAD: Final = "one thread"
 
 
-def installed_peers() -> dict[str, str]:
-    """The peers that this interpreter can import, each with its path."""
-    return {name: sys.executable for name, module in PEERS.items() if find_spec(module)}
+def installed_peers() -> tuple[str, ...]:
+    """The peers that this interpreter can import."""
+    return tuple(name for name, module in PEERS.items() if find_spec(module))
 
 
 def parse_peers(texts: Iterable[str]) -> dict[str, str]:

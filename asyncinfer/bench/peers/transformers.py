@@ -26,10 +26,11 @@ class TransformersPeer:
     of submission; a batch goes on until its longest answer is done."""
 
     def __init__(self, folder: Path, running: int, dtype: torch.dtype = torch.float32) -> None:
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, __version__
         from transformers.utils import logging
 
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        self.version = __version__
         self.running = running
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         # Nothing may end an answer early.

@@ -26,6 +26,9 @@ class VllmPeer:
     """`AsyncLLM`, whose core and worker have processes of their own."""
 
     def __init__(self, setup: Setup) -> None:
+        from vllm import __version__
+
+        self.version = __version__
         self._loop = asyncio.new_event_loop()
         self._engine: Any = self._loop.run_until_complete(self._open(setup))
         self._count = 0

@@ -2,8 +2,9 @@
 
 It imports the peer's module by its path, and nothing of this package: the interpreter is another
 engine's, whose dependencies are not ours. The first line is a `Setup`, each further one a work:
-`{"requests": [[prompt, tokens], ...], "shared": n}`. The answer to a work has its `seconds` and,
-where `answers` were asked for, the token ids. What fails is an answer with an `error`.
+`{"requests": [[prompt, tokens], ...], "shared": n}`. The answer to the `Setup` has the engine's
+`version`. The answer to a work has its `seconds` and, where `answers` were asked for, the token
+ids. What fails is an answer with an `error`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ class Setup(TypedDict):
 
 class Peer(Protocol):
     """An engine with a model."""
+
+    #: The engine's.
+    version: str
 
     def run(self, requests: Sequence[tuple[list[int], int]], shared: int) -> list[list[int]]:
         """Greedy answers, past the end of text, to prompts of token ids: so many tokens each. The
@@ -82,7 +86,7 @@ def main(module: str) -> None:
             asked = json.loads(line)
             if peer is None:
                 peer = open_peer(module, asked)
-                told: dict[str, Any] = {}
+                told: dict[str, Any] = {"version": peer.version}
             else:
                 told = answer(peer, asked)
         except Exception as error:
