@@ -13,11 +13,11 @@ import torch.nn.functional as F
 
 from asyncinfer.attention.batch import AttentionBatch
 from asyncinfer.attention.contiguous import ContiguousKV
-from asyncinfer.attention.gather import Gather, padded_gather
+from asyncinfer.attention.gather import Gather
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.products import attend_by_products, has_faster_product
 
-__all__ = ["FEW", "DecodeGroup", "decode_groups", "few_rows", "find_copies", "group_rows"]
+__all__ = ["FEW", "DecodeGroup", "RowsKV", "decode_groups", "few_rows", "find_copies", "group_rows"]
 
 #: Query tokens of a row that decodes, at most: the longest draft, and the token before it.
 FEW: Final = 33
@@ -36,6 +36,60 @@ _MANY_SCORES = 1 << 16
 _GATHER_BYTES = 4 << 20
 
 
+class RowsKV:
+    """The keys and values of some rows of a batch, contiguous: gathered for each layer, or from a
+    copy that outlives the step. Pages are gathered into a copy only when it lacks tokens."""
+
+    def __init__(
+        self,
+        kv: KVCache,
+        batch: AttentionBatch,
+        rows: list[int],
+        positions: torch.Tensor,
+        copy: ContiguousKV | None,
+    ) -> None:
+        """`positions` int64 `[rows, queries]`: those of the rows' query tokens, ascending."""
+        self._kv = kv
+        self._batch = batch
+        self._rows = rows
+        self._positions = positions
+        self._copy = copy
+        self._starts = [batch.starts[row] for row in rows]
+        self._ends = [batch.starts[row] + batch.counts[row] for row in rows]
+
+    def __call__(self, layer: int, new: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+        """`[parts, rows, kv_heads, tokens, head_dim]` of `layer`, keys first and values last, of at
+        least as many tokens as the longest row has. Those of the rows' query tokens are `new`
+        `[parts, rows * queries, kv_heads, head_dim]`, which are in their pages already. `buffer`
+        takes `buffered` elements."""
+        if self._copy is None:
+            return self._gather(layer, buffer)
+        pages = self._copy.extended(layer, self._starts, self._ends, new, self._places)
+        if pages is None:
+            pages = self._copy.gathered(layer, self._ends, self._gather.shape, self._gather)
+        return pages
+
+    @property
+    def buffered(self) -> int:
+        """Elements of the buffer that a call fills."""
+        return 0 if self._copy else self._gather.size
+
+    @cached_property
+    def _places(self) -> torch.Tensor:
+        assert self._copy is not None
+        parts, _, kv_heads = self._kv.storage.shape[1:4]
+        return self._copy.places(self._positions, parts, kv_heads)
+
+    @cached_property
+    def _gather(self) -> Gather:
+        """Padding must be finite, so a row is padded with its own first block."""
+        tokens = self._copy.capacity if self._copy else max(self._ends)
+        size, last = self._batch.block_size, self._positions[:, -1:]
+        tables = self._batch.block_tables[self._rows].long()
+        at = torch.arange(-(-tokens // size), device=tables.device)
+        return Gather(self._kv, tables.gather(1, torch.where(at * size <= last, at, 0)))
+
+
 class DecodeGroup:
     """Rows of similar length with few query tokens each: padded to the longest, and to the one with
     most query tokens, which the others have by repeating their last one."""
@@ -48,11 +102,9 @@ class DecodeGroup:
         scale: float,
         copy: ContiguousKV | None = None,
     ) -> None:
-        """With a contiguous `copy` of the rows, pages are gathered only when it lacks tokens."""
         self._kv = kv
         self._batch = batch
         self._scale = scale
-        self._copy = copy
         self._device = batch.block_tables.device
         self.rows: Final = rows
         self._starts = [batch.starts[row] for row in rows]
@@ -62,6 +114,9 @@ class DecodeGroup:
         #: Query tokens of each row, padding included, and of all rows.
         self._queries = max(self._counts)
         self.size: Final = len(rows) * self._queries
+        #: int64 `[rows, queries]`.
+        self._positions = self._padded(self._starts)
+        self._cached = RowsKV(kv, batch, rows, self._positions, copy)
         #: The mask for `_queries` times the heads of a KV head.
         self._grouped_mask: torch.Tensor | None = None
 
@@ -71,10 +126,7 @@ class DecodeGroup:
         """Attend with the queries of `tokens`, `q` `[tokens, heads, head_dim]`, whose keys and
         values `new` `[parts, tokens, kv_heads, head_dim]` are in their pages; gives
         `[tokens, heads * head_dim]`. `buffer` takes `buffered` elements."""
-        if self._copy is None:
-            pages = self._gather(layer, buffer)
-        else:
-            pages = self._copied(self._copy, layer, new)
+        pages = self._cached(layer, new, buffer)
         k, v = pages[0, :, :, : self._length], pages[-1, :, :, : self._length]
         # Query heads that share a KV head are passed as query tokens, so that no KV is repeated.
         rows, kv_heads, _, head_dim = k.shape
@@ -102,16 +154,10 @@ class DecodeGroup:
             out[row, count:] = out[row, count - 1]
         return out
 
-    def _copied(self, copy: ContiguousKV, layer: int, new: torch.Tensor) -> torch.Tensor:
-        pages = copy.extended(layer, self._starts, self._ends, new, self._places)
-        if pages is None:
-            pages = copy.gathered(layer, self._ends, self._gather.shape, self._gather)
-        return pages
-
     @property
     def buffered(self) -> int:
         """Elements of the buffer that a call fills."""
-        return 0 if self._copy else self._gather.size
+        return self._cached.buffered
 
     @property
     def in_order(self) -> bool:
@@ -150,24 +196,6 @@ class DecodeGroup:
             assert self._mask is not None
             self._grouped_mask = self._mask.repeat_interleave(group, dim=2)
         return self._grouped_mask
-
-    @cached_property
-    def _positions(self) -> torch.Tensor:
-        """int64 `[rows, queries]`."""
-        return self._padded(self._starts)
-
-    @cached_property
-    def _places(self) -> torch.Tensor:
-        assert self._copy is not None
-        parts, _, kv_heads = self._kv.storage.shape[1:4]
-        return self._copy.places(self._positions, parts, kv_heads)
-
-    # A contiguous copy that lacks nothing needs no gather.
-
-    @cached_property
-    def _gather(self) -> Gather:
-        tokens = self._copy.capacity if self._copy else self._length
-        return padded_gather(self._kv, self._batch, self.rows, self._positions[:, -1:], tokens)
 
 
 def few_rows(batch: AttentionBatch) -> list[int]:

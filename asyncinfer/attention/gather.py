@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from asyncinfer.attention.batch import AttentionBatch
 from asyncinfer.attention.kv import KVCache
 
-__all__ = ["Gather", "padded_gather"]
+__all__ = ["Gather"]
 
 
 class Gather:
@@ -38,13 +35,3 @@ class Gather:
         self._kv.format.gather(self._kv.pages[layer], self._index, target)
         gathered = target.view(self.shape)
         return gathered if self.shape[0] == 2 else gathered.expand(2, *self.shape[1:])
-
-
-def padded_gather(
-    kv: KVCache, batch: AttentionBatch, rows: Sequence[int], last: torch.Tensor, tokens: int
-) -> Gather:
-    """A gather of `tokens` of each of these rows, whose last ones are at positions `last` int64
-    `[rows, 1]`. Padding must be finite, so a row is padded with its own first block."""
-    tables = batch.block_tables[list(rows)].long()
-    at = torch.arange(-(-tokens // batch.block_size), device=tables.device)
-    return Gather(kv, tables.gather(1, torch.where(at * batch.block_size <= last, at, 0)))

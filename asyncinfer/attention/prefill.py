@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from asyncinfer.attention.batch import AttentionBatch
 from asyncinfer.attention.contiguous import ContiguousKV
-from asyncinfer.attention.gather import Gather, padded_gather
+from asyncinfer.attention.decode import RowsKV
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.products import attend_by_products, has_faster_product
 from asyncinfer.kernels.onednn import mkl_keeps_up
@@ -39,24 +39,17 @@ class PrefillRow:
         scale: float,
         copy: ContiguousKV | None = None,
     ) -> None:
-        """`first`: the row's first query token in the batch. With a contiguous `copy` of the row,
-        pages are gathered only when it lacks tokens."""
+        """`first`: the row's first query token in the batch."""
         self._scale = scale
         self._start = batch.starts[row]
         self._end = self._start + batch.counts[row]
         self._tokens = slice(first, first + batch.counts[row])
         #: None for a sequence's first tokens, which see nothing cached. An inexact format needs it
         #: always: every token must see a token's KV as the cache stores it.
-        self._gather: Gather | None = None
-        self._copy: ContiguousKV | None = None
+        self._cached: RowsKV | None = None
         if self._start or not kv.format.exact:
-            self._copy = copy
-            positions = torch.arange(self._start, self._end, device=batch.block_tables.device)[None]
-            tokens = copy.capacity if copy else self._end
-            self._gather = padded_gather(kv, batch, [row], positions[:, -1:], tokens)
-            if copy:
-                parts, _, kv_heads = kv.storage.shape[1:4]
-                self._places = copy.places(positions, parts, kv_heads)
+            positions = torch.arange(self._start, self._end, device=batch.block_tables.device)
+            self._cached = RowsKV(kv, batch, [row], positions[None], copy)
 
     def __call__(
         self,
@@ -70,12 +63,10 @@ class PrefillRow:
         are in the cache and in `new` `[parts, tokens, kv_heads, head_dim]`; fill its tokens of
         `out` `[tokens, heads * head_dim]`. `buffer` takes the gathered pages."""
         own = new[:, self._tokens]
-        if self._gather is None:
+        if self._cached is None:
             pages = own.transpose(1, 2).contiguous()
-        elif self._copy is None:
-            pages = self._gather(layer, buffer)[:, 0, :, : self._end]
         else:
-            pages = self._copied(self._copy, self._gather, layer, own)[:, 0, :, : self._end]
+            pages = self._cached(layer, own, buffer)[:, 0, :, : self._end]
         keys, values = pages[0], pages[-1]
         queries, kv_heads = q[self._tokens], new.shape[2]
         result = out[self._tokens].view(-1, kv_heads, q.shape[1] // kv_heads, q.shape[2])
@@ -96,13 +87,7 @@ class PrefillRow:
     @property
     def buffered(self) -> int:
         """Elements of the buffer that a call fills."""
-        return 0 if self._gather is None or self._copy is not None else self._gather.size
-
-    def _copied(
-        self, copy: ContiguousKV, gather: Gather, layer: int, own: torch.Tensor
-    ) -> torch.Tensor:
-        pages = copy.extended(layer, [self._start], [self._end], own, self._places)
-        return copy.gathered(layer, [self._end], gather.shape, gather) if pages is None else pages
+        return 0 if self._cached is None else self._cached.buffered
 
 
 def prefill_rows(

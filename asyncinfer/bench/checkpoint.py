@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from asyncinfer.bench.record import BenchError
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["write_checkpoint"]
+__all__ = ["vocab_size", "write_checkpoint"]
 
 STD: Final = 0.02
 
@@ -71,3 +73,12 @@ def _tokenizer(size: int) -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+def vocab_size(folder: Path) -> int:
+    """What a checkpoint's config says. Raises `BenchError`."""
+    path = folder / "config.json"
+    try:
+        return int(json.loads(path.read_text("utf-8"))["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BenchError(f"{path}: no checkpoint with a vocab_size: {error!r}") from error

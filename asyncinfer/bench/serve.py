@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from typing import Final
 import anyio
 
 from asyncinfer import Engine, EngineConfig
-from asyncinfer.bench.checkpoint import write_checkpoint
+from asyncinfer.bench.checkpoint import vocab_size, write_checkpoint
 from asyncinfer.bench.company import busy_programs, until_quiet
 from asyncinfer.bench.llama_gguf import write_llama_gguf
 from asyncinfer.bench.loops import run_on
@@ -89,7 +88,7 @@ def measure_serve(
                 # A quick run uses a smaller model, which gets a name of its own.
                 model = "llama-tiny" if options.quick else RANDOM
             file = Path(scratch, "model.gguf")
-            vocab = _vocab_size(folder)
+            vocab = vocab_size(folder)
             if "llama.cpp" in options.peers:
                 report(f"{model}: writing the GGUF file")
                 write_llama_gguf(folder, file, options.dtype)
@@ -295,11 +294,3 @@ def _column(work: Workload, alone: _Turns, beside: _Turns | None, ceiling: float
 
 def _rates(work: Workload, turns: _Turns) -> tuple[float, ...]:
     return tuple(work.counted / run.seconds for run in turns.runs)
-
-
-def _vocab_size(folder: Path) -> int:
-    path = folder / "config.json"
-    try:
-        return int(json.loads(path.read_text("utf-8"))["vocab_size"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BenchError(f"{path}: no checkpoint with a vocab_size: {error!r}") from error
