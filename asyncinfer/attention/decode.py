@@ -45,17 +45,17 @@ class RowsKV:
         kv: KVCache,
         batch: AttentionBatch,
         rows: list[int],
-        positions: torch.Tensor,
         copy: ContiguousKV | None,
     ) -> None:
-        """`positions` int64 `[rows, queries]`: those of the rows' query tokens, ascending."""
-        self._kv = kv
-        self._batch = batch
-        self._rows = rows
-        self._positions = positions
+        self.cache: Final = kv
+        self.batch: Final = batch
+        self.rows: Final = rows
         self._copy = copy
-        self._starts = [batch.starts[row] for row in rows]
-        self._ends = [batch.starts[row] + batch.counts[row] for row in rows]
+        self.starts: Final = [batch.starts[row] for row in rows]
+        self.counts: Final = [batch.counts[row] for row in rows]
+        self.ends: Final = [start + n for start, n in zip(self.starts, self.counts, strict=True)]
+        #: int64 `[rows, queries]`: those of the rows' query tokens.
+        self.positions: Final = self.padded(self.starts)
 
     def __call__(self, layer: int, new: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
         """`[parts, rows, kv_heads, tokens, head_dim]` of `layer`, keys first and values last, of at
@@ -64,9 +64,9 @@ class RowsKV:
         takes `buffered` elements."""
         if self._copy is None:
             return self._gather(layer, buffer)
-        pages = self._copy.extended(layer, self._starts, self._ends, new, self._places)
+        pages = self._copy.extended(layer, self.starts, self.ends, new, self._places)
         if pages is None:
-            pages = self._copy.gathered(layer, self._ends, self._gather.shape, self._gather)
+            pages = self._copy.gathered(layer, self.ends, self._gather.shape, self._gather)
         return pages
 
     @property
@@ -77,46 +77,40 @@ class RowsKV:
     @cached_property
     def _places(self) -> torch.Tensor:
         assert self._copy is not None
-        parts, _, kv_heads = self._kv.storage.shape[1:4]
-        return self._copy.places(self._positions, parts, kv_heads)
+        parts, _, kv_heads = self.cache.storage.shape[1:4]
+        return self._copy.places(self.positions, parts, kv_heads)
+
+    def padded(self, firsts: list[int]) -> torch.Tensor:
+        """int64 `[rows, queries]`: each row's query tokens from its number in `firsts` on, the last
+        one as often as padding needs."""
+        device, queries = self.batch.block_tables.device, max(self.counts)
+        first = torch.tensor(firsts, device=device)[:, None]
+        if queries == 1:
+            return first
+        last = torch.tensor(self.counts, device=device)[:, None] - 1
+        return first + torch.arange(queries, device=device).minimum(last)
 
     @cached_property
     def _gather(self) -> Gather:
         """Padding must be finite, so a row is padded with its own first block."""
-        tokens = self._copy.capacity if self._copy else max(self._ends)
-        size, last = self._batch.block_size, self._positions[:, -1:]
-        tables = self._batch.block_tables[self._rows].long()
+        tokens = self._copy.capacity if self._copy else max(self.ends)
+        size, last = self.batch.block_size, self.positions[:, -1:]
+        tables = self.batch.block_tables[self.rows].long()
         at = torch.arange(-(-tokens // size), device=tables.device)
-        return Gather(self._kv, tables.gather(1, torch.where(at * size <= last, at, 0)))
+        return Gather(self.cache, tables.gather(1, torch.where(at * size <= last, at, 0)))
 
 
 class DecodeGroup:
     """Rows of similar length with few query tokens each: padded to the longest, and to the one with
     most query tokens, which the others have by repeating their last one."""
 
-    def __init__(
-        self,
-        kv: KVCache,
-        batch: AttentionBatch,
-        rows: list[int],
-        scale: float,
-        copy: ContiguousKV | None = None,
-    ) -> None:
-        self._kv = kv
-        self._batch = batch
+    def __init__(self, kv: RowsKV, scale: float) -> None:
+        self.kv: Final = kv
         self._scale = scale
-        self._device = batch.block_tables.device
-        self.rows: Final = rows
-        self._starts = [batch.starts[row] for row in rows]
-        self._counts = [batch.counts[row] for row in rows]
-        self._ends = [start + n for start, n in zip(self._starts, self._counts, strict=True)]
-        self._length = max(self._ends)
+        self._length = max(kv.ends)
         #: Query tokens of each row, padding included, and of all rows.
-        self._queries = max(self._counts)
-        self.size: Final = len(rows) * self._queries
-        #: int64 `[rows, queries]`.
-        self._positions = self._padded(self._starts)
-        self._cached = RowsKV(kv, batch, rows, self._positions, copy)
+        self._queries = max(kv.counts)
+        self.size: Final = len(kv.rows) * self._queries
         #: The mask for `_queries` times the heads of a KV head.
         self._grouped_mask: torch.Tensor | None = None
 
@@ -125,8 +119,8 @@ class DecodeGroup:
     ) -> torch.Tensor:
         """Attend with the queries of `tokens`, `q` `[tokens, heads, head_dim]`, whose keys and
         values `new` `[parts, tokens, kv_heads, head_dim]` are in their pages; gives
-        `[tokens, heads * head_dim]`. `buffer` takes `buffered` elements."""
-        pages = self._cached(layer, new, buffer)
+        `[tokens, heads * head_dim]`. `buffer` takes `kv.buffered` elements."""
+        pages = self.kv(layer, new, buffer)
         k, v = pages[0, :, :, : self._length], pages[-1, :, :, : self._length]
         # Query heads that share a KV head are passed as query tokens, so that no KV is repeated.
         rows, kv_heads, _, head_dim = k.shape
@@ -147,7 +141,8 @@ class DecodeGroup:
     def _by_products(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Attention of `q` `[rows, queries, kv_heads, group, head_dim]`, row after row."""
         out = torch.empty_like(q)
-        for row, (start, count) in enumerate(zip(self._starts, self._counts, strict=True)):
+        bounds = zip(self.kv.starts, self.kv.counts, strict=True)
+        for row, (start, count) in enumerate(bounds):
             queries = q[row, :count].flatten(1, 2)
             attend_by_products(queries, k[row], v[row], start, self._scale, out[row, :count])
             # Padding is the row's last query.
@@ -155,14 +150,11 @@ class DecodeGroup:
         return out
 
     @property
-    def buffered(self) -> int:
-        """Elements of the buffer that a call fills."""
-        return self._cached.buffered
-
-    @property
     def in_order(self) -> bool:
         """Whether the batch's first tokens are the group's, row after row without padding."""
-        return min(self._counts) == self._queries and self.rows == list(range(len(self.rows)))
+        return min(self.kv.counts) == self._queries and self.kv.rows == list(
+            range(len(self.kv.rows))
+        )
 
     @cached_property
     def tokens(self) -> torch.Tensor | None:
@@ -170,24 +162,17 @@ class DecodeGroup:
         each row's last one as often as padding needs. None: the batch's first tokens, in order."""
         if self.in_order:
             return None
-        firsts = list(accumulate(self._batch.counts, initial=0))
-        return self._padded([firsts[row] for row in self.rows]).flatten()
-
-    def _padded(self, firsts: list[int]) -> torch.Tensor:
-        """int64 `[rows, queries]`: each row's query tokens from its number in `firsts` on."""
-        first = torch.tensor(firsts, device=self._device)[:, None]
-        if self._queries == 1:
-            return first
-        last = torch.tensor(self._counts, device=self._device)[:, None] - 1
-        return first + torch.arange(self._queries, device=self._device).minimum(last)
+        firsts = list(accumulate(self.kv.batch.counts, initial=0))
+        return self.kv.padded([firsts[row] for row in self.kv.rows]).flatten()
 
     @cached_property
     def _mask(self) -> torch.Tensor | None:
         """What is added to scores, `[rows, 1, queries, keys]`; None: every query sees all keys."""
-        if self._queries == 1 and min(self._ends) == self._length:
+        if self._queries == 1 and min(self.kv.ends) == self._length:
             return None
-        future = torch.arange(self._length, device=self._device) > self._positions[:, :, None]
-        mask = torch.zeros(future.shape, dtype=self._kv.dtype, device=self._device)
+        positions = self.kv.positions[:, :, None]
+        future = torch.arange(self._length, device=positions.device) > positions
+        mask = torch.zeros(future.shape, dtype=self.kv.cache.dtype, device=positions.device)
         return mask.masked_fill_(future, float("-inf"))[:, None]
 
     def _mask_of(self, group: int) -> torch.Tensor:
@@ -240,7 +225,7 @@ def decode_groups(
     made = []
     for group, copy in zip(groups, copies, strict=True):
         cut = [group] if copy is not None else _cut(batch, group, most)
-        made += [DecodeGroup(kv, batch, part, scale, copy) for part in cut]
+        made += [DecodeGroup(RowsKV(kv, batch, part, copy), scale) for part in cut]
     return made
 
 

@@ -84,7 +84,7 @@ class GatheredAttention:
         groups = decode_groups(
             self._kv, self._batch, self._scale, self._grouped, self._copies[: len(self._grouped)]
         )
-        self._make_room(group.buffered for group in groups)
+        self._make_room(group.kv.buffered for group in groups)
         return groups
 
     @cached_property

@@ -48,8 +48,7 @@ class PrefillRow:
         #: always: every token must see a token's KV as the cache stores it.
         self._cached: RowsKV | None = None
         if self._start or not kv.format.exact:
-            positions = torch.arange(self._start, self._end, device=batch.block_tables.device)
-            self._cached = RowsKV(kv, batch, [row], positions[None], copy)
+            self._cached = RowsKV(kv, batch, [row], copy)
 
     def __call__(
         self,
