@@ -28,7 +28,7 @@ MOST = {
     "plugins": 1_377,
     "protocols": 700,
     "quantization": 2_565,
-    "remote": 1_190,
+    "remote": 1_311,
     "runner": 3_953,
     "samplers": 420,
     "sampling": 2_253,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+import anyio
 
 from asyncinfer.cache import BlockHasher
 from asyncinfer.errors import AsyncInferError, EngineClosed, InvalidConfig
 from asyncinfer.remote.link import Introduction, Link, News, ReplicaLost
+from asyncinfer.remote.prompt_keys import PromptKeys
 from asyncinfer.remote.router import Route, Router, Routing
 
 __all__ = ["Dispatcher"]
@@ -18,10 +21,15 @@ __all__ = ["Dispatcher"]
 RETRY: Final = 0.2
 #: Seconds after which a replica that tells nothing counts as lost.
 SILENT: Final = 30.0
-#: Characters or tokens of a prompt whose keys are made on the event loop, and of one that has keys:
-#: a longer one is no reason to tokenise it twice.
-AT_HAND: Final = 2048
-MOST_KEYED: Final = 1 << 20
+
+
+class Leaving(NamedTuple):
+    """A replica that gets no more requests."""
+
+    #: Set once its requests are over, or are to be ended.
+    hurry: asyncio.Event
+    #: Ends once the replica was closed.
+    task: asyncio.Task[None]
 
 
 class Dispatcher:
@@ -34,8 +42,7 @@ class Dispatcher:
         #: Replicas that cannot be reached, and why.
         self.lost: dict[str, Exception] = {}
         self._links: dict[str, Link] = {}
-        #: Those that get no more requests: set once the last one has ended.
-        self._leaving: dict[str, asyncio.Event] = {}
+        self._leaving: dict[str, Leaving] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._sending: set[asyncio.Task[None]] = set()
         #: Calls of requests that wait for their replica, by its name.
@@ -44,7 +51,7 @@ class Dispatcher:
         self._opening: dict[asyncio.Task[Introduction], Link] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._first: Introduction | None = None
-        self._hasher: BlockHasher | None = None
+        self._keys: PromptKeys | None = None
 
     @property
     def replicas(self) -> list[str]:
@@ -68,64 +75,102 @@ class Dispatcher:
         self._opening[opening] = link
         try:
             told = await opening
-        except asyncio.CancelledError:
-            if opening in self._opening:
-                raise
-            raise EngineClosed(f"{name}: closed while it was opening") from None
+            self._admit(name, told)
+        except BaseException:
+            if opening not in self._opening:
+                raise EngineClosed(f"{name}: closed while it was opening") from None
+            # It may be open already, or open later.
+            self._tell(link, "close", 0.0)
+            raise
         finally:
             self._opening.pop(opening, None)
-        self._admit(name, told)
         self._links[name] = link
         self._tasks[name] = asyncio.create_task(self._watch(name, link, told.life))
 
     async def remove(self, name: str, drain_timeout: float | None) -> None:
         """Send a replica no more requests, and close it once those that it has are done, or so
-        many seconds have passed: its engine's own for None."""
+        many seconds have passed: its engine's own for None. Cancelled, it closes it at once."""
         if name in self._leaving:
             raise InvalidConfig("replica", name, "is leaving already")
-        place, done = self.router.left(name), asyncio.Event()
-        self._leaving[name] = done
+        leaving = self._leave(name)
+        await self._wait([leaving], drain_timeout)
+        await leaving.task
+
+    async def close(self, drain_timeout: float | None) -> None:
+        """Close all replicas, and those that are opening or leaving. Those that cannot be reached
+        are left. Cancelled, it closes them at once."""
+        opening, self._opening = self._opening, {}
+        for task, link in opening.items():
+            task.cancel()
+            self._tell(link, "close", 0.0)
+        leaving = [self._leaving.get(name) or self._leave(name) for name in self._links]
+        await self._wait(leaving, drain_timeout)
+        for each in leaving:
+            with suppress(ReplicaLost):
+                await each.task
+        if self._sending:
+            await asyncio.wait(self._sending)
+
+    def _leave(self, name: str) -> Leaving:
+        place, hurry = self.router.left(name), asyncio.Event()
+        if place is None or not place.requests:
+            hurry.set()
+        leaving = Leaving(hurry, asyncio.create_task(self._remove(name, hurry)))
+        self._leaving[name] = leaving
+        return leaving
+
+    async def _wait(self, leaving: Iterable[Leaving], drain_timeout: float | None) -> None:
+        """Wait until replicas are closed. Their requests have `drain_timeout` seconds, or none
+        where the caller is cancelled."""
+        tasks = [each.task for each in leaving]
+        if not tasks:
+            return
         seconds = self.introduction.drain_timeout if drain_timeout is None else drain_timeout
-        if place is not None and place.requests:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(done.wait(), seconds)
+        try:
+            await asyncio.wait(tasks, timeout=seconds)
+        finally:
+            for each in leaving:
+                each.hurry.set()
+            # Bounded by `SILENT`.
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait(tasks)
+
+    async def _remove(self, name: str, hurry: asyncio.Event) -> None:
+        await hurry.wait()
         task = self._tasks.pop(name)
         task.cancel()
         await asyncio.wait([task])
         link = self._links.pop(name)
-        for known in (self.lost, self.news, self._waiting):
+        waiting = self._waiting.pop(name, set())
+        for known in (self.lost, self.news):
             known.pop(name, None)
-        del self._leaving[name]
         try:
             async with asyncio.timeout(SILENT):
                 await link.call("close", 0.0)
         except TimeoutError:
             raise ReplicaLost(f"{name} did not close within {SILENT:g} s") from None
-
-    async def close(self, drain_timeout: float | None) -> None:
-        """Close all replicas, and those that are opening. Those that cannot be reached are left."""
-        opening, self._opening = self._opening, {}
-        for task, link in opening.items():
-            task.cancel()
-            self._tell(link, "close", 0.0)
-        names = [name for name in self._links if name not in self._leaving]
-        closed = [self.remove(name, drain_timeout) for name in names]
-        for error in await asyncio.gather(*closed, return_exceptions=True):
-            if isinstance(error, BaseException) and not isinstance(error, ReplicaLost):
-                raise error
+        finally:
+            # What it has not answered by now it never will.
+            _cancel(waiting)
+            self._leaving.pop(name, None)
 
     async def route(self, prompt: Any, options: Mapping[str, Any], session: str | None) -> Route:
         """Where a request goes; `end` says that it is over. Raises `Overloaded`, and
         `InvalidRequest` for a prompt that cannot be read."""
         if not self._links:
             raise EngineClosed("the engine is closed, or was never opened")
-        return self.router.begin(await self._keys(prompt, options), session)
+        # Whoever is refused is not tokenised before.
+        self.router.check_free()
+        keys: list[bytes] = []
+        if self._keys is not None and self.router.routing == "prefix" and len(self._links) > 1:
+            keys = await self._keys.of(prompt, options)
+        return self.router.begin(keys, session)
 
     def end(self, route: Route) -> None:
         """A request is over, however; to be called once."""
         self.router.end(route)
         if route.replica in self._leaving and not route.place.requests:
-            self._leaving[route.replica].set()
+            self._leaving[route.replica].hurry.set()
 
     def link(self, route: Route) -> Link:
         """The way to a route's replica. Raises `ReplicaLost`."""
@@ -142,8 +187,13 @@ class Dispatcher:
         task.add_done_callback(waiting.discard)
         return task
 
-    def silent(self, route: Route) -> ReplicaLost:
+    def gone(self, route: Route) -> ReplicaLost:
         """Why a `call` was cancelled that nobody has cancelled."""
+        if route.replica not in self._links:
+            return ReplicaLost(f"{route.replica} was removed")
+        error = self.lost.get(route.replica)
+        if isinstance(error, ReplicaLost):
+            return ReplicaLost(f"{route.replica}: {error}")
         return ReplicaLost(f"{route.replica} has said nothing for {SILENT:g} s")
 
     def send(self, route: Route, method: str, *args: Any) -> asyncio.Task[None]:
@@ -167,33 +217,6 @@ class Dispatcher:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.abort, route, request_id)
 
-    async def _keys(self, prompt: Any, options: Mapping[str, Any]) -> list[bytes]:
-        hasher = self._hasher
-        if hasher is None or self.router.routing != "prefix" or len(self._links) == 1:
-            return []
-        tokenizer, scope = self.introduction.tokenizer, options.get("cache_scope", "")
-        of_chats = ("tools", "template_options", "continue_final_message")
-
-        def make() -> list[bytes]:
-            ids = prompt
-            if isinstance(prompt, str):
-                ids = tokenizer.encode(prompt)
-            elif isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], Mapping):
-                given = {name: options[name] for name in of_chats if name in options}
-                ids = tokenizer.encode_chat(prompt, **given)
-            if not isinstance(ids, list | tuple) or not all(map(_may_be_token, ids)):
-                # The replica says what is wrong with it.
-                return []
-            return hasher.keys(ids, scope)
-
-        chat = isinstance(prompt, list | tuple) and any(isinstance(one, Mapping) for one in prompt)
-        size = len(prompt) if isinstance(prompt, str | list | tuple) else 0
-        if size > MOST_KEYED or not isinstance(scope, str):
-            return []
-        if chat or size > AT_HAND:
-            return await asyncio.to_thread(make)
-        return make()
-
     async def _watch(self, name: str, link: Link, life: str) -> None:
         while True:
             try:
@@ -203,8 +226,11 @@ class Dispatcher:
                     # It began anew. What it has told belongs to the new life, and it gets no
                     # request before it is open.
                     self.router.left(name)
-                    self.lost[name] = ReplicaLost("it is opening again")
-                    told = await link.call("introduce")
+                    self.lost[name] = ReplicaLost("it has begun anew, and is opening")
+                    # What was asked of its last life is never answered.
+                    _cancel(self._waiting.get(name, ()))
+                    async with asyncio.timeout(SILENT):
+                        told = await link.call("introduce")
                     self._admit(name, told)
                     life = told.life
             except Exception as error:  # Whatever it is, the replica does not serve.
@@ -213,10 +239,9 @@ class Dispatcher:
                 if isinstance(error, TimeoutError):
                     # A link that knows that it is broken says so to whoever waits; this one may
                     # never.
-                    for task in [*self._waiting.get(name, ())]:
-                        task.cancel()
+                    _cancel(self._waiting.get(name, ()))
                 if name in self._leaving:
-                    self._leaving[name].set()
+                    self._leaving[name].hurry.set()
                 life = ""
                 await asyncio.sleep(RETRY)
                 continue
@@ -229,8 +254,8 @@ class Dispatcher:
         if told.prefixes != first.prefixes or told.model != first.model:
             bound = "must have the model, block size and prefix_secret of the others"
             raise InvalidConfig("replica", name, bound)
-        if told.prefixes is not None and self._hasher is None:
-            self._hasher = BlockHasher(*told.prefixes)
+        if told.prefixes is not None and self._keys is None:
+            self._keys = PromptKeys(told.tokenizer, BlockHasher(*told.prefixes))
         if name not in self._leaving:
             self.router.joined(name, told.max_requests)
 
@@ -243,6 +268,7 @@ async def _sent(link: Link | None, method: str, *args: Any) -> None:
                 await link.call(method, *args)
 
 
-def _may_be_token(value: object) -> bool:
-    """Whether keys can be made of it."""
-    return type(value) is int and 0 <= value < 1 << 31
+def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    # A task that ends leaves its set.
+    for task in [*tasks]:
+        task.cancel()

@@ -9,17 +9,19 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, Final, NoReturn
 
+import anyio
+
 from asyncinfer.bounds import MAX_BUFFER
 from asyncinfer.checks import check_seconds, checking_config, suggestion
 from asyncinfer.chunk import Completion
 from asyncinfer.engine import Embeddings, EngineTokenizer, ModelInfo, Score
 from asyncinfer.engine.options import RequestOptions
-from asyncinfer.errors import InvalidConfig, InvalidRequest
+from asyncinfer.errors import DeadlineExceeded, InvalidConfig, InvalidRequest
 from asyncinfer.params import SamplingParams
 from asyncinfer.remote.dispatcher import Dispatcher
 from asyncinfer.remote.link import Link
 from asyncinfer.remote.router import Routing
-from asyncinfer.remote.stream import RemoteStream
+from asyncinfer.remote.stream import GRACE, RemoteStream
 from asyncinfer.stats import EngineHealth, EngineStats
 
 __all__ = ["RemoteEngine"]
@@ -67,6 +69,10 @@ class RemoteEngine:
         except BaseExceptionGroup as failed:
             await self.aclose(drain_timeout=0.0)
             raise failed.exceptions[0] from None
+        except asyncio.CancelledError:
+            with anyio.CancelScope(shield=True):
+                await self.aclose(drain_timeout=0.0)
+            raise
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -208,16 +214,20 @@ class RemoteEngine:
 
     async def _whole(self, method: str, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
         dispatcher, request_id = self._dispatcher, self._next_id()
+        deadline = options.get("deadline")
+        left = None if deadline is None else check_seconds("deadline", deadline) + GRACE
         route = await dispatcher.route(args[0] if isinstance(args[0], str) else "", options, None)
         try:
             call = dispatcher.call(route, "whole", request_id, method, args, options)
             try:
-                await asyncio.wait([call])
+                await asyncio.wait([call], timeout=left)
+                if not call.done():
+                    raise DeadlineExceeded(f"{request_id}: the replica did not end it in time")
             finally:
                 if call.cancel() or call.cancelled():
                     dispatcher.send(route, "abort", request_id)
             if call.cancelled():
-                raise dispatcher.silent(route)
+                raise dispatcher.gone(route)
             return call.result()
         finally:
             dispatcher.end(route)

@@ -59,6 +59,8 @@ class Replica:
         """Open the engine, unless it is open, and say what it is. Raises `ModelLoadError`."""
         if self._opened is None:
             self._opened = asyncio.create_task(self._engine.__aenter__())
+            # Whoever waited for it may have left, and then nobody is told why it failed.
+            self._opened.add_done_callback(lambda task: task.cancelled() or task.exception())
         engine = await asyncio.shield(self._opened)
         config, secret = engine.config, engine.config.prefix_secret
         known = config.prefix_cache and secret is not None

@@ -133,12 +133,17 @@ class Router:
         for key, held in changes:
             known.told(key, held)
 
-    def begin(self, keys: Sequence[bytes], session: str | None = None) -> Route:
-        """Where a request goes whose prompt has these keys. Raises `Overloaded`."""
+    def check_free(self) -> dict[str, Place]:
+        """Those that take a request now, by name. Raises `Overloaded` if none does."""
         free = {name: one for name, one in self._replicas.items() if one.requests < one.limit}
         if not free:
             why = "all replicas are full" if self._replicas else "no replica is up"
             raise Overloaded(f"{why}; try again later")
+        return free
+
+    def begin(self, keys: Sequence[bytes], session: str | None = None) -> Route:
+        """Where a request goes whose prompt has these keys. Raises `Overloaded`."""
+        free = self.check_free()
         name = self._choose(free, keys, session)
         if session is not None:
             self._sessions[session] = name

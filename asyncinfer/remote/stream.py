@@ -66,7 +66,12 @@ class RemoteStream:
         self._error: BaseException | None = None
 
     async def __aenter__(self) -> RemoteStream:
-        await self._read(self._start())
+        try:
+            await self._read(self._start())
+        except asyncio.CancelledError:
+            # Nobody leaves what was not entered.
+            self._abort()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -90,15 +95,20 @@ class RemoteStream:
     async def aclose(self) -> None:
         """Abort, and wait until the replica has confirmed it, for five seconds at most. A second
         call does nothing."""
+        if (task := self._abort()) is not None:
+            await asyncio.wait([task], timeout=ACK_TIMEOUT)
+
+    def _abort(self) -> asyncio.Task[None] | None:
+        """Have the replica end it; the task of telling it, where there is something to tell."""
         if self._ended:
-            return
+            return None
         self._ended = True
         self._pieces.clear()
         if self._call is not None:
             self._call.cancel()
-        if self._route is not None:
-            task = self._dispatcher.abort(self._route, self.request_id)
-            await asyncio.wait([task], timeout=ACK_TIMEOUT)
+        if self._route is None:
+            return None
+        return self._dispatcher.abort(self._route, self.request_id)
 
     async def _whole(self) -> Completion:
         try:
@@ -186,7 +196,7 @@ class RemoteStream:
                 raise EngineClosed(f"{self.request_id}: the stream was closed while it was read")
             # It may be there again later, with the request.
             self._dispatcher.send(route, "abort", self.request_id)
-            raise self._dispatcher.silent(route)
+            raise self._dispatcher.gone(route)
         return call.result()
 
     def _end(self, error: BaseException | None) -> None:

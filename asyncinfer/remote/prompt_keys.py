@@ -1,0 +1,68 @@
+"""`PromptKeys`: the keys that prefix caches have for a prompt, made where it is routed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final
+
+from asyncinfer.cache import BlockHasher
+from asyncinfer.engine import EngineTokenizer
+
+__all__ = ["PromptKeys"]
+
+#: Characters or tokens of a prompt whose keys are made on the event loop, and of one that has keys:
+#: a longer one is no reason to tokenise it twice.
+AT_HAND: Final = 2048
+MOST_KEYED: Final = 1 << 20
+#: Prompts whose keys are made on threads at once.
+KEYED_AT_ONCE: Final = 2
+
+_OF_CHATS: Final = ("tools", "template_options", "continue_final_message")
+
+
+class PromptKeys:
+    """Keys of the full blocks of prompts. They only help to route: prompts that come while two are
+    being keyed have none."""
+
+    def __init__(self, tokenizer: EngineTokenizer, hasher: BlockHasher) -> None:
+        self._tokenizer = tokenizer
+        self._hasher = hasher
+        self._threads = ThreadPoolExecutor(KEYED_AT_ONCE, "asyncinfer-keys")
+        #: The keys that are being made, also where nobody waits for them any more.
+        self._making: list[Future[list[bytes]]] = []
+
+    async def of(self, prompt: Any, options: Mapping[str, Any]) -> list[bytes]:
+        """The keys of a request's prompt, in order. Raises `InvalidRequest` for one that cannot be
+        read."""
+        scope = options.get("cache_scope", "")
+        chat = isinstance(prompt, list | tuple) and any(isinstance(one, Mapping) for one in prompt)
+        size = len(prompt) if isinstance(prompt, str | list | tuple) else 0
+        if size > MOST_KEYED or not isinstance(scope, str):
+            return []
+        if not chat and size <= AT_HAND:
+            return self._made(prompt, options, scope)
+        # Who leaves cannot stop a thread: it counts until it is done.
+        self._making = [each for each in self._making if not each.done()]
+        if len(self._making) >= KEYED_AT_ONCE:
+            return []
+        self._making.append(making := self._threads.submit(self._made, prompt, options, scope))
+        return await asyncio.wrap_future(making)
+
+    def _made(self, prompt: Any, options: Mapping[str, Any], scope: str) -> list[bytes]:
+        ids = prompt
+        if isinstance(prompt, str):
+            ids = self._tokenizer.encode(prompt)
+        elif isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], Mapping):
+            given = {name: options[name] for name in _OF_CHATS if name in options}
+            ids = self._tokenizer.encode_chat(prompt, **given)
+        if not isinstance(ids, list | tuple) or not all(map(_may_be_token, ids)):
+            # The replica says what is wrong with it.
+            return []
+        return self._hasher.keys(ids, scope)
+
+
+def _may_be_token(value: object) -> bool:
+    """Whether keys can be made of it."""
+    return type(value) is int and 0 <= value < 1 << 31
