@@ -33,7 +33,7 @@ MOST = {
     "samplers": 420,
     "sampling": 2_253,
     "scheduler": 3_084,
-    "server": 2_890,
+    "server": 2_927,
     "speculation": 979,
     "telemetry": 600,
     "testing": 9_931,

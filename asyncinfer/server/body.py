@@ -6,16 +6,16 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from json import decoder, scanner
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
-import anyio.to_thread
-from anyio.lowlevel import RunVar
 
 from asyncinfer.bounds import BODY_SECONDS, MAX_BODY_CONTAINERS
 from asyncinfer.errors import InvalidRequest, Size
+from asyncinfer.server.aside import aside
 from asyncinfer.server.errors import HttpError, overloaded
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ R = TypeVar("R")
 
 #: Bytes of a body that is parsed on the spot, in some four milliseconds at most.
 SMALL: Final = 1 << 15
-#: Bodies that are worked on at once. A thread of Python takes its share of the interpreter.
-MOST_BESIDE: Final = 2
 #: Bytes of all bodies that are being read or parsed, in bodies of the largest size.
 MOST_READ: Final = 32
 
@@ -147,9 +145,7 @@ async def beside(size: int, work: Callable[[T], R], argument: T) -> R:
     many."""
     if size <= SMALL:
         return work(argument)
-    return await anyio.to_thread.run_sync(
-        work, argument, abandon_on_cancel=True, limiter=_limiter()
-    )
+    return await aside(partial(work, argument))
 
 
 def parsed(text: str) -> Any:
@@ -160,18 +156,6 @@ def parsed(text: str) -> Any:
 
 def _limit(seconds: float) -> AbstractContextManager[anyio.CancelScope | None]:
     return nullcontext() if seconds == inf else anyio.move_on_after(seconds)
-
-
-_limiters: Final[RunVar[anyio.CapacityLimiter]] = RunVar("asyncinfer_bodies")
-
-
-def _limiter() -> anyio.CapacityLimiter:
-    """The event loop's."""
-    limiter = _limiters.get(None)
-    if limiter is None:
-        limiter = anyio.CapacityLimiter(MOST_BESIDE)
-        _limiters.set(limiter)
-    return limiter
 
 
 def _object(data: bytearray) -> dict[str, Any]:

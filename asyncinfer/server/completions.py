@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any, Final
 
 import anyio
-import anyio.to_thread
 
 from asyncinfer.bounds import MAX_BATCH
 from asyncinfer.chunk import Choice, TokenLogprob, Usage
 from asyncinfer.errors import InvalidRequest, Size
+from asyncinfer.server.aside import aside
 from asyncinfer.server.call import Call
 from asyncinfer.server.fields import COMPLETION, check_fields, flag, options_of
 from asyncinfer.server.logprobs import completion_logprobs
@@ -56,7 +56,7 @@ class Completions:
             options["prompt_logprobs"] = options["logprobs"]
             encode = model.engine.tokenizer.encode
             prompts = [
-                await anyio.to_thread.run_sync(encode, each) if isinstance(each, str) else each
+                await aside(partial(encode, each)) if isinstance(each, str) else each
                 for each in prompts
             ]
         generate = model.engine.generate
@@ -103,7 +103,7 @@ def _options(body: dict[str, Any]) -> dict[str, Any]:
 async def _text(model: Model, prompt: str | list[int]) -> str:
     if isinstance(prompt, str):
         return prompt
-    return await anyio.to_thread.run_sync(model.engine.tokenizer.decode, prompt)
+    return await aside(partial(model.engine.tokenizer.decode, prompt))
 
 
 def _total(used: list[Usage]) -> Usage:

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-import anyio.to_thread
-
 from asyncinfer.chunk import ToolCallDelta, Usage
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.server.anthropic_prompts import anthropic_chat
+from asyncinfer.server.aside import aside
 from asyncinfer.server.call import Call
 from asyncinfer.server.fields import MESSAGES, check_fields, field_list, flag, options_of
 from asyncinfer.server.models import Model, Models
@@ -56,7 +55,7 @@ class Messages:
         tools = _tools(body).get("tools")
         options = body.get("template_options")
         counted = partial(model.engine.tokenizer.count, chat, tools=tools, template_options=options)
-        count = await anyio.to_thread.run_sync(counted)
+        count = await aside(counted)
         await call.json({"input_tokens": count})
 
 

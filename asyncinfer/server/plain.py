@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import anyio.to_thread
-
 from asyncinfer.checks import check_string
 from asyncinfer.errors import InvalidRequest
+from asyncinfer.server.aside import aside
 from asyncinfer.server.call import Call, json_bytes
 from asyncinfer.server.fields import ANY, BOOLEAN, Field, check_fields, flag
 from asyncinfer.server.models import Models
@@ -77,7 +76,7 @@ class Plain:
                 ids = tokenizer.encode(prompt, add_special_tokens=special)
             return json_bytes({"tokens": ids, "count": len(ids), "max_model_len": most})
 
-        await call.data(await anyio.to_thread.run_sync(work), "application/json")
+        await call.data(await aside(work), "application/json")
 
     async def detokenize(self, call: Call) -> None:
         body = call.body
@@ -94,4 +93,4 @@ class Plain:
                     raise InvalidRequest(f"tokens[{index}]", token, f"must be in [0, {end})")
             return json_bytes({"prompt": tokenizer.decode(tokens)})
 
-        await call.data(await anyio.to_thread.run_sync(work), "application/json")
+        await call.data(await aside(work), "application/json")

@@ -146,7 +146,7 @@ class _Response:
         part["text"] += text
         fields: dict[str, Any] = {"delta": text}
         if scores is not None:
-            part["logprobs"] = [*part["logprobs"], *scores]
+            part["logprobs"] += scores
             fields["logprobs"] = scores
         await self._event(f"{name}.delta", **self._place(part=True), **fields)
 
