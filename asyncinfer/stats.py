@@ -18,6 +18,9 @@ class LoadProgress:
     bytes_total: int
     #: The tensor that the last bytes belong to; empty before the first.
     tensor: str = ""
+    #: A GPU's kernels that are compiled, and those known to be needed so far.
+    kernels_done: int = 0
+    kernels_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,14 +41,20 @@ def adapter_of(engine: dict[str, Any]) -> dict[str, str]:
 
 @contextmanager
 def loading_bar() -> Iterator[Callable[[asyncinfer.LoadProgress], None] | None]:
-    """Shows loaded bytes on stderr while the block runs; nothing if that is no terminal."""
+    """Shows loaded bytes and compiled kernels on stderr while the block runs; nothing if that is no
+    terminal."""
     if not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-    columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
     with Progress(
         *columns,
         console=Console(stderr=True),
@@ -59,6 +65,12 @@ def loading_bar() -> Iterator[Callable[[asyncinfer.LoadProgress], None] | None]:
         task = bar.add_task("loading", total=None)
 
         def report(step: asyncinfer.LoadProgress) -> None:
-            bar.update(task, completed=step.bytes_done, total=step.bytes_total)
+            kernels = f", {step.kernels_done} of {step.kernels_total} kernels compiled"
+            bar.update(
+                task,
+                description=f"loading{kernels if step.kernels_total else ''}",
+                completed=step.bytes_done,
+                total=step.bytes_total,
+            )
 
         yield report

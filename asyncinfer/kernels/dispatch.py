@@ -12,6 +12,8 @@ from typing import ParamSpec, TypeVar, cast
 
 import torch
 
+from asyncinfer.kernels.rehearsal import device_of
+
 __all__ = [
     "KernelError",
     "check",
@@ -80,7 +82,8 @@ def kernel_for(reference: Callable[P, R], tensor: torch.Tensor) -> Callable[P, R
 
 def has_triton_kernel(name: str, tensor: torch.Tensor) -> bool:
     """Whether the kernel runs in Triton for tensors on this one's device."""
-    if not tensor.is_cuda or not wants_triton():
+    on_gpu = tensor.is_cuda or (tensor.is_meta and device_of(tensor.device).type == "cuda")
+    if not on_gpu or not wants_triton():
         return False
     module = _triton()
     return module is not None and name in module.__all__

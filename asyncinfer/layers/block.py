@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from asyncinfer.kernels.rehearsal import device_of
 from asyncinfer.layers.activation import Activation
 from asyncinfer.layers.forward_pass import ForwardPass
 from asyncinfer.layers.lora import LoraLinear, LoraRows
@@ -57,7 +58,7 @@ class MLP:
         self.tile = max(128, _CPU_TILE // width)
 
     def __call__(self, x: torch.Tensor, adapters: LoraRows | None = None) -> torch.Tensor:
-        if x.shape[0] > self.tile and not x.is_cuda:
+        if x.shape[0] > self.tile and device_of(x.device).type != "cuda":
             parts = []
             for first in range(0, x.shape[0], self.tile):
                 end = min(first + self.tile, x.shape[0])

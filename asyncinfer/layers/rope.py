@@ -23,6 +23,7 @@ from typing import Literal, get_args
 
 import torch
 
+from asyncinfer.kernels.rehearsal import device_of
 from asyncinfer.layers.checks import (
     check_choice,
     check_flags,
@@ -125,7 +126,7 @@ class RotaryEmbedding:
         self._frequencies = _frequencies(config, head_dim, max_context).to(device)
         #: float32 `[2, max_context, 1, size]`: looked up in one operation.
         self.table: torch.Tensor | None = None
-        if 0 < 8 * max_context * head_dim <= _TABLE_BYTES.get(device.type, 0):
+        if 0 < 8 * max_context * head_dim <= _TABLE_BYTES.get(device_of(device).type, 0):
             self.table = torch.stack(self._compute(torch.arange(max_context, device=device)))
 
     @property

@@ -45,7 +45,7 @@ from asyncinfer.weights import (
     open_checkpoint,
 )
 
-__all__ = ["load_model", "load_weights", "suited"]
+__all__ = ["load_model", "load_weights", "outline_model", "suited"]
 
 _NO_KERNEL: Final = "no kernel is faster here (it needs llvmlite, and Linux on x86-64 or ARM)"
 _AS_FLOATS: Final = f"{_NO_KERNEL}: they are held as floats, which take 2 to 6 times the memory"
@@ -81,6 +81,23 @@ def load_model(
             return Decoder(config, weights, max_context, storage, beside)
 
 
+def outline_model(
+    folder: str | Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    max_context: int | None = None,
+    storage: str = "plain",
+    predictor: bool = False,
+) -> Decoder:
+    """The decoder that `load_model` would make for `device`, of tensors on torch's device "meta",
+    which have no memory: nothing but headers is read. Call it in a rehearsal for that device.
+    Raises as `load_model` does, and where a format's weights cannot be laid out without numbers.
+    """
+    with _opened(folder, device, dtype, None, storage, predictor, reads=False) as (config, weights):
+        return Decoder(config, weights, max_context, storage)
+
+
 def load_weights(
     folder: str | Path,
     device: torch.device | str,
@@ -101,6 +118,8 @@ def _opened(
     progress: OnProgress | None,
     storage: str,
     predictor: bool = False,
+    *,
+    reads: bool = True,
 ) -> Iterator[tuple[ModelConfig, WeightSource]]:
     """The config and the source of the weights, which must be asked for each tensor in the
     block."""
@@ -124,11 +143,12 @@ def _opened(
         loader = WeightLoader(
             checkpoint,
             table,
-            device,
+            device if reads else torch.device("meta"),
             dtype,
             progress,
             quantised=quantised,
             keep_packed=keep_packed,
+            reads=reads,
         )
         try:
             yield config, loader

@@ -7,6 +7,7 @@ from typing import Final
 import torch
 
 from asyncinfer.kernels import ops
+from asyncinfer.kernels.rehearsal import device_of
 from asyncinfer.quantization.blocks import BlockWeight
 from asyncinfer.quantization.dense import CudaLinear
 from asyncinfer.quantization.packed_weight import PackedWeight
@@ -23,7 +24,7 @@ _FLOAT16_LEAST: Final = 2.0**-14
 
 def on_gpu(weight: torch.Tensor | PackedWeight) -> bool:
     """Whether a weight of this device and dtype can be one of `CudaPackedLinear`."""
-    return weight.device.type == "cuda" and weight.dtype in _HALVES
+    return device_of(weight.device).type == "cuda" and weight.dtype in _HALVES
 
 
 def kernels_read(weight: QuantisedWeight) -> bool:

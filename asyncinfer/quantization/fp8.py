@@ -9,6 +9,7 @@ import torch
 
 from asyncinfer.kernels.codes import copy_e4m3
 from asyncinfer.kernels.native import Layout, packed_kernel
+from asyncinfer.kernels.rehearsal import device_of
 from asyncinfer.quantization.cuda_packed import CudaPackedLinear, on_gpu
 from asyncinfer.quantization.int8 import product_by_blocks
 from asyncinfer.quantization.packed import PackedLinear
@@ -117,4 +118,5 @@ def in_e4m3(weight: torch.Tensor) -> QuantisedWeight:
 
 def _has_fp8_rows(device: torch.device) -> bool:
     """Whether the GPU multiplies e4m3 numbers with scales for rows and columns: from Hopper on."""
+    device = device_of(device)
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -8,6 +8,7 @@ import torch
 
 from asyncinfer.kernels import ops
 from asyncinfer.kernels.dispatch import has_triton_kernel
+from asyncinfer.kernels.rehearsal import device_of
 from asyncinfer.quantization.cuda_packed import PackedGrouped, for_kernels, kernels_read
 from asyncinfer.quantization.fp8 import in_e4m3
 from asyncinfer.quantization.int4 import GROUPS, group_for, quantised_4_bits
@@ -109,4 +110,4 @@ def _made(weight: torch.Tensor, storage: str) -> QuantisedWeight | None:
 
 def _has_kernels(weight: torch.Tensor) -> bool:
     """Whether the grouped product is one launch there, of any dtype."""
-    return weight.device.type == "cuda"
+    return device_of(weight.device).type == "cuda"

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from asyncinfer.kernels.streams import lend_streams, return_streams
 
-__all__ = ["Accelerator", "CudaAccelerator", "DeviceError", "Event", "Graph"]
+__all__ = ["Accelerator", "CudaAccelerator", "DeviceError", "Event", "Graph", "Memory"]
 
 
 class DeviceError(RuntimeError):
@@ -52,12 +52,20 @@ class Graph(Protocol):
         """Free the graph's memory."""
 
 
-class Accelerator(Protocol):
-    """One GPU as the decode thread uses it. The stream `main` takes the work of steps, and `side`
-    copies their results to the host."""
+class Memory(Protocol):
+    """A device, and memory of the host beside it."""
 
     @property
     def device(self) -> torch.device: ...
+
+    def pinned(self, size: int) -> torch.Tensor:
+        """uint8 `[size]` of pinned host memory, for copies that run beside the host."""
+
+
+class Accelerator(Memory, Protocol):
+    """One GPU as the decode thread uses it. The stream `main` takes the work of steps, and `side`
+    copies their results to the host."""
+
     @property
     def main(self) -> Any: ...
     @property
@@ -68,9 +76,6 @@ class Accelerator(Protocol):
 
     def on_side(self) -> AbstractContextManager[object]:
         """Make `side` the current stream inside the context."""
-
-    def pinned(self, size: int) -> torch.Tensor:
-        """uint8 `[size]` of pinned host memory, for copies that run beside the host."""
 
     def event(self) -> Event: ...
 

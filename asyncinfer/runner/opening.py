@@ -10,15 +10,15 @@ from pathlib import Path
 import torch
 
 from asyncinfer.adapters import AdapterPool
-from asyncinfer.attention import KVCache, KVFormat, StateCache
-from asyncinfer.cache import KVGroupSpec
 from asyncinfer.config import HEAD, PREDICTOR, EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels.dispatch import KernelError, wants_triton
 from asyncinfer.models import Decoder, load_model, read_config
 from asyncinfer.models.layouts import weight_layouts
 from asyncinfer.runner.accelerator import CudaAccelerator
+from asyncinfer.runner.caches import allocate_caches
 from asyncinfer.runner.canary import check_opened
+from asyncinfer.runner.compile_ahead import compiling
 from asyncinfer.runner.cpu_dtype import computes_in_bfloat16
 from asyncinfer.runner.device import (
     choose_device,
@@ -34,7 +34,6 @@ from asyncinfer.runner.memory import for_drafts, plan_memory
 from asyncinfer.runner.model_runner import ModelRunner
 from asyncinfer.runner.step_memory import graph_hold
 from asyncinfer.runner.step_threads import StepThreads
-from asyncinfer.scheduler import RunnerSpec
 from asyncinfer.weights import OnProgress, is_out_of_memory
 
 __all__ = ["open_runner", "runner_of"]
@@ -79,12 +78,15 @@ def open_runner(
     fault = choose_kernels(config, trial_shapes(model, dtype, kv_dtype, layouts), device)
     # Pinned memory belongs to the thread's current device: another device would get a context for
     # it.
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    with (
+        torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
+        compiling(folder, config, dtype, device, tokens, progress) as report,
+    ):
         decoder = load_model(
             folder,
             device,
             dtype,
-            progress,
+            report,
             max_context=config.max_context,
             storage=config.weights,
             predictor=config.draft == PREDICTOR,
@@ -94,23 +96,6 @@ def open_runner(
         # It waits for each of its steps, on the stream of the runner that it drafts for.
         return _runner(decoder, config, tokens, None, one_group=True)
     return runner_of(decoder, config, tokens, fault)
-
-
-def _caches(
-    decoder: Decoder, group: KVGroupSpec, spec: RunnerSpec, format: KVFormat
-) -> list[KVCache | StateCache]:
-    """The pages of one group: a cache for each kind of layers in it. A group without layers has an
-    empty one."""
-    model, pages, size, dtype = decoder.config, group.num_pages, spec.block_size, decoder.dtype
-    if group.state:
-        return [StateCache(model.state, pages, size, dtype, group.layers)]
-    shapes = list(model.kv_shapes(group.layers).items()) or [(model.layer_kv(0), ())]
-    if model.head_kv is not None and model.num_layers in group.layers:
-        shapes.append((model.head_kv, (model.num_layers,)))
-    return [
-        KVCache.allocate(shape, pages, size, dtype, decoder.device, format=format, layers=layers)
-        for shape, layers in shapes
-    ]
 
 
 def _step_threads(device: torch.device) -> StepThreads | None:
@@ -157,7 +142,7 @@ def _runner(
         # Fewer tokens fit than were asked for, and LongRoPE's factors depend on how many.
         decoder.keep_within(spec.max_context)
     try:
-        caches = [_caches(decoder, group, spec, kv_format) for group in spec.groups]
+        caches = [allocate_caches(decoder, group, spec, kv_format) for group in spec.groups]
     except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
         raise ModelLoadError(
             f"{decoder.device} has no room for {spec.num_blocks} KV blocks: {error}"

@@ -13,7 +13,7 @@ from asyncinfer.adapters import AdapterPool
 from asyncinfer.attention import DeviceBatch, KVCache
 from asyncinfer.layers import ForwardPass
 from asyncinfer.models import Decoder
-from asyncinfer.runner.accelerator import Accelerator
+from asyncinfer.runner.accelerator import Memory
 from asyncinfer.runner.input_batch import StepArrays
 from asyncinfer.runner.slot_state import SlotState, Staging
 from asyncinfer.sampling import TokenHistory
@@ -66,7 +66,7 @@ class RecordedForward:
 
     def __init__(
         self,
-        accelerator: Accelerator,
+        accelerator: Memory,
         decoder: Decoder,
         kv: Sequence[KVCache],
         spec: RunnerSpec,

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from asyncinfer.runner.accelerator import Accelerator
+from asyncinfer.runner.accelerator import Memory
 from asyncinfer.runner.input_batch import integers
 
 __all__ = ["SlotState", "Staging"]
@@ -53,7 +53,7 @@ class SlotState:
 
     def __init__(
         self,
-        accelerator: Accelerator,
+        accelerator: Memory,
         slots: int,
         groups: int,
         width: int,

@@ -11,10 +11,10 @@ from asyncinfer.params import SamplingParams
 from asyncinfer.runner.model_runner import ModelRunner
 from asyncinfer.scheduler import Join, PageChanges, Step
 
-__all__ = ["warm_up"]
+__all__ = ["SIZES", "warm_up"]
 
 #: Query tokens of a step, and rows that draw: one for each kind of tile, and more than any has.
-_SIZES: Final = (1, 2, 3, 4, 16, 32, 64, 65)
+SIZES: Final = (1, 2, 3, 4, 16, 32, 64, 65)
 _WAYS: Final[tuple[dict[str, Any], ...]] = (
     {"temperature": 0.0},
     {"temperature": 1.0},
@@ -63,7 +63,7 @@ def _every_step(runner: ModelRunner) -> None:
 
 def _up_to(most: int) -> list[int]:
     """The sizes up to `most`, and `most` where it lies below the last."""
-    return sorted({min(size, most) for size in _SIZES if most > 0})
+    return sorted({min(size, most) for size in SIZES if most > 0})
 
 
 def _compute(runner: ModelRunner, counts: Sequence[int], params: SamplingParams) -> None:

@@ -59,8 +59,10 @@ class WeightLoader:
         keep_packed: bool = False,
         beside: Iterable[str] = (),
         chunk: int = CHUNK_BYTES,
+        reads: bool = True,
     ) -> None:
-        """`beside` names the tensors that `as_stored` will be asked for."""
+        """`beside` names the tensors that `as_stored` will be asked for. Unless it `reads`, tensors
+        are what they would be, of any numbers."""
         self._checkpoint = checkpoint
         self._left = dict(table)
         self._device = device
@@ -69,6 +71,7 @@ class WeightLoader:
         self._quantised = quantised
         self._keep_packed = keep_packed
         self._chunk = chunk
+        self._reads = reads
         self.buffers: deque[HostBuffer] = deque()
         self._made = 0
         self._done = 0
@@ -115,6 +118,8 @@ class WeightLoader:
 
     def _read(self, chunks: Iterable[FilePart]) -> None:
         """Fill the chunks' targets, which are tensors of the model or parts of them."""
+        if not self._reads:
+            return
         reading: deque[tuple[FilePart, HostBuffer | None, Future[None]]] = deque()
         try:
             for chunk in chunks:
@@ -216,6 +221,8 @@ class WeightLoader:
     def _fill(
         self, target: torch.Tensor, matrix: QuantisedMatrix, parts: Mapping[str, torch.Tensor]
     ) -> None:
+        if not self._reads:
+            return
         step = max(1, _TILE // math.prod(target.shape[1:]))
         with self._blaming(matrix):
             rows = matrix.format.rows(parts, tuple(target.shape))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,21 @@ CONFIG = ModelConfig(
 #: The tokenizer's: the last five rows of the embedding are padding.
 VOCAB = 55
 BLOCK = 4
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked of a GPU before a model is on it."""
+    about = SimpleNamespace(
+        name="a GPU",
+        major=9,
+        minor=0,
+        shared_memory_per_block=48 << 10,
+        shared_memory_per_block_optin=227 << 10,
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: about)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1 << 36, 1 << 36))
 
 
 @pytest.fixture(scope="session")

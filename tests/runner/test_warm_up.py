@@ -12,18 +12,23 @@ import pytest
 import torch
 from fakes.fake_device import FakeDevice
 from kernels.compiled import Launch, compiled_for, recorded
+from runner.conftest import BLOCK, VOCAB
 
 from asyncinfer.adapters import AdapterPool
 from asyncinfer.attention import PagedAttention
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels import dispatch, triton
+from asyncinfer.kernels.rehearsal import rehearsing
 from asyncinfer.models import Decoder, decoder, tensor_table
 from asyncinfer.quantization import CudaLinear, linear
 from asyncinfer.runner.canary import check_opened
+from asyncinfer.runner.rehearsal import rehearse
 from asyncinfer.runner.warm_up import warm_up
 from asyncinfer.sampling import recorded as recorded_sampler
 from asyncinfer.sampling import state as sampling_state
+
+CUDA = torch.device("cuda", 0)
 
 
 class Compiler:
@@ -32,6 +37,7 @@ class Compiler:
 
     def __init__(self, launches: list[Launch], thread: ThreadPoolExecutor) -> None:
         self._launches, self._thread = launches, thread
+        self._real = dispatch.kernel_for
         self._keys: dict[Hashable, frozenset[Hashable]] = {}
         #: What was asked for so far.
         self.compiled: set[Hashable] = set()
@@ -57,6 +63,26 @@ class Compiler:
     ) -> frozenset[Hashable]:
         given = {option: shape_of(value) for option, value in options.items()}
         getattr(triton, name)(*map(shape_of, args), **given)
+        return self._taken()
+
+    def rehearsed(
+        self, model: Decoder, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+    ) -> frozenset[Hashable]:
+        """What a rehearsal asks for, where the operators are a GPU's own."""
+        monkeypatch.setattr(dispatch, "kernel_for", self._real)
+        table = tensor_table(model.config)
+
+        def rehearsal() -> frozenset[Hashable]:
+            with rehearsing(CUDA, lambda launch: None):
+                outline = Decoder(
+                    model.config, lambda name: torch.empty(table[name].shape, device="meta")
+                )
+                rehearse(outline, config, CUDA, VOCAB)
+            return self._taken()
+
+        return self._thread.submit(rehearsal).result()
+
+    def _taken(self) -> frozenset[Hashable]:
         keys = frozenset(
             (launch.name, *sorted(map(str, compiled_for(launch).items())))
             for launch in self._launches
@@ -135,7 +161,12 @@ def serve(hand: Any) -> None:
 
 @pytest.mark.parametrize("graphs", ["lazy", "off"])
 def test_nothing_compiles_while_a_stream_waits(
-    make_hand: Any, fused: Decoder, compiler: Compiler, graphs: str
+    make_hand: Any,
+    fused: Decoder,
+    compiler: Compiler,
+    graphs: str,
+    gpu: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Nobody need watch a device that records nothing.
     device = FakeDevice() if graphs == "lazy" else None
@@ -147,6 +178,9 @@ def test_nothing_compiles_while_a_stream_waits(
         serve(hand)
     assert len(compiler.compiled) > 20
     assert compiler.compiled <= known
+    # And a rehearsal before it asks for all that the warm-up needs.
+    config = EngineConfig(max_running=8, max_step_tokens=96, block_size=BLOCK)
+    assert known <= compiler.rehearsed(fused, config, monkeypatch)
 
 
 def test_it_records_nothing_and_leaves_nothing_behind(make_hand: Any, device: FakeDevice) -> None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 import triton
 
+from asyncinfer.kernels.rehearsal import device_of
+
 __all__ = ["Tiling", "decode_tiling", "device_capability", "device_shared", "prefill_tiling"]
 
 #: Bytes that the parts in flight may take while a row's parts are joined.
@@ -72,9 +74,19 @@ def _float32_keys(d: int, shared: int) -> int:
     return 32 if d <= 128 or shared >= _ROOMY else 16
 
 
-@functools.cache
 def device_capability(device: torch.device) -> int:
     """90 for an H100 or H200; also for a device that is not CUDA, where kernels are only tried."""
+    return _capability(device_of(device))
+
+
+def device_shared(device: torch.device) -> int:
+    """Bytes of shared memory that a program may ask for; an H100's for a device that is not CUDA,
+    where kernels are only tried."""
+    return _shared(device_of(device))
+
+
+@functools.cache
+def _capability(device: torch.device) -> int:
     if device.type != "cuda":
         return 90
     major, minor = torch.cuda.get_device_capability(device)
@@ -82,9 +94,7 @@ def device_capability(device: torch.device) -> int:
 
 
 @functools.cache
-def device_shared(device: torch.device) -> int:
-    """Bytes of shared memory that a program may ask for; an H100's for a device that is not CUDA,
-    where kernels are only tried."""
+def _shared(device: torch.device) -> int:
     if device.type != "cuda":
         return _LARGE
     about = torch.cuda.get_device_properties(device)

@@ -9,6 +9,7 @@ import triton.language as tl
 from asyncinfer.kernels.triton.attention_tile import attend_tile, finished, load_queries
 from asyncinfer.kernels.triton.attention_tiling import decode_tiling, device_shared
 from asyncinfer.kernels.triton.kv_layout import KVLayout
+from asyncinfer.kernels.triton.launched import launched
 from asyncinfer.kernels.workspace import AttentionWorkspace
 
 __all__ = ["decode_attention"]
@@ -60,7 +61,7 @@ def decode_attention(
     )  # fmt: skip
 
 
-@triton.jit(
+@launched(
     do_not_specialize=("table_stride", "rows", "parts", "chunk"),
     do_not_specialize_on_alignment=("block_tables", "seq_lens", "query_starts"),
 )

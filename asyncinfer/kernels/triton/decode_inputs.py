@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from asyncinfer.kernels.reference.decode_inputs import DecodeInputs
+from asyncinfer.kernels.triton.launched import launched
 
 __all__ = ["decode_inputs"]
 
@@ -64,7 +65,7 @@ def decode_inputs(
 
 
 # Capacity and width follow from the memory that was free when an engine opened: one code for all.
-@triton.jit(do_not_specialize=["count", "capacity", "width"])
+@launched(do_not_specialize=["count", "capacity", "width"])
 def _decode_inputs(
     rows,
     positions,

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from asyncinfer.kernels.triton.launched import launched
+
 __all__ = ["gate", "gate_mul"]
 
 _BLOCK = 1024
@@ -29,7 +31,7 @@ def gate_mul(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     return out
 
 
-@triton.jit
+@launched()
 def _gate_mul(
     gate_up,
     out,

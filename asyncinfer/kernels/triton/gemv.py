@@ -11,12 +11,13 @@ import triton
 import triton.language as tl
 
 from asyncinfer.kernels.triton.gate import gate
+from asyncinfer.kernels.triton.launched import launched
 from asyncinfer.kernels.triton.weight_tile import row_factors, tile_pointers, weight_tile
 
 __all__ = ["gemv", "gemv_block"]
 
 
-@triton.jit
+@launched()
 def gemv(
     x,
     weight,

@@ -8,15 +8,15 @@ instruction even where an expert has a single token.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from asyncinfer.kernels.triton.launched import launched
 from asyncinfer.kernels.triton.weight_tile import row_factors, tile_pointers, weight_tile
 
 __all__ = ["grouped_gemm"]
 
 
-@triton.jit(do_not_specialize=["tiles"])
+@launched(do_not_specialize=["tiles"])
 def grouped_gemm(
     x,
     weight,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from asyncinfer.kernels.triton.gemv import gemv_block
+from asyncinfer.kernels.triton.launched import launched
 
 __all__ = ["grouped_gemv"]
 
 
-@triton.jit
+@launched()
 def grouped_gemv(
     x,
     weight,

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from asyncinfer.kernels.triton.launched import launched
+
 __all__ = ["keep_draws"]
 
 
@@ -34,7 +36,7 @@ def keep_draws(
     )
 
 
-@triton.jit(
+@launched(
     do_not_specialize=("count",), do_not_specialize_on_alignment=("tokens", "peaks", "places")
 )
 def _keep_draws(

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from asyncinfer.kernels.triton.launched import launched
+
 __all__ = ["head_tile", "kv_write", "storage_limit", "store_heads"]
 
 
@@ -60,7 +62,7 @@ def storage_limit(dtype: torch.dtype) -> float:
     return {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}.get(dtype, 0.0)
 
 
-@triton.jit(do_not_specialize_on_alignment=("slot_mapping",))
+@launched(do_not_specialize_on_alignment=("slot_mapping",))
 def _kv_write(
     k,
     v,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from asyncinfer.kernels.triton.launched import launched
+
 __all__ = ["lora_down_rows", "lora_up_rows", "part_of_block"]
 
 
-@triton.jit(do_not_specialize_on_alignment=("slots",))
+@launched(do_not_specialize_on_alignment=("slots",))
 def lora_down_rows(
     x,
     down,
@@ -47,7 +49,7 @@ def lora_down_rows(
     tl.store(inner + row.to(tl.int64) * RANKS + at, tl.sum(total, axis=1), mask=there)
 
 
-@triton.jit(do_not_specialize_on_alignment=("slots",))
+@launched(do_not_specialize_on_alignment=("slots",))
 def lora_up_rows(
     inner,
     up,

@@ -3,15 +3,15 @@ tile after the other. Neighbours are mostly tokens of one prompt, and so have th
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from asyncinfer.kernels.triton.launched import launched
 from asyncinfer.kernels.triton.lora_rows import part_of_block
 
 __all__ = ["lora_down_tiles", "lora_up_tiles"]
 
 
-@triton.jit(do_not_specialize=("rows",), do_not_specialize_on_alignment=("slots",))
+@launched(do_not_specialize=("rows",), do_not_specialize_on_alignment=("slots",))
 def lora_down_tiles(
     x,
     down,
@@ -51,7 +51,7 @@ def lora_down_tiles(
         slot = tl.max(left, axis=0)
 
 
-@triton.jit(do_not_specialize=("rows",), do_not_specialize_on_alignment=("slots",))
+@launched(do_not_specialize=("rows",), do_not_specialize_on_alignment=("slots",))
 def lora_up_tiles(
     inner,
     up,

@@ -9,6 +9,7 @@ import triton.language as tl
 from asyncinfer.kernels.triton.attention_tile import attend_tile, finished, load_queries
 from asyncinfer.kernels.triton.attention_tiling import device_shared, prefill_tiling
 from asyncinfer.kernels.triton.kv_layout import KVLayout
+from asyncinfer.kernels.triton.launched import launched
 
 __all__ = ["prefill_attention"]
 
@@ -51,7 +52,7 @@ def prefill_attention(
     )  # fmt: skip
 
 
-@triton.jit(
+@launched(
     do_not_specialize=("table_stride", "first_row", "rows"),
     do_not_specialize_on_alignment=("block_tables", "seq_lens", "query_starts"),
 )

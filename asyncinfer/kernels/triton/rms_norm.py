@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from asyncinfer.kernels.triton.launched import launched
+
 __all__ = ["add_rms_norm", "normalised_row", "rms_norm", "row_warps"]
 
 
@@ -68,7 +70,7 @@ def row_warps(size: int) -> int:
     return min(max(block // 512, 1), 16)
 
 
-@triton.jit
+@launched()
 def _rms_norm(
     x,
     weight,
@@ -88,7 +90,7 @@ def _rms_norm(
     tl.store(out + row * SIZE + columns, normed.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@launched()
 def _add_rms_norm(
     x,
     residual,

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from asyncinfer.kernels.triton.kv_write import head_tile
+from asyncinfer.kernels.triton.launched import launched
 
 __all__ = ["rope", "rotated_heads"]
 
@@ -40,7 +41,7 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@triton.jit
+@launched()
 def _rope(
     x,
     cos,

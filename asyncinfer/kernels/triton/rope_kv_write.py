@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from asyncinfer.kernels.triton.kv_write import head_tile, storage_limit, store_heads
+from asyncinfer.kernels.triton.launched import launched
 from asyncinfer.kernels.triton.rope import rotated_heads
 
 __all__ = ["rope_kv_write"]
@@ -69,7 +70,7 @@ def rope_kv_write(
     return q
 
 
-@triton.jit(do_not_specialize_on_alignment=("slot_mapping",))
+@launched(do_not_specialize_on_alignment=("slot_mapping",))
 def _rope_kv_write(
     qkv,
     cos,

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from asyncinfer.kernels.triton.launched import launched
 from asyncinfer.kernels.triton.race import race, race_keys
 from asyncinfer.kernels.triton.sample_cut import PART, cut_state, find_cuts
 from asyncinfer.kernels.triton.sample_tally import STATE, row_peak
@@ -77,7 +78,7 @@ def sample(
     return tokens, peak, logprobs
 
 
-@triton.jit(do_not_specialize=("rows",))
+@launched(do_not_specialize=("rows",))
 def _survey(
     logits,
     figures,
@@ -109,7 +110,7 @@ def _survey(
             tl.store(state + row * STATE, 0)
 
 
-@triton.jit(
+@launched(
     do_not_specialize=("rows",),
     do_not_specialize_on_alignment=("seeds", "positions", "temperatures", "cuts", "min_p"),
 )
@@ -155,7 +156,7 @@ def _draw(
         tl.store(places + rows.to(tl.int64) * SPLITS + part, split * BLOCK + at)
 
 
-@triton.jit(
+@launched(
     do_not_specialize=("rows",),
     do_not_specialize_on_alignment=("temperatures", "tokens", "peaks", "logprobs"),
 )

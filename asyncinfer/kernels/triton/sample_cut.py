@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from asyncinfer.kernels.triton.launched import launched
 from asyncinfer.kernels.triton.sample_search import ALL, distances_of, find_cut, mass_within
 from asyncinfer.kernels.triton.sample_tally import DISTANCES, STATE, asked_of, row_peak, tally
 
@@ -73,7 +74,7 @@ def find_cuts(
     return cuts
 
 
-@triton.jit(do_not_specialize_on_alignment=("temperatures", "top_k", "top_p"))
+@launched(do_not_specialize_on_alignment=("temperatures", "top_k", "top_p"))
 def _copy(
     logits,
     figures,
@@ -116,7 +117,7 @@ def _copy(
     tl.store(copies + row * CANDIDATES + place, values, mask=picked)
 
 
-@triton.jit(do_not_specialize_on_alignment=("temperatures", "top_k", "top_p", "cuts"))
+@launched(do_not_specialize_on_alignment=("temperatures", "top_k", "top_p", "cuts"))
 def _cut(
     logits,
     figures,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from asyncinfer.kernels.triton.launched import launched
 from asyncinfer.kernels.triton.sample_search import ALL, closed, distances_of, slope_of
 
 __all__ = ["DISTANCES", "STATE", "asked_of", "row_peak", "tally"]
@@ -41,7 +42,7 @@ def asked_of(temperature, peak, top_k, top_p, row, VOCAB: tl.constexpr):
     return count, share, (temperature > 0.0) & finite & ((count > 0) | (share < 1.0))
 
 
-@triton.jit(do_not_specialize_on_alignment=("temperatures", "top_k", "top_p"))
+@launched(do_not_specialize_on_alignment=("temperatures", "top_k", "top_p"))
 def tally(
     logits,
     figures,

@@ -8,17 +8,17 @@ in the same order.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from asyncinfer.kernels.triton.gate import gate
 from asyncinfer.kernels.triton.gemv import weight_rows
+from asyncinfer.kernels.triton.launched import launched
 from asyncinfer.kernels.triton.weight_tile import row_factors, tile_pointers, weight_tile
 
 __all__ = ["skinny_gemm"]
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@launched(do_not_specialize=["tokens"])
 def skinny_gemm(
     x,
     weight,

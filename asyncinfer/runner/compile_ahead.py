@@ -1,0 +1,127 @@
+"""Kernels compile on threads of their own while a model's weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from asyncinfer.config import PREDICTOR, EngineConfig
+from asyncinfer.kernels.dispatch import wants_triton
+from asyncinfer.kernels.rehearsal import Launch, rehearsing
+from asyncinfer.machine import usable_cores
+from asyncinfer.models.load import outline_model
+from asyncinfer.runner.rehearsal import rehearse
+from asyncinfer.stats import LoadProgress
+from asyncinfer.weights import OnProgress
+
+__all__ = ["CompileAhead", "compiling"]
+
+#: Compilers at once: each takes a core, and Python's lock for some of its time.
+_MOST_THREADS: Final = 4
+#: Seconds between two reports while kernels compile: a report may cancel the opening.
+_REPORT_EVERY: Final = 0.1
+
+
+class CompileAhead:
+    """Compiles on a few threads what a rehearsal asks for, each kernel once.
+
+    What goes wrong here is not told: what is not compiled when the model is loaded the warm-up
+    compiles, whose faults are fallbacks.
+
+    Args:
+        device: whose kernels they are.
+        rehearse: called on one of the threads, in a rehearsal for `device`.
+        progress: is told of bytes by `loaded`, and of kernels with them.
+        compile: called on any of the threads; None: for `device`.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        rehearse: Callable[[], object],
+        progress: OnProgress | None,
+        compile: Callable[[Launch], object] | None = None,
+    ) -> None:
+        self._device = device
+        self._progress = progress
+        self._compile = compile or self._compiled
+        self._last = LoadProgress(0, 0)
+        self._seen: set[Hashable] = set()
+        self._kernels: list[Future[object]] = []
+        threads = 1 + min(_MOST_THREADS, usable_cores())
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="asyncinfer-compile")
+        self._rehearsal: Future[object] = self._pool.submit(self._rehearse, rehearse)
+
+    def loaded(self, step: LoadProgress) -> None:
+        """Note how far the weights are loaded, and tell. Raises what `progress` does."""
+        self._last = step
+        if self._progress is not None:
+            done = [kernel.done() for kernel in self._kernels]
+            self._progress(replace(step, kernels_done=sum(done), kernels_total=len(done)))
+
+    def wait(self) -> None:
+        """Until all is compiled, and tell. Raises what `progress` does."""
+        while pending := [each for each in (self._rehearsal, *self._kernels) if not each.done()]:
+            self.loaded(self._last)
+            wait(pending, _REPORT_EVERY, FIRST_COMPLETED)
+        self.loaded(self._last)
+
+    def close(self) -> None:
+        """Compile nothing more. What compiles just now is not waited for."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _rehearse(self, rehearse: Callable[[], object]) -> None:
+        with rehearsing(self._device, self._want):
+            rehearse()
+
+    def _want(self, launch: Launch) -> None:
+        if launch.key not in self._seen:
+            self._seen.add(launch.key)
+            self._kernels.append(self._pool.submit(self._compile, launch))
+
+    def _compiled(self, launch: Launch) -> None:
+        # Triton compiles for the thread's current device.
+        with torch.cuda.device(self._device):
+            launch.compile()
+
+
+@contextmanager
+def compiling(
+    folder: Path,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    vocab_size: int,
+    progress: OnProgress | None,
+) -> Iterator[OnProgress | None]:
+    """What the steps of the model in `folder` need compiles while the block loads its weights, and
+    the block's end waits for it. Gives what is to be told of the weights. Nothing compiles where no
+    warm-up would do it, nor for a deterministic engine, whose tiles are tried at once."""
+    warms_up = config.warm_up and not config.deterministic and wants_triton()
+    if device.type != "cuda" or not warms_up:
+        yield progress
+        return
+
+    def rehearsal() -> None:
+        decoder = outline_model(
+            folder,
+            device,
+            dtype,
+            max_context=config.max_context,
+            storage=config.weights,
+            predictor=config.draft == PREDICTOR,
+        )
+        rehearse(decoder, config, device, vocab_size)
+
+    ahead = CompileAhead(device, rehearsal, progress)
+    try:
+        yield ahead.loaded
+        ahead.wait()
+    finally:
+        ahead.close()

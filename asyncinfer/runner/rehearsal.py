@@ -1,0 +1,87 @@
+"""A rehearsal of a GPU's steps on tensors without memory, so that other threads compile what they
+need while the model is loaded."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from asyncinfer.attention import KVCache
+from asyncinfer.config import EngineConfig
+from asyncinfer.kernels import ops
+from asyncinfer.models import Decoder
+from asyncinfer.runner.caches import allocate_caches
+from asyncinfer.runner.decode_graphs import batch_sizes
+from asyncinfer.runner.device import choose_kv
+from asyncinfer.runner.memory import plan_memory
+from asyncinfer.runner.recorded_forward import RecordedForward, row_sizes, token_sizes
+from asyncinfer.runner.recorded_step import RecordedStep
+from asyncinfer.runner.slot_state import SlotState
+from asyncinfer.runner.warm_up import SIZES
+from asyncinfer.sampling import OPTION_WORDS, Draws, TokenHistory
+
+__all__ = ["rehearse"]
+
+#: More bytes than any cache has: here they cost nothing.
+_KV_BYTES: Final = 1 << 44
+
+
+class _Nowhere:
+    """Memory of a device that has none."""
+
+    device = torch.device("meta")
+
+    def pinned(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self.device)
+
+
+@torch.inference_mode()
+def rehearse(decoder: Decoder, config: EngineConfig, device: torch.device, vocab_size: int) -> None:
+    """Compute the steps of `warm_up` with a decoder on torch's device "meta", in a rehearsal for
+    `device`. Raises where the model's steps cannot be recorded."""
+    kv_format, nowhere = choose_kv(config.kv, device), _Nowhere()
+    config = config.replace(kv_bytes=_KV_BYTES)
+    spec = plan_memory(config, decoder.config, decoder.dtype, device, vocab_size)
+    caches = [allocate_caches(decoder, group, spec, kv_format) for group in spec.groups]
+    kv = [cache for group in caches for cache in group if isinstance(cache, KVCache)]
+    groups = [number for number, group in enumerate(caches) for _ in group]
+    sizes = batch_sizes(spec.max_slots)
+    state = SlotState(
+        nowhere, spec.max_slots, len(spec.groups), spec.table_width, sizes[-1], OPTION_WORDS
+    )
+    capacity = spec.max_context + 1
+    history = TokenHistory(spec.max_slots + 1, nowhere.device, capacity=capacity)
+    step = RecordedStep(decoder, kv, spec, state, history, sizes[-1], spec.overlap)
+    tokens, rows = token_sizes(spec.max_step_tokens), row_sizes(sizes[-1])
+    forward = RecordedForward(
+        *(nowhere, decoder, kv, spec, state, history),
+        groups=groups,
+        rows=rows[-1],
+        tokens=tokens[-1],
+    )
+    for size in SIZES:
+        # As they are, and padded as a recorded step is.
+        for count in {size, *(each for each in tokens if each >= size)}:
+            if count <= tokens[-1] and (count == size or count <= 2 * max(SIZES)):
+                forward(count, rows[0], False)
+        hidden = forward.hidden[: min(size, sizes[-1])]
+        logits = decoder.logits(hidden)[:, :vocab_size]
+        for each in (logits, logits.contiguous()):
+            _draw(each)
+        if len(groups) == len(set(groups)):
+            rows_of_step = next((each for each in sizes if each >= size), sizes[-1])
+            for draws in Draws:
+                step(rows_of_step, draws)
+
+
+def _draw(logits: torch.Tensor) -> None:
+    """From logits `[n, vocab]` as a step draws that is not recorded, in each way."""
+    n = len(logits)
+    words, reals = (
+        torch.empty(n, dtype=kind, device="meta") for kind in (torch.int64, torch.float32)
+    )
+    keys = (words, words, reals)
+    ops.sample(logits)
+    ops.sample(logits, *keys)
+    ops.sample(logits, *keys, top_k=words.int(), top_p=reals, min_p=reals)
