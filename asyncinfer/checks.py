@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from asyncinfer.bounds import (
     MAX_LOGIT_BIAS,
+    MAX_MESSAGES,
     MAX_SAMPLER_ARGS,
     MAX_SAMPLER_BITS,
     MAX_SAMPLER_CHARS,
@@ -32,6 +33,7 @@ __all__ = [
     "check_boolean",
     "check_choice",
     "check_integer",
+    "check_messages",
     "check_real",
     "check_sampler",
     "check_seconds",
@@ -159,8 +161,19 @@ def check_strings(name: str, value: str | Iterable[str], most: int, chars: int) 
     return items
 
 
-def check_text_messages(name: str, value: Iterable[object]) -> tuple[Mapping[str, str], ...]:
+def check_messages(name: str, messages: Sequence[object]) -> None:
+    """Refuse more than `MAX_MESSAGES` chat messages, or parts of their contents, before anybody
+    looks at each."""
+    _check_count(name, messages, MAX_MESSAGES)
+    contents = (each.get("content") for each in messages if isinstance(each, Mapping))
+    parts = sum(len(each) for each in contents if isinstance(each, list | tuple))
+    if parts > MAX_MESSAGES:
+        raise InvalidRequest(name, Size(f"{parts} parts of messages"), f"at most {MAX_MESSAGES}")
+
+
+def check_text_messages(name: str, value: Sequence[object]) -> tuple[Mapping[str, str], ...]:
     """Chat messages of nothing but texts, so that they stay frozen and hashable."""
+    check_messages(name, value)
     kept = []
     for at, each in enumerate(value):
         texts = dict(each) if isinstance(each, Mapping) else {}

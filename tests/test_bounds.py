@@ -15,6 +15,7 @@ from asyncinfer import Engine, EngineConfig, InvalidRequest, SamplingParams, bou
 from asyncinfer.cache import KVGroupSpec
 from asyncinfer.checks import check_arguments, check_token_ids
 from asyncinfer.engine.beam_group import BeamOptions
+from asyncinfer.engine.footprint import submitted_bytes
 from asyncinfer.engine.options import RequestOptions
 from asyncinfer.grammar.compiler import LIMITS
 from asyncinfer.scheduler import RunnerSpec, check_fits
@@ -63,6 +64,13 @@ def arguments(value: Any) -> object:
     return SamplingParams(sampler="mirostat", sampler_args=value)
 
 
+def chat(prompt: Any) -> object:
+    return submitted_bytes(prompt, 0)
+
+
+MESSAGE: dict[str, Any] = {"role": "user", "content": "x"}
+
+
 #: What is bounded: how to try a value, the largest that goes and the smallest that does not.
 BOUNDS: dict[str, tuple[Attempt, Any, Any]] = {
     "max_tokens": (option("max_tokens"), 2**31 - 1, 2**31),
@@ -74,6 +82,17 @@ BOUNDS: dict[str, tuple[Attempt, Any, Any]] = {
     "prompt_logprobs": (option("prompt_logprobs"), 128, 129),
     "prompt_logprobs of a prompt": (prompt_scores(2**18), 3, 4),
     "prompt_logprobs of a long prompt": (prompt_scores(2**20 + 1), None, 0),
+    "prompt: messages": (chat, [MESSAGE] * 16_384, [MESSAGE] * 16_385),
+    "prompt: parts of messages": (
+        chat,
+        [MESSAGE, MESSAGE | {"content": ["x"] * 16_384}],
+        [MESSAGE, MESSAGE | {"content": ["x"] * 16_385}],
+    ),
+    "negative_prompt": (
+        option("negative_prompt", guidance_scale=2.0),
+        [MESSAGE] * 16_384,
+        [MESSAGE] * 16_385,
+    ),
     "stop: how many": (option("stop"), ["x"] * 64, ["x"] * 65),
     "stop: how long": (option("stop"), "x" * 4096, "x" * 4097),
     "stop_regex: how many": (option("stop_regex"), ["x"] * 16, ["x"] * 17),
@@ -280,6 +299,7 @@ ROWS: dict[str, list[float]] = {
     "`priority`": [bounds.MAX_PRIORITY],
     "`deadline`": [bounds.MAX_DEADLINE],
     "characters of a prompt": [EngineConfig().max_prompt_chars],
+    "messages of a chat": [bounds.MAX_MESSAGES],
     "a chat message": [messages.MAX_DEPTH, tokenizer.MAX_COVERED],
     "work of a chat template": [render_budget.MAX_STEPS],
     "what a chat template makes": [

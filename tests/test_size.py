@@ -18,7 +18,7 @@ MOST = {
     "cli": 2_870,
     "clients": 513,
     "doctor": 597,
-    "engine": 8_540,
+    "engine": 8_544,
     "grammar": 994,
     "integrations": 1_440,
     "kernels": 8_741,
@@ -38,11 +38,11 @@ MOST = {
     "telemetry": 600,
     "testing": 9_931,
     "text": 3_224,
-    "tools": 2_522,
+    "tools": 2_527,
     "weights": 2_938,
 }
 #: Lines of all modules that lie beside the rooms.
-MOST_BESIDE = 2_256
+MOST_BESIDE = 2_271
 #: Lines of a file, prose and blank ones included: what is read in one sitting.
 MOST_OF_A_FILE = 300
 MODULE = '''"""Of two lines.

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from sys import getsizeof
 from typing import Any, Final
 
+from asyncinfer.checks import check_messages
 from asyncinfer.engine.spoken import SpokenMessages
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import FIXED_WORDS
@@ -41,7 +42,7 @@ def submitted_bytes(
     prompt: Any, buffer: int, chat: ChatOptions | None = None, prediction: Any = None
 ) -> int:
     """Bytes that a request holds from its submission on: its prompt as it was given, its tools, its
-    prediction, and a full buffer.
+    prediction, and a full buffer. Raises `InvalidRequest` for a chat of too many messages.
 
     Args:
         prompt: anything; what is no prompt is refused later and counts as nothing.
@@ -116,6 +117,7 @@ def _prompt_bytes(prompt: Any) -> int:
     if not isinstance(prompt, Sequence) or not prompt:
         return 0
     if isinstance(prompt[0], Mapping):
+        check_messages("prompt", prompt)
         answered = prompt.answered if isinstance(prompt, SpokenMessages) else None
         said = 0 if answered is None else len(answered.token_ids) * (_ENTRY + _INTEGER)
         return said + sum(getsizeof(text) for message in prompt for text in texts_of(message))

@@ -104,7 +104,9 @@ class Frontend:
         most = options.buffer
         if params.max_tokens is not None:
             most = min(most, params.max_tokens * params.n)
+        held = submitted_bytes(prompt, most, options.chat, options.prediction)
         adapters = self.core.adapters
+        # From here on it is given back, whatever is raised.
         adapter = None if options.adapter is None else adapters.acquire(options.adapter)
         request = Request(
             request_id,
@@ -113,7 +115,7 @@ class Frontend:
             options,
             self._runtime.clock() if submitted is None else submitted,
             context,
-            submitted_bytes(prompt, most, options.chat, options.prediction),
+            held,
             adapter,
         )
         try:

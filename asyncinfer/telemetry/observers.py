@@ -17,7 +17,7 @@ from asyncinfer.telemetry.observer_thread import ObserverThread
 __all__ = ["Observers"]
 
 #: Seconds that a close waits for all observers together, and for one in which no call returns.
-CLOSE_SECONDS: Final = 5.0
+CLOSE_SECONDS: Final = 1.5
 HANGS_SECONDS: Final = 1.0
 #: Looks at an observer in that time: its last call may have returned just after one of them.
 LOOKS: Final = 8

@@ -98,11 +98,16 @@ def _options(value: object) -> Mapping[str, Any]:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise InvalidRequest("template_options", value, "must map names to values")
+    chars = 0
     try:
-        chars = len(json.dumps(dict(value), default=str))
+        # In pieces, so that no more is written than may be there.
+        for piece in json.JSONEncoder(default=str).iterencode(dict(value)):
+            chars += len(piece)
+            if chars > MAX_TEMPLATE_OPTION_CHARS:
+                break
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest("template_options", value, f"is no plain data: {error}") from None
     if chars > MAX_TEMPLATE_OPTION_CHARS:
         bound = f"at most {MAX_TEMPLATE_OPTION_CHARS}"
-        raise InvalidRequest("template_options", Size(f"{chars} characters"), bound)
+        raise InvalidRequest("template_options", Size(f"{chars} characters or more"), bound)
     return dict(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +140,7 @@ def test_what_is_missing_or_too_much_is_counted(
     for chunk in chunks:
         reader.take(chunk)
     reader.end(whole=True)
-    told = counts.as_dict()
+    told = asdict(counts)
     assert {
         name: told[name] for name in ("lost", "doubled", "wrong", "late") if told[name]
     } == found

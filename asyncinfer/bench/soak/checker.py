@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from asyncinfer import SamplingParams
 from asyncinfer.testing import FakeRunner
@@ -75,9 +75,6 @@ class Counts:
     late: int = 0
     requests: int = 0
     aborted: int = 0
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
 
 
 class Reader:
