@@ -29,6 +29,8 @@ _EVENTS = {
 #: Seconds between two looks at paused streams that count as unread, at most. A long step, or a
 #: process that is stopped, is no fault of the consumer.
 LONGEST_LOOK = 1.0
+#: Seconds between two looks, at least: thousands of streams that nobody reads slow no step down.
+MOST_OFTEN = 0.1
 
 
 class Requests:
@@ -53,6 +55,8 @@ class Requests:
         self._paused: dict[Request, None] = {}
         #: When `expire` was called last, in seconds of the clock.
         self._looked = 0.0
+        #: When paused streams are to be looked at next.
+        self._look_at = 0.0
 
     def add(self, request: Request) -> None:
         self.live[request] = None
@@ -205,17 +209,19 @@ class Requests:
         if self._paused:
             # While the process was stopped, nobody could read.
             unseen = max(0.0, now - looked - LONGEST_LOOK)
-            for request in self._paused:
-                request.paused_at = min(now, request.paused_at + unseen)
-            oldest = now - self._config.stall_timeout
-            for request in [
-                request for request in self._paused if request.unread_since(now) <= oldest
-            ]:
-                unread = f"{request.id}: not read for {self._config.stall_timeout:g} s"
-                self.fail(request, now, StreamStalled(unread))
+            if unseen or now >= self._look_at:
+                self._end_unread(now, unseen)
         if drain_until is not None and now >= drain_until:
             for request in self._admission.untold():
                 self.close(request, now, closed(request))
+
+    def _end_unread(self, now: float, unseen: float) -> None:
+        timeout = self._config.stall_timeout
+        self._look_at = now + min(MOST_OFTEN, timeout / 64)
+        for request in self._paused:
+            request.paused_at = min(now, request.paused_at + unseen)
+        for request in [each for each in self._paused if each.unread_since(now) <= now - timeout]:
+            self.fail(request, now, StreamStalled(f"{request.id}: not read for {timeout:g} s"))
 
     def tell(self, request: Request, how: End, error: BaseException | None) -> bool:
         """End a request, as far as its consumer is concerned; False if it has ended before."""

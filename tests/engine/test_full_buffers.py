@@ -8,6 +8,7 @@ import pytest
 
 from asyncinfer import DeadlineExceeded, EngineClosed, RequestFailed, StreamStalled
 from asyncinfer.engine.inbox import Command
+from asyncinfer.engine.request import Request
 from asyncinfer.engine.stream_buffer import Coalescing
 from asyncinfer.testing import FakeModel, InlineEngine, InlineStream
 
@@ -52,6 +53,8 @@ def test_whoever_stops_reading_is_stalled_from_then_on() -> None:
         engine.now += 0.9
         engine.pump()
         stream.read(1)
+    # Looks are a 64th of the timeout apart.
+    engine.now += 0.02
     engine.pump()
     engine.now += 0.99
     engine.pump()
@@ -59,6 +62,28 @@ def test_whoever_stops_reading_is_stalled_from_then_on() -> None:
     engine.now += 0.02
     engine.pump()
     assert isinstance(stream.error, StreamStalled)
+
+
+# fault 5
+def test_streams_that_nobody_reads_slow_no_step_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def counted(request: Request, now: float) -> float:
+        nonlocal looks
+        looks += 1
+        return request.paused_at or now
+
+    monkeypatch.setattr(Request, "unread_since", counted)
+    engine = InlineEngine(FakeModel(), buffer=2, stall_timeout=60.0)
+    for _ in range(20):
+        engine.submit("hello", **LONG)
+    engine.pump(50)
+    assert engine.stats().paused == 20
+    looks = 0
+    for _ in range(100):
+        engine.now += 0.001
+        engine.pump()
+    assert 20 <= looks <= 40
 
 
 @pytest.mark.parametrize("answers", [1, 3])
