@@ -54,6 +54,8 @@ class RowsKV:
         self.starts: Final = [batch.starts[row] for row in rows]
         self.counts: Final = [batch.counts[row] for row in rows]
         self.ends: Final = [start + n for start, n in zip(self.starts, self.counts, strict=True)]
+        #: Query tokens of each row, padding included.
+        self.queries: Final = max(self.counts)
         #: int64 `[rows, queries]`: those of the rows' query tokens.
         self.positions: Final = self.padded(self.starts)
 
@@ -83,12 +85,11 @@ class RowsKV:
     def padded(self, firsts: list[int]) -> torch.Tensor:
         """int64 `[rows, queries]`: each row's query tokens from its number in `firsts` on, the last
         one as often as padding needs."""
-        device, queries = self.batch.block_tables.device, max(self.counts)
-        first = torch.tensor(firsts, device=device)[:, None]
-        if queries == 1:
+        first = torch.tensor(firsts, device=self.batch.block_tables.device)[:, None]
+        if self.queries == 1:
             return first
-        last = torch.tensor(self.counts, device=device)[:, None] - 1
-        return first + torch.arange(queries, device=device).minimum(last)
+        last = torch.tensor(self.counts, device=first.device)[:, None] - 1
+        return first + torch.arange(self.queries, device=first.device).minimum(last)
 
     @cached_property
     def _gather(self) -> Gather:
@@ -108,9 +109,8 @@ class DecodeGroup:
         self.kv: Final = kv
         self._scale = scale
         self._length = max(kv.ends)
-        #: Query tokens of each row, padding included, and of all rows.
-        self._queries = max(kv.counts)
-        self.size: Final = len(kv.rows) * self._queries
+        #: Query tokens of all rows, padding included.
+        self.size: Final = len(kv.rows) * kv.queries
         #: The mask for `_queries` times the heads of a KV head.
         self._grouped_mask: torch.Tensor | None = None
 
@@ -124,12 +124,12 @@ class DecodeGroup:
         k, v = pages[0, :, :, : self._length], pages[-1, :, :, : self._length]
         # Query heads that share a KV head are passed as query tokens, so that no KV is repeated.
         rows, kv_heads, _, head_dim = k.shape
-        if self._queries == 1:
+        if self.kv.queries == 1:
             grouped = q.view(rows, kv_heads, -1, head_dim)
             out = F.scaled_dot_product_attention(grouped, k, v, self._mask, scale=self._scale)
             return out.reshape(rows, -1)
-        apart = q.view(rows, self._queries, kv_heads, -1, head_dim)
-        scores = self._queries * apart.shape[3] * self._length
+        apart = q.view(rows, self.kv.queries, kv_heads, -1, head_dim)
+        scores = self.kv.queries * apart.shape[3] * self._length
         if scores >= _MANY_SCORES and q.device.type == "cpu" and has_faster_product(q.dtype):
             return self._by_products(apart, k, v).view(q.shape[0], -1)
         apart = apart.transpose(1, 2)
@@ -152,7 +152,7 @@ class DecodeGroup:
     @property
     def in_order(self) -> bool:
         """Whether the batch's first tokens are the group's, row after row without padding."""
-        return min(self.kv.counts) == self._queries and self.kv.rows == list(
+        return min(self.kv.counts) == self.kv.queries and self.kv.rows == list(
             range(len(self.kv.rows))
         )
 
@@ -168,7 +168,7 @@ class DecodeGroup:
     @cached_property
     def _mask(self) -> torch.Tensor | None:
         """What is added to scores, `[rows, 1, queries, keys]`; None: every query sees all keys."""
-        if self._queries == 1 and min(self.kv.ends) == self._length:
+        if self.kv.queries == 1 and min(self.kv.ends) == self._length:
             return None
         positions = self.kv.positions[:, :, None]
         future = torch.arange(self._length, device=positions.device) > positions

@@ -50,6 +50,27 @@ def test_the_plain_weight_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not onednn.available(torch.float32), reason="torch without oneDNN")
+@pytest.mark.parametrize("inputs", [1023, 1024])
+def test_few_tokens_of_a_large_weight_are_padded(
+    inputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(512, inputs), torch.randn(512), torch.randn(3, inputs)
+    layer = OneDnnLinear(weight.clone(), bias)
+    product, rows = onednn.linear, []
+
+    def counting(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        rows.append(x.shape[0])
+        return product(x, weight, bias)
+
+    monkeypatch.setattr(onednn, "linear", counting)
+    for tokens in (0, 1, 2, 3):
+        expected = F.linear(x[:tokens].double(), weight.double(), bias.double())
+        torch.testing.assert_close(layer(x[:tokens]).double(), expected, rtol=1e-5, atol=1e-3)
+    assert rows == ([4, 4, 4, 3] if inputs == 1024 else [0, 1, 2, 3])
+
+
+@pytest.mark.skipif(not onednn.available(torch.float32), reason="torch without oneDNN")
 @pytest.mark.parametrize(
     ("shape", "at_home", "expected"),
     [
