@@ -18,6 +18,7 @@ from asyncinfer.attention.decode import (
     group_rows,
 )
 from asyncinfer.attention.kv import KVCache
+from asyncinfer.attention.native import native_rows
 from asyncinfer.attention.prefill import PrefillRow, prefill_rows
 from asyncinfer.attention.variant import AttentionVariant
 from asyncinfer.attention.varied import VariedAttention
@@ -32,11 +33,14 @@ class GatheredAttention:
     code per row; longer rows are gathered one by one. It runs on any device and is tuned for CPUs.
     """
 
-    def __init__(self, kv: KVCache, batch: AttentionBatch, scale: float) -> None:
+    def __init__(
+        self, kv: KVCache, batch: AttentionBatch, scale: float, *, native: bool = True
+    ) -> None:
+        """`native`: whether native code may read the pages of rows with few query tokens."""
         self._kv = kv
         self._batch = batch
         self._scale = scale
-        self._few = few_rows(batch)
+        self._native = native_rows(kv, batch, scale) if native else None
         self._slots = _slot_index(kv, batch)
         # One buffer serves the whole pass. It stays in the processor's cache, and its
         # memory does not go back to the system between layers.
@@ -60,9 +64,18 @@ class GatheredAttention:
             pages.view(-1, width).index_copy_(0, self._slots, encoded.reshape(-1, width))
         if variant is not None:
             return self._vary(variant.window)(layer, q, variant, self._pages)
-        if self._whole:
-            return self.groups[0](layer, q, new, self._pages)
-        out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
+        native = self._native
+        attended = None if native is None else native(layer, q)
+        if native is None or attended is None:
+            self._native = None
+            if self._whole:
+                return self.groups[0](layer, q, new, self._pages)
+            out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
+        elif native.tokens is None:
+            return attended
+        else:
+            out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
+            out.index_copy_(0, native.tokens, attended)
         for group in self.groups:
             tokens = group.tokens
             if tokens is None:
@@ -77,7 +90,13 @@ class GatheredAttention:
             row(layer, q, new, self._pages, out)
         return out
 
-    # Made when first used: where every layer has a variant, neither is needed.
+    # Made when first used: where every layer has a variant, none of them is needed.
+
+    @cached_property
+    def _few(self) -> list[int]:
+        """The rows of few query tokens that native code does not take."""
+        native = frozenset(self._native.rows) if self._native else frozenset()
+        return [row for row in few_rows(self._batch) if row not in native]
 
     @cached_property
     def groups(self) -> list[DecodeGroup]:
@@ -94,10 +113,7 @@ class GatheredAttention:
     @cached_property
     def _chunks(self) -> list[int]:
         """The rows with more query tokens."""
-        if len(self._few) == len(self._batch.counts):
-            # Nearly every step there is.
-            return []
-        few = frozenset(self._few)
+        few = frozenset(few_rows(self._batch))
         return [row for row in range(len(self._batch.counts)) if row not in few]
 
     @cached_property

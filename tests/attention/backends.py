@@ -42,7 +42,11 @@ class Backend:
 
 
 def _gathered(kv: KVCache, batch: AttentionBatch, scale: float) -> Attend:
-    return GatheredAttention(kv, replace(batch, sequences=None), scale)
+    return GatheredAttention(kv, replace(batch, sequences=None), scale, native=False)
+
+
+def _contiguous(kv: KVCache, batch: AttentionBatch, scale: float) -> Attend:
+    return GatheredAttention(kv, batch, scale, native=False)
 
 
 def _masked(kv: KVCache, batch: AttentionBatch, scale: float) -> Attend:
@@ -98,8 +102,9 @@ def _interpreted() -> Iterator[None]:
 BACKENDS = {
     "gathered": Backend(_gathered),
     "gathered in small tiles": Backend(_gathered, _small_tiles),
-    "contiguous": Backend(GatheredAttention),
-    "products": Backend(GatheredAttention, _products, bfloat16=False),
+    "contiguous": Backend(_contiguous),
+    "products": Backend(_contiguous, _products, bfloat16=False),
+    "native": Backend(GatheredAttention),
     "masked": Backend(_masked),
     "invariant": Backend(_invariant),
     "paged": Backend(PagedAttention),

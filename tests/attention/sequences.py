@@ -75,7 +75,8 @@ class Sequences:
 
     def attention(self, rows: list[tuple[int, Row]]) -> GatheredAttention:
         """Of one pass."""
-        return GatheredAttention(self.kv, self.batch(rows), self.shape.head_dim**-0.5)
+        scale = self.shape.head_dim**-0.5
+        return GatheredAttention(self.kv, self.batch(rows), scale, native=False)
 
     def attend(
         self,

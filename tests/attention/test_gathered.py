@@ -48,7 +48,7 @@ def test_rows_of_very_different_length_form_several_groups() -> None:
     rows = [(row, (length - 1, 1)) for row, length in enumerate(lengths)]
     got, expected = sequences.step(rows)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-    attention = GatheredAttention(sequences.kv, sequences.batch(rows), 1.0)
+    attention = GatheredAttention(sequences.kv, sequences.batch(rows), 1.0, native=False)
     grouped = [group.kv.rows for group in attention.groups]
     assert sorted(row for rows in grouped for row in rows) == list(range(len(lengths)))
     assert 1 < len(grouped) < len(lengths)
@@ -57,7 +57,7 @@ def test_rows_of_very_different_length_form_several_groups() -> None:
 def test_rows_of_like_length_form_one_group() -> None:
     sequences = Sequences(Shape(), [50, 52, 48], block_size=16)
     rows = [(0, (49, 1)), (1, (51, 1)), (2, (47, 1))]
-    (group,) = GatheredAttention(sequences.kv, sequences.batch(rows), 1.0).groups
+    (group,) = GatheredAttention(sequences.kv, sequences.batch(rows), 1.0, native=False).groups
     assert group.tokens is None
 
 
@@ -65,13 +65,13 @@ def test_rows_of_few_query_tokens_are_in_groups_too() -> None:
     lengths = [50, 52, 48, 30]
     sequences = Sequences(Shape(), lengths, block_size=16)
     rows = [(0, (49, 1)), (1, (47, 5)), (2, (45, 3)), (3, (0, 30))]
-    (group,) = GatheredAttention(sequences.kv, sequences.batch(rows), 1.0).groups
+    (group,) = GatheredAttention(sequences.kv, sequences.batch(rows), 1.0, native=False).groups
     assert group.kv.rows == [0, 1, 2]
     assert group.tokens is not None
     assert group.tokens.tolist() == [0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 8]
     # Rows of one token each are not padded to those of many.
     rows = [(0, (49, 1)), (1, (51, 1)), (2, (15, 33))]
-    groups = GatheredAttention(sequences.kv, sequences.batch(rows), 1.0).groups
+    groups = GatheredAttention(sequences.kv, sequences.batch(rows), 1.0, native=False).groups
     assert [group.kv.rows for group in groups] == [[0, 1], [2]]
     assert [group.size for group in groups] == [2, 33]
 

@@ -1,9 +1,18 @@
 """Operators of a CPU that LLVM compiles for the processor at hand, as `llvmlite` brings it: no
 compiler has to be installed. Without `llvmlite` there are none, and torch's operators are used."""
 
+from asyncinfer.kernels.native.decode import decode_kernel
 from asyncinfer.kernels.native.host import NEEDED, available
 from asyncinfer.kernels.native.lora import LoraKernel, lora_kernel
 from asyncinfer.kernels.native.packed import packed_kernel
 from asyncinfer.kernels.native.packed_blocks import Layout
 
-__all__ = ["NEEDED", "Layout", "LoraKernel", "available", "lora_kernel", "packed_kernel"]
+__all__ = [
+    "NEEDED",
+    "Layout",
+    "LoraKernel",
+    "available",
+    "decode_kernel",
+    "lora_kernel",
+    "packed_kernel",
+]

@@ -55,9 +55,10 @@ class Assembly:
         at = self.at(b, floats, b.mul(number, self.integer(4)))
         return b.load(at, typ=self.floats, align=4)
 
-    def fetch(self, b: Any, pointer: Any) -> None:
-        """Have the processor bring what is there into its nearest cache. Any address will do."""
-        read, keep, data = (self.ir.Constant(self.i32, value) for value in (0, 3, 1))
+    def fetch(self, b: Any, pointer: Any, *, near: bool = True) -> None:
+        """Have the processor bring what is there into its nearest cache, or into the second one,
+        which waits for more of memory at a time. Any address will do."""
+        read, keep, data = (self.ir.Constant(self.i32, value) for value in (0, 2 + near, 1))
         b.call(self._fetch, [pointer, read, keep, data])
 
     def scaled(self, b: Any, numbers: Any, scale: Any, offset: Any) -> Any:

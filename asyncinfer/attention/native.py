@@ -1,0 +1,64 @@
+"""Attention of rows with few query tokens on a CPU, over their pages: nothing is gathered."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Final
+
+import torch
+
+from asyncinfer.attention.batch import AttentionBatch
+from asyncinfer.attention.kv import KVCache
+from asyncinfer.kernels.native import decode_kernel
+
+__all__ = ["NativeRows", "native_rows"]
+
+#: Query tokens of a row, at most: each of them reads the row's pages by itself.
+_MOST_QUERIES = 4
+
+
+class NativeRows:
+    """Rows of a pass that native code attends with, each query token as a row of its own."""
+
+    def __init__(self, kv: KVCache, batch: AttentionBatch, scale: float, rows: list[int]) -> None:
+        self._kv = kv
+        self._scale = scale
+        self.rows: Final = rows
+        self._longest = max(batch.starts[row] + batch.counts[row] for row in rows)
+        self._tables, self._lengths = batch.block_tables, batch.seq_lens
+        #: int64 `[n]`: the query tokens; None: all of the pass, in order.
+        self.tokens: torch.Tensor | None = None
+        if len(rows) < len(batch.counts) or batch.decode_rows < len(rows):
+            firsts = list(accumulate(batch.counts, initial=0))
+            each = [(row, token) for row in rows for token in range(batch.counts[row])]
+            numbers = torch.tensor([row for row, _ in each])
+            self._tables = batch.block_tables.index_select(0, numbers)
+            lengths = [batch.starts[row] + token + 1 for row, token in each]
+            self._lengths = torch.tensor(lengths, dtype=torch.int32)
+            if len(rows) < len(batch.counts):
+                self.tokens = torch.tensor([firsts[row] + token for row, token in each])
+
+    def __call__(self, layer: int, q: torch.Tensor) -> torch.Tensor | None:
+        """Attend with `q` `[tokens, heads, head_dim]` of all tokens of the pass, whose keys and
+        values are in their pages; gives `[n, heads * head_dim]` for `tokens`. None: there is no
+        code for so many heads."""
+        if self.tokens is not None:
+            q = q.index_select(0, self.tokens)
+        kv, heads = self._kv, q.shape[1]
+        kernel = decode_kernel(kv.dtype, kv.head_dim, heads // kv.storage.shape[3], self._scale)
+        if kernel is None:
+            return None
+        return kernel(q, kv.k[layer], kv.v[layer], self._tables, self._lengths, self._longest)
+
+
+def native_rows(kv: KVCache, batch: AttentionBatch, scale: float) -> NativeRows | None:
+    """The rows that native code may attend with; None where there are none."""
+    if kv.storage.device.type != "cpu" or not kv.format.exact or kv.storage.shape[1] != 2:
+        return None
+    counts = zip(batch.starts, batch.counts, strict=True)
+    rows = [
+        row
+        for row, (start, count) in enumerate(counts)
+        if count == 1 or (start and count <= _MOST_QUERIES)
+    ]
+    return NativeRows(kv, batch, scale, rows) if rows else None

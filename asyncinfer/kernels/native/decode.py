@@ -1,0 +1,140 @@
+"""Decode attention on a CPU over pages, by code for the processor at hand."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+
+import torch
+
+from asyncinfer.kernels.native.decode_code import FIELDS, SPARE, decode_code, heads_at_once
+from asyncinfer.kernels.native.host import Host, compiled, host
+from asyncinfer.kernels.native.threads import parallel_region
+
+__all__ = ["DecodeKernel", "decode_kernel", "is_right"]
+
+_Task = ctypes.c_int64 * len(FIELDS)
+#: Numbers of keys and values below which a thread more costs more than it does.
+_SHARED = 1 << 15
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+_lock = threading.Lock()
+
+
+class DecodeKernel:
+    """Attention of one query token a row, over pages of one dtype and width. Each row is computed
+    by itself, so that the others and the number of threads do not change a bit of it."""
+
+    __slots__ = ("_attend", "_heads")
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        head_dim: int,
+        group: int,
+        scale: float,
+        target: Host,
+        region: int,
+    ) -> None:
+        """`group`: query heads for each KV head; `region`: the address of `GOMP_parallel`. Raises
+        `RuntimeError` where the code cannot be made."""
+        self._heads = heads_at_once(group, head_dim, target.lanes)
+        text = decode_code(_DTYPES[dtype], head_dim, self._heads, target.lanes, scale)
+        (address,) = compiled(text, target, ("attend",), {"GOMP_parallel": region})
+        self._attend = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        tables: torch.Tensor,
+        lengths: torch.Tensor,
+        longest: int,
+    ) -> torch.Tensor:
+        """`[rows, heads * head_dim]`, of the dtype of `q` `[rows, heads, head_dim]`. `k` and `v`
+        are pages `[blocks, kv_heads, block_size, head_dim]`, `tables` int32 `[rows, most]` those of
+        each row, and `lengths` int32 `[rows]` its tokens, at least one and at most `longest`."""
+        rows, heads, head_dim = q.shape
+        _, kv_heads, block, _ = k.shape
+        queries = q.float().contiguous()
+        out = torch.empty_like(queries)
+        threads = 1
+        if rows * kv_heads * longest * head_dim > _SHARED:
+            threads = torch.get_num_threads()
+        stride = -(-longest // SPARE) * SPARE + SPARE
+        scratch = torch.empty(threads * self._heads * stride)
+        task = _Task(
+            queries.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            out.data_ptr(),
+            tables.data_ptr(),
+            lengths.data_ptr(),
+            scratch.data_ptr(),
+            rows,
+            kv_heads,
+            heads // kv_heads // self._heads,
+            block,
+            tables.stride(0),
+            stride,
+            threads,
+            0,
+            0,
+        )
+        self._attend(ctypes.addressof(task))
+        return out.view(rows, -1).to(q.dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def decode_kernel(
+    dtype: torch.dtype, head_dim: int, group: int, scale: float
+) -> DecodeKernel | None:
+    """The kernel for pages of this dtype, compiled by its first caller, and `group` query heads for
+    each KV head. None where there is none: without `llvmlite`, on other processors, where torch's
+    threads cannot be used, and for vectors that the processor's do not divide."""
+    target, region = host(), parallel_region()
+    if target is None or region is None or dtype not in _DTYPES or head_dim % target.lanes:
+        return None
+    with _lock:
+        return trusted_kernel(dtype, head_dim, group, scale, target, region)
+
+
+@functools.cache
+def trusted_kernel(
+    dtype: torch.dtype, head_dim: int, group: int, scale: float, target: Host, region: int
+) -> DecodeKernel | None:
+    """The kernel, if its code can be made and a trial is right."""
+    try:
+        kernel = DecodeKernel(dtype, head_dim, group, scale, target, region)
+    except RuntimeError:
+        return None
+    return kernel if is_right(kernel, dtype, head_dim, group, scale) else None
+
+
+def is_right(
+    kernel: DecodeKernel, dtype: torch.dtype, head_dim: int, group: int, scale: float
+) -> bool:
+    """Whether a few rows come out as by torch."""
+    generator = torch.Generator().manual_seed(5)
+    kv_heads, size, lengths = 2, 4, [1, 7, 18]
+
+    def some(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    k, v = some(9, kv_heads, size, head_dim), some(9, kv_heads, size, head_dim)
+    q = some(len(lengths), kv_heads * group, head_dim)
+    tables = torch.tensor([[3, 0, 0, 0, 0], [8, 1, 0, 0, 0], [0, 2, 7, 4, 5]], dtype=torch.int32)
+    found = kernel(q, k, v, tables, torch.tensor(lengths, dtype=torch.int32), max(lengths))
+    for row, length in enumerate(lengths):
+        pages = tables[row, : -(-length // size)].long()
+        keys, values = (
+            each[pages].transpose(0, 1).flatten(1, 2)[:, :length].float() for each in (k, v)
+        )
+        ours = q[row].view(kv_heads, group, head_dim).float()
+        right = (ours @ keys.mT * scale).softmax(-1) @ values
+        off = (found[row].float().view_as(right) - right).abs().amax()
+        if not off <= (1e-5 if dtype is torch.float32 else 2e-2) * right.abs().amax():
+            return False
+    return True
