@@ -5,6 +5,7 @@ from asyncinfer.attention.formats import PLAIN, KVFormat, kv_format, vector_byte
 from asyncinfer.attention.gathered import GatheredAttention
 from asyncinfer.attention.indexed import IndexedAttention, IndexQueries
 from asyncinfer.attention.kv import KVCache, LayerKV
+from asyncinfer.attention.native import compile_native
 from asyncinfer.attention.paged import HeadNorms, PagedAttention
 from asyncinfer.attention.states import StateCache, StatePass, StateRows, StateShape
 from asyncinfer.attention.variant import AttentionVariant
@@ -31,6 +32,7 @@ __all__ = [
     "StateShape",
     "WholeAttention",
     "begin_attention",
+    "compile_native",
     "in_chunks",
     "kv_format",
     "reads_pages",

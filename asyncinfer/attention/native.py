@@ -11,7 +11,7 @@ from asyncinfer.attention.batch import AttentionBatch
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.kernels.native import decode_kernel
 
-__all__ = ["NativeRows", "native_rows"]
+__all__ = ["NativeRows", "compile_native", "native_rows"]
 
 #: Query tokens of a row, at most: each of them reads the row's pages by itself.
 _MOST_QUERIES = 4
@@ -51,9 +51,15 @@ class NativeRows:
         return kernel(q, kv.k[layer], kv.v[layer], self._tables, self._lengths, self._longest)
 
 
+def compile_native(kv: KVCache, heads: int, scale: float) -> None:
+    """Have the code for so many query heads made now: it takes some hundredths of a second."""
+    if _readable(kv):
+        decode_kernel(kv.dtype, kv.head_dim, heads // kv.storage.shape[3], scale)
+
+
 def native_rows(kv: KVCache, batch: AttentionBatch, scale: float) -> NativeRows | None:
     """The rows that native code may attend with; None where there are none."""
-    if kv.storage.device.type != "cpu" or not kv.format.exact or kv.storage.shape[1] != 2:
+    if not _readable(kv):
         return None
     counts = zip(batch.starts, batch.counts, strict=True)
     rows = [
@@ -62,3 +68,8 @@ def native_rows(kv: KVCache, batch: AttentionBatch, scale: float) -> NativeRows 
         if count == 1 or (start and count <= _MOST_QUERIES)
     ]
     return NativeRows(kv, batch, scale, rows) if rows else None
+
+
+def _readable(kv: KVCache) -> bool:
+    """Whether the pages are keys and values of a CPU as they are."""
+    return kv.storage.device.type == "cpu" and kv.format.exact and kv.storage.shape[1] == 2

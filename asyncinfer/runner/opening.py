@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from asyncinfer.adapters import AdapterPool
+from asyncinfer.attention import KVCache, compile_native
 from asyncinfer.config import HEAD, PREDICTOR, EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels.dispatch import KernelError, wants_triton
@@ -149,6 +150,9 @@ def _runner(
         ) from error
     kv = [cache for group in caches for cache in group]
     groups = [number for number, group in enumerate(caches) for _ in group]
+    for cache in kv:
+        if isinstance(cache, KVCache) and not config.deterministic:
+            compile_native(cache, decoder.config.num_heads, decoder.config.query_scale)
     fallbacks = Fallbacks()
     if fault is not None:
         fallbacks.add("kernels", fault)

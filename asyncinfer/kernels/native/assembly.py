@@ -24,6 +24,8 @@ class Assembly:
         self.pointer, self.void = ir.PointerType(), ir.VoidType()
         self.floats = ir.VectorType(self.float, lanes)
         self.ints = ir.VectorType(self.i32, lanes)
+        self._narrow = ir.VectorType(ir.IntType(16), lanes)
+        self._halves = ir.VectorType(self.half, lanes)
         self.module = ir.Module(name)
         self.module.triple = import_module("llvmlite.binding").get_process_triple()
         width = f"v{lanes}f32"
@@ -54,6 +56,16 @@ class Assembly:
         """A vector of float32 numbers from this one on."""
         at = self.at(b, floats, b.mul(number, self.integer(4)))
         return b.load(at, typ=self.floats, align=4)
+
+    def wide(self, b: Any, pointer: Any, dtype: str) -> Any:
+        """A vector of "float32", "bfloat16" or "float16" numbers, as float32."""
+        if dtype == "float32":
+            return b.load(pointer, typ=self.floats, align=4)
+        if dtype == "float16":
+            return b.fpext(b.load(pointer, typ=self._halves, align=2), self.floats)
+        # The higher half of a float32 number.
+        bits = b.zext(b.load(pointer, typ=self._narrow, align=2), self.ints)
+        return b.bitcast(b.shl(bits, self.ir.Constant(self.ints, [16] * self.lanes)), self.floats)
 
     def fetch(self, b: Any, pointer: Any, *, near: bool = True) -> None:
         """Have the processor bring what is there into its nearest cache, or into the second one,

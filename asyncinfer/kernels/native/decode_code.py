@@ -71,8 +71,6 @@ class _Code(Assembly):
         self._dtype, self._bytes = dtype, _BYTES[dtype]
         self._head_dim, self._heads, self._scale = head_dim, heads, scale
         self._vectors = range(0, head_dim, lanes)
-        self._narrow = self.ir.VectorType(self.ir.IntType(16), lanes)
-        self._halves = self.ir.VectorType(self.half, lanes)
         width = f"v{lanes}f32"
         self._maximum = self.declare(f"llvm.maxnum.{width}", self.floats, *[self.floats] * 2)
         self._highest = self.declare(f"llvm.vector.reduce.fmax.{width}", self.float, self.floats)
@@ -241,7 +239,10 @@ class _Code(Assembly):
                 for line in range(0, self._head_dim * self._bytes, 64):
                     self.fetch(b, self.at(b, there, b.add(offset, self.integer(line))), near=False)
                 start = self.at(b, here, offset)
-                vectors = [self._wide(b, start, at) for at in self._vectors]
+                vectors = [
+                    self.wide(b, self.at(b, start, self.integer(at * self._bytes)), self._dtype)
+                    for at in self._vectors
+                ]
                 return body(b, b.add(first, at), vectors, values)
 
             return self.loop(b, count, 1, token, values)
@@ -270,17 +271,6 @@ class _Code(Assembly):
         undefined = self.ir.Constant(self.floats, self.ir.Undefined)
         zero = self.ir.Constant(self.i32, 0)
         return self.shuffle(b, b.insert_element(undefined, number, zero), [0] * self.lanes)
-
-    def _wide(self, b: Any, start: Any, number: int) -> Any:
-        """A vector of a page's numbers, as float32."""
-        at = self.at(b, start, self.integer(number * self._bytes))
-        if self._dtype == "float32":
-            return b.load(at, typ=self.floats, align=4)
-        if self._dtype == "float16":
-            return b.fpext(b.load(at, typ=self._halves, align=2), self.floats)
-        # The higher half of a float32 number.
-        bits = b.zext(b.load(at, typ=self._narrow, align=2), self.ints)
-        return b.bitcast(b.shl(bits, self.ir.Constant(self.ints, [16] * self.lanes)), self.floats)
 
     def _score(self, b: Any, scratch: Any, stride: Any, head: int, number: Any) -> Any:
         place = b.add(b.mul(stride, self.integer(head)), number)

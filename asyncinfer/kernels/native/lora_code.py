@@ -56,8 +56,6 @@ class _Code(Assembly):
     def __init__(self, dtype: str, lanes: int) -> None:
         super().__init__("lora", lanes)
         self._dtype, self._bytes = dtype, _BYTES[dtype]
-        self._narrow = self.ir.VectorType(self.ir.IntType(16), lanes)
-        self._halves = self.ir.VectorType(self.half, lanes)
         self._one = self.declare("llvm.fma.f32", self.float, *[self.float] * 3)
 
     def text(self) -> str:
@@ -240,13 +238,7 @@ class _Code(Assembly):
     def _wide(self, b: Any, weight: Any, number: Any) -> Any:
         """A vector of a matrix's numbers from this one on, as float32."""
         at = self.at(b, weight, b.mul(number, self.integer(self._bytes)))
-        if self._dtype == "float32":
-            return b.load(at, typ=self.floats, align=4)
-        if self._dtype == "float16":
-            return b.fpext(b.load(at, typ=self._halves, align=2), self.floats)
-        # The higher half of a float32 number.
-        bits = b.zext(b.load(at, typ=self._narrow, align=2), self.ints)
-        return b.bitcast(b.shl(bits, self.ir.Constant(self.ints, [16] * self.lanes)), self.floats)
+        return self.wide(b, at, self._dtype)
 
     def _wide_one(self, b: Any, weight: Any, number: Any) -> Any:
         """One number of a matrix, as float32."""
