@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import suppress
 from typing import Any, Final
@@ -48,7 +47,7 @@ class Exchange:
         return run.start["status"], list(run.start["headers"])
 
     async def read(self, seconds: float | None = None) -> bytes | None:
-        """The next part of the body, None after the last. Raises as `begin` does."""
+        """The parts of the body that have come, None after the last. Raises as `begin` does."""
         run = self._run
         while not run.parts:
             if run.complete:
@@ -56,10 +55,12 @@ class Exchange:
             if run.over:
                 raise run.broken()
             await run.wait(seconds)
-        part = run.parts.popleft()
-        if run.room is not None and len(run.parts) < MOST_UNREAD:
+        # Together, since a client takes its time for each.
+        parts = b"".join(run.parts)
+        run.parts.clear()
+        if run.room is not None:
             run.room.set()
-        return part
+        return parts
 
     async def close(self) -> None:
         """Disconnect and cancel the application, unless its answer is whole; it has ended when this
@@ -90,7 +91,7 @@ class _Run:
         self._loop = _asyncio_loop()
         self._soon = _loop_caller(self._loop)
         self.start: Message | None = None
-        self.parts: deque[bytes] = deque()
+        self.parts: list[bytes] = []
         self.room: anyio.Event | None = None
         #: Whether the last part of the body has come.
         self.complete = False

@@ -12,7 +12,7 @@ from asyncinfer.clients.exchange import App
 from asyncinfer.clients.transport import async_transport, sync_transport
 from asyncinfer.engine import Engine, SyncEngine
 
-__all__ = ["async_client", "sync_client"]
+__all__ = ["async_client", "in_process_transport", "sync_client"]
 
 #: Nobody listens there: the transport opens no socket.
 _URL: Final = "http://asyncinfer.invalid"
@@ -29,7 +29,7 @@ def async_client(
     """
     module = _module(package)
     httpx = _http_library(module)
-    http = httpx.AsyncClient(transport=async_transport(httpx, _app(engine, scope)))
+    http = httpx.AsyncClient(transport=in_process_transport(httpx, engine, cache_scope=scope))
     return getattr(module, kind)(**_options(path, http, options))
 
 
@@ -41,6 +41,12 @@ def sync_client(
     httpx = _http_library(module)
     http = httpx.Client(transport=sync_transport(httpx, _app(engine, scope)))
     return getattr(module, kind)(**_options(path, http, options))
+
+
+def in_process_transport(httpx: ModuleType, engine: Engines, *, cache_scope: str = "") -> Any:
+    """An `AsyncBaseTransport` of `httpx` or `httpx2`, by which any client of that library talks to
+    an engine, or to several by name. The URL's host is not looked at."""
+    return async_transport(httpx, _app(engine, cache_scope))
 
 
 def _module(package: str) -> ModuleType:

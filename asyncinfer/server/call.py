@@ -100,6 +100,11 @@ class Call:
         data = b"data: " + json_bytes(content) + b"\n\n"
         await self.raw_event(data if name is None else f"event: {name}\n".encode() + data)
 
+    async def choice_event(self, opening: bytes, choice: Any) -> None:
+        """Send an event of OpenAI's protocols with one choice. `opening`: the JSON of its other
+        fields without the last brace, which is the same in every event of a stream."""
+        await self.raw_event(b'data: %b,"choices":[%b]}\n\n' % (opening, json_bytes(choice)))
+
     async def raw_event(self, data: bytes) -> None:
         """Send an event that is encoded already."""
         if not self.started:

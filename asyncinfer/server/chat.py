@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from asyncinfer.chunk import Completion
-from asyncinfer.server.call import Call
+from asyncinfer.server.call import Call, json_bytes
 from asyncinfer.server.chat_forms import chat_options, delta_of, message_of
 from asyncinfer.server.fields import CHAT, check_fields, flag
 from asyncinfer.server.logprobs import chat_logprobs
@@ -72,10 +72,11 @@ async def _events(
     first = head(call, model, "chat.completion.chunk", "chatcmpl")
     if usage:
         first["usage"] = None
+    opening = json_bytes(first)[:-1]
 
     async def tell(index: int, delta: dict[str, Any], **fields: Any) -> None:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **fields}
-        await call.event({**first, "choices": [choice]})
+        await call.choice_event(opening, choice)
 
     called = set()
     async with model.engine.stream(messages, **options) as stream:

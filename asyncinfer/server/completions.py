@@ -12,7 +12,7 @@ from asyncinfer.bounds import MAX_BATCH
 from asyncinfer.chunk import Choice, TokenLogprob, Usage
 from asyncinfer.errors import InvalidRequest, Size
 from asyncinfer.server.aside import aside
-from asyncinfer.server.call import Call
+from asyncinfer.server.call import Call, json_bytes
 from asyncinfer.server.fields import COMPLETION, check_fields, flag, options_of
 from asyncinfer.server.logprobs import completion_logprobs
 from asyncinfer.server.models import Model, Models
@@ -49,7 +49,7 @@ class Completions:
         if flag(body, "stream"):
             if echo and "logprobs" in options:
                 raise InvalidRequest("echo", echo, "with logprobs needs stream=false")
-            await _Events(call, model, options, echo).send(prompts, usage)
+            await _Events(call, model, options, echo, usage).send(prompts)
             return
         scored = echo and "logprobs" in options
         if scored:
@@ -144,23 +144,27 @@ class _Choice:
 class _Events:
     """The answers to several prompts as they are made."""
 
-    def __init__(self, call: Call, model: Model, options: dict[str, Any], echo: bool) -> None:
+    def __init__(
+        self, call: Call, model: Model, options: dict[str, Any], echo: bool, usage: bool
+    ) -> None:
         self._call = call
         self._model = model
         self._options = options
         self._echo = echo
         self._first = head(call, model, "text_completion", "cmpl")
+        if usage:
+            self._first["usage"] = None
+        self._opening = json_bytes(self._first)[:-1]
+        self._usage = usage
         #: Characters sent of each choice.
         self._sent: dict[int, int] = {}
         # Several tasks send.
         self._sending = anyio.Lock()
 
-    async def send(self, prompts: list[str | list[int]], usage: bool) -> None:
-        if usage:
-            self._first["usage"] = None
+    async def send(self, prompts: list[str | list[int]]) -> None:
         calls = [partial(self._stream, index, prompt) for index, prompt in enumerate(prompts)]
         used = [each or Usage() for each in await together(calls)]
-        if usage:
+        if self._usage:
             total = usage_of(_total(used))
             await self._call.event({**self._first, "choices": [], "usage": total})
         await self._call.raw_event(DONE)
@@ -192,5 +196,5 @@ class _Events:
                     "finish_reason": finish_reason(chunk.finish_reason),
                 }
                 async with self._sending:
-                    await self._call.event({**self._first, "choices": [choice]})
+                    await self._call.choice_event(self._opening, choice)
         return stream.usage

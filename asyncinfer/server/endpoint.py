@@ -15,6 +15,7 @@ from asyncinfer.server.call import Call
 from asyncinfer.server.errors import HttpError, http_error, openai_error
 from asyncinfer.server.keys import Keys
 from asyncinfer.server.traffic import Traffic
+from asyncinfer.server.turns import take_turn
 
 __all__ = ["Endpoint", "Handler"]
 
@@ -91,6 +92,8 @@ class Endpoint:
             finally:
                 # Its traceback refers to this frame, here and below.
                 del found
+
+        await take_turn()
 
         async def watch() -> None:
             nonlocal left

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from types import ModuleType
 from typing import Any, Final
 
-import anyio
-
 from asyncinfer import Engine, openai_client
 from asyncinfer.bench.http.options import CHAT, TEMPLATE
-from asyncinfer.server import create_app
+from asyncinfer.clients import in_process_transport
 from asyncinfer.testing import ChatTemplate, FakeModel
 
-__all__ = ["CallCost", "measure_calls"]
+__all__ = ["CallCost", "measure_calls", "one_core"]
 
 #: Tokens of an answer, calls in one turn, and those of each kind before the first.
 TOKENS: Final = 8
@@ -46,23 +46,23 @@ class CallCost:
     #: By OpenAI's client, in process.
     client: float
     #: By OpenAI's client on a transport that has the same answer at hand, in the same parts: what
-    #: the client itself takes to write requests and read answers.
+    #: the client itself takes to write requests and read answers where nothing comes in between.
     alone: float
-    #: What a call takes more than the engine's in the same turn, and what of that is not the
-    #: client's own: a machine's speed changes between turns.
+    #: What a call takes more than the engine's in the same turn: a machine's speed changes between
+    #: turns.
     added: float
+    #: What our transport and application take more than the engine's call in the same turn, for
+    #: the request that the client makes, read to its end without the client.
     ours: float
 
 
 async def measure_calls(calls: int) -> tuple[CallCost, CallCost]:
     """Whole answers and streamed ones. Raises `ModuleNotFoundError` without the extra `openai`."""
     model = FakeModel(strict=False, template=ChatTemplate(TEMPLATE))
-    async with AsyncExitStack() as stack:
-        engine = await stack.enter_async_context(Engine(model))
+    async with Engine(model) as engine, AsyncExitStack() as stack:
         client = await stack.enter_async_context(openai_client({"fake": engine}))
-        app = create_app({"fake": engine})
-        whole = await stack.enter_async_context(await _canned(app, _ask))
-        events = await stack.enter_async_context(await _canned(app, _read))
+        httpx = _http_library()
+        transport = in_process_transport(httpx, {"fake": engine})
 
         async def generate() -> None:
             await engine.generate(CHAT, **_ENGINE)
@@ -72,10 +72,30 @@ async def measure_calls(calls: int) -> tuple[CallCost, CallCost]:
                 async for _ in answer:
                     pass
 
-        return (
-            await _in_turns(False, calls, generate, lambda: _ask(client), lambda: _ask(whole)),
-            await _in_turns(True, calls, stream, lambda: _read(client), lambda: _read(events)),
-        )
+        costs = []
+        for streamed, direct, ask in ((False, generate, _ask), (True, stream, _read)):
+            heard = _Heard(transport)
+            canned = await stack.enter_async_context(_canned(httpx, heard))
+            ways = (direct, partial(ask, client), partial(ask, canned), heard.again)
+            costs.append(await _in_turns(streamed, calls, *ways))
+    return costs[0], costs[1]
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Have this thread, and the threads that it starts, run on one core where the system lets them.
+
+    Handing the interpreter's lock from one core to another costs more than what is between two
+    hand-overs, and how often it happens differs with what else the machine does."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 async def _ask(client: Any) -> None:
@@ -88,7 +108,7 @@ async def _read(client: Any) -> None:
 
 
 async def _in_turns(streamed: bool, calls: int, *ways: Callable[[], Awaitable[None]]) -> CallCost:
-    """The cost of the engine, the client, and the client alone."""
+    """The cost of the engine, the client, the client alone, and the transport without a client."""
     for way in ways:
         for _ in range(WARM_UP):
             await way()
@@ -100,58 +120,62 @@ async def _in_turns(streamed: bool, calls: int, *ways: Callable[[], Awaitable[No
             for _ in range(TURN):
                 await way()
             times.append((time.thread_time() - began) / TURN * 1e6)
-    engine, client, alone = map(median, took)
-    added = median(clients - engines for engines, clients, _ in zip(*took, strict=True))
-    ours = median(clients - engines - own for engines, clients, own in zip(*took, strict=True))
+    engine, client, alone, _ = map(median, took)
+    added = median(clients - engines for engines, clients, _, _ in zip(*took, strict=True))
+    ours = median(bare - engines for engines, _, _, bare in zip(*took, strict=True))
     return CallCost(streamed, len(took[0]) * TURN, engine, client, alone, added, ours)
 
 
-async def _canned(app: Any, call: Callable[[Any], Awaitable[None]]) -> Any:
-    """A client whose transport has the answer of `app` to this call at hand."""
+def _http_library() -> ModuleType:
+    """The one that OpenAI's client is built on."""
     import openai
 
-    own = openai.DefaultAsyncHttpxClient.__mro__
-    library = next(each.__module__.partition(".")[0] for each in own if "httpx" in each.__module__)
-    httpx: ModuleType = importlib.import_module(library)
-    heard: list[dict[str, Any]] = []
+    bases = openai.DefaultAsyncHttpxClient.__mro__
+    name = next(each.__module__.partition(".")[0] for each in bases if "httpx" in each.__module__)
+    return importlib.import_module(name)
+
+
+class _Heard:
+    """The first request of a client, and our application's answer to it."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._request: Any = None
+        self.head: dict[str, Any] = {}
+        self.parts: list[bytes] = []
+
+    async def ask(self, request: Any) -> None:
+        """Have the first request answered."""
+        if self._request is None:
+            self._request = request
+            await self.again()
+
+    async def again(self) -> None:
+        """The request once more, by our transport."""
+        answer = await self._transport.handle_async_request(self._request)
+        try:
+            parts = [part async for part in answer.stream]
+        finally:
+            await answer.aclose()
+        if not self.parts:
+            self.head = {"status_code": answer.status_code, "headers": answer.headers.raw}
+            self.parts = parts
+
+
+def _canned(httpx: ModuleType, heard: _Heard) -> Any:
+    """A client whose transport has an answer at hand."""
+    import openai
 
     class Body(httpx.AsyncByteStream):  # type: ignore[name-defined,misc]
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            for message in heard[1:]:
-                if part := message.get("body"):
-                    yield part
+            for part in heard.parts:
+                yield part
 
     class Transport(httpx.AsyncBaseTransport):  # type: ignore[name-defined,misc]
         async def handle_async_request(self, request: Any) -> Any:
-            body = await request.aread()
-            if not heard:
-                await _heard(app, request, body, heard)
-            status, headers = heard[0]["status"], heard[0]["headers"]
-            return httpx.Response(status, headers=headers, stream=Body())
+            await request.aread()
+            await heard.ask(request)
+            return httpx.Response(**heard.head, stream=Body())
 
     http = httpx.AsyncClient(transport=Transport())
-    made = openai.AsyncOpenAI(base_url="http://a/v1", api_key="none", http_client=http)
-    await call(made)
-    return made
-
-
-async def _heard(app: Any, request: Any, body: bytes, messages: list[dict[str, Any]]) -> None:
-    """What an application sends in answer to a request."""
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": request.url.path,
-        "root_path": "",
-        "headers": [(name.lower(), value) for name, value in request.headers.raw],
-    }
-    asked = [{"type": "http.request", "body": body}]
-
-    async def receive() -> dict[str, Any]:
-        if not asked:
-            await anyio.sleep_forever()
-        return asked.pop()
-
-    async def send(message: dict[str, Any]) -> None:
-        messages.append(message)
-
-    await app(scope, receive, send)
+    return openai.AsyncOpenAI(base_url="http://a/v1", api_key="none", http_client=http)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from asyncinfer.bench.http.calls import CallCost, measure_calls
+from asyncinfer.bench.http.calls import CallCost, measure_calls, one_core
 from asyncinfer.bench.http.options import HttpOptions
 from asyncinfer.bench.http.streams import StreamsRun, measure_http_streams
 from asyncinfer.bench.loops import run_on
@@ -20,7 +20,9 @@ class HttpResult:
     """The median repetition by the lag it adds, and the calls."""
 
     streams: StreamsRun
+    #: In process, on one core and on all of them.
     calls: tuple[CallCost, ...]
+    spread: tuple[CallCost, ...]
 
     def figures(self) -> tuple[Figure, ...]:
         run, who = self.streams, f"{self.streams.seen.open} HTTP streams, half left"
@@ -33,10 +35,11 @@ class HttpResult:
             Figure("  pages, requests, tasks, descriptors kept", run.kept, "", "lower", 0.0),
             Figure("  until all are back", run.back, "s", "lower", 1.0),
         ]
-        for cost in self.calls:
+        for cost, spread in zip(self.calls, self.spread, strict=True):
             kind = "streamed" if cost.streamed else "whole"
             found += [
                 Figure(f"in-process call, {kind}: our own CPU", cost.ours, "us", "lower", 300.0),
+                Figure("  the same on all cores", spread.ours, "us", "lower"),
                 Figure("  OpenAI's client alone", cost.alone, "us", "lower"),
                 Figure("  both, beyond the engine's call", cost.added, "us", "lower"),
                 Figure("  the engine's call", cost.engine, "us", "lower"),
@@ -56,7 +59,9 @@ def measure_http(
         runs.append(run_on(options.loop, measure_http_streams, options))
     report("in-process calls")
     try:
-        calls = run_on(options.loop, measure_calls, options.calls)
+        with one_core():
+            calls = run_on(options.loop, measure_calls, options.calls)
+        spread = run_on(options.loop, measure_calls, options.calls)
     except ModuleNotFoundError as error:
         raise BenchError(str(error)) from error
-    return HttpResult(median(runs, lambda run: run.added_p99), calls)
+    return HttpResult(median(runs, lambda run: run.added_p99), calls, spread)
