@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     )
     from asyncinfer.clients import (
         anthropic_client,
+        in_process_transport,
         openai_client,
         sync_anthropic_client,
         sync_openai_client,
@@ -79,6 +80,7 @@ else:
         ),
         clients=(
             "anthropic_client",
+            "in_process_transport",
             "openai_client",
             "sync_anthropic_client",
             "sync_openai_client",
@@ -167,6 +169,7 @@ __all__ = [
     "ToolCallDelta",
     "Usage",
     "anthropic_client",
+    "in_process_transport",
     "openai_client",
     "sync_anthropic_client",
     "sync_openai_client",

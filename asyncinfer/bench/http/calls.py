@@ -14,9 +14,8 @@ from statistics import median
 from types import ModuleType
 from typing import Any, Final
 
-from asyncinfer import Engine, openai_client
+from asyncinfer import Engine, in_process_transport, openai_client
 from asyncinfer.bench.http.options import CHAT, TEMPLATE
-from asyncinfer.clients import in_process_transport
 from asyncinfer.testing import ChatTemplate, FakeModel
 
 __all__ = ["CallCost", "measure_calls", "one_core"]
