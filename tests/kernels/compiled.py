@@ -49,6 +49,8 @@ class Code:
     spills: int
     #: Bytes of shared memory a block.
     shared: int
+    #: What Triton made of the function's text.
+    ttir: str = ""
 
     @property
     def fits(self) -> bool:
@@ -100,7 +102,7 @@ class Launch:
         source = ASTSource(self.kernel, signature, constants, hints)
         target = GPUTarget("cuda", capability, 32)
         built = triton.compile(source, target=target, options=dict(self.options))
-        return _code(capability, built.asm["ptx"], built.asm["cubin"], built.metadata.shared)
+        return _code(capability, built.asm, built.metadata.shared)
 
 
 def compiled_for(launch: Launch) -> dict[str, Any]:
@@ -153,12 +155,13 @@ def _by_sixteen(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value % 16 == 0
 
 
-def _code(capability: int, ptx: str, cubin: bytes, shared: int) -> Code:
+def _code(capability: int, asm: Mapping[str, Any], shared: int) -> Code:
+    cubin = asm["cubin"]
     usage = Counter[str]()
     for name, value in re.findall(r"(\w+):(\d+)", _inspect("cuobjdump", cubin, "-res-usage")):
         usage[name] = int(value)
     spills = max(usage["LOCAL"], usage["STACK"])
-    return Code(capability, ptx, cubin, usage["REG"], spills, shared)
+    return Code(capability, asm["ptx"], cubin, usage["REG"], spills, shared, asm["ttir"])
 
 
 def _inspect(tool: str, cubin: bytes, *options: str) -> str:

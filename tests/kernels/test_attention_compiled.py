@@ -124,6 +124,19 @@ def test_prefill(
     assert code.count("HGMMA" if capability == 90 else "HMMA") > 0
 
 
+@pytest.mark.parametrize("decode_rows", [0, 32])
+def test_only_the_last_keys_are_masked(decode_rows: int) -> None:
+    """Of the two loops over tiles the long one compares no positions."""
+    (launch,) = launches(decode_rows=decode_rows)
+    code = launch.compile(90).ttir
+    loops = [loop for loop in code.split("scf.for")[1:] if "tt.dot" in loop]
+    masked = ["arith.cmpi sle" in loop.split("scf.yield")[0] for loop in loops]
+    assert masked == [False, True]
+    # With a window all tiles may be cut.
+    (launch,) = launches(decode_rows=decode_rows, **EVERYTHING)
+    assert launch.compile(90).ttir.count("tt.dot ") == 2
+
+
 @pytest.mark.parametrize(
     ("capability", "options"),
     [

@@ -103,6 +103,21 @@ def test_torchs_operators_are_not_recorded(kv: KVCache, monkeypatch: pytest.Monk
     assert choose_graphs(config, [kv, kv], [0, 1], fallbacks) == "start"
 
 
+def test_two_caches_of_a_group_are_recorded_where_a_head_predicts(
+    kv: KVCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its layers alone are recorded, which have any number of caches: one for the head."""
+    monkeypatch.setattr(device_module, "reads_pages", lambda group: group is kv)
+    fallbacks, config = Fallbacks(), EngineConfig(cuda_graphs="start")
+    assert choose_graphs(config, [kv, kv], [0, 0], fallbacks, predicts=True) == "start"
+    assert fallbacks.found == ()
+    other = KVCache.allocate(CONFIG, 4, 16, torch.float32, "cpu")
+    with pytest.warns(RuntimeWarning, match="not recorded: not all of its attention"):
+        assert choose_graphs(config, [kv, other], [0, 0], fallbacks, predicts=True) == "off"
+    off = config.replace(cuda_graphs="off")
+    assert choose_graphs(off, [kv, kv], [0, 0], fallbacks, predicts=True) == "off"
+
+
 def test_a_recorded_step_takes_no_reference_kernel_that_needs_the_host(kv: KVCache) -> None:
     """Where a kernel is Triton's, all that a recorded step may launch are: states are a CPU's."""
     assert set(ops.__all__) - set(triton.__all__) == set(states.__all__)

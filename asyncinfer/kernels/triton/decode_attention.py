@@ -99,11 +99,26 @@ def _decode_attention(
     table = block_tables + row.to(tl.int64) * table_stride
     begin = first + part * size
     end = tl.minimum(begin + size, length)
-    for start in range(begin, end, N):
+    whole = begin
+    if WINDOW is None:
+        # Keys that all of the program's queries see, in whole tiles: no mask in the long loop.
+        seen_by_all = tl.minimum(end, length - tokens + tile * M // GROUP + 1)
+        whole += tl.maximum(seen_by_all - begin, 0) // N * N
+        for start in range(begin, whole, N):
+            values, peak, total = attend_tile(
+                values, peak, total, queries, position, start, end, table,
+                k_cache, v_cache, k_scales, v_scales, kv_head, scale,
+                SOFTCAP=SOFTCAP, WINDOW=WINDOW, MASKED=False, CACHE_STRIDE=CACHE_STRIDE,
+                CACHE_HEAD_STRIDE=CACHE_HEAD_STRIDE, CACHE_TOKEN_STRIDE=CACHE_TOKEN_STRIDE,
+                KV_HEADS=KV_HEADS, BLOCK_SIZE=BLOCK_SIZE, HEAD_DIM=HEAD_DIM, D=D, N=N,
+            )  # fmt: skip
+    for start in range(whole, end, N):
         values, peak, total = attend_tile(
-            values, peak, total, queries, position, start, end, table, k_cache, v_cache, k_scales,
-            v_scales, kv_head, scale, SOFTCAP, WINDOW, True, CACHE_STRIDE, CACHE_HEAD_STRIDE,
-            CACHE_TOKEN_STRIDE, KV_HEADS, BLOCK_SIZE, HEAD_DIM, D, N,
+            values, peak, total, queries, position, start, end, table,
+            k_cache, v_cache, k_scales, v_scales, kv_head, scale,
+            SOFTCAP=SOFTCAP, WINDOW=WINDOW, MASKED=True, CACHE_STRIDE=CACHE_STRIDE,
+            CACHE_HEAD_STRIDE=CACHE_HEAD_STRIDE, CACHE_TOKEN_STRIDE=CACHE_TOKEN_STRIDE,
+            KV_HEADS=KV_HEADS, BLOCK_SIZE=BLOCK_SIZE, HEAD_DIM=HEAD_DIM, D=D, N=N,
         )  # fmt: skip
     values = finished(values, total)
 

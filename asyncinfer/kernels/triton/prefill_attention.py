@@ -90,17 +90,21 @@ def _prefill_attention(
         begin = tl.maximum(earliest + 1, 0) // N * N
         for start in range(0, begin, N):
             values, peak, total = attend_tile(
-                values, peak, total, queries, position, start, end, table, k_cache, v_cache,
-                k_scales, v_scales, kv_head, scale, SOFTCAP, WINDOW, False, CACHE_STRIDE,
-                CACHE_HEAD_STRIDE, CACHE_TOKEN_STRIDE, KV_HEADS, BLOCK_SIZE, HEAD_DIM, D, N,
+                values, peak, total, queries, position, start, end, table,
+                k_cache, v_cache, k_scales, v_scales, kv_head, scale,
+                SOFTCAP=SOFTCAP, WINDOW=WINDOW, MASKED=False, CACHE_STRIDE=CACHE_STRIDE,
+                CACHE_HEAD_STRIDE=CACHE_HEAD_STRIDE, CACHE_TOKEN_STRIDE=CACHE_TOKEN_STRIDE,
+                KV_HEADS=KV_HEADS, BLOCK_SIZE=BLOCK_SIZE, HEAD_DIM=HEAD_DIM, D=D, N=N,
             )  # fmt: skip
     else:
         begin = tl.maximum(earliest - WINDOW + 1, 0)
     for start in range(begin, end, N):
         values, peak, total = attend_tile(
-            values, peak, total, queries, position, start, end, table, k_cache, v_cache, k_scales,
-            v_scales, kv_head, scale, SOFTCAP, WINDOW, True, CACHE_STRIDE, CACHE_HEAD_STRIDE,
-            CACHE_TOKEN_STRIDE, KV_HEADS, BLOCK_SIZE, HEAD_DIM, D, N,
+            values, peak, total, queries, position, start, end, table,
+            k_cache, v_cache, k_scales, v_scales, kv_head, scale,
+            SOFTCAP=SOFTCAP, WINDOW=WINDOW, MASKED=True, CACHE_STRIDE=CACHE_STRIDE,
+            CACHE_HEAD_STRIDE=CACHE_HEAD_STRIDE, CACHE_TOKEN_STRIDE=CACHE_TOKEN_STRIDE,
+            KV_HEADS=KV_HEADS, BLOCK_SIZE=BLOCK_SIZE, HEAD_DIM=HEAD_DIM, D=D, N=N,
         )  # fmt: skip
 
     d = tl.arange(0, D)
