@@ -4,13 +4,18 @@ python -m benchmarks.planted_findings [ID ...]
 
 It takes minutes, and so is no part of the suite. Findings of an engine's life are planted in
 `simulation/test_hazards.py`, which is.
+
+Three have nothing to take out. P12 and E7 are what pages of the documentation did not say. E4 was
+README's own code, which `docs/test_web_app.py` now runs. S11 was a guess that turned out wrong.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from importlib import import_module
 from itertools import islice
@@ -22,10 +27,11 @@ import pytest
 import torch
 from simulation.planted import Plant, afterwards, instead, nothing, together
 
-from asyncinfer import SamplingParams, checks
+from asyncinfer import InvalidRequest, SamplingParams, checks
 from asyncinfer.cache import GuardedPolicy
 from asyncinfer.engine import inference, preparer, thread
 from asyncinfer.engine.admission import Admission
+from asyncinfer.engine.chats import Chats
 from asyncinfer.engine.defaults import GenerationDefaults
 from asyncinfer.engine.frontend import Frontend
 from asyncinfer.engine.loop_bridge import LoopBridge
@@ -48,10 +54,12 @@ from asyncinfer.telemetry import GuardedObserver
 from asyncinfer.testing import sampler_limits
 from asyncinfer.text import (
     ChatTemplate,
+    caller_text,
     chat,
     detokenizer,
     filters,
     messages,
+    operators,
     render_budget,
     sandbox,
     template_files,
@@ -60,6 +68,7 @@ from asyncinfer.text.detokenizer import Detokenizer
 from asyncinfer.text.render_budget import RenderBudget
 from asyncinfer.text.shield import Shield
 from asyncinfer.weights import folder
+from asyncinfer.weights.hub import HubModel
 
 __all__ = ["FINDINGS"]
 
@@ -101,6 +110,51 @@ def greedy(defaults: object, named: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 0.0} | named)
 
 
+def in_child(first: str) -> Plant:
+    """`first` comes before the program that a test runs in a process of its own."""
+
+    def make(run: Callable[..., Any]) -> Callable[..., Any]:
+        def planted(command: list[str], **options: Any) -> Any:
+            *before, program = command
+            text = textwrap.dedent(first) + textwrap.dedent(program)
+            return run([*before, text], **options)
+
+        return planted
+
+    return instead(subprocess, "run", make)
+
+
+def only_of_lists(join: Callable[..., str]) -> Callable[..., str]:
+    def joined(budget: object, separator: str, items: object) -> str:
+        if not isinstance(items, list | tuple | str):
+            raise InvalidRequest("prompt", type(items).__name__, "cannot be joined")
+        return join(budget, separator, items)
+
+    return joined
+
+
+def as_long_as_it_takes(hub: object, call: Any, *_: object) -> None:
+    while not call.wait(1.0):
+        pass
+
+
+def as_text(encode: Callable[..., list[int]]) -> Callable[..., list[int]]:
+    return lambda chats, messages, *rest: encode(chats, [*messages], *rest)
+
+
+#: The first event imports a module that nobody else does.
+IMPORTS: Final = """
+    from asyncinfer.telemetry import log as _log_module
+    _tell = _log_module._log
+    def _importing(*args):
+        import wave
+        _tell(*args)
+    _log_module._log = _importing
+"""
+LEAVES: Final = """
+    from asyncinfer.engine.thread import DecodeThread
+    DecodeThread._at_exit = lambda self: None
+"""
 NEVER: Final = SimpleNamespace(get=bool, set=bool, reset=lambda token: None)
 
 FAMILIES: Final = "text/test_families.py"
@@ -145,9 +199,14 @@ FINDINGS: Final[dict[str, tuple[Plant, str]]] = {
         afterwards(Request, "__init__", one_less),
         "engine/test_full_buffers.py::test_cancel_on_full_means_that_a_token_does_not_fit",
     ),
+    "S4": (in_child(IMPORTS), "telemetry/test_events.py::test_an_event_imports_nothing"),
     "S5": (
         put(checks, "_listed", lambda name, value, most: tuple(islice(value, 1 << 20))),
         "test_bounds.py::test_a_list_is_measured_before_it_is_copied",
+    ),
+    "S6": (
+        in_child(LEAVES),
+        "engine/test_closing.py::test_leaving_the_interpreter_while_it_loads",
     ),
     "S7": (
         nothing(GuardedObserver, "close"),
@@ -171,6 +230,7 @@ FINDINGS: Final[dict[str, tuple[Plant, str]]] = {
     ),
     "T1": (put(messages, "_REASONING", ("reasoning_content",)), MESSAGES),
     "T2": (put(chat, "_NONE", {}), MESSAGES),
+    "T3": (put(caller_text, "_SPELLED", re.compile("(?!)")), MESSAGES),
     "T4": (
         put(Shield, "guarded", lambda self, before, after: after),
         f"{FAMILIES}::test_no_token_is_put_together",
@@ -179,6 +239,7 @@ FINDINGS: Final[dict[str, tuple[Plant, str]]] = {
         put(filters, "_in_context", lambda plain: lambda context, *a, **more: plain(*a, **more)),
         MESSAGES,
     ),
+    "T6": (instead(operators, "joined", only_of_lists), MESSAGES),
     "T7": (
         instead(
             vars(sandbox)["_Generation"],
@@ -235,6 +296,10 @@ FINDINGS: Final[dict[str, tuple[Plant, str]]] = {
         put(GenerationDefaults, "params", greedy),
         "engine/test_defaults.py::test_three_answers_differ_and_the_default_can_be_seen",
     ),
+    "E6": (
+        put(HubModel, "_wait", as_long_as_it_takes),
+        "weights/test_silent_hub.py::test_one_that_never_answers",
+    ),
     "E8": (
         put(Frontend, "turn", at_once),
         "engine/test_intake.py::test_a_crowd_leaves_the_loop_its_turns",
@@ -258,6 +323,10 @@ FINDINGS: Final[dict[str, tuple[Plant, str]]] = {
     "E14": (
         put(import_module("asyncinfer.cli.chat"), "_LEAVE", frozenset()),
         "cli/test_chat_turns.py::test_commands_that_leave",
+    ),
+    "E15": (
+        instead(Chats, "encode", as_text),
+        "engine/test_sessions.py::test_twenty_turns_compute_each_token_once",
     ),
 }
 
