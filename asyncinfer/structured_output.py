@@ -100,9 +100,8 @@ def schema_of(typed: Any) -> str:
 
     Raises `InvalidRequest` where the type has none.
     """
-    made: Any = typed
     try:
-        schema = made.model_json_schema() if isinstance(typed, type) else made.json_schema()
+        schema = typed.model_json_schema() if isinstance(typed, type) else typed.json_schema()
     except Exception as error:
         raise InvalidRequest("json_schema", typed, f"has no JSON Schema: {error}") from error
     text = json_object_text("json_schema", schema)
@@ -120,8 +119,8 @@ def json_object_text(name: str, value: Any) -> str:
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(name, text, f"is no JSON: {error}") from None
     if not isinstance(value, Mapping):
-        bound = "must be a JSON object, as a dict or a string"
-        raise InvalidRequest(name, value, bound)
+        typed = ", or a pydantic model or TypeAdapter" * (name == "json_schema")
+        raise InvalidRequest(name, value, f"must be a JSON object, as a dict or a string{typed}")
     _check_values(name, value)
     try:
         text = json.dumps(value, ensure_ascii=False, default=dict)
@@ -139,21 +138,21 @@ class AnswerReader(NamedTuple):
     after: str
 
     def whole(self, text: str) -> Any:
-        """The object of an answer; None where there is no JSON in it yet."""
-        text = self._json(text)
-        if not text:
+        """The object of an answer; None where its JSON has no end."""
+        text, adapter = self._json(text), self.schema
+        try:
+            plain = json.loads(text)
+        except ValueError:
             return None
-        if self.schema is None or isinstance(self.schema, str):
-            return json.loads(text)
-        adapter: Any = self.schema
-        if isinstance(self.schema, type):
-            return adapter.model_validate_json(text)
+        if adapter is None or isinstance(adapter, str):
+            return plain
+        if isinstance(adapter, type):
+            return adapter.model_validate_json(text)  # type: ignore[attr-defined]
         return adapter.validate_json(text)
 
     def partial(self, text: str) -> Any:
         """See `partial_json`."""
-        text = self._json(text)
-        return partial_json(text) if text else None
+        return partial_json(self._json(text))
 
     def _json(self, text: str) -> str:
         return text.partition(self.after)[2] if self.after else text
@@ -222,9 +221,9 @@ def _check_values(name: str, value: Mapping[Any, Any]) -> None:
             waiting += [(entry, f"{place}/*", depth + 1) for entry in item]
         elif item is not None and not isinstance(item, bool | int | float):
             raise InvalidRequest(place, item, "is no JSON value")
-        if chars > MAX_GRAMMAR_CHARS:
-            bound = f"at most {MAX_GRAMMAR_CHARS} characters"
-            raise InvalidRequest(name, Size(f"{chars} characters or more"), bound)
+        elif isinstance(item, int | float) and not abs(item) < 1.7e308:
+            raise InvalidRequest(place, Size("a number"), "must be finite, and below 1.7e308")
+        _check_size(name, chars)
 
 
 def _escape(key: str) -> str:

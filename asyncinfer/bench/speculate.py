@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -38,8 +39,14 @@ class Account:
 _COPIED: Final = _FILE + "\n\n# The same again:\n" + _FILE + "\n\n# The same again:\n"
 #: What the caller expects: the file before an edit, which is wrong in four places.
 _EXPECTED: Final = _FILE.replace("amount", "value", 2).replace("self.balance", "self.total", 2)
+_COPY: Final[dict[str, Any]] = {"prompt": _COPIED, "temperature": 0.0}
+_HINT: Final[dict[str, Any]] = {"prediction": _EXPECTED}
 #: A text that goes on without repeating itself, drawn at temperature 1.
 _TOLD: Final = "The old harbour master opened his diary and began to write about the storm. "
+#: Such texts of a turn, each with a seed of its own.
+_TEXTS: Final = 3
+#: Tokens of each answer of the warm-up, at most.
+_WARMING: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +61,8 @@ class SpeculateOptions:
     running: int = 16
     loop: str = "asyncio"
     repeat: int = 5
+    #: No turn after the first begins that would end later than this after the warm-up.
+    seconds: float = 210.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +75,18 @@ class SpeculateTurn:
     told: float
     told_looked_up: float
     told_mispredicted: float
-    many: float
-    many_predicted: float
     #: Share of the predicted copy's tokens that were drafted.
     accepted: float
     #: Whether the three copies are equal, as 1.0 or 0.0.
     equal: float
+
+
+@dataclass(frozen=True, slots=True)
+class CrowdTurn:
+    """Tokens a second over all of many copies at once."""
+
+    plain: float
+    predicted: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +97,12 @@ class SpeculateResult:
     looked_up: SpeculateTurn
     told: SpeculateTurn
     mispredicted: SpeculateTurn
-    many: SpeculateTurn
+    many: CrowdTurn
     #: Share of the turns whose copies were equal: logits depend on a step's shape in their last
     #: bits.
     equal: float
+    #: Turns that there was time for.
+    turns: int
 
     def figures(self) -> tuple[Figure, ...]:
         ratio = "x"
@@ -110,10 +127,9 @@ class SpeculateResult:
                 "higher",
                 0.95,
             ),
-            Figure("copies together", self.many.many, "tokens/s", "higher"),
-            Figure(
-                "  with prediction=", self.many.many_predicted / self.many.many, ratio, "higher"
-            ),
+            Figure("copies together", self.many.plain, "tokens/s", "higher"),
+            Figure("  with prediction=", self.many.predicted / self.many.plain, ratio, "higher"),
+            Figure("turns", self.turns, "", "higher"),
         )
 
 
@@ -125,50 +141,82 @@ def measure_speculate(
 
 
 async def _measure(options: SpeculateOptions, report: Callable[[str], None]) -> SpeculateResult:
-    model, turns = options.model, []
+    report("opening two engines, without proposers and with prompt-lookup")
+    turns: list[SpeculateTurn] = []
+    crowds: list[CrowdTurn] = []
+    # The prompts stay in the cache after the warm-up, so that a turn is decoding and little else.
     async with (
-        Engine(model, prefix_cache=False) as plain,
-        Engine(model, prefix_cache=False, proposers=["prompt-lookup"]) as lookup,
+        Engine(options.model) as plain,
+        Engine(options.model, proposers=["prompt-lookup"]) as lookup,
     ):
-        copy: dict[str, Any] = {"prompt": _COPIED, "temperature": 0.0}
-        hint = {"prediction": _EXPECTED}
-        for turn in range(options.repeat + 1):
-            report(f"turn {turn} of {options.repeat}" if turn else "warm-up")
-            told: dict[str, Any] = {"prompt": _TOLD, "temperature": 1.0, "seed": turn}
-            tokens, running = options.tokens, options.running
-            copied, first = await _decode(plain, tokens, 1, copy)
-            predicted, second = await _decode(plain, tokens, 1, {**copy, **hint})
-            looked_up, third = await _decode(lookup, tokens, 1, copy)
-            equal = first.token_ids == second.token_ids == third.token_ids
-            found = SpeculateTurn(
-                copied,
-                predicted,
-                looked_up,
-                (await _decode(plain, tokens, 1, told))[0],
-                (await _decode(lookup, tokens, 1, told))[0],
-                (await _decode(plain, tokens, 1, {**told, **hint}))[0],
-                (await _decode(plain, tokens, running, copy))[0],
-                (await _decode(plain, tokens, running, {**copy, **hint}))[0],
-                second.usage.accepted_tokens / tokens,
-                float(equal),
-            )
-            if turn:
-                turns.append(found)
+        bench = _Bench(plain, lookup, min(options.tokens, _WARMING), options.running)
+        await bench.turn(0, report)
+        await bench.crowd(report)
+        bench.tokens = options.tokens
+        began, longest = time.perf_counter(), 0.0
+        for turn in range(1, options.repeat + 1):
+            at = time.perf_counter()
+            if turns and at + longest > began + options.seconds:
+                break
+
+            def tell(what: str, turn: int = turn) -> None:
+                report(f"turn {turn} of {options.repeat}: {what}")
+
+            turns.append(await bench.turn(turn, tell))
+            if turn % 2:
+                # It takes most of a turn's time, and no figure of it has a target.
+                crowds.append(await bench.crowd(tell))
+            longest = max(longest, time.perf_counter() - at)
     return SpeculateResult(
         predicted=median(turns, lambda turn: turn.predicted / turn.copied),
         looked_up=median(turns, lambda turn: turn.looked_up / turn.copied),
         told=median(turns, lambda turn: turn.told_looked_up / turn.told),
         mispredicted=median(turns, lambda turn: turn.told_mispredicted / turn.told),
-        many=median(turns, lambda turn: turn.many_predicted / turn.many),
+        many=median(crowds, lambda turn: turn.predicted / turn.plain),
         equal=sum(turn.equal for turn in turns) / len(turns),
+        turns=len(turns),
     )
 
 
-async def _decode(
-    engine: Engine, tokens: int, requests: int, asked: Mapping[str, Any]
-) -> tuple[float, Completion]:
-    """Tokens a second of so many requests together after their first tokens, and an answer."""
-    seconds, done = await answer_together(engine, tokens, [asked] * requests)
-    # The prompt takes as long with and without drafts.
-    waited = min(each.timings.ttft for each in done)
-    return requests * (tokens - 1) / (seconds - waited), done[0]
+@dataclass(slots=True)
+class _Bench:
+    """The engines, and what they are asked."""
+
+    plain: Engine
+    lookup: Engine
+    tokens: int
+    running: int
+
+    async def turn(self, turn: int, report: Callable[[str], None]) -> SpeculateTurn:
+        report("a file is copied")
+        copied, first = await self._decode(self.plain, 1, _COPY)
+        predicted, second = await self._decode(self.plain, 1, _COPY | _HINT)
+        looked_up, third = await self._decode(self.lookup, 1, _COPY)
+        kinds = [(self.plain, {}), (self.lookup, {}), (self.plain, _HINT)]
+        # Seconds a token, of each kind over all texts.
+        paces = [0.0] * len(kinds)
+        for text in range(_TEXTS):
+            report(f"text {text + 1} of {_TEXTS} that does not repeat itself")
+            asked = {"prompt": _TOLD, "temperature": 1.0, "seed": _TEXTS * turn + text}
+            for kind, (engine, more) in enumerate(kinds):
+                speed, _ = await self._decode(engine, 1, asked | more)
+                paces[kind] += 1 / (_TEXTS * speed)
+        accepted = second.usage.accepted_tokens / self.tokens
+        equal = float(first.token_ids == second.token_ids == third.token_ids)
+        told = (1 / pace for pace in paces)
+        return SpeculateTurn(copied, predicted, looked_up, *told, accepted, equal)
+
+    async def crowd(self, report: Callable[[str], None]) -> CrowdTurn:
+        report(f"{self.running} copies at once")
+        plain, _ = await self._decode(self.plain, self.running, _COPY)
+        predicted, _ = await self._decode(self.plain, self.running, _COPY | _HINT)
+        return CrowdTurn(plain, predicted)
+
+    async def _decode(
+        self, engine: Engine, requests: int, asked: Mapping[str, Any]
+    ) -> tuple[float, Completion]:
+        """Tokens a second of so many requests together after their first tokens, and an answer."""
+        seconds, done = await answer_together(engine, self.tokens, [asked] * requests)
+        # The prompt takes as long with and without drafts.
+        waited = min(each.timings.ttft for each in done)
+        return requests * (self.tokens - 1) / (seconds - waited), done[0]

@@ -32,8 +32,10 @@ def run_bench(
     if plot is not None:
         check_plot(plot, name)
     load = Environment.now().load
-    with Console(stderr=True).status(f"asyncinfer bench {name}") as status:
-        result = measure(options, status.update)
+    console = Console(stderr=True)
+    with console.status(f"asyncinfer bench {name}") as status:
+        # What is not a terminal shows no status: a log has lines.
+        result = measure(options, status.update if console.is_terminal else console.out)
     # Versions are those of what the run imported; the machine's load is that from before it.
     environment = dataclasses.replace(Environment.now(), load=load)
     record = Record(

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from asyncinfer.bench import SpeculateOptions, measure_speculate
-from asyncinfer.cli.bench_options import count, loop, quick, recorded, repeat
+from asyncinfer.cli.bench_options import count, loop, number, quick, recorded, repeat
 from asyncinfer.cli.bench_run import run_bench
 
 __all__ = ["speculate"]
@@ -18,6 +18,7 @@ __all__ = ["speculate"]
 @click.option("-m", "--model", help="A folder, hub id or known name.  [default: the shipped model]")
 @count("--tokens", 160, "Tokens of each answer.", least=8)
 @count("--running", 16, "Requests decoded together, beside one alone.")
+@number("--seconds", 210.0, "No turn begins that would end later.", least=0.0)
 @loop
 @quick
 @repeat(5)

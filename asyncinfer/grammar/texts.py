@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ __all__ = ["grammar_text", "json_grammar"]
 #: Options of JSON. White space is bounded, since a model may go on with it for ever.
 _JSON: Final = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"}
 _ANSWER: Final = "answer"
+#: A rule of GBNF at the beginning of a line; Lark has a single colon there.
+_GBNF: Final = re.compile(r"^\s*[A-Za-z][\w-]*\s*::=", re.MULTILINE)
 
 
 def grammar_text(form: AnswerFormat, special: Callable[[str], int | None]) -> str:
@@ -37,7 +40,7 @@ def json_grammar(schema: Any) -> str:
 
 def _grammar_text(form: AnswerFormat, special: Callable[[str], int | None]) -> str:
     from llguidance import LLMatcher
-    from llguidance.gbnf_to_lark import any_to_lark
+    from llguidance.gbnf_to_lark import gbnf_to_lark
 
     match form.kind:
         case "json_schema":
@@ -52,7 +55,7 @@ def _grammar_text(form: AnswerFormat, special: Callable[[str], int | None]) -> s
         case "structural_tag":
             return _tags(json.loads(form.text), special)
     try:
-        lark = any_to_lark(form.text)
+        lark = gbnf_to_lark(form.text) if _GBNF.search(form.text) else form.text
     except Exception as error:
         raise InvalidRequest("grammar", form.text, f"is no GBNF: {error}") from error
     return LLMatcher.grammar_from_lark(lark)
@@ -85,10 +88,8 @@ def _after(closing: str, answer: str, token: int | None) -> str:
         start = f"start: reasoning @{_ANSWER}\nreasoning[lazy]: /(.|\\n)*{end}/\n"
     else:
         start = f"start: reasoning <[{token}]> @{_ANSWER}\nreasoning: /(.|\\n)*/\n"
-    grammars = json.loads(answer)["grammars"] if answer.startswith("{") else [_lark(answer)]
+    grammars = (
+        json.loads(answer)["grammars"] if answer.startswith("{") else [{"lark_grammar": answer}]
+    )
     grammars[0]["name"] = _ANSWER
-    return json.dumps({"grammars": [_lark(start), *grammars]})
-
-
-def _lark(text: str) -> dict[str, Any]:
-    return {"lark_grammar": text}
+    return json.dumps({"grammars": [{"lark_grammar": start}, *grammars]})

@@ -125,6 +125,16 @@ async def test_length_is_said_and_the_text_is_a_beginning(open_engine: OpenEngin
         assert done.finish_reason == "stop"
 
 
+async def test_what_a_stop_string_cuts_off_is_no_object() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    form = pydantic.create_model("Form", age=(int, pydantic.Field(ge=0, le=9)))
+    async with Engine(FakeModel()) as engine:
+        for schema in (form, PERSON, None):
+            asked = {"json_object": True} if schema is None else {"json_schema": schema}
+            done = await engine.generate("q", stop=["{"], include_stop=True, **asked)
+            assert (done.text, done.finish_reason, done.parsed) == ("{", "stop", None)
+
+
 async def test_a_stream_has_partial_objects() -> None:
     async with Engine(FakeModel()) as engine:
         seen, text = [], ""

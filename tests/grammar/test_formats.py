@@ -65,6 +65,8 @@ def test_a_regex_allows_what_re_matches(compiler: GrammarCompiler, expression: s
     [
         ('start: "(" start ")" | "x"', ["x", "(x)", "((x))"], ["(x", "x)", "()", ""]),
         ('root ::= "(" root ")" | "x"', ["x", "(x)", "((x))"], ["(x", "x)", "()", ""]),
+        ('?start: "a" | "::="\n', ["a", "::="], ["b"]),
+        ('root ::= start-of\nstart-of ::= "a"', ["a"], ["b"]),
         ('root ::= term ("+" term)*\nterm ::= [0-9]+', ["1", "1+22"], ["+", "1+", "a"]),
     ],
 )
@@ -158,6 +160,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("regex", "a{1000000}", "regex"),
     ("grammar", 'start: "a" b', "grammar"),
     ("grammar", 'root ::= "a" | (', "grammar"),
+    ("grammar", 'term: "a"', "grammar"),
     ("json_schema", {"type": "text"}, "json_schema"),
     ("json_schema", {"enum": []}, "json_schema"),
     ("json_schema", {"type": "array", "uniqueItems": True}, "json_schema"),
@@ -207,7 +210,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"json_schema": "[" * 60_000}, "json_schema"),
     ({"json_schema": "[]"}, "json_schema"),
     ({"json_schema": True}, "json_schema"),
+    ({"json_schema": list[int]}, "json_schema"),
     ({"json_schema": {"const": object()}}, "json_schema/const"),
+    ({"json_schema": {"const": float("nan")}}, "json_schema/const"),
+    ({"json_schema": '{"minimum": 1e999}'}, "json_schema/minimum"),
+    ({"json_schema": {"minimum": -(10**5000)}}, "json_schema/minimum"),
     ({"json_schema": {"properties": {1: {}}}}, "json_schema/properties"),
     ({"json_schema": {"x-guidance": {}}}, "json_schema/x-guidance"),
     ({"json_object": 1}, "json_object"),

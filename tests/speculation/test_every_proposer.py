@@ -3,31 +3,19 @@ model, in mixed batches, after preemptions and with prefix hits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from models.eagle3_heads import agreeing_head
 from models.predictors import agreeing
 from speculation.crowd import VOCAB, answers, held
 
-from asyncinfer.runner.device import use_cpu_threads
 from asyncinfer.testing import InlineEngine
 
 SEEDS = range(200)
 #: A few pages: of the model alone, and with the pages of a layer more.
 KV_BYTES = 5 << 15
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tensors this small are slower on several threads."""
-    before = torch.get_num_threads()
-    use_cpu_threads(1)
-    yield
-    use_cpu_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,6 @@ from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.config import Graphs
 from asyncinfer.models import feed_forward, load_model
 from asyncinfer.quantization.grouped import DenseGrouped
-from asyncinfer.runner.device import use_cpu_threads
 from asyncinfer.speculation import DraftCost, Drafter, Speculator, StepCosts
 from asyncinfer.stats import DraftStats
 from asyncinfer.testing import InlineEngine
