@@ -100,8 +100,9 @@ def schema_of(typed: Any) -> str:
 
     Raises `InvalidRequest` where the type has none.
     """
+    made: Any = typed
     try:
-        schema = typed.model_json_schema() if isinstance(typed, type) else typed.json_schema()
+        schema = made.model_json_schema() if isinstance(typed, type) else made.json_schema()
     except Exception as error:
         raise InvalidRequest("json_schema", typed, f"has no JSON Schema: {error}") from error
     text = json_object_text("json_schema", schema)

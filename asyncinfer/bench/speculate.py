@@ -203,8 +203,8 @@ class _Bench:
                 paces[kind] += 1 / (_TEXTS * speed)
         accepted = second.usage.accepted_tokens / self.tokens
         equal = float(first.token_ids == second.token_ids == third.token_ids)
-        told = (1 / pace for pace in paces)
-        return SpeculateTurn(copied, predicted, looked_up, *told, accepted, equal)
+        told, lookup, missed = (1 / pace for pace in paces)
+        return SpeculateTurn(copied, predicted, looked_up, told, lookup, missed, accepted, equal)
 
     async def crowd(self, report: Callable[[str], None]) -> CrowdTurn:
         report(f"{self.running} copies at once")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +46,6 @@ KINDS: list[dict[str, Any]] = [
     {"seed": 7, "guidance_scale": 1.5, "negative_prompt": [5, 6, 7]},
     {"seed": 8, "logit_bias": {30: 1.0}, "prompt_logprobs": 1},
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small are slower on several threads."""
-    before = torch.get_num_threads()
-    use_cpu_threads(1)
-    yield
-    use_cpu_threads(before)
 
 
 @pytest.fixture(scope="module")
