@@ -11,19 +11,19 @@ from benchmarks.count_lines import PACKAGE, Lines, count, rooms, table, total
 #: new capability raises the bound of its rooms by what it needs.
 MOST = {
     "adapters": 975,
-    "attention": 2_514,
+    "attention": 2_518,
     "bench": 7_842,
     "builtin": 900,
     "cache": 2_331,
-    "cli": 2_870,
+    "cli": 2_934,
     "clients": 527,
     "doctor": 597,
     "engine": 8_550,
     "grammar": 995,
     "integrations": 1_440,
-    "kernels": 9_160,
-    "layers": 2_347,
-    "models": 9_990,
+    "kernels": 9_163,
+    "layers": 2_354,
+    "models": 10_184,
     "planner": 1_294,
     "plugins": 1_377,
     "protocols": 700,
@@ -39,7 +39,7 @@ MOST = {
     "testing": 9_931,
     "text": 3_224,
     "tools": 2_527,
-    "weights": 2_938,
+    "weights": 2_952,
 }
 #: Lines of all modules that lie beside the rooms.
 MOST_BESIDE = 2_274

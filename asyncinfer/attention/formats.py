@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Final, Protocol
 
 import torch
@@ -52,17 +53,20 @@ class PlainKV:
 
 PLAIN: Final[KVFormat] = PlainKV()
 
-_FORMATS: dict[str, KVFormat] = {
-    "plain": PLAIN,
-    "fp8": ScaledKV(torch.float8_e4m3fn),
-    "int8": ScaledKV(torch.int8),
-    "int4": PackedKV(),
-}
 
-
+@cache
 def kv_format(name: str) -> KVFormat:
     """The format called `name`; "plain" is the model's own dtype."""
-    return _FORMATS[name]
+    match name:
+        case "plain":
+            return PLAIN
+        case "fp8":
+            return ScaledKV(torch.float8_e4m3fn)
+        case "int8":
+            return ScaledKV(torch.int8)
+        case "int4":
+            return PackedKV()
+    raise KeyError(name)
 
 
 def vector_bytes(format: KVFormat, head_dim: int, dtype: torch.dtype) -> int:

@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 
 import click
 
+from asyncinfer.cli.torch_later import torch_later
 from asyncinfer.errors import AsyncInferError
 
 __all__ = ["asyncinfer", "main"]
@@ -49,6 +50,9 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
+        if cmd_name == "models":
+            # It reads headers, and computes nothing.
+            torch_later()
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import torch
 
@@ -19,7 +19,7 @@ __all__ = ["BLOCK_TYPES", "BlockType", "Parts", "Plane", "block_floats", "block_
 
 #: Numbers as a `QuantisedWeight` has them, float scales, and float offsets or None: `[blocks, ...]`
 #: each.
-Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]"
 #: How a block holds its scales; each has a function below.
 Scales = Literal["half", "halves", "exponent", "k", "q2", "q3", "q6", "xs"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 #: A function of each element, to a tensor of the same shape and dtype.
-Activation = Callable[[torch.Tensor], torch.Tensor]
+Activation: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,26 @@ def _is_weight(pair: object) -> bool:
     return False
 
 
+def _silu(x: torch.Tensor) -> torch.Tensor:
+    return F.silu(x)
+
+
+def _gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU (Hendrycks and Gimpel, 2016)."""
+    return F.gelu(x)
+
+
 def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """GELU (Hendrycks and Gimpel, 2016) by its tanh approximation."""
+    """GELU by its tanh approximation."""
     return F.gelu(x, approximate="tanh")
 
 
 def _gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return ops.gelu_mul(gate_up, approximate="tanh")
+
+
+def _relu(x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x)
 
 
 def _relu2(x: torch.Tensor) -> torch.Tensor:
@@ -80,15 +93,15 @@ def _xielu(
 
 #: Activations with a kernel for the gated form, by their names in `config.json`: plain and gated.
 _FORMS: Final[dict[str, tuple[Activation, Activation]]] = {
-    "gelu": (F.gelu, ops.gelu_mul),
+    "gelu": (_gelu, ops.gelu_mul),
     "gelu_fast": (_gelu_tanh, _gelu_tanh_mul),
     "gelu_new": (_gelu_tanh, _gelu_tanh_mul),
     "gelu_pytorch_tanh": (_gelu_tanh, _gelu_tanh_mul),
-    "silu": (F.silu, ops.silu_mul),
-    "swish": (F.silu, ops.silu_mul),
+    "silu": (_silu, ops.silu_mul),
+    "swish": (_silu, ops.silu_mul),
 }
 #: Activations without such a kernel.
-_PLAIN: Final[dict[str, Activation]] = {"relu": F.relu, "relu2": _relu2}
+_PLAIN: Final[dict[str, Activation]] = {"relu": _relu, "relu2": _relu2}
 _LEARNED: Final = {
     "xielu": LearnedActivation(
         _xielu,

@@ -4,6 +4,7 @@ keys: a norm, the rotation."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +31,7 @@ __all__ = [
 
 #: Prepares query and key heads `[tokens, heads, head_dim]` for attention: a norm and the
 #: rotation.
-Prepare = Callable[[torch.Tensor, Sequence[Angles]], torch.Tensor]
+Prepare: TypeAlias = "Callable[[torch.Tensor, Sequence[Angles]], torch.Tensor]"
 
 
 class SelfAttention:

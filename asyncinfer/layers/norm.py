@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ __all__ = ["LayerNorm", "Norm", "NormKind", "RMSNorm", "make_norm"]
 #: the same, the factor being 1 + weight.
 NormKind = Literal["rms", "rms-plus-one", "layer", "layer-plus-one"]
 #: `[tokens, size]` to the same shape and dtype.
-Norm = Callable[[torch.Tensor], torch.Tensor]
+Norm: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
 
 
 class RMSNorm:

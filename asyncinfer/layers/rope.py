@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeAlias, get_args
 
 import torch
 
@@ -38,7 +38,7 @@ RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope",
 
 #: Cosines and sines as `kernels.ops.rope` takes them: float32 `[tokens, 1, size]`, both halves
 #: alike but the first half of the sines negated.
-Angles = tuple[torch.Tensor, torch.Tensor]
+Angles: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 
 __all__ = ["GroupedRouter", "Route", "SoftmaxRouter", "SparseMixer", "scaled_by_expert"]
 
 #: `[tokens, hidden]` to `[tokens, experts]`.
-Logits = Callable[[torch.Tensor], torch.Tensor]
+Logits: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
 
 #: `[tokens, hidden]` to weights float32 and experts int64, `[tokens, active]` both.
-Route = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+Route: TypeAlias = "Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]"
 
 
 class SoftmaxRouter:

@@ -72,6 +72,8 @@ def arranged(config: ModelConfig, weights: WeightSource) -> WeightSource:
             tensor = tensor.t()
         if config.latent is not None and config.latent.interleaved:
             tensor = _latent_halves(config, config.latent, tensor, linear)
+        if linear.startswith("index_"):
+            tensor = _index_halves(config, tensor, linear)
         mixer = config.layer(int(layer)).mixer
         if isinstance(mixer, GatedDeltaConfig) and module == "mixer":
             return delta_rows(config.names, mixer, tensor, linear).contiguous()
@@ -117,6 +119,18 @@ def _latent_halves(
     rows = tensor.view(heads, -1, *tensor.shape[1:])
     first = rows.shape[1] - latent.rotated
     return _split_pairs(rows, first, rows.shape[1]).view(tensor.shape)
+
+
+def _index_halves(config: ModelConfig, tensor: torch.Tensor, linear: str) -> torch.Tensor:
+    """`_halves` for the queries and the key of an indexer, and the key's norm: their first
+    dimensions are rotated."""
+    latent = config.latent
+    indexer = None if latent is None else latent.indexer
+    if latent is None or indexer is None or not indexer.interleaved or linear == "index_weights":
+        return tensor
+    heads = indexer.heads if linear == "index_query" else 1
+    rows = tensor.view(heads, -1, *tensor.shape[1:])
+    return _split_pairs(rows, 0, latent.rotated).reshape(tensor.shape)
 
 
 def _split_pairs(rows: torch.Tensor, first: int, end: int) -> torch.Tensor:

@@ -107,7 +107,6 @@ class Decoder:
             self.captures = self.predictor.captures
         self.keep_within(max_context or config.max_context)
 
-    @torch.inference_mode()
     def keep_within(self, max_context: int) -> None:
         """Make the rotations for sequences of at most `max_context` tokens."""
         self.max_context = max_context
@@ -116,12 +115,13 @@ class Decoder:
         self._chunked = frozenset(self.config.chunked_layers if cut else ())
         apart = self._chunked or self.config.indexed or isinstance(self.predictor, Eagle3Head)
         self._alike = not apart
-        self._ropes = [
-            RotaryEmbedding(rope, self.config.head_dim, self.device, max_context)
-            for rope in self._rope_configs
-        ]
-        if isinstance(self.predictor, Eagle3Head):
-            self.predictor.keep_within(max_context)
+        with torch.inference_mode():
+            self._ropes = [
+                RotaryEmbedding(rope, self.config.head_dim, self.device, max_context)
+                for rope in self._rope_configs
+            ]
+            if isinstance(self.predictor, Eagle3Head):
+                self.predictor.keep_within(max_context)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
 from asyncinfer.layers import learned
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.parts import ExpertsConfig
@@ -63,7 +61,7 @@ def _router(
     if experts.correction:
         # float32, since scores may differ by less than a 16-bit step.
         pieces = one_tensor(theirs + names.correction, experts.count).pieces
-        yield "experts.correction", Packed(pieces, torch.float32)
+        yield "experts.correction", Packed(pieces, "float32")
 
 
 def _experts(

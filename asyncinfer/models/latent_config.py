@@ -22,8 +22,11 @@ class IndexerConfig:
     size: int
     #: How many tokens a token attends to, itself among them if its score is good enough.
     most: int
+    #: In the checkpoint, dimensions that are rotated together are adjacent.
+    interleaved: bool = False
 
     def __post_init__(self) -> None:
+        check_flags(self, "interleaved")
         check_integers(self, "heads", low=1, high=MOST_HEADS)
         check_integers(self, "size", low=1, high=MOST_WIDTH)
         check_integers(self, "most", low=1, high=_MOST_CHOSEN)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.parts import (
     GatedDeltaConfig,
@@ -64,7 +62,7 @@ def _delta(
     yield "mixer.conv.weight", Packed(tuple(pieces))
     for ours, name in (("rate", names.delta_rate), ("bias", names.delta_bias)):
         # float32: an error in how fast a state decays grows with the tokens.
-        yield f"mixer.{ours}", Packed(one_tensor(theirs + name, mixer.heads).pieces, torch.float32)
+        yield f"mixer.{ours}", Packed(one_tensor(theirs + name, mixer.heads).pieces, "float32")
     yield "mixer.norm", one_tensor(f"{theirs}{names.delta_norm}.weight", mixer.value_dim)
     yield from linear_tensors(
         config, theirs, "mixer.out", (names.delta_out,), (hidden,), inner, False
@@ -82,8 +80,8 @@ def _kimi(config: ModelConfig, mixer: KimiDeltaConfig, theirs: str) -> Iterator[
     yield "mixer.conv.weight", Packed(tuple(pieces))
     # float32: an error in how fast a state decays grows with the tokens.
     rate, bias = (theirs + name for name in (names.delta_rate, names.delta_bias))
-    yield "mixer.rate", Packed(one_tensor(rate, 1, 1, mixer.heads, 1).pieces, torch.float32)
-    yield "mixer.bias", Packed(one_tensor(bias, inner).pieces, torch.float32)
+    yield "mixer.rate", Packed(one_tensor(rate, 1, 1, mixer.heads, 1).pieces, "float32")
+    yield "mixer.bias", Packed(one_tensor(bias, inner).pieces, "float32")
     yield "mixer.norm", one_tensor(f"{theirs}{names.delta_norm}.weight", size)
     out = (names.delta_out,), (hidden,), inner, False
     yield from linear_tensors(config, theirs, "mixer.out", *out)
@@ -102,7 +100,7 @@ def _mamba(config: ModelConfig, mixer: MambaConfig, theirs: str) -> Iterator[tup
     for ours in ("rate", "bias", "skip"):
         name = getattr(names, f"mamba_{ours}")
         # float32: an error in how fast a state decays grows with the tokens.
-        yield f"mixer.{ours}", Packed(one_tensor(theirs + name, mixer.heads).pieces, torch.float32)
+        yield f"mixer.{ours}", Packed(one_tensor(theirs + name, mixer.heads).pieces, "float32")
     if mixer.norm is not None:
         yield "mixer.norm", one_tensor(f"{theirs}{names.mamba_norm}.weight", inner)
     out = (names.mamba_out,), (hidden,), inner, mixer.out_bias

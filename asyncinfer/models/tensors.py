@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.feed_forward_tensors import feed_forward_tensors
 from asyncinfer.models.mixer_tensors import mixer_tensors
@@ -141,7 +139,7 @@ def _indexer(
         yield f"attention.index_norm.{part}", one_tensor(f"{theirs}{names.index_norm}.{part}", size)
     # float32, since scores may differ by less than a 16-bit step.
     weights = one_tensor(f"{theirs}{names.index_weights}.weight", indexer.heads, hidden)
-    yield "attention.index_weights", Packed(weights.pieces, torch.float32)
+    yield "attention.index_weights", Packed(weights.pieces, "float32")
 
 
 def _predictor(config: ModelConfig, names: PredictorNames, ours: str) -> dict[str, Packed]:

@@ -19,7 +19,7 @@ from asyncinfer.planner.formats import DTYPE_BYTES, Format
 from asyncinfer.planner.size import part_of
 from asyncinfer.quantization import block_layout
 from asyncinfer.quantization.schemes import MatrixFormat
-from asyncinfer.weights import TORCH_DTYPES
+from asyncinfer.weights import torch_dtype
 from asyncinfer.weights.gguf import read_header, split_names
 
 __all__ = ["StoredType", "quantised_types", "stored_format", "stored_types"]
@@ -99,7 +99,7 @@ def _bytes(format: MatrixFormat, shape: tuple[int, ...]) -> int:
     except ValueError as error:
         raise ModelLoadError(f"a matrix of {list(shape)}: {error}", file="config.json") from None
     return sum(
-        math.prod(part.shapes[0]) * TORCH_DTYPES[part.dtypes[0]].itemsize
+        math.prod(part.shapes[0]) * torch_dtype(part.dtypes[0]).itemsize
         for part in parts
         if part.shapes and not part.optional
     )

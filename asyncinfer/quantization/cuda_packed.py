@@ -16,7 +16,6 @@ from asyncinfer.quantization.weight import QuantisedWeight
 
 __all__ = ["CudaPackedLinear", "PackedGrouped", "for_kernels", "kernels_read", "on_gpu"]
 
-_HALVES: Final = (torch.float16, torch.bfloat16)
 _FLOAT16_MOST: Final = 65504.0
 #: Numbers below lose bits in float16.
 _FLOAT16_LEAST: Final = 2.0**-14
@@ -24,7 +23,8 @@ _FLOAT16_LEAST: Final = 2.0**-14
 
 def on_gpu(weight: torch.Tensor | PackedWeight) -> bool:
     """Whether a weight of this device and dtype can be one of `CudaPackedLinear`."""
-    return device_of(weight.device).type == "cuda" and weight.dtype in _HALVES
+    half = weight.dtype in (torch.float16, torch.bfloat16)
+    return half and device_of(weight.device).type == "cuda"
 
 
 def kernels_read(weight: QuantisedWeight) -> bool:

@@ -11,7 +11,6 @@ from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
 
 __all__ = ["CudaLinear", "DenseLinear", "OneDnnLinear", "dense", "has_fused_kernels"]
 
-_HALVES = (torch.float16, torch.bfloat16)
 #: oneDNN's products of one and of two tokens read a weight from memory more slowly than that of
 #: four: 18.3 and 20.1 against 16.4 ms for a model of 400 MB, on an AMD EPYC of the fourth
 #: generation with two threads. On one thread they take 29.7, 35.8 and 25.0 ms.
@@ -144,7 +143,8 @@ class CudaLinear:
 
 def has_fused_kernels(weight: torch.Tensor) -> bool:
     """Whether a weight of this device and dtype becomes a `CudaLinear`: on a GPU with Triton."""
-    return weight.dtype in _HALVES and has_triton_kernel("linear_small", weight)
+    half = weight.dtype in (torch.float16, torch.bfloat16)
+    return half and has_triton_kernel("linear_small", weight)
 
 
 def dense(

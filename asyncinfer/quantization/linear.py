@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import torch
 
@@ -29,7 +29,7 @@ class Linear(Protocol):
 
 #: Makes a layer of a weight `[out, in]` and a bias `[out]`, which the layer owns from then on: it
 #: may drop the weight for one in another layout.
-LinearFormat = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+LinearFormat: TypeAlias = "Callable[[torch.Tensor, torch.Tensor | None], Linear]"
 
 
 def _int4(group: int) -> LinearFormat:

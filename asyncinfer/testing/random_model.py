@@ -52,7 +52,7 @@ class RandomModel:
 
         def weights(name: str) -> torch.Tensor:
             packed = table[name]
-            tensor = torch.empty(packed.shape, dtype=packed.dtype or dtype, device=device)
+            tensor = torch.empty(packed.shape, dtype=packed.held_in(dtype), device=device)
             tensor.normal_(0.0, _STD, generator=generator)
             if "norm" in name.rpartition(".")[0].rpartition(".")[2] and name.endswith("weight"):
                 tensor.add_(0.0 if plus_one else 1.0)

@@ -6,13 +6,12 @@ from asyncinfer.weights.memory import host_bytes, is_out_of_memory
 from asyncinfer.weights.named import NAMED_MODELS, HubFile, NamedModel, WheelFile
 from asyncinfer.weights.packed import Packed, Piece, WeightSource, alike, check_weights
 from asyncinfer.weights.pull import pull, pulled
-from asyncinfer.weights.quantised import TORCH_DTYPES
+from asyncinfer.weights.quantised import torch_dtype
 from asyncinfer.weights.resolve import resolve, resolve_config
 from asyncinfer.weights.tensor_files import TensorFiles
 
 __all__ = [
     "NAMED_MODELS",
-    "TORCH_DTYPES",
     "HubFile",
     "LoadProgress",
     "NamedModel",
@@ -37,4 +36,5 @@ __all__ = [
     "read_json",
     "resolve",
     "resolve_config",
+    "torch_dtype",
 ]

@@ -21,8 +21,8 @@ from asyncinfer.stats import LoadProgress
 from asyncinfer.weights.file_reader import FileReader
 from asyncinfer.weights.host_buffer import FilePart, HostBuffer
 from asyncinfer.weights.memory import empty
-from asyncinfer.weights.packed import STORED, Packed, Piece
-from asyncinfer.weights.quantised import TORCH_DTYPES, QuantisedMatrix
+from asyncinfer.weights.packed import Packed, Piece
+from asyncinfer.weights.quantised import QuantisedMatrix, torch_dtype
 from asyncinfer.weights.tensor_files import TensorFiles
 
 __all__ = ["LoadProgress", "OnProgress", "WeightLoader"]
@@ -94,7 +94,7 @@ class WeightLoader:
             return self._blocks(packed)
         if self._keeps_numbers(packed):
             return self._kept(packed)
-        target = empty(packed.shape, packed.dtype or self._dtype, self._device)
+        target = empty(packed.shape, packed.held_in(self._dtype), self._device)
         self._read(self._plain(packed, target))
         start = 0
         for piece in packed.pieces:
@@ -107,7 +107,7 @@ class WeightLoader:
     def as_stored(self, name: str) -> torch.Tensor:
         """A tensor of the checkpoint as it is, on the device."""
         stored = self._checkpoint.tensors[name]
-        dtype = TORCH_DTYPES[stored.dtype]
+        dtype = torch_dtype(stored.dtype)
         part = empty(stored.shape, dtype, torch.device("cpu"))
         self._read(self._chunks(name, torch.uint8, part.view(-1).view(torch.uint8)))
         return part.to(self._device)
@@ -274,12 +274,12 @@ class WeightLoader:
         return HostBuffer(self._buffer_bytes, self._device)
 
     def _stored(self, name: str) -> torch.dtype:
-        return STORED[self._checkpoint.tensors[name].dtype]
+        return torch_dtype(self._checkpoint.tensors[name].dtype)
 
     def _size(self, name: str) -> int:
         """Bytes of a tensor of the checkpoint."""
         stored = self._checkpoint.tensors[name]
-        return math.prod(stored.shape) * TORCH_DTYPES[stored.dtype].itemsize
+        return math.prod(stored.shape) * torch_dtype(stored.dtype).itemsize
 
     def _report(self, tensor: str) -> None:
         if self._progress is not None:

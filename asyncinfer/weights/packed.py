@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -14,10 +15,10 @@ from asyncinfer.weights.file_reader import FileReader
 from asyncinfer.weights.quantised import QuantisedMatrix, find_quantised
 from asyncinfer.weights.tensor_files import TensorFiles
 
-__all__ = ["STORED", "Packed", "Piece", "WeightSource", "alike", "check_weights"]
+__all__ = ["Packed", "Piece", "WeightSource", "alike", "check_weights"]
 
 #: The dtypes a weight may be stored in, by safetensors' names.
-STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+_STORED = ("BF16", "F16", "F32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,14 @@ class Packed:
     """A tensor of the model: its pieces concatenated along dimension 0."""
 
     pieces: tuple[Piece, ...]
-    #: None: the model's dtype.
-    dtype: torch.dtype | None = None
+    #: As torch names it; None: the model's dtype.
+    dtype: str | None = None
+
+    def held_in(self, dtype: torch.dtype) -> torch.dtype:
+        """The tensor's dtype in a model of `dtype`."""
+        own = getattr(torch, self.dtype) if self.dtype else dtype
+        assert isinstance(own, torch.dtype)
+        return own
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -45,7 +52,7 @@ class Packed:
 
 #: Gives the model's tensor of a name in the table, on the device; each is asked for once. A matrix
 #: may stay quantised.
-WeightSource = Callable[[str], torch.Tensor | PackedWeight]
+WeightSource: TypeAlias = "Callable[[str], torch.Tensor | PackedWeight]"
 
 
 def check_weights(
@@ -86,7 +93,7 @@ def _quantised(
     if scheme is None:
         return None
     stored = checkpoint.tensors.get(piece.name)
-    if stored is not None and stored.dtype in STORED and stored.shape == piece.shape:
+    if stored is not None and stored.dtype in _STORED and stored.shape == piece.shape:
         return None
     return find_quantised(checkpoint, piece.name, piece.shape, scheme)
 
@@ -102,9 +109,9 @@ def _check_plain(checkpoint: TensorFiles[FileReader], piece: Piece) -> None:
             file=stored.file,
             tensor=piece.name,
         )
-    if stored.dtype not in STORED:
+    if stored.dtype not in _STORED:
         raise ModelLoadError(
-            f"dtype {stored.dtype}: must be one of {', '.join(STORED)}",
+            f"dtype {stored.dtype}: must be one of {', '.join(_STORED)}",
             file=stored.file,
             tensor=piece.name,
         )

@@ -13,20 +13,20 @@ from asyncinfer.quantization.schemes import MatrixFormat, Part, Scheme
 from asyncinfer.weights.file_reader import FileReader
 from asyncinfer.weights.tensor_files import TensorFiles
 
-__all__ = ["TORCH_DTYPES", "QuantisedMatrix", "find_quantised"]
+__all__ = ["QuantisedMatrix", "find_quantised", "torch_dtype"]
 
-#: The dtypes of tensors that hold a quantised matrix, by safetensors' names.
-TORCH_DTYPES: Final = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
+#: The dtypes of tensors that hold a quantised matrix: safetensors' names -> torch's.
+_DTYPES: Final = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "I32": "int32",
+    "I64": "int64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "F32": "float32",
 }
 
 
@@ -40,6 +40,13 @@ class QuantisedMatrix:
     tensors: Mapping[str, str]
     #: Names of all the tensors.
     names: frozenset[str]
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype that safetensors calls `name`, of those that hold a quantised matrix."""
+    dtype = getattr(torch, _DTYPES[name])
+    assert isinstance(dtype, torch.dtype)
+    return dtype
 
 
 def find_quantised(

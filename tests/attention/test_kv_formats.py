@@ -15,7 +15,6 @@ from asyncinfer.attention import (
     kv_format,
     vector_bytes,
 )
-from asyncinfer.attention import formats as formats_module
 from asyncinfer.attention.gather import Gather
 from asyncinfer.attention.scaled import _halves
 from asyncinfer.config import KV
@@ -36,7 +35,10 @@ class Shape:
 
 
 def test_formats_are_those_of_the_option() -> None:
-    assert tuple(formats_module._FORMATS) == get_args(KV)
+    formats = [kv_format(name) for name in get_args(KV)]
+    assert len({*map(id, formats)}) == len(formats)
+    with pytest.raises(KeyError):
+        kv_format("plane")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

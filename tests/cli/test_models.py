@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,32 @@ def test_a_checkpoint_that_cannot(tmp_path: Path, capsys: Capture) -> None:
     assert json.loads(capsys.readouterr().out)["supported"] is False
     assert run(str(tmp_path / "nowhere")) == 1
     assert capsys.readouterr().err.startswith("Error: ")
+
+
+@pytest.mark.parametrize("args", [["--check", "odd"], []], ids=["an unknown one", "the list"])
+def test_nobody_waits_for_torch(args: list[str], tmp_path: Path) -> None:
+    """Which takes longer to import than all else that the command does. What uses torch when it is
+    imported undoes this."""
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    (odd / "model.safetensors").write_bytes((DRAFT_PATH / "model.safetensors").read_bytes())
+    config = json.loads((DRAFT_PATH / "config.json").read_text())
+    (odd / "config.json").write_text(json.dumps({**config, "architectures": ["OddForCausalLM"]}))
+    program = f"""
+import sys
+from asyncinfer.cli import main
+try:
+    main(["models", *{args}])
+except SystemExit as end:
+    assert end.code == {len(args) // 2}
+assert "torch._C" not in sys.modules
+import torch, torch.nn.functional as F
+assert F.relu(torch.tensor([-1.0, 2.0])).sum() == 2
+import torch as now
+assert type(now) is type(sys) and now.Tensor is torch.Tensor
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_check_needs_a_checkpoint(capsys: Capture) -> None:

@@ -89,6 +89,11 @@ GLM_MOE: dict[str, Any] = {
     "moe_intermediate_size": 24,
     "num_hidden_layers": 3,
 }
+EXAONE_MOE: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+}
 ERNIE_MOE: dict[str, Any] = {
     "moe_num_experts": 6,
     "moe_k": 2,
@@ -297,6 +302,65 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
             "norm_topk_prob": False,
             "attention_bias": True,
             "first_k_dense_replace": 0,
+        },
+    },
+    "glm4_moe_lite": {
+        "plain": DEEPSEEK,
+        "groups, queries whole": {
+            **DEEPSEEK,
+            "num_hidden_layers": 2,
+            "q_lora_rank": None,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "mlp_layer_types": ["sparse", "dense"],
+        },
+    },
+    "solar_open": {
+        "plain": {**GLM_MOE, "head_dim": 24},
+        "groups, biases": {
+            **GLM_MOE,
+            **SEVEN_TO_ONE,
+            "head_dim": 16,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "norm_topk_prob": False,
+            "attention_bias": True,
+        },
+    },
+    "exaone_moe": {
+        "plain": {**EXAONE_MOE, "sliding_window": 24, "num_hidden_layers": 4},
+        "all with experts, groups": {
+            **EXAONE_MOE,
+            **SEVEN_TO_ONE,
+            "sliding_window": 17,
+            "layer_types": [GLOBAL, LOCAL],
+            "mlp_layer_types": ["sparse", "sparse"],
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "num_shared_experts": 2,
+        },
+    },
+    "cwm": {
+        "plain": {"sliding_window": 24, "num_hidden_layers": 5, "head_dim": 24},
+        "listed, tied": {
+            **SEVEN_TO_ONE,
+            "head_dim": 16,
+            "sliding_window": 17,
+            "layer_types": [LOCAL, GLOBAL],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+            "tie_word_embeddings": True,
+        },
+    },
+    "gemma": {
+        "plain": {"head_dim": 24, "tie_word_embeddings": False},
+        "multi-query, biases, tied": {
+            **THREE_TO_ONE,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "attention_bias": True,
         },
     },
     "glm4": {
@@ -613,7 +677,7 @@ def randomised(config: PreTrainedConfig) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             parameter.normal_(0.0, 0.15, generator=generator)
             norm = "norm" in name or ".ln_" in name
-            plus_one = config.model_type in ("gemma2", "gemma3_text")
+            plus_one = config.model_type in ("gemma", "gemma2", "gemma3_text")
             if norm and name.endswith("weight") and not plus_one:
                 parameter.add_(1.0)
         for name, buffer in model.named_buffers():

@@ -6,10 +6,16 @@ from __future__ import annotations
 from typing import Any
 
 from models.families import DEEPSEEK, SEVEN_TO_ONE, SMALL
-from transformers import DeepseekV32Config, Llama4TextConfig, PreTrainedConfig
+from transformers import (
+    DeepseekV32Config,
+    GlmMoeDsaConfig,
+    Llama4TextConfig,
+    PreTrainedConfig,
+)
 
 from asyncinfer.models import Family
 from asyncinfer.models.deepseek_v32 import DeepSeekV32
+from asyncinfer.models.glm_moe_dsa import GLM5
 from asyncinfer.models.llama4 import Llama4
 
 LLAMA4: dict[str, Any] = {
@@ -55,6 +61,24 @@ SPARSE: dict[str, tuple[type[Family], tuple[PreTrainedConfig, ...]]] = {
                     "num_experts_per_tok": 1,
                     "attention_bias": True,
                     "tie_word_embeddings": True,
+                }
+            ),
+        ),
+    ),
+    "glm-5": (
+        GLM5,
+        (
+            GlmMoeDsaConfig(**INDEXED),
+            GlmMoeDsaConfig(
+                **INDEXED
+                | {
+                    "num_hidden_layers": 2,
+                    "index_n_heads": 19,
+                    "index_topk": 31,
+                    "n_group": 4,
+                    "topk_group": 2,
+                    "norm_topk_prob": False,
+                    "mlp_layer_types": ["sparse", "dense"],
                 }
             ),
         ),

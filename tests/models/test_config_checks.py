@@ -147,6 +147,7 @@ LATENTS: dict[str, tuple[Any, ...]] = {
     "indexer": (8, {}, EXPERTS, INDEXER),
 }
 INDEXERS: dict[str, tuple[Any, ...]] = {
+    "interleaved": FLAGS,
     **dict.fromkeys(("heads", "size"), SIZES),
     "most": (0, -1, True, 1.5, 2**40),
 }

@@ -66,8 +66,8 @@ UNSAID = {
 REFUSED = {
     "no family of ours": (
         "afmoe arctic baichuan bailingmoe bailingmoe2 bitnet bloom chameleon chatglm "
-        "codeshell command-r dbrx deci deepseek dots1 exaone exaone-moe falcon gemma "
-        "gemma3n glm-dsa gptj grok grovemoe internlm2 jais "
+        "codeshell command-r dbrx deci deepseek dots1 exaone falcon "
+        "gemma3n gptj grok grovemoe internlm2 jais "
         "jais2 maincoder mimo2 minicpm minicpm3 mpt "
         "olmo openelm orion pangu-embedded plamo plamo3 plm qwen refact "
         "smallthinker stablelm starcoder step35 xverse"
@@ -77,7 +77,8 @@ REFUSED = {
     ),
     "queries that grow with their position, of which a file says nothing": "llama4 mistral4",
     "how a file stores its convolutions is not read yet": "kimi-linear",
-    "how a file stores its experts is not read yet": "hunyuan-moe",
+    "how a file stores its experts is not read yet": "exaone-moe hunyuan-moe",
+    "how a file stores its norms and its indexer is not read yet": "gemma glm-dsa",
     "images or sound": (
         "clip cogvlm deepseek2-ocr hunyuan_vl paddleocr qwen2vl qwen3vl qwen3vlmoe wavtokenizer-dec"
     ),
@@ -88,6 +89,14 @@ REFUSED = {
 }
 #: Families whose GGUF files are not loaded.
 WITHOUT_FILES = {
+    "CwmForCausalLM": "a file does not say which layers have windows",
+    "ExaoneMoEForCausalLM": "how a file stores its experts is not read yet",
+    "ExaoneMoeForCausalLM": "another name of ExaoneMoEForCausalLM",
+    "GemmaForCausalLM": "its norms and activation are not read yet",
+    "Glm4MoeLiteForCausalLM": "a file is one of DeepSeek-V2",
+    "GlmMoeDsaForCausalLM": "how a file stores its indexer is not read yet",
+    "Qwen3VLForConditionalGeneration": "its text model alone is qwen3",
+    "SolarOpenForCausalLM": "a file is one of GLM-4 with experts",
     "DeepseekV32ForCausalLM": "llama.cpp has no such architecture",
     "HunYuanMoEV1ForCausalLM": "how a file stores its experts is not read yet",
     "KimiLinearForCausalLM": "how a file stores its convolutions is not read yet",

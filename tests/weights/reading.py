@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 
-from asyncinfer.weights import TensorFiles
-from asyncinfer.weights.packed import STORED
+from asyncinfer.weights import TensorFiles, torch_dtype
 
 
 def read(checkpoint: TensorFiles[Any], name: str) -> torch.Tensor:
     stored = checkpoint.tensors[name]
-    tensor = torch.empty(stored.shape, dtype={**STORED, "I64": torch.int64}[stored.dtype])
+    tensor = torch.empty(stored.shape, dtype=torch_dtype(stored.dtype))
     checkpoint.reader.read(stored.file, name, 0, tensor.view(-1).view(torch.uint8).numpy().data)
     return tensor

@@ -34,7 +34,8 @@ def test_reads_headers_then_tensors(tmp_path: Path) -> None:
             "b": ("model.safetensors", (4,), "BF16"),
         }
         table = {
-            name: Packed((Piece(name, tuple(t.shape)),), t.dtype) for name, t in tensors.items()
+            name: Packed((Piece(name, tuple(t.shape)),), str(t.dtype).removeprefix("torch."))
+            for name, t in tensors.items()
         }
         loader = WeightLoader(checkpoint, table, torch.device("cpu"), torch.float32, None)
         assert all(torch.equal(loader(name), tensor) for name, tensor in tensors.items())

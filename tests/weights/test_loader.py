@@ -25,7 +25,7 @@ SHAPES = {"q": (40, 24), "k": (8, 24), "v": (8, 24), "norm": (24,), "experts": (
 TABLE = {
     "qkv": Packed(tuple(Piece(name, SHAPES[name]) for name in "qkv")),
     "norm": Packed((Piece("norm", SHAPES["norm"]),)),
-    "experts": Packed((Piece("experts", SHAPES["experts"]),), torch.float32),
+    "experts": Packed((Piece("experts", SHAPES["experts"]),), "float32"),
 }
 CPU = torch.device("cpu")
 
@@ -63,7 +63,7 @@ def test_as_the_library_reads_them(
         for name, packed in TABLE.items():
             plain = torch.cat([library(tmp_path, piece.name) for piece in packed.pieces])
             found = loader(name)
-            assert found.dtype is (packed.dtype or dtype)
+            assert found.dtype is packed.held_in(dtype)
             assert torch.equal(found, plain.to(found.dtype))
         loader.finish()
     done = [step.bytes_done for step in seen]
@@ -294,4 +294,4 @@ def test_onto_a_gpu(tmp_path: Path, dtype: torch.dtype) -> None:
         loader = WeightLoader(checkpoint, TABLE, torch.device("cuda"), dtype, None, chunk=64)
         for name, packed in TABLE.items():
             plain = torch.cat([library(tmp_path, piece.name) for piece in packed.pieces])
-            assert torch.equal(loader(name).cpu(), plain.to(packed.dtype or dtype))
+            assert torch.equal(loader(name).cpu(), plain.topacked.held_in(dtype))

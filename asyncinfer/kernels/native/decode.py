@@ -17,7 +17,7 @@ __all__ = ["DecodeKernel", "decode_kernel", "is_right"]
 _Task = ctypes.c_int64 * len(FIELDS)
 #: Numbers of keys and values below which a thread more costs more than it does.
 _SHARED = 1 << 15
-_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
 
 _lock = threading.Lock()
 
@@ -40,7 +40,8 @@ class DecodeKernel:
         """`group`: query heads for each KV head; `region`: the address of `GOMP_parallel`. Raises
         `RuntimeError` where the code cannot be made."""
         self._heads = heads_at_once(group, head_dim, target.lanes)
-        text = decode_code(_DTYPES[dtype], head_dim, self._heads, target.lanes, scale)
+        name = str(dtype).removeprefix("torch.")
+        text = decode_code(name, head_dim, self._heads, target.lanes, scale)
         (address,) = compiled(text, target, ("attend",), {"GOMP_parallel": region})
         self._attend = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 
@@ -95,7 +96,7 @@ def decode_kernel(
     each KV head. None where there is none: without `llvmlite`, on other processors, where torch's
     threads cannot be used, and for vectors that the processor's do not divide."""
     target, region = host(), parallel_region()
-    if target is None or region is None or dtype not in _DTYPES or head_dim % target.lanes:
+    if target is None or region is None or str(dtype) not in _DTYPES or head_dim % target.lanes:
         return None
     with _lock:
         return trusted_kernel(dtype, head_dim, group, scale, target, region)

@@ -19,7 +19,7 @@ __all__ = ["LoraKernel", "lora_kernel"]
 _Task = ctypes.c_int64 * len(FIELDS)
 #: Numbers of both matrices times rows below which a thread more costs more than it does.
 _SHARED = 1 << 15
-_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
 
 _lock = threading.Lock()
 
@@ -35,7 +35,7 @@ class LoraKernel:
         cannot be made."""
         self._dtype = dtype
         self._choices = ThreadChoices()
-        text = lora_code(_DTYPES[dtype], target.lanes)
+        text = lora_code(str(dtype).removeprefix("torch."), target.lanes)
         (address,) = compiled(text, target, ("add",), {"GOMP_parallel": region})
         self._add = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 
@@ -101,7 +101,7 @@ def lora_kernel(dtype: torch.dtype) -> LoraKernel | None:
     """The kernel for matrices of this dtype, compiled by its first caller. None where there is
     none: without `llvmlite`, on other processors, and where torch's threads cannot be used."""
     target, region = host(), parallel_region()
-    if target is None or region is None or dtype not in _DTYPES:
+    if target is None or region is None or str(dtype) not in _DTYPES:
         return None
     with _lock:
         return trusted_kernel(dtype, target, region)

@@ -8,10 +8,13 @@ from asyncinfer.kernels.dispatch import check
 from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.kernels.reference.floats_of import CODES
 
-__all__ = ["QUANTISED", "check_caches", "check_range", "check_weight"]
+__all__ = ["check_caches", "check_range", "check_weight", "holds"]
 
-#: Dtypes of a cache other than the queries' own: they need a scale per token and head.
-QUANTISED = (torch.float8_e4m3fn, torch.int8)
+
+def holds(cache: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether `cache` holds keys or values of `dtype`: as they are, or with a scale per token and
+    head."""
+    return cache.dtype in (dtype, torch.float8_e4m3fn, torch.int8)
 
 
 def check_range(name: str, field: str, value: int | None, low: int, high: int | None) -> None:
@@ -68,7 +71,7 @@ def check_caches(
     head_dim, block = k_cache.shape[3], k_cache.shape[2] * k_cache.shape[3]
     right = k_cache.stride() == v_cache.stride() and k_cache.stride()[1:] == (block, head_dim, 1)
     right = right and k_cache.dtype is v_cache.dtype
-    check(right and k_cache.dtype in (new.dtype, *QUANTISED), name, new, k_cache, v_cache)
+    check(right and holds(k_cache, new.dtype), name, new, k_cache, v_cache)
     for scales in (k_scales, v_scales):
         right = (scales is None) == (k_cache.dtype is new.dtype)
         if scales is not None:

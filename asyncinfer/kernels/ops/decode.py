@@ -65,13 +65,12 @@ def _check_sample(
         check(known, "sample", logits, positions)
         for keys in (seeds, positions):
             check(keys is not None and keys.shape == rows, "sample", logits, keys)
-    options = [(filters.get(name), dtype) for name, dtype in _FILTERS.items()]
+    dtypes = {"top_k": torch.int32, "top_p": torch.float32, "min_p": torch.float32}
+    options = [(filters.get(name), dtype) for name, dtype in dtypes.items()]
     for option, dtype in ((temperature, torch.float32), *options):
         right = option is None or (option.shape == rows and option.dtype is dtype)
         check(right and (option is None or temperature is not None), "sample", logits, option)
 
-
-_FILTERS = {"top_k": torch.int32, "top_p": torch.float32, "min_p": torch.float32}
 
 decode_inputs = dispatched(reference.decode_inputs, _check_decode_inputs)
 keep_draws = dispatched(reference.keep_draws, _check_keep_draws)

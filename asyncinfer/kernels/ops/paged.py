@@ -8,7 +8,7 @@ import torch
 
 from asyncinfer.kernels import reference
 from asyncinfer.kernels.dispatch import check, dispatched
-from asyncinfer.kernels.ops.checks import QUANTISED, check_caches, check_range
+from asyncinfer.kernels.ops.checks import check_caches, check_range, holds
 
 __all__ = ["kv_write", "paged_attention", "rope_kv_write"]
 
@@ -82,7 +82,7 @@ def _check_paged_attention(
     for scales in (k_scales, v_scales):
         right = (None if scales is None else scales.shape) == expected
         right = right and (scales is None or scales.dtype is torch.float32)
-        check(right and k_cache.dtype in (q.dtype, *QUANTISED), name, q, k_cache, scales)
+        check(right and holds(k_cache, q.dtype), name, q, k_cache, scales)
     for field, low, high in _BOUNDS:
         check_range(name, field, options.get(field), low, rows if field == "decode_rows" else high)
     for field, value in (("scale", scale), ("softcap", options.get("softcap"))):

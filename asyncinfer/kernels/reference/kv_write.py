@@ -6,8 +6,6 @@ import torch
 
 __all__ = ["kv_write", "quantise"]
 
-#: The largest value a quantised cache stores.
-_LIMITS = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 #: A head's largest value counts as this at least, so that no scale is zero or subnormal.
 _SMALLEST = 1e-30
 
@@ -46,6 +44,8 @@ def quantise(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, to
     """`values` `[..., head_dim]` over their scales, rounded to even, and the scales, float32
     `[...]`."""
     values = values.float()
-    scales = values.abs().amax(-1).clamp(min=_SMALLEST) / _LIMITS[dtype]
+    # The largest value that a quantised cache stores.
+    largest = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}[dtype]
+    scales = values.abs().amax(-1).clamp(min=_SMALLEST) / largest
     scaled = values / scales[..., None]
     return (scaled.round() if dtype is torch.int8 else scaled).to(dtype), scales

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeAlias
 
 import torch
 
@@ -20,7 +20,7 @@ FLOATS: Final = ("F32", "BF16", "F16")
 HALVES: Final = ("F16", "BF16", "F32")
 
 #: Dequantises the rows `first` to `end - 1` of a matrix: float32.
-Rows = Callable[[int, int], torch.Tensor]
+Rows: TypeAlias = "Callable[[int, int], torch.Tensor]"
 
 
 class BadPart(Exception):
