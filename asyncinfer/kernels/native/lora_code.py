@@ -258,7 +258,7 @@ class _Code(Assembly):
                 b.mul(number, self.integer(self._bytes)), b.mul(stride, self.integer(_BLOCK))
             )
             for one in each:
-                self.fetch(b, self.at(b, one, ahead))
+                self.fetch(b, self.at(b, one, ahead), near=False)
 
     def _float_at(self, b: Any, pointer: Any, number: Any) -> Any:
         at = self.at(b, pointer, b.mul(number, self.integer(4)))
