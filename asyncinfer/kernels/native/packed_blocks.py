@@ -178,4 +178,6 @@ class Blocks(Assembly):
         return b.bitcast(b.call(self._spread, [control, words]), self.ints)
 
     def _fetch_later(self, b: Any, block: Any) -> None:
-        self.fetch(b, self.at(b, block, self.integer(_AHEAD)))
+        # Plain codes of 4 bits take so long to compute that the nearest cache keeps up.
+        near = self.layout.bits == 4 and self._reader is None
+        self.fetch(b, self.at(b, block, self.integer(_AHEAD)), near=near)
