@@ -11,13 +11,6 @@ from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
 
 __all__ = ["CudaLinear", "DenseLinear", "OneDnnLinear", "dense", "has_fused_kernels"]
 
-#: oneDNN's products of one and of two tokens read a weight from memory more slowly than that of
-#: four: 18.3 and 20.1 against 16.4 ms for a model of 400 MB, on an AMD EPYC of the fourth
-#: generation with two threads. On one thread they take 29.7, 35.8 and 25.0 ms.
-_ENOUGH, _PADDED = 3, 4
-#: Bytes of a weight below which padding costs more than it gains.
-_LARGE = 2 << 20
-
 
 class DenseLinear:
     """`F.linear`: cuBLAS on a GPU, torch's BLAS on a CPU. Used where the other classes do not work
@@ -34,20 +27,21 @@ class DenseLinear:
 
 
 class OneDnnLinear:
-    """A CPU's layer with the weight in oneDNN's blocked layout only."""
+    """A CPU's layer with the weight in oneDNN's blocked layout only. Native code reads it for few
+    tokens, where there is any."""
 
-    __slots__ = ("_padded_below", "bias", "weight")
+    __slots__ = ("_few", "bias", "weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        #: Fewer tokens are padded.
-        self._padded_below = _ENOUGH if weight.nbytes >= _LARGE else 0
         self.weight = onednn.reorder(weight)
         self.bias = bias
+        self._few = onednn.blocked(self.weight, (weight.shape[0], weight.shape[1]))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] < self._padded_below:
-            return self(F.pad(x, (0, 0, 0, _PADDED - x.shape[0])))[: x.shape[0]]
-        return onednn.linear(x, self.weight, self.bias)
+        if self._few is None or not 0 < x.shape[0] <= self._few.most_rows:
+            return onednn.linear(x, self.weight, self.bias)
+        y = self._few(x)
+        return y if self.bias is None else y.add_(self.bias)
 
 
 class CudaLinear:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from fakes.fake_graph import Recording, ReplayError, poison
@@ -19,6 +20,9 @@ from fakes.fake_modes import (
 from fakes.fake_order import FakeEvent, FakeStream, Memories, StreamOrderError
 from fakes.weak_storage import Place, in_memory, key_of
 from torch.utils._pytree import tree_flatten
+
+from asyncinfer.attention import gathered
+from asyncinfer.kernels.native import BlockedWeight
 
 __all__ = ["FakeDevice", "HiddenSyncError"]
 
@@ -76,11 +80,15 @@ class FakeDevice:
         self._copies: list[_Copy] = []
         self._recording: Recording | None = None
         self._strict = False
+        self._patches = ExitStack()
         # torch's own types are missing on these.
         self._watch: Any = WatchOperators(self._operate)
         self._count: Any = CountCalls(self.calls, self._read)
 
     def __enter__(self) -> FakeDevice:
+        # A GPU has no native code, which no mode sees.
+        self._patches.enter_context(patch.object(BlockedWeight, "most_rows", 0))
+        self._patches.enter_context(patch.object(gathered, "native_rows", lambda *_: None))
         self._count.__enter__()
         self._watch.__enter__()
         return self
@@ -88,6 +96,7 @@ class FakeDevice:
     def __exit__(self, *error: Any) -> None:
         self._watch.__exit__(*error)
         self._count.__exit__(*error)
+        self._patches.close()
 
     # -- the accelerator -----------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """Operators of a CPU that LLVM compiles for the processor at hand, as `llvmlite` brings it: no
 compiler has to be installed. Without `llvmlite` there are none, and torch's operators are used."""
 
+from asyncinfer.kernels.native.blocked import BlockedWeight
 from asyncinfer.kernels.native.decode import decode_kernel
 from asyncinfer.kernels.native.host import NEEDED, available
 from asyncinfer.kernels.native.lora import LoraKernel, lora_kernel
@@ -9,6 +10,7 @@ from asyncinfer.kernels.native.packed_blocks import Layout
 
 __all__ = [
     "NEEDED",
+    "BlockedWeight",
     "Layout",
     "LoraKernel",
     "available",

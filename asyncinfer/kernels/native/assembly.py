@@ -84,6 +84,12 @@ class Assembly:
         start = self.ir.Constant(self.float, -0.0)
         return b.call(self.sum, [start, vector], fastmath=["reassoc"])
 
+    def everywhere(self, b: Any, number: Any) -> Any:
+        """A number in every lane."""
+        undefined = self.ir.Constant(self.floats, self.ir.Undefined)
+        zero = self.ir.Constant(self.i32, 0)
+        return self.shuffle(b, b.insert_element(undefined, number, zero), [0] * self.lanes)
+
     def shuffle(self, b: Any, vector: Any, lanes: Sequence[int]) -> Any:
         mask = self.ir.Constant(self.ir.VectorType(self.i32, len(lanes)), list(lanes))
         return b.shuffle_vector(vector, self.ir.Constant(vector.type, self.ir.Undefined), mask)

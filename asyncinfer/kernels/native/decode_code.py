@@ -159,7 +159,7 @@ class _Code(Assembly):
                 return [b.call(self._maximum, [self.load(b, row, at), values[0]])]
 
             (most,) = self.loop(b, length, self.lanes, higher, [lowest])
-            highest = self._spread(b, b.call(self._highest, [most]))
+            highest = self.everywhere(b, b.call(self._highest, [most]))
 
             def weigh(
                 b: Any, at: Any, values: Sequence[Any], row: Any = row, highest: Any = highest
@@ -183,7 +183,7 @@ class _Code(Assembly):
             found: list[Any] = []
             for head in range(self._heads):
                 at = self._score(b, scratch, stride, head, number)
-                weight = self._spread(b, b.load(at, typ=self.float, align=4))
+                weight = self.everywhere(b, b.load(at, typ=self.float, align=4))
                 for vector in vectors:
                     found.append(b.call(self.fma, [weight, vector, sums[len(found)]]))
             return found
@@ -193,7 +193,7 @@ class _Code(Assembly):
         )
         for head in range(self._heads):
             at = self._score(b, scratch, stride, head, ours[1])
-            total = self._spread(b, b.load(at, typ=self.float, align=4))
+            total = self.everywhere(b, b.load(at, typ=self.float, align=4))
             for place in self._vectors:
                 number = self.integer(4 * (head * self._head_dim + place))
                 b.store(b.fdiv(sums.pop(0), total), self.at(b, out, number), align=4)
@@ -266,11 +266,6 @@ class _Code(Assembly):
 
     def _all(self, value: float) -> Any:
         return self.ir.Constant(self.floats, [value] * self.lanes)
-
-    def _spread(self, b: Any, number: Any) -> Any:
-        undefined = self.ir.Constant(self.floats, self.ir.Undefined)
-        zero = self.ir.Constant(self.i32, 0)
-        return self.shuffle(b, b.insert_element(undefined, number, zero), [0] * self.lanes)
 
     def _score(self, b: Any, scratch: Any, stride: Any, head: int, number: Any) -> Any:
         place = b.add(b.mul(stride, self.integer(head)), number)

@@ -172,12 +172,7 @@ class _Code(Assembly):
             numbers = [b.add(row, self.integer(index)) for index in range(count)]
             each = [self.at(b, weight, b.mul(stride, number)) for number in numbers]
             factors = [self._float_at(b, inner, b.mul(parts, number)) for number in numbers]
-            undefined = self.ir.Constant(self.floats, self.ir.Undefined)
-            zero = self.ir.Constant(self.i32, 0)
-            spread = [
-                self.shuffle(b, b.insert_element(undefined, one, zero), [0] * self.lanes)
-                for one in factors
-            ]
+            spread = [self.everywhere(b, one) for one in factors]
 
             def vectors(at: Any) -> None:
                 self._fetch_later(b, each, at, stride)

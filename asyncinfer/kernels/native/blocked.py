@@ -1,0 +1,116 @@
+"""Products of few tokens with a weight in oneDNN's layout, by code for the processor at hand."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from typing import ClassVar
+
+import torch
+
+from asyncinfer.kernels.native.blocked_code import (
+    FIELDS,
+    MOST_ROWS,
+    OUTPUTS,
+    blocked_code,
+    padded_inputs,
+)
+from asyncinfer.kernels.native.host import Host, compiled, host
+from asyncinfer.kernels.native.threads import parallel_region
+
+__all__ = ["BlockedWeight", "blocked_kernel"]
+
+_Task = ctypes.c_int64 * len(FIELDS)
+#: Numbers of a weight below which a thread more costs more than it does.
+_SHARED = 1 << 15
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+_lock = threading.Lock()
+
+
+class BlockedKernel:
+    """The product with weights of one dtype. Each row is computed in the same order, whatever the
+    others are and however many threads there are."""
+
+    __slots__ = ("_dtype", "_product")
+
+    def __init__(self, dtype: torch.dtype, target: Host, region: int) -> None:
+        """`region`: the address of `GOMP_parallel`. Raises `RuntimeError` where the code cannot be
+        made."""
+        self._dtype = _DTYPES[dtype]
+        text = blocked_code(self._dtype, target.lanes)
+        (address,) = compiled(text, target, ("product",), {"GOMP_parallel": region})
+        self._product = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+
+    def __call__(
+        self, x: torch.Tensor, place: int, outputs: int, inputs: int, block: int
+    ) -> torch.Tensor:
+        """`x W^T` `[rows, outputs]`, of the dtype of `x` `[rows, inputs]`, for at most `MOST_ROWS`
+        rows. `place`: the address of W's blocks of `block` bytes, see `blocked_code`."""
+        rows = x.float().contiguous()
+        y = rows.new_empty(x.shape[0], outputs)
+        threads = torch.get_num_threads() if outputs * inputs > _SHARED else 1
+        sizes = outputs, inputs, block, x.shape[0], threads, 0
+        task = _Task(place, rows.data_ptr(), y.data_ptr(), *sizes)
+        self._product(ctypes.addressof(task))
+        return y.to(x.dtype)
+
+    def block_bytes(self, inputs: int) -> int:
+        """Bytes of `OUTPUTS` outputs."""
+        size = 4 if self._dtype == "float32" else 2
+        return OUTPUTS * padded_inputs(self._dtype, inputs) * size
+
+
+def blocked_kernel(dtype: torch.dtype) -> BlockedKernel | None:
+    """The kernel for weights of this dtype, compiled by its first caller. None where there is none:
+    without `llvmlite` or AVX-512, whose layout it reads, and where torch's threads cannot be
+    used."""
+    target, region = host(), parallel_region()
+    if target is None or region is None or dtype not in _DTYPES or target.lanes < 16:
+        return None
+    with _lock:
+        return _made(dtype, target, region)
+
+
+@functools.cache
+def _made(dtype: torch.dtype, target: Host, region: int) -> BlockedKernel | None:
+    try:
+        return BlockedKernel(dtype, target, region)
+    except RuntimeError:
+        return None
+
+
+class BlockedWeight:
+    """A weight in oneDNN's layout that the kernel reads where it lies."""
+
+    __slots__ = ("_kernel", "_place", "_sizes")
+
+    #: Tokens of a product, at most.
+    most_rows: ClassVar[int] = MOST_ROWS
+
+    def __init__(self, kernel: BlockedKernel, place: int, sizes: tuple[int, int, int]) -> None:
+        """`place`: the address, which somebody else keeps; `sizes`: outputs, inputs, and bytes of a
+        block."""
+        self._kernel = kernel
+        self._place = place
+        self._sizes = sizes
+
+    @classmethod
+    def of(
+        cls, place: int, nbytes: int, shape: tuple[int, int], dtype: torch.dtype
+    ) -> BlockedWeight | None:
+        """The weight that takes so many bytes there; None where its blocks cannot be the kernel's,
+        or there is none."""
+        kernel = blocked_kernel(dtype)
+        outputs, inputs = shape
+        if kernel is None or outputs % OUTPUTS or inputs % 2:
+            return None
+        block = kernel.block_bytes(inputs)
+        if nbytes != outputs // OUTPUTS * block:
+            return None
+        return cls(kernel, place, (outputs, inputs, block))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """`x W^T` for at most `most_rows` rows."""
+        return self._kernel(x, self._place, *self._sizes)

@@ -1,0 +1,90 @@
+"""Products with weights in oneDNN's layout in code that LLVM makes, against torch in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from asyncinfer.kernels import onednn
+from asyncinfer.kernels.native import BlockedWeight, blocked
+from asyncinfer.kernels.native.blocked import blocked_kernel
+from asyncinfer.kernels.native.blocked_code import MOST_ROWS, blocked_code
+
+pytestmark = pytest.mark.skipif(
+    blocked_kernel(torch.float32) is None or not onednn.available(torch.float32),
+    reason="no kernel for this machine",
+)
+
+#: Outputs and inputs: one block and several, and inputs that fill no block of oneDNN's.
+SHAPES = [(64, 16), (192, 80), (128, 34), (320, 512)]
+
+
+def laid_out(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, BlockedWeight]:
+    """A weight, the same in oneDNN's layout, which has to be kept, and what reads it."""
+    if not onednn.available(dtype):
+        pytest.skip(f"a processor without {dtype}")
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(shape[1])).to(dtype)
+    reordered = onednn.reorder(weight)
+    found = onednn.blocked(reordered, shape)
+    assert found is not None
+    return weight, reordered, found
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_products(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    weight, _kept, found = laid_out(shape, dtype)
+    for rows in range(1, MOST_ROWS + 1):
+        x = torch.randn(rows, shape[1], generator=torch.Generator().manual_seed(rows)).to(dtype)
+        y, right = found(x), x.double() @ weight.double().T
+        assert y.dtype is dtype
+        bound = 1e-6 if dtype is torch.float32 else 1e-2
+        assert (y.double() - right).abs().amax() <= bound * right.abs().amax()
+
+
+def test_neither_threads_nor_other_rows_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocked, "_SHARED", 0)
+    _, _kept, found = laid_out((320, 512), torch.float32)
+    x = torch.randn(MOST_ROWS, 512, generator=torch.Generator().manual_seed(1))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = torch.cat([found(row[None]) for row in x])
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            for _ in range(5):
+                assert torch.equal(found(x), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_inputs_that_are_a_view() -> None:
+    weight, _kept, found = laid_out((64, 16), torch.float32)
+    x = torch.randn(3, 40, generator=torch.Generator().manual_seed(1))[:, 7:23]
+    torch.testing.assert_close(found(x), x @ weight.T, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_that_the_kernel_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for shape in ((65, 16), (64, 15)):
+        assert onednn.blocked(onednn.reorder(torch.randn(shape)), shape) is None
+    assert BlockedWeight.of(0, 64 * 16 * 4 + 1, (64, 16), torch.float32) is None
+    monkeypatch.setattr(blocked, "host", lambda: None)
+    assert BlockedWeight.of(0, 64 * 16 * 4, (64, 16), torch.float32) is None
+
+
+def test_a_layout_that_is_another_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch promises none: a product of each weight is tried."""
+    reordered = onednn.reorder(torch.randn(128, 64))
+    assert onednn.blocked(reordered, (128, 64)) is not None
+    right = BlockedWeight.__call__
+    monkeypatch.setattr(BlockedWeight, "__call__", lambda self, x: right(self, x).flip(1))
+    assert onednn.blocked(reordered, (128, 64)) is None
+
+
+def test_code_is_what_llvm_reads() -> None:
+    from llvmlite import binding
+
+    for dtype in ("float32", "bfloat16"):
+        binding.parse_assembly(blocked_code(dtype, 16)).verify()
