@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from platformdirs import user_cache_path
 
-__all__ = ["forget", "keep", "kept_path", "read_kept"]
+__all__ = ["forget", "keep", "kept_path", "read_kept", "write_whole"]
 
 #: Bytes of a file; one of ours is far from it.
 _MOST_BYTES: Final = 16_384
@@ -46,16 +46,20 @@ def keep(path: Path, key: Mapping[str, str], **found: object) -> None:
     """Write what was found. A folder that cannot be written to keeps nothing."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"key": dict(key), **found}, indent=1)
-        # Whole or not at all, also for a process that reads it at this moment.
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".new")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(name, path)
-        except OSError:
-            os.unlink(name)
-            raise
+        write_whole(path, json.dumps({"key": dict(key), **found}, indent=1).encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all, also for a process that reads it at this
+    moment. Only its owner may read it. Raises `OSError`."""
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".new")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(name, path)
+    except OSError:
+        os.unlink(name)
+        raise
 
 
 def forget(path: Path) -> None:

@@ -6,12 +6,15 @@ import ctypes
 import functools
 import platform
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+from asyncinfer.kernels.native.kept_code import kept_code, source_hash
 from asyncinfer.kernels.native.threads import parallel_region
+from asyncinfer.machine import version
 
 __all__ = ["NEEDED", "Host", "available", "compiled", "host", "host_of"]
 
@@ -73,17 +76,36 @@ def host_of(machine: str, features: Mapping[str, bool]) -> Host | None:
 
 
 def compiled(
-    text: str, target: Host, names: Sequence[str], symbols: Mapping[str, int]
+    what: str,
+    text: Callable[[], str],
+    target: Host,
+    names: Sequence[str],
+    symbols: Mapping[str, int],
+    folder: Path | None = None,
 ) -> tuple[int, ...]:
-    """The addresses of the functions `names` in LLVM's assembly `text`, which calls functions at
-    the addresses `symbols`. They stay for the life of the process. Raises `RuntimeError`."""
+    """The addresses of the functions `names` in LLVM's assembly `text()`, which calls functions at
+    the addresses `symbols`. They stay for the life of the process. `what` is all that the text
+    depends on beside `target`: code that was made for it before is taken from `folder`, as
+    `kept_code` does. Raises `RuntimeError`."""
     binding = _llvm()
     with _lock:
         for symbol, place in symbols.items():
             binding.add_symbol(symbol, place)
         machine = target_machine(target)
-        module = optimised(text, machine)
-        engine = binding.create_mcjit_compiler(module, machine)
+        key = {
+            "code": what,
+            "processor": binding.get_host_cpu_name(),
+            "target": repr(target),
+            "llvm": ".".join(map(str, (*binding.llvm_version_info, version("llvmlite")))),
+            "source": source_hash(),
+        }
+
+        def made() -> bytes:
+            return bytes(machine.emit_object(optimised(text(), machine)))
+
+        code = binding.ObjectFileRef.from_data(kept_code(key, made, folder))
+        engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+        engine.add_object_file(code)
         engine.finalize_object()
         # Kept for good: a thread may run the code while the interpreter shuts down and drops every
         # module.

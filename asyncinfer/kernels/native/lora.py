@@ -35,8 +35,10 @@ class LoraKernel:
         cannot be made."""
         self._dtype = dtype
         self._choices = ThreadChoices()
-        text = lora_code(str(dtype).removeprefix("torch."), target.lanes)
-        (address,) = compiled(text, target, ("add",), {"GOMP_parallel": region})
+        kind = str(dtype).removeprefix("torch.")
+        text = functools.partial(lora_code, kind, target.lanes)
+        symbols = {"GOMP_parallel": region}
+        (address,) = compiled(f"lora {kind}", text, target, ("add",), symbols)
         self._add = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 
     def __call__(

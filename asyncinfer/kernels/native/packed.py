@@ -48,10 +48,11 @@ class PackedKernel:
         self._batch, self._layout = target.batch, layout
         self._choices = ThreadChoices()
         self._threads = region is not None
-        text = packed_code(layout, target, parallel=self._threads)
+        text = functools.partial(packed_code, layout, target, parallel=self._threads)
+        what = f"packed {layout}, parallel={self._threads}"
         symbols = {} if region is None else {"GOMP_parallel": region}
         kind = ctypes.CFUNCTYPE(None, *_KINDS)
-        addresses = compiled(text, target, ("product", "floats"), symbols)
+        addresses = compiled(what, text, target, ("product", "floats"), symbols)
         self._product, self._floats = map(kind, addresses)
 
     def __call__(self, x: torch.Tensor, blocks: torch.Tensor, factor: float) -> torch.Tensor:

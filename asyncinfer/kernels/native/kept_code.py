@@ -1,0 +1,82 @@
+"""Machine code that was made before, in the user's cache folder.
+
+Making the code of one layout takes LLVM 0.1 to 0.9 s of processor time, and linking code that is
+there 2 ms. Code is run as it is found, so only a file counts that this user owns, that nobody else
+may write to, and whose hash covers both the code and all that decides it. A file that another
+process writes at the same time is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from asyncinfer.kernels import block_types, codes
+from asyncinfer.kernels.kept import kept_path, write_whole
+
+__all__ = ["kept_code", "source_hash"]
+
+_KIND: Final = "native-kernels"
+_HASH: Final = hashlib.sha256().digest_size
+#: Bytes of a file; the largest of ours has 40 KB.
+_MOST_BYTES: Final = 1 << 22
+#: Bits of a file's mode by which others may write to it.
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+def kept_code(
+    key: Mapping[str, str], make: Callable[[], bytes], folder: Path | None = None
+) -> bytes:
+    """The object file of `key`, all that decides it: the one that was kept, or else what `make`
+    gives, which is kept from now on. `folder`: None takes the user's cache folder.
+
+    A folder that cannot be read or written to keeps nothing.
+    """
+    if not hasattr(os, "geteuid"):
+        # Elsewhere a file's mode does not say who may write to it.
+        return make()
+    path = kept_path(_KIND, key, folder).with_suffix(".o")
+    code = _read(path, key)
+    if code is None:
+        code = make()
+        with suppress(OSError):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(path, _hash(key, code) + code)
+    return code
+
+
+def _read(path: Path, key: Mapping[str, str]) -> bytes | None:
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(handle, "rb") as file:
+            state = os.fstat(handle)
+            own = state.st_uid == os.geteuid() and not state.st_mode & _OTHERS_WRITE
+            if not own or not stat.S_ISREG(state.st_mode) or state.st_size > _MOST_BYTES:
+                return None
+            content = file.read(_MOST_BYTES)
+    except OSError:
+        return None
+    found, code = content[:_HASH], content[_HASH:]
+    return code if code and found == _hash(key, code) else None
+
+
+def _hash(key: Mapping[str, str], code: bytes) -> bytes:
+    about = json.dumps(dict(key), sort_keys=True).encode()
+    return hashlib.sha256(len(about).to_bytes(8, "little") + about + code).digest()
+
+
+@functools.cache
+def source_hash() -> str:
+    """A hash of the source that LLVM's assembly is made by."""
+    digest = hashlib.sha256()
+    paths = sorted(Path(__file__).parent.glob("*.py"))
+    for path in (*paths, *(Path(str(module.__file__)) for module in (block_types, codes))):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
