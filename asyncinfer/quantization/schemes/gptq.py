@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from asyncinfer.kernels.layouts import WeightLayout
-from asyncinfer.quantization.schemes.bits import as_bytes, paired, scaled, unpack
+from asyncinfer.quantization.schemes.bits import as_bytes, scaled, unpack
 from asyncinfer.quantization.schemes.matrix import HALVES, BadPart, MatrixFormat, Part, Rows
 from asyncinfer.quantization.weight import QuantisedWeight
 
@@ -18,7 +18,7 @@ __all__ = ["AwqMatrix", "GptqMatrix"]
 #: Where in a word of AWQ's the first, second, ... output is.
 _AWQ_PLACES: Final = {4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3)}
 #: Outputs whose numbers are unpacked at a time.
-_ROWS: Final = 64
+_ROWS: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +160,11 @@ class AwqMatrix(MatrixFormat):
         numbers = torch.empty(outputs, size, dtype=torch.uint8, device=packed.device)
         for first in range(0, outputs, _ROWS):
             end = min(first + _ROWS, outputs)
-            rows = self._outputs(packed, first, end)
-            numbers[first:end] = paired(rows) if self.bits == 4 else rows
+            if self.bits == 4:
+                words = packed[:, first // 8 : end // 8]
+                _pair_inputs(words, numbers[first:end].view(-1, 8, size))
+            else:
+                numbers[first:end] = self._outputs(packed, first, end)
         scales, stored = parts[".scales"].t(), parts.get(".qzeros")
         if stored is None:
             zeros = torch.full_like(scales, 1 << (self.bits - 1), dtype=torch.uint8)
@@ -179,6 +182,18 @@ class AwqMatrix(MatrixFormat):
             for place in _AWQ_PLACES[self.bits]
         ]
         return torch.stack(numbers, dim=1).flatten(0, 1)[first - start * each : end - start * each]
+
+
+def _pair_inputs(packed: torch.Tensor, target: torch.Tensor) -> None:
+    """Fill uint8 `target` `[words, 8, in / 2]`, the outputs of each word, two inputs a byte, from
+    AWQ's int32 `packed` `[in, words]` with 4 bits an output. Bytes of two inputs are joined, for
+    two outputs at a time, which takes a quarter of the time of taking all numbers out."""
+    words = packed.t().contiguous()
+    both = words.view(torch.uint8).view(len(words), -1, 2, 4).permute(2, 0, 3, 1).contiguous()
+    first, second = both
+    low, high = (first & 15) | (second << 4), (first >> 4) | (second & 0xF0)
+    for output, place in enumerate(_AWQ_PLACES[4]):
+        target[:, output] = (high if place % 2 else low)[:, place // 2]
 
 
 def _kept(
