@@ -13,7 +13,7 @@ from asyncinfer.bench.record import BenchError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["vocab_size", "write_checkpoint"]
+__all__ = ["vocab_size", "write_checkpoint", "write_tokenizer"]
 
 STD: Final = 0.02
 
@@ -53,7 +53,12 @@ def write_checkpoint(
     if shards > 1:
         index = {"metadata": {}, "weight_map": weight_map}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
-    _tokenizer(config["vocab_size"]).save(str(folder / "tokenizer.json"))
+    write_tokenizer(config["vocab_size"], folder)
+
+
+def write_tokenizer(size: int, folder: Path) -> None:
+    """Write a tokenizer of `size` tokens, which are whole strings, as transformers reads it."""
+    _tokenizer(size).save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 1 << 20}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
 

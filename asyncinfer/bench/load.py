@@ -21,6 +21,10 @@ __all__ = ["LoadOptions", "LoadResult", "measure_load", "write_layers"]
 _GIGA: Final = 1e9
 _OURS: Final = "asyncinfer"
 _WEIGHTS: Final = "asyncinfer, weights alone"
+_ENGINE: Final = "asyncinfer, engine"
+_READ: Final = "read"
+#: What opening an engine may take, in times of reading a quantised model's bytes.
+_MOST: Final = 1.5
 #: Shape of the random model: a layer of this width has 45 million parameters.
 _SHAPE: Final = {
     "architectures": ["LlamaForCausalLM"],
@@ -41,6 +45,10 @@ _TINY: Final = {
     "num_key_value_heads": 2,
     "vocab_size": 512,
 }
+#: The same of a size that all layouts of quantised matrices take.
+_SMALL: Final = {**_TINY, "hidden_size": 256, "intermediate_size": 512}
+#: Bits of a number of the layers, about.
+_BITS: Final = {"gguf": 5, "fp8": 8, "gptq": 4, "awq": 4, "compressed-tensors": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +58,9 @@ class LoadOptions:
     #: A checkpoint's folder; None: a random Llama of about so many megabytes.
     model: str | None = None
     megabytes: int = 1500
+    #: "plain", or one of `quantised_model.LAYOUTS`: how the random model is stored. Of a GGUF file
+    #: and a quantised checkpoint, opening an engine is held against reading their bytes.
+    layout: str = "plain"
     #: "auto" is CUDA where there is one.
     device: str = "auto"
     #: "auto" is bfloat16 on a GPU, and float16 on a CPU. A CPU's matrix products need other dtypes
@@ -75,10 +86,14 @@ class LoadResult:
         for name, runs in self.runs.items():
             rate = self.bytes / _GIGA / self.seconds(name)
             found.append(Figure(f"{name}: rate", rate, "GB/s", "higher"))
-            cpu = median(run.cpu_seconds for run in runs)
-            found.append(Figure(f"{name}: CPU time", cpu, "s", "lower"))
+            found.append(Figure(f"{name}: CPU time", self._cpu(name), "s", "lower"))
             peak = median(run.peak_bytes for run in runs)
             found.append(Figure(f"{name}: peak host memory", peak / _GIGA, "GB", "lower"))
+        if _READ in self.runs:
+            ratio = 1 / self._ratio(_ENGINE, _READ)
+            found.append(Figure(f"{_ENGINE} over {_READ}: time", ratio, "x", "lower", _MOST))
+            cpu = self._cpu(_ENGINE) / self._cpu(_READ)
+            found.append(Figure(f"{_ENGINE} over {_READ}: CPU time", cpu, "x", "lower"))
         for name, target in (("load_file", 0.9), ("from_pretrained", 1.0)):
             if name in self.runs:
                 ratio = self._ratio(_OURS, name)
@@ -92,6 +107,9 @@ class LoadResult:
         machine's speed changes between them."""
         pairs = zip(self.runs[ours], self.runs[theirs], strict=True)
         return median(their.seconds / our.seconds for our, their in pairs)
+
+    def _cpu(self, loader: str) -> float:
+        return median(run.cpu_seconds for run in self.runs[loader])
 
     def seconds(self, loader: str) -> float:
         """The median seconds of a loader."""
@@ -114,21 +132,40 @@ def measure_load(
     dtype = options.dtype
     if dtype == "auto":
         dtype = "float16" if device == "cpu" else "bfloat16"
-    if options.peer:
-        require_transformers()
-    loaders = [name for name in LOADERS if options.peer or name != "from_pretrained"]
-    if device != "cpu":
-        # Files cannot be mapped onto a GPU.
-        loaders.remove("load_file, mapped")
+    if options.layout != "plain" and options.model is not None:
+        raise BenchError("layout: is of random weights; leave it out with a model")
+    quantised = options.layout != "plain" or _is_quantised(options.model)
+    if quantised:
+        loaders = ["asyncinfer", _ENGINE, _READ]
+        # What a CPU computes such models in.
+        dtype = "float32" if device == "cpu" and options.dtype == "auto" else dtype
+    else:
+        if options.peer:
+            require_transformers()
+        others = (_ENGINE, _READ, *(() if options.peer else ("from_pretrained",)))
+        loaders = [name for name in LOADERS if name not in others]
+        if device != "cpu":
+            # Files cannot be mapped onto a GPU.
+            loaders.remove("load_file, mapped")
     runs: dict[str, list[TimedLoad]] = {name: [] for name in loaders}
     with tempfile.TemporaryDirectory(prefix="asyncinfer-bench-") as scratch:
         warm_up, folder = Path(scratch, "tiny"), Path(options.model or Path(scratch, "model"))
-        write_layers(_TINY, 2, warm_up, dtype)
         if options.model is None:
             report("writing the random model")
-            if options.quick:
+        if quantised:
+            from asyncinfer.bench.quantised_model import write_quantised
+
+            layout = options.layout if options.model is None else "gguf"
+            warm_up = write_quantised(_SMALL, 2, warm_up, layout)
+            if options.model is None:
+                shape, bits = (_SMALL, 16) if options.quick else (_SHAPE, _BITS[layout])
+                layers = 2 if options.quick else _layers(_SHAPE, options.megabytes * 16 // bits)
+                folder = write_quantised(shape, layers, folder, layout)
+        else:
+            write_layers(_TINY, 2, warm_up, dtype)
+            if options.model is None and options.quick:
                 write_layers(_TINY, 4, folder, dtype)
-            else:
+            elif options.model is None:
                 write_layers(_SHAPE, _layers(_SHAPE, options.megabytes), folder, dtype)
         size = _read_through(folder)
         for repetition in range(options.repeat):
@@ -152,10 +189,24 @@ def _layers(shape: dict[str, Any], megabytes: int) -> int:
     return max(1, round((megabytes * 1e6 - 4 * hidden * int(shape["vocab_size"])) / layer))
 
 
+def _is_quantised(model: str | None) -> bool:
+    """Whether a folder's `config.json` says so, or the model is a GGUF file."""
+    if model is None:
+        return False
+    from asyncinfer.models import read_config
+    from asyncinfer.weights.gguf import is_gguf
+
+    if is_gguf(model):
+        return True
+    return Path(model, "config.json").is_file() and read_config(model).scheme is not None
+
+
 def _read_through(folder: Path) -> int:
-    """Bytes of the shards, which are in the page cache now."""
+    """Bytes of the files, which are in the page cache now."""
+    from asyncinfer.bench.load_once import weight_files
+
     size = 0
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         with path.open("rb", buffering=0) as file:
             while block := file.read(16 << 20):
                 size += len(block)

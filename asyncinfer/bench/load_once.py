@@ -21,7 +21,10 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["LOADERS", "TimedLoad", "load_once"]
+__all__ = ["ENGINE", "LOADERS", "READ", "TimedLoad", "load_once", "weight_files"]
+
+ENGINE: Final = "asyncinfer, engine"
+READ: Final = "read"
 
 _STATUS: Final = Path("/proc/self/status")
 _CLEAR: Final = Path("/proc/self/clear_refs")
@@ -51,7 +54,7 @@ def _load(loader: str, folder: Path, warm_up: Path, device: str, dtype: str) -> 
     load = partial(LOADERS[loader], device=torch.device(device), dtype=getattr(torch, dtype))
     load(warm_up)
     if device == "cpu":
-        _touch(sum(path.stat().st_size for path in folder.glob("*.safetensors")) * 5 // 4)
+        _touch(sum(path.stat().st_size for path in weight_files(folder)) * 5 // 4)
     before = _memory(reset=True)
     began, cpu = time.perf_counter(), time.process_time()
     # The clock is read before the model is let go.
@@ -63,8 +66,15 @@ def _load(loader: str, folder: Path, warm_up: Path, device: str, dtype: str) -> 
         cpu_seconds=time.process_time() - cpu,
         peak_bytes=max(0, _memory() - before),
     )
+    if loader == ENGINE:
+        loaded.close()
     del loaded
     return run
+
+
+def weight_files(model: Path) -> list[Path]:
+    """The files of a checkpoint's folder that hold weights; a GGUF file itself."""
+    return sorted(model.glob("*.safetensors")) if model.is_dir() else [model]
 
 
 def _touch(size: int) -> None:
@@ -93,6 +103,27 @@ def _weights(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
     from asyncinfer.models import load_weights
 
     return load_weights(folder, device, dtype)
+
+
+def _engine(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
+    """All that must be there before the first prompt: weights, tokenizer, KV cache, threads."""
+    from asyncinfer import SyncEngine
+
+    engine = SyncEngine(folder, device=device.type, dtype=str(dtype).removeprefix("torch."))
+    return engine.__enter__()
+
+
+def _read(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
+    """The files' bytes, read by one thread into new memory of their size."""
+    content = []
+    for path in weight_files(folder):
+        memory = torch.empty(path.stat().st_size, dtype=torch.uint8)
+        left = memory.numpy().data
+        with path.open("rb", buffering=0) as file:
+            while left and (count := file.readinto(left)):
+                left = left[count:]
+        content.append(memory)
+    return content
 
 
 def _mapped(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
@@ -145,6 +176,8 @@ LOADERS: Final[dict[str, Callable[..., Any]]] = {
     "load_file": _copied,
     "load_file, mapped": _mapped,
     "from_pretrained": _transformers,
+    ENGINE: _engine,
+    READ: _read,
 }
 
 

@@ -16,9 +16,18 @@ __all__ = ["load"]
 
 @click.command(short_help="How long does a checkpoint take to load?")
 @click.option(
-    "-m", "--model", help="A checkpoint's folder.  [default: random weights, made on the fly]"
+    "-m",
+    "--model",
+    help="A checkpoint's folder or a GGUF file.  [default: random weights, made on the fly]",
 )
 @count("--megabytes", 1500, "About so many of random weights.")
+@click.option(
+    "--layout",
+    type=click.Choice(["plain", "gguf", "fp8", "gptq", "awq", "compressed-tensors"]),
+    default="plain",
+    show_default=True,
+    help="How random weights are stored. gguf is Q4_K_M; all but fp8 have 4 bits.",
+)
 @device
 @click.option(
     "--dtype",
@@ -34,6 +43,9 @@ __all__ = ["load"]
 def load(json_path: Path | None, plot: Path | None, **options: Any) -> None:
     """How long a checkpoint takes to load, beside safetensors' load_file and transformers'
     from_pretrained.
+
+    Of a GGUF file or a quantised checkpoint: how long an engine takes to open, beside reading the
+    files' bytes into memory.
 
     Each in a process of its own, in turns, with the files in the page cache; and the most host
     memory that each of them held meanwhile.

@@ -9,8 +9,17 @@ import pytest
 import torch
 
 from asyncinfer.bench import BenchError, LoadOptions, Record, measure_load, save_plot
-from asyncinfer.bench.load import _SHAPE, _TINY, _layers, write_layers
-from asyncinfer.bench.load_once import LOADERS, TimedLoad, _memory, load_once
+from asyncinfer.bench.load import _SHAPE, _SMALL, _TINY, _layers, write_layers
+from asyncinfer.bench.load_once import (
+    ENGINE,
+    LOADERS,
+    READ,
+    TimedLoad,
+    _memory,
+    load_once,
+    weight_files,
+)
+from asyncinfer.bench.quantised_model import LAYOUTS, write_quantised
 from asyncinfer.models import parse_config
 from asyncinfer.planner import ModelSize
 
@@ -82,13 +91,41 @@ def test_the_host_holds_the_model_and_a_shard(tmp_path: Path, stored: str, dtype
 def test_the_whole_command_has_its_figures(tmp_path: Path) -> None:
     told: list[str] = []
     result = measure_load(LoadOptions(quick=True, repeat=1), told.append)
-    assert len(told) == 1 + len(LOADERS)
+    loaders = set(LOADERS) - {ENGINE, READ}
+    assert len(told) == 1 + len(loaders)
     assert (result.device, result.dtype) == ("cpu", "float16")
-    assert set(result.runs) == set(LOADERS)
+    assert set(result.runs) == loaders
     figures = {figure.name: figure for figure in result.figures()}
-    assert len(figures) == 3 * len(LOADERS) + 4
+    assert len(figures) == 3 * len(loaders) + 4
     assert figures["asyncinfer over load_file"].target == 0.9
     assert figures["asyncinfer over from_pretrained"].target == 1.0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_can_be_opened(tmp_path: Path, layout: str) -> None:
+    model = write_quantised(_SMALL, 2, tmp_path / "model", layout)
+    decoder = LOADERS["asyncinfer"](model, device=torch.device("cpu"), dtype=torch.float32)
+    assert decoder.config.num_layers == 2
+    (content,) = LOADERS[READ](model, device=torch.device("cpu"), dtype=torch.float32)
+    (file,) = weight_files(model)
+    assert content.numpy().tobytes() == file.read_bytes()
+
+
+@pytest.mark.slow
+def test_opening_is_held_against_reading() -> None:
+    result = measure_load(LoadOptions(layout="gguf", quick=True, repeat=1, device="cpu"))
+    assert result.dtype == "float32"
+    assert set(result.runs) == {"asyncinfer", ENGINE, READ}
+    figures = {figure.name: figure for figure in result.figures()}
+    assert figures[f"{ENGINE} over {READ}: time"].target == 1.5
+    runs = {name: runs[0] for name, runs in result.runs.items()}
+    ratio = figures[f"{ENGINE} over {READ}: time"].value
+    assert ratio == pytest.approx(runs[ENGINE].seconds / runs[READ].seconds)
+
+
+def test_a_model_has_a_layout_already(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="layout"):
+        measure_load(LoadOptions(model=str(tmp_path), layout="fp8", device="cpu", peer=False))
 
 
 def test_figures_are_of_the_medians(tmp_path: Path) -> None:

@@ -41,8 +41,9 @@ class DecodeKernel:
         `RuntimeError` where the code cannot be made."""
         self._heads = heads_at_once(group, head_dim, target.lanes)
         name = str(dtype).removeprefix("torch.")
-        text = decode_code(name, head_dim, self._heads, target.lanes, scale)
-        (address,) = compiled(text, target, ("attend",), {"GOMP_parallel": region})
+        about = name, head_dim, self._heads, target.lanes, scale
+        what, text = f"decode {about}", functools.partial(decode_code, *about)
+        (address,) = compiled(what, text, target, ("attend",), {"GOMP_parallel": region})
         self._attend = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 
     def __call__(
