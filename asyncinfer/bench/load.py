@@ -193,11 +193,10 @@ def _is_quantised(model: str | None) -> bool:
     """Whether a folder's `config.json` says so, or the model is a GGUF file."""
     if model is None:
         return False
-    from asyncinfer.models import read_config
-    from asyncinfer.weights.gguf import is_gguf
-
-    if is_gguf(model):
+    if Path(model).is_file():
         return True
+    from asyncinfer.models import read_config
+
     return Path(model, "config.json").is_file() and read_config(model).scheme is not None
 
 
