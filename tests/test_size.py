@@ -21,7 +21,7 @@ MOST = {
     "engine": 8_550,
     "grammar": 995,
     "integrations": 1_440,
-    "kernels": 9_566,
+    "kernels": 9_567,
     "layers": 2_354,
     "models": 10_184,
     "planner": 1_294,

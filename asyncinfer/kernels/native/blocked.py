@@ -39,8 +39,9 @@ class BlockedKernel:
         """`region`: the address of `GOMP_parallel`. Raises `RuntimeError` where the code cannot be
         made."""
         self._dtype = _DTYPES[dtype]
-        text = blocked_code(self._dtype, target.lanes)
-        (address,) = compiled(text, target, ("product",), {"GOMP_parallel": region})
+        text = functools.partial(blocked_code, self._dtype, target.lanes)
+        what, symbols = f"blocked {self._dtype}", {"GOMP_parallel": region}
+        (address,) = compiled(what, text, target, ("product",), symbols)
         self._product = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 
     def __call__(
