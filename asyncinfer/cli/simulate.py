@@ -107,6 +107,11 @@ def simulate_command(
     given: dict[str, Any] = {name: plugin for name, plugin in chosen.items() if plugin is not None}
     if replay is not None:
         return _replay(replay, given)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        # Better before a long run than after it.
+        raise click.ClickException(f"--out {out}: {error.strerror}") from error
     with _bar(steps) as moved, _told_to_stop() as told:
 
         def progress(report: SimulationReport) -> bool:

@@ -89,3 +89,12 @@ def test_it_can_be_stopped_and_says_what_it_did(
     assert run("--steps", str(10**8), "--json") == 0
     assert json.loads(capsys.readouterr().out)["lives"] == 4
     assert signal.getsignal(number) is handler
+
+
+def test_the_folder_of_traces_is_made_before_a_long_run(capsys: Capture, tmp_path: Path) -> None:
+    assert run("--steps", "1", "--out", str(tmp_path / "new" / "folder")) == 0
+    assert (tmp_path / "new" / "folder").is_dir()
+    file = tmp_path / "file"
+    file.write_text("")
+    assert run("--steps", str(10**8), "--out", str(file / "below")) == 1
+    assert "below: Not a directory" in capsys.readouterr().err

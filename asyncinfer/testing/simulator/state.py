@@ -71,8 +71,9 @@ class LifeState:
         suspended = [actor.name for actor in host.actors if actor.suspended]
         if not suspended:
             self.fair += passed
-        elif "watchdog" in suspended:
-            # It calls nothing that could hold it up so long.
+        elif "watchdog" in suspended or (self.hangs and self.opened and self._turn is None):
+            # The watchdog calls nothing that could hold it up so long, and neither does the decode
+            # thread before it notes that a turn begins.
             self.jumped = later
         if self.hangs and self.opened:
             if "watchdog" in suspended:
