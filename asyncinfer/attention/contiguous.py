@@ -101,7 +101,8 @@ class ContiguousKVPool:
         self._most = most
         self._token = token
         self._dtype = dtype
-        self._before: set[tuple[int, ...]] = set()
+        #: Those of the last pass that asked. The others have no copies.
+        self.groups: set[tuple[int, ...]] = set()
         self._copies: dict[tuple[int, ...], ContiguousKV] = {}
         #: The largest memory of a dropped copy, kept for the next one: memory that went back to the
         #: system would be faulted in again page by page.
@@ -134,14 +135,14 @@ class ContiguousKVPool:
         del memories
         self._copies = kept
         for index, (group, length) in enumerate(zip(groups, lengths, strict=True)):
-            if group in self._before and group not in kept:
+            if group in self.groups and group not in kept:
                 spare = _SPARE if index < len(groups) - growing else _GROWING_SPARE
                 wanted = length + int(length * spare) + _SPARE_TOKENS
                 capacity = -(-wanted // size) * size
                 memory = self._memory(len(group) * capacity * self._token, groups[index + 1 :])
                 if memory is not None:
                     kept[group] = ContiguousKV(capacity, memory)
-        self._before = set(groups)
+        self.groups = set(groups)
         return [kept.get(group) for group in groups]
 
     def _memory(self, elements: int, others: Sequence[tuple[int, ...]]) -> torch.Tensor | None:

@@ -72,6 +72,9 @@ class GatheredAttention:
                 return self.groups[0](layer, q, new, self._pages)
             out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
         elif native.tokens is None:
+            if self._kv.contiguous.groups:
+                # Their copies would lack what this pass writes.
+                find_copies(self._kv, self._batch, [], [])
             return attended
         else:
             out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])

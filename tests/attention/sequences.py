@@ -63,6 +63,8 @@ class Sequences:
         if contiguous:
             give_room(self.kv, 1 << 28)
         self.generator = torch.Generator().manual_seed(1)
+        #: Whether native code may attend with rows of few query tokens.
+        self.native = False
 
     def step(
         self,
@@ -76,7 +78,7 @@ class Sequences:
     def attention(self, rows: list[tuple[int, Row]]) -> GatheredAttention:
         """Of one pass."""
         scale = self.shape.head_dim**-0.5
-        return GatheredAttention(self.kv, self.batch(rows), scale, native=False)
+        return GatheredAttention(self.kv, self.batch(rows), scale, native=self.native)
 
     def attend(
         self,

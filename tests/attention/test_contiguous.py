@@ -165,6 +165,17 @@ def test_drafts_are_added_and_wrong_ones_overwritten(gathers: list[int]) -> None
     assert gathers == [2, 2]
 
 
+def test_what_native_code_passed_by_is_not_believed() -> None:
+    """Drafts of many tokens are in a copy. Native code then takes the row for a pass, and what it
+    writes in the place of wrong drafts the copy does not see."""
+    sequences = begun([7])
+    sequences.native = True
+    check(sequences, [(0, (7, 6))])
+    check(sequences, [(0, (13, 6))])
+    check(sequences, [(0, (15, 1))])
+    check(sequences, [(0, (16, 6))])
+
+
 def test_a_pass_that_failed_halfway_is_not_believed() -> None:
     sequences = settled([10, 14], (0, 1))
     # Only the first layer gets as far as this, and the tokens are others the next time.
