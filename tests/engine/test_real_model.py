@@ -16,6 +16,7 @@ from support import core_of
 from transformers import AutoModelForCausalLM
 
 from asyncinfer import Engine
+from asyncinfer.attention import gathered as gathered_module
 from asyncinfer.attention import kv as kv_module
 from asyncinfer.attention.contiguous import ContiguousKV
 from asyncinfer.builtin import MODEL_PATH
@@ -139,6 +140,8 @@ async def test_greedy_under_preemption(
 ) -> None:
     """Without and with copies, for which this cache is too small by itself."""
     monkeypatch.setattr(kv_module, "_CONTIGUOUS_SHARE", share)
+    # Native code needs no copies.
+    monkeypatch.setattr(gathered_module, "native_rows", lambda *_: None)
     copied, inner = [0], ContiguousKV.extended
 
     def counted(self: ContiguousKV, *arguments: Any) -> torch.Tensor | None:

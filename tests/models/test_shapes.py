@@ -24,6 +24,7 @@ SHAPES = {
 }
 #: The size of a head in the best-known checkpoint, where that is not 128.
 BEST_KNOWN = {
+    "gemma": 256,
     "gemma2": 256,
     "gemma3_text": 256,
     "gpt2": 64,
@@ -36,7 +37,9 @@ BEST_KNOWN = {
 }
 #: Their heads are a key of their own; those of the others are a part of the hidden size.
 OWN_HEAD_DIM = (
+    "cwm",
     "ernie4_5",
+    "gemma",
     "gemma2",
     "gemma3_text",
     "glm4",
@@ -54,6 +57,7 @@ OWN_HEAD_DIM = (
     "qwen3",
     "qwen3_moe",
     "seed_oss",
+    "solar_open",
 )
 
 
@@ -82,7 +86,7 @@ def shape(family: str, head_dim: int) -> dict[str, Any]:
     if family == "gpt2":
         return {**changes, "n_head": heads, "n_embd": heads * head_dim}
     changes |= {"num_attention_heads": heads, "hidden_size": heads * head_dim}
-    if family.startswith("deepseek") or family == "mistral4":
+    if family.startswith("deepseek") or family in ("mistral4", "glm4_moe_lite"):
         # The cache's own head is the latent vector and what is rotated.
         sizes = {"qk_nope_head_dim": head_dim, "v_head_dim": head_dim, "kv_lora_rank": head_dim - 8}
         return {**changes, **sizes, "num_key_value_heads": heads, "hidden_size": 16 * heads}

@@ -24,7 +24,7 @@ __all__ = ["BlockedWeight", "blocked_kernel"]
 _Task = ctypes.c_int64 * len(FIELDS)
 #: Numbers of a weight below which a thread more costs more than it does.
 _SHARED = 1 << 15
-_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_DTYPES = ("torch.float32", "torch.bfloat16")
 
 _lock = threading.Lock()
 
@@ -38,7 +38,7 @@ class BlockedKernel:
     def __init__(self, dtype: torch.dtype, target: Host, region: int) -> None:
         """`region`: the address of `GOMP_parallel`. Raises `RuntimeError` where the code cannot be
         made."""
-        self._dtype = _DTYPES[dtype]
+        self._dtype = str(dtype).removeprefix("torch.")
         text = functools.partial(blocked_code, self._dtype, target.lanes)
         what, symbols = f"blocked {self._dtype}", {"GOMP_parallel": region}
         (address,) = compiled(what, text, target, ("product",), symbols)
@@ -68,7 +68,7 @@ def blocked_kernel(dtype: torch.dtype) -> BlockedKernel | None:
     without `llvmlite` or AVX-512, whose layout it reads, and where torch's threads cannot be
     used."""
     target, region = host(), parallel_region()
-    if target is None or region is None or dtype not in _DTYPES or target.lanes < 16:
+    if target is None or region is None or str(dtype) not in _DTYPES or target.lanes < 16:
         return None
     with _lock:
         return _made(dtype, target, region)
