@@ -87,6 +87,10 @@ class _Run:
         #: Each is made when somebody waits: an event costs as much as all else that is here.
         self._left: anyio.Event | None = None
         self._news: list[asyncio.Future[bool] | anyio.Event] = []
+        #: Who waits for a time, until when by the loop's clock, and the timer that looks at it.
+        self._timed: asyncio.Future[bool] | None = None
+        self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._error: Exception | None = None
         self._loop = _asyncio_loop()
         self._soon = _loop_caller(self._loop)
@@ -105,6 +109,8 @@ class _Run:
             self._error = error
         finally:
             self.over = True
+            if self._timer is not None:
+                self._timer.cancel()
             self._tell()
 
     async def wait(self, seconds: float | None = None) -> None:
@@ -118,13 +124,13 @@ class _Run:
         # A scope and an event of anyio cost four times as much.
         news: asyncio.Future[bool] = self._loop.create_future()
         self._news.append(news)
-        timer = None if seconds is None else self._loop.call_later(seconds, _settle, news, False)
-        try:
-            if not await news:
-                raise TimeoutError
-        finally:
-            if timer is not None:
-                timer.cancel()
+        if seconds is not None:
+            self._timed, self._due = news, self._loop.time() + seconds
+            # One timer for the waits of a whole answer: a new one would cost as much as a wait.
+            if self._timer is None or self._timer.when() > self._due:
+                self._look_at_time(self._loop)
+        if not await news:
+            raise TimeoutError
 
     def leave(self) -> None:
         if not self.over:
@@ -167,6 +173,17 @@ class _Run:
         while len(self.parts) >= MOST_UNREAD and not self.complete:
             self.room = anyio.Event()
             await self.room.wait()
+
+    def _look_at_time(self, loop: Loop) -> None:
+        """End the wait whose time is up, or look again when it is."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        if self._timed is not None and not self._timed.done():
+            if loop.time() < self._due:
+                self._timer = loop.call_at(self._due, self._look_at_time, loop)
+            else:
+                _settle(self._timed, False)
 
     def _tell(self) -> None:
         """Wake whoever waits."""

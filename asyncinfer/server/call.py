@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -15,7 +15,7 @@ from asyncinfer.server.keys import ApiKey
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
-__all__ = ["CANCELS", "Call", "headers_of", "json_bytes"]
+__all__ = ["CANCELS", "Call", "choices_opening", "event_bytes", "headers_of", "json_bytes"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -24,9 +24,12 @@ R = TypeVar("R")
 #: leaves.
 CANCELS: Final = "asyncinfer.cancels"
 
-_EVENTS: Final = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-#: Proxies are asked to pass each event on.
-_UNBUFFERED: Final = {"x-accel-buffering": "no"}
+_EVENTS: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Proxies are asked to pass each event on.
+    (b"x-accel-buffering", b"no"),
+)
 _NO_KEY: Final = ApiKey()
 #: Ids are no secrets, so that the system is not asked for each.
 _IDS: Final = random.Random()
@@ -91,34 +94,33 @@ class Call:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Send the whole answer: `body` as it is."""
-        length = {"content-type": media_type, "content-length": str(len(body))}
-        await self._start(status, {**length, **(headers or {})})
+        length = str(len(body)).encode()
+        pairs = [(b"content-type", media_type.encode()), (b"content-length", length)]
+        for name, text in (headers or {}).items():
+            pairs.append((name.encode("latin-1"), text.encode("latin-1")))
+        await self._start(status, pairs)
         await self._put({"type": "http.response.body", "body": body})
 
     async def event(self, content: Any, name: str | None = None) -> None:
         """Send one server-sent event; the first one starts the answer."""
-        data = b"data: " + json_bytes(content) + b"\n\n"
-        await self.raw_event(data if name is None else f"event: {name}\n".encode() + data)
+        await self.raw_events(event_bytes(content, name))
 
-    async def choice_event(self, opening: bytes, choice: Any) -> None:
-        """Send an event of OpenAI's protocols with one choice. `opening`: the JSON of its other
-        fields without the last brace, which is the same in every event of a stream."""
-        await self.raw_event(b'data: %b,"choices":[%b]}\n\n' % (opening, json_bytes(choice)))
-
-    async def raw_event(self, data: bytes) -> None:
-        """Send an event that is encoded already."""
+    async def raw_events(self, data: bytes) -> None:
+        """Send events that are encoded already."""
         if not self.started:
-            await self._start(200, {**_EVENTS, **_UNBUFFERED})
+            await self._start(200, _EVENTS)
         await self._put({"type": "http.response.body", "body": data, "more_body": True})
 
-    async def end(self) -> None:
-        """End the answer after its last event."""
-        await self._put({"type": "http.response.body", "body": b""})
+    async def end(self, data: bytes = b"") -> None:
+        """End the answer with `data`, events that are encoded already."""
+        if not self.started:
+            await self._start(200, _EVENTS)
+        await self._put({"type": "http.response.body", "body": data})
 
-    async def _start(self, status: int, headers: Mapping[str, str]) -> None:
+    async def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.started = True
-        named = {**headers, "x-request-id": self.request_id, "request-id": self.request_id}
-        pairs = [(name.encode("latin-1"), text.encode("latin-1")) for name, text in named.items()]
+        own = self.request_id.encode("latin-1")
+        pairs = [*headers, (b"x-request-id", own), (b"request-id", own)]
         message: Message = {"type": "http.response.start", "status": status, "headers": pairs}
         await self._put(message)
 
@@ -144,6 +146,17 @@ class Call:
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
     """Values by name, which ASGI has in small letters."""
     return dict(scope["headers"])
+
+
+def choices_opening(first: Mapping[str, Any]) -> bytes:
+    """How each event of a stream begins that has one choice; `]}` and an empty line end it."""
+    return b'data: %b,"choices":[' % json_bytes(first)[:-1]
+
+
+def event_bytes(content: Any, name: str | None = None) -> bytes:
+    """A server-sent event."""
+    data = b"data: %b\n\n" % json_bytes(content)
+    return data if name is None else b"event: %b\n%b" % (name.encode(), data)
 
 
 def json_bytes(content: Any) -> bytes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from asyncinfer.chunk import Completion
-from asyncinfer.server.call import Call, json_bytes
-from asyncinfer.server.chat_forms import chat_options, delta_of, message_of
+from asyncinfer.server.call import Call, choices_opening, event_bytes, json_bytes
+from asyncinfer.server.chat_forms import chat_options, delta_bytes, message_of
 from asyncinfer.server.fields import CHAT, check_fields, flag
 from asyncinfer.server.logprobs import chat_logprobs
 from asyncinfer.server.models import Model, Models
@@ -29,6 +29,10 @@ NAMES: Final = {
     "json_schema": "response_format",
     "json_object": "response_format",
 }
+#: An event with one choice: its opening, index, delta, logprobs and finish reason.
+_EVENT: Final = b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}]}\n\n'
+_NULL: Final = b"null"
+_BEGUN: Final = b'{"role":"assistant","content":""}'
 
 
 class Chat:
@@ -72,31 +76,30 @@ async def _events(
     first = head(call, model, "chat.completion.chunk", "chatcmpl")
     if usage:
         first["usage"] = None
-    opening = json_bytes(first)[:-1]
+    opening = choices_opening(first)
 
-    async def tell(index: int, delta: dict[str, Any], **fields: Any) -> None:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **fields}
-        await call.choice_event(opening, choice)
+    def event(index: int, delta: bytes, scores: bytes = _NULL, reason: bytes = _NULL) -> bytes:
+        return _EVENT % (opening, index, delta, scores, reason)
 
     called = set()
     async with model.engine.stream(messages, **options) as stream:
         async for chunk in stream:
-            if chunk.tool_calls:
-                called.add(chunk.index)
+            events = b""
             if not call.started:
                 # Clients expect the choices to be introduced in order.
-                for index in range(options.get("n", 1)):
-                    await tell(index, {"role": "assistant", "content": ""})
-            logprobs = {}
+                events = b"".join(event(index, _BEGUN) for index in range(options.get("n", 1)))
+            if chunk.tool_calls:
+                called.add(chunk.index)
+            delta, scores = delta_bytes(chunk), _NULL
             if "logprobs" in options and chunk.logprobs:
-                logprobs["logprobs"] = chat_logprobs(model.engine.tokenizer, chunk.logprobs)
-            delta = delta_of(chunk)
-            if delta or logprobs:
-                await tell(chunk.index, delta, **logprobs)
+                scores = json_bytes(chat_logprobs(model.engine.tokenizer, chunk.logprobs))
+            if delta or scores is not _NULL:
+                events += event(chunk.index, delta or b"{}", scores)
             if chunk.finish_reason is not None:
                 reason = finish_reason(chunk.finish_reason, chunk.index in called)
-                await tell(chunk.index, {}, finish_reason=reason)
-        if usage:
-            await call.event({**first, "choices": [], "usage": usage_of(stream.usage)})
-    await call.raw_event(DONE)
-    await call.end()
+                events += event(chunk.index, b"{}", _NULL, json_bytes(reason))
+            if events:
+                # Together, since each message takes a server its time.
+                await call.raw_events(events)
+    last = {**first, "choices": [], "usage": usage_of(stream.usage)}
+    await call.end(event_bytes(last) + DONE if usage else DONE)

@@ -12,7 +12,7 @@ from asyncinfer.bounds import MAX_BATCH
 from asyncinfer.chunk import Choice, TokenLogprob, Usage
 from asyncinfer.errors import InvalidRequest, Size
 from asyncinfer.server.aside import aside
-from asyncinfer.server.call import Call, json_bytes
+from asyncinfer.server.call import Call, choices_opening, json_bytes
 from asyncinfer.server.fields import COMPLETION, check_fields, flag, options_of
 from asyncinfer.server.logprobs import completion_logprobs
 from asyncinfer.server.models import Model, Models
@@ -154,7 +154,7 @@ class _Events:
         self._first = head(call, model, "text_completion", "cmpl")
         if usage:
             self._first["usage"] = None
-        self._opening = json_bytes(self._first)[:-1]
+        self._opening = choices_opening(self._first)
         self._usage = usage
         #: Characters sent of each choice.
         self._sent: dict[int, int] = {}
@@ -167,8 +167,7 @@ class _Events:
         if self._usage:
             total = usage_of(_total(used))
             await self._call.event({**self._first, "choices": [], "usage": total})
-        await self._call.raw_event(DONE)
-        await self._call.end()
+        await self._call.end(DONE)
 
     async def _stream(self, place: int, prompt: str | list[int]) -> Usage | None:
         n = self._options.get("n", 1)
@@ -195,6 +194,7 @@ class _Events:
                     "logprobs": logprobs,
                     "finish_reason": finish_reason(chunk.finish_reason),
                 }
+                event = b"%b%b]}\n\n" % (self._opening, json_bytes(choice))
                 async with self._sending:
-                    await self._call.choice_event(self._opening, choice)
+                    await self._call.raw_events(event)
         return stream.usage

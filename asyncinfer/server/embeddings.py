@@ -8,13 +8,13 @@ from typing import Any, Final
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.server.call import Call
 from asyncinfer.server.completions import prompts_of
-from asyncinfer.server.fields import ANY, BOOLEAN, INTEGER, STRING, Field, check_fields
+from asyncinfer.server.fields import ANY, BOOLEAN, INTEGER, STRING, Field, Fields, check_fields
 from asyncinfer.server.models import Models
 from asyncinfer.server.usage import request_options
 
 __all__ = ["EMBEDDINGS", "NAMES", "EmbeddingsEndpoint"]
 
-EMBEDDINGS: Final = (
+EMBEDDINGS: Final = Fields(
     Field("input", ANY, "A text, token ids, or a list of either.", required=True),
     Field("model", STRING, "A name that /v1/models lists; without it, the first."),
     Field("encoding_format", STRING, "`float`, or `base64` of little-endian float32."),
@@ -42,7 +42,7 @@ class EmbeddingsEndpoint:
         form = body.get("encoding_format", "float")
         if form not in ("float", "base64"):
             raise InvalidRequest("encoding_format", form, "must be float or base64")
-        options = {f.option: body[f.name] for f in EMBEDDINGS if f.option and f.name in body}
+        options = {option: body[name] for name, option in EMBEDDINGS.options if name in body}
         done = await model.engine.embed(texts, **options, **request_options(call, model))
         data: list[dict[str, Any]] = [
             {

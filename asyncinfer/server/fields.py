@@ -20,6 +20,7 @@ __all__ = [
     "RESPONSES",
     "STRING",
     "Field",
+    "Fields",
     "check_fields",
     "field_list",
     "flag",
@@ -51,6 +52,22 @@ class Field:
     #: The option of `Engine.stream` that takes its value as it is; None where a handler reads it.
     option: str | None = None
     required: bool = False
+
+
+class Fields(tuple[Field, ...]):
+    """The fields of a request, with what every request of that kind asks of them."""
+
+    names: frozenset[str]
+    required: tuple[str, ...]
+    #: Names of fields, and of the options that take their values.
+    options: tuple[tuple[str, str], ...]
+
+    def __new__(cls, *fields: Field) -> Fields:
+        made = super().__new__(cls, fields)
+        made.names = frozenset(field.name for field in fields)
+        made.required = tuple(field.name for field in fields if field.required)
+        made.options = tuple((f.name, f.option) for f in fields if f.option is not None)
+        return made
 
 
 def _options(*rows: tuple[str, Schema, str]) -> tuple[Field, ...]:
@@ -121,7 +138,7 @@ _COMMON: Final = (
     *_ignored("safety_identifier", "prompt_cache_retention"),
 )
 
-CHAT: Final = (
+CHAT: Final = Fields(
     Field("messages", {"type": "array", "items": OBJECT}, "The chat.", required=True),
     *_COMMON,
     Field("max_completion_tokens", INTEGER, "Most tokens of an answer.", "max_tokens"),
@@ -136,7 +153,7 @@ CHAT: Final = (
     Field("chat_template_kwargs", OBJECT, "The same, by another name.", "template_options"),
     *_ignored("modalities", "reasoning_effort", "verbosity"),
 )
-COMPLETION: Final = (
+COMPLETION: Final = Fields(
     Field("prompt", ANY, "A text, token ids, or a list of either.", required=True),
     *_COMMON,
     Field("max_tokens", INTEGER, "Most tokens of an answer; 16 without it."),
@@ -145,7 +162,7 @@ COMPLETION: Final = (
     Field("best_of", INTEGER, "Must equal `n`."),
 )
 
-MESSAGES: Final = (
+MESSAGES: Final = Fields(
     Field("messages", {"type": "array", "items": OBJECT}, "The chat.", required=True),
     Field("model", STRING, "A name that /v1/models lists; without it, the first."),
     Field("max_tokens", INTEGER, "Most tokens of an answer.", "max_tokens"),
@@ -162,7 +179,7 @@ MESSAGES: Final = (
     *_ignored("context_management", "speed", "diagnostics"),
 )
 
-RESPONSES: Final = (
+RESPONSES: Final = Fields(
     Field("input", ANY, "A text, or items of a conversation.", required=True),
     Field("model", STRING, "A name that /v1/models lists; without it, the first."),
     Field("instructions", STRING, "The system's message."),
@@ -182,21 +199,20 @@ RESPONSES: Final = (
 )
 
 
-def check_fields(body: Mapping[str, Any], fields: tuple[Field, ...]) -> None:
+def check_fields(body: Mapping[str, Any], fields: Fields) -> None:
     """Raise `InvalidRequest` for a field that is missing, and one that is not known."""
-    names = [field.name for field in fields]
-    for field in fields:
-        if field.required and field.name not in body:
-            raise InvalidRequest(field.name, None, "is missing")
-    for name in body:
-        if name not in names:
-            bound = f"is no field of this request{suggestion(name, names)}"
-            raise InvalidRequest(name[:MOST_SHOWN], body[name], bound)
+    for name in fields.required:
+        if name not in body:
+            raise InvalidRequest(name, None, "is missing")
+    if not body.keys() <= fields.names:
+        name = next(name for name in body if name not in fields.names)
+        bound = f"is no field of this request{suggestion(name, [each.name for each in fields])}"
+        raise InvalidRequest(name[:MOST_SHOWN], body[name], bound)
 
 
-def options_of(body: Mapping[str, Any], fields: tuple[Field, ...]) -> dict[str, Any]:
+def options_of(body: Mapping[str, Any], fields: Fields) -> dict[str, Any]:
     """The options of `Engine.stream` in a body, except those that a handler reads itself."""
-    found = {f.option: body[f.name] for f in fields if f.option is not None and f.name in body}
+    found = {option: body[name] for name, option in fields.options if name in body}
     if "logit_bias" in body:
         found["logit_bias"] = _bias(body["logit_bias"])
     return found

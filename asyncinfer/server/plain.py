@@ -8,20 +8,20 @@ from asyncinfer.checks import check_string
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.server.aside import aside
 from asyncinfer.server.call import Call, json_bytes
-from asyncinfer.server.fields import ANY, BOOLEAN, Field, check_fields, flag
+from asyncinfer.server.fields import ANY, BOOLEAN, Field, Fields, check_fields, flag
 from asyncinfer.server.models import Models
 from asyncinfer.server.prompts import chat_messages
 from asyncinfer.server.traffic import Traffic
 
 __all__ = ["DETOKENIZE", "TOKENIZE", "Plain"]
 
-TOKENIZE = (
+TOKENIZE = Fields(
     Field("model", {"type": "string"}, "A name that /v1/models lists; without it, the first."),
     Field("prompt", {"type": "string"}, "A text; or else `messages`."),
     Field("messages", {"type": "array"}, "A chat, by the model's template."),
     Field("add_special_tokens", BOOLEAN, "Such as one that begins a text; true without it."),
 )
-DETOKENIZE = (
+DETOKENIZE = Fields(
     TOKENIZE[0],
     Field("tokens", ANY, "Token ids.", required=True),
 )

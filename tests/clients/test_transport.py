@@ -14,7 +14,7 @@ import httpx2
 import pytest
 from support import Until
 
-from asyncinfer.clients.exchange import MOST_UNREAD
+from asyncinfer.clients.exchange import MOST_UNREAD, Exchange
 from asyncinfer.clients.transport import async_transport, sync_transport
 
 pytestmark = pytest.mark.anyio
@@ -222,3 +222,26 @@ async def test_without_an_event_loop(library: ModuleType) -> None:
     for use in (whole, left, late):
         await anyio.to_thread.run_sync(work, use)
     assert ended == ["done", "cancelled", "cancelled"]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_each_wait_has_its_own_time() -> None:
+    """One timer serves the waits of an answer, whichever of them is the shortest."""
+    release = anyio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"one", "more_body": True})
+        await anyio.sleep(0.1)
+        await send({"type": "http.response.body", "body": b"two", "more_body": True})
+        await release.wait()
+
+    exchange = Exchange(app, {}, b"")
+    with anyio.fail_after(60):
+        # Met in one turn of the loop, and its time is up while a longer wait goes on.
+        await exchange.begin(0.05)
+        assert await exchange.read(60) == b"one"
+        assert await exchange.read(60) == b"two"
+        with pytest.raises(TimeoutError):
+            await exchange.read(0.01)
+        await exchange.close()

@@ -9,7 +9,10 @@ import pytest
 from server.chat_model import CHAT, ChatModel, ask
 
 from asyncinfer import Engine, anthropic_client, openai_client
+from asyncinfer.chunk import Chunk
 from asyncinfer.server import create_app
+from asyncinfer.server.call import json_bytes
+from asyncinfer.server.chat_forms import delta_bytes, delta_of
 
 pytestmark = pytest.mark.anyio
 
@@ -26,6 +29,12 @@ THINKING = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant><think>\n{% endif %}{# </think> #}"
 )
+
+
+@pytest.mark.parametrize("text", ["plain", '"\\ \n\x00\x7f', "é \u2028 漢 \U0001f600", ""])
+def test_a_delta_of_text_is_the_json_of_its_object(text: str) -> None:
+    delta = delta_of(Chunk(text))
+    assert delta_bytes(Chunk(text)) == (json_bytes(delta) if delta else b"")
 
 
 async def test_calls_in_a_chat() -> None:
