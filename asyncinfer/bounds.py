@@ -75,6 +75,8 @@ MAX_BODY_BYTES: Final = 8 << 20
 MAX_BODY_CONTAINERS: Final = 16_384
 #: Seconds in which a body has to arrive.
 BODY_SECONDS: Final = 60.0
+#: Seconds in which a client has to take some of its answer.
+UNREAD_SECONDS: Final = 300.0
 #: Prompts or texts of one HTTP request.
 MAX_BATCH: Final = 128
 #: Tools of a request, characters of a tool's name, and of all schemas and descriptions together.

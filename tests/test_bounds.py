@@ -322,6 +322,7 @@ ROWS: dict[str, list[float]] = {
         bounds.MAX_BODY_CONTAINERS,
         bounds.BODY_SECONDS,
     ],
+    "seconds that a client takes none of an HTTP answer": [bounds.UNREAD_SECONDS],
     "prompts of an HTTP request": [bounds.MAX_BATCH],
     "seconds of a clean close": [EngineConfig().drain_timeout],
 }

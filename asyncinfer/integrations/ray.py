@@ -94,7 +94,14 @@ class RayEngine(RemoteEngine):
         with checking_config():
             check_integer("replicas", replicas, 1)
         while len(self._made) < replicas:
-            await self.add(*self._new())
+            name, link = self._new()
+            try:
+                await self.add(name, link)
+            except BaseException:
+                # Unless the engine was closed meanwhile.
+                if self._made.pop(name, None) is link:
+                    ray.kill(link.actor)
+                raise
         while len(self._made) > replicas:
             name = next(reversed(self._made))
             try:

@@ -51,6 +51,7 @@ class Dispatcher:
         self._opening: dict[asyncio.Task[Introduction], Link] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._first: Introduction | None = None
+        self._closed = False
         self._keys: PromptKeys | None = None
 
     @property
@@ -84,7 +85,7 @@ class Dispatcher:
             raise
         finally:
             self._opening.pop(opening, None)
-        self._links[name] = link
+        self._links[name], self._closed = link, False
         self._tasks[name] = asyncio.create_task(self._watch(name, link, told.life))
 
     async def remove(self, name: str, drain_timeout: float | None) -> None:
@@ -99,6 +100,7 @@ class Dispatcher:
     async def close(self, drain_timeout: float | None) -> None:
         """Close all replicas, and those that are opening or leaving. Those that cannot be reached
         are left. Cancelled, it closes them at once."""
+        self._closed = True
         opening, self._opening = self._opening, {}
         for task, link in opening.items():
             task.cancel()
@@ -173,23 +175,25 @@ class Dispatcher:
             self._leaving[route.replica].hurry.set()
 
     def link(self, route: Route) -> Link:
-        """The way to a route's replica. Raises `ReplicaLost`."""
+        """The way to a route's replica. Raises as `gone` says."""
         if route.replica not in self._links:
-            raise ReplicaLost(f"{route.replica} was removed")
+            raise self.gone(route)
         return self._links[route.replica]
 
     def call(self, route: Route, method: str, *args: Any) -> asyncio.Task[Any]:
         """What a request asks its replica. Cancelled where that is silent for too long. Raises
-        `ReplicaLost`."""
+        as `gone` says."""
         task: asyncio.Task[Any] = asyncio.ensure_future(self.link(route).call(method, *args))
         waiting = self._waiting.setdefault(route.replica, set())
         waiting.add(task)
         task.add_done_callback(waiting.discard)
         return task
 
-    def gone(self, route: Route) -> ReplicaLost:
-        """Why a `call` was cancelled that nobody has cancelled."""
+    def gone(self, route: Route) -> EngineClosed | ReplicaLost:
+        """Why a replica answers no more, or a `call` was cancelled that nobody has cancelled."""
         if route.replica not in self._links:
+            if self._closed:
+                return EngineClosed("the engine is closed")
             return ReplicaLost(f"{route.replica} was removed")
         error = self.lost.get(route.replica)
         if isinstance(error, ReplicaLost):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import anyio
+
+from asyncinfer.bounds import UNREAD_SECONDS
 from asyncinfer.server.body import Bodies, ClientLeft, beside
 from asyncinfer.server.errors import HttpError
 from asyncinfer.server.keys import ApiKey
@@ -62,6 +66,8 @@ class Call:
         self.started = False
         self._receive = receive
         self._send = send
+        #: When the message was given to the server that waits for the client, by a monotonic clock.
+        self._sending: float | None = None
 
     async def read(self, bodies: Bodies) -> None:
         """Read the body. Raises as `Bodies.read` does."""
@@ -76,9 +82,14 @@ class Call:
         return await beside(self._size, work, argument)
 
     async def gone(self) -> None:
-        """Wait until the client leaves."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        """Wait until the client leaves, or has taken none of its answer for too long."""
+        while True:
+            with anyio.move_on_after(UNREAD_SECONDS / 4):
+                if (await self._receive())["type"] == "http.disconnect":
+                    return
+            since = self._sending
+            if since is not None and time.monotonic() - since > UNREAD_SECONDS:
+                return
 
     async def json(
         self, content: Any, status: int = 200, headers: Mapping[str, str] | None = None
@@ -125,11 +136,14 @@ class Call:
         await self._put(message)
 
     async def _put(self, message: Message) -> None:
+        self._sending = time.monotonic()
         try:
             await self._send(message)
         except OSError:
             # Servers of ASGI 2.4 raise this once the client has left.
             raise ClientLeft from None
+        finally:
+            self._sending = None
 
     def _check_head(self, bodies: Bodies) -> None:
         bodies.check_length(self.headers.get(b"content-length", b"0"))

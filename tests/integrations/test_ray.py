@@ -65,7 +65,7 @@ async def pids(engine: Any) -> dict[str, int]:
     return {name: await reference for name, reference in asked.items()}
 
 
-async def test_a_cluster(until: Until) -> None:
+async def test_a_cluster(until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
     async with RayEngine(replicas=2, actor_options=OPTIONS) as engine:
         # Answers, their parts and what is bad cross the cluster as they are.
         whole = await engine.generate(PROMPT, max_tokens=12, temperature=0.0, logprobs=1)
@@ -112,6 +112,21 @@ async def test_a_cluster(until: Until) -> None:
         done = await asyncio.gather(*work)
         assert [answer.usage.completion_tokens for answer in done] == [40] * 12
         assert len(await pids(engine)) == 2
+
+        # An actor that cannot be taken in is not kept.
+        made = []
+
+        async def refused(name: str, link: Any) -> None:
+            made.append(link)
+            raise LookupError(name)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(engine, "add", refused)
+            with pytest.raises(LookupError, match="replica-3"):
+                await engine.scale(3)
+        assert list(engine.links) == ["replica-0", "replica-2"]
+        with pytest.raises(ReplicaLost):
+            await made[0].call("news")
 
 
 async def test_what_cannot_be_opened() -> None:

@@ -78,6 +78,10 @@ class Answer:
         pairs = self.messages[0]["headers"]
         return {name.decode(): value.decode() for name, value in pairs}
 
+    async def take(self, message: dict[str, Any]) -> None:
+        """What the application sends."""
+        self.messages.append(message)
+
     @property
     def body(self) -> bytes:
         return b"".join(message.get("body", b"") for message in self.messages[1:])
@@ -134,8 +138,5 @@ async def ask(
         await answer.left.wait()
         return {"type": "http.disconnect"}
 
-    async def send(message: dict[str, Any]) -> None:
-        answer.messages.append(message)
-
-    await app(scope, receive, send)
+    await app(scope, receive, answer.take)
     return answer

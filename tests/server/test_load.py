@@ -8,13 +8,15 @@ import json
 import os
 import random
 from collections.abc import Callable
+from typing import Any
 
 import anyio
 import pytest
-from server.chat_model import CHAT, ChatModel, listening
+from server.chat_model import CHAT, Answer, ChatModel, ask, listening
 from support import Until, places
 
 from asyncinfer import Engine, openai_client
+from asyncinfer.server import call as call_module
 from asyncinfer.server import create_app
 
 pytestmark = pytest.mark.anyio
@@ -114,3 +116,29 @@ async def test_an_in_process_stream_that_is_left_leaves_nothing(until: Until) ->
         await until(lambda: len(asyncio.all_tasks()) <= before)
         assert engine.stats().running == 0
         assert engine.stats().aborted >= 5
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_never_reads_is_gone(
+    stream: bool, monkeypatch: pytest.MonkeyPatch, until: Until
+) -> None:
+    monkeypatch.setattr(call_module, "UNREAD_SECONDS", 0.02)
+    sent: list[str] = []
+
+    class Unread(Answer):
+        """Whose server waits once it has sent the head."""
+
+        async def take(self, message: dict[str, Any]) -> None:
+            await super().take(message)
+            sent.append(message["type"])
+            if message["type"] == "http.response.body":
+                await anyio.sleep_forever()
+
+    async with Engine(ChatModel()) as engine:
+        app = create_app(engine)
+        body = {"messages": CHAT, "stream": stream, "max_tokens": 3000, "ignore_eos": True}
+        with anyio.fail_after(60):
+            await ask(app, "/v1/chat/completions", body, answer=Unread())
+        assert sent == ["http.response.start", "http.response.body"]
+        await until(lambda: places(engine) == 0)
+        assert b'chat/completions",status="499"} 1' in (await ask(app, "/metrics")).body
