@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -70,7 +70,11 @@ class _Matrix:
 
 
 def product_times(
-    config: ModelConfig, rows: tuple[int, ...], told: Callable[[str], object]
+    config: ModelConfig,
+    rows: tuple[int, ...],
+    told: Callable[[str], object] = lambda held: None,
+    *,
+    kinds: Iterable[str] = HELD,
 ) -> tuple[ProductTimes, ...]:
     """The products of steps of so many rows, without attention, norms and draws. A sample of the
     matrices is timed, of random numbers, which stands for the rest of their shape.
@@ -79,21 +83,23 @@ def product_times(
         config: of the model.
         rows: the tokens of a step.
         told: called with each `held` before it is measured.
+        kinds: of `HELD`, what weights are held as.
     """
     matrices = [*_matrices(config)]
     found = []
     with torch.inference_mode():
-        for held in HELD:
+        for held in kinds:
             told(held)
             found.append(_timed(held, matrices, rows))
     return tuple(found)
 
 
 def read_bandwidth() -> float:
-    """Bytes a second that torch's threads read of a matrix, in a product with a vector."""
+    """Bytes a second that torch's threads read of a matrix: the faster one of a sum, and of a
+    product with a vector, which some libraries compute on one thread."""
     matrix, vector = torch.ones(_TIMED_BYTES // 4 // 4096, 4096), torch.ones(4096)
     with torch.inference_mode():
-        return matrix.nbytes / _best(lambda: matrix.mv(vector))
+        return matrix.nbytes / min(_best(lambda: matrix.mv(vector)), _best(matrix.sum))
 
 
 def _matrices(config: ModelConfig) -> Iterator[_Matrix]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.ceilings import Ceilings
+from benchmarks.ceilings import Ceilings, measure_ceilings
 from benchmarks.decode import (
     DECODE_TARGETS,
     PREFILL_TARGETS,
@@ -26,9 +26,12 @@ from benchmarks.step_costs import idle_gaps, measure_step_costs
 from benchmarks.step_driver import StepDriver
 
 from asyncinfer.bench import BenchError
+from asyncinfer.doctor import ProductTimes, products
+from asyncinfer.doctor.products import product_times
 from asyncinfer.kernels.device_clock import DeviceClock
 from asyncinfer.models import parse_config
 from asyncinfer.planner import ModelSize, Storage, decode_floor, prefill_floor
+from asyncinfer.quantization import Linear, linear
 from asyncinfer.quantization.int8 import Int8Linear
 from asyncinfer.quantization.packed import PackedLinear
 from asyncinfer.testing import KVGroupSpec, RandomModel, RunnerSpec, Step
@@ -74,10 +77,75 @@ def test_decode_is_measured_beside_the_planners_floor() -> None:
         assert point.target is None
     assert told[0] == "tiny: weights"
     names = [figure.name for figure in found.figures()]
-    assert names[2:4] == [
+    assert names[2:5] == [
         "tiny decode, batch 1, context 40",
         "tiny decode, batch 1, context 40, of the floor",
+        "tiny decode, batch 1, context 40, products alone",
     ]
+
+
+def test_the_doctor_times_what_a_step_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def noted(make: Callable[..., Linear]) -> Callable[..., Linear]:
+        def made(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+            layer, numbers = make(weight, bias), weight.numel()
+
+            def product(x: torch.Tensor) -> torch.Tensor:
+                read.append(numbers)
+                return layer(x)
+
+            return product
+
+        return made
+
+    for name in ("plain", "floats"):
+        monkeypatch.setitem(linear._FORMATS, name, noted(linear._FORMATS[name]))
+    with opened_driver(TINY, [(1, 40)], OPTIONS) as opened:
+        opened.decode(1, 40, steps=2)
+        of_two_steps = sum(read)
+        opened.decode(1, 40, steps=3)
+    # Both had the same prompt.
+    of_a_step = sum(read) - 2 * of_two_steps
+    (times,) = product_times(parse_config(shape_json(TINY)), (1,), kinds=("float32",))
+    assert times.bytes == 4 * of_a_step
+
+
+def test_steps_are_held_against_the_doctors_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, Any]] = []
+
+    def half(config: Any, rows: Any, *, kinds: Any) -> tuple[ProductTimes]:
+        asked.append((rows, kinds))
+        return (ProductTimes(held=kinds[0], bytes=1, seconds=dict.fromkeys(rows, 0.25)),)
+
+    monkeypatch.setattr(products, "product_times", half)
+    monkeypatch.setattr(StepDriver, "decode", lambda *_, **__: [0.5, 0.5])
+    found = measure_decode(replace(OPTIONS, weights="int8"))
+    assert asked == [((1, 1), ("int8",)), ((1, 4), ("int8",))]
+    alone = [figure for figure in found.figures() if figure.name.endswith("products alone")]
+    assert [(figure.value, figure.unit) for figure in alone] == [(50, "%")] * 2
+    # The doctor has no FP8 on a CPU.
+    fp8 = measure_decode(replace(OPTIONS, weights="fp8"))
+    assert all(point.products_ms is None for point in fp8.points)
+
+
+def test_a_cpus_ceilings_are_of_more_than_its_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of 16 MB lies in them: it is up to three times as fast as memory."""
+    copied: list[int] = []
+
+    class Clock:
+        def __init__(self, device: torch.device) -> None:
+            pass
+
+        def seconds(self, work: Callable[[], object]) -> float:
+            tensors = [cell.cell_contents for cell in getattr(work, "__closure__", None) or ()]
+            copied.extend(tensor.nbytes for tensor in tensors)
+            return 1.0
+
+    monkeypatch.setattr("asyncinfer.kernels.device_clock.DeviceClock", Clock)
+    found = measure_ceilings(torch.device("cpu"))
+    assert copied[:2] == [1 << 28] * 2
+    assert (found.bandwidth, found.flops) == (1 << 29, 2 * 2048**3)
 
 
 def test_formats_of_8_bits_have_floors_of_their_own() -> None:
@@ -110,7 +178,7 @@ def test_prefill_is_measured_beside_the_planners_floor() -> None:
 def test_a_cpu_gets_a_smoke_run_unless_a_shape_is_asked_for() -> None:
     options = StepOptions(device="cpu", steps=6, bandwidth=2e9, flops=3e9)
     assert {point.shape for point in measure_decode(options).points} == {TINY}
-    options = StepOptions(shapes=(TINY,), contexts=(24,), device="cpu", steps=6)
+    options = replace(options, shapes=(TINY,), contexts=(24,))
     assert [(p.batch, p.context) for p in measure_decode(options).points] == [(1, 24), (64, 24)]
 
 

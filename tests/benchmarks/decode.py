@@ -112,6 +112,8 @@ class StepPoint:
     p90: float
     floor_ms: float
     target: float | None
+    #: What `asyncinfer doctor` finds of the products alone, on a CPU.
+    products_ms: float | None = None
 
     @property
     def share(self) -> float:
@@ -135,6 +137,9 @@ class StepResults:
             found.append(Figure(title, point.ms, "ms", "lower"))
             share = Figure(f"{title}, of the floor", point.share, "%", "higher", point.target)
             found.append(share)
+            if point.products_ms is not None:
+                share_of_products = 100 * point.products_ms / point.ms
+                found.append(Figure(f"{title}, products alone", share_of_products, "%", "higher"))
         return tuple(found)
 
 
@@ -171,7 +176,10 @@ def measure_decode(
                     storage=_storage(shape, options, device),
                 )
                 target = DECODE_TARGETS.get((shape, batch, context)) if options.plain else None
-                found.append(_point(shape, batch, context, spent, floor.seconds, device, target))
+                point = _point(shape, batch, context, spent, floor.seconds, device, target)
+                # Right after the steps: what else the machine does is then the same for both.
+                products = _products_ms(shape, batch, options, device)
+                found.append(replace(point, products_ms=products))
     return StepResults("decode", ceilings, tuple(found))
 
 
@@ -257,6 +265,20 @@ def _begun(
             options.bandwidth or ceilings.bandwidth, options.flops or ceilings.flops
         )
     return options, device, ceilings
+
+
+def _products_ms(
+    shape: str, batch: int, options: StepOptions, device: torch.device
+) -> float | None:
+    """Of a step on a CPU, by the measurement of `asyncinfer doctor`; None where it has none."""
+    from asyncinfer.doctor.products import product_times
+    from asyncinfer.models import parse_config
+
+    held = {"plain": "float32", "int8": "int8", "int4": "int4"}.get(options.weights)
+    if device.type != "cpu" or held is None:
+        return None
+    (times,) = product_times(parse_config(shape_json(shape)), (1, batch), kinds=(held,))
+    return 1e3 * times.seconds[batch]
 
 
 def _fits(shape: str, batch: int, context: int, options: StepOptions, device: torch.device) -> bool:

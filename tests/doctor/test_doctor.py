@@ -256,6 +256,14 @@ def test_kernels_are_tried_on_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "rms_norm is wrong" in other.instead
 
 
+def test_bandwidth_is_that_of_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some libraries multiply with a vector on one thread."""
+    monkeypatch.setattr(products, "_TIMED_BYTES", 1 << 20)
+    taken = iter([0.5, 0.125])
+    monkeypatch.setattr(products, "_best", lambda run: [run(), next(taken)][1])
+    assert products.read_bandwidth() == 8 << 20
+
+
 def test_bytes_and_steps_are_those_of_the_model() -> None:
     times = products.product_times(parse_config(LLAMA), (1, 3), lambda held: None)
     assert [each.held for each in times] == list(products.HELD)

@@ -57,6 +57,15 @@ PROMPTS = [
 Eager = list[int]
 
 
+class Ending(RandomModel):
+    """Has a token that ends an answer, which a grammar needs."""
+
+    def load(self, config: EngineConfig, progress: Any = None) -> Loaded:
+        loaded = super().load(config, progress)
+        loaded.tokenizer.eos_ids = frozenset({MODEL.vocab_size - 1})
+        return loaded
+
+
 class OnFakeDevice:
     """A model source that runs another's model as on a GPU."""
 
@@ -86,11 +95,15 @@ def answers(engine: InlineEngine, options: dict[str, Any]) -> list[Any]:
     for stream in streams:
         chunks = stream.read()
         assert stream.error is None
-        found.append(stream.token_ids())
+        found += [stream.token_ids(index) for index in range(options.get("n", 1))]
         for chunk in chunks:
             # Padding rounds products in another order.
             scores = chunk.logprobs or ()
             found.extend((each.token_id, round(each.logprob, 3)) for each in scores)
+        outcome = stream.request.buffer.outcome
+        assert outcome is not None
+        for rows in outcome.prompt_logprobs or ():
+            found.extend((each.token_id, round(each.logprob, 2)) for each in rows)
     return found
 
 
@@ -115,6 +128,10 @@ CASES: dict[str, tuple[ModelConfig, dict[str, Any], dict[str, Any]]] = {
     "penalties": (MODEL, {}, {"frequency_penalty": 0.8, "repetition_penalty": 1.2}),
     "logprobs": (MODEL, {}, {"logprobs": 2}),
     "masks": (MODEL, {}, {"allowed_token_ids": [5, 17, 40, 299], "temperature": 1.0}),
+    "several": (MODEL, {}, {"temperature": 0.8, "n": 3}),
+    "prompt logprobs": (MODEL, {}, {"prompt_logprobs": 1}),
+    "guidance": (MODEL, {}, {"guidance_scale": 2.0, "negative_prompt": "for x"}),
+    "grammar": (MODEL, {}, {"regex": "[a-z0-9]{3,30}", "temperature": 1.0, "ignore_eos": False}),
     "windows": (WINDOWED, {}, {"temperature": 0.8}),
     # Rows that go on into the next chunk are computed as they are.
     "chunks": (CHUNKED, {}, {}),
@@ -133,7 +150,7 @@ AHEAD = [(case, 3) for case in ("drawn", "penalties", "windows", "preempted")]
 @pytest.mark.parametrize(("case", "overlap"), [*((case, 1) for case in CASES), *AHEAD])
 def test_the_same_answers(case: str, overlap: int, eager: Eager) -> None:
     model, config, options = CASES[case]
-    source = RandomModel(model, seed=3)
+    source = Ending(model, seed=3)
     expected = answers(InlineEngine(source, **{**OPTIONS, **config}), options)
     with FakeDevice() as device:
         engine = InlineEngine(OnFakeDevice(source, device, overlap), **{**OPTIONS, **config})
