@@ -89,13 +89,18 @@ def outline_model(
     max_context: int | None = None,
     storage: str = "plain",
     predictor: bool = False,
+    head: Path | None = None,
 ) -> Decoder:
     """The decoder that `load_model` would make for `device`, of tensors on torch's device "meta",
     which have no memory: nothing but headers is read. Call it in a rehearsal for that device.
     Raises as `load_model` does, and where a format's weights cannot be laid out without numbers.
     """
     with _opened(folder, device, dtype, None, storage, predictor, reads=False) as (config, weights):
-        return Decoder(config, weights, max_context, storage)
+        if head is None:
+            return Decoder(config, weights, max_context, storage)
+        with _head_opened(head, config, device, dtype, None, reads=False) as beside:
+            config = with_head(config, beside.config)
+            return Decoder(config, weights, max_context, storage, beside)
 
 
 def load_weights(
@@ -168,6 +173,8 @@ def _head_opened(
     device: torch.device,
     dtype: torch.dtype,
     progress: OnProgress | None,
+    *,
+    reads: bool = True,
 ) -> Iterator[HeadWeights]:
     """The head in `folder` for a model. It must be asked for each tensor in the block."""
     config = read_eagle3(folder, model)
@@ -175,11 +182,23 @@ def _head_opened(
         config = fitted(config, checkpoint.tensors)
         table, scheme = eagle3_table(config, checkpoint.tensors), config.layer.scheme
         quantised = check_weights(checkpoint, table, ignored_beside, scheme)
-        beside = [TOKENS] if config.chooses and TOKENS in checkpoint.tensors else []
+        beside = [TOKENS] if reads and config.chooses and TOKENS in checkpoint.tensors else []
         loader = WeightLoader(
-            checkpoint, table, device, dtype, progress, quantised=quantised, beside=beside
+            checkpoint,
+            table,
+            device if reads else torch.device("meta"),
+            dtype,
+            progress,
+            quantised=quantised,
+            beside=beside,
+            reads=reads,
         )
-        yield HeadWeights(config, loader, token_choice(config, checkpoint, loader.as_stored))
+        if reads or not config.chooses:
+            chosen = token_choice(config, checkpoint, loader.as_stored)
+        else:
+            # Its check needs the numbers.
+            chosen = torch.empty(config.draft_vocab_size, dtype=torch.int64, device="meta")
+        yield HeadWeights(config, loader, chosen)
         loader.finish()
 
 

@@ -99,6 +99,7 @@ def compiling(
     device: torch.device,
     vocab_size: int,
     progress: OnProgress | None,
+    head: Path | None = None,
 ) -> Iterator[OnProgress | None]:
     """What the steps of the model in `folder` need compiles while the block loads its weights, and
     the block's end waits for it. Gives what is to be told of the weights. Nothing compiles where no
@@ -116,6 +117,7 @@ def compiling(
             max_context=config.max_context,
             storage=config.weights,
             predictor=config.draft == PREDICTOR,
+            head=head,
         )
         rehearse(decoder, config, device, vocab_size)
 

@@ -81,7 +81,7 @@ def open_runner(
     # it.
     with (
         torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
-        compiling(folder, config, dtype, device, tokens, progress) as report,
+        compiling(folder, config, dtype, device, tokens, progress, head) as report,
     ):
         decoder = load_model(
             folder,

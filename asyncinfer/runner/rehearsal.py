@@ -10,6 +10,7 @@ import torch
 from asyncinfer.attention import KVCache
 from asyncinfer.config import EngineConfig
 from asyncinfer.kernels import ops
+from asyncinfer.layers import ForwardPass
 from asyncinfer.models import Decoder
 from asyncinfer.runner.caches import allocate_caches
 from asyncinfer.runner.decode_graphs import batch_sizes
@@ -65,6 +66,8 @@ def rehearse(decoder: Decoder, config: EngineConfig, device: torch.device, vocab
         for count in {size, *(each for each in tokens if each >= size)}:
             if count <= tokens[-1] and (count == size or count <= 2 * max(SIZES)):
                 forward(count, rows[0], False)
+                if decoder.predictor is not None:
+                    _predict(decoder, *forward.passed(count, rows[0]), vocab_size)
         hidden = forward.hidden[: min(size, sizes[-1])]
         logits = decoder.logits(hidden)[:, :vocab_size]
         for each in (logits, logits.contiguous()):
@@ -73,6 +76,19 @@ def rehearse(decoder: Decoder, config: EngineConfig, device: torch.device, vocab
             rows_of_step = next((each for each in sizes if each >= size), sizes[-1])
             for draws in Draws:
                 step(rows_of_step, draws)
+
+
+def _predict(
+    decoder: Decoder,
+    positions: torch.Tensor,
+    hidden: torch.Tensor,
+    one: ForwardPass,
+    vocab_size: int,
+) -> None:
+    """After each of the tokens at `positions`, whose pass `one` was, and once more after those."""
+    states = decoder.predict(positions, positions, hidden, one)
+    decoder.predict_further(positions, positions, states, one)
+    _draw(decoder.predicted_logits(states)[:, :vocab_size])
 
 
 def _draw(logits: torch.Tensor) -> None:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from kernels.compiled import SHARED
+from models.eagle3_heads import HeadedModel, random_head
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
@@ -128,6 +130,21 @@ def test_weights_that_are_made_smaller(gpu: None, storage: str) -> None:
     code = {"int8": "'int8'", "int4": "'int4'", "fp8": "'e4m3'"}[storage]
     products = [launch for launch in wanted if "gemv" in str(launch.key)]
     assert any(code in str(launch.key) for launch in products)
+
+
+@pytest.mark.parametrize("made_by", ["eagle", "vllm"])
+def test_a_head_is_rehearsed_with_its_model(gpu: None, tmp_path: Path, made_by: str) -> None:
+    """Of its own shapes: heads of other sizes, and other matrices."""
+    folder, head = HeadedModel(random_head(made_by)).save(tmp_path)
+    config, asked = EngineConfig(max_context=64), list[set[Any]]()
+    for beside in (None, head):
+        wanted: list[Launch] = []
+        with rehearsing(CUDA, wanted.append):
+            outline = outline_model(folder, CUDA, torch.bfloat16, max_context=64, head=beside)
+            rehearse(outline, config, CUDA, 199)
+        asked.append({launch.key for launch in wanted})
+    of_model, of_both = asked
+    assert len(of_both - of_model) > 8
 
 
 class Driver:
