@@ -13,6 +13,7 @@ import pytest
 import torch
 from kernels.compiled import SHARED
 from models.eagle3_heads import HeadedModel, random_head
+from models.predictors import agreeing
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
@@ -132,16 +133,22 @@ def test_weights_that_are_made_smaller(gpu: None, storage: str) -> None:
     assert any(code in str(launch.key) for launch in products)
 
 
-@pytest.mark.parametrize("made_by", ["eagle", "vllm"])
-def test_a_head_is_rehearsed_with_its_model(gpu: None, tmp_path: Path, made_by: str) -> None:
-    """Of its own shapes: heads of other sizes, and other matrices."""
-    folder, head = HeadedModel(random_head(made_by)).save(tmp_path)
+@pytest.mark.parametrize("made_by", ["eagle", "vllm", "model"])
+def test_what_predicts_is_rehearsed_with_its_model(gpu: None, tmp_path: Path, made_by: str) -> None:
+    """A head of its own shapes, which takes the model's tokens or some of them; or the model's own
+    layer."""
+    given: dict[str, Any] = {"predictor": True}
+    if made_by == "model":
+        folder = agreeing().save(tmp_path)
+    else:
+        folder, head = HeadedModel(random_head(made_by)).save(tmp_path)
+        given = {"head": head}
     config, asked = EngineConfig(max_context=64), list[set[Any]]()
-    for beside in (None, head):
+    for options in ({}, given):
         wanted: list[Launch] = []
         with rehearsing(CUDA, wanted.append):
-            outline = outline_model(folder, CUDA, torch.bfloat16, max_context=64, head=beside)
-            rehearse(outline, config, CUDA, 199)
+            outline = outline_model(folder, CUDA, torch.bfloat16, max_context=64, **options)
+            rehearse(outline, config, CUDA, outline.config.vocab_size)
         asked.append({launch.key for launch in wanted})
     of_model, of_both = asked
     assert len(of_both - of_model) > 8
