@@ -29,7 +29,7 @@ from asyncinfer.models.eagle3_weights import (
 )
 from asyncinfer.models.leftovers import ignored_tensor
 from asyncinfer.models.parts import GatedDeltaConfig
-from asyncinfer.models.predictor import with_predictor
+from asyncinfer.models.predictor import check_predictor, with_predictor
 from asyncinfer.models.tensors import tensor_table
 from asyncinfer.quantization import as_tensor
 from asyncinfer.weights import (
@@ -98,7 +98,7 @@ def outline_model(
     with _opened(folder, device, dtype, None, storage, predictor, reads=False) as (config, weights):
         if head is None:
             return Decoder(config, weights, max_context, storage)
-        with _head_opened(head, config, device, dtype, None, reads=False) as beside:
+        with _head_opened(head, config, torch.device("meta"), dtype, None) as beside:
             config = with_head(config, beside.config)
             return Decoder(config, weights, max_context, storage, beside)
 
@@ -133,7 +133,7 @@ def _opened(
         config = suited(config, checkpoint)
         if predictor:
             config = with_predictor(config)
-            _check_predictor(config, checkpoint)
+            check_predictor(config, checkpoint)
         table = tensor_table(config)
         ignored = partial(ignored_tensor, config=config)
         quantised = check_weights(checkpoint, table, ignored, config.scheme)
@@ -173,11 +173,10 @@ def _head_opened(
     device: torch.device,
     dtype: torch.dtype,
     progress: OnProgress | None,
-    *,
-    reads: bool = True,
 ) -> Iterator[HeadWeights]:
-    """The head in `folder` for a model. It must be asked for each tensor in the block."""
-    config = read_eagle3(folder, model)
+    """The head in `folder` for a model. It must be asked for each tensor in the block. On torch's
+    device "meta" none is read."""
+    config, reads = read_eagle3(folder, model), device.type != "meta"
     with open_checkpoint(folder) as checkpoint:
         config = fitted(config, checkpoint.tensors)
         table, scheme = eagle3_table(config, checkpoint.tensors), config.layer.scheme
@@ -186,7 +185,7 @@ def _head_opened(
         loader = WeightLoader(
             checkpoint,
             table,
-            device if reads else torch.device("meta"),
+            device,
             dtype,
             progress,
             quantised=quantised,
@@ -200,17 +199,6 @@ def _head_opened(
             chosen = torch.empty(config.draft_vocab_size, dtype=torch.int64, device="meta")
         yield HeadWeights(config, loader, chosen)
         loader.finish()
-
-
-def _check_predictor(config: ModelConfig, checkpoint: TensorFiles[Any]) -> None:
-    """Say so where a checkpoint was saved without the layer that predicts further tokens, as
-    transformers saves it: else a tensor would be missing that nobody has heard of."""
-    names = config.names.predictor
-    if names is None or not any(name.startswith(names.prefix) for name in checkpoint.tensors):
-        raise ModelLoadError(
-            "draft='mtp': the checkpoint has no layer that predicts further tokens",
-            file=str(checkpoint.folder),
-        )
 
 
 def _stays_packed(

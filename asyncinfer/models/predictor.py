@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -11,9 +12,9 @@ from asyncinfer.layers import ForwardPass, Layer
 from asyncinfer.models.config import ModelConfig
 from asyncinfer.models.feed_forward import build_linear
 from asyncinfer.models.layer import LayerBuilder, build_norm
-from asyncinfer.weights import WeightSource
+from asyncinfer.weights import TensorFiles, WeightSource
 
-__all__ = ["Predictor", "with_predictor"]
+__all__ = ["Predictor", "check_predictor", "with_predictor"]
 
 
 class Predictor:
@@ -65,3 +66,14 @@ def with_predictor(config: ModelConfig) -> ModelConfig:
     if layers:
         layers = (*layers, layers[config.kv_layers[-1]])
     return replace(config, num_layers=config.num_layers + 1, layers=layers, predicts=True)
+
+
+def check_predictor(config: ModelConfig, checkpoint: TensorFiles[Any]) -> None:
+    """Say so where a checkpoint was saved without the layer that predicts further tokens, as
+    transformers saves it: else a tensor would be missing that nobody has heard of."""
+    names = config.names.predictor
+    if names is None or not any(name.startswith(names.prefix) for name in checkpoint.tensors):
+        raise ModelLoadError(
+            "draft='mtp': the checkpoint has no layer that predicts further tokens",
+            file=str(checkpoint.folder),
+        )
