@@ -111,7 +111,7 @@ class DecodeGroup:
         self._length = max(kv.ends)
         #: Query tokens of all rows, padding included.
         self.size: Final = len(kv.rows) * kv.queries
-        #: The mask for `_queries` times the heads of a KV head.
+        #: The mask for `kv.queries` times the heads of a KV head.
         self._grouped_mask: torch.Tensor | None = None
 
     def __call__(

@@ -67,7 +67,8 @@ class GatheredAttention:
         native = self._native
         attended = None if native is None else native(layer, q)
         if native is None or attended is None:
-            self._native = None
+            if native is not None:
+                self._leave_native()
             if self._whole:
                 return self.groups[0](layer, q, new, self._pages)
             out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
@@ -92,6 +93,13 @@ class GatheredAttention:
         for row in self._prefill:
             row(layer, q, new, self._pages, out)
         return out
+
+    def _leave_native(self) -> None:
+        """Have torch attend from now on, in all layers: with the rows, too, that native code took
+        in earlier ones, whose groups are made without them."""
+        self._native = None
+        for name in ("_few", "_grouped", "_copies", "groups", "_prefill", "_whole"):
+            self.__dict__.pop(name, None)
 
     # Made when first used: where every layer has a variant, none of them is needed.
 
@@ -168,7 +176,8 @@ def _clear_begun_blocks(kv: KVCache, batch: AttentionBatch) -> None:
 
     Dense attention reads a row's last block to its end, and weighs what lies past the row with
     zero. A NaN that an earlier sequence left there would survive this (0 * NaN). So a block holds
-    only zeros and values of its own sequence.
+    only zeros and values of its own sequence, also where native code reads it first: a later step
+    that goes on in it may have more query tokens than native code takes.
     """
     size = batch.block_size
     ends = [start + count for start, count in zip(batch.starts, batch.counts, strict=True)]

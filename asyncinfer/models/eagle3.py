@@ -62,6 +62,7 @@ class Eagle3Head:
         self.captures = config.captures
         #: Of its attention's scores.
         self.scale = config.layer.query_scale
+        self.heads = config.layer.num_heads
         self._tokens = made_of.tokens
         self._vocab_size = vocab_size
         self._device = device

@@ -101,6 +101,9 @@ class Dispatcher:
         """Close all replicas, and those that are opening or leaving. Those that cannot be reached
         are left. Cancelled, it closes them at once."""
         self._closed = True
+        if self._keys is not None:
+            self._keys.close()
+            self._keys = None
         opening, self._opening = self._opening, {}
         for task, link in opening.items():
             task.cancel()

@@ -32,6 +32,7 @@ class PromptKeys:
         self._threads = ThreadPoolExecutor(KEYED_AT_ONCE, "asyncinfer-keys")
         #: The keys that are being made, also where nobody waits for them any more.
         self._making: list[Future[list[bytes]]] = []
+        self._closed = False
 
     async def of(self, prompt: Any, options: Mapping[str, Any]) -> list[bytes]:
         """The keys of a request's prompt, in order. Raises `InvalidRequest` for one that cannot be
@@ -45,10 +46,15 @@ class PromptKeys:
             return self._made(prompt, options, scope)
         # Who leaves cannot stop a thread: it counts until it is done.
         self._making = [each for each in self._making if not each.done()]
-        if len(self._making) >= KEYED_AT_ONCE:
+        if self._closed or len(self._making) >= KEYED_AT_ONCE:
             return []
         self._making.append(making := self._threads.submit(self._made, prompt, options, scope))
         return await asyncio.wrap_future(making)
+
+    def close(self) -> None:
+        """Let the threads end with what they are making. Prompts that come later have no keys."""
+        self._closed = True
+        self._threads.shutdown(wait=False)
 
     def _made(self, prompt: Any, options: Mapping[str, Any], scope: str) -> list[bytes]:
         ids = prompt

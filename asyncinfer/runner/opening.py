@@ -15,6 +15,7 @@ from asyncinfer.config import HEAD, PREDICTOR, EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels.dispatch import KernelError, wants_triton
 from asyncinfer.models import Decoder, load_model, read_config
+from asyncinfer.models.eagle3 import Eagle3Head
 from asyncinfer.models.layouts import weight_layouts
 from asyncinfer.runner.accelerator import CudaAccelerator
 from asyncinfer.runner.caches import allocate_caches
@@ -103,6 +104,14 @@ def _step_threads(device: torch.device) -> StepThreads | None:
     return StepThreads.here() if device.type == "cpu" else None
 
 
+def _attended(decoder: Decoder, kv: KVCache) -> tuple[int, float]:
+    """The query heads of the layers whose pages these are, and the factor of their scores."""
+    head = decoder.predictor
+    if isinstance(head, Eagle3Head) and head.layer in kv.layers:
+        return head.heads, head.scale
+    return decoder.config.num_heads, decoder.config.query_scale
+
+
 def runner_of(
     decoder: Decoder, config: EngineConfig, tokens: int, fault: str | None = None
 ) -> ModelRunner:
@@ -152,7 +161,7 @@ def _runner(
     groups = [number for number, group in enumerate(caches) for _ in group]
     for cache in kv:
         if isinstance(cache, KVCache) and not config.deterministic:
-            compile_native(cache, decoder.config.num_heads, decoder.config.query_scale)
+            compile_native(cache, *_attended(decoder, cache))
     fallbacks = Fallbacks()
     if fault is not None:
         fallbacks.add("kernels", fault)

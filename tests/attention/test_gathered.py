@@ -15,6 +15,7 @@ from asyncinfer.attention import (
     GatheredAttention,
     begin_attention,
 )
+from asyncinfer.attention import native as native_module
 from asyncinfer.attention import prefill as prefill_module
 from asyncinfer.attention import products as products_module
 from asyncinfer.attention import varied as varied_module
@@ -165,3 +166,28 @@ def test_cpus_gather() -> None:
     sequences = Sequences(Shape(), [4])
     attend = begin_attention(sequences.kv, sequences.batch([(0, (0, 4))]), 1.0)
     assert isinstance(attend, GatheredAttention)
+
+
+def test_rows_of_a_layer_without_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that native code took in earlier layers are attended to in the later ones, too."""
+    rows = [(0, (9, 1)), (1, (3, 2)), (2, (0, 12))]
+    sequences = Sequences(Shape(), [12, 12, 12])
+    sequences.native = True
+    for layer in range(2):
+        sequences.step([(0, (0, 9)), (1, (0, 3))], layer=layer)
+    attention = sequences.attention(rows)
+    kernel = native_module.decode_kernel
+    for layer, found in enumerate((kernel, lambda *about: None)):
+        monkeypatch.setattr(native_module, "decode_kernel", found)
+        got, expected = sequences.attend(attention, rows, layer)
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_block_that_native_code_began_has_no_earlier_numbers() -> None:
+    """Later tokens of the block may be more than native code takes, in a group with longer rows."""
+    sequences = Sequences(Shape(), [32, 32], block_size=16)
+    sequences.native = True
+    sequences.step([(0, (0, 16)), (1, (0, 24))])
+    sequences.step([(0, (16, 1))])
+    got, expected = sequences.step([(0, (17, 6)), (1, (24, 6))])
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)

@@ -12,7 +12,7 @@ import torch
 from asyncinfer.kernels.native import decode as module
 from asyncinfer.kernels.native import decode_kernel
 from asyncinfer.kernels.native.decode import DecodeKernel
-from asyncinfer.kernels.native.decode_code import decode_code, heads_at_once
+from asyncinfer.kernels.native.decode_code import SPARE, decode_code, heads_at_once
 from asyncinfer.kernels.native.host import Host, host, host_of
 from asyncinfer.kernels.native.threads import parallel_region
 
@@ -80,6 +80,12 @@ def kernel_for(
     return DecodeKernel(rows.k.dtype, rows.k.shape[-1], group, scale, target, region)
 
 
+def lanes() -> int:
+    here = host()
+    assert here is not None
+    return here.lanes
+
+
 def close(found: torch.Tensor, right: torch.Tensor) -> None:
     assert not found.isnan().any()
     bound = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}[found.dtype]
@@ -126,17 +132,40 @@ def test_neither_threads_nor_other_rows_change_a_bit(monkeypatch: pytest.MonkeyP
     close(alone, rows.right())
 
 
+@pytest.mark.parametrize("span", [1, 8, 64])
+def test_rows_that_are_taken_in_spans(span: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a row's scores take does not grow with it: only a span's are held at once."""
+    rows = rows_of(torch.bfloat16, 64, 4, [1, 7, 8, 9, 63, 64, 65, 200])
+    rows.q *= 10
+    kernel = kernel_for(rows, 4)
+    monkeypatch.setattr(module, "_SPAN", span)
+    monkeypatch.setattr(module, "_SHARED", 0)
+    close(rows.attend(kernel), rows.right())
+    held = []
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda size: held.append(size) or empty(size))
+    rows.attend(kernel, 7)
+    most = max(span, PAGE) + SPARE
+    assert held == [torch.get_num_threads() * heads_at_once(4, 64, lanes()) * most]
+
+
+@pytest.mark.parametrize("span", [256, 1024])
 @pytest.mark.parametrize("size", [1e-3, 30.0])
-def test_scores_of_all_sizes(size: float) -> None:
+def test_scores_of_all_sizes(size: float, span: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest one alone counts where others are far below, and all count where they are alike:
     exp neither overflows nor loses what is small."""
+    monkeypatch.setattr(module, "_SPAN", span)
     rows = rows_of(torch.float32, 64, 2, [300, 700])
     rows.q *= size
     found, right = rows.attend(kernel_for(rows, 2)), rows.right()
     torch.testing.assert_close(found.double(), right, rtol=1e-4, atol=2e-5)
 
 
-def test_numbers_that_are_none_stay_in_their_row() -> None:
+@pytest.mark.parametrize("span", [8, 1024])
+def test_numbers_that_are_none_stay_in_their_row(
+    span: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SPAN", span)
     rows = rows_of(torch.float32, 64, 2)
     kernel = kernel_for(rows, 2)
     before = rows.attend(kernel)

@@ -16,6 +16,7 @@ from models.watched import Watched
 from safetensors.torch import load_file, save_file
 
 from asyncinfer import Engine, InvalidConfig, ModelLoadError
+from asyncinfer.attention import native
 from asyncinfer.models import load_model
 from asyncinfer.models.eagle3_config import is_eagle3
 from asyncinfer.runner.device import use_cpu_threads
@@ -78,6 +79,20 @@ def test_an_engine_predicts_what_the_head_says(made_by: str, tmp_path: Path) -> 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return HeadedModel(random_head("specforge")).save(tmp_path_factory.mktemp("specforge"))
+
+
+def test_native_code_for_a_head_is_made_while_opening(
+    saved: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: set[Any] = set()
+    monkeypatch.setattr(native, "decode_kernel", lambda *about: asked.add(about))
+    folder, head = saved
+    decoder = load_model(folder, "cpu", torch.float32, max_context=96, head=head)
+    InlineEngine(Held(decoder), **OPTIONS)
+    model = decoder.config
+    group = model.num_heads // model.num_kv_heads
+    ours = torch.float32, model.head_dim, group, model.query_scale
+    assert asked == {ours, (torch.float32, 20, 2, 20**-0.5)}
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,12 @@ from asyncinfer import (
     ModelLoadError,
     Overloaded,
 )
+from asyncinfer.cache import BlockHasher
 from asyncinfer.engine import EngineTokenizer
 from asyncinfer.remote import RemoteEngine, Replica, ReplicaLost
 from asyncinfer.remote import dispatcher as dispatcher_module
 from asyncinfer.remote import engine as engine_module
+from asyncinfer.remote.prompt_keys import PromptKeys
 from asyncinfer.testing import FakeModel, StepGate
 
 pytestmark = pytest.mark.anyio
@@ -195,3 +197,18 @@ async def test_prompts_that_nobody_waits_for_are_few(
         finally:
             goes_on.set()
         await until(lambda: not remote.stats().running)
+
+
+async def test_threads_that_make_keys_end_with_their_engine(until: Until) -> None:
+    async with RemoteEngine(wires(2)) as remote:
+        await asyncio.gather(*(remote.generate([5] * 3000, max_tokens=1) for _ in range(2)))
+        assert _making_keys()
+    await until(lambda: not _making_keys())
+    keys = PromptKeys(EngineTokenizer.__new__(EngineTokenizer), BlockHasher(4, b""))
+    keys.close()
+    assert await keys.of([5] * 3000, {}) == []
+
+
+def _making_keys() -> list[str]:
+    names = (thread.name for thread in threading.enumerate())
+    return [name for name in names if name.startswith("asyncinfer-keys")]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
 __all__ = ["Assembly"]
+
+#: 2**x for x from -0.5 to 0.5, to a bit: the series of exp(x ln 2).
+_SERIES = [math.log(2) ** power / math.factorial(power) for power in range(7)]
+#: Added to a number below 2**22, it leaves the nearest integer in the lowest bits.
+_MAGIC = 1.5 * 2**23
 
 #: A loop's body: of a builder, an index and values, the values after it.
 _Body = Callable[[Any, Any, Sequence[Any]], Sequence[Any]]
@@ -15,12 +21,13 @@ _Body = Callable[[Any, Any, Sequence[Any]], Sequence[Any]]
 class Assembly:
     """A module of LLVM's assembly in the making. `b` is a builder of llvmlite's throughout."""
 
-    def __init__(self, name: str, lanes: int) -> None:
-        """`lanes`: float32 numbers of its vectors."""
+    def __init__(self, name: str, lanes: int, fields: Sequence[str] = ()) -> None:
+        """`lanes`: float32 numbers of its vectors; `fields`: what a task has, each 64 bits."""
+        self._fields = tuple(fields)
         ir: Any = import_module("llvmlite.ir")
         self.ir, self.lanes = ir, lanes
         self.byte, self.half, self.float = ir.IntType(8), ir.HalfType(), ir.FloatType()
-        self.i32, self.i64 = ir.IntType(32), ir.IntType(64)
+        self.bit, self.i32, self.i64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
         self.pointer, self.void = ir.PointerType(), ir.VoidType()
         self.floats = ir.VectorType(self.float, lanes)
         self.ints = ir.VectorType(self.i32, lanes)
@@ -51,6 +58,28 @@ class Assembly:
     def at(self, b: Any, pointer: Any, count: Any) -> Any:
         """The address `count` bytes on."""
         return b.gep(pointer, [count], source_etype=self.byte)
+
+    def field(self, b: Any, task: Any, name: str) -> Any:
+        """One of the fields of the task at that address, as int64."""
+        return b.load(self._place(b, task, name), typ=self.i64, align=8)
+
+    def address(self, b: Any, task: Any, name: str) -> Any:
+        """A field that is an address."""
+        return b.inttoptr(self.field(b, task, name), self.pointer)
+
+    def counted(self, b: Any, task: Any, name: str) -> Any:
+        """A counter's value, which is one more for the next thread that asks."""
+        return b.atomic_rmw("add", self._place(b, task, name), self.integer(1), "monotonic")
+
+    def _place(self, b: Any, task: Any, name: str) -> Any:
+        return self.at(b, task, self.integer(8 * self._fields.index(name)))
+
+    def on_task(self, name: str, work: Any) -> None:
+        """The public function `name(task)`, which has `work(task)` done on the task's threads."""
+        function, b = self.begin(name, self.pointer, public=True)
+        (task,) = function.args
+        self.on_threads(b, work, task, b.trunc(self.field(b, task, "threads"), self.i32))
+        b.ret_void()
 
     def load(self, b: Any, floats: Any, number: Any) -> Any:
         """A vector of float32 numbers from this one on."""
@@ -116,6 +145,24 @@ class Assembly:
         b.cbranch(b.icmp_signed("<", following, end), head, done)
         b.position_at_end(done)
         return results
+
+    def all(self, value: float) -> Any:
+        """A constant in every lane."""
+        return self.ir.Constant(self.floats, [value] * self.lanes)
+
+    def exp2(self, b: Any, x: Any) -> Any:
+        """2**x for a vector whose numbers are at most 0; 0 where that is no normal number."""
+        whole = b.fadd(x, self.all(_MAGIC))
+        part = b.fsub(x, b.fsub(whole, self.all(_MAGIC)))
+        power = self.all(_SERIES[-1])
+        for factor in reversed(_SERIES[:-1]):
+            power = b.call(self.fma, [power, part, self.all(factor)])
+        shift = self.ir.Constant(self.ints, [23] * self.lanes)
+        exponent = b.shl(b.bitcast(whole, self.ints), shift)
+        power = b.bitcast(b.add(b.bitcast(power, self.ints), exponent), self.floats)
+        # Not so for NaN, which stays one.
+        small = b.fcmp_ordered("<", x, self.all(-125.0))
+        return b.select(small, self.all(0.0), power)
 
     def each(self, b: Any, start: Any, end: Any, step: int, body: Callable[[Any], None]) -> None:
         """Emit a loop of `body` over `start`, `start + step` and so on below `end`, which may not

@@ -44,28 +44,24 @@ def blocked_code(dtype: str, lanes: int) -> str:
 
 class _Code(Assembly):
     def __init__(self, dtype: str, lanes: int) -> None:
-        super().__init__("blocked", lanes)
+        super().__init__("blocked", lanes, FIELDS)
         self._halves = dtype == "bfloat16"
 
     def text(self) -> str:
         work = self._work([self._tile(rows) for rows in range(1, MOST_ROWS + 1)])
-        function, b = self.begin("product", self.pointer, public=True)
-        (task,) = function.args
-        self.on_threads(b, work, task, b.trunc(self._field(b, task, "threads"), self.i32))
-        b.ret_void()
+        self.on_task("product", work)
         return str(self.module)
 
     def _work(self, tiles: Sequence[Any]) -> Any:
         """`work(task)`: multiply blocks of W until there are no more."""
         function, b = self.begin("work", self.pointer)
         (task,) = function.args
-        weight, x, y = (b.inttoptr(self._field(b, task, name), self.pointer) for name in FIELDS[:3])
-        outputs, inputs, block, rows = (self._field(b, task, name) for name in FIELDS[3:7])
+        weight, x, y = (self.address(b, task, name) for name in FIELDS[:3])
+        outputs, inputs, block, rows = (self.field(b, task, name) for name in FIELDS[3:7])
         fetch, run, end = (b.append_basic_block() for _ in range(3))
         b.branch(fetch)
         b.position_at_end(fetch)
-        place = self.at(b, task, self.integer(8 * FIELDS.index("next")))
-        index = b.atomic_rmw("add", place, self.integer(1), "monotonic")
+        index = self.counted(b, task, "next")
         first = b.mul(index, self.integer(OUTPUTS))
         b.cbranch(b.icmp_signed("<", first, outputs), run, end)
         b.position_at_end(end)
@@ -142,7 +138,3 @@ class _Code(Assembly):
             [b.bitcast(b.shl(bits, shift), self.floats) for bits in both],
             [b.bitcast(b.and_(bits, mask), self.floats) for bits in both],
         ]
-
-    def _field(self, b: Any, task: Any, name: str) -> Any:
-        at = self.at(b, task, self.integer(8 * FIELDS.index(name)))
-        return b.load(at, typ=self.i64, align=8)

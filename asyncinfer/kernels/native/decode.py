@@ -17,6 +17,9 @@ __all__ = ["DecodeKernel", "decode_kernel", "is_right"]
 _Task = ctypes.c_int64 * len(FIELDS)
 #: Numbers of keys and values below which a thread more costs more than it does.
 _SHARED = 1 << 15
+#: Keys of a row that are taken at once: their scores stay in a core's nearest cache, and a thread's
+#: memory has a bound.
+_SPAN = 1024
 _DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
 
 _lock = threading.Lock()
@@ -65,7 +68,8 @@ class DecodeKernel:
         threads = 1
         if rows * kv_heads * longest * head_dim > _SHARED:
             threads = torch.get_num_threads()
-        stride = -(-longest // SPARE) * SPARE + SPARE
+        span = max(1, _SPAN // block) * block
+        stride = min(span, longest) + SPARE
         scratch = torch.empty(threads * self._heads * stride)
         task = _Task(
             queries.data_ptr(),
@@ -81,6 +85,7 @@ class DecodeKernel:
             block,
             tables.stride(0),
             stride,
+            span,
             threads,
             0,
             0,

@@ -30,19 +30,17 @@ FIELDS = (
     "block",
     "table_stride",
     "scratch_stride",
+    "span",
     "threads",
     "started",
     "next",
 )
-#: Numbers of scratch beyond a row's keys: a vector of scores that none has.
-SPARE = 16
+#: Numbers of scratch beyond a span's keys: a vector of scores that none has, over which a head's
+#: sum and highest score so far and the factor of what came before are written after the softmax.
+SPARE = 32
 
 #: Of the pages' dtype: bytes of a number.
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-#: 2**x for x from -0.5 to 0.5, to a bit: the series of exp(x ln 2).
-_SERIES = [math.log(2) ** power / math.factorial(power) for power in range(7)]
-#: Added to a number below 2**22, it leaves the nearest integer in the lowest bits.
-_MAGIC = 1.5 * 2**23
 
 
 def heads_at_once(group: int, head_dim: int, lanes: int) -> int:
@@ -59,15 +57,17 @@ def decode_code(dtype: str, head_dim: int, heads: int, lanes: int, scale: float)
 
     Pages are of `dtype`, `[blocks, kv_heads, block, head_dim]`; `q` and `out` float32 `[rows,
     kv_heads * shares * heads, head_dim]`; `tables` int32 `[rows, table_stride]`; `lengths` int32
-    `[rows]`, none of them 0; `scratch` float32 `[threads, heads, scratch_stride]`, `SPARE` wider
-    than the longest row. `started` and `next` are 0. `head_dim` is a multiple of `lanes`.
+    `[rows]`, none of them 0. A row's keys are taken `span` at a time, a multiple of `block`, by an
+    online softmax (Milakov and Gimelshein, 2018); `scratch` float32 `[threads, heads,
+    scratch_stride]` is `SPARE` wider than a span or the longest row. `started` and `next` are 0.
+    `head_dim` is a multiple of `lanes`.
     """
     return _Code(dtype, head_dim, heads, lanes, scale).text()
 
 
 class _Code(Assembly):
     def __init__(self, dtype: str, head_dim: int, heads: int, lanes: int, scale: float) -> None:
-        super().__init__("decode", lanes)
+        super().__init__("decode", lanes, FIELDS)
         self._dtype, self._bytes = dtype, _BYTES[dtype]
         self._head_dim, self._heads, self._scale = head_dim, heads, scale
         self._vectors = range(0, head_dim, lanes)
@@ -77,24 +77,20 @@ class _Code(Assembly):
 
     def text(self) -> str:
         work = self._work(self._scores(), self._weights(), self._sums())
-        function, b = self.begin("attend", self.pointer, public=True)
-        (task,) = function.args
-        threads = b.trunc(self._field(b, task, "threads"), self.i32)
-        self.on_threads(b, work, task, threads)
-        b.ret_void()
+        self.on_task("attend", work)
         return str(self.module)
 
     def _work(self, scores: Any, weights: Any, sums: Any) -> Any:
         """`work(task)`: take the heads of a row until there are no more."""
         function, b = self.begin("work", self.pointer)
         (task,) = function.args
-        q, keys, values, out, tables, lengths, scratch = (
-            b.inttoptr(self._field(b, task, name), self.pointer) for name in FIELDS[:7]
+        q, keys, pages_of_values, out, tables, lengths, scratch = (
+            self.address(b, task, name) for name in FIELDS[:7]
         )
-        rows, kv_heads, shares, block, table_stride, stride = (
-            self._field(b, task, name) for name in FIELDS[7:13]
+        rows, kv_heads, shares, block, table_stride, stride, span = (
+            self.field(b, task, name) for name in FIELDS[7:14]
         )
-        place = self._counted(b, task, "started")
+        place = self.counted(b, task, "started")
         floats = self.integer(4 * self._heads)
         scratch = self.at(b, scratch, b.mul(place, b.mul(stride, floats)))
         each_row = b.mul(kv_heads, shares)
@@ -103,7 +99,7 @@ class _Code(Assembly):
         fetch, run, end = (b.append_basic_block() for _ in range(3))
         b.branch(fetch)
         b.position_at_end(fetch)
-        index = self._counted(b, task, "next")
+        index = self.counted(b, task, "next")
         b.cbranch(b.icmp_signed("<", index, count), run, end)
         b.position_at_end(end)
         b.ret_void()
@@ -114,10 +110,23 @@ class _Code(Assembly):
         length = self._integer(b, lengths, row)
         start = b.mul(index, self.integer(4 * self._heads * self._head_dim))
         skip, between = b.mul(head, page), b.mul(kv_heads, page)
-        ours = [table, length, block, skip, between]
-        b.call(scores, [self.at(b, q, start), keys, scratch, stride, *ours])
-        b.call(weights, [scratch, stride, length])
-        b.call(sums, [self.at(b, out, start), values, scratch, stride, *ours])
+        queries, into = self.at(b, q, start), self.at(b, out, start)
+
+        def part(b: Any, index: Any, values: Sequence[Any]) -> Sequence[Any]:
+            first = b.mul(index, span)
+            left = b.sub(length, first)
+            count = b.select(b.icmp_signed("<", left, span), left, span)
+            begun = b.icmp_signed(">", first, self.integer(0))
+            ends = b.icmp_signed("<=", left, span)
+            pages = self.at(b, table, b.mul(b.sdiv(first, block), self.integer(4)))
+            ours = [pages, count, block, skip, between]
+            b.call(scores, [queries, keys, scratch, stride, *ours])
+            b.call(weights, [scratch, stride, count, begun])
+            b.call(sums, [into, pages_of_values, scratch, stride, *ours, begun, ends])
+            return values
+
+        spans = b.add(b.sdiv(b.sub(length, self.integer(1)), span), self.integer(1))
+        self.loop(b, spans, 1, part, [])
         b.branch(fetch)
         return function
 
@@ -145,38 +154,50 @@ class _Code(Assembly):
         return function
 
     def _weights(self) -> Any:
-        """`weights(scratch, stride, length)`: the softmax of each head's scores but for its sum,
-        which goes behind the last one."""
-        function, b = self.begin("weights", self.pointer, self.i64, self.i64)
-        scratch, stride, length = function.args
+        """`weights(scratch, stride, length, begun)`: exp of each head's scores less the highest one
+        so far. That, the sum so far, and the factor for what came before go behind them; nothing
+        came before unless `begun`."""
+        function, b = self.begin("weights", self.pointer, self.i64, self.i64, self.bit)
+        scratch, stride, length, begun = function.args
         lowest = self.ir.Constant(self.floats, [float("-inf")] * self.lanes)
         zeros = self.ir.Constant(self.floats, [0.0] * self.lanes)
+        first = self.ir.Constant(self.i32, 0)
         for head in range(self._heads):
             row = self._score(b, scratch, stride, head, self.integer(0))
+            behind = [self._behind(b, scratch, stride, head, which) for which in range(3)]
+            before = self.everywhere(b, b.load(behind[0], typ=self.float, align=4))
+            before = b.select(begun, before, lowest)
             b.store(lowest, self._score(b, scratch, stride, head, length), align=4)
 
             def higher(b: Any, at: Any, values: Sequence[Any], row: Any = row) -> Sequence[Any]:
                 return [b.call(self._maximum, [self.load(b, row, at), values[0]])]
 
-            (most,) = self.loop(b, length, self.lanes, higher, [lowest])
+            (most,) = self.loop(b, length, self.lanes, higher, [before])
             highest = self.everywhere(b, b.call(self._highest, [most]))
 
             def weigh(
                 b: Any, at: Any, values: Sequence[Any], row: Any = row, highest: Any = highest
             ) -> Sequence[Any]:
-                weight = self._power(b, b.fsub(self.load(b, row, at), highest))
+                weight = self._weight(b, b.fsub(self.load(b, row, at), highest))
                 b.store(weight, self.at(b, row, b.mul(at, self.integer(4))), align=4)
                 return [b.fadd(values[0], weight)]
 
             (total,) = self.loop(b, length, self.lanes, weigh, [zeros])
-            b.store(self.total(b, total), self._score(b, scratch, stride, head, length), align=4)
+            factor = b.extract_element(self._weight(b, b.fsub(before, highest)), first)
+            earlier = b.fmul(b.load(behind[1], typ=self.float, align=4), factor)
+            earlier = b.select(begun, earlier, self.ir.Constant(self.float, 0.0))
+            results = b.extract_element(highest, first), b.fadd(earlier, self.total(b, total))
+            for result, place in zip((*results, factor), behind, strict=True):
+                b.store(result, place, align=4)
         b.ret_void()
         return function
 
     def _sums(self) -> Any:
-        """`sums(out, values, scratch, stride, ...)`: the values by their weights."""
-        function, b = self._begun("sums")
-        out, values, scratch, stride, *ours = function.args
+        """`sums(out, values, scratch, stride, ..., begun, ends)`: the values by their weights,
+        added to those of earlier spans if any has `begun`; divided by the weights' sum if the row
+        `ends` here."""
+        function, b = self._begun("sums", self.bit, self.bit)
+        out, values, scratch, stride, *ours, begun, ends = function.args
         zeros = self.ir.Constant(self.floats, [0.0] * self.lanes)
 
         def value(b: Any, number: Any, vectors: Sequence[Any], sums: Sequence[Any]) -> list[Any]:
@@ -188,22 +209,30 @@ class _Code(Assembly):
                     found.append(b.call(self.fma, [weight, vector, sums[len(found)]]))
             return found
 
-        sums = list(
-            self._tokens(b, values, ours, value, [zeros] * self._heads * len(self._vectors))
-        )
+        def state(head: int, which: int) -> Any:
+            at = self._behind(b, scratch, stride, head, which)
+            return self.everywhere(b, b.load(at, typ=self.float, align=4))
+
+        before = []
         for head in range(self._heads):
-            at = self._score(b, scratch, stride, head, ours[1])
-            total = self.everywhere(b, b.load(at, typ=self.float, align=4))
+            factor = state(head, 2)
+            for place in self._vectors:
+                earlier = self.load(b, out, self.integer(head * self._head_dim + place))
+                before.append(b.select(begun, b.fmul(earlier, factor), zeros))
+        sums = list(self._tokens(b, values, ours, value, before))
+        for head in range(self._heads):
+            total = b.select(ends, state(head, 1), self.all(1.0))
             for place in self._vectors:
                 number = self.integer(4 * (head * self._head_dim + place))
                 b.store(b.fdiv(sums.pop(0), total), self.at(b, out, number), align=4)
         b.ret_void()
         return function
 
-    def _begun(self, name: str) -> tuple[Any, Any]:
-        """A function of numbers, pages, scratch with its stride, and of what `_tokens` is given."""
+    def _begun(self, name: str, *more: Any) -> tuple[Any, Any]:
+        """A function of numbers, pages, scratch with its stride, of what `_tokens` is given, and of
+        `more`."""
         kinds = [self.pointer] * 3 + [self.i64, self.pointer] + [self.i64] * 4
-        return self.begin(name, *kinds)
+        return self.begin(name, *kinds, *more)
 
     def _tokens(
         self,
@@ -249,38 +278,20 @@ class _Code(Assembly):
 
         return self.loop(b, b.add(last, self.integer(1)), 1, page, values)
 
-    def _power(self, b: Any, x: Any) -> Any:
-        """`exp(scale x)` for x of at most 0; 0 where that is no normal number."""
-        x = b.fmul(x, self._all(self._scale / math.log(2)))
-        whole = b.fadd(x, self._all(_MAGIC))
-        part = b.fsub(x, b.fsub(whole, self._all(_MAGIC)))
-        power = self._all(_SERIES[-1])
-        for factor in reversed(_SERIES[:-1]):
-            power = b.call(self.fma, [power, part, self._all(factor)])
-        shift = self.ir.Constant(self.ints, [23] * self.lanes)
-        exponent = b.shl(b.bitcast(whole, self.ints), shift)
-        power = b.bitcast(b.add(b.bitcast(power, self.ints), exponent), self.floats)
-        # Not so for NaN, which stays one.
-        small = b.fcmp_ordered("<", x, self._all(-125.0))
-        return b.select(small, self._all(0.0), power)
-
-    def _all(self, value: float) -> Any:
-        return self.ir.Constant(self.floats, [value] * self.lanes)
+    def _weight(self, b: Any, below: Any) -> Any:
+        """exp of scores that are so far below the highest one."""
+        return self.exp2(b, b.fmul(below, self.all(self._scale / math.log(2))))
 
     def _score(self, b: Any, scratch: Any, stride: Any, head: int, number: Any) -> Any:
         place = b.add(b.mul(stride, self.integer(head)), number)
         return self.at(b, scratch, b.mul(place, self.integer(4)))
 
+    def _behind(self, b: Any, scratch: Any, stride: Any, head: int, which: int) -> Any:
+        """Where a head's highest score, sum and factor are: after the vector that none has."""
+        end = b.sub(stride, self.integer(SPARE // 2 - which))
+        return self._score(b, scratch, stride, head, end)
+
     def _integer(self, b: Any, numbers: Any, index: Any) -> Any:
         """One of int32 `numbers`."""
         at = self.at(b, numbers, b.mul(index, self.integer(4)))
         return b.sext(b.load(at, typ=self.i32, align=4), self.i64)
-
-    def _field(self, b: Any, task: Any, name: str) -> Any:
-        at = self.at(b, task, self.integer(8 * FIELDS.index(name)))
-        return b.load(at, typ=self.i64, align=8)
-
-    def _counted(self, b: Any, task: Any, name: str) -> Any:
-        """A counter's value, which is one more for the next thread that asks."""
-        at = self.at(b, task, self.integer(8 * FIELDS.index(name)))
-        return b.atomic_rmw("add", at, self.integer(1), "monotonic")

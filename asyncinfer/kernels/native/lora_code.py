@@ -54,18 +54,14 @@ def lora_code(dtype: str, lanes: int) -> str:
 
 class _Code(Assembly):
     def __init__(self, dtype: str, lanes: int) -> None:
-        super().__init__("lora", lanes)
+        super().__init__("lora", lanes, FIELDS)
         self._dtype, self._bytes = dtype, _BYTES[dtype]
         self._one = self.declare("llvm.fma.f32", self.float, *[self.float] * 3)
 
     def text(self) -> str:
         down, up = self._down(), self._up()
         work = self._work(down, up)
-        function, b = self.begin("add", self.pointer, public=True)
-        (task,) = function.args
-        threads = b.trunc(self._field(b, task, "threads"), self.i32)
-        self.on_threads(b, work, task, threads)
-        b.ret_void()
+        self.on_task("add", work)
         return str(self.module)
 
     def _work(self, down: Any, up: Any) -> Any:
@@ -73,11 +69,11 @@ class _Code(Assembly):
         function, b = self.begin("work", self.pointer)
         (task,) = function.args
         count, parts, inputs, outputs, most = (
-            self._field(b, task, name)
+            self.field(b, task, name)
             for name in ("count", "parts", "inputs", "outputs", "most_rank")
         )
         first, second, ranks, x, y, rows, slots, sizes = (
-            b.inttoptr(self._field(b, task, name), self.pointer)
+            self.address(b, task, name)
             for name in ("down", "up", "ranks", "x", "y", "rows", "slots", "sizes")
         )
         wide = b.mul(most, parts)
@@ -85,8 +81,7 @@ class _Code(Assembly):
         fetch, run, some, end = (b.append_basic_block() for _ in range(4))
         b.branch(fetch)
         b.position_at_end(fetch)
-        place = self.at(b, task, self.integer(8 * FIELDS.index("next")))
-        index = b.atomic_rmw("add", place, self.integer(1), "monotonic")
+        index = self.counted(b, task, "next")
         b.cbranch(b.icmp_signed("<", index, count), run, end)
         b.position_at_end(end)
         b.ret_void()
@@ -99,7 +94,7 @@ class _Code(Assembly):
         size = self.integer(self._bytes)
         bytes_in, bytes_out = b.mul(inputs, size), b.mul(outputs, size)
         there = self.at(b, first, b.mul(slot, b.mul(wide, bytes_in)))
-        strides = (self._field(b, task, name) for name in ("x_stride", "y_stride"))
+        strides = (self.field(b, task, name) for name in ("x_stride", "y_stride"))
         ours, into = (
             self.at(b, pointer, b.mul(row, b.mul(stride, self.integer(4))))
             for pointer, stride in zip((x, y), strides, strict=True)
@@ -262,6 +257,3 @@ class _Code(Assembly):
     def _integer_at(self, b: Any, pointer: Any, number: Any) -> Any:
         at = self.at(b, pointer, b.mul(number, self.integer(8)))
         return b.load(at, typ=self.i64, align=8)
-
-    def _field(self, b: Any, task: Any, name: str) -> Any:
-        return self._integer_at(b, task, self.integer(FIELDS.index(name)))
