@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,33 @@ def test_a_client_that_leaves_ends_its_request(
                 gate.gate.open()
             await server.until(aborted=1, running=0)
             assert server.engine.stats().generated_tokens < 256
+
+    anyio.run(main)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_in_prefill(module: dict[str, Any], gate: Gate, stream: bool) -> None:
+    """ASGI 2.4, where Starlette listens for nobody that leaves."""
+
+    async def main() -> None:
+        async with serving(module["app"]) as server:
+            before = gate.gate.arrived
+            gate.gate.close()
+            response = Response()
+
+            async def asked() -> None:
+                # What is sent to a client that has left.
+                with suppress(OSError):
+                    await server.post(body(stream=stream), response, "2.4")
+
+            with anyio.fail_after(120):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(asked)
+                    await held(gate.gate, before)
+                    response.left.set()
+            # No token has come by then.
+            gate.gate.open()
+            await server.until(aborted=1, running=0)
 
     anyio.run(main)
 
