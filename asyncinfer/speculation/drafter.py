@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from asyncinfer.params import SamplingParams
@@ -11,7 +11,7 @@ from asyncinfer.speculation.packed_tokens import PackedTokens
 from asyncinfer.speculation.prediction import Prediction
 from asyncinfer.speculation.step_costs import DraftCost
 
-__all__ = ["GRAMMAR", "MOST_DRAFTED", "PREDICTION", "AnswerView", "Drafter"]
+__all__ = ["GRAMMAR", "MOST_DRAFTED", "PREDICTION", "AnswerView", "Drafter", "expected_share"]
 
 #: Tokens of a draft at most.
 MOST_DRAFTED: Final = 32
@@ -25,6 +25,11 @@ _PREDICTED: Final = 5
 #: others.
 _EXPECTED: Final = 0.9
 _GUESSED: Final = 0.7
+
+
+def expected_share(method: str) -> float:
+    """The share of a method's drafted tokens that is taken to be right before any was verified."""
+    return _EXPECTED if method in (PREDICTION, GRAMMAR) else _GUESSED
 
 
 class AnswerView:
@@ -143,14 +148,17 @@ class Drafter:
         self.accepted = 0
         self.rejected = 0
 
-    def want(self, method: str, cost: DraftCost) -> bool:
-        """Whether a draft by this method may pay; `wanted` then holds its most tokens."""
+    def want(
+        self, method: str, cost: DraftCost, shares: Mapping[str, float], *, tell: bool = False
+    ) -> bool:
+        """Whether a draft by this method may pay; `wanted` then holds its most tokens. `shares` of
+        right tokens are those of other answers; `tell` as in `Acceptance.wanted`."""
         acceptance = self.methods.get(method)
         if acceptance is None:
-            supposed = _EXPECTED if method in (PREDICTION, GRAMMAR) else _GUESSED
+            supposed = min(expected_share(method), shares.get(method, 1.0))
             most = min(self.most, _PREDICTED) if method == self.predictor else self.most
             acceptance = self.methods[method] = Acceptance(supposed, most)
-        self.wanted, self.cost = acceptance.wanted(len(self.known), cost), cost
+        self.wanted, self.cost = acceptance.wanted(len(self.known), cost, tell=tell), cost
         if method == self.predictor:
             self._ahead = self.wanted
         return self.wanted > 0

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from asyncinfer.protocols import DraftRequest
 from asyncinfer.speculation.counters import DraftCounters
-from asyncinfer.speculation.drafter import GRAMMAR, PREDICTION, AnswerView, Drafter
+from asyncinfer.speculation.drafter import (
+    GRAMMAR,
+    PREDICTION,
+    AnswerView,
+    Drafter,
+    expected_share,
+)
 from asyncinfer.speculation.guarded_proposer import GuardedProposer
 from asyncinfer.speculation.step_costs import StepCosts
 
 __all__ = ["DraftingModel", "Speculator"]
+
+#: Weight of a draft in the share of right tokens of all answers.
+_NEWEST: Final = 0.1
 
 
 class DraftingModel(Protocol):
@@ -51,6 +60,8 @@ class Speculator:
         self._model = model
         self.costs = StepCosts()
         self.counters = DraftCounters()
+        #: The share of right tokens by method, which a new answer begins with.
+        self._shares: dict[str, float] = {}
 
     def draft(self, drafters: Sequence[Drafter], rows: int, draws: int) -> bool:
         """Give each drafter, whose `known` is current, its next draft or none. The step has `rows`
@@ -59,13 +70,20 @@ class Speculator:
         behind = False
         one_row = self.costs.cost(rows, draws)
         costs = {drafter: one_row.times(drafter.rows) for drafter in drafters}
+        # One short draft tells what drafts cost by now, so that nothing is off for good.
+        telling = drafters[0] if drafters and self.costs.stale else None
+
+        def wants(drafter: Drafter, method: str) -> bool:
+            tell = drafter is telling
+            return drafter.want(method, costs[drafter], self._shares, tell=tell)
+
         without = []
         for drafter in drafters:
             drafter.draft = ()
-            if drafter.forced is not None and drafter.want(GRAMMAR, costs[drafter]):
+            if drafter.forced is not None and wants(drafter, GRAMMAR):
                 drafter.put(GRAMMAR, drafter.forced(drafter.wanted))
             expected = None if drafter.draft else drafter.prediction
-            if expected is not None and drafter.want(PREDICTION, costs[drafter]):
+            if expected is not None and wants(drafter, PREDICTION):
                 answer = drafter.known[drafter.prompt_len :]
                 drafter.found(PREDICTION, expected.following(answer, drafter.wanted))
             if not drafter.draft:
@@ -74,7 +92,7 @@ class Speculator:
             if proposer is self._model and not self.costs.known:
                 # It drafts in every step, and so nothing would tell what it costs.
                 continue
-            asked = [drafter for drafter in without if drafter.want(proposer.name, costs[drafter])]
+            asked = [drafter for drafter in without if wants(drafter, proposer.name)]
             if asked:
                 views = [_view(drafter, proposer.name) for drafter in asked]
                 put = Drafter.put if proposer is self._model else Drafter.found
@@ -87,7 +105,7 @@ class Speculator:
                             drafter.rest(proposer.name)
                 without = [drafter for drafter in without if not drafter.draft]
         for drafter in without if self.costs.known else ():
-            if drafter.predictor and drafter.want(drafter.predictor, costs[drafter]):
+            if drafter.predictor and wants(drafter, drafter.predictor):
                 position, tokens = drafter.predicted
                 # Since then, tokens may have followed that nobody drew.
                 drafter.put(drafter.predictor, tokens if position == len(drafter.known) else [])
@@ -95,7 +113,11 @@ class Speculator:
 
     def verified(self, drafter: Drafter, drafted: int, accepted: int) -> None:
         """Count a computed draft of `drafted` tokens, of which the first `accepted` were right."""
-        self.counters.count(drafter.method, drafted, accepted)
+        method = drafter.method
+        self.counters.count(method, drafted, accepted)
+        share = self._shares.get(method, expected_share(method))
+        right = accepted / min(drafted, accepted + 1)
+        self._shares[method] = share + _NEWEST * (right - share)
         drafter.verified(drafted, accepted)
 
     def suspend(self, drafter: Drafter) -> None:

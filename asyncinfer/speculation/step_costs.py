@@ -10,9 +10,11 @@ __all__ = ["DraftCost", "StepCosts"]
 _SUPPOSED: Final = 0.06
 #: Steps without drafts after which their time is known.
 _KNOWN: Final = 4
+#: Steps without drafts after which it may have changed what drafts cost.
+_STALE: Final = 256
 #: Weight of the newest step.
 _NEWEST: Final = 0.03
-#: A step that took so many times the mean was slow for another reason than its tokens.
+#: A step that took so many times what is expected was slow for another reason than its tokens.
 _OUTLIER: Final = 4.0
 
 
@@ -38,15 +40,23 @@ class StepCosts:
     def __init__(self) -> None:
         self._plain = _Line()
         self._drafted = _Line()
+        #: Steps since the last one with drafts.
+        self._without = 0
 
     def add(self, tokens: int, seconds: float, drafted: bool) -> None:
         """Learn from a step of `tokens` query tokens that took `seconds`."""
         (self._drafted if drafted else self._plain).add(tokens, seconds)
+        self._without = 0 if drafted else self._without + 1
 
     @property
     def known(self) -> bool:
         """Whether it was measured what steps take without drafts."""
         return self._plain.steps >= _KNOWN
+
+    @property
+    def stale(self) -> bool:
+        """Whether it is long ago that it was measured what drafts cost."""
+        return self._without >= _STALE
 
     def seconds(self, rows: int) -> float:
         """Seconds of a step of `rows` rows without drafts; 0.0 before it was measured."""
@@ -78,11 +88,15 @@ class _Line:
         self._tokens = self._squares = self._products = 0.0
 
     def add(self, tokens: int, seconds: float) -> None:
-        if self.steps and seconds > _OUTLIER * self.seconds:
-            seconds = _OUTLIER * self.seconds
-        elif self.steps <= _KNOWN and self.seconds > _OUTLIER * seconds:
-            # The first steps of an engine make what all later ones find.
-            self._begin()
+        if self.seconds:
+            # Drafts differ in length by far, so a step is held against others of as many tokens.
+            expected = self.at(tokens)
+            most = _OUTLIER * max(expected, self.seconds)
+            if seconds > most:
+                seconds = most
+            elif self.steps <= _KNOWN and expected > _OUTLIER * seconds:
+                # The first steps of an engine make what all later ones find.
+                self._begin()
         self.steps += 1
         newest = max(_NEWEST, 1 / self.steps)
         self._tokens += newest * (tokens - self._tokens)

@@ -82,7 +82,7 @@ def test_a_suffix_table_keeps_scopes_apart() -> None:
     assert table.propose([asked("theirs", [1, 2, 3])]) == [[4, 5, 6, 7]]
 
 
-@settings(derandomize=True)
+@settings(derandomize=True, deadline=None)
 @given(st.lists(st.integers(0, 4), max_size=60), st.integers(0, 60))
 def test_tokens_learned_together_are_those_learned_one_by_one(text: list[int], at: int) -> None:
     # A secret of the process says which runs share a place, and the last to come keeps it.
@@ -169,8 +169,10 @@ def test_who_finds_nothing_looks_at_every_eighth_token() -> None:
 def test_no_draft_where_a_token_costs_a_token() -> None:
     assert Acceptance(0.9, 32).wanted(10, DraftCost(0.95)) == 0
     # Nor where a draft costs more than it can bring.
-    assert Acceptance(0.6, 32).wanted(10, DraftCost(0.01, 1.2)) > 0
-    assert Acceptance(0.6, 32).wanted(10, DraftCost(0.01, 1.6)) == 0
+    assert Acceptance(0.6, 32).wanted(10, DraftCost(0.01, 1.1)) == 9
+    assert Acceptance(0.6, 32).wanted(10, DraftCost(0.01, 26.0)) == 0
+    # A short one tells whether a method is better than it is taken to be.
+    assert Acceptance(0.6, 32).wanted(10, DraftCost(0.01, 1.6)) == 2
 
 
 def test_costs_are_learned() -> None:
@@ -187,6 +189,76 @@ def test_costs_are_learned() -> None:
         # Every token takes as long as every other.
         costs.add(tokens, 0.01 * tokens, tokens > 1)
     assert costs.cost(1).token > 0.9
+
+
+def test_a_long_draft_is_no_outlier() -> None:
+    """Times of SmolLM2 on two cores: a token of a full step costs what a row of it does."""
+    costs = StepCosts()
+    for _ in range(32):
+        costs.add(1, 0.016, False)
+        costs.add(16, 0.070, False)
+    for tokens, seconds in ((28, 0.108), (3, 0.025), (96, 0.405), (33, 0.135), (17, 0.070)):
+        costs.add(tokens, seconds, True)
+    assert costs.cost(16).token > 0.85
+    assert 0.2 < costs.cost(1).token < 0.3
+    # A step that took far longer than so many tokens do says nothing.
+    costs.add(33, 11.0, True)
+    assert costs.cost(1).token < 1.0
+
+
+def test_nothing_is_tried_where_even_right_drafts_would_not_pay() -> None:
+    speculator, drafted = Speculator(), []
+    for _ in range(8):
+        speculator.costs.add(1, 0.01, False)
+        speculator.costs.add(16, 0.16, False)
+        speculator.costs.add(17, 0.17, True)
+        speculator.costs.add(32, 0.32, True)
+    drafters = [
+        Drafter(SamplingParams(), 0, 0, prediction=PackedTokens(range(100, 900))) for _ in range(16)
+    ]
+    for length in range(1, 700):
+        for drafter in drafters:
+            drafter.known = list(range(100, 100 + length))
+        speculator.draft(drafters, 16, 16)
+        drafts = [drafter for drafter in drafters if drafter.draft]
+        drafted += [(length, len(drafter.draft)) for drafter in drafts]
+        speculator.costs.add(16 + 2 * len(drafts), 0.16 + 0.02 * len(drafts), bool(drafts))
+        for drafter in drafts:
+            speculator.verified(drafter, 2, 2)
+    # One short draft of one answer in some 256 steps tells that it has not become cheaper.
+    assert 1 <= len(drafted) <= 2
+    assert all(tokens == 2 for _, tokens in drafted)
+
+
+def test_a_draft_after_a_wrong_one_is_short_and_the_next_ones_longer() -> None:
+    acceptance, cost = Acceptance(0.9, 32), DraftCost(0.02)
+    acceptance.verified(40, 32, 32, cost)
+    assert acceptance.wanted(40, cost) == 32
+    acceptance.verified(60, 32, 19, cost)
+    assert acceptance.wanted(60, cost) == 8
+    acceptance.verified(69, 8, 8, cost)
+    assert acceptance.wanted(69, cost) == 32
+
+
+def test_an_answer_begins_with_what_others_showed() -> None:
+    speculator = Speculator()
+    speculator.costs.add(1, 0.01, False)
+    first, later = (
+        Drafter(SamplingParams(), 0, 0, prediction=PackedTokens(range(50))) for _ in range(2)
+    )
+    for length in range(20):
+        first.known = list(range(length + 1))
+        speculator.draft([first], 1, 1)
+        if first.draft:
+            speculator.verified(first, len(first.draft), 0)
+    begun = len(first.methods)
+    later.known = [0]
+    fresh = Drafter(SamplingParams(), 0, 0, prediction=PackedTokens(range(50)))
+    fresh.known = [0]
+    Speculator().draft([fresh], 1, 1)
+    speculator.draft([later], 1, 1)
+    assert begun == 1
+    assert 0 < len(later.draft) < len(fresh.draft)
 
 
 class Reading:

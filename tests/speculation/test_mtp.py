@@ -169,10 +169,10 @@ def test_a_draft_is_as_long_as_pays_and_rests_where_none_does() -> None:
     speculator.draft([drafter], 1, 1)
     assert list(drafter.draft) == []
     # As many are predicted as a draft of has paid.
-    assert drafter.want("mtp", DraftCost(0.4))
+    assert drafter.want("mtp", DraftCost(0.4), {})
     assert drafter.predicts == drafter.wanted == 2
     # It is worth five tokens at most, so that a draft that costs more never pays.
-    assert not drafter.want("mtp", DraftCost(0.01, 5.2))
+    assert not drafter.want("mtp", DraftCost(0.01, 5.2), {})
     assert drafter.predicts == 0
     assert drafter.resting_until == 42
     drafter.known = [*range(41)]
