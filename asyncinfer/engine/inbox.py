@@ -76,9 +76,10 @@ class Inbox:
 
     def read(self) -> Iterator[tuple[Command, Any]]:
         """Take out what was posted, in its order."""
-        while self.woken_by:
-            yield self.woken_by.pop()
         # Another thread may close the inbox meanwhile, if this one was held up.
+        with suppress(IndexError):
+            while True:
+                yield self.woken_by.pop()
         with suppress(Empty):
             while True:
                 yield self.queue.get_nowait()
@@ -91,8 +92,4 @@ class Inbox:
         return [argument for command, argument in dropped if command is Command.RELEASE]
 
     def _drop(self) -> list[tuple[Command, Any]]:
-        dropped = []
-        with suppress(Empty):
-            while True:
-                dropped.append(self.queue.get_nowait())
-        return dropped
+        return list(self.read())

@@ -75,3 +75,12 @@ def test_a_thread_waits_for_more_where_the_prompt_takes_long(
     thread.wait(0.0)
     assert naps.taken == (2 if waits else 0)
     assert len(list(inbox.read())) == (command is not None) + 3 * waits
+
+
+def test_the_command_that_woke_is_dropped_with_the_others() -> None:
+    inbox = Inbox()
+    for tokens in (1, 2):
+        inbox.post(Command.RELEASE, request(tokens))
+    inbox.wait(1.0)
+    assert [each.prompt_len for each in inbox.close()] == [1, 2]
+    assert inbox.empty()

@@ -129,7 +129,7 @@ class Held:
         check_drained(self.scheduler)
 
 
-@pytest.fixture(params=["cpu", "graphs"])
+@pytest.fixture
 def device(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FakeDevice | None]:
@@ -139,7 +139,9 @@ def device(
         yield device
 
 
-@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize(
+    ("device", "depth"), [("cpu", 1), ("cpu", 3), ("graphs", 3)], indirect=["device"]
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_window_and_chunk_are_all_that_is_held(
     family: str, depth: int, tmp_path: Path, device: FakeDevice | None
