@@ -121,7 +121,8 @@ def test_steps_are_held_against_the_doctors_products(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(products, "product_times", half)
     monkeypatch.setattr(StepDriver, "decode", lambda *_, **__: [0.5, 0.5])
     found = measure_decode(replace(OPTIONS, weights="int8"))
-    assert asked == [((1, 1), ("int8",)), ((1, 4), ("int8",))]
+    # Each number of rows once: what is asked for twice is added up.
+    assert asked == [((1,), ("int8",)), ((4,), ("int8",))]
     alone = [figure for figure in found.figures() if figure.name.endswith("products alone")]
     assert [(figure.value, figure.unit) for figure in alone] == [(50, "%")] * 2
     # The doctor has no FP8 on a CPU.

@@ -277,7 +277,7 @@ def _products_ms(
     held = {"plain": "float32", "int8": "int8", "int4": "int4"}.get(options.weights)
     if device.type != "cpu" or held is None:
         return None
-    (times,) = product_times(parse_config(shape_json(shape)), (1, batch), kinds=(held,))
+    (times,) = product_times(parse_config(shape_json(shape)), (batch,), kinds=(held,))
     return 1e3 * times.seconds[batch]
 
 
