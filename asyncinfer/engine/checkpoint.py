@@ -29,10 +29,9 @@ class CheckpointSource:
     def load(self, config: EngineConfig, progress: Progress | None) -> Loaded:
         # Imported here, since engines on other model sources need no torch.
         from asyncinfer.engine.gguf import load_gguf
-        from asyncinfer.models import read_config
         from asyncinfer.models.embedding_modules import read_modules
+        from asyncinfer.models.examine import read_known_config
         from asyncinfer.models.remote_code import tokenizer_code
-        from asyncinfer.runner import open_runner
         from asyncinfer.weights import following_links
         from asyncinfer.weights.gguf import is_gguf
 
@@ -40,10 +39,15 @@ class CheckpointSource:
         if is_gguf(path):
             return load_gguf(path, config, progress, draft=self.draft, head=head)
         with following_links(self._follows_links(config)):
+            # First of all, and before the runner is imported: a model that is not known needs
+            # neither.
+            known = read_known_config(path)
+            from asyncinfer.runner import open_runner
+
             tokenizer = Tokenizer.from_folder(path)
             template = ChatTemplate.from_folder(path, tokenizer.shield)
             defaults = generation_defaults(path)
-            modules = read_modules(path, read_config(path).hidden_size)
+            modules = read_modules(path, known.hidden_size)
             runner = open_runner(
                 path, config, tokenizer.vocab_size, progress, draft=self.draft, head=head
             )

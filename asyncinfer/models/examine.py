@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from asyncinfer.weights import (
 )
 from asyncinfer.weights.gguf import GgufCheckpoint, is_gguf
 
-__all__ = ["Examined", "examine"]
+__all__ = ["Examined", "examine", "read_known_config"]
 
 #: Groups of tensors that a message names.
 _NAMED = 4
@@ -64,6 +65,19 @@ def examine(folder: str | Path, *, follow_symlinks: bool = False) -> Examined:
         return _examine_config(path)
     with following_links(follow_symlinks):
         return _examine_folder(path)
+
+
+def read_known_config(folder: Path) -> ModelConfig:
+    """What `folder/config.json` says. Raises `ModelLoadError`, which for an unknown architecture
+    says how the tensors in the folder differ from those of the nearest family."""
+    values, file = read_config_json(folder)
+    try:
+        return parse_config(values, file=file)
+    except ModelLoadError as error:
+        if not set(_names(values)) & set(models.names()):
+            with suppress(ModelLoadError), SafetensorsCheckpoint(folder) as checkpoint:
+                error.args = ("\n".join([str(error), *_nearest(values, checkpoint)]),)
+        raise
 
 
 def _examine_folder(path: Path) -> Examined:

@@ -13,6 +13,8 @@ from models.gguf_files import write_gguf
 from safetensors.torch import load_file, save_file
 
 from asyncinfer.builtin import MODEL_PATH
+from asyncinfer.config import EngineConfig
+from asyncinfer.engine.checkpoint import CheckpointSource
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.models import examine
 from asyncinfer.weights.file_reader import FileReader
@@ -75,6 +77,11 @@ def test_what_an_unknown_architecture_lacks(llama: Path) -> None:
         "  lacks: model.layers.*.mlp.down_proj.weight",
         "  has in other shapes: model.norm.weight",
     ]
+    # An engine says the same, before it looks for a tokenizer.
+    (llama / "tokenizer.json").unlink(missing_ok=True)
+    with pytest.raises(ModelLoadError) as caught:
+        CheckpointSource(llama).load(EngineConfig(), None)
+    assert str(caught.value) == "\n".join([first, *rest])
 
 
 def test_a_known_architecture_that_lies(llama: Path) -> None:

@@ -14,6 +14,8 @@ from models.gemmas import GEMMAS
 from models.held import Held
 from models.hybrids import HYBRIDS
 from models.sparse import SPARSE
+from models.test_qwen3_5_multimodal import CLASSES as TOWERS
+from models.test_qwen3_5_multimodal import saved
 from transformers import PreTrainedConfig
 
 from asyncinfer import EngineConfig, ModelLoadError
@@ -71,6 +73,9 @@ def configs() -> dict[str, PreTrainedConfig]:
 
 
 CONFIGS = configs()
+#: The one whose text is published within a model of more than text alone.
+WITH_A_TOWER = "qwen3-vl"
+KINDS = [*sorted(CONFIGS), WITH_A_TOWER]
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +135,8 @@ def bytes_of(folder: Path) -> int:
 
 
 def test_no_family_is_left_out() -> None:
-    """Models of more than text are their text models."""
+    """Neither here nor in the tests of logits, which take two shapes of each. Models of more than
+    text are their text models."""
     shipped = {
         name
         for name in filter(models.is_built_in, models.names())
@@ -139,14 +145,23 @@ def test_no_family_is_left_out() -> None:
     # Other spellings of names that transformers has.
     shipped -= {"ExaoneMoEForCausalLM", "PhiMoEForCausalLM"}
     assert {causal_class(config).__name__ for config in CONFIGS.values()} == shipped
+    shapes = [
+        *FAMILIES.values(),
+        *(shapes for _, shapes in {**HYBRIDS, **GEMMAS, **SPARSE}.values()),
+    ]
+    assert min(map(len, shapes)) >= 2
+    assert sum(kind.startswith("vl") for kind in TOWERS) == 2
 
 
-@pytest.mark.parametrize("kind", sorted(CONFIGS))
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_engine_through_hits_forks_preemption_and_wrong_drafts(
     kind: str, tmp_path: Path
 ) -> None:
-    model = randomised(CONFIGS[kind])
-    model.save_pretrained(tmp_path)
+    if kind == WITH_A_TOWER:
+        model = saved("vl", tmp_path)
+    else:
+        model = randomised(CONFIGS[kind])
+        model.save_pretrained(tmp_path)
     guesses = Guesses()
     engine = InlineEngine(
         Held(load_model(tmp_path, "cpu", torch.float32, max_context=96)),

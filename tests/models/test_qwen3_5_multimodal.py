@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from models.families import SMALL
+from models.families import SEVEN_TO_ONE, SMALL
 from models.hybrids import DELTA, DELTA_MOE, GLOBAL, LINEAR
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -47,6 +47,11 @@ ROPE = {
 }
 CLASSES: dict[str, tuple[Any, type[PreTrainedModel], dict[str, Any]]] = {
     "vl": (Qwen3VLConfig, Qwen3VLForConditionalGeneration, {**SMALL, "head_dim": 24}),
+    "vl, tied": (
+        Qwen3VLConfig,
+        Qwen3VLForConditionalGeneration,
+        {**SMALL, **SEVEN_TO_ONE, "head_dim": 24, "num_hidden_layers": 3, "attention_bias": True},
+    ),
     "dense": (Qwen3_5Config, Qwen3_5ForConditionalGeneration, DELTA),
     "experts": (Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration, DELTA_MOE),
 }
@@ -55,11 +60,14 @@ CLASSES: dict[str, tuple[Any, type[PreTrainedModel], dict[str, Any]]] = {
 def saved(kind: str, folder: Path) -> PreTrainedModel:
     config_class, model_class, values = CLASSES[kind]
     text = {**values, "rope_parameters": ROPE}
-    if kind == "vl":
+    if kind.startswith("vl"):
         text["rope_parameters"] = {**ROPE, "partial_rotary_factor": 1.0, "mrope_section": [4, 4, 4]}
     else:
         text["layer_types"] = [LINEAR, GLOBAL]
-    config = config_class(text_config=text, vision_config=VISION)
+    vision = {**VISION, "out_hidden_size": values["hidden_size"]}
+    config = config_class(
+        text_config=text, vision_config=vision, tie_word_embeddings=kind.endswith("tied")
+    )
     model = model_class._from_config(config, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():

@@ -1,0 +1,406 @@
+"""What `config.json` of the best-known checkpoint of a family says, as far as it decides the size,
+and the parameters that transformers counts of its text, with the routers' corrections."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+_GRANITE: dict[str, Any] = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "vocab_size": 100_352,
+    "hidden_size": 1536,
+    "num_hidden_layers": 40,
+    "layer_types": (["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "mamba_n_heads": 48,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "position_embedding_type": "nope",
+    "max_position_embeddings": 131_072,
+    "tie_word_embeddings": True,
+}
+_NEMOTRON: dict[str, Any] = {
+    "architectures": ["NemotronHForCausalLM"],
+    "model_type": "nemotron_h",
+    "max_position_embeddings": 131_072,
+    "head_dim": 128,
+    "time_step_limit": [0.0, float("inf")],
+}
+#: Hybrids -> parameters and config.
+HYBRIDS: Final[dict[str, tuple[int, dict[str, Any]]]] = {
+    "LFM2-1.2B": (
+        1_170_340_608,
+        {
+            "architectures": ["Lfm2ForCausalLM"],
+            "model_type": "lfm2",
+            "vocab_size": 65536,
+            "hidden_size": 2048,
+            "num_hidden_layers": 16,
+            "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "block_ff_dim": 12288,
+            "intermediate_size": 12288,
+            "max_position_embeddings": 128_000,
+            "norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "tie_embedding": True,
+            "dtype": "bfloat16",
+        },
+    ),
+    "Qwen3-Next-80B-A3B": (
+        79_674_391_296,
+        {
+            "architectures": ["Qwen3NextForCausalLM"],
+            "model_type": "qwen3_next",
+            "vocab_size": 151_936,
+            "hidden_size": 2048,
+            "intermediate_size": 5120,
+            "num_hidden_layers": 48,
+            "full_attention_interval": 4,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "max_position_embeddings": 262_144,
+            "rope_theta": 1e7,
+            "dtype": "bfloat16",
+        },
+    ),
+    "granite-4.0-h-tiny": (
+        6_939_037_248,
+        {
+            **_GRANITE,
+            "intermediate_size": 512,
+            "shared_intermediate_size": 1024,
+            "num_local_experts": 64,
+            "num_experts_per_tok": 6,
+        },
+    ),
+    "granite-4.0-h-1b": (
+        1_461_538_368,
+        {
+            **_GRANITE,
+            "intermediate_size": 4096,
+            "shared_intermediate_size": 4096,
+            "num_local_experts": 0,
+        },
+    ),
+    "Falcon-H1-0.5B": (
+        521_411_104,
+        {
+            "architectures": ["FalconH1ForCausalLM"],
+            "model_type": "falcon_h1",
+            "vocab_size": 32_784,
+            "hidden_size": 1024,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "mamba_d_ssm": 1536,
+            "mamba_n_heads": 24,
+            "mamba_d_head": 64,
+            "mamba_d_state": 128,
+            "mamba_norm_before_gate": False,
+            "mlp_multipliers": [0.8838834764831844, 0.5859375],
+            "ssm_multipliers": [0.35, 0.25, 0.35, 0.5, 0.35],
+            "max_position_embeddings": 16_384,
+        },
+    ),
+    "NVIDIA-Nemotron-Nano-9B-v2": (
+        8_888_227_328,
+        {
+            **_NEMOTRON,
+            "hidden_size": 4480,
+            "intermediate_size": 15_680,
+            "num_attention_heads": 40,
+            "mamba_head_dim": 80,
+            "num_hidden_layers": 56,
+            "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+        },
+    ),
+    "NVIDIA-Nemotron-3-Nano-30B-A3B": (
+        31_577_937_344 + 2944,
+        {
+            **_NEMOTRON,
+            "hidden_size": 2688,
+            "num_key_value_heads": 2,
+            "mamba_num_heads": 64,
+            "intermediate_size": 1856,
+            "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 1856,
+            "moe_shared_expert_intermediate_size": 3712,
+        },
+    ),
+    "Qwen3.5-35B-A3B": (
+        34_660_610_688,
+        {
+            "architectures": ["Qwen3_5MoeForCausalLM"],
+            "model_type": "qwen3_5_moe_text",
+            "hidden_size": 2048,
+            "num_hidden_layers": 40,
+            "max_position_embeddings": 262_144,
+        },
+    ),
+    "LFM2-8B-A1B": (
+        8_339_930_560,
+        {
+            "architectures": ["Lfm2MoeForCausalLM"],
+            "model_type": "lfm2_moe",
+            "vocab_size": 65_536,
+            "hidden_size": 2048,
+            "intermediate_size": 7168,
+            "moe_intermediate_size": 1792,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "layer_types": [
+                "full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv"
+                for layer in range(24)
+            ],
+            "num_dense_layers": 2,
+            "num_experts": 32,
+            "num_experts_per_tok": 4,
+            "max_position_embeddings": 128_000,
+        },
+    ),
+    "Qwen3.5-27B": (
+        26_895_998_464,
+        {
+            "architectures": ["Qwen3_5ForConditionalGeneration"],
+            "model_type": "qwen3_5",
+            "text_config": {
+                "model_type": "qwen3_5_text",
+                "vocab_size": 248_320,
+                "hidden_size": 5120,
+                "intermediate_size": 17_408,
+                "num_hidden_layers": 64,
+                "num_attention_heads": 24,
+                "num_key_value_heads": 4,
+                "head_dim": 256,
+                "linear_num_key_heads": 16,
+                "linear_num_value_heads": 48,
+                "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 16,
+                "max_position_embeddings": 262_144,
+            },
+        },
+    ),
+}
+
+
+def _attending(
+    architecture: str,
+    hidden: int,
+    inner: int,
+    layers: int,
+    heads: int,
+    kv: int,
+    vocab: int,
+    **others: Any,
+) -> dict[str, Any]:
+    return {
+        "architectures": [architecture],
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "head_dim": 128,
+        "vocab_size": vocab,
+        "max_position_embeddings": 131_072,
+        "tie_word_embeddings": False,
+        **others,
+    }
+
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_LATENT: dict[str, Any] = {
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 256,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+
+#: Models all of whose layers attend -> parameters and config.
+ATTENDING: Final[dict[str, tuple[int, dict[str, Any]]]] = {
+    "AFM-4.5B": (
+        4_619_184_640,
+        _attending("ArceeForCausalLM", 2560, 18_432, 36, 20, 4, 128_004),
+    ),
+    "c4ai-command-r7b": (
+        8_028_033_024,
+        _attending(
+            "Cohere2ForCausalLM",
+            4096,
+            14_336,
+            32,
+            32,
+            8,
+            256_000,
+            sliding_window=4096,
+            sliding_window_pattern=4,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "Hunyuan-7B": (
+        7_504_568_320,
+        _attending(
+            "HunYuanDenseV1ForCausalLM",
+            4096,
+            14_336,
+            32,
+            32,
+            8,
+            128_167,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "Hunyuan-A13B": (
+        80_393_183_232,
+        _attending(
+            "HunYuanMoEV1ForCausalLM",
+            4096,
+            3072,
+            32,
+            32,
+            8,
+            128_167,
+            num_experts=64,
+            moe_intermediate_size=[3072] * 32,
+            moe_topk=[8] * 32,
+            num_shared_expert=[1] * 32,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "Ministral-8B": (
+        8_019_808_256,
+        _attending(
+            "MinistralForCausalLM",
+            4096,
+            12_288,
+            36,
+            32,
+            8,
+            131_072,
+            sliding_window=32_768,
+            layer_types=[_FULL, _SLIDING, _SLIDING, _SLIDING] * 9,
+        ),
+    ),
+    "GLM-4.7-Flash": (
+        29_943_393_920,
+        {
+            **_attending("Glm4MoeLiteForCausalLM", 2048, 10_240, 47, 20, 20, 154_880),
+            **_LATENT,
+            "q_lora_rank": 768,
+            "moe_intermediate_size": 1536,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 4,
+        },
+    ),
+    "GLM-5": (
+        743_911_218_432,
+        {
+            **_attending("GlmMoeDsaForCausalLM", 6144, 12_288, 78, 64, 64, 154_880),
+            **_LATENT,
+            "q_lora_rank": 2048,
+            "moe_intermediate_size": 2048,
+            "n_routed_experts": 256,
+            "num_experts_per_tok": 8,
+            "first_k_dense_replace": 3,
+            "index_topk": 2048,
+            "index_head_dim": 128,
+            "index_n_heads": 32,
+        },
+    ),
+    "K-EXAONE-236B-A23B": (
+        236_571_156_352,
+        _attending(
+            "ExaoneMoEForCausalLM",
+            6144,
+            18_432,
+            48,
+            64,
+            8,
+            153_600,
+            moe_intermediate_size=2048,
+            num_experts=128,
+            num_experts_per_tok=8,
+            num_shared_experts=1,
+            sliding_window=128,
+            layer_types=[_SLIDING, _SLIDING, _SLIDING, _FULL] * 12,
+        ),
+    ),
+    "Solar-Open-100B": (
+        102_651_799_552,
+        _attending(
+            "SolarOpenForCausalLM",
+            4096,
+            10_240,
+            48,
+            64,
+            8,
+            196_608,
+            moe_intermediate_size=1280,
+            n_routed_experts=128,
+            n_shared_experts=1,
+            num_experts_per_tok=8,
+        ),
+    ),
+    "cwm": (
+        32_581_097_472,
+        _attending(
+            "CwmForCausalLM",
+            6144,
+            21_504,
+            64,
+            48,
+            8,
+            128_256,
+            sliding_window=8192,
+            layer_types=[_FULL, _SLIDING, _SLIDING, _SLIDING] * 16,
+        ),
+    ),
+    "gemma-7b": (
+        8_537_680_896,
+        _attending(
+            "GemmaForCausalLM",
+            3072,
+            24_576,
+            28,
+            16,
+            16,
+            256_000,
+            head_dim=256,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "Qwen3-VL-8B": (
+        8_190_735_360,
+        {
+            "architectures": ["Qwen3VLForConditionalGeneration"],
+            "text_config": {
+                **_attending("Qwen3ForCausalLM", 4096, 12_288, 36, 32, 8, 151_936),
+                "model_type": "qwen3_vl_text",
+            },
+        },
+    ),
+}
+
+#: What makers say, in billions, where they say more than the name does.
+STATED: Final = {
+    "GLM-4.7-Flash": 30,
+    "GLM-5": 744,
+    "Hunyuan-A13B": 80,
+    "K-EXAONE-236B-A23B": 236,
+    "LFM2-8B-A1B": 8.3,
+    "Ministral-8B": 8.02,
+    "Qwen3.5-27B": 27,
+    "Solar-Open-100B": 102.6,
+}
