@@ -23,7 +23,7 @@ MOST = {
     "integrations": 1_440,
     "kernels": 9_614,
     "layers": 2_354,
-    "models": 10_204,
+    "models": 10_249,
     "planner": 1_294,
     "plugins": 1_377,
     "protocols": 700,

@@ -39,8 +39,7 @@ class CheckpointSource:
         if is_gguf(path):
             return load_gguf(path, config, progress, draft=self.draft, head=head)
         with following_links(self._follows_links(config)):
-            # First of all, and before the runner is imported: a model that is not known needs
-            # neither.
+            # First of all: for a model that is not known no runner is imported.
             known = read_known_config(path)
             from asyncinfer.runner import open_runner
 
@@ -56,14 +55,7 @@ class CheckpointSource:
                 *response_notes(template.response),
             )
         return Loaded(
-            runner,
-            tokenizer,
-            template,
-            defaults,
-            notes,
-            runner.architecture,
-            runner.dtype,
-            modules,
+            runner, tokenizer, template, defaults, notes, runner.architecture, runner.dtype, modules
         )
 
     def tokenizer(self, config: EngineConfig) -> Tokenizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_the_nearest_family_is_its_own(case: tuple[str, str], tmp_path: Path) ->
     assert nearest.startswith("its tensors are those of ")
 
 
-def test_what_an_unknown_architecture_lacks(llama: Path) -> None:
+def test_what_an_unknown_architecture_lacks(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = load_file(llama / "model.safetensors")
     layers = sum("q_proj" in name for name in tensors)
     for layer in range(layers):
@@ -77,6 +78,11 @@ def test_what_an_unknown_architecture_lacks(llama: Path) -> None:
         "  lacks: model.layers.*.mlp.down_proj.weight",
         "  has in other shapes: model.norm.weight",
     ]
+    # Of many tensors those of the first layers are compared with all families.
+    module = import_module("asyncinfer.models.examine")
+    monkeypatch.setattr(module, "MANY_TENSORS", 0)
+    monkeypatch.setattr(module, "FIRST_LAYERS", 2)
+    assert examine(llama).problems == (first, *rest)
     # An engine says the same, before it looks for a tokenizer.
     (llama / "tokenizer.json").unlink(missing_ok=True)
     with pytest.raises(ModelLoadError) as caught:
