@@ -98,6 +98,9 @@ class Acceptance:
         self._limit = min(self._most, _LONGER * self._limit if right else _AFTER_WRONG)
         if self._best(cost, self.share):
             self._rest, self._resting = _FIRST_REST, -1
+        elif right:
+            # It has paid, and the next one tells whether that was luck.
+            self._resting = 0
         else:
             self._sleep(length)
 

@@ -148,6 +148,15 @@ def test_what_does_not_pay_rests_for_longer_and_longer() -> None:
     assert len(tried) < 16
 
 
+def test_a_right_draft_is_followed_by_another_though_the_share_is_still_low() -> None:
+    acceptance, cost = Acceptance(0.3, 32), DraftCost(0.6)
+    assert acceptance.wanted(100, cost) == 2
+    acceptance.verified(103, 2, 2, cost)
+    assert acceptance.wanted(103, cost) == 2
+    acceptance.verified(104, 2, 0, cost)
+    assert acceptance.wanted(104, cost) == 0
+
+
 def test_who_finds_nothing_looks_at_every_eighth_token() -> None:
     drafter = Drafter(SamplingParams(), 0, 0, prediction=PackedTokens(range(100, 160)))
     speculator, looked, drafted = Speculator(), [], []
