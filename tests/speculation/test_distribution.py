@@ -9,9 +9,12 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from models.eagle3_heads import HeadedModel, agreeing_head, random_head
 from models.held import Held
+from models.predictors import agreeing
 from scipy.stats import chisquare
 from speculation.crowd import OPTIONS, VOCAB, held
 
@@ -26,15 +29,15 @@ TEXTS = list(product(LETTERS, repeat=TOKENS))
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a model."""
-    return agreeing_head(VOCAB).save(tmp_path_factory.mktemp("model"))[0]
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Of a model and of its EAGLE-3 head, which draws like it most of the time."""
+    return agreeing_head(VOCAB).save(tmp_path_factory.mktemp("model"))
 
 
 def drawn(source: Held, asked: Sequence[dict[str, Any]], **config: Any) -> Any:
     """Finished streams, and their engine. So few at once that drafts pay."""
     engine = InlineEngine(source, **OPTIONS | {"max_running": 4} | config)
-    streams = [engine.submit(allowed_token_ids=LETTERS, **one) for one in asked]
+    streams = [engine.submit(**one) for one in asked]
     engine.run()
     for stream in streams:
         stream.read()
@@ -42,11 +45,20 @@ def drawn(source: Held, asked: Sequence[dict[str, Any]], **config: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def probabilities(folder: Path) -> list[float]:
+def probabilities(folders: tuple[Path, Path]) -> list[float]:
+    return probabilities_of(folders[0])
+
+
+def probabilities_of(folder: Path) -> list[float]:
     """Of each of `TEXTS`: the product of its tokens' probabilities among the letters."""
     befores = [before for n in range(TOKENS) for before in product(LETTERS, repeat=n)]
     asked = [
-        {"prompt": [*PROMPT, *before], "max_tokens": 1, "logprob_token_ids": LETTERS}
+        {
+            "prompt": [*PROMPT, *before],
+            "max_tokens": 1,
+            "allowed_token_ids": LETTERS,
+            "logprob_token_ids": LETTERS,
+        }
         for before in befores
     ]
     after = {}
@@ -64,12 +76,10 @@ def probabilities(folder: Path) -> list[float]:
 
 @pytest.mark.parametrize("method", ["prompt-lookup", "suffix", "prediction", "draft-model"])
 def test_answers_have_the_models_distribution(
-    folder: Path, tmp_path: Path, probabilities: list[float], method: str
+    folders: tuple[Path, Path], tmp_path: Path, probabilities: list[float], method: str
 ) -> None:
     config: dict[str, Any] = {}
-    asked: list[dict[str, Any]] = [
-        {"prompt": PROMPT, "max_tokens": TOKENS, "seed": seed} for seed in range(ANSWERS)
-    ]
+    asked = requests()
     match method:
         case "draft-model":
             # Another model, which is wrong at times.
@@ -81,20 +91,74 @@ def test_answers_have_the_models_distribution(
                 one["prediction"] = list(TEXTS[5])
         case _:
             config = {"proposers": [method]}
-    streams, engine = drawn(held(folder), asked, **config)
+    check(probabilities, drawn(held(folders[0]), asked, **config), method)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "mtp"])
+def test_layers_that_predict(folders: tuple[Path, Path], tmp_path: Path, method: str) -> None:
+    """They draft from all tokens, so that answers are of all tokens. The second token is drafted:
+    the last one never is."""
+    if method == "mtp":
+        folder = agreeing(vocab_size=VOCAB).save(tmp_path)
+        source, config = held(folder, mtp=True), {"draft": "mtp"}
+    else:
+        folder, head = folders
+        source, config = held(folder, head=head), {}
+    options = {"ignore_eos": True, "temperature": 0.5}
+    every = list(range(VOCAB))
+    asked = [
+        {"prompt": [*PROMPT, *before], "max_tokens": 1, "logprob_token_ids": part, **options}
+        for before in ([], *([token] for token in every))
+        for part in (every[:86], every[86:172], every[172:])
+    ]
+    logprobs: list[list[float]] = [[] for _ in range(1 + VOCAB)]
+    streams, _ = drawn(held(folder), asked)
+    for number, stream in enumerate(streams):
+        (found,) = [one for chunk in stream.chunks for one in chunk.logprobs or ()]
+        by_token = dict(found.top)
+        logprobs[number // 3] += [by_token[token] for token in asked[number]["logprob_token_ids"]]
+    weights = np.exp(np.array(logprobs) / options["temperature"])
+    weights /= weights.sum(axis=1, keepdims=True)
+    both = weights[0][:, None] * weights[1:]
+
+    asked = [
+        {"prompt": PROMPT, "max_tokens": 3, "seed": seed, **options} for seed in range(ANSWERS)
+    ]
+    streams, engine = drawn(source, asked, **config)
+    (drafts,) = engine.stats().drafts
+    assert drafts.method == method
+    assert min(sum(drafts.accepted), sum(drafts.rejected)) > 40
+    # In cells of about as much probability, by the order of the pairs' own.
+    order = np.argsort(-both, axis=None)
+    cell_of = np.empty(VOCAB * VOCAB, int)
+    cell_of[order] = np.minimum(np.cumsum(both.flat[order]) * 24, 23)
+    pairs = [stream.token_ids()[:2] for stream in streams]
+    seen = np.bincount([cell_of[first * VOCAB + second] for first, second in pairs], minlength=24)
+    check_counts(seen, np.bincount(cell_of, both.ravel(), 24))
+
+
+def requests() -> list[dict[str, Any]]:
+    options = {"prompt": PROMPT, "max_tokens": TOKENS, "allowed_token_ids": LETTERS}
+    return [options | {"seed": seed} for seed in range(ANSWERS)]
+
+
+def check(probabilities: Sequence[float], found: Any, method: str) -> None:
+    streams, engine = found
     (drafts,) = engine.stats().drafts
     assert drafts.method == method
     assert min(sum(drafts.accepted), sum(drafts.rejected)) > 100
     counts = Counter(tuple(stream.token_ids()) for stream in streams)
-    seen, expected = [0], [0.0]
-    for text, probability in zip(TEXTS, probabilities, strict=True):
-        if probability * ANSWERS < 8:
-            # Cells with few expected draws are counted as one.
-            seen[0] += counts[text]
-            expected[0] += probability * ANSWERS
-        else:
-            seen.append(counts[text])
-            expected.append(probability * ANSWERS)
-    assert sum(seen) == ANSWERS
-    assert len(seen) > 12
-    assert chisquare(seen, expected).pvalue > 1e-4
+    check_counts(np.array([counts[text] for text in TEXTS]), np.array(probabilities))
+
+
+def check_counts(seen: npt.NDArray[Any], probabilities: npt.NDArray[Any]) -> None:
+    """Cells with few expected draws are counted as one."""
+    assert seen.sum() == ANSWERS
+    expected = probabilities * ANSWERS
+    few = expected < 8
+    cells = [(seen[i], expected[i]) for i in np.flatnonzero(~few)]
+    if few.any() and expected[few].sum():
+        cells.append((seen[few].sum(), expected[few].sum()))
+    assert len(cells) > 12
+    found, wanted = np.array(cells).T
+    assert chisquare(found, wanted * (found.sum() / wanted.sum())).pvalue > 1e-4
