@@ -34,7 +34,7 @@ MOST = {
     "sampling": 2_253,
     "scheduler": 3_084,
     "server": 3_023,
-    "speculation": 1_049,
+    "speculation": 1_052,
     "telemetry": 600,
     "testing": 9_932,
     "text": 3_224,
