@@ -14,7 +14,7 @@ import torch
 
 from asyncinfer.adapters.config import CONFIG
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.weights import checkpoint_file, read_json
+from asyncinfer.files import checkpoint_file, read_json
 from asyncinfer.weights.hub import HubModel, Unreachable, is_hub_id
 from asyncinfer.weights.safetensors_file import SafetensorsReader
 

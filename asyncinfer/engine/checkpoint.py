@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from asyncinfer.config import EngineConfig
 from asyncinfer.engine.defaults import generation_defaults
 from asyncinfer.engine.drafting_head import drafting_head
 from asyncinfer.engine.source import Loaded, Progress
+from asyncinfer.errors import ModelLoadError
+from asyncinfer.files import CONFIG_JSON, following_links, read_config_json
+from asyncinfer.plugins.architecture import find_architecture
 from asyncinfer.text import ChatTemplate, Tokenizer
 from asyncinfer.tools import response_notes
 
@@ -27,20 +31,20 @@ class CheckpointSource:
         self.draft = draft
 
     def load(self, config: EngineConfig, progress: Progress | None) -> Loaded:
-        # Imported here, since engines on other model sources need no torch.
+        self._check_architecture(config)
+        # Imported here, since engines on other model sources need no torch, nor does a refusal.
         from asyncinfer.engine.gguf import load_gguf
+        from asyncinfer.models import read_config
         from asyncinfer.models.embedding_modules import read_modules
-        from asyncinfer.models.examine import read_known_config
         from asyncinfer.models.remote_code import tokenizer_code
-        from asyncinfer.weights import following_links
         from asyncinfer.weights.gguf import is_gguf
 
         path, head = self._path(config), drafting_head(config)
         if is_gguf(path):
             return load_gguf(path, config, progress, draft=self.draft, head=head)
         with following_links(self._follows_links(config)):
-            # First of all: for a model that is not known no runner is imported.
-            known = read_known_config(path)
+            known = read_config(path)
+            # After it, since for a config that is refused no runner is imported.
             from asyncinfer.runner import open_runner
 
             tokenizer = Tokenizer.from_folder(path)
@@ -61,7 +65,6 @@ class CheckpointSource:
     def tokenizer(self, config: EngineConfig) -> Tokenizer:
         """Its tokenizer alone. Raises `ModelLoadError`."""
         from asyncinfer.text import gguf_tokenizer
-        from asyncinfer.weights import following_links
         from asyncinfer.weights.gguf import is_gguf, read_header
 
         path = self._path(config)
@@ -69,6 +72,20 @@ class CheckpointSource:
             return gguf_tokenizer(read_header(path).metadata, str(path))
         with following_links(self._follows_links(config)):
             return Tokenizer.from_folder(path)
+
+    def _check_architecture(self, config: EngineConfig) -> None:
+        """Refuse a folder of an unknown architecture. Raises `ModelLoadError`."""
+        folder = os.path.expanduser(self.model)
+        if not os.path.isfile(os.path.join(folder, CONFIG_JSON)):
+            return
+        with following_links(config.follow_symlinks):
+            values, file = read_config_json(folder)
+        try:
+            find_architecture(values, file)
+        except ModelLoadError as error:
+            raise ModelLoadError(
+                f"{error}. What it would need: asyncinfer models --check {shlex.quote(folder)}",
+            ) from None
 
     def _path(self, config: EngineConfig) -> Path:
         from asyncinfer.weights import resolve

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from asyncinfer.errors import InvalidRequest, ModelLoadError
+from asyncinfer.files import checkpoint_file, read_json
 from asyncinfer.params import SamplingParams
 
 __all__ = ["GenerationDefaults", "generation_defaults"]
@@ -43,9 +44,6 @@ def generation_defaults(folder: Path) -> GenerationDefaults:
 
     Raises `ModelLoadError`: the file cannot be read, or an option that holds is out of bounds.
     """
-    # Imported here: an engine on another source of models needs no torch.
-    from asyncinfer.weights import checkpoint_file, read_json
-
     path = checkpoint_file(folder, "generation_config.json")
     given = {} if path is None else read_json(path, _MOST_BYTES)
     samples = given.get("do_sample") or False

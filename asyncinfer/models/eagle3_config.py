@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from asyncinfer.attention import LayerKV
+from asyncinfer.files import checkpoint_file, read_config_json
 from asyncinfer.models.config import ModelConfig
-from asyncinfer.models.config_file import read_config_json
 from asyncinfer.models.llama import Llama
 from asyncinfer.models.parts import MOST_VOCAB, MOST_WIDTH
 from asyncinfer.models.quantised import read_scheme
 from asyncinfer.models.reader import JsonReader
-from asyncinfer.weights import checkpoint_file
 from asyncinfer.weights.gguf import is_gguf
 
 __all__ = ["Eagle3Config", "is_eagle3", "read_eagle3", "with_head"]

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from asyncinfer.errors import ModelLoadError, short_repr
+from asyncinfer.files import checkpoint_file, plain_name, read_json
 from asyncinfer.models.parts import MOST_WIDTH
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.quantization import as_tensor
@@ -23,9 +24,6 @@ from asyncinfer.weights import (
     SafetensorsCheckpoint,
     WeightLoader,
     check_weights,
-    checkpoint_file,
-    plain_name,
-    read_json,
 )
 
 __all__ = ["DenseModule", "EmbeddingModules", "read_modules"]

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from asyncinfer.errors import ModelLoadError, PluginError
+from asyncinfer.files import MOST_CONFIG_BYTES, following_links, read_config_json, read_json
 from asyncinfer.models.config import ModelConfig
-from asyncinfer.models.config_file import MOST_BYTES, parse_config, read_config_json
+from asyncinfer.models.config_file import parse_config
 from asyncinfer.models.gguf import gguf_config
 from asyncinfer.models.leftovers import ignored_tensor
 from asyncinfer.models.load import suited
@@ -24,13 +25,11 @@ from asyncinfer.weights import (
     SafetensorsCheckpoint,
     alike,
     check_weights,
-    following_links,
-    read_json,
 )
 from asyncinfer.weights.gguf import GgufCheckpoint, is_gguf
 from asyncinfer.weights.tensor_files import StoredTensor
 
-__all__ = ["Examined", "examine", "read_known_config"]
+__all__ = ["Examined", "examine"]
 
 #: Groups of tensors that a message names.
 _NAMED = 4
@@ -72,26 +71,28 @@ def examine(folder: str | Path, *, follow_symlinks: bool = False) -> Examined:
         return _examine_folder(path)
 
 
-def read_known_config(folder: Path) -> ModelConfig:
-    """What `folder/config.json` says. Raises `ModelLoadError`, which for an unknown architecture
-    says how the tensors in the folder differ from those of the nearest family."""
-    values, file = read_config_json(folder)
-    try:
-        return parse_config(values, file=file)
-    except ModelLoadError as error:
-        if not set(_names(values)) & set(models.names()):
-            with suppress(ModelLoadError), SafetensorsCheckpoint(folder) as checkpoint:
-                error.args = ("\n".join([str(error), *_nearest(values, checkpoint)]),)
-        raise
-
-
 def _examine_folder(path: Path) -> Examined:
     values, file = read_config_json(path)
     names = _names(values)
-    with SafetensorsCheckpoint(path) as checkpoint:
+    problems: list[str] = []
+    known = bool(set(names) & set(models.names()))
+    try:
+        config = parse_config(values, file=file)
+    except (ModelLoadError, PluginError) as error:
+        problems = [str(error)]
+    try:
+        checkpoint = SafetensorsCheckpoint(path)
+    except ModelLoadError as error:
+        if not problems:
+            raise
+        return Examined(names, None, 0, (*problems, str(error)))
+    with checkpoint:
         parameters = sum(math.prod(stored.shape) for stored in checkpoint.tensors.values())
+        if problems:
+            nearest = [] if known else _nearest(values, checkpoint)
+            return Examined(names, None, parameters, (*problems, *nearest))
         try:
-            config = suited(parse_config(values, file=file), checkpoint)
+            config = suited(config, checkpoint)
             table = tensor_table(config)
             ignored = partial(ignored_tensor, config=config)
             if check_weights(checkpoint, table, ignored, config.scheme):
@@ -99,10 +100,7 @@ def _examine_folder(path: Path) -> Examined:
                 parameters = _parameters(config)
             notes = (*config.notes, *tokenizer_code(path))
         except (ModelLoadError, PluginError) as error:
-            problems = [str(error)]
-            if not set(names) & set(models.names()):
-                problems += _nearest(values, checkpoint)
-            return Examined(names, None, parameters, tuple(problems))
+            return Examined(names, None, parameters, (str(error),))
     return Examined(names, config, parameters, (), notes)
 
 
@@ -119,7 +117,12 @@ def _examine_gguf(path: Path) -> Examined:
 
 
 def _examine_config(path: Path) -> Examined:
-    values = read_json(path, MOST_BYTES)
+    try:
+        values = read_json(path, MOST_CONFIG_BYTES)
+    except ModelLoadError as error:
+        raise ModelLoadError(
+            f"{error}; wanted is a folder, a GGUF file or a config.json"
+        ) from error
     try:
         config = parse_config(values, file=str(path))
     except (ModelLoadError, PluginError) as error:

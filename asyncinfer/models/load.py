@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from asyncinfer.errors import ModelLoadError
+from asyncinfer.files import checkpoint_file
 from asyncinfer.kernels import native
 from asyncinfer.kernels.dispatch import triton_is_missing, wants_triton
 from asyncinfer.models.config import ModelConfig
@@ -39,7 +40,6 @@ from asyncinfer.weights import (
     WeightLoader,
     WeightSource,
     check_weights,
-    checkpoint_file,
     host_bytes,
     is_out_of_memory,
     open_checkpoint,

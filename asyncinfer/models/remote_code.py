@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from asyncinfer.errors import ModelLoadError, short_repr
+from asyncinfer.files import checkpoint_file, read_json
 from asyncinfer.models.reader import JsonReader
-from asyncinfer.weights import checkpoint_file, read_json
+from asyncinfer.plugins.architecture import NEVER_RUN
 
-__all__ = ["NEVER_RUN", "model_code", "tokenizer_code"]
+__all__ = ["model_code", "tokenizer_code"]
 
-NEVER_RUN = "names code that comes with the checkpoint, which is never run"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _MOST_BYTES = 64 << 20
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from asyncinfer.files import checkpoint_file
 from asyncinfer.models import ModelConfig
 from asyncinfer.models.eagle3_config import is_eagle3, read_eagle3, with_head
 from asyncinfer.models.eagle3_weights import eagle3_table, fitted
 from asyncinfer.planner.formats import DTYPE_BYTES, FORMATS, Format
-from asyncinfer.weights import checkpoint_file, open_checkpoint
+from asyncinfer.weights import open_checkpoint
 
 __all__ = ["PlannedHead"]
 

@@ -13,6 +13,7 @@ from asyncinfer.adapters import lora_layout
 from asyncinfer.checks import check_integer
 from asyncinfer.config import MOST_ADAPTER_RANK, MOST_ADAPTERS, PREDICTOR, EngineConfig
 from asyncinfer.errors import InvalidRequest
+from asyncinfer.files import read_json
 from asyncinfer.models import ModelConfig, parse_config, read_config
 from asyncinfer.models.predictor import with_predictor
 from asyncinfer.planner.drafting_head import PlannedHead
@@ -24,7 +25,7 @@ from asyncinfer.planner.size import ModelSize
 from asyncinfer.planner.stored import StoredType, quantised_types, stored_format, stored_types
 from asyncinfer.runner.memory import DRAFT_GPU_BYTES
 from asyncinfer.runner.step_memory import activation_bytes
-from asyncinfer.weights import read_json, resolve_config
+from asyncinfer.weights import resolve_config
 from asyncinfer.weights.gguf import is_gguf
 
 __all__ = ["Plan", "config_of", "plan", "plan_config"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import tokenizers
 
+from asyncinfer import files
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.text.panic import panicked
 
@@ -74,18 +75,13 @@ def named_ids(folder: Path, backend: tokenizers.Tokenizer) -> tuple[int | None, 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     """The object in a JSON file; empty if there is no such file."""
-    from asyncinfer.weights.json_file import read_json as read
-
     path = file_of(folder, name)
-    return {} if path is None else read(path, MAX_JSON_BYTES)
+    return {} if path is None else files.read_json(path, MAX_JSON_BYTES)
 
 
 def file_of(folder: Path, name: str, within: str = "") -> Path | None:
     """A regular file of the checkpoint (a link out of it is refused); None without one."""
-    # Imported here, as above, since reading checkpoints needs torch and text alone does not.
-    from asyncinfer.weights.folder import checkpoint_file
-
-    return checkpoint_file(folder, name, within)
+    return files.checkpoint_file(folder, name, within)
 
 
 def token_settings(folder: Path) -> dict[str, Any]:

@@ -1,6 +1,4 @@
 from asyncinfer.weights.checkpoint import SafetensorsCheckpoint, open_checkpoint
-from asyncinfer.weights.folder import checkpoint_file, following_links, plain_name
-from asyncinfer.weights.json_file import read_json
 from asyncinfer.weights.loader import LoadProgress, OnProgress, WeightLoader
 from asyncinfer.weights.memory import host_bytes, is_out_of_memory
 from asyncinfer.weights.named import NAMED_MODELS, HubFile, NamedModel, WheelFile
@@ -25,15 +23,11 @@ __all__ = [
     "WheelFile",
     "alike",
     "check_weights",
-    "checkpoint_file",
-    "following_links",
     "host_bytes",
     "is_out_of_memory",
     "open_checkpoint",
-    "plain_name",
     "pull",
     "pulled",
-    "read_json",
     "resolve",
     "resolve_config",
     "torch_dtype",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.weights.folder import checkpoint_file, plain_name
+from asyncinfer.files import checkpoint_file, plain_name, read_json
 from asyncinfer.weights.gguf import GgufCheckpoint, is_gguf
-from asyncinfer.weights.json_file import read_json
 from asyncinfer.weights.safetensors_file import SafetensorsReader
 from asyncinfer.weights.tensor_files import StoredTensor, TensorFiles
 

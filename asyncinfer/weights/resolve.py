@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from asyncinfer.errors import ModelLoadError
+from asyncinfer.files import checkpoint_file
 from asyncinfer.weights.checkpoint import INDEX, SINGLE, read_index
-from asyncinfer.weights.folder import checkpoint_file
 from asyncinfer.weights.gguf import find_gguf, is_gguf
 from asyncinfer.weights.hub import HubModel, Unreachable, is_hub_id
 from asyncinfer.weights.hub_gguf import resolve_gguf

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from asyncinfer.errors import ModelLoadError
+from asyncinfer.files import KeyTwice, unique_keys
 from asyncinfer.weights.file_reader import FileReader
-from asyncinfer.weights.json_file import KeyTwice, unique_keys
 
 __all__ = ["SafetensorsReader", "TensorSpan"]
 

@@ -69,15 +69,27 @@ def test_a_checkpoint_that_cannot(tmp_path: Path, capsys: Capture) -> None:
 @pytest.mark.parametrize("args", [["--check", "odd"], []], ids=["an unknown one", "the list"])
 def test_nobody_waits_for_torch(args: list[str], tmp_path: Path) -> None:
     """Which takes longer to import than all else that the command does. What uses torch when it is
-    imported undoes this."""
+    imported undoes this. An engine that refuses the checkpoint does not import it either."""
     odd = tmp_path / "odd"
     odd.mkdir()
     (odd / "model.safetensors").write_bytes((DRAFT_PATH / "model.safetensors").read_bytes())
     config = json.loads((DRAFT_PATH / "config.json").read_text())
     (odd / "config.json").write_text(json.dumps({**config, "architectures": ["OddForCausalLM"]}))
     program = f"""
-import sys
+import asyncio, sys
+from asyncinfer import Engine, ModelLoadError
 from asyncinfer.cli import main
+async def refused():
+    try:
+        async with Engine("odd"):
+            pass
+    except ModelLoadError as error:
+        assert "none of these is known" in str(error)
+    else:
+        raise AssertionError("it was opened")
+if {args}:
+    asyncio.run(refused())
+    assert "torch" not in sys.modules
 try:
     main(["models", *{args}])
 except SystemExit as end:

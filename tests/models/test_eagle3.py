@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 
 from asyncinfer import Engine, InvalidConfig, ModelLoadError
 from asyncinfer.attention import native
+from asyncinfer.files import following_links
 from asyncinfer.models import load_model
 from asyncinfer.models.eagle3_config import is_eagle3
 from asyncinfer.runner.device import use_cpu_threads
 from asyncinfer.testing import FakeModel, InlineEngine
-from asyncinfer.weights import following_links
 
 #: Small steps cut prompts at odd places.
 OPTIONS: dict[str, Any] = {

@@ -18,6 +18,7 @@ from asyncinfer.config import EngineConfig
 from asyncinfer.engine.checkpoint import CheckpointSource
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.models import examine
+from asyncinfer.plugins.architecture import find_architecture
 from asyncinfer.weights.file_reader import FileReader
 
 
@@ -83,11 +84,32 @@ def test_what_an_unknown_architecture_lacks(llama: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "MANY_TENSORS", 0)
     monkeypatch.setattr(module, "FIRST_LAYERS", 2)
     assert examine(llama).problems == (first, *rest)
-    # An engine says the same, before it looks for a tokenizer.
+    # An engine names the command that says so, before it looks for a tokenizer.
     (llama / "tokenizer.json").unlink(missing_ok=True)
     with pytest.raises(ModelLoadError) as caught:
         CheckpointSource(llama).load(EngineConfig(), None)
-    assert str(caught.value) == "\n".join([first, *rest])
+    assert str(caught.value) == f"{first}. What it would need: asyncinfer models --check {llama}"
+    # Without weights the architecture is still what is said first.
+    (llama / "model.safetensors").unlink()
+    assert examine(llama).problems[0] == first
+    assert "neither" in examine(llama).problems[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("Qwen4ForCausalLM", "Qwen3ForCausalLM"),
+        ("Glm5MoeForConditionalGeneration", "Glm4MoeForCausalLM"),
+        ("OddForCausalLM", None),
+    ],
+)
+def test_families_with_nearly_the_same_name(name: str, nearest: str | None) -> None:
+    with pytest.raises(ModelLoadError, match="none of these is known") as caught:
+        find_architecture({"architectures": [name]}, "config.json")
+    message = str(caught.value)
+    assert ("nearest by name" in message) == (nearest is not None)
+    assert nearest is None or nearest in message
+    assert len(message) < 300
 
 
 def test_a_known_architecture_that_lies(llama: Path) -> None:
@@ -109,8 +131,12 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"config\.json"):
         examine(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ModelLoadError, match="neither"):
-        examine(tmp_path)
+    unnamed, none = examine(tmp_path).problems
+    assert "architectures=(missing)" in unnamed
+    assert "neither" in none
+    (tmp_path / "notes.txt").write_text("no JSON")
+    with pytest.raises(ModelLoadError, match=r"a folder, a GGUF file or a config\.json"):
+        examine(tmp_path / "notes.txt")
 
 
 def test_a_config_alone(llama: Path) -> None:

@@ -228,7 +228,7 @@ def test_what_cannot_be(options: dict[str, Any], field: str, tmp_path: Path) -> 
 
 def test_an_unknown_architecture(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({**CONFIGS["Llama-3.1-8B"], "architectures": ["Other"]}))
+    path.write_text(json.dumps({**CONFIGS["Llama-3.1-8B"], "architectures": ["Lama"]}))
     with pytest.raises(ModelLoadError, match=r"none of these is known.*LlamaForCausalLM"):
         plan(path)
 

@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from weights.reading import read
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.weights import SafetensorsCheckpoint, checkpoint_file, following_links
+from asyncinfer.files import checkpoint_file, following_links
+from asyncinfer.weights import SafetensorsCheckpoint
 
 INDEX = "model.safetensors.index.json"
 SHARD = "model-00001-of-00001.safetensors"

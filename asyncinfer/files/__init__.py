@@ -1,0 +1,15 @@
+from asyncinfer.files.config_json import CONFIG_JSON, MOST_CONFIG_BYTES, read_config_json
+from asyncinfer.files.folder import checkpoint_file, following_links, plain_name
+from asyncinfer.files.json_file import KeyTwice, read_json, unique_keys
+
+__all__ = [
+    "CONFIG_JSON",
+    "MOST_CONFIG_BYTES",
+    "KeyTwice",
+    "checkpoint_file",
+    "following_links",
+    "plain_name",
+    "read_config_json",
+    "read_json",
+    "unique_keys",
+]
