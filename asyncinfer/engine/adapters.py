@@ -180,10 +180,14 @@ class _Load:
         #: Whoever takes the one entry decides how the load ends. That needs no lock, so that a
         #: finalizer can do it.
         self._open = [True]
+        #: Whether nobody will ask for the outcome.
+        self._left = False
 
     def abandon(self) -> None:
         """Give up the load, since the task that waited was cancelled."""
+        self._left = True
         self._decide()
+        self._forget_error()
 
     def refuse(self, error: AsyncInferError) -> None:
         """Fail the load, since the engine has ended."""
@@ -223,6 +227,13 @@ class _Load:
         # Whoever decided otherwise says so.
         if self._result is not None or self._open:
             self.done.set()
+        if self._left:
+            self._forget_error()
+
+    def _forget_error(self) -> None:
+        """Let go of an error that nobody takes: its traceback has frames that refer to the load, so
+        that only the garbage collector would find the two."""
+        self._result = None
 
     def _load(self, pool: RunnerAdapters) -> None:
         with stoppable(self._check):

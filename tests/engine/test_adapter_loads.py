@@ -3,7 +3,9 @@ thread, a slot or a name."""
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +13,14 @@ import anyio
 import pytest
 from support import core_of
 
-from asyncinfer import Engine, EngineClosed, EngineDead, InvalidRequest, Overloaded
+from asyncinfer import (
+    Engine,
+    EngineClosed,
+    EngineDead,
+    InvalidRequest,
+    ModelLoadError,
+    Overloaded,
+)
 from asyncinfer.testing import FakeModel
 from asyncinfer.testing.fake_adapters import FakeAdapters
 
@@ -133,3 +142,32 @@ async def test_a_load_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
         await engine.adapters.load("a", source(2))
         with anyio.fail_after(120):
             assert await engine.generate("abc", adapter="a", max_tokens=3) is not None
+
+
+async def test_an_error_that_nobody_takes_is_forgotten(reading: Reading) -> None:
+    """The task is cancelled when the load has failed, and has not heard of it."""
+    failed: list[weakref.ref[Exception]] = []
+
+    class Unreadable(ModelLoadError):
+        def __init__(self) -> None:
+            super().__init__("it cannot be read")
+            failed.append(weakref.ref(self))
+
+    def fail() -> None:
+        reading()
+        raise Unreadable
+
+    async with Engine(FakeModel(adapters=FakeAdapters(2, fail))) as engine:
+        gc.disable()
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(engine.adapters.load, "a", source(1))
+                await begun(reading)
+                reading.go_on.set()
+                # The event loop stands still meanwhile.
+                for thread in loaders():
+                    thread.join(120)
+                group.cancel_scope.cancel()
+            assert [error() for error in failed] == [None]
+        finally:
+            gc.enable()
