@@ -187,7 +187,7 @@ class _Load:
         """Give up the load, since the task that waited was cancelled."""
         self._left = True
         self._decide()
-        self._forget_error()
+        self._result = None
 
     def refuse(self, error: AsyncInferError) -> None:
         """Fail the load, since the engine has ended."""
@@ -228,12 +228,8 @@ class _Load:
         if self._result is not None or self._open:
             self.done.set()
         if self._left:
-            self._forget_error()
-
-    def _forget_error(self) -> None:
-        """Let go of an error that nobody takes: its traceback has frames that refer to the load, so
-        that only the garbage collector would find the two."""
-        self._result = None
+            # The traceback of an error refers to the load: only the collector would find the two.
+            self._result = None
 
     def _load(self, pool: RunnerAdapters) -> None:
         with stoppable(self._check):
