@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import suppress
 from typing import Any, Final
@@ -86,10 +87,8 @@ class _Run:
         self._gone = False
         #: Each is made when somebody waits: an event costs as much as all else that is here.
         self._left: anyio.Event | None = None
-        self._news: list[asyncio.Future[bool] | anyio.Event] = []
-        #: Who waits for a time, until when by the loop's clock, and the timer that looks at it.
-        self._timed: asyncio.Future[bool] | None = None
-        self._due = 0.0
+        #: Who waits, and until when by the loop's clock.
+        self._news: dict[asyncio.Future[bool] | anyio.Event, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._error: Exception | None = None
         self._loop = _asyncio_loop()
@@ -117,18 +116,16 @@ class _Run:
         """Wait until something changes. Raises `TimeoutError` after so many seconds."""
         if self._loop is None:
             event = anyio.Event()
-            self._news.append(event)
+            self._news[event] = math.inf
             with anyio.fail_after(seconds):
                 await event.wait()
             return
         # A scope and an event of anyio cost four times as much.
         news: asyncio.Future[bool] = self._loop.create_future()
-        self._news.append(news)
-        if seconds is not None:
-            self._timed, self._due = news, self._loop.time() + seconds
-            # One timer for the waits of a whole answer: a new one would cost as much as a wait.
-            if self._timer is None or self._timer.when() > self._due:
-                self._look_at_time(self._loop)
+        due = self._news[news] = math.inf if seconds is None else self._loop.time() + seconds
+        # One timer for the waits of a whole answer: a new one would cost as much as a wait.
+        if due < (math.inf if self._timer is None else self._timer.when()):
+            self._look_at_time(self._loop)
         if not await news:
             raise TimeoutError
 
@@ -175,15 +172,18 @@ class _Run:
             await self.room.wait()
 
     def _look_at_time(self, loop: Loop) -> None:
-        """End the wait whose time is up, or look again when it is."""
+        """End the waits whose time is up, and look again when that of the next one is."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
-        if self._timed is not None and not self._timed.done():
-            if loop.time() < self._due:
-                self._timer = loop.call_at(self._due, self._look_at_time, loop)
-            else:
-                _settle(self._timed, False)
+        now, first = loop.time(), math.inf
+        for news, due in self._news.items():
+            if due > now:
+                first = min(first, due)
+            elif isinstance(news, asyncio.Future):
+                _settle(news, False)
+        if first < math.inf:
+            self._timer = loop.call_at(first, self._look_at_time, loop)
 
     def _tell(self) -> None:
         """Wake whoever waits."""

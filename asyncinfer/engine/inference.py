@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from asyncinfer.bounds import MAX_N
-from asyncinfer.checks import check_integer, suggestion
+from asyncinfer.checks import check_integer, check_string, suggestion
 from asyncinfer.chunk import Completion
 from asyncinfer.config import EngineConfig, OnFull
 from asyncinfer.engine.beam_group import BEAM_SAMPLING, BeamOptions
@@ -23,6 +23,7 @@ from asyncinfer.engine.stream import Stream
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import Pooling
+from asyncinfer.text.messages import check_messages
 from asyncinfer.tools import ChatOptions
 
 __all__ = ["Inference"]
@@ -123,14 +124,19 @@ class Inference:
         those of `stream` for every answer, such as `tools` and `cache_scope`. Until it is closed
         the prefix cache keeps what it has computed before all else, as far as
         `EngineConfig.pinned_share` goes; after `ttl` seconds without an answer only like all else.
-        Raises as `stream` does while the engine is not open, and `InvalidRequest` for a model
-        without a chat template."""
+        Raises as `stream` does, also for bad messages and a model without a chat template."""
         loaded = self._frontend.check().loaded
         if not loaded.template:
             raise InvalidRequest("messages", "a chat", "this model has no chat template")
-        first = [] if system is None else [{"role": "system", "content": system}]
+        first = []
+        if system is not None:
+            first = [{"role": "system", "content": check_string("system", system)}]
+        if messages or messages is None:
+            check_messages(messages)
         hold = Hold(self._frontend, ttl)
-        return Session(self.stream, loaded.tokenizer.eos_ids, [*first, *messages], options, hold)
+        chat = Session(self.stream, loaded.tokenizer.eos_ids, [*first, *messages], options, hold)
+        chat.stream()  # for its checks of options alone: it is never started
+        return chat
 
     def pin(
         self,

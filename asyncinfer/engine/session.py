@@ -11,6 +11,7 @@ from asyncinfer.engine.hold import Hold
 from asyncinfer.engine.spoken import Answered, SpokenMessages
 from asyncinfer.engine.stream import Stream
 from asyncinfer.errors import EngineClosed, InvalidRequest, StreamBusy
+from asyncinfer.text.messages import check_messages
 
 __all__ = ["Session", "SessionStream"]
 
@@ -31,8 +32,7 @@ class Session:
         options: Mapping[str, Any],
         hold: Hold,
     ) -> None:
-        """`begin` is `Engine.stream`, `options` are what every answer has; `hold` keeps its
-        blocks."""
+        """`begin` is `Engine.stream`, with `options` for every answer; `hold` keeps its blocks."""
         self._hold = hold
         self._begin = begin
         self._eos_ids = eos_ids
@@ -56,9 +56,10 @@ class Session:
 
     def append(self, *messages: str | Mapping[str, Any]) -> None:
         """Add messages without asking for an answer, such as the results of tools. A string is the
-        user's. Raises `InvalidRequest` for what is neither, `StreamBusy` while a stream runs."""
+        user's. Raises `InvalidRequest` for what is no chat message, naming the field, and
+        `StreamBusy` while a stream runs."""
         self._check_silent()
-        self._messages += [_message(message) for message in messages]
+        self._messages += _chat(messages)
 
     def stream(self, *messages: str | Mapping[str, Any], **options: Any) -> SessionStream:
         """The answer to the conversation and these messages, as it is generated; options are those
@@ -66,15 +67,16 @@ class Session:
         stream has ended. One that fails or is left before adds neither, and may be asked for
         again."""
         self._check()
-        if options.get("n", self._options.get("n", 1)) != 1:
-            raise InvalidRequest("n", options.get("n"), "a session has one answer at a time")
-        said = [_message(message) for message in messages]
+        given = {**self._options, **options}
+        n = given.get("n", getattr(given.get("params"), "n", 1))
+        if n != 1:
+            raise InvalidRequest("n", n, "a session has one answer at a time")
         prompt = SpokenMessages(
-            [*self._messages, *said],
+            [*self._messages, *_chat(messages)],
             self._answers[-1] if self._answers else None,
             self._hold.conversation,
         )
-        return SessionStream(self, self._begin(prompt, **{**self._options, **options}), prompt)
+        return SessionStream(self, self._begin(prompt, **given), prompt)
 
     async def send(self, *messages: str | Mapping[str, Any], **options: Any) -> Completion:
         """The whole answer at once; see `stream`."""
@@ -192,8 +194,7 @@ class SessionStream:
         return self._stream.timings
 
     def stop(self) -> None:
-        """End the answer as `Stream.stop` does; its text so far becomes part of the
-        conversation."""
+        """As `Stream.stop`; the text so far becomes part of the conversation."""
         self._stream.stop()
 
     async def aclose(self) -> None:
@@ -238,9 +239,9 @@ class SessionStream:
             self._session.end_answer(self._prompt, done)
 
 
-def _message(message: object) -> Mapping[str, Any]:
-    if isinstance(message, str):
-        return {"role": "user", "content": message}
-    if not isinstance(message, Mapping):
-        raise InvalidRequest("message", message, "must be a string or a chat message")
-    return message
+def _chat(messages: Sequence[str | Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Messages of which a string is the user's, checked. Raises `InvalidRequest`."""
+    chat = [{"role": "user", "content": it} if isinstance(it, str) else it for it in messages]
+    if chat:
+        check_messages(chat)
+    return chat

@@ -98,7 +98,7 @@ class Endpoint:
         async def watch() -> None:
             nonlocal left
             await call.gone()
-            left = True
+            left = not tasks.cancel_scope.cancel_called  # servers tell of a whole answer's end, too
             tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:

@@ -244,4 +244,20 @@ async def test_each_wait_has_its_own_time() -> None:
         assert await exchange.read(60) == b"two"
         with pytest.raises(TimeoutError):
             await exchange.read(0.01)
+        late: list[float] = []
+
+        async def read(seconds: float) -> None:
+            with pytest.raises(TimeoutError):
+                await exchange.read(seconds)
+            late.append(seconds)
+
+        # Several at once, the shorter time first or last; one that nobody times goes on.
+        async with anyio.create_task_group() as group:
+            group.start_soon(exchange.read)
+            for seconds in (0.02, 0.04, 0.01):
+                group.start_soon(read, seconds)
+            while len(late) < 3:
+                await anyio.sleep(0.001)
+            group.cancel_scope.cancel()
+        assert late == [0.01, 0.02, 0.04]
         await exchange.close()

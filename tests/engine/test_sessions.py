@@ -17,6 +17,7 @@ from asyncinfer import (
     EngineDead,
     InvalidRequest,
     Overloaded,
+    SamplingParams,
     StreamBusy,
     SyncEngine,
 )
@@ -191,8 +192,21 @@ async def test_misuse() -> None:
         chat = engine.session()
         with pytest.raises(InvalidRequest, match="one answer at a time"):
             chat.stream("a", n=2)
-        with pytest.raises(InvalidRequest, match="must be a string or a chat message"):
+        with pytest.raises(InvalidRequest, match="one answer at a time"):
+            chat.stream("a", params=SamplingParams(n=2))
+        with pytest.raises(InvalidRequest, match=r"messages\[0\]=3: must be a mapping"):
             chat.append(3)  # type: ignore[arg-type]
+        before = chat.messages
+        for field, bad in (
+            (r"messages\[1\].role", {"content": "a"}),
+            (r"messages\[1\].content", {"role": "tool", "tool_call_id": "1"}),
+            (r"messages\[1\].content\[0\].type", {"role": "user", "content": [{"text": "a"}]}),
+        ):
+            with pytest.raises(InvalidRequest, match=field):
+                chat.append("fine", bad)
+            with pytest.raises(InvalidRequest, match=field):
+                chat.stream("fine", bad)
+        assert chat.messages == before, "nothing of a call that was refused"
         with pytest.raises(InvalidRequest, match="must be between 0 and 0"):
             chat.rewind(1)
         chat.close()
@@ -202,6 +216,26 @@ async def test_misuse() -> None:
     async with Engine(FakeModel()) as engine:
         with pytest.raises(InvalidRequest, match="no chat template"):
             engine.session()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"max_token": 4}, "max_token=4: .*did you mean max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"n": 2}, "one answer at a time"),
+        ({"tools": 3}, "tools"),
+        ({"system": 3}, "system"),
+        ({"messages": "hello"}, "must be a list of messages"),
+        ({"messages": None}, "must be a list of messages"),
+        ({"messages": [{"content": "hello"}]}, r"messages\[0\].role"),
+        ({"cache_scope": 3}, "cache_scope"),
+    ],
+)
+async def test_bad_options_are_refused_at_once(options: dict[str, Any], told: str) -> None:
+    async with Engine(ScriptedModel(["one"])) as engine:
+        with pytest.raises(InvalidRequest, match=told):
+            engine.session(**options)
 
 
 def pinned(engine: Engine) -> int:

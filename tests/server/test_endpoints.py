@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 import anyio
+import httpx2
 import pytest
-from server.chat_model import CHAT, EVERY_LOOP, Answer, ChatModel, ask
+from server.chat_model import CHAT, EVERY_LOOP, Answer, ChatModel, ask, listening
 from support import Until, places
 
 from asyncinfer import Engine, InvalidConfig, RequestFailed
@@ -168,6 +169,21 @@ async def test_a_client_that_leaves_cancels(
     stats = engine.stats()
     assert stats.aborted == 2
     await until(lambda: engine.stats().blocks_free + engine.stats().blocks_cached == free)
+
+
+async def test_requests_are_counted_by_the_status_that_was_sent(engine: Engine) -> None:
+    """On a server, which tells of a disconnect once an answer is whole."""
+    bodies = [{"max_tokens": 2, "stream": stream} for stream in (False, True)]
+    async with (
+        listening(create_app(engine)) as url,
+        httpx2.AsyncClient(base_url=url) as client,
+    ):
+        for body in (*bodies, {"max_token": 2}):
+            await client.post(CHATS, json={"messages": CHAT, **body})
+        metrics = (await client.get("/metrics")).text
+    assert f'requests_total{{path="{CHATS}",status="200"}} 2' in metrics
+    assert f'requests_total{{path="{CHATS}",status="400"}} 1' in metrics
+    assert "499" not in metrics
 
 
 async def test_a_client_that_leaves_within_its_body(engine: Engine) -> None:
