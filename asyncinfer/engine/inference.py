@@ -128,13 +128,12 @@ class Inference:
         loaded = self._frontend.check().loaded
         if not loaded.template:
             raise InvalidRequest("messages", "a chat", "this model has no chat template")
-        first = []
-        if system is not None:
-            first = [{"role": "system", "content": check_string("system", system)}]
         if messages or messages is None:
             check_messages(messages)
+        if system is not None:
+            messages = [{"role": "system", "content": check_string("system", system)}, *messages]
         hold = Hold(self._frontend, ttl)
-        chat = Session(self.stream, loaded.tokenizer.eos_ids, [*first, *messages], options, hold)
+        chat = Session(self.stream, loaded.tokenizer.eos_ids, messages, options, hold)
         chat.stream()  # for its checks of options alone: it is never started
         return chat
 

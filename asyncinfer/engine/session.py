@@ -56,8 +56,7 @@ class Session:
 
     def append(self, *messages: str | Mapping[str, Any]) -> None:
         """Add messages without asking for an answer, such as the results of tools. A string is the
-        user's. Raises `InvalidRequest` for what is no chat message, naming the field, and
-        `StreamBusy` while a stream runs."""
+        user's. Raises `InvalidRequest` for what is no message, `StreamBusy` while a stream runs."""
         self._check_silent()
         self._messages += _chat(messages)
 
@@ -153,11 +152,8 @@ class SessionStream:
         except StopAsyncIteration:
             await self._finish()
             raise
-        except StreamBusy:
-            # Another task reads, and goes on.
-            raise
-        except Exception:
-            self._fail()
+        except Exception as error:
+            self._fail(error)
             raise
 
     def __await__(self) -> Generator[Any, Any, Completion]:
@@ -167,10 +163,8 @@ class SessionStream:
         self._begin()
         try:
             await self._stream.__aenter__()
-        except StreamBusy:
-            raise
-        except BaseException:
-            self._fail()
+        except BaseException as error:
+            self._fail(error)
             raise
         return self
 
@@ -209,10 +203,8 @@ class SessionStream:
         self._begin()
         try:
             return await self._finish()
-        except StreamBusy:
-            raise
-        except BaseException:
-            self._fail()
+        except BaseException as error:
+            self._fail(error)
             raise
 
     async def _finish(self) -> Completion:
@@ -225,8 +217,10 @@ class SessionStream:
             self._session.begin_answer()
             self._begun = True
 
-    def _fail(self) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Note an error. Where it kept the stream from beginning, that may be begun again."""
+        if isinstance(error, StreamBusy):
+            return  # Another task reads, and goes on.
         if self._stream.prompt_tokens is not None:
             self._end(None)
         elif self._begun and not self._ended:
