@@ -31,6 +31,7 @@ __all__ = [
     "LEAST_CONTEXT",
     "MOST_RUNNING",
     "PREDICTOR",
+    "Attention",
     "EngineConfig",
     "Graphs",
     "KernelTrial",
@@ -42,6 +43,7 @@ __all__ = [
 OnFull = Literal["pause", "coalesce", "cancel"]
 Graphs = Literal["lazy", "start", "off"]
 Kernels = Literal["auto", "triton", "torch"]
+Attention = Literal["auto", "flashinfer"]
 KernelTrial = Literal["cached", "process", "inline", "off"]
 Weights = Literal["plain", "floats", "int8", "fp8", "int4", "int4-128"]
 KV = Literal["plain", "fp8", "int8", "int4"]
@@ -66,6 +68,10 @@ class EngineConfig:
     #: What computes on a GPU. "auto": Triton's kernels, if a trial on the device finds them right
     #: when the engine opens, else torch's operators, with a warning. "triton" refuses to open then.
     kernels: Kernels = "auto"
+    #: What attends on a GPU. "auto": the same kernels. "flashinfer": FlashInfer's, in steps that
+    #: are not recorded and layers without sinks, if a trial finds them right, else "auto", with a
+    #: warning. It needs plain `kv` in 16 bits and `pip install "asyncinfer[flashinfer]"`.
+    attention: Attention = "auto"
     #: How Triton's kernels are tried. "cached": once for each device, driver, compiler and shapes,
     #: in a process of its own. "process": so, at each open. "inline": in this process, at each
     #: open, where a kernel that crashes takes the program with it. "off": they are not.
@@ -191,6 +197,8 @@ class EngineConfig:
         if self.draft == PREDICTOR and self.deterministic:
             bound = "must be another one with deterministic=True: it is not computed in tiles"
             raise InvalidConfig("draft", self.draft, bound)
+        if self.attention == "flashinfer":
+            self._check_flashinfer()
         secret = self.prefix_secret
         if secret is not None and not (isinstance(secret, bytes) and 16 <= len(secret) <= 64):
             raise InvalidConfig("prefix_secret", Size("not shown"), "must be 16 to 64 bytes")
@@ -204,6 +212,13 @@ class EngineConfig:
             object.__setattr__(self, name, _each_chosen(name, getattr(self, name)))
         for name, choices in _CHOICES.items():
             check_choice(name, getattr(self, name), choices)
+
+    def _check_flashinfer(self) -> None:
+        wants = {"kernels": self.kernels != "torch", "kv": self.kv == "plain"}
+        for name, fits in (wants | {"deterministic": not self.deterministic}).items():
+            if not fits:
+                bound = f"cannot be with {name}={getattr(self, name)!r}"
+                raise InvalidConfig("attention", self.attention, bound)
 
     def replace(self, **changes: object) -> EngineConfig:
         """A copy with some options changed, checked again."""
@@ -251,6 +266,7 @@ _CHOICES: Final = {
     "weights": get_args(Weights),
     "kv": get_args(KV),
     "kernels": get_args(Kernels),
+    "attention": get_args(Attention),
     "kernel_trial": get_args(KernelTrial),
 }
 

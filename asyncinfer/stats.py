@@ -54,8 +54,9 @@ class Fallback:
     """A fast part that an engine goes on without: its answers are right, and slower."""
 
     #: "kernels": torch's operators run in place of Triton's. "products": they multiply quantised
-    #: matrices, on a CPU. "graphs": only what was recorded before is launched whole.
-    part: Literal["kernels", "graphs", "products"]
+    #: matrices, on a CPU. "graphs": only what was recorded before is launched whole. "attention":
+    #: our own kernels attend in place of FlashInfer's.
+    part: Literal["kernels", "graphs", "products", "attention"]
     reason: str
 
     def __str__(self) -> str:
@@ -63,6 +64,8 @@ class Fallback:
             return f"torch's operators run in place of Triton's kernels: {self.reason}"
         if self.part == "products":
             return f"torch's operators multiply quantised matrices: {self.reason}"
+        if self.part == "attention":
+            return f"our own kernels attend in place of FlashInfer's: {self.reason}"
         return f"steps are not recorded: {self.reason}"
 
 

@@ -11,18 +11,18 @@ from benchmarks.count_lines import PACKAGE, Lines, count, rooms, table, total
 #: new capability raises the bound of its rooms by what it needs.
 MOST = {
     "adapters": 975,
-    "attention": 2_531,
+    "attention": 2_598,
     "bench": 8_115,
     "builtin": 900,
     "cache": 2_331,
-    "cli": 2_951,
+    "cli": 2_956,
     "clients": 544,
-    "doctor": 603,
+    "doctor": 620,
     "engine": 8_565,
     "files": 159,
     "grammar": 995,
     "integrations": 1_440,
-    "kernels": 9_614,
+    "kernels": 9_849,
     "layers": 2_354,
     "models": 10_220,
     "planner": 1_296,
@@ -30,7 +30,7 @@ MOST = {
     "protocols": 700,
     "quantization": 2_591,
     "remote": 1_324,
-    "runner": 4_215,
+    "runner": 4_277,
     "samplers": 420,
     "sampling": 2_253,
     "scheduler": 3_084,
@@ -43,7 +43,7 @@ MOST = {
     "weights": 2_840,
 }
 #: Lines of all modules that lie beside the rooms.
-MOST_BESIDE = 2_276
+MOST_BESIDE = 2_295
 #: Lines of a file, prose and blank ones included: what is read in one sitting.
 MOST_OF_A_FILE = 300
 MODULE = '''"""Of two lines.

@@ -1,6 +1,7 @@
 from asyncinfer.attention.backend import MOST_HEAD_DIM, Attend, begin_attention, reads_pages
 from asyncinfer.attention.batch import AttentionBatch, DeviceBatch
 from asyncinfer.attention.chunked import in_chunks
+from asyncinfer.attention.flashinfer import FlashInferAttention, use_flashinfer
 from asyncinfer.attention.formats import PLAIN, KVFormat, kv_format, vector_bytes
 from asyncinfer.attention.gathered import GatheredAttention
 from asyncinfer.attention.indexed import IndexedAttention, IndexQueries
@@ -18,6 +19,7 @@ __all__ = [
     "AttentionBatch",
     "AttentionVariant",
     "DeviceBatch",
+    "FlashInferAttention",
     "GatheredAttention",
     "HeadNorms",
     "IndexQueries",
@@ -36,5 +38,6 @@ __all__ = [
     "in_chunks",
     "kv_format",
     "reads_pages",
+    "use_flashinfer",
     "vector_bytes",
 ]

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from asyncinfer.attention.batch import AttentionBatch, DeviceBatch
+from asyncinfer.attention.flashinfer import FlashInferAttention
 from asyncinfer.attention.gathered import GatheredAttention
 from asyncinfer.attention.invariant import InvariantAttention
 from asyncinfer.attention.kv import KVCache
@@ -38,9 +39,12 @@ class Attend(Protocol):
 
 
 def begin_attention(kv: KVCache, batch: DeviceBatch, scale: float) -> Attend:
-    """Attention over `kv` for the rows of `batch`: the Triton kernels where they run, torch's own
-    operators elsewhere. `scale` multiplies the scores. A `DeviceBatch` has decode rows only."""
+    """Attention over `kv` for the rows of `batch`: the Triton kernels where they run, or those of
+    FlashInfer where the cache has them, and torch's own operators elsewhere. `scale` multiplies the
+    scores. A `DeviceBatch` has decode rows only."""
     if reads_pages(kv):
+        if kv.flashinfer is not None and isinstance(batch, AttentionBatch):
+            return FlashInferAttention(kv, batch, scale, kv.flashinfer)
         return PagedAttention(kv, batch, scale)
     if not isinstance(batch, AttentionBatch):
         return MaskedAttention(kv, batch, scale)

@@ -12,6 +12,7 @@ import torch
 
 from asyncinfer.attention.contiguous import ContiguousKVPool
 from asyncinfer.attention.formats import PLAIN, KVFormat, vector_bytes
+from asyncinfer.kernels.flashinfer import FlashInfer
 
 __all__ = ["KVCache", "KVShape", "LayerKV"]
 
@@ -70,6 +71,8 @@ class KVCache:
         self.storage = tensors[0]
         self.format = format
         self.dtype = dtype or self.storage.dtype
+        #: Attends over these pages where the host knows a pass' lengths; None: our own kernels.
+        self.flashinfer: FlashInfer | None = None
         #: Every tensor of the format, in dtypes that torch can index.
         self.tensors = [_indexable(tensor) for tensor in tensors]
         shape = self.storage.shape

@@ -11,7 +11,7 @@ import click
 
 from asyncinfer import plugins
 from asyncinfer.cli.plugin_choice import plugin_choice
-from asyncinfer.config import KV, Kernels, KernelTrial, Weights
+from asyncinfer.config import KV, Attention, Kernels, KernelTrial, Weights
 
 __all__ = ["byte_size", "engine_options", "sampler_option", "sampling_options"]
 
@@ -72,6 +72,11 @@ def engine_options(function: Function) -> Function:
             "--kernels",
             type=click.Choice(get_args(Kernels)),
             help="What computes on a GPU.  [default: auto]",
+        ),
+        click.option(
+            "--attention",
+            type=click.Choice(get_args(Attention)),
+            help="What attends on a GPU.  [default: auto]",
         ),
         click.option(
             "--kernel-trial",

@@ -16,7 +16,9 @@ from asyncinfer.doctor.machine import Machine
 from asyncinfer.doctor.products import ProductTimes, product_times, read_bandwidth
 from asyncinfer.doctor.trials import Trial, trials
 from asyncinfer.kernels.figures import KernelFigures
-from asyncinfer.kernels.trust import find_triton_fault
+from asyncinfer.kernels.flashinfer import flashinfer_is_missing
+from asyncinfer.kernels.trial import TrialShapes
+from asyncinfer.kernels.trust import find_flashinfer_fault, find_triton_fault
 from asyncinfer.models import ModelConfig, parse_config
 from asyncinfer.models.layouts import scheme_layouts
 from asyncinfer.planner import config_of
@@ -28,6 +30,8 @@ __all__ = ["Report", "examine_machine"]
 ROWS: Final = (1, 4, 16, 64)
 #: Largest difference between a token's logprob when it is drawn and when it is part of a prompt.
 _AGREE: Final = 1e-3
+_SLOW: Final = "torch's operators, several times as slow"
+_OWN: Final = "Triton's kernels, where attention='flashinfer' was asked for"
 _TEXT, _DRAWN = "Once upon a time there was a small engine that", 24
 #: A Llama of a billion parameters, where no model is named.
 _BILLION: Final = {
@@ -133,24 +137,37 @@ def all_trials(config: ModelConfig) -> Iterator[Trial]:
 
 def _gpu_trials(config: ModelConfig, device: torch.device) -> Iterator[Trial]:
     """Triton's kernels, as an engine tries them when it opens, whatever was found before: each that
-    is right, then all of them. What is found now is kept for the next engine."""
+    is right, then all of them. What is found now is kept for the next engine. So are FlashInfer's,
+    where it is installed."""
     dtype = choose_dtype("auto", config.dtype or "bfloat16", device)
     shapes = trial_shapes(config, dtype, dtype, scheme_layouts(config))
+    yield from _tried(find_triton_fault, "Triton's kernels", _SLOW, shapes, device)
+    if flashinfer_is_missing() is None and dtype is not torch.float32:
+        yield from _tried(find_flashinfer_fault, "FlashInfer's attention", _OWN, shapes, device)
+
+
+def _tried(
+    find_fault: Callable[..., str | None],
+    name: str,
+    instead: str,
+    shapes: TrialShapes,
+    device: torch.device,
+) -> Iterator[Trial]:
     kernels = list[KernelFigures]()
-    fault = find_triton_fault(shapes, device, "process", measured=kernels.append)
+    fault = find_fault(shapes, device, "process", measured=kernels.append)
+    of = "" if find_fault is find_triton_fault else " by FlashInfer"
     for each in kernels:
         yield Trial(
-            name=f"{each.kernel} on {device}",
+            name=f"{each.kernel}{of} on {device}",
             verdict="right",
             error=each.error,
             allowed=each.allowed,
             seconds=each.seconds,
             floor=each.floor,
         )
-    trial = Trial(name=f"Triton's kernels on {device}, in {dtype}", verdict="right")
+    trial = Trial(name=f"{name} on {device}, in {shapes.dtype}", verdict="right")
     if fault is not None:
-        instead = f"torch's operators, several times as slow ({fault})"
-        trial = replace(trial, verdict="wrong", instead=instead)
+        trial = replace(trial, verdict="wrong", instead=f"{instead} ({fault})")
     yield trial
 
 

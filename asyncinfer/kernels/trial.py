@@ -44,7 +44,8 @@ def find_fault(
 ) -> Fault | None:
     """What is wrong with the first of `kernels` (None: Triton's) that cannot be run on `device`,
     differs from the reference kernels in float32, or from itself when it is run again. None: all
-    are right, as far as a trial can tell. `told` is called with the name of each before it runs,
+    are right, as far as a trial can tell. What a module has no kernel for in its `__all__` is not
+    tried. `told` is called with the name of each before it runs,
     and `measured` with what there is to say of each that is right; None: nothing is timed."""
     tried = "Triton"
     try:
@@ -53,7 +54,10 @@ def find_fault(
         there = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         with there, torch.inference_mode():
             watch = None if measured is None else _stopwatch(module, device)
+            listed = getattr(module, "__all__", None)
             for tried, case in cases(shapes, device):
+                if listed is not None and tried.split()[0] not in listed:
+                    continue
                 told(tried)
                 found = _judged(tried, case, shapes.dtype, module)
                 if isinstance(found, str):

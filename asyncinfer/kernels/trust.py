@@ -1,19 +1,24 @@
-"""Whether Triton's kernels may be used on a device."""
+"""Whether Triton's kernels, and FlashInfer's, may be used on a device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Final
 
 import torch
 
 from asyncinfer.config import KernelTrial
 from asyncinfer.kernels.dispatch import triton_is_missing
 from asyncinfer.kernels.figures import KernelFigures
+from asyncinfer.kernels.flashinfer import flashinfer_is_missing
 from asyncinfer.kernels.trial import Fault, TrialShapes, find_fault
 from asyncinfer.kernels.trial_process import NoProcess, find_fault_apart
 from asyncinfer.kernels.verdicts import Verdicts
 
-__all__ = ["find_triton_fault"]
+__all__ = ["find_flashinfer_fault", "find_triton_fault"]
+
+_FLASHINFER: Final = "asyncinfer.kernels.flashinfer"
 
 
 def find_triton_fault(
@@ -30,12 +35,39 @@ def find_triton_fault(
     missing = triton_is_missing()
     if missing is not None or trial == "off":
         return missing
-    verdicts = verdicts or Verdicts()
+    return _judged(shapes, device, trial, verdicts or Verdicts(), measured)
+
+
+def find_flashinfer_fault(
+    shapes: TrialShapes,
+    device: torch.device,
+    trial: KernelTrial,
+    verdicts: Verdicts | None = None,
+    *,
+    measured: Callable[[KernelFigures], object] | None = None,
+) -> str | None:
+    """As `find_triton_fault`, of FlashInfer's attention."""
+    missing = flashinfer_is_missing()
+    if missing is not None or trial == "off":
+        return missing
+    verdicts = verdicts or Verdicts(library="flashinfer-python")
+    return _judged(shapes, device, trial, verdicts, measured, _FLASHINFER)
+
+
+def _judged(
+    shapes: TrialShapes,
+    device: torch.device,
+    trial: KernelTrial,
+    verdicts: Verdicts,
+    measured: Callable[[KernelFigures], object] | None,
+    kernels: str | None = None,
+) -> str | None:
+    """The verdict on the module called `kernels`; None: on Triton's."""
     if trial == "cached":
         kept, fault = verdicts.read(shapes, device)
         if kept:
             return None if fault is None else str(fault)
-    fault = _found(shapes, device, trial, measured)
+    fault = _found(shapes, device, trial, measured, kernels)
     verdicts.keep(shapes, device, fault)
     return None if fault is None else str(fault)
 
@@ -45,11 +77,14 @@ def _found(
     device: torch.device,
     trial: KernelTrial,
     measured: Callable[[KernelFigures], object] | None,
+    kernels: str | None,
 ) -> Fault | None:
     if trial != "inline":
         try:
-            return find_fault_apart(shapes, device, measured=measured)
+            options: dict[str, Any] = {} if kernels is None else {"kernels": kernels}
+            return find_fault_apart(shapes, device, measured=measured, **options)
         except NoProcess:
             # Better tried here than not at all.
             pass
-    return find_fault(shapes, device, measured=measured)
+    module = None if kernels is None else import_module(kernels)
+    return find_fault(shapes, device, module, measured=measured)

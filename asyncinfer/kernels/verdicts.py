@@ -31,17 +31,19 @@ class Verdicts:
     that are `lasting`: a missing compiler may be there the next time.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        """`folder`: None takes the user's cache folder."""
+    def __init__(self, folder: Path | None = None, library: str = "") -> None:
+        """`folder`: None takes the user's cache folder. `library` is the one whose kernels are
+        tried, as it is installed; "": they are our own."""
         self._folder = folder
+        self._library = library
 
     def path(self, shapes: TrialShapes, device: torch.device) -> Path:
         """Where the verdict on these shapes is kept."""
-        return kept_path("kernel-trials", _key(shapes, device), self._folder)
+        return kept_path("kernel-trials", _key(shapes, device, self._library), self._folder)
 
     def read(self, shapes: TrialShapes, device: torch.device) -> tuple[bool, Fault | None]:
         """Whether a verdict is kept, and the fault that it names."""
-        key = _key(shapes, device)
+        key = _key(shapes, device, self._library)
         path = kept_path("kernel-trials", key, self._folder)
         kept = read_kept(path, key)
         if kept is None or "fault" not in kept:
@@ -56,7 +58,7 @@ class Verdicts:
     def keep(self, shapes: TrialShapes, device: torch.device, fault: Fault | None) -> None:
         """Keep a verdict if it lasts; another one that was kept goes. A folder that cannot be
         written to keeps nothing."""
-        key = _key(shapes, device)
+        key = _key(shapes, device, self._library)
         path = kept_path("kernel-trials", key, self._folder)
         if fault is not None and not fault.lasting:
             forget(path)
@@ -64,7 +66,7 @@ class Verdicts:
             keep(path, key, fault=None if fault is None else fault.reason[:_MOST_TEXT])
 
 
-def _key(shapes: TrialShapes, device: torch.device) -> dict[str, str]:
+def _key(shapes: TrialShapes, device: torch.device, library: str) -> dict[str, str]:
     if device.type == "cuda":
         about = torch.cuda.get_device_properties(device)
         name = f"{about.name} {about.major}.{about.minor}"
@@ -78,6 +80,7 @@ def _key(shapes: TrialShapes, device: torch.device) -> dict[str, str]:
         "triton": version("triton") or "",
         "ptxas": os.environ.get("TRITON_PTXAS_PATH", ""),
         "kernels": _source(),
+        "library": f"{library} {version(library)}" if library else "",
         "shapes": ", ".join(f"{k}={v}" for k, v in dataclasses.asdict(shapes).items()),
     }
 

@@ -54,10 +54,11 @@ def check_answer(runner: ModelRunner) -> str | None:
     it records any: two chunks of a prompt, of which the second is a replay. Triton's kernels and
     torch's operators then score the answer token by token, and no replay does.
 
-    Where the scores differ the runner goes without those kernels, and where torch would not have
-    drawn the answer it goes without recorded steps. Gives what is wrong. A runner is not checked
-    that is too small for such an answer or has no memory left for it, nor one whose model torch's
-    operators cannot compute. Raises `DeviceError` where the device fails.
+    Where the scores differ the runner goes without FlashInfer, and where they still do without
+    those kernels. Where torch would not have drawn the answer it goes without recorded steps. Gives
+    what is wrong. A runner is not checked that is too small for such an answer or has no memory
+    left for it, nor one whose model torch's operators cannot compute. Raises `DeviceError` where
+    the device fails.
     """
     spec, total = runner.spec, _PROMPT + _ANSWER
     pages = -(-total // spec.block_size)
@@ -89,6 +90,8 @@ def check_answer(runner: ModelRunner) -> str | None:
     fault = None
     if not off <= most:
         fault = f"an answer's logprobs are off by {off:.2g} on average"
+        if runner.leave_flashinfer(fault):
+            return check_answer(runner)
         runner.distrust(fault)
     elif not (lost := _mean(best - one for one, best in right)) <= most:
         fault = f"an answer of recorded steps is {lost:.2g} nats a token worse than it should be"

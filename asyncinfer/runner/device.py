@@ -12,15 +12,18 @@ from asyncinfer.attention import KVCache, KVFormat, StateCache, kv_format, reads
 from asyncinfer.config import EngineConfig, Graphs
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels.dispatch import distrust, distrusted, use_triton
+from asyncinfer.kernels.flashinfer import flashinfer_is_missing
 from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.kernels.threads import name_thread, set_thread_count
 from asyncinfer.kernels.trial import TrialShapes
-from asyncinfer.kernels.trust import find_triton_fault
+from asyncinfer.kernels.trust import find_flashinfer_fault, find_triton_fault
 from asyncinfer.machine import allowed_cores, cpu_quota, fast_cores
 from asyncinfer.models import ModelConfig
 from asyncinfer.runner.fallbacks import Fallbacks
 
 __all__ = [
+    "check_attention",
+    "choose_attention",
     "choose_device",
     "choose_dtype",
     "choose_graphs",
@@ -140,6 +143,30 @@ def choose_kernels(config: EngineConfig, shapes: TrialShapes, device: torch.devi
         raise ModelLoadError(f"kernels='triton': {fault}")
     distrust(fault)
     return fault
+
+
+def check_attention(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """Raises `ModelLoadError` where FlashInfer was asked for and cannot be had."""
+    if config.attention != "flashinfer":
+        return
+    lacking = None
+    if device.type != "cuda":
+        lacking = f"needs a GPU, this is {device}"
+    elif dtype is torch.float32:
+        lacking = "needs dtype='float16' or 'bfloat16', this is float32"
+    lacking = lacking or flashinfer_is_missing()
+    if lacking is not None:
+        raise ModelLoadError(f"attention='flashinfer': {lacking}")
+
+
+def choose_attention(
+    config: EngineConfig, shapes: TrialShapes, device: torch.device
+) -> tuple[EngineConfig, str | None]:
+    """`config` as it is, or without FlashInfer and what is wrong with it."""
+    if config.attention != "flashinfer":
+        return config, None
+    fault = find_flashinfer_fault(shapes, device, config.kernel_trial)
+    return (config, None) if fault is None else (config.replace(attention="auto"), fault)
 
 
 def choose_graphs(

@@ -19,7 +19,7 @@ class Fallbacks:
         #: In the order in which they were found. Replaced as a whole.
         self.found: tuple[Fallback, ...] = ()
 
-    def add(self, part: Literal["kernels", "graphs", "products"], reason: str) -> None:
+    def add(self, part: Literal["kernels", "graphs", "products", "attention"], reason: str) -> None:
         """Note that `part` is not used from now on. The first note is a warning, too, since nobody
         may listen to the log."""
         fallback = Fallback(part, reason)

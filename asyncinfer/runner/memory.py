@@ -147,6 +147,7 @@ def for_drafts(config: EngineConfig, device: torch.device) -> EngineConfig:
         max_adapters=0,
         adapter_bytes=None,
         cuda_graphs="off",
+        attention="auto",
         deterministic=False,
     )
 

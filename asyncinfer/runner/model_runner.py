@@ -11,6 +11,7 @@ from asyncinfer.adapters import AdapterPool
 from asyncinfer.attention import KVCache, StateCache
 from asyncinfer.config import Graphs
 from asyncinfer.kernels.dispatch import KernelError, distrust
+from asyncinfer.kernels.flashinfer import FlashInferError
 from asyncinfer.models import Decoder
 from asyncinfer.runner.accelerator import Accelerator, DeviceError
 from asyncinfer.runner.deterministic_executor import DeterministicExecutor
@@ -173,6 +174,18 @@ class ModelRunner:
         self._fallbacks.add("kernels", fault)
         self.stop_replaying("Triton's kernels are in them")
 
+    def leave_flashinfer(self, fault: str) -> bool:
+        """Go on with our own kernels in place of FlashInfer's; False where these are in use
+        already. Raises as `distrust` does."""
+        caches = [kv for kv in self.kv if isinstance(kv, KVCache) and kv.flashinfer is not None]
+        if not caches:
+            return False
+        self._wait_for_device()
+        for kv in caches:
+            kv.flashinfer = None
+        self._fallbacks.add("attention", fault)
+        return True
+
     def stop_replaying(self, fault: str) -> None:
         """Go on without recorded steps. Raises as `distrust` does."""
         # The steps in flight end first: their graphs and buffers are theirs until then.
@@ -232,9 +245,10 @@ class ModelRunner:
             if self._deterministic:
                 # Torch's operators would give other bits from here on.
                 raise
-            fault = str(error)
+            fault, of_flashinfer = str(error), isinstance(error, FlashInferError)
         # After the `except`, as in `launch`.
-        self.distrust(fault)
+        if not (of_flashinfer and self.leave_flashinfer(fault)):
+            self.distrust(fault)
         self._sampling.roll_back()
         self.executor.lost(step)
         return self.executor.run(step, buffers)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from asyncinfer.adapters import AdapterPool
-from asyncinfer.attention import KVCache, compile_native
+from asyncinfer.attention import KVCache, compile_native, use_flashinfer
 from asyncinfer.config import HEAD, PREDICTOR, EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels.dispatch import KernelError, wants_triton
@@ -23,6 +23,8 @@ from asyncinfer.runner.canary import check_opened
 from asyncinfer.runner.compile_ahead import compiling
 from asyncinfer.runner.cpu_dtype import computes_in_bfloat16
 from asyncinfer.runner.device import (
+    check_attention,
+    choose_attention,
     choose_device,
     choose_dtype,
     choose_graphs,
@@ -77,7 +79,10 @@ def open_runner(
     _, kv_dtype = kv.tensors(model.head_dim, dtype)[0]
     # Before weights take memory.
     layouts = weight_layouts(folder, model, config.weights) if device.type == "cuda" else ()
-    fault = choose_kernels(config, trial_shapes(model, dtype, kv_dtype, layouts), device)
+    check_attention(config, dtype, device)
+    shapes = trial_shapes(model, dtype, kv_dtype, layouts)
+    fault = choose_kernels(config, shapes, device)
+    config, attention_fault = choose_attention(config, shapes, device)
     # Pinned memory belongs to the thread's current device: another device would get a context for
     # it.
     with (
@@ -97,7 +102,7 @@ def open_runner(
     if draft:
         # It waits for each of its steps, on the stream of the runner that it drafts for.
         return _runner(decoder, config, tokens, None, one_group=True)
-    return runner_of(decoder, config, tokens, fault)
+    return runner_of(decoder, config, tokens, fault, attention_fault)
 
 
 def _step_threads(device: torch.device) -> StepThreads | None:
@@ -113,17 +118,22 @@ def _attended(decoder: Decoder, kv: KVCache) -> tuple[int, float]:
 
 
 def runner_of(
-    decoder: Decoder, config: EngineConfig, tokens: int, fault: str | None = None
+    decoder: Decoder,
+    config: EngineConfig,
+    tokens: int,
+    fault: str | None = None,
+    attention_fault: str | None = None,
 ) -> ModelRunner:
     """A runner of a decoder that is on its device already, for this thread, whose work on a GPU
-    goes to a stream of its own from now on. `fault` is what `choose_kernels` gave. Raises
-    `ModelLoadError`."""
+    goes to a stream of its own from now on. The faults are what `choose_kernels` and
+    `choose_attention` gave. Raises `ModelLoadError`."""
+    faults = fault, attention_fault
     if decoder.device.type != "cuda":
-        return _runner(decoder, config, tokens, None)
+        return _runner(decoder, config, tokens, None, faults=faults)
     accelerator = CudaAccelerator(decoder.device)
     accelerator.adopt()
     try:
-        return _runner(decoder, config, tokens, accelerator, fault=fault)
+        return _runner(decoder, config, tokens, accelerator, faults=faults)
     except BaseException:
         accelerator.drain()
         accelerator.close()
@@ -137,7 +147,7 @@ def _runner(
     accelerator: CudaAccelerator | None,
     *,
     one_group: bool = False,
-    fault: str | None = None,
+    faults: tuple[str | None, str | None] = (None, None),
 ) -> ModelRunner:
     kv_format, beside = choose_kv(config.kv, decoder.device), decoder.config.head_kv is not None
     predicts = PREDICTOR if decoder.config.predicts else HEAD if beside else ""
@@ -163,11 +173,16 @@ def _runner(
         if isinstance(cache, KVCache) and not config.deterministic:
             compile_native(cache, *_attended(decoder, cache))
     fallbacks = Fallbacks()
-    if fault is not None:
-        fallbacks.add("kernels", fault)
+    kernel_fault, attention_fault = faults
+    if kernel_fault is not None:
+        fallbacks.add("kernels", kernel_fault)
+    if attention_fault is not None:
+        fallbacks.add("attention", attention_fault)
     if decoder.config.lacking is not None:
         fallbacks.add("products", decoder.config.lacking)
     try:
+        if config.attention == "flashinfer":
+            use_flashinfer(kv)
         runner = ModelRunner(
             decoder,
             kv,

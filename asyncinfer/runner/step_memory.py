@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from asyncinfer.config import EngineConfig
+from asyncinfer.kernels.flashinfer import FLASHINFER_BYTES
 from asyncinfer.kernels.workspace import AttentionWorkspace
 from asyncinfer.models import ModelConfig
 from asyncinfer.runner.decode_graphs import batch_sizes
@@ -28,7 +29,8 @@ def activation_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtyp
     step = _step_bytes(config.max_step_tokens, rows, model, dtype)
     # A deterministic pass attends for a tile of rows, each in up to 64 parts.
     parted = 64 * TILE if config.deterministic else rows
-    return step + _attention_bytes(parted, model) + _LIBRARY_BYTES
+    libraries = _LIBRARY_BYTES + (FLASHINFER_BYTES if config.attention == "flashinfer" else 0)
+    return step + _attention_bytes(parted, model) + libraries
 
 
 def graph_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:

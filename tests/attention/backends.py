@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from fakes.fake_flashinfer import FakeFlashInfer
 from kernels.interpreted import interpreted
 
 from asyncinfer.attention import (
     Attend,
     AttentionBatch,
     DeviceBatch,
+    FlashInferAttention,
     GatheredAttention,
     KVCache,
     PagedAttention,
@@ -24,7 +27,8 @@ from asyncinfer.attention import (
 )
 from asyncinfer.attention.invariant import InvariantAttention
 from asyncinfer.attention.masked import MaskedAttention
-from asyncinfer.kernels import dispatch, onednn, triton
+from asyncinfer.kernels import dispatch, flashinfer, onednn, triton
+from asyncinfer.kernels.flashinfer import FlashInfer
 
 __all__ = ["BACKENDS", "Backend"]
 
@@ -39,6 +43,8 @@ class Backend:
     setting: Callable[[], AbstractContextManager[None]] = nullcontext
     #: Whether it computes in bfloat16.
     bfloat16: bool = True
+    #: Formats of the cache that it does not read.
+    unread: tuple[str, ...] = ()
 
 
 def _gathered(kv: KVCache, batch: AttentionBatch, scale: float) -> Attend:
@@ -58,6 +64,21 @@ def _masked(kv: KVCache, batch: AttentionBatch, scale: float) -> Attend:
 
 def _invariant(kv: KVCache, batch: AttentionBatch, scale: float) -> Attend:
     return InvariantAttention(kv, replace(batch, invariant=True), scale)
+
+
+def _flashinfer(kv: KVCache, batch: AttentionBatch, scale: float) -> Attend:
+    if kv.flashinfer is None:
+        kv.flashinfer = FlashInfer(torch.device("cpu"))
+    return FlashInferAttention(kv, batch, scale, kv.flashinfer)
+
+
+@contextmanager
+def _installed() -> Iterator[None]:
+    """FlashInfer, as torch computes it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "flashinfer", FakeFlashInfer())
+        patch.setattr(flashinfer, "_WORKSPACE", 1 << 10)
+        yield
 
 
 def on_device(batch: AttentionBatch) -> DeviceBatch:
@@ -107,6 +128,7 @@ BACKENDS = {
     "native": Backend(GatheredAttention),
     "masked": Backend(_masked),
     "invariant": Backend(_invariant),
-    "paged": Backend(PagedAttention),
-    "triton": Backend(PagedAttention, _interpreted, bfloat16=False),
+    "paged": Backend(PagedAttention, unread=("int4",)),
+    "triton": Backend(PagedAttention, _interpreted, bfloat16=False, unread=("int4",)),
+    "flashinfer": Backend(_flashinfer, _installed, unread=("int8", "fp8", "int4")),
 }
