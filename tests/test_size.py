@@ -24,7 +24,7 @@ MOST = {
     "integrations": 1_440,
     "kernels": 9_849,
     "layers": 2_354,
-    "models": 10_220,
+    "models": 10_240,
     "planner": 1_296,
     "plugins": 1_438,
     "protocols": 700,
@@ -38,7 +38,7 @@ MOST = {
     "speculation": 1_052,
     "telemetry": 600,
     "testing": 9_932,
-    "text": 3_224,
+    "text": 3_357,
     "tools": 2_527,
     "weights": 2_840,
 }

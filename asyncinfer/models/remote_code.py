@@ -5,14 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from asyncinfer.errors import ModelLoadError, short_repr
 from asyncinfer.files import checkpoint_file, read_json
 from asyncinfer.models.reader import JsonReader
 from asyncinfer.plugins.architecture import NEVER_RUN
 
-__all__ = ["model_code", "tokenizer_code"]
+__all__ = ["TIKTOKEN_FILES", "model_code", "tiktoken_file", "tokenizer_code"]
+
+#: Classes of tokenizers that are code, of Kimi and Hunyuan, and the file beside each, which is read
+#: without it.
+TIKTOKEN_FILES: Final = {"TikTokenTokenizer": "tiktoken.model", "HYTokenizer": "hy.tiktoken"}
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _MOST_BYTES = 64 << 20
@@ -48,21 +52,43 @@ def model_code(config: JsonReader, architecture: str, model_type: str | None) ->
 
 def tokenizer_code(folder: Path) -> tuple[str, ...]:
     """`model_code` for the folder's tokenizer. Its code is set aside if there is a fast tokenizer,
-    since `tokenizer.json` describes that completely. Raises `ModelLoadError` if there is none."""
-    path = checkpoint_file(folder, _TOKENIZER_CONFIG)
-    values: dict[str, Any] = {} if path is None else read_json(path, _MOST_BYTES)
-    code = values.get("auto_map")
-    written = code.get("AutoTokenizer") if isinstance(code, dict) else code
+    since `tokenizer.json` describes that completely, or a file that is read without it. Raises
+    `ModelLoadError` if there is neither."""
+    code, written, file = _tokenizer_class(folder)
     if not written:
         return ()
     match written:
         case [_, str()]:
-            return (
-                "the tokenizer's auto_map is set aside, code that comes with a checkpoint is never "
-                "run: tokenizer.json says it all",
-            )
-    raise ModelLoadError(
-        f"auto_map={short_repr(code)}: {NEVER_RUN}; it has no fast tokenizer, which would be all "
-        "in tokenizer.json",
-        file=str(path),
+            known = "tokenizer.json says it all"
+        case _:
+            found = tiktoken_file(folder)
+            if found is None:
+                raise ModelLoadError(
+                    f"auto_map={short_repr(code)}: {NEVER_RUN}; it has no fast tokenizer, which "
+                    "would be all in tokenizer.json",
+                    file=file,
+                )
+            known = f"{found.name} is read without it"
+    return (
+        "the tokenizer's auto_map is set aside, code that comes with a checkpoint is never run: "
+        f"{known}",
     )
+
+
+def tiktoken_file(folder: Path) -> Path | None:
+    """The file of a tokenizer whose class is in `TIKTOKEN_FILES`; None for any other."""
+    _, written, _ = _tokenizer_class(folder)
+    match written:
+        case [str(name), None] | str(name):
+            file = TIKTOKEN_FILES.get(name.rpartition(".")[2])
+            return None if file is None else checkpoint_file(folder, file)
+    return None
+
+
+def _tokenizer_class(folder: Path) -> tuple[object, object, str]:
+    """The `auto_map` of the folder's tokenizer, what it names, and the file that has it."""
+    path = checkpoint_file(folder, _TOKENIZER_CONFIG)
+    values: dict[str, Any] = {} if path is None else read_json(path, _MOST_BYTES)
+    code = values.get("auto_map")
+    written = code.get("AutoTokenizer") if isinstance(code, dict) else code
+    return code, written, str(path)

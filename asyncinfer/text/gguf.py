@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.text.chat import ChatTemplate
 from asyncinfer.text.gguf_words import CUTS, DIGITS, GPT2
+from asyncinfer.text.merges import all_merges
 from asyncinfer.text.shield import Shield
 from asyncinfer.text.tokenizer import Tokenizer
 
@@ -180,19 +181,12 @@ def _merges(
     scores: Sequence[float],
     kinds: Sequence[int],
 ) -> list[tuple[str, str]]:
-    """Every way to cut a token into two others, in the order of the tokens' scores: SentencePiece
-    always joins the two neighbours whose token has the highest score."""
+    """Those of SentencePiece, which joins the two neighbours whose token has the highest score."""
     ranked = sorted(
         (index for index, kind in enumerate(kinds) if kind in (_NORMAL, _USER, _UNUSED)),
         key=lambda index: -scores[index],
     )
-    found = []
-    for index in ranked:
-        token = tokens[index]
-        cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
-        pairs = [pair for pair in cuts if pair[0] in vocabulary and pair[1] in vocabulary]
-        found += sorted(pairs, key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
-    return found
+    return all_merges((tokens[index] for index in ranked), vocabulary)
 
 
 def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:

@@ -11,6 +11,7 @@ import tokenizers
 from asyncinfer import files
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.text.panic import panicked
+from asyncinfer.text.tiktoken_files import read_tiktoken
 
 __all__ = ["ROLES", "file_of", "load_backend", "named_ids", "read_json", "special_tokens"]
 
@@ -32,9 +33,20 @@ _EXTRA = ("additional_special_tokens", "extra_special_tokens")
 
 def load_backend(folder: Path) -> tokenizers.Tokenizer:
     """The tokenizer of `folder`, with every token that a file calls special marked as such."""
-    from asyncinfer.models.remote_code import tokenizer_code
+    from asyncinfer.models.remote_code import tiktoken_file, tokenizer_code
 
     tokenizer_code(folder)
+    listed = tiktoken_file(folder)
+    if listed is None:
+        backend = _fast_backend(folder)
+    else:
+        backend = read_tiktoken(listed, token_settings(folder))
+    known = [name for name in _special_names(folder) if backend.token_to_id(name) is not None]
+    backend.add_special_tokens(known)
+    return backend
+
+
+def _fast_backend(folder: Path) -> tokenizers.Tokenizer:
     path = file_of(folder, "tokenizer.json")
     if path is None:
         raise ModelLoadError(
@@ -42,14 +54,11 @@ def load_backend(folder: Path) -> tokenizers.Tokenizer:
             file=str(folder / "tokenizer.json"),
         )
     try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
+        return tokenizers.Tokenizer.from_file(str(path))
     except BaseException as error:
         if not panicked(error):
             raise
         raise ModelLoadError(f"not a tokenizer: {error}", file=str(path)) from error
-    known = [name for name in _special_names(folder) if backend.token_to_id(name) is not None]
-    backend.add_special_tokens(known)
-    return backend
 
 
 def named_ids(folder: Path, backend: tokenizers.Tokenizer) -> tuple[int | None, frozenset[int]]:

@@ -18,6 +18,8 @@ from asyncinfer.weights.pull import pull
 __all__ = ["resolve", "resolve_config"]
 
 _CONFIG = "config.json"
+#: Of which a model has at least one.
+_TOKENIZERS = ("hy.tiktoken", "tiktoken.model", "tokenizer.json")
 #: Every file that an engine reads beside the weights. No other is downloaded.
 _SMALL_FILES = (
     "added_tokens.json",
@@ -34,8 +36,8 @@ _SMALL_FILES = (
     "modules.json",
     "sentence_bert_config.json",
     "special_tokens_map.json",
-    "tokenizer.json",
     "tokenizer_config.json",
+    *_TOKENIZERS,
 )
 
 
@@ -249,8 +251,10 @@ def _weights(folder: Path) -> list[str]:
 def _is_whole(folder: Path) -> bool:
     """Whether a folder of the cache has every file that loading a model needs."""
     try:
-        needed = (_CONFIG, "tokenizer.json", *_weights(folder))
-        return all(checkpoint_file(folder, name) is not None for name in needed)
+        needed = (_CONFIG, *_weights(folder))
+        return all(checkpoint_file(folder, name) is not None for name in needed) and any(
+            checkpoint_file(folder, name) is not None for name in _TOKENIZERS
+        )
     except ModelLoadError:
         # Fetching again may mend it.
         return False

@@ -39,6 +39,7 @@ from asyncinfer.engine.prompt_reader import PromptReader
 from asyncinfer.engine.request import Request
 from asyncinfer.engine.thread import DecodeThread
 from asyncinfer.engine.watchdog import Watchdog
+from asyncinfer.files import folder
 from asyncinfer.models import family_calls
 from asyncinfer.models.family_calls import FamilyCalls
 from asyncinfer.plugins import supervision
@@ -67,7 +68,6 @@ from asyncinfer.text import (
 from asyncinfer.text.detokenizer import Detokenizer
 from asyncinfer.text.render_budget import RenderBudget
 from asyncinfer.text.shield import Shield
-from asyncinfer.weights import folder
 from asyncinfer.weights.hub import HubModel
 
 __all__ = ["FINDINGS"]

@@ -1,0 +1,18 @@
+"""`all_merges`: the merges of a vocabulary that has only an order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+__all__ = ["all_merges"]
+
+
+def all_merges(ranked: Iterable[str], vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Every way to cut a token into two others, in the order of `ranked`: tokenizers without a list
+    of merges always join the two neighbours whose token comes first."""
+    found = []
+    for token in ranked:
+        cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
+        pairs = [pair for pair in cuts if pair[0] in vocabulary and pair[1] in vocabulary]
+        found += sorted(pairs, key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+    return found
