@@ -81,14 +81,12 @@ def _ignored(*names: str) -> tuple[Field, ...]:
 
 _TOOLS: Final = _options(
     ("tools", {"type": "array", "items": OBJECT}, "Functions that the model may call."),
+    ("tool_choice", ANY, "`auto`, `none`, `required`, or a tool by its name."),
     ("parallel_tool_calls", BOOLEAN, "Whether an answer may call several times."),
 )
 _TEMPLATE: Final = _options(
     ("template_options", OBJECT, "Variables of the chat template, such as `enable_thinking`."),
     ("continue_final_message", BOOLEAN, "Go on with the last message, the assistant's."),
-)
-_CHOICE: Final = Field(
-    "tool_choice", ANY, "`auto`, `none`, `required`, or a tool by its name.", "tool_choice"
 )
 #: Sampling options that OpenAI's protocols have too.
 _SAMPLING: Final = _options(
@@ -135,7 +133,7 @@ _COMMON: Final = (
     Field("stream_options", OBJECT, "`include_usage`: a last event with the usage."),
     *_OURS,
     *_ignored("user", "metadata", "store", "service_tier", "prompt_cache_key"),
-    *_ignored("safety_identifier", "prompt_cache_retention"),
+    *_ignored("safety_identifier", "prompt_cache_retention", "prompt_cache_options"),
 )
 
 CHAT: Final = Fields(
@@ -147,7 +145,6 @@ CHAT: Final = Fields(
     Field("top_logprobs", INTEGER, "And so many alternatives."),
     Field("response_format", OBJECT, "`text`, `json_object` or `json_schema`."),
     *_TOOLS,
-    _CHOICE,
     *_TEMPLATE,
     Field("prediction", OBJECT, "`content`: what the answer is expected to be."),
     Field("chat_template_kwargs", OBJECT, "The same, by another name.", "template_options"),
@@ -189,13 +186,13 @@ RESPONSES: Final = Fields(
     Field("top_logprobs", INTEGER, "Give logprobs, and so many alternatives."),
     Field("include", STRINGS, "`message.output_text.logprobs`."),
     *_TOOLS,
-    _CHOICE,
     *_TEMPLATE,
     *_SAMPLING,
     *_OURS,
-    *_ignored("user", "metadata", "store", "service_tier", "prompt_cache_key", "truncation"),
-    *_ignored("safety_identifier", "prompt_cache_retention", "reasoning", "stream_options"),
+    *_ignored("metadata", "store", "service_tier", "prompt_cache_key", "truncation", "reasoning"),
+    *_ignored("safety_identifier", "prompt_cache_retention", "prompt_cache_options", "user"),
     *_ignored("background", "previous_response_id", "conversation", "prompt", "max_tool_calls"),
+    *_ignored("stream_options"),
 )
 
 

@@ -11,8 +11,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from asyncinfer.server import chat, embeddings, messages, responses
 from asyncinfer.server.body import Bodies
@@ -65,9 +65,6 @@ def make(
         Operation("GET", "/openapi.json", "This document.", free=True),
     ]
 
-    async def openapi(call: Call) -> None:
-        await call.json(document(operations))
-
     handlers: dict[str, Handler] = {
         "/v1/chat/completions": Chat(models),
         "/v1/completions": Completions(models),
@@ -81,7 +78,7 @@ def make(
         "/v1/models/{model}": plain.model,
         "/metrics": plain.metrics,
         "/health": plain.health,
-        "/openapi.json": openapi,
+        "/openapi.json": lambda call: call.json(document(operations)),
     }
     if page:
         operations.append(Operation("GET", "/", "A page to chat on.", free=True))
@@ -130,9 +127,14 @@ def make(
     )
 
 
-async def _no_such_path(request: Request, error: Any) -> Response:
+async def _no_such_path(request: Request, error: Any) -> Any:
     """The answer for an unknown path or method."""
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
     message = f"{request.method} {request.url.path}: {error.detail}"
     told = HttpError(error.status_code, kind, message)
-    return JSONResponse(openai_error(told, ""), error.status_code, error.headers)
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        call = Call(scope, receive, send)
+        await call.json(openai_error(told, call.request_id), told.status, error.headers)
+
+    return answer

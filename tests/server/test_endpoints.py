@@ -113,8 +113,10 @@ async def test_a_body_that_cannot_be_read(
 
 async def test_unknown_paths_methods_and_models(engine: Engine) -> None:
     app = create_app(engine)
-    assert (await ask(app, "/v1/nothing")).status == 404
-    assert (await ask(app, CHATS)).status == 405
+    for path, status in (("/v1/nothing", 404), (CHATS, 405)):
+        answer = await ask(app, path, headers={"x-request-id": "mine"})
+        assert (answer.status, answer.headers["x-request-id"]) == (status, "mine")
+        assert f"GET {path}: " in answer.json["error"]["message"]
     answer = await ask(app, CHATS, {"messages": CHAT, "model": "gpt-9"})
     assert answer.status == 404
     assert answer.json["error"]["code"] == "model_not_found"
@@ -173,7 +175,8 @@ async def test_a_client_that_leaves_cancels(
 
 async def test_requests_are_counted_by_the_status_that_was_sent(engine: Engine) -> None:
     """On a server, which tells of a disconnect once an answer is whole."""
-    bodies = [{"max_tokens": 2, "stream": stream} for stream in (False, True)]
+    ignored = {"prompt_cache_key": "a", "prompt_cache_options": {"ttl": "1h"}}
+    bodies = [{"max_tokens": 2, "stream": stream, **ignored} for stream in (False, True)]
     async with (
         listening(create_app(engine)) as url,
         httpx2.AsyncClient(base_url=url) as client,
