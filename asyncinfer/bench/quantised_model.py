@@ -14,9 +14,11 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-__all__ = ["LAYOUTS", "write_quantised"]
+__all__ = ["LAYOUTS", "SCALES", "write_gguf", "write_quantised"]
 
 _SCALE: Final = 1e-3
+#: The power of two near it, biased by 127.
+_EXPONENT: Final = 117
 _GROUP: Final = 128
 #: Layouts of safetensors -> what `config.json` says of them.
 _SCHEMES: Final[dict[str, dict[str, Any]]] = {
@@ -34,6 +36,14 @@ _SCHEMES: Final[dict[str, dict[str, Any]]] = {
         },
     },
 }
+#: GGUF types -> where in a block its float16 scales are; MXFP4's is one byte.
+SCALES: Final[dict[str, tuple[int, ...]]] = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    **dict.fromkeys(("Q3_K", "Q6_K"), (-2,)),
+    "Q2_K": (-4, -2),
+    "MXFP4": (),
+}
 #: "gguf": Q4_K_M, with values and down projections in Q6_K.
 LAYOUTS: Final = ("gguf", *_SCHEMES)
 
@@ -42,7 +52,7 @@ def write_quantised(shape: Mapping[str, Any], layers: int, folder: Path, layout:
     """Write a model of `shape` with so many layers; returns its folder, or its GGUF file."""
     folder.mkdir(parents=True, exist_ok=True)
     if layout == "gguf":
-        return _write_gguf(shape, layers, folder / "model.gguf")
+        return write_gguf(shape, layers, folder / "model.gguf", _q4_k_m)
     from safetensors.torch import save_file
 
     from asyncinfer.bench.checkpoint import write_tokenizer
@@ -119,7 +129,14 @@ def _parts(
     }
 
 
-def _write_gguf(shape: Mapping[str, Any], layers: int, path: Path) -> Path:
+def _q4_k_m(matrix: str) -> str:
+    return "Q6_K" if matrix.endswith(("embed_tokens", "v_proj", "down_proj")) else "Q4_K"
+
+
+def write_gguf(
+    shape: Mapping[str, Any], layers: int, path: Path, kind_of: Callable[[str], str]
+) -> Path:
+    """Write a GGUF file; `kind_of` says a matrix's type, of `SCALES`, by its checkpoint's name."""
     import gguf
 
     kinds = gguf.GGMLQuantizationType
@@ -139,21 +156,20 @@ def _write_gguf(shape: Mapping[str, Any], layers: int, path: Path) -> Path:
     writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
     _add_tokenizer(writer, size)
 
-    def add(name: str, rows: int, columns: int, kind: gguf.GGMLQuantizationType) -> None:
-        numbers, block = gguf.GGML_QUANT_SIZES[kind]
+    def add(name: str, rows: int, columns: int, kind: str) -> None:
+        numbers, block = gguf.GGML_QUANT_SIZES[kinds[kind]]
         data = random.integers(0, 256, (rows * columns // numbers, block), np.uint8)
-        # Scales are float16 at the beginning of a block of Q4_K, and at the end of one of Q6_K.
         scale = np.full(len(data), _SCALE, np.float16).view(np.uint8).reshape(-1, 2)
-        places = (slice(-2, None),) if kind is kinds.Q6_K else (slice(0, 2), slice(2, 4))
-        for place in places:
-            data[:, place] = scale
-        writer.add_tensor(name, data.reshape(rows, -1), raw_dtype=kind)
+        for place in SCALES[kind]:
+            data[:, place : place + 2 or None] = scale
+        if not SCALES[kind]:
+            data[:, 0] = _EXPONENT
+        writer.add_tensor(name, data.reshape(rows, -1), raw_dtype=kinds[kind])
 
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, layers)
-    add("token_embd.weight", size, hidden, kinds.Q6_K)
+    add("token_embd.weight", size, hidden, kind_of("model.embed_tokens"))
     for name, rows, columns in _matrices(shape, layers):
-        kind = kinds.Q6_K if name.endswith(("v_proj", "down_proj")) else kinds.Q4_K
-        add(f"{names.get_name(name)}.weight", rows, columns, kind)
+        add(f"{names.get_name(name)}.weight", rows, columns, kind_of(name))
     norms = [f"blk.{layer}.{name}" for layer in range(layers) for name in ("attn_norm", "ffn_norm")]
     for name in ("output_norm", *norms):
         writer.add_tensor(f"{name}.weight", np.ones(hidden, np.float32))

@@ -33,6 +33,8 @@ class Assembly:
         self.ints = ir.VectorType(self.i32, lanes)
         self._narrow = ir.VectorType(ir.IntType(16), lanes)
         self._halves = ir.VectorType(self.half, lanes)
+        # llvmlite has no class of this type.
+        self._bfloat = type("BFloatType", (ir.Type,), {"__str__": lambda self: "bfloat"})()
         self.module = ir.Module(name)
         self.module.triple = import_module("llvmlite.binding").get_process_triple()
         width = f"v{lanes}f32"
@@ -95,6 +97,22 @@ class Assembly:
         # The higher half of a float32 number.
         bits = b.zext(b.load(pointer, typ=self._narrow, align=2), self.ints)
         return b.bitcast(b.shl(bits, self.ir.Constant(self.ints, [16] * self.lanes)), self.floats)
+
+    def rounded(self, b: Any, vector: Any, *, at_once: bool) -> Any:
+        """A vector's numbers as the bits of bfloat16 ones, to the nearest and of two to the even
+        one, as torch rounds them. `at_once`: by the processor's instruction, which makes numbers
+        below 2**-126 zero."""
+        if at_once:
+            kind = self.ir.VectorType(self._bfloat, self.lanes)
+            return b.bitcast(b.fptrunc(vector, kind), self._narrow)
+        constant = self.ir.Constant
+        bits = b.bitcast(vector, self.ints)
+        sixteen = constant(self.ints, [16] * self.lanes)
+        odd = b.and_(b.lshr(bits, sixteen), constant(self.ints, [1] * self.lanes))
+        up = b.add(b.add(bits, odd), constant(self.ints, [0x7FFF] * self.lanes))
+        none = constant(self.ints, [0x7FC00000] * self.lanes)
+        up = b.select(b.fcmp_unordered("uno", vector, vector), none, up)
+        return b.trunc(b.lshr(up, sixteen), self._narrow)
 
     def fetch(self, b: Any, pointer: Any, *, near: bool = True) -> None:
         """Have the processor bring what is there into its nearest cache, or into the second one,

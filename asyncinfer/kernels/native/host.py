@@ -42,6 +42,8 @@ class Host:
     permutes: bool
     #: Whether one instruction spreads the 4-bit numbers of 8 bytes (`vpmultishiftqb`).
     spreads: bool
+    #: Whether one instruction rounds numbers to bfloat16 (`vcvtneps2bf16`).
+    rounds: bool = False
 
 
 @functools.cache
@@ -71,7 +73,8 @@ def host_of(machine: str, features: Mapping[str, bool]) -> Host | None:
         return None
     if features.get("avx512f") and features.get("avx512bw"):
         spreads = bool(features.get("avx512vbmi"))
-        return Host(flags, lanes=16, batch=4, tables=True, permutes=True, spreads=spreads)
+        rounds = bool(features.get("avx512bf16"))
+        return Host(flags, 16, 4, tables=True, permutes=True, spreads=spreads, rounds=rounds)
     return Host(flags, lanes=8, batch=3, tables=False, permutes=True, spreads=False)
 
 

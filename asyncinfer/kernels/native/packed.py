@@ -40,7 +40,7 @@ _lock = threading.Lock()
 class PackedKernel:
     """The product of one layout of blocks."""
 
-    __slots__ = ("_batch", "_choices", "_floats", "_layout", "_product", "_threads")
+    __slots__ = ("_batch", "_choices", "_layout", "_product", "_threads", "_unpack")
 
     def __init__(self, layout: Layout, target: Host, region: int | None) -> None:
         """`region`: the address of OpenMP's `GOMP_parallel`; None: the calling thread computes
@@ -52,8 +52,9 @@ class PackedKernel:
         what = f"packed {layout}, parallel={self._threads}"
         symbols = {} if region is None else {"GOMP_parallel": region}
         kind = ctypes.CFUNCTYPE(None, *_KINDS)
-        addresses = compiled(what, text, target, ("product", "floats"), symbols)
-        self._product, self._floats = map(kind, addresses)
+        addresses = compiled(what, text, target, ("product", "floats", "halves"), symbols)
+        self._product, *unpack = map(kind, addresses)
+        self._unpack = dict(zip((torch.float32, torch.bfloat16), unpack, strict=True))
 
     def __call__(self, x: torch.Tensor, blocks: torch.Tensor, factor: float) -> torch.Tensor:
         """`factor * x W^T`, float32 `[rows, out]`, of float32 `x` `[rows, in]`, on the threads of
@@ -95,13 +96,14 @@ class PackedKernel:
                 choice.took(threads > 1, began, time.perf_counter())
         return y
 
-    def floats(self, blocks: torch.Tensor) -> torch.Tensor:
-        """The numbers as float32 `[out, in]`, times their scales. `blocks` as for a product."""
+    def floats(self, blocks: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """The numbers as float32 or bfloat16 `[out, in]`, times their scales. `blocks` as for a
+        product."""
         blocks = blocks.contiguous()
         outputs, groups, block = blocks.shape
         layout = self._layout
         inputs = groups * layout.group or block - layout.ends
-        y = torch.empty(outputs, inputs)
+        y = torch.empty(outputs, inputs, dtype=dtype)
         threads = 1
         if self._threads and y.numel() > _SHARED:
             threads = torch.get_num_threads()
@@ -109,7 +111,7 @@ class PackedKernel:
             chunk = -(-outputs // (threads * _CHUNKS))
             count = groups if layout.group else inputs
             places = blocks.data_ptr(), None, y.data_ptr(), None
-            self._floats(*places, outputs, 0, count, chunk, 1.0, threads)
+            self._unpack[dtype](*places, outputs, 0, count, chunk, 1.0, threads)
         return y
 
 
@@ -153,6 +155,10 @@ def _is_right(kernel: PackedKernel, layout: Layout) -> bool:
         weight = block_floats(blocks, layout.code).view(_OUTPUTS, -1)
         blocks = blocks.view(_OUTPUTS, _GROUPS, -1)
     if not torch.allclose(kernel.floats(blocks), weight, rtol=1e-6, atol=1e-6):
+        return False
+    halves, rounded = kernel.floats(blocks, torch.bfloat16).float(), weight.bfloat16().float()
+    # A processor may make numbers zero that are smaller than any normal one.
+    if not torch.allclose(halves, rounded, rtol=2**-7, atol=2.0**-126):
         return False
     for rows in (1, ROWS + 1):
         x = torch.randn(rows, weight.shape[1], generator=generator)

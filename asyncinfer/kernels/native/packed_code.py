@@ -38,9 +38,9 @@ def packed_code(layout: Layout, host: Host, *, parallel: bool) -> str:
     caller computes alone. `scratch` holds `ROWS` unpacked rows for each thread, and may be null for
     no more rows of x than `host.batch`.
 
-    There is a second function, `floats`, with the same arguments, which writes W itself to `y`,
-    float32 `[outputs, in]`, without the factor. Raises `RuntimeError` where the processor has no
-    instruction for a code.
+    There are two more functions with the same arguments, `floats` and `halves`, which write W
+    itself to `y`, float32 or bfloat16 `[outputs, in]`, without the factor. Raises `RuntimeError`
+    where the processor has no instruction for a code.
     """
     return _Code(layout, host).text(parallel)
 
@@ -48,10 +48,10 @@ def packed_code(layout: Layout, host: Host, *, parallel: bool) -> str:
 class _Code(Blocks):
     def __init__(self, layout: Layout, host: Host) -> None:
         super().__init__(layout, host)
-        self._batch = host.batch
+        self._batch, self._rounds = host.batch, host.rounds
 
     def text(self, parallel: bool) -> str:
-        self._unpack = self._unpacking()
+        self._unpack = self._unpacking(4)
         # Rows of W beyond a multiple of `ROWS`, which models hardly ever have, are multiplied one
         # by one.
         self._tiles = {
@@ -60,8 +60,9 @@ class _Code(Blocks):
             for batch in range(1, self._batch + 1 if rows == ROWS else 2)
             for packed in (True, False)
         }
-        for name, work in (("product", self._work()), ("floats", self._writing())):
-            self._entry(name, work, parallel)
+        self._entry("product", self._work(), parallel)
+        self._entry("floats", self._writing(self._unpack, 4), parallel)
+        self._entry("halves", self._writing(self._unpacking(2), 2), parallel)
         return str(self.module)
 
     def _entry(self, name: str, work: Any, parallel: bool) -> None:
@@ -138,19 +139,21 @@ class _Code(Blocks):
         b.branch(fetch)
         return function
 
-    def _writing(self) -> Any:
-        """`writing(task)`: unpack chunks of W into y until there are no more."""
-        function, b = self.begin("writing", self.pointer)
+    def _writing(self, unpack: Any, size: int) -> Any:
+        """`writing(task)`: unpack chunks of W into y, whose numbers have `size` bytes, until there
+        are no more."""
+        function, b = self.begin(f"writing_{size}", self.pointer)
         (task,) = function.args
         fields = [self._field(b, task, index) for index in range(11)]
         blocks, y = (b.load(fields[index], typ=self.pointer) for index in (0, 2))
         groups = b.load(fields[6], typ=self.i64)
         taken, floats = self.row_bytes(b, groups)
+        wide = b.udiv(b.mul(floats, self.integer(size)), self.integer(4))
         first, last, fetch = self._next_chunk(b, fields)
 
         def row(number: Any) -> None:
             start = self.at(b, blocks, b.mul(taken, number))
-            b.call(self._unpack, [start, groups, self.at(b, y, b.mul(floats, number))])
+            b.call(unpack, [start, groups, self.at(b, y, b.mul(wide, number))])
 
         self.each(b, first, last, 1, row)
         b.branch(fetch)
@@ -233,23 +236,26 @@ class _Code(Blocks):
         b.ret_void()
         return function
 
-    def _unpacking(self) -> Any:
-        """`unpack(blocks, groups, floats)`."""
-        function, b = self.begin("unpack", self.pointer, self.i64, self.pointer)
+    def _unpacking(self, size: int) -> Any:
+        """`unpack(blocks, groups, floats)`, to numbers of so many bytes."""
+        function, b = self.begin(f"unpack_{size}", self.pointer, self.i64, self.pointer)
         blocks, groups, floats = function.args
         # So that what a store follows need not be read again.
         floats.add_attribute("noalias")
 
         def group(b: Any, index: Any, sums: Sequence[Any]) -> Sequence[Any]:
             block = self.at(b, blocks, b.mul(index, self.integer(self.layout.block)))
-            out = self.at(b, floats, b.mul(index, self.integer(4 * self.layout.group)))
+            out = self.at(b, floats, b.mul(index, self.integer(size * self.layout.group)))
             ends = self.ends(b, block, groups)
 
             def part(b: Any, place: Any, sums: Sequence[Any]) -> Sequence[Any]:
                 for start in range(0, self.unrolled, self.lanes):
                     number = b.add(place, self.integer(start))
-                    into = self.at(b, out, b.mul(number, self.integer(4)))
-                    b.store(self.numbers(b, block, place, start, ends), into, align=4)
+                    into = self.at(b, out, b.mul(number, self.integer(size)))
+                    numbers = self.numbers(b, block, place, start, ends)
+                    if size == 2:
+                        numbers = self.rounded(b, numbers, at_once=self._rounds)
+                    b.store(numbers, into, align=size)
                 return sums
 
             return self._parts(b, part, sums, groups)
