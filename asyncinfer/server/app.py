@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from asyncinfer.bounds import MAX_BODY_BYTES
-from asyncinfer.checks import check_integer, checking_config
+from asyncinfer.checks import check_integer, check_strings, checking_config
 from asyncinfer.server.keys import ApiKey, Keys
 from asyncinfer.server.models import Served
 
@@ -48,10 +48,11 @@ def create_app(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "starlette":
             raise
-        raise ModuleNotFoundError(
-            'create_app() needs starlette: pip install "asyncinfer[server]"', name=error.name
-        ) from error
+        told = 'create_app() needs starlette: pip install "asyncinfer[server]"'
+        raise ModuleNotFoundError(told, name=error.name) from error
     with checking_config():
         check_integer("max_body_bytes", max_body_bytes, 1)
+        origins = check_strings("cors_origins", cors_origins, 256, 256)
+        hosts = check_strings("allowed_hosts", allowed_hosts, 256, 256)
     made = Keys(keys, ApiKey(cache_scope=cache_scope))
-    return make(engines, made, max_body_bytes, tuple(cors_origins), tuple(allowed_hosts), page)
+    return make(engines, made, max_body_bytes, origins, hosts, page)

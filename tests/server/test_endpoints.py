@@ -328,6 +328,8 @@ async def test_keys_have_scopes_and_a_number_of_requests(
         {"keys": {"a": "b"}},
         {"max_body_bytes": 0},
         {"cache_scope": "x" * 257},
+        {"cors_origins": ("https://a.example", 3)},
+        {"allowed_hosts": ("",)},
     ],
 )
 async def test_bad_arguments_of_an_application(engine: Engine, options: Any) -> None:
@@ -346,6 +348,10 @@ async def test_other_origins_and_hosts(engine: Engine) -> None:
     answer = await ask(app, "/health", headers={**here, "origin": "https://b.example"})
     assert "access-control-allow-origin" not in answer.headers
     assert (await ask(app, "/health", headers={"host": "evil.example"})).status == 400
+    # One may come as it is.
+    one = create_app(engine, cors_origins="https://a.example")
+    answer = await ask(one, "/health", headers={"origin": "https://a.example"})
+    assert answer.headers["access-control-allow-origin"] == "https://a.example"
     closed = create_app(engine)
     answer = await ask(closed, "/health", headers={"origin": "https://a.example"})
     assert "access-control-allow-origin" not in answer.headers
