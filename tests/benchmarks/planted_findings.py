@@ -2,8 +2,8 @@
 
 python -m benchmarks.planted_findings [ID ...]
 
-It takes minutes, and so is no part of the suite. Findings of an engine's life are planted in
-`simulation/test_hazards.py`, which is.
+It takes minutes, and so is no part of the suite. Those of the GPU path are in `planted_gpu.py`.
+Findings of an engine's life are planted in `simulation/test_hazards.py`, which is.
 
 Three have nothing to take out. P12 and E7 are what pages of the documentation did not say. E4 was
 README's own code, which `docs/test_web_app.py` now runs. S11 was a guess that turned out wrong.
@@ -69,6 +69,7 @@ from asyncinfer.text.detokenizer import Detokenizer
 from asyncinfer.text.render_budget import RenderBudget
 from asyncinfer.text.shield import Shield
 from asyncinfer.weights.hub import HubModel
+from benchmarks.planted_gpu import GPU_FINDINGS
 
 __all__ = ["FINDINGS"]
 
@@ -328,6 +329,7 @@ FINDINGS: Final[dict[str, tuple[Plant, str]]] = {
         instead(Chats, "encode", as_text),
         "engine/test_sessions.py::test_twenty_turns_compute_each_token_once",
     ),
+    **GPU_FINDINGS,
 }
 
 

@@ -36,9 +36,13 @@ class Cuda:
         #: Whether no recording can begin.
         self.busy = False
         self.random = Random()
+        #: Whether each recording has a random state of its own, as in newer versions of torch.
+        self.own_states = False
+        #: By recording: that state, from its beginning to an end without a fault.
+        self.recorded: dict[object, RandomState] = {}
 
     def draw(self) -> int:
-        """A number for the host, by torch's rule before each recording had a state of its own."""
+        """A number for the host, by either of torch's rules."""
         if self.random.state.marked:
             raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
         self.random.state.drawn += 1
@@ -105,8 +109,12 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
             assert capture_error_mode == "thread_local"
             assert fake.current.number % 3 == 0
             assert fake.current.number in fake.woken
+            # What draws while it is recorded draws from the state that the generator has now.
             self.random = fake.random.state
-            self.random.marked = True
+            if fake.own_states:
+                fake.recorded[self] = self.random
+            else:
+                self.random.marked = True
             if fake.busy:
                 raise RuntimeError("another recording is under way")
             fake.log.append("begin" if not torch.is_inference_mode_enabled() else "inference")
@@ -115,6 +123,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
             if fake.invalid:
                 raise RuntimeError("operation not permitted when stream is capturing")
             self.random.marked = False
+            fake.recorded.pop(self, None)
             fake.log.append("end")
 
         def reset(self) -> None:
@@ -259,13 +268,18 @@ def test_a_recording_that_fails_is_left(cuda: Cuda, invalid: bool, within: bool)
     assert cuda.current is cuda.default
 
 
+@pytest.mark.parametrize("own_states", [False, True])
 @pytest.mark.parametrize("fault", ["none", "begin", "work", "end"])
-def test_the_hosts_random_numbers_are_its_own(cuda: Cuda, fault: str) -> None:
-    """While a step is recorded, and after a recording that failed wherever."""
+def test_the_hosts_random_numbers_are_its_own(cuda: Cuda, fault: str, own_states: bool) -> None:
+    """While a step is recorded, and after a recording that failed wherever. A graph keeps none of
+    the host's states either, whose numbers its replays would go on with."""
+    cuda.own_states = own_states
     opened, drawn = CudaAccelerator(DEVICE), [cuda.draw()]
 
     def work() -> None:
         drawn.append(cuda.draw())
+        assert all(state is not host for state in cuda.recorded.values())
+        assert host.drawn == 2
         if fault == "work":
             raise RuntimeError("not in a recording")
 
@@ -277,6 +291,9 @@ def test_the_hosts_random_numbers_are_its_own(cuda: Cuda, fault: str) -> None:
     drawn.append(cuda.draw())
     assert drawn == list(range(1, len(drawn) + 1))
     assert len(drawn) == (2 if fault == "begin" else 3)
+    # A recording that failed holds what is nobody's.
+    assert all(state is not host for state in cuda.recorded.values())
+    assert not host.marked
 
 
 def test_one_block_is_held_for_all(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:

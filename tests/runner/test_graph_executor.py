@@ -157,6 +157,29 @@ def test_adapters_of_a_recorded_step(make_hand: Any, graph_hand: Any, device: Fa
     assert hand.decode(1, len(PROMPTS[1]), 8) != without[0]
 
 
+def test_adapters_cost_the_host_no_call(graph_hand: Any, device: FakeDevice) -> None:
+    """They are part of what is recorded, in decode steps and in chunks of prompts."""
+    calls: list[list[int]] = []
+    for adapter in (-1, 0):
+        hand = graph_hand(adapters=two_adapters())
+        begin(hand, 1, adapter=adapter)
+        counts = list[int]()
+        for turn in range(6):
+            hand.row(1, len(PROMPTS[1]) + turn, 1)
+            if turn > 2:
+                hand.join(turn - 1, [7] * 14, adapter=adapter)
+                hand.row(turn - 1, 0, 14, samples=0)
+            device.calls.clear()
+            hand.step()
+            counts.append(device.calls.total())
+            # What is not recorded yet is, in place of a replay.
+            assert turn in (0, 3) or device.calls["Graph.replay"] == 1
+        calls.append(counts)
+    without, beside = calls
+    for turn in (2, 5):
+        assert without[turn] == beside[turn]
+
+
 def test_most_steps_are_replays(graph_hand: Any, device: FakeDevice) -> None:
     hand = graph_hand()
     lengths = {}
@@ -306,9 +329,20 @@ def test_calls_of_a_steady_step(graph_hand: Any, device: FakeDevice) -> None:
     assert set(counts) == {(0, 6), (4, 8)}
 
 
-@pytest.mark.parametrize("options", [GREEDY, DRAWN, SCORED], ids=str)
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        (GREEDY, {}),
+        (DRAWN, {}),
+        (SCORED, {}),
+        # Of the prompt; and a row whose draw another one guides.
+        (GREEDY, {"prompt_logprobs": 1}),
+        (DRAWN, {"guided": (1, 2.0)}),
+    ],
+    ids=str,
+)
 def test_calls_of_a_prompt_beside_rows_that_decode(
-    make_hand: Any, device: FakeDevice, options: dict[str, Any]
+    make_hand: Any, device: FakeDevice, options: dict[str, Any], asked: dict[str, Any]
 ) -> None:
     """What the host has to do does not grow with the layers, and it waits for nothing."""
     calls: dict[tuple[str, int], int] = {}
@@ -317,8 +351,13 @@ def test_calls_of_a_prompt_beside_rows_that_decode(
         begin(hand, 0, **options)
         for turn in range(3):
             hand.join(1 + turn, [7] * 14)
-            hand.row(1 + turn, 0, 14, samples=0)
+            # The row that decodes comes first.
             hand.row(0, len(PROMPTS[0]) + turn, 1)
+            hand.row(1 + turn, 0, 14, samples=int("guided" in asked))
+            if "prompt_logprobs" in asked:
+                hand.plan.prompt_logprobs[1] = asked["prompt_logprobs"]
+            if "guided" in asked:
+                hand.plan.guided[0] = asked["guided"]
             device.calls.clear()
             handle = hand.launch()
             calls[graphs, layers] = device.calls.total()
