@@ -22,6 +22,9 @@ __all__ = ["read_tiktoken"]
 
 _MOST_BYTES: Final = 64 << 20
 _MOST_TOKENS: Final = 1 << 22
+#: Bytes of a token, whose cuts are all looked at, and tokens beyond those of the file.
+_LONGEST: Final = 512
+_MOST_ADDED: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,28 +72,38 @@ def read_tiktoken(path: Path, settings: Mapping[str, Any]) -> tokenizers.Tokeniz
         ]
     )
     backend.decoder = decoders.ByteLevel()
-    named = _named_tokens(settings, str(path.with_name("tokenizer_config.json")))
+    file = str(path.with_name("tokenizer_config.json"))
+    named = _named_tokens(settings, len(tokens) + _MOST_ADDED, file)
     for index, name in enumerate(code.special, len(tokens)):
         named.setdefault(index, AddedToken(name, special=True, normalized=False))
-    for index in range(len(tokens), max(named, default=0) + 1):
-        filler = AddedToken(f"<|reserved_token_{index}|>", special=True, normalized=False)
-        backend.add_tokens([named.get(index, filler)])
+    end = max(named, default=-1) + 1
+    added = [named.get(index) or _reserved(index) for index in range(len(tokens), end)]
+    backend.add_tokens(added)
+    if backend.get_vocab_size() != len(tokens) + len(added):
+        # The library gives a token that it has no other id, which moves those after it.
+        raise ModelLoadError("added_tokens_decoder: names a token twice", file=file)
     return backend
 
 
-def _named_tokens(settings: Mapping[str, Any], file: str) -> dict[int, AddedToken]:
-    """The tokens under `added_tokens_decoder`, by their ids."""
+def _reserved(index: int) -> AddedToken:
+    return AddedToken(f"<|reserved_token_{index}|>", special=True, normalized=False)
+
+
+def _named_tokens(settings: Mapping[str, Any], end: int, file: str) -> dict[int, AddedToken]:
+    """The tokens under `added_tokens_decoder`, by their ids, which are below `end`."""
     found = {}
     given = settings.get("added_tokens_decoder")
     for key, token in (given if isinstance(given, dict) else {}).items():
         name = token.get("content") if isinstance(token, dict) else None
-        if not str(key).isdecimal() or int(key) > _MOST_TOKENS or not isinstance(name, str):
+        index = int(key) if key.isdecimal() and len(key) < 10 else end
+        if index >= end or not isinstance(name, str) or not name:
             raise ModelLoadError(
-                f"added_tokens_decoder[{short_repr(key)}]: must be a token with its content",
+                f"added_tokens_decoder[{short_repr(key)}]: must be a token with its content, and "
+                f"an id below {end}",
                 file=file,
             )
         special = token.get("special") is not False
-        found[int(key)] = AddedToken(name, special=special, normalized=False)
+        found[index] = AddedToken(name, special=special, normalized=False)
     return found
 
 
@@ -106,9 +119,10 @@ def _read_tokens(path: Path) -> list[str]:
         except binascii.Error:
             raw = b""
         token = "".join(BYTE_TO_CHAR[byte] for byte in raw)
-        if not raw or token in tokens or rank.strip() != b"%d" % len(tokens):
+        if not 0 < len(raw) <= _LONGEST or token in tokens or rank.strip() != b"%d" % len(tokens):
             raise ModelLoadError(
-                f"line {number}: must be a new token in base64 and its rank, {len(tokens)}",
+                f"line {number}: must be a new token of at most {_LONGEST} bytes in base64, and "
+                f"its rank, {len(tokens)}",
                 file=str(path),
             )
         tokens[token] = None

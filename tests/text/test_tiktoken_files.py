@@ -105,9 +105,10 @@ def test_as_the_library_reads_it(
 @pytest.mark.parametrize(
     ("spoiled", "says"),
     [
-        (b"!!! 3", "line 4: must be a new token in base64 and its rank, 3"),
+        (b"!!! 3", "line 4: must be a new token of at most 512 bytes in base64, and its rank, 3"),
         (b"YQ== 7", "line 4"),
         (b"YQ==", "line 4"),
+        (base64.b64encode(b"a" * 513) + b" 3", "line 4"),
         (base64.b64encode(b"!") + b" 3", "line 4"),
         (None, "lacks 253 of the 256 bytes"),
     ],
@@ -123,11 +124,22 @@ def test_a_file_that_is_none(spoiled: bytes | None, says: str, tmp_path: Path) -
     assert str(tmp_path / "tiktoken.model") in str(caught.value)
 
 
-@pytest.mark.parametrize("token", [3, {"content": 3}, {}])
-def test_an_added_token_that_is_none(token: Any, tokens: list[bytes], tmp_path: Path) -> None:
-    settings = {**KIMI, "added_tokens_decoder": {"512": token}}
-    write(tmp_path, "tiktoken.model", tokens, settings)
-    with pytest.raises(ModelLoadError, match=r"added_tokens_decoder\['512'\]"):
+@pytest.mark.parametrize(
+    ("key", "token", "says"),
+    [
+        ("512", 3, r"added_tokens_decoder\['512'\]"),
+        ("512", {"content": 3}, r"added_tokens_decoder\['512'\]"),
+        ("512", {}, r"added_tokens_decoder\['512'\]"),
+        ("4608", {"content": "x"}, "an id below 4608"),
+        ("9" * 5000, {"content": "x"}, "an id below 4608"),
+        ("512", {"content": "a"}, "names a token twice"),
+    ],
+)
+def test_an_added_token_that_is_none(
+    key: str, token: Any, says: str, tokens: list[bytes], tmp_path: Path
+) -> None:
+    write(tmp_path, "tiktoken.model", tokens, {**KIMI, "added_tokens_decoder": {key: token}})
+    with pytest.raises(ModelLoadError, match=says):
         Tokenizer.from_folder(tmp_path)
 
 
