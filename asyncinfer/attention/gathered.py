@@ -57,6 +57,13 @@ class GatheredAttention:
         v: torch.Tensor,
         variant: AttentionVariant | None = None,
     ) -> torch.Tensor:
+        native = self._native
+        if native is not None and native.tokens is None and variant is None:
+            written = native.write(layer, k, v, self._halves)
+            attended = native(layer, q) if written else None
+            if attended is not None:
+                self._drop_copies()
+                return attended
         new = k[None] if self._kv.storage.shape[1] == 1 else torch.stack((k, v))
         stored = (new,) if self._kv.format.exact else self._kv.format.encode(new)
         for pages, encoded in zip(self._kv.pages[layer], stored, strict=True):
@@ -64,7 +71,6 @@ class GatheredAttention:
             pages.view(-1, width).index_copy_(0, self._slots, encoded.reshape(-1, width))
         if variant is not None:
             return self._vary(variant.window)(layer, q, variant, self._pages)
-        native = self._native
         attended = None if native is None else native(layer, q)
         if native is None or attended is None:
             if native is not None:
@@ -73,9 +79,7 @@ class GatheredAttention:
                 return self.groups[0](layer, q, new, self._pages)
             out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
         elif native.tokens is None:
-            if self._kv.contiguous.groups:
-                # Their copies would lack what this pass writes.
-                find_copies(self._kv, self._batch, [], [])
+            self._drop_copies()
             return attended
         else:
             out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
@@ -101,6 +105,11 @@ class GatheredAttention:
         for name in ("_few", "_grouped", "_copies", "groups", "_prefill", "_whole"):
             self.__dict__.pop(name, None)
 
+    def _drop_copies(self) -> None:
+        if self._kv.contiguous.groups:
+            # The rows' copies would lack what this pass writes.
+            find_copies(self._kv, self._batch, [], [])
+
     # Made when first used: where every layer has a variant, none of them is needed.
 
     @cached_property
@@ -108,6 +117,12 @@ class GatheredAttention:
         """The rows of few query tokens that native code does not take."""
         native = frozenset(self._native.rows) if self._native else frozenset()
         return [row for row in few_rows(self._batch) if row not in native]
+
+    @cached_property
+    def _halves(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The slots of keys, and those of values."""
+        keys, values = self._slots.chunk(2)
+        return keys, values
 
     @cached_property
     def groups(self) -> list[DecodeGroup]:

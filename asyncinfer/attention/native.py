@@ -9,7 +9,7 @@ import torch
 
 from asyncinfer.attention.batch import AttentionBatch
 from asyncinfer.attention.kv import KVCache
-from asyncinfer.kernels.native import decode_kernel
+from asyncinfer.kernels.native import decode_kernel, kv_write
 
 __all__ = ["NativeRows", "compile_native", "native_rows"]
 
@@ -37,6 +37,14 @@ class NativeRows:
             self._lengths = torch.tensor(lengths, dtype=torch.int32)
             if len(rows) < len(batch.counts):
                 self.tokens = torch.tensor([firsts[row] + token for row, token in each])
+
+    def write(
+        self, layer: int, k: torch.Tensor, v: torch.Tensor, slots: tuple[torch.Tensor, torch.Tensor]
+    ) -> bool:
+        """Put keys and values `[tokens, kv_heads, head_dim]` of all tokens into their pages, where
+        `slots` say for each head; False where torch is to do it."""
+        (pages,), (first, second) = self._kv.pages[layer], slots
+        return kv_write(pages, k, first) and kv_write(pages, v, second)
 
     def __call__(self, layer: int, q: torch.Tensor) -> torch.Tensor | None:
         """Attend with `q` `[tokens, heads, head_dim]` of all tokens of the pass, whose keys and

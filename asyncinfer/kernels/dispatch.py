@@ -38,10 +38,15 @@ class KernelError(RuntimeError):
     has failed."""
 
 
-def dispatched(reference: Callable[P, R], check: Callable[..., None]) -> Callable[P, R]:
+def dispatched(
+    reference: Callable[P, R],
+    check: Callable[..., None],
+    native: Callable[P, R | None] | None = None,
+) -> Callable[P, R]:
     """The operator of a reference kernel, with its signature: hands the arguments to `check`, which
     raises `ValueError` for shapes and dtypes that do not fit, then runs the kernel for the device
-    of the first one. What a Triton kernel raises is a `KernelError`, unless memory has run out."""
+    of the first one. What a Triton kernel raises is a `KernelError`, unless memory has run out.
+    `native` is asked before the reference kernel, and gives None for what it does not compute."""
 
     @functools.wraps(reference)
     def operator(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -49,7 +54,8 @@ def dispatched(reference: Callable[P, R], check: Callable[..., None]) -> Callabl
         first = args[0] if args else next(iter(kwargs.values()))
         kernel = kernel_for(reference, cast("torch.Tensor", first))
         if kernel is reference:
-            return reference(*args, **kwargs)
+            found = None if native is None else native(*args, **kwargs)
+            return reference(*args, **kwargs) if found is None else found
         try:
             return kernel(*args, **kwargs)
         except (torch.OutOfMemoryError, MemoryError):

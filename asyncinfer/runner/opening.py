@@ -14,6 +14,7 @@ from asyncinfer.attention import KVCache, compile_native, use_flashinfer
 from asyncinfer.config import HEAD, PREDICTOR, EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels.dispatch import KernelError, wants_triton
+from asyncinfer.kernels.native import between_kernels
 from asyncinfer.models import Decoder, load_model, read_config
 from asyncinfer.models.eagle3 import Eagle3Head
 from asyncinfer.models.layouts import weight_layouts
@@ -169,6 +170,9 @@ def _runner(
         ) from error
     kv = [cache for group in caches for cache in group]
     groups = [number for number, group in enumerate(caches) for _ in group]
+    if decoder.device.type == "cpu":
+        # No step is to wait for their code.
+        between_kernels()
     for cache in kv:
         if isinstance(cache, KVCache) and not config.deterministic:
             compile_native(cache, *_attended(decoder, cache))

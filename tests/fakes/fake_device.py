@@ -22,7 +22,7 @@ from fakes.weak_storage import Place, in_memory, key_of
 from torch.utils._pytree import tree_flatten
 
 from asyncinfer.attention import gathered
-from asyncinfer.kernels.native import BlockedWeight
+from asyncinfer.kernels.native import BlockedWeight, between
 
 __all__ = ["FakeDevice", "HiddenSyncError"]
 
@@ -88,6 +88,7 @@ class FakeDevice:
     def __enter__(self) -> FakeDevice:
         # A GPU has no native code, which no mode sees.
         self._patches.enter_context(patch.object(BlockedWeight, "most_rows", 0))
+        self._patches.enter_context(patch.object(between, "_kernels", lambda: None))
         self._patches.enter_context(patch.object(gathered, "native_rows", lambda *_: None))
         self._count.__enter__()
         self._watch.__enter__()

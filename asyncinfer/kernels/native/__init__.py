@@ -1,6 +1,7 @@
 """Operators of a CPU that LLVM compiles for the processor at hand, as `llvmlite` brings it: no
 compiler has to be installed. Without `llvmlite` there are none, and torch's operators are used."""
 
+from asyncinfer.kernels.native.between import between_kernels, kv_write
 from asyncinfer.kernels.native.blocked import BlockedWeight
 from asyncinfer.kernels.native.decode import decode_kernel
 from asyncinfer.kernels.native.host import NEEDED, available
@@ -14,7 +15,9 @@ __all__ = [
     "Layout",
     "LoraKernel",
     "available",
+    "between_kernels",
     "decode_kernel",
+    "kv_write",
     "lora_kernel",
     "packed_kernel",
 ]

@@ -8,6 +8,7 @@ import torch
 
 from asyncinfer.kernels import reference
 from asyncinfer.kernels.dispatch import check, dispatched
+from asyncinfer.kernels.native import between
 
 __all__ = ["add_rms_norm", "gelu_mul", "rms_norm", "rope", "silu_mul"]
 
@@ -39,8 +40,8 @@ def _check_gelu_mul(gate_up: torch.Tensor, *, approximate: str = "none") -> None
         raise ValueError(f"kernel gelu_mul: approximate={approximate!r}: must be none or tanh")
 
 
-rms_norm = dispatched(reference.rms_norm, _check_rms_norm)
+rms_norm = dispatched(reference.rms_norm, _check_rms_norm, between.rms_norm)
 add_rms_norm = dispatched(reference.add_rms_norm, _check_add_rms_norm)
-rope = dispatched(reference.rope, _check_rope)
-silu_mul = dispatched(reference.silu_mul, _check_silu_mul)
+rope = dispatched(reference.rope, _check_rope, between.rope)
+silu_mul = dispatched(reference.silu_mul, _check_silu_mul, between.silu_mul)
 gelu_mul = dispatched(reference.gelu_mul, _check_gelu_mul)

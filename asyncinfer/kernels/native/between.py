@@ -1,0 +1,171 @@
+"""What stands between the products, for few tokens in float32 on a CPU: one call of native code
+takes a third of the time that torch's operators take to be called."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+
+import torch
+
+from asyncinfer.kernels import reference
+from asyncinfer.kernels.native.between_code import NAMES, between_code
+from asyncinfer.kernels.native.host import Host, compiled, host
+
+__all__ = ["BetweenKernels", "between_kernels", "kv_write", "rms_norm", "rope", "silu_mul"]
+
+_pointer, _long = ctypes.c_void_p, ctypes.c_int64
+_KINDS = {
+    "rms_norm": ((_pointer,) * 3, (_long,) * 2, (ctypes.c_float,)),
+    "silu_mul": ((_pointer,) * 2, (_long,) * 2),
+    "rope": ((_pointer,) * 4, (_long,) * 4),
+    "kv_write": ((_pointer,) * 3, (_long,) * 4),
+}
+#: Numbers above which torch's threads are faster than one call without them.
+_MOST = 1 << 17
+
+_lock = threading.Lock()
+
+
+class BetweenKernels:
+    """The functions of `kernels.ops` by these names. Each row is computed by itself. Where one
+    gives None, torch's operators are to compute it."""
+
+    __slots__ = ("_lanes", "_norm", "_rope", "_silu", "_write")
+
+    def __init__(self, target: Host) -> None:
+        """Raises `RuntimeError` where the code cannot be made."""
+        self._lanes = target.lanes
+        text = functools.partial(between_code, target.lanes)
+        addresses = compiled("between", text, target, NAMES, {})
+        self._norm, self._silu, self._rope, self._write = (
+            ctypes.CFUNCTYPE(None, *(kind for kinds in _KINDS[name] for kind in kinds))(address)
+            for name, address in zip(NAMES, addresses, strict=True)
+        )
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor | None:
+        size = x.shape[-1]
+        if size % self._lanes or not (_dense(x) and _dense(weight)):
+            return None
+        y = torch.empty_like(x)
+        rows = x.numel() // size
+        self._norm(y.data_ptr(), x.data_ptr(), weight.data_ptr(), rows, size, eps)
+        return y
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor | None:
+        rows, both = gate_up.shape
+        if both // 2 % self._lanes or not _dense(gate_up):
+            return None
+        y = gate_up.new_empty(rows, both // 2)
+        self._silu(y.data_ptr(), gate_up.data_ptr(), rows, both // 2)
+        return y
+
+    def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor | None:
+        tokens, heads, size = x.shape
+        stride, *inside = x.stride()
+        if size // 2 % self._lanes or inside != [size, 1] or not (_dense(cos) and _dense(sin)):
+            return None
+        if not _plain(x):
+            return None
+        y = x.new_empty(tokens, heads, size)
+        places = (each.data_ptr() for each in (y, x, cos, sin))
+        self._rope(*places, tokens, heads, size // 2, stride)
+        return y
+
+    def kv_write(self, pages: torch.Tensor, x: torch.Tensor, slots: torch.Tensor) -> bool:
+        """Put the heads of `x` `[tokens, heads, size]` where int64 `slots` `[tokens * heads]` say
+        in `pages`, seen as `[any, size]`; False where torch's operators are to do it."""
+        tokens, heads, size = x.shape
+        stride, *inside = x.stride()
+        if size % self._lanes or inside != [size, 1] or not (_plain(x) and _dense(pages)):
+            return False
+        places = (each.data_ptr() for each in (pages, x, slots))
+        self._write(*places, tokens, heads, size, stride)
+        return True
+
+
+def between_kernels() -> BetweenKernels | None:
+    """The functions, compiled by their first caller. None without `llvmlite`, on other processors
+    and where a trial came out wrong."""
+    with _lock:
+        return trusted_kernels(host())
+
+
+@functools.cache
+def trusted_kernels(target: Host | None) -> BetweenKernels | None:
+    """The functions, if their code can be made and a trial is right."""
+    if target is None:
+        return None
+    try:
+        kernels = BetweenKernels(target)
+    except RuntimeError:
+        return None
+    return kernels if is_right(kernels) else None
+
+
+def is_right(kernels: BetweenKernels) -> bool:
+    """Whether a few rows come out as by torch."""
+    generator = torch.Generator().manual_seed(6)
+
+    def some(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    x, weight, gates = some(3, 48), some(48), some(3, 96) * 4
+    heads, cos, sin = some(3, 5, 64)[:, :4], some(3, 1, 64), some(3, 1, 64)
+    pages, slots = torch.zeros(16, 64), torch.tensor([15, 1, 0, 7, 8, 3, 9, 2, 4, 6, 5, 12])
+    written = pages.index_copy(0, slots, heads.flatten(0, 1))
+    pairs = (
+        (kernels.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5)),
+        (kernels.silu_mul(gates), reference.silu_mul(gates)),
+        (kernels.rope(heads, cos, sin), reference.rope(heads, cos, sin)),
+        (pages if kernels.kv_write(pages, heads, slots) else None, written),
+    )
+    return all(
+        found is not None and torch.allclose(found, right, rtol=1e-5, atol=1e-5)
+        for found, right in pairs
+    )
+
+
+#: What `between_kernels` gave, without its lock.
+_kernels = functools.cache(between_kernels)
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool = False
+) -> torch.Tensor | None:
+    """`reference.rms_norm`; None where it is for torch to compute."""
+    if plus_one or not _few(x) or (kernels := _kernels()) is None:
+        return None
+    return kernels.rms_norm(x, weight, eps)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor | None:
+    """`reference.silu_mul`; None where it is for torch to compute."""
+    kernels = _kernels() if _few(gate_up) else None
+    return None if kernels is None else kernels.silu_mul(gate_up)
+
+
+def kv_write(pages: torch.Tensor, x: torch.Tensor, slots: torch.Tensor) -> bool:
+    """`BetweenKernels.kv_write`; False where it is for torch to do."""
+    kernels = _kernels() if _few(x) else None
+    return kernels is not None and kernels.kv_write(pages, x, slots)
+
+
+def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor | None:
+    """`reference.rope`; None where it is for torch to compute."""
+    kernels = _kernels() if _few(x) else None
+    return None if kernels is None else kernels.rope(x, cos, sin)
+
+
+def _few(x: torch.Tensor) -> bool:
+    return x.is_cpu and 0 < x.numel() <= _MOST
+
+
+def _plain(x: torch.Tensor) -> bool:
+    """Whether it is numbers in memory that no gradient is asked of."""
+    return type(x) is torch.Tensor and x.dtype is torch.float32 and not x.requires_grad
+
+
+def _dense(x: torch.Tensor) -> bool:
+    return _plain(x) and x.is_contiguous()

@@ -1,0 +1,151 @@
+"""Norms, gates, rotations and KV writes in code that LLVM makes, against torch in float64."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+import torch
+
+from asyncinfer.kernels import ops, reference
+from asyncinfer.kernels.native import between as module
+from asyncinfer.kernels.native.between import BetweenKernels, between_kernels, is_right
+from asyncinfer.kernels.native.between_code import between_code
+from asyncinfer.kernels.native.host import host, host_of
+
+pytestmark = pytest.mark.skipif(between_kernels() is None, reason="no kernel for this machine")
+
+NAN, INF = float("nan"), float("inf")
+
+
+def some(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def kernels_of(lanes: int) -> BetweenKernels:
+    """For vectors of so many numbers."""
+    here = host()
+    assert here is not None
+    flags = {flag[1:]: flag[0] == "+" for flag in here.features.split(",")}
+    if lanes == 8:
+        flags = {name: on and not name.startswith("avx512") for name, on in flags.items()}
+    target = host_of(platform.machine(), flags)
+    assert target is not None
+    if target.lanes != lanes:
+        pytest.skip("the processor has narrower vectors")
+    return BetweenKernels(target)
+
+
+def close(found: torch.Tensor | None, right: torch.Tensor) -> None:
+    assert found is not None
+    torch.testing.assert_close(found.double(), right, rtol=2e-6, atol=2e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("lanes", [8, 16])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_functions_are_torchs(lanes: int, rows: int) -> None:
+    kernels = kernels_of(lanes)
+    for size in (lanes, 48, 576):
+        x, weight, eps = some(rows, size), some(size), 1e-5
+        right = reference.rms_norm(x.double(), weight.double(), eps)
+        close(kernels.rms_norm(x, weight, eps), right)
+        # The heads of a token, of which each has a norm.
+        close(kernels.rms_norm(x[None], weight, eps), right[None])
+        gates = 5 * some(rows, 2 * size)
+        close(kernels.silu_mul(gates), reference.silu_mul(gates.double()))
+    for half in (lanes, 32):
+        cos, sin = some(rows, 1, 2 * half), some(rows, 1, 2 * half).neg()
+        # Values lie behind the heads that are rotated.
+        heads = some(rows, 7, 2 * half)[:, :4]
+        close(kernels.rope(heads, cos, sin), reference.rope(heads.double(), cos, sin).double())
+
+
+def test_sizes_of_all_kinds_and_numbers_that_are_none() -> None:
+    kernels = between_kernels()
+    assert kernels is not None
+    gates = torch.tensor([[-INF, -1e30, -200.0, -88.0, -1e-30, 0.0, 1e-30, 88.0] * 2])
+    gates = torch.cat((gates, gates.neg(), torch.ones(1, 32)), dim=1)
+    gates[0, 1] = NAN
+    close(kernels.silu_mul(gates), reference.silu_mul(gates.double()))
+    rows = torch.stack((torch.zeros(32), 1e12 * some(32), 1e-12 * some(32), some(32)))
+    rows[3, 9] = NAN
+    found = kernels.rms_norm(rows, torch.ones(32), 1e-6)
+    close(found, reference.rms_norm(rows.double(), torch.ones(32).double(), 1e-6))
+    assert found is not None
+    assert not found[:3].isnan().any()
+
+
+def test_other_rows_do_not_change_a_bit() -> None:
+    x, weight, gates = some(9, 64), some(64), some(9, 128)
+    assert torch.equal(
+        ops.rms_norm(x, weight, 1e-5),
+        torch.cat([ops.rms_norm(row[None], weight, 1e-5) for row in x]),
+    )
+    assert torch.equal(ops.silu_mul(gates), torch.cat([ops.silu_mul(row[None]) for row in gates]))
+
+
+def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = some(4, 64), some(64)
+    assert module.rms_norm(x, weight, 1e-5) is not None
+    assert module.rms_norm(x, weight, 1e-5, plus_one=True) is None
+    left = (
+        *(x[:, :60], x.bfloat16(), x[:, ::2], x[:0], x.to("meta")),
+        *(x.clone().requires_grad_(), torch.nn.Parameter(x)),
+    )
+    for each in left:
+        ones = torch.ones(each.shape[-1], dtype=each.dtype)
+        assert module.rms_norm(each, ones, 1e-5) is None
+        assert module.silu_mul(each) is None
+        heads = each.unsqueeze(1)
+        cos = torch.ones(len(each), 1, each.shape[-1])
+        assert module.rope(heads, cos, cos) is None
+    assert module.rms_norm(x, torch.nn.Parameter(weight), 1e-5) is None
+    # Not the heads of one token after the other.
+    heads = some(8, 4, 64)
+    cos = some(8, 1, 64)
+    assert module.rope(heads, cos, cos) is not None
+    assert module.rope(heads[:, ::2], cos, cos) is None
+    monkeypatch.setattr(module, "_MOST", 255)
+    assert module.rms_norm(x, weight, 1e-5) is None
+    monkeypatch.setattr(module, "host", lambda: None)
+    assert between_kernels() is None
+
+
+def test_code_for_arm_is_what_llvm_reads() -> None:
+    from llvmlite import binding
+
+    target = host_of("aarch64", {"neon": True})
+    assert target is not None
+    binding.parse_assembly(between_code(target.lanes)).verify()
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "silu_mul", "rope", "kv_write"])
+def test_a_kernel_that_is_wrong_is_not_used(name: str) -> None:
+    kernels = between_kernels()
+    assert kernels is not None
+    assert is_right(kernels)
+
+    class Wrong(BetweenKernels):
+        def __init__(self) -> None:
+            pass
+
+        def __getattribute__(self, asked: str) -> object:
+            function = getattr(kernels, asked)
+            return (
+                (lambda x, *more: function(1.01 * x + 0.01, *more)) if asked == name else function
+            )
+
+    assert not is_right(Wrong())
+
+
+def test_heads_are_written_where_slots_say() -> None:
+    pages, slots = torch.zeros(6, 4, 32), torch.tensor([23, 0, 5, 9, 11, 12])
+    heads = some(3, 6, 32)[:, 2:4]
+    assert module.kv_write(pages, heads, slots)
+    right = torch.zeros(24, 32).index_copy(0, slots, heads.flatten(0, 1))
+    assert torch.equal(pages.view(24, 32), right)
+    for other in (heads.bfloat16(), heads[:, ::2], heads[..., :20], heads.to("meta")):
+        assert not module.kv_write(pages, other, slots)
+    assert not module.kv_write(pages.bfloat16(), heads, slots)
+    assert not module.kv_write(pages.mT, heads, slots)
+    assert torch.equal(pages.view(24, 32), right)
