@@ -58,7 +58,11 @@ GPU_FINDINGS: Final[dict[str, tuple[Plant, str]]] = {
         "runner/test_warm_up.py::test_nothing_compiles_while_a_stream_waits",
     ),
     "G9": (
-        _put(streams, "_stream", lambda device: torch.cuda.Stream(device)),
+        _put(
+            streams,
+            "_stream",
+            lambda device: torch.cuda.Stream(device),  # type: ignore[no-untyped-call]
+        ),
         "runner/test_accelerator.py::test_a_host_is_never_given_an_engines_stream",
     ),
     "G12": (
