@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,7 +122,7 @@ def test_recorded_steps_are_our_own_kernels(
     assert fake.runs == 0
 
 
-def test_a_trial_is_of_its_attention_alone(fake: FakeFlashInfer, tmp_path: Any) -> None:
+def test_a_trial_is_of_its_attention_alone(fake: FakeFlashInfer, tmp_path: Path) -> None:
     kept = Verdicts(tmp_path, "flashinfer-python")
     found: list[str] = []
 
@@ -140,6 +142,15 @@ def test_a_trial_is_of_its_attention_alone(fake: FakeFlashInfer, tmp_path: Any) 
     assert "found before" in str(fault("cached"))
     fake.faults["run"] = RuntimeError("ninja: build stopped")
     assert "FlashInfer's run: RuntimeError: ninja: build stopped" in str(fault())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+def test_on_a_gpu(half: torch.dtype, tmp_path: Path) -> None:
+    pytest.importorskip("flashinfer")
+    shapes = replace(SHAPES, head_dim=128, dtype=half, kv_dtype=half)
+    assert find_flashinfer_fault(shapes, CUDA, "inline", Verdicts(tmp_path)) is None
 
 
 def test_plans_in_flight_have_wrappers_of_their_own(fake: FakeFlashInfer) -> None:
