@@ -35,6 +35,10 @@ _LEAVE: Final = frozenset({"/bye", "/exit", "/quit", "exit", "quit"})
 _FORGET: Final = frozenset({"/clear", "/reset"})
 _EXPLAIN: Final = frozenset({"/help", "/?"})
 
+#: How the embedded model answers in the place of one that cannot be fetched: it ends no comment by
+#: itself, and repeats a word of one up to the end of its context.
+_EMBEDDED: Final = {"max_tokens": 48, "repetition_penalty": 1.3}
+
 
 @click.command()
 @click.argument("message", required=False)
@@ -65,6 +69,8 @@ def chat(
     sampling |= adapter_of(engine)
     first = [] if system is None else [{"role": "system", "content": system}]
     engine = with_model(engine)
+    if "model" not in engine:
+        sampling = {**_EMBEDDED, **sampling}
     with (
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(open_engine(engine)) as opened,

@@ -64,6 +64,19 @@ def test_where_nothing_can_be_reached_the_embedded_model_is_taken(capsys: Captur
 
 
 @pytest.mark.usefixtures("unreachable")
+@pytest.mark.parametrize(("options", "tokens"), [((), 48), (("--max-tokens", "7"), 7)])
+def test_the_embedded_model_answers_in_its_place_and_ends(
+    options: tuple[str, ...], tokens: int, capsys: Capture
+) -> None:
+    question = "What is the capital of France?"
+    assert run("chat", "--device", "cpu", *options, question) == 0
+    said = capsys.readouterr()
+    assert "Taking the embedded model instead" in said.err
+    # A token has sixteen letters at most, or little more.
+    assert 0 < len(said.out.strip()) <= 16 * tokens
+
+
+@pytest.mark.usefixtures("unreachable")
 def test_a_model_that_was_asked_for_is_not_replaced() -> None:
     with pytest.raises(ModelLoadError, match="nowhere"):
         with_model({"model": "smollm2"})
