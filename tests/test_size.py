@@ -15,7 +15,7 @@ MOST = {
     "bench": 8_131,
     "builtin": 900,
     "cache": 2_331,
-    "cli": 2_956,
+    "cli": 2_962,
     "clients": 544,
     "doctor": 620,
     "engine": 8_565,
