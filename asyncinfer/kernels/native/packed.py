@@ -96,9 +96,10 @@ class PackedKernel:
                 choice.took(threads > 1, began, time.perf_counter())
         return y
 
-    def floats(self, blocks: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """The numbers as float32 or bfloat16 `[out, in]`, times their scales. `blocks` as for a
-        product."""
+    def floats(self, blocks: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The numbers as float32 (None) or bfloat16 `[out, in]`, times their scales. `blocks` as
+        for a product."""
+        dtype = torch.float32 if dtype is None else dtype
         blocks = blocks.contiguous()
         outputs, groups, block = blocks.shape
         layout = self._layout
