@@ -99,12 +99,11 @@ class PackedKernel:
     def floats(self, blocks: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The numbers as float32 (None) or bfloat16 `[out, in]`, times their scales. `blocks` as
         for a product."""
-        dtype = torch.float32 if dtype is None else dtype
         blocks = blocks.contiguous()
         outputs, groups, block = blocks.shape
         layout = self._layout
         inputs = groups * layout.group or block - layout.ends
-        y = torch.empty(outputs, inputs, dtype=dtype)
+        y = torch.empty(outputs, inputs, dtype=dtype or torch.float32)
         threads = 1
         if self._threads and y.numel() > _SHARED:
             threads = torch.get_num_threads()
@@ -112,7 +111,7 @@ class PackedKernel:
             chunk = -(-outputs // (threads * _CHUNKS))
             count = groups if layout.group else inputs
             places = blocks.data_ptr(), None, y.data_ptr(), None
-            self._unpack[dtype](*places, outputs, 0, count, chunk, 1.0, threads)
+            self._unpack[y.dtype](*places, outputs, 0, count, chunk, 1.0, threads)
         return y
 
 
