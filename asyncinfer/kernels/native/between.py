@@ -64,9 +64,8 @@ class BetweenKernels:
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor | None:
         tokens, heads, size = x.shape
         stride, *inside = x.stride()
-        if size // 2 % self._lanes or inside != [size, 1] or not (_dense(cos) and _dense(sin)):
-            return None
-        if not _plain(x):
+        given = _plain(x) and _dense(cos) and _dense(sin)
+        if size // 2 % self._lanes or inside != [size, 1] or not given:
             return None
         y = x.new_empty(tokens, heads, size)
         places = (each.data_ptr() for each in (y, x, cos, sin))
