@@ -11,7 +11,7 @@ from benchmarks.count_lines import PACKAGE, Lines, count, rooms, table, total
 #: new capability raises the bound of its rooms by what it needs.
 MOST = {
     "adapters": 975,
-    "attention": 2_621,
+    "attention": 2_642,
     "bench": 8_131,
     "builtin": 900,
     "cache": 2_331,
@@ -22,7 +22,7 @@ MOST = {
     "files": 159,
     "grammar": 995,
     "integrations": 1_440,
-    "kernels": 10_225,
+    "kernels": 10_668,
     "layers": 2_354,
     "models": 10_240,
     "planner": 1_296,

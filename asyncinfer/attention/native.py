@@ -9,6 +9,7 @@ import torch
 
 from asyncinfer.attention.batch import AttentionBatch
 from asyncinfer.attention.kv import KVCache
+from asyncinfer.attention.prefill import native_prefill
 from asyncinfer.kernels.native import decode_kernel, kv_write
 
 __all__ = ["NativeRows", "compile_native", "native_rows"]
@@ -61,8 +62,10 @@ class NativeRows:
 
 def compile_native(kv: KVCache, heads: int, scale: float) -> None:
     """Have the code for so many query heads made now: it takes some hundredths of a second."""
+    group = heads // kv.storage.shape[3]
     if _readable(kv):
-        decode_kernel(kv.dtype, kv.head_dim, heads // kv.storage.shape[3], scale)
+        decode_kernel(kv.dtype, kv.head_dim, group, scale)
+    native_prefill(kv.storage.device, kv.dtype, kv.head_dim, group, scale)
 
 
 def native_rows(kv: KVCache, batch: AttentionBatch, scale: float) -> NativeRows | None:

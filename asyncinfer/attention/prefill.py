@@ -13,10 +13,11 @@ from asyncinfer.attention.contiguous import ContiguousKV
 from asyncinfer.attention.decode import RowsKV
 from asyncinfer.attention.kv import KVCache
 from asyncinfer.attention.products import attend_by_products, has_faster_product
+from asyncinfer.kernels.native import PrefillKernel, prefill_kernel
 from asyncinfer.kernels.onednn import mkl_keeps_up
 from asyncinfer.kernels.threads import FEW_TILES, share
 
-__all__ = ["PrefillRow", "prefill_rows"]
+__all__ = ["PrefillRow", "native_prefill", "prefill_rows"]
 
 #: Most numbers in a tile's mask.
 _TILE_MASK = 1 << 21
@@ -62,12 +63,19 @@ class PrefillRow:
         are in the cache and in `new` `[parts, tokens, kv_heads, head_dim]`; fill its tokens of
         `out` `[tokens, heads * head_dim]`. `buffer` takes the gathered pages."""
         own = new[:, self._tokens]
-        if self._cached is None:
+        queries, kv_heads = q[self._tokens], new.shape[2]
+        kernel = native_prefill(q.device, q.dtype, q.shape[2], q.shape[1] // kv_heads, self._scale)
+        if self._cached is not None:
+            pages = self._cached(layer, own, buffer)[:, 0, :, : self._end]
+        elif kernel is None:
             pages = own.transpose(1, 2).contiguous()
         else:
-            pages = self._cached(layer, own, buffer)[:, 0, :, : self._end]
+            # It lays them out by itself.
+            pages = own.transpose(1, 2)
         keys, values = pages[0], pages[-1]
-        queries, kv_heads = q[self._tokens], new.shape[2]
+        if kernel is not None:
+            kernel(queries, keys, values, self._start, out[self._tokens].view_as(queries))
+            return
         result = out[self._tokens].view(-1, kv_heads, q.shape[1] // kv_heads, q.shape[2])
         if q.device.type == "cpu" and has_faster_product(q.dtype) and not self._is_short:
             attend_by_products(queries, keys, values, self._start, self._scale, result)
@@ -87,6 +95,16 @@ class PrefillRow:
     def buffered(self) -> int:
         """Elements of the buffer that a call fills."""
         return 0 if self._cached is None else self._cached.buffered
+
+
+def native_prefill(
+    device: torch.device, dtype: torch.dtype, head_dim: int, group: int, scale: float
+) -> PrefillKernel | None:
+    """The native code for a chunk of a prompt, compiled by its first caller; None where torch is to
+    attend."""
+    if device.type != "cpu" or not has_faster_product(dtype):
+        return None
+    return prefill_kernel(head_dim, group, scale)
 
 
 def prefill_rows(

@@ -82,6 +82,7 @@ def test_rows_of_few_query_tokens_are_in_groups_too() -> None:
 def test_long_rows(start: int, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if fast and not onednn.available(torch.float32):
         pytest.skip("torch without oneDNN")
+    monkeypatch.setattr(prefill_module, "native_prefill", lambda *_: None)
     monkeypatch.setattr(prefill_module, "has_faster_product", lambda dtype: fast)
     monkeypatch.setattr(prefill_module, "mkl_keeps_up", lambda: False)
     monkeypatch.setattr(prefill_module, "_TILE_MASK", 1 << 17)
@@ -114,6 +115,7 @@ def test_short_prompts_take_torchs_attention_where_mkl_keeps_up(
         inner(q, *rest)
 
     monkeypatch.setattr(prefill_module, "attend_by_products", spied)
+    monkeypatch.setattr(prefill_module, "native_prefill", lambda *_: None)
     monkeypatch.setattr(prefill_module, "has_faster_product", lambda dtype: True)
     monkeypatch.setattr(prefill_module, "mkl_keeps_up", lambda: keeps_up)
     if products and not onednn.available(torch.float32):

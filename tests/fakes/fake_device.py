@@ -21,7 +21,7 @@ from fakes.fake_order import FakeEvent, FakeStream, Memories, StreamOrderError
 from fakes.weak_storage import Place, in_memory, key_of
 from torch.utils._pytree import tree_flatten
 
-from asyncinfer.attention import gathered
+from asyncinfer.attention import gathered, prefill
 from asyncinfer.kernels.native import BlockedWeight, between
 
 __all__ = ["FakeDevice", "HiddenSyncError"]
@@ -90,6 +90,7 @@ class FakeDevice:
         self._patches.enter_context(patch.object(BlockedWeight, "most_rows", 0))
         self._patches.enter_context(patch.object(between, "_kernels", lambda: None))
         self._patches.enter_context(patch.object(gathered, "native_rows", lambda *_: None))
+        self._patches.enter_context(patch.object(prefill, "native_prefill", lambda *_: None))
         self._count.__enter__()
         self._watch.__enter__()
         return self

@@ -8,16 +8,19 @@ from asyncinfer.kernels.native.host import NEEDED, available
 from asyncinfer.kernels.native.lora import LoraKernel, lora_kernel
 from asyncinfer.kernels.native.packed import packed_kernel
 from asyncinfer.kernels.native.packed_blocks import Layout
+from asyncinfer.kernels.native.prefill import PrefillKernel, prefill_kernel
 
 __all__ = [
     "NEEDED",
     "BlockedWeight",
     "Layout",
     "LoraKernel",
+    "PrefillKernel",
     "available",
     "between_kernels",
     "decode_kernel",
     "kv_write",
     "lora_kernel",
     "packed_kernel",
+    "prefill_kernel",
 ]

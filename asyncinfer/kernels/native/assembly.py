@@ -88,6 +88,10 @@ class Assembly:
         at = self.at(b, floats, b.mul(number, self.integer(4)))
         return b.load(at, typ=self.floats, align=4)
 
+    def store(self, b: Any, vector: Any, floats: Any, number: Any) -> None:
+        """Put a vector of float32 numbers there, from this one on."""
+        b.store(vector, self.at(b, floats, b.mul(number, self.integer(4))), align=4)
+
     def wide(self, b: Any, pointer: Any, dtype: str) -> Any:
         """A vector of "float32", "bfloat16" or "float16" numbers, as float32."""
         if dtype == "float32":
@@ -133,7 +137,8 @@ class Assembly:
 
     def everywhere(self, b: Any, number: Any) -> Any:
         """A number in every lane."""
-        undefined = self.ir.Constant(self.floats, self.ir.Undefined)
+        kind = self.ir.VectorType(number.type, self.lanes)
+        undefined = self.ir.Constant(kind, self.ir.Undefined)
         zero = self.ir.Constant(self.i32, 0)
         return self.shuffle(b, b.insert_element(undefined, number, zero), [0] * self.lanes)
 

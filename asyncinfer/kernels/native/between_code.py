@@ -59,7 +59,7 @@ class _Code(Assembly):
 
             def scale(b: Any, at: Any, _: Sequence[Any]) -> Sequence[Any]:
                 weighed = b.fmul(self.load(b, ours, at), self.load(b, weight, at))
-                self._store(b, b.fmul(weighed, factor), into, at)
+                self.store(b, b.fmul(weighed, factor), into, at)
                 return []
 
             self.loop(b, size, self.lanes, scale, [])
@@ -83,7 +83,7 @@ class _Code(Assembly):
                 power = self.exp2(b, b.fmul(binary, b.call(self._size, [gate])))
                 above = b.select(b.fcmp_ordered("<", gate, self.all(0.0)), power, one)
                 silu = b.fdiv(b.fmul(gate, above), b.fadd(one, power))
-                self._store(b, b.fmul(silu, up), into, at)
+                self.store(b, b.fmul(silu, up), into, at)
                 return []
 
             self.loop(b, size, self.lanes, part, [])
@@ -110,7 +110,7 @@ class _Code(Assembly):
                     for place, value, other in ((at, low, high), (there, high, low)):
                         cosine, sine = (self.load(b, each, place) for each in angles)
                         turned = b.call(self.fma, [other, sine, b.fmul(value, cosine)])
-                        self._store(b, turned, out, place)
+                        self.store(b, turned, out, place)
                     return []
 
                 return self.loop(b, half, self.lanes, part, [])
@@ -135,7 +135,7 @@ class _Code(Assembly):
                 into = self._number(b, pages, b.mul(slot, size))
 
                 def part(b: Any, at: Any, _: Sequence[Any]) -> Sequence[Any]:
-                    self._store(b, self.load(b, source, at), into, at)
+                    self.store(b, self.load(b, source, at), into, at)
                     return []
 
                 return self.loop(b, size, self.lanes, part, [])
@@ -157,6 +157,3 @@ class _Code(Assembly):
     def _number(self, b: Any, floats: Any, number: Any) -> Any:
         """The address of one of float32 `floats`."""
         return self.at(b, floats, b.mul(number, self.integer(4)))
-
-    def _store(self, b: Any, vector: Any, floats: Any, number: Any) -> None:
-        b.store(vector, self._number(b, floats, number), align=4)

@@ -1,0 +1,138 @@
+"""Causal attention of a prompt's tokens on a CPU, by code for the processor at hand."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+
+import torch
+
+from asyncinfer.kernels.native.host import Host, compiled, host
+from asyncinfer.kernels.native.prefill_code import (
+    FIELDS,
+    TILE,
+    block_of,
+    prefill_code,
+    scratch_numbers,
+)
+from asyncinfer.kernels.native.threads import parallel_region
+
+__all__ = ["PrefillKernel", "is_right", "prefill_kernel"]
+
+_Task = ctypes.c_int64 * len(FIELDS)
+#: Scores of all heads below which a thread more costs more than it does.
+_SHARED = 1 << 12
+#: Numbers of keys that are laid out at once, unless those of one head are more.
+_LAID = 1 << 24
+
+_lock = threading.Lock()
+
+
+class PrefillKernel:
+    """Attention of many tokens of one sequence, in float32. Each token and head is computed by
+    itself, so that the others and the number of threads do not change a bit of it."""
+
+    __slots__ = ("_attend", "_block", "_group")
+
+    def __init__(self, head_dim: int, group: int, scale: float, target: Host, region: int) -> None:
+        """`group`: query heads for each KV head; `region`: the address of `GOMP_parallel`. Raises
+        `RuntimeError` where the code cannot be made."""
+        self._block, self._group = block_of(target.lanes), group
+        about = head_dim, group, target.lanes, scale
+        what, text = f"prefill {about}", functools.partial(prefill_code, *about)
+        (address,) = compiled(what, text, target, ("attend",), {"GOMP_parallel": region})
+        self._attend = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int, out: torch.Tensor
+    ) -> None:
+        """Fill `out` `[tokens, heads, head_dim]` with causal attention of `q`, alike, which begins
+        at token `start`, to `k` and `v` `[kv_heads, start + tokens, head_dim]`, all float32. The
+        heads of a token of `out` lie side by side."""
+        kv_heads, keys, head_dim = k.shape
+        some = max(1, _LAID // (keys * head_dim))
+        for head in range(0, kv_heads, some):
+            ours = slice(head * self._group, (head + some) * self._group)
+            theirs = slice(head, head + some)
+            self._few(q[:, ours], k[theirs], v[theirs], start, out[:, ours])
+
+    def _few(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int, out: torch.Tensor
+    ) -> None:
+        tokens, _, head_dim = q.shape
+        kv_heads, keys, _ = k.shape
+        if q.stride()[1:] != (head_dim, 1):
+            q = q.contiguous()
+        laid = self._laid_out(k)
+        values = v if v.stride()[1:] == (head_dim, 1) else v.contiguous()
+        threads = torch.get_num_threads() if tokens * keys * kv_heads > _SHARED else 1
+        scratch = torch.empty(threads * scratch_numbers())
+        tiles = -(-tokens // (TILE // self._group))
+        task = _Task(
+            q.data_ptr(),
+            laid.data_ptr(),
+            values.data_ptr(),
+            out.data_ptr(),
+            scratch.data_ptr(),
+            tokens,
+            start,
+            tiles,
+            tiles * kv_heads,
+            *(4 * each.stride(0) for each in (q, out, laid, values)),
+            threads,
+            0,
+            0,
+        )
+        self._attend(ctypes.addressof(task))
+
+    def _laid_out(self, k: torch.Tensor) -> torch.Tensor:
+        """Keys in blocks `[kv_heads, blocks, head_dim, block]`."""
+        kv_heads, keys, head_dim = k.shape
+        blocks = -(-keys // self._block)
+        if keys % self._block:
+            k = torch.nn.functional.pad(k, (0, 0, 0, blocks * self._block - keys))
+        return k.reshape(kv_heads, blocks, self._block, head_dim).transpose(2, 3).contiguous()
+
+
+@functools.lru_cache(maxsize=256)
+def prefill_kernel(head_dim: int, group: int, scale: float) -> PrefillKernel | None:
+    """The kernel for heads of this width, compiled by its first caller, and `group` query heads for
+    each KV head. None where there is none: without `llvmlite`, on other processors, where torch's
+    threads cannot be used, and for vectors that the processor's do not divide."""
+    target, region = host(), parallel_region()
+    if target is None or region is None or head_dim % target.lanes or group > TILE or scale <= 0:
+        return None
+    with _lock:
+        return trusted_kernel(head_dim, group, scale, target, region)
+
+
+@functools.cache
+def trusted_kernel(
+    head_dim: int, group: int, scale: float, target: Host, region: int
+) -> PrefillKernel | None:
+    """The kernel, if its code can be made and a trial is right."""
+    try:
+        kernel = PrefillKernel(head_dim, group, scale, target, region)
+    except RuntimeError:
+        return None
+    return kernel if is_right(kernel, head_dim, group, scale) else None
+
+
+def is_right(kernel: PrefillKernel, head_dim: int, group: int, scale: float) -> bool:
+    """Whether some tokens come out as by torch."""
+    generator = torch.Generator().manual_seed(7)
+    kv_heads, start, tokens = 2, 250, 40
+
+    def some(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    q, keys = some(tokens, kv_heads * group, head_dim), start + tokens
+    k, v = some(kv_heads, keys, head_dim), some(kv_heads, keys, head_dim)
+    found = torch.empty_like(q)
+    kernel(q, k, v, start, found)
+    ours = q.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
+    future = torch.full((tokens, keys), float("-inf")).triu_(start + 1)
+    right = (ours @ k[:, None].mT * scale + future).softmax(-1) @ v[:, None]
+    right = right.permute(2, 0, 1, 3).reshape(q.shape)
+    return bool((found - right).abs().amax() <= 1e-5 * right.abs().amax())

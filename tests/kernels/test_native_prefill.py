@@ -1,0 +1,136 @@
+"""Causal attention of a prompt's tokens in code that LLVM makes, against torch in float64."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from asyncinfer.kernels.native import prefill as module
+from asyncinfer.kernels.native import prefill_kernel
+from asyncinfer.kernels.native.host import Host, host, host_of
+from asyncinfer.kernels.native.prefill import PrefillKernel, is_right
+from asyncinfer.kernels.native.prefill_code import SPAN, TILE, prefill_code
+from asyncinfer.kernels.native.threads import parallel_region
+from asyncinfer.kernels.threads import set_thread_count
+
+pytestmark = pytest.mark.skipif(prefill_kernel(64, 1, 1.0) is None, reason="no kernel here")
+
+KV_HEADS, SCALE = 2, 0.3
+
+
+@dataclass
+class Prompt:
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    start: int
+
+    def attend(self, kernel: PrefillKernel, first: int = 0) -> torch.Tensor:
+        """Of the tokens from this one on."""
+        out = torch.full(self.q[first:].shape, float("nan"))
+        kernel(self.q[first:], self.k, self.v, self.start + first, out)
+        return out
+
+    def right(self) -> torch.Tensor:
+        tokens, heads, head_dim = self.q.shape
+        ours = self.q.double().view(tokens, KV_HEADS, -1, head_dim).permute(1, 2, 0, 3)
+        scores = ours @ self.k.double()[:, None].mT * SCALE
+        scores += torch.full(scores.shape[-2:], float("-inf")).triu_(self.start + 1)
+        found = scores.softmax(-1) @ self.v.double()[:, None]
+        return found.permute(2, 0, 1, 3).reshape(tokens, heads, head_dim)
+
+
+def prompt(tokens: int, start: int, head_dim: int, group: int, size: float = 1.0) -> Prompt:
+    generator = torch.Generator().manual_seed(tokens + start)
+    q, k, v = (
+        size * torch.randn(*shape, head_dim, generator=generator)
+        for shape in ((tokens, KV_HEADS * group), *[(KV_HEADS, start + tokens)] * 2)
+    )
+    return Prompt(q, k, v, start)
+
+
+def kernel_for(head_dim: int, group: int, target: Host | None = None) -> PrefillKernel:
+    target, region = target or host(), parallel_region()
+    assert target is not None
+    assert region is not None
+    return PrefillKernel(head_dim, group, SCALE, target, region)
+
+
+def narrow() -> Host:
+    """The processor without AVX-512."""
+    here = host()
+    assert here is not None
+    flags = {flag[1:]: flag[0] == "+" for flag in here.features.split(",")}
+    flags = {name: on and not name.startswith("avx512") for name, on in flags.items()}
+    target = host_of(platform.machine(), flags)
+    assert target is not None
+    return target
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "group", "wide"),
+    [(64, 3, True), (80, 1, True), (128, 7, True), (64, 3, False), (80, 1, False)],
+)
+def test_tokens_are_torchs(head_dim: int, group: int, wide: bool) -> None:
+    kernel = kernel_for(head_dim, group, None if wide else narrow())
+    # One token, a tile and more, keys of a span and at its bounds.
+    for tokens, start in ((1, 0), (5, 0), (TILE + 1, 0), (40, SPAN - 20), (3, SPAN), (70, 450)):
+        given = prompt(tokens, start, head_dim, group)
+        torch.testing.assert_close(
+            given.attend(kernel).double(), given.right(), rtol=1e-5, atol=1e-5
+        )
+
+
+def test_other_tokens_and_threads_do_not_change_a_bit() -> None:
+    given, kernel, count = prompt(300, 30, 64, 3), kernel_for(64, 3), torch.get_num_threads()
+    whole = given.attend(kernel)
+    # Keys that no token before them sees.
+    assert torch.equal(given.attend(kernel, 101), whole[101:])
+    earlier = Prompt(given.q[:90], given.k[:, :120], given.v[:, :120], 30)
+    assert torch.equal(earlier.attend(kernel), whole[:90])
+    try:
+        for threads in (1, 3):
+            set_thread_count(threads)
+            assert torch.equal(given.attend(kernel), whole)
+    finally:
+        set_thread_count(count)
+
+
+def test_heads_in_parts_strided_heads_and_large_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, kernel = prompt(130, 200, 64, 3, size=2.0), kernel_for(64, 3)
+    whole = given.attend(kernel)
+    torch.testing.assert_close(whole.double(), given.right(), rtol=1e-4, atol=1e-4)
+    # As a cache and packed projections have them.
+    given.k = given.k.transpose(0, 1).contiguous().transpose(0, 1)
+    given.v = torch.cat((given.v, given.v), 1)[:, : given.k.shape[1]]
+    given.q = torch.cat((given.q, given.q), 1)[:, : given.q.shape[1]]
+    assert torch.equal(given.attend(kernel), whole)
+    given.q = given.q.transpose(0, 1).contiguous().transpose(0, 1)
+    monkeypatch.setattr(module, "_LAID", 1)
+    assert torch.equal(given.attend(kernel), whole)
+
+
+def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = kernel_for(64, 1)
+    assert is_right(kernel, 64, 1, SCALE)
+    assert not is_right(kernel, 64, 1, 1.1 * SCALE)
+    monkeypatch.setattr(module, "is_right", lambda *_: False)
+    assert prefill_kernel(64, 1, 0.77) is None
+
+
+def test_what_there_is_no_code_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for about in ((60, 1, 1.0), (64, TILE + 1, 1.0), (64, 1, 0.0)):
+        assert prefill_kernel(*about) is None
+    monkeypatch.setattr(module, "host", lambda: None)
+    assert prefill_kernel(64, 1, 0.78) is None
+
+
+def test_code_for_arm_is_what_llvm_reads() -> None:
+    from llvmlite import binding
+
+    target = host_of("aarch64", {"neon": True})
+    assert target is not None
+    binding.parse_assembly(prefill_code(64, 3, target.lanes, SCALE)).verify()
