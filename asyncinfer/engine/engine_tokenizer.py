@@ -44,6 +44,11 @@ class EngineTokenizer:
         bare = dataclasses.replace(loaded, runner=runner, modules=None)
         return EngineTokenizer, (bare, EngineConfig(max_prompt_chars=config.max_prompt_chars))
 
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Ids of the tokens that end an answer."""
+        return self._tokenizer.eos_ids
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; with the special tokens that the model's tokenizer puts around one,
         such as one that begins it. Raises `InvalidRequest`."""
@@ -69,8 +74,8 @@ class EngineTokenizer:
         """The prompt that the model's template makes of a chat, with the options of
         `Engine.stream` that change it. As a prompt of its own it would not be the same tokens where
         messages spell special tokens. Raises `InvalidRequest`."""
-        text = self._rendered(messages, tools, template_options, continue_final_message)
-        return "".join(self._tokenizer.shield.pieces(text))
+        options = ChatOptions.of(tools, None, True, template_options, continue_final_message)
+        return "".join(self._tokenizer.shield.pieces(self._rendered(messages, options)))
 
     def encode_chat(
         self,
@@ -81,8 +86,8 @@ class EngineTokenizer:
         continue_final_message: bool = False,
     ) -> list[int]:
         """The token ids of a chat, as a request has them. Raises `InvalidRequest`."""
-        text = self._rendered(messages, tools, template_options, continue_final_message)
-        return self._tokenizer.encode_chat(text)
+        options = ChatOptions.of(tools, None, True, template_options, continue_final_message)
+        return self._chats.encode(messages, self._rendered(messages, options), options)
 
     def count(
         self,
@@ -97,14 +102,7 @@ class EngineTokenizer:
         ids = self.encode_chat(prompt, tools=tools, template_options=template_options)
         return len(ids)
 
-    def _rendered(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Any] | None,
-        template_options: Mapping[str, Any] | None,
-        continue_final_message: bool,
-    ) -> str:
-        options = ChatOptions.of(tools, None, True, template_options, continue_final_message)
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None) -> str:
         self._chats.template()
         self._reader.check_messages(messages)
         return self._chats.render(messages, options)

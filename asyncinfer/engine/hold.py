@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from asyncinfer.bounds import MAX_DEADLINE
 from asyncinfer.cache import Conversation
 from asyncinfer.checks import check_real
 from asyncinfer.engine.frontend import Frontend
 from asyncinfer.engine.inbox import Command
-from asyncinfer.engine.stream import Stream
+from asyncinfer.engine.spoken import Answered, SpokenMessages
 
-__all__ = ["Hold", "Pin"]
+__all__ = ["Hold", "Keeper", "Pin", "check_ttl"]
+
+
+def check_ttl(ttl: float | None) -> float:
+    """Seconds for which something is kept, which is for ever for None. Raises `InvalidRequest`."""
+    if ttl is None:
+        return math.inf
+    return check_real("ttl", ttl, 0.0, MAX_DEADLINE, open_low=True)
+
+
+class Keeper(Protocol):
+    """What has a prefix cache keep the blocks of a session: `Hold`, or one of an engine elsewhere.
+    It keeps them no longer once it is closed, or collected."""
+
+    def prompt(
+        self, messages: Sequence[Mapping[str, Any]], answered: Answered | None
+    ) -> SpokenMessages:
+        """The conversation as the prompt of its next request."""
+
+    def wait_for_tool(self) -> None:
+        """The answer has called a tool, whose result the next request has."""
+
+    def fork(self) -> Keeper:
+        """One of a second conversation, which begins as this one."""
+
+    def close(self) -> None:
+        """Let the cache keep the blocks no longer. A second call does nothing."""
 
 
 class Hold:
@@ -22,25 +49,28 @@ class Hold:
         """`ttl`: seconds after a request for which they are kept, None for ever. Raises
         `InvalidRequest`."""
         self.ttl = ttl
-        seconds = math.inf
-        if ttl is not None:
-            seconds = check_real("ttl", ttl, 0.0, MAX_DEADLINE, open_low=True)
-        self.conversation = Conversation(seconds)
+        self.conversation = Conversation(check_ttl(ttl))
         self._frontend = frontend
         self._open = True
 
+    def prompt(
+        self, messages: Sequence[Mapping[str, Any]], answered: Answered | None
+    ) -> SpokenMessages:
+        """See `Keeper`."""
+        return SpokenMessages(messages, answered, self.conversation)
+
     def wait_for_tool(self) -> None:
-        """The answer has called a tool, whose result the next request has."""
+        """See `Keeper`."""
         self._frontend.post(Command.WAITING, self.conversation)
 
     def fork(self) -> Hold:
-        """A hold of a second conversation, which begins as this one."""
+        """See `Keeper`."""
         made = Hold(self._frontend, self.ttl)
         self._frontend.post(Command.FORK, (self.conversation, made.conversation))
         return made
 
     def close(self) -> None:
-        """Let the cache keep the blocks no longer. A second call does nothing."""
+        """See `Keeper`."""
         if self._open and self._frontend.here:
             self._frontend.post(Command.OVER, self.conversation)
         self._open = False
@@ -53,7 +83,8 @@ class Hold:
 class Pin:
     """A prompt that the prefix cache keeps. Made by `Engine.pin()`, entered once."""
 
-    def __init__(self, compute: Callable[[], Stream], hold: Hold) -> None:
+    def __init__(self, compute: Callable[[], Awaitable[int]], hold: Keeper) -> None:
+        """`compute` computes the prompt, for `hold` to keep, and returns how long it is."""
         self._compute = compute
         self._hold = hold
         #: Tokens of the prompt, once it is computed. Their full blocks are kept.
@@ -61,11 +92,10 @@ class Pin:
 
     async def __aenter__(self) -> Pin:
         try:
-            done = await self._compute()
+            self.prompt_tokens = await self._compute()
         except BaseException:
             self.close()
             raise
-        self.prompt_tokens = done.usage.prompt_tokens
         return self
 
     async def __aexit__(self, *_: object) -> None:

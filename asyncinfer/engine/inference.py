@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
 from asyncinfer.bounds import MAX_N
-from asyncinfer.checks import check_integer, check_string, suggestion
+from asyncinfer.checks import check_integer, suggestion
 from asyncinfer.chunk import Completion
 from asyncinfer.config import EngineConfig, OnFull
 from asyncinfer.engine.beam_group import BEAM_SAMPLING, BeamOptions
@@ -17,13 +16,12 @@ from asyncinfer.engine.embedding import PARAMS, SCORED, Embeddings, Score, embed
 from asyncinfer.engine.frontend import Frontend
 from asyncinfer.engine.hold import Hold, Pin
 from asyncinfer.engine.options import RequestOptions
-from asyncinfer.engine.session import Session
+from asyncinfer.engine.session import Session, open_session
 from asyncinfer.engine.spoken import SpokenMessages
 from asyncinfer.engine.stream import Stream
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import Pooling
-from asyncinfer.text.messages import check_messages
 from asyncinfer.tools import ChatOptions
 
 __all__ = ["Inference"]
@@ -126,16 +124,13 @@ class Inference:
         `EngineConfig.pinned_share` goes; after `ttl` seconds without an answer only like all else.
         Raises as `stream` does, also for bad messages and a model without a chat template."""
         loaded = self._frontend.check().loaded
-        if not loaded.template:
-            raise InvalidRequest("messages", "a chat", "this model has no chat template")
-        if messages or messages is None:
-            check_messages(messages)
-        if system is not None:
-            messages = [{"role": "system", "content": check_string("system", system)}, *messages]
-        hold = Hold(self._frontend, ttl)
-        chat = Session(self.stream, loaded.tokenizer.eos_ids, messages, options, hold)
-        chat.stream()  # for its checks of options alone: it is never started
-        return chat
+        eos_ids = loaded.tokenizer.eos_ids if loaded.template else None
+        return open_session(self.stream, eos_ids, messages, system, options, self.hold(ttl))
+
+    def hold(self, ttl: float | None = None) -> Hold:
+        """What sessions and pins keep their blocks by, for those who carry conversations to other
+        machines. Raises `InvalidRequest`."""
+        return Hold(self._frontend, ttl)
 
     def pin(
         self,
@@ -155,9 +150,13 @@ class Inference:
         chat = ChatOptions.of(tools, None, True, template_options, False)
         options = self._plain_options(cache_scope, adapter, priority, deadline)
         self._frontend.check()
-        hold = Hold(self._frontend, ttl)
+        hold = self.hold(ttl)
         options = dataclasses.replace(options, chat=chat, conversation=hold.conversation)
-        return Pin(partial(self._stream, prompt, PARAMS, options), hold)
+
+        async def compute() -> int:
+            return (await self._stream(prompt, PARAMS, options)).usage.prompt_tokens
+
+        return Pin(compute, hold)
 
     async def generate(self, prompt: Any, **options: Any) -> Completion:
         """The whole answer at once; options as for `stream`. Cancelling it aborts the request."""

@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from asyncinfer.checks import check_integer
+from asyncinfer.checks import check_integer, check_string
 from asyncinfer.chunk import Chunk, Completion, Timings, Usage
-from asyncinfer.engine.hold import Hold
+from asyncinfer.engine.hold import Keeper
 from asyncinfer.engine.spoken import Answered, SpokenMessages
-from asyncinfer.engine.stream import Stream
 from asyncinfer.errors import EngineClosed, InvalidRequest, StreamBusy
 from asyncinfer.text.messages import check_messages
 
-__all__ = ["Session", "SessionStream"]
+__all__ = ["Session", "SessionStream", "open_session"]
+
+
+class AnswerStream(Protocol):
+    """What a session takes of a `Stream`, which may be one of an engine elsewhere."""
+
+    request_id: str
+
+    @property
+    def prompt_tokens(self) -> int | None: ...
+
+    @property
+    def usage(self) -> Usage | None: ...
+
+    @property
+    def timings(self) -> Timings | None: ...
+
+    async def __anext__(self) -> Chunk: ...
+
+    def __await__(self) -> Generator[Any, Any, Completion]: ...
+
+    async def __aenter__(self) -> object: ...
+
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None: ...
+
+    def stop(self) -> None: ...
+
+    async def aclose(self) -> None: ...
 
 
 class Session:
@@ -26,11 +52,11 @@ class Session:
 
     def __init__(
         self,
-        begin: Callable[..., Stream],
+        begin: Callable[..., AnswerStream],
         eos_ids: frozenset[int],
         messages: Sequence[Mapping[str, Any]],
         options: Mapping[str, Any],
-        hold: Hold,
+        hold: Keeper,
     ) -> None:
         """`begin` is `Engine.stream`, with `options` for every answer; `hold` keeps its blocks."""
         self._hold = hold
@@ -70,11 +96,8 @@ class Session:
         n = given.get("n", getattr(given.get("params"), "n", 1))
         if n != 1:
             raise InvalidRequest("n", n, "a session has one answer at a time")
-        prompt = SpokenMessages(
-            [*self._messages, *_chat(messages)],
-            self._answers[-1] if self._answers else None,
-            self._hold.conversation,
-        )
+        answered = self._answers[-1] if self._answers else None
+        prompt = self._hold.prompt([*self._messages, *_chat(messages)], answered)
         return SessionStream(self, self._begin(prompt, **given), prompt)
 
     async def send(self, *messages: str | Mapping[str, Any], **options: Any) -> Completion:
@@ -136,7 +159,7 @@ class Session:
 class SessionStream:
     """An answer of a session: async iterator of `Chunk`, async context manager, awaitable."""
 
-    def __init__(self, session: Session, stream: Stream, prompt: SpokenMessages) -> None:
+    def __init__(self, session: Session, stream: AnswerStream, prompt: SpokenMessages) -> None:
         self._session = session
         self._stream = stream
         self._prompt = prompt
@@ -231,6 +254,27 @@ class SessionStream:
         if self._begun and not self._ended:
             self._ended = True
             self._session.end_answer(self._prompt, done)
+
+
+def open_session(
+    begin: Callable[..., AnswerStream],
+    eos_ids: frozenset[int] | None,
+    messages: Sequence[Mapping[str, Any]],
+    system: str | None,
+    options: Mapping[str, Any],
+    hold: Keeper,
+) -> Session:
+    """A session that begins with what `system` says, and with these messages. `eos_ids` is None
+    where the model has no chat template. Raises `InvalidRequest`."""
+    if eos_ids is None:
+        raise InvalidRequest("messages", "a chat", "this model has no chat template")
+    if messages or messages is None:
+        check_messages(messages)
+    if system is not None:
+        messages = [{"role": "system", "content": check_string("system", system)}, *messages]
+    chat = Session(begin, eos_ids, messages, options, hold)
+    chat.stream()  # for its checks of options alone: it is never started
+    return chat
 
 
 def _chat(messages: Sequence[str | Mapping[str, Any]]) -> list[Mapping[str, Any]]:

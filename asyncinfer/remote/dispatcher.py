@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -159,11 +159,16 @@ class Dispatcher:
             _cancel(waiting)
             self._leaving.pop(name, None)
 
+    def check_open(self) -> Introduction:
+        """What the replicas are. Raises `EngineClosed` where there are none."""
+        if not self._links:
+            raise EngineClosed("the engine is closed, or was never opened")
+        return self.introduction
+
     async def route(self, prompt: Any, options: Mapping[str, Any], session: str | None) -> Route:
         """Where a request goes; `end` says that it is over. Raises `Overloaded`, and
         `InvalidRequest` for a prompt that cannot be read."""
-        if not self._links:
-            raise EngineClosed("the engine is closed, or was never opened")
+        self.check_open()
         # Whoever is refused is not tokenised before.
         self.router.check_free()
         keys: list[bytes] = []
@@ -221,8 +226,17 @@ class Dispatcher:
 
     def drop(self, route: Route, request_id: str) -> None:
         """`abort` from any thread, for finalizers."""
+        self._soon(self.abort, route, request_id)
+
+    def post(self, route: Route, method: str, *args: Any) -> None:
+        """`send` from any thread, for finalizers. To a replica that was closed there is nothing to
+        say."""
+        if route.replica in self._links:
+            self._soon(self.send, route, method, *args)
+
+    def _soon(self, call: Callable[..., object], *args: Any) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.abort, route, request_id)
+            self._loop.call_soon_threadsafe(call, *args)
 
     async def _watch(self, name: str, link: Link, life: str) -> None:
         while True:

@@ -7,22 +7,32 @@ import dataclasses
 import secrets
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import anyio
 
 from asyncinfer.bounds import MAX_BUFFER
 from asyncinfer.checks import check_seconds, checking_config, suggestion
 from asyncinfer.chunk import Completion
-from asyncinfer.engine import Embeddings, EngineTokenizer, ModelInfo, Score
+from asyncinfer.engine import (
+    Embeddings,
+    EngineTokenizer,
+    ModelInfo,
+    Pin,
+    Score,
+    Session,
+    open_session,
+)
 from asyncinfer.engine.options import RequestOptions
 from asyncinfer.errors import DeadlineExceeded, InvalidConfig, InvalidRequest
 from asyncinfer.params import SamplingParams
 from asyncinfer.remote.dispatcher import Dispatcher
+from asyncinfer.remote.hold import RemoteHold, RemoteMessages
 from asyncinfer.remote.link import Link
 from asyncinfer.remote.router import Routing
 from asyncinfer.remote.stream import GRACE, RemoteStream
 from asyncinfer.stats import EngineHealth, EngineStats
+from asyncinfer.tools import ChatOptions
 
 __all__ = ["RemoteEngine"]
 
@@ -41,9 +51,8 @@ class RemoteEngine:
     """Engines elsewhere, with the methods of an `Engine`; each request goes to one of them. asyncio
     only, and one event loop.
 
-    What an engine's caller holds in its process is not here: sessions and pins (send the whole
-    conversation and name it: `stream(..., session="alice")`), adapters, and options that are
-    objects, which have to be importable where the replica is.
+    A session goes to one replica, as far as its load allows, and a pin is one replica's. Adapters
+    are not here. Options that are objects have to be importable where the replica is.
 
     Args:
         links: a way to each replica, by name. All have the same model and `prefix_secret`.
@@ -101,8 +110,11 @@ class RemoteEngine:
         """As `Engine.stream`, with its options. Requests with the name of a `session` go to one
         replica, as far as its load allows. Raises `InvalidRequest` for bad options here."""
         params = self._params(options)
+        hold = prompt.hold if isinstance(prompt, RemoteMessages) else None
+        if hold is not None and session is None:
+            session = hold.told.name
         return RemoteStream(
-            self._dispatcher, self._next_id(), prompt, options, session, params.json_reader
+            self._dispatcher, self._next_id(), prompt, options, session, params.json_reader, hold
         )
 
     async def generate(self, prompt: Any, **options: Any) -> Completion:
@@ -131,14 +143,48 @@ class RemoteEngine:
         found: Completion = await self._whole("beam_search", [prompt], options)
         return found
 
-    def session(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises `InvalidRequest`: a session's tokens are in its engine's own process."""
-        bound = 'is not there: send all messages, with the name of their session (session="alice")'
-        raise InvalidRequest("session()", "a conversation elsewhere", bound)
+    def session(
+        self,
+        messages: Sequence[Mapping[str, Any]] = (),
+        *,
+        system: str | None = None,
+        ttl: float | None = None,
+        **options: Any,
+    ) -> Session:
+        """As `Engine.session`. Its blocks are kept by the replica that had its last answer. Where
+        that is lost, or has too much to do, the next answer comes from another one, to the same
+        tokens: they are here, too."""
+        told = self._dispatcher.check_open()
+        eos_ids = told.tokenizer.eos_ids if told.model.has_chat_template else None
+        hold = RemoteHold(self._dispatcher, ttl)
+        return open_session(self.stream, eos_ids, messages, system, options, hold)
 
-    def pin(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises `InvalidRequest`: nobody would know which replica is to keep it."""
-        raise InvalidRequest("pin()", "a prompt elsewhere", "is not there for several replicas")
+    def pin(
+        self,
+        prompt: Any,
+        *,
+        ttl: float | None = None,
+        cache_scope: str = "",
+        adapter: str | None = None,
+        tools: Sequence[Any] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+    ) -> Pin:
+        """As `Engine.pin`, on one replica. By prefixes it is the one where requests go that begin
+        with the prompt. A replica that is lost takes its pins with it."""
+        options: dict[str, Any] = {"cache_scope": cache_scope, "adapter": adapter, "tools": tools}
+        options |= {"template_options": template_options, "priority": priority}
+        options |= {"deadline": deadline}
+        self._params(options)
+        self._dispatcher.check_open()
+        hold = RemoteHold(self._dispatcher, ttl)
+
+        async def compute() -> int:
+            pinned: int = await self._call("pin", prompt, [prompt, options], options, hold)
+            return pinned
+
+        return Pin(compute, hold)
 
     @property
     def default_params(self) -> SamplingParams:
@@ -197,6 +243,13 @@ class RemoteEngine:
         said = {name: value for name, value in options.items() if value is not None}
         RequestOptions(
             priority=options.get("priority", 0),
+            chat=ChatOptions.of(
+                options.get("tools"),
+                options.get("tool_choice"),
+                options.get("parallel_tool_calls", True),
+                options.get("template_options"),
+                options.get("continue_final_message", False),
+            ),
             deadline=said.get("deadline"),
             cache_scope=options.get("cache_scope", ""),
             buffer=said.get("buffer", MAX_BUFFER),
@@ -213,12 +266,25 @@ class RemoteEngine:
         return dataclasses.replace(given, **sampling) if sampling else given
 
     async def _whole(self, method: str, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        prompt = args[0] if isinstance(args[0], str) else ""
+        return await self._call("whole", prompt, [method, args, options], options)
+
+    async def _call(
+        self,
+        method: str,
+        prompt: Any,
+        args: Sequence[Any],
+        options: Mapping[str, Any],
+        hold: RemoteHold | None = None,
+    ) -> Any:
+        """What a replica answers as a whole, one that suits the prompt."""
         dispatcher, request_id = self._dispatcher, self._next_id()
         deadline = options.get("deadline")
         left = None if deadline is None else check_seconds("deadline", deadline) + GRACE
-        route = await dispatcher.route(args[0] if isinstance(args[0], str) else "", options, None)
+        route = await dispatcher.route(prompt, options, None)
         try:
-            call = dispatcher.call(route, "whole", request_id, method, args, options)
+            held = () if hold is None else (hold.at(route),)
+            call = dispatcher.call(route, method, request_id, *args, *held)
             try:
                 await asyncio.wait([call], timeout=left)
                 if not call.done():

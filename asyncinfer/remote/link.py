@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from asyncinfer.chunk import Chunk, Timings, ToolCallDelta, Usage
+from asyncinfer.chunk import Chunk, Completion, ToolCallDelta
 from asyncinfer.engine import EngineTokenizer, ModelInfo
 from asyncinfer.errors import RequestFailed
 from asyncinfer.params import SamplingParams
 from asyncinfer.stats import EngineHealth, EngineStats
 
-__all__ = ["Introduction", "Link", "News", "ReplicaLost", "SentChunk", "Taken"]
+__all__ = ["Begun", "Held", "Introduction", "Link", "News", "ReplicaLost", "SentChunk", "Taken"]
 
 
 class ReplicaLost(RequestFailed):
@@ -51,6 +51,24 @@ class News(NamedTuple):
     health: EngineHealth
 
 
+class Held(NamedTuple):
+    """What a replica is to keep: the blocks of a conversation, or of a prompt."""
+
+    name: str
+    #: Seconds after a request for which they are kept, None for ever.
+    ttl: float | None
+    #: The conversation as which this one begins.
+    origin: str | None
+
+
+class Begun(NamedTuple):
+    """A stream that has begun."""
+
+    prompt_tokens: int | None
+    #: Token ids of the prompt, where it is a session's.
+    prompt_ids: tuple[int, ...]
+
+
 class SentChunk(NamedTuple):
     """A chunk as it travels."""
 
@@ -63,6 +81,5 @@ class Taken(NamedTuple):
     """What a stream has had to read: pieces, or its end."""
 
     pieces: Sequence[SentChunk]
-    prompt_tokens: int | None
-    usage: Usage | None = None
-    timings: Timings | None = None
+    #: The whole answer, where nothing more is to be read.
+    done: Completion | None = None

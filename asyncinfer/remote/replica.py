@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Final
 
 import anyio
 
 from asyncinfer.chunk import Chunk, Completion
 from asyncinfer.config import EngineConfig
-from asyncinfer.engine import Engine, Stream
+from asyncinfer.engine import Engine, Hold, Pin, SpokenMessages, Stream
 from asyncinfer.errors import EngineClosed, InvalidRequest
 from asyncinfer.plugins import cache_policies
-from asyncinfer.remote.link import Introduction, News, ReplicaLost, SentChunk, Taken
+from asyncinfer.remote.link import (
+    Begun,
+    Held,
+    Introduction,
+    News,
+    ReplicaLost,
+    SentChunk,
+    Taken,
+)
 from asyncinfer.remote.told import ToldPolicy
 
 __all__ = ["Replica"]
 
 #: Chunks that one call takes at most.
 MOST_TAKEN: Final = 256
-#: Seconds after which a replica that nobody asks for news ends its requests: their consumer is
-#: gone.
+#: Seconds after which a replica that nobody asks for news ends its requests, and keeps nothing for
+#: sessions: their client is gone.
 LEASE: Final = 60.0
 #: Seconds that it gathers news.
 GATHERED: Final = 0.05
@@ -47,6 +55,9 @@ class Replica:
         self._opened: asyncio.Task[Engine] | None = None
         self._streams: dict[str, Stream] = {}
         self._calls: dict[str, asyncio.Task[Any]] = {}
+        #: What it keeps for sessions, and for pins.
+        self._holds: dict[str, Hold] = {}
+        self._pins: dict[str, Pin] = {}
         self._ending: list[asyncio.Task[None]] = []
         self._lease: asyncio.TimerHandle | None = None
 
@@ -74,8 +85,14 @@ class Replica:
             prefixes=(config.block_size, secret) if known and secret is not None else None,
         )
 
-    async def begin(self, request_id: str, prompt: Any, options: Mapping[str, Any]) -> None:
-        """Begin a stream. Raises what entering `Engine.stream` raises."""
+    async def begin(
+        self, request_id: str, prompt: Any, options: Mapping[str, Any], held: Held | None = None
+    ) -> Begun:
+        """Begin a stream, whose prompt is kept as `held` says. Raises what entering `Engine.stream`
+        raises."""
+        if isinstance(prompt, SpokenMessages):
+            conversation = None if held is None else self._hold(held).conversation
+            prompt = SpokenMessages(prompt, prompt.answered, conversation)
         stream = self._streams[request_id] = self._engine.stream(prompt, **options)
         try:
             await stream.__aenter__()
@@ -84,6 +101,8 @@ class Replica:
             raise
         if request_id not in self._streams:
             await stream.aclose()
+        ids = prompt.prompt_ids if isinstance(prompt, SpokenMessages) else ()
+        return Begun(stream.prompt_tokens, ids)
 
     async def take(self, request_id: str) -> Taken:
         """Wait for a chunk, and take all that are there. Raises what the stream raises."""
@@ -97,13 +116,13 @@ class Replica:
         except StopAsyncIteration:
             if not pieces:
                 self._streams.pop(request_id, None)
-                return Taken((), stream.prompt_tokens, stream.usage, stream.timings)
+                return Taken((), await stream)
         except Exception:
             # What was drawn before an error is read before it.
             if not pieces:
                 self._streams.pop(request_id, None)
                 raise
-        return Taken(pieces, stream.prompt_tokens)
+        return Taken(pieces)
 
     async def finish(self, request_id: str) -> Completion:
         """The whole answer of a stream. Raises what the stream raises."""
@@ -131,12 +150,33 @@ class Replica:
         """What another method of the engine answers. Raises what that raises."""
         if method not in _CALLS:
             raise InvalidRequest("method", method, f"must be one of {sorted(_CALLS)}")
-        call = asyncio.ensure_future(getattr(self._engine, method)(*args, **options))
-        self._calls[request_id] = call
-        try:
-            return await call
-        finally:
-            self._calls.pop(request_id, None)
+        return await self._run(request_id, getattr(self._engine, method)(*args, **options))
+
+    async def pin(
+        self, request_id: str, prompt: Any, options: Mapping[str, Any], held: Held | None
+    ) -> int:
+        """Pin a prompt until `release`; how many tokens it has. Without `held` it is computed
+        alone. Raises what `Engine.pin` raises."""
+        pin = self._engine.pin(prompt, ttl=None if held is None else held.ttl, **options)
+        await self._run(request_id, pin.__aenter__())
+        if held is not None:
+            self._pins[held.name] = pin
+        return pin.prompt_tokens
+
+    async def keep(self, held: Held) -> None:
+        """A conversation begins as another one is, and is kept until `release`."""
+        self._hold(held)
+
+    async def wait_for_tool(self, name: str) -> None:
+        """A conversation waits for the result of a tool, if it is there."""
+        if name in self._holds:
+            self._holds[name].wait_for_tool()
+
+    async def release(self, name: str) -> None:
+        """Keep a conversation or a prompt no longer."""
+        for kept in (self._holds.pop(name, None), self._pins.pop(name, None)):
+            if kept is not None:
+                kept.close()
 
     async def news(self) -> News:
         """What has changed, gathered for a moment. Whoever asks keeps the requests alive."""
@@ -151,7 +191,31 @@ class Replica:
         """Close the engine, as `Engine.aclose` does."""
         if self._lease is not None:
             self._lease.cancel()
+        self._let_go()
         await self._engine.aclose(drain_timeout=drain_timeout)
+
+    async def _run(self, request_id: str, work: Awaitable[Any]) -> Any:
+        """What it gives, unless the request is aborted."""
+        call = self._calls[request_id] = asyncio.ensure_future(work)
+        try:
+            return await call
+        finally:
+            self._calls.pop(request_id, None)
+
+    def _hold(self, held: Held) -> Hold:
+        hold = self._holds.get(held.name)
+        if hold is None:
+            origin = self._holds.get(held.origin or "")
+            hold = self._engine.hold(held.ttl) if origin is None else origin.fork()
+            self._holds[held.name] = hold
+        return hold
+
+    def _let_go(self) -> None:
+        kept: list[Hold | Pin] = [*self._holds.values(), *self._pins.values()]
+        self._holds.clear()
+        self._pins.clear()
+        for each in kept:
+            each.close()
 
     def _stream(self, request_id: str) -> Stream:
         if request_id not in self._streams:
@@ -161,7 +225,8 @@ class Replica:
         return self._streams[request_id]
 
     def _expire(self) -> None:
-        """Whoever called is gone: end what runs."""
+        """Whoever called is gone: end what runs, and keep nothing for it."""
+        self._let_go()
         self._ending = [
             asyncio.ensure_future(self.abort(request_id)) for request_id in self.requests
         ]

@@ -146,10 +146,7 @@ class Router:
         free = self.check_free()
         name = self._choose(free, keys, session)
         if session is not None:
-            self._sessions[session] = name
-            self._sessions.move_to_end(session)
-            if len(self._sessions) > SESSIONS:
-                self._sessions.popitem(last=False)
+            self._note(session, name)
         place = free[name]
         hits = place.hits(keys)
         route = Route(place, keys, hits, len(keys) - hits)
@@ -176,6 +173,17 @@ class Router:
             place.coming[key] -= 1
             if not place.coming[key]:
                 del place.coming[key]
+
+    def forked(self, session: str, made: str) -> None:
+        """A session begins as another one is, and goes where that one went last."""
+        if session in self._sessions:
+            self._note(made, self._sessions[session])
+
+    def _note(self, session: str, replica: str) -> None:
+        self._sessions[session] = replica
+        self._sessions.move_to_end(session)
+        if len(self._sessions) > SESSIONS:
+            self._sessions.popitem(last=False)
 
     def _choose(self, free: dict[str, Place], keys: Sequence[bytes], session: str | None) -> str:
         self._turn += 1

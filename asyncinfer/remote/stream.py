@@ -10,10 +10,12 @@ from collections.abc import Coroutine, Generator, Mapping
 from typing import Any, Final, TypeVar
 
 from asyncinfer.chunk import Chunk, Completion, Timings, Usage
+from asyncinfer.engine import SpokenMessages
 from asyncinfer.engine.transcript import AnswerChunk
 from asyncinfer.errors import DeadlineExceeded, EngineClosed, StreamBusy
 from asyncinfer.remote.dispatcher import Dispatcher
-from asyncinfer.remote.link import SentChunk, Taken
+from asyncinfer.remote.hold import RemoteHold
+from asyncinfer.remote.link import Begun, SentChunk, Taken
 from asyncinfer.remote.router import Route
 from asyncinfer.structured_output import AnswerReader
 from asyncinfer.tools import MessageDelta
@@ -44,8 +46,9 @@ class RemoteStream:
         options: Mapping[str, Any],
         session: str | None,
         reader: AnswerReader | None,
+        hold: RemoteHold | None = None,
     ) -> None:
-        """`reader` reads the answers, if they are JSON."""
+        """`reader` reads the answers, if they are JSON; `hold` keeps what is computed."""
         self.request_id = request_id
         self.prompt_tokens: int | None = None
         self.usage: Usage | None = None
@@ -56,6 +59,7 @@ class RemoteStream:
         self._session = session
         self._route: Route | None = None
         self._reader = reader
+        self._hold = hold
         #: What was read of each answer, for `Chunk.partial`.
         self._texts: dict[int, list[str]] = {}
         self._pieces: deque[SentChunk] = deque()
@@ -64,6 +68,8 @@ class RemoteStream:
         self._until: float | None = None
         self._begun = self._reading = self._ended = self._stopped = False
         self._error: BaseException | None = None
+        #: The whole answer, once it is there.
+        self._done: Completion | None = None
 
     async def __aenter__(self) -> RemoteStream:
         try:
@@ -147,8 +153,15 @@ class RemoteStream:
                 # The replica counts from when it hears of the request.
                 self._options["deadline"] = max(0.0, deadline - (time.monotonic() - began))
         if not self._begun:
-            await self._ask(self._route, "begin", self._prompt, self._options)
-            self._begun = True
+            prompt, held = self._prompt, None
+            if isinstance(prompt, SpokenMessages):
+                prompt = SpokenMessages(prompt, prompt.answered)
+            if self._hold is not None and self._call is None:
+                held = self._hold.at(self._route)
+            told: Begun = await self._ask(self._route, "begin", prompt, self._options, held)
+            self.prompt_tokens, self._begun = told.prompt_tokens, True
+            if isinstance(self._prompt, SpokenMessages):
+                self._prompt.prompt_ids = told.prompt_ids
             if self._stopped:
                 self._dispatcher.send(self._route, "stop", self.request_id)
         return self._route
@@ -159,25 +172,28 @@ class RemoteStream:
                 raise self._error or StopAsyncIteration
             route = await self._start()
             taken: Taken = await self._ask(route, "take")
-            self.prompt_tokens = taken.prompt_tokens
             self._dispatcher.router.started(route)
-            if not taken.pieces:
-                self.usage, self.timings = taken.usage, taken.timings
-                self._end(None)
+            if taken.done is not None:
+                self._finished(taken.done)
                 raise StopAsyncIteration
             self._pieces.extend(taken.pieces)
         return self._chunk(self._pieces.popleft())
 
     async def _finish(self) -> Completion:
+        if self._done is not None:
+            return self._done
         route = await self._start()
         if self._call is not None:
             # A take whose reader was cancelled: the whole answer has what it took.
             await self._ask(route, "take")
         done: Completion = await self._ask(route, "finish")
         self._dispatcher.router.started(route)
-        self.usage, self.timings = done.usage, done.timings
-        self._end(None)
+        self._finished(done)
         return done
+
+    def _finished(self, done: Completion) -> None:
+        self._done, self.usage, self.timings = done, done.usage, done.timings
+        self._end(None)
 
     async def _ask(self, route: Route, method: str, *args: Any) -> Any:
         """What the replica answers; to the call that is under way, if there is one."""
