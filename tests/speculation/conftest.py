@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from asyncinfer.runner.device import use_cpu_threads
+from asyncinfer.speculation import DraftCost, StepCosts
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -17,3 +18,9 @@ def one_thread() -> Iterator[None]:
     use_cpu_threads(1)
     yield
     use_cpu_threads(before)
+
+
+@pytest.fixture
+def drafts_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever steps take, so that there are many drafts of every length."""
+    monkeypatch.setattr(StepCosts, "cost", lambda *args: DraftCost(0.02))

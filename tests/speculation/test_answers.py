@@ -221,6 +221,7 @@ async def real_answers(
 
 
 @pytest.mark.asyncio
+@pytest.mark.usefixtures("drafts_pay")
 async def test_a_real_model_answers_the_same() -> None:
     plain, drafted = await real_answers(KINDS)
     for kind, one, other in zip(KINDS, plain, drafted, strict=True):
@@ -239,6 +240,7 @@ async def test_a_real_model_answers_the_same() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.usefixtures("drafts_pay")
 async def test_deterministic_answers_are_the_same_to_the_last_bit() -> None:
     plain, drafted = await real_answers(KINDS[1:2], deterministic=True)
     assert plain[0].choices == drafted[0].choices

@@ -11,8 +11,9 @@ from models.eagle3_heads import agreeing_head
 from models.predictors import agreeing
 from speculation.crowd import VOCAB, answers, held
 
-from asyncinfer.speculation import DraftCost, StepCosts
 from asyncinfer.testing import InlineEngine
+
+pytestmark = pytest.mark.usefixtures("drafts_pay")
 
 SEEDS = range(200)
 #: A few pages: of the model alone, and with the pages of a layer more.
@@ -49,12 +50,6 @@ def check(found: list[Any], plain: list[Any], engine: InlineEngine, method: str)
     assert stats.preemptions > 5
     assert stats.cached_tokens > 200
     assert stats.running == stats.waiting == 0
-
-
-@pytest.fixture(autouse=True)
-def drafts_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever steps take, so that there are many drafts of every length."""
-    monkeypatch.setattr(StepCosts, "cost", lambda *args: DraftCost(0.02))
 
 
 @pytest.mark.parametrize("name", ["prompt-lookup", "suffix"])
