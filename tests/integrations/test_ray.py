@@ -72,7 +72,12 @@ async def test_a_cluster(until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
         async with engine.stream(PROMPT, max_tokens=12, temperature=0.0, logprobs=1) as stream:
             chunks = [chunk async for chunk in stream]
         assert "".join(chunk.text for chunk in chunks) == whole.text
-        assert sum((chunk.logprobs for chunk in chunks), ()) == whole.logprobs
+        read = sum((chunk.logprobs for chunk in chunks), ())
+        assert [each.token_id for each in read] == [each.token_id for each in whole.logprobs]
+        # The first was computed whole, the second from a cached prefix.
+        assert [each.logprob for each in read] == pytest.approx(
+            [each.logprob for each in whole.logprobs], abs=1e-4
+        )
         with pytest.raises(InvalidRequest, match=r"^prompt\[0\]=9999999"):
             await engine.generate([9_999_999])
         # The second request found what the first one left.
