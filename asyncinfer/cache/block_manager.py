@@ -214,7 +214,7 @@ class BlockManager:
                 for _, other in self._others:
                     other.drop(block)
 
-    def commit(self, sequence: Tabled, length: int) -> None:
+    def publish(self, sequence: Tabled, length: int) -> None:
         """The KV of the first `length` tokens is written: publish the blocks it fills."""
         cache, size = self.cache, self.block_size
         first, full = sequence.published, length // size
@@ -234,19 +234,19 @@ class BlockManager:
             sequence.published = j + 1
             if sequence.node is not None:
                 block = sequence.node.block
-                for index, group in self._others:
-                    table = sequence.tables[index]
+                for number, group in self._others:
+                    table = sequence.tables[number]
                     if j >= table.first_live_page:
                         group.keep(block, table.pages[j], again=block != blocks[j])
 
     def trim(self, sequence: Tabled, length: int) -> None:
         """The first `length` tokens are committed: give the pages back that no later token
         needs."""
-        for index, group in self._others:
-            table, first = sequence.tables[index], group.first(length)
-            for block in range(table.first_live_page, first):
-                group.leave(table.pages[block], block)
-                table.pages[block] = -1
+        for number, group in self._others:
+            table, first = sequence.tables[number], group.first(length)
+            for index in range(table.first_live_page, first):
+                group.leave(table.pages[index], index)
+                table.pages[index] = -1
             table.first_live_page = max(table.first_live_page, first)
 
     def close(self, sequence: Tabled) -> None:

@@ -94,15 +94,15 @@ class PageGroup(Protocol):
 
 
 class DependentGroup(PageGroup, Protocol):
-    """A group beside the first. A block's number is not its page here, so the group keeps pages
-    for published blocks by itself."""
+    """A group beside the first. A block has the number of its page in the first group, so that this
+    group keeps pages for published blocks by itself."""
 
     def can_fork(self, table: BlockTable, length: int, computed: int) -> bool:
         """Whether a request of which `computed` tokens are written or will be still has all that a
         token after its first `length` ones needs."""
 
-    def leave(self, page: int, block: int) -> None:
-        """`release`, of a request that goes on: the page was that of its block number `block`."""
+    def leave(self, page: int, index: int) -> None:
+        """`release`, of a request that goes on; `index`: the page's place in its block table."""
 
     def keep(self, block: int, page: int, *, again: bool) -> None:
         """A referenced page is written, and the block is published: keep it for the block, unless

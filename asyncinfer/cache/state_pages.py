@@ -25,9 +25,9 @@ class StatePages(WindowPages):
         super().__init__(num_pages, STATE_WINDOW, block_size)
         self.interval = interval
 
-    def leave(self, page: int, block: int) -> None:
-        super().leave(page, block)
-        if (block + 1) % self.interval and page in self.passed:
+    def leave(self, page: int, index: int) -> None:
+        super().leave(page, index)
+        if (index + 1) % self.interval and page in self.passed:
             self.drop(self.keeper[page])
 
     def can_fork(self, table: BlockTable, length: int, computed: int) -> bool:

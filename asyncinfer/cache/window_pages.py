@@ -108,7 +108,7 @@ class WindowPages:
         else:
             self.unused[page] = None
 
-    def leave(self, page: int, block: int) -> None:
+    def leave(self, page: int, index: int) -> None:
         self.release(page, passing=True)
 
     def keep(self, block: int, page: int, *, again: bool) -> None:

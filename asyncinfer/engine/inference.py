@@ -162,6 +162,7 @@ class Inference:
         """The whole answer at once; options as for `stream`. Cancelling it aborts the request."""
         self._frontend.check()
         if options.get("deadline") is None:
+            # Only so many begin in one turn of the loop, since a crowd would keep it from streams.
             # A request with a deadline does not wait here: the deadline counts from registration.
             await self._frontend.turn()
         return await self.stream(prompt, **options)

@@ -69,9 +69,10 @@ class EagerExecutor:
         self._states: StatePass | None = None
 
     def change(self, step: Step, joins: Sequence[Join]) -> list[tuple[int, I64, I64]]:
-        """Apply what changes before the rows are computed: `joins`, which are those of the step or
-        none, the growth of block tables and what states go back to. Allocates nothing on the
-        device. Returns what `InputBatch.grow` returns."""
+        """Apply what changes before the rows are computed: `joins`, which are those of the step, or
+        none where there was no memory for their tokens and the step is taken back; the growth of
+        block tables and what states go back to. Allocates nothing on the device. Returns what
+        `InputBatch.grow` returns."""
         self._states = None
         for join in joins:
             self.inputs.join(join)
@@ -142,6 +143,7 @@ class EagerExecutor:
         """Hidden states of the step's query tokens, `[tokens, hidden]` in the model's dtype."""
         places = self.history.places(arrays.token_slots, arrays.positions)
         positions, batches, (there,) = arrays.upload(self.decoder.device, self._paged, places)
+        # At most one: `ModelConfig` lets a model have one kind of layers that keep a state.
         for number, states in self._kept:
             self._states = self._begin_states(arrays, number, states)
         tokens, kv = self.history.at(there), [kv for _, kv in self._paged]

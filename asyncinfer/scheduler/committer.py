@@ -53,7 +53,7 @@ class Committer:
             sequence.committed = committed = sequence.committed + 1
             if not committed % size:
                 # `_publish` but for `advance`: nobody waits for the prefix of one that decodes.
-                self._blocks.commit(sequence, committed)
+                self._blocks.publish(sequence, committed)
                 self._blocks.trim(sequence, committed)
             known = sequence.tokens
             known.append(token)
@@ -105,7 +105,8 @@ class Committer:
             if guides:
                 step.drawn[row] = ()
             elif drawn and beam:
-                # What follows is chosen among all beams. The draw did not happen.
+                # What follows is chosen among all beams: this draw appends nothing, and may be made
+                # again.
                 step.drawn[row] = drawn
                 sequence.draws_left += 1
                 self._counters.generated_tokens += 1
@@ -137,7 +138,7 @@ class Committer:
             self._states.slots.force(sequence, drawn[same:])
 
     def _publish(self, sequence: Sequence) -> None:
-        self._blocks.commit(sequence, sequence.committed)
+        self._blocks.publish(sequence, sequence.committed)
         self._blocks.trim(sequence, sequence.committed)
         if sequence.state is RUNNING:
             self._states.advance(sequence)

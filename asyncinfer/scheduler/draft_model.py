@@ -220,7 +220,7 @@ class DraftModel:
             row.cached.computed += step.counts[index]
             # The last known token may be computed again.
             whole = min(row.cached.computed, len(row.cached.tokens) - 1)
-            self._blocks.commit(row.cached, whole)
+            self._blocks.publish(row.cached, whole)
             if drawn is not None:
                 row.cached.drawn.append(drawn)
         return True

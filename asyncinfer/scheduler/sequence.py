@@ -130,6 +130,7 @@ class Sequence:
         self.priority: Final = priority
         self.arrival: Final = arrival
         self.deadline: Final = deadline
+        # Not `Final`, since `Tabled` has it as a plain attribute.
         self.namespace: Namespace = (scope, adapter)
         self.adapter_slot: Final = adapter_slot
         self.stop_ids: Final = stop_ids
@@ -207,7 +208,7 @@ class Sequence:
         self.committed = 0
         #: Prompt and answer, as far as committed.
         self.tokens = prompt_ids if isinstance(prompt_ids, list) else list(prompt_ids)
-        #: Prompt tokens whose logprob was committed.
+        #: Prompt tokens whose logprob was committed or is not wanted.
         self.scored = scored
 
     @property

@@ -45,7 +45,8 @@ class Join:
     candidates: int = 0
     #: Slot of its LoRA adapter, -1 without one.
     adapter: int = -1
-    #: It joins with a guide, or is one: its first row may come later than that of the other.
+    #: It has a guide, or is one. Both join in one step, and the first row of the one may come in a
+    #: later step than that of the other. Only checks of a runner look at it.
     paired: bool = False
 
 
@@ -75,9 +76,9 @@ class PageChanges:
 
 @dataclass(slots=True)
 class Step:
-    """The scheduler writes all of it except `handle`. A runner applies, in this order: `leaves`,
-    `joins`, `forced`, the growth of each group's tables, what its states go back to, its copies;
-    then it computes the rows."""
+    """The scheduler writes all of it except `handle`. A runner applies, in this order: `leaves`;
+    `joins` and `forced`, which never share a slot; the growth of each group's tables, what its
+    states go back to, its copies. Then it computes the rows."""
 
     number: int
     #: The rows: the slot of each.

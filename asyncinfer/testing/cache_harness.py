@@ -108,7 +108,7 @@ class CacheHarness:
     def commit(self, request: CacheRequest, now: float = 0.0) -> None:
         """All of the request's tokens are computed: publish its full blocks."""
         self.cache.now = now
-        self.manager.commit(request, len(request.tokens))
+        self.manager.publish(request, len(request.tokens))
 
     def close(self, request: CacheRequest, now: float = 0.0) -> None:
         """Give all of the request's blocks back."""

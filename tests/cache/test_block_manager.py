@@ -42,10 +42,10 @@ def test_committed_blocks_are_found_and_shared() -> None:
     a = sequence(1, [1, 2, 3, 4, 5], cache)
     blocks.open(a, [])
     blocks.grow(a, 3)
-    blocks.commit(a, 3)
+    blocks.publish(a, 3)
     b = sequence(2, [1, 2, 3, 4, 9], cache)
     assert [e.block for e in blocks.match(b, 4)] == [a.tables[0].pages[0]], "only what is committed"
-    blocks.commit(a, 5)
+    blocks.publish(a, 5)
     entries = blocks.match(b, 4)
     blocks.open(b, entries)
     assert b.tables[0].pages == a.tables[0].pages[:2]
@@ -63,7 +63,7 @@ def test_cached_blocks_are_evicted_when_the_free_list_is_empty() -> None:
     a = sequence(1, [1, 2, 3, 4], cache)
     blocks.open(a, [])
     blocks.grow(a, 2)
-    blocks.commit(a, 4)
+    blocks.publish(a, 4)
     blocks.close(a)
     b = sequence(2, [7, 7, 7, 7], cache)
     blocks.open(b, [])
@@ -81,7 +81,7 @@ def test_an_answer_extends_the_chain() -> None:
     blocks.open(a, [])
     blocks.grow(a, 2)
     a.tokens += [2, 3, 4]
-    blocks.commit(a, 4)
+    blocks.publish(a, 4)
     assert a.keys == cache.keys([1, 2, 3, 4])
     assert len(blocks.match(sequence(2, [1, 2, 3, 4, 5], cache), 4)) == 2
 

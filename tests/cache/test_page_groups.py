@@ -38,7 +38,7 @@ def computed(blocks: BlockManager, tokens: list[int]) -> Sequence:
     blocks.open(r, blocks.match(r, len(tokens) - 1))
     while r.capacity < len(tokens):
         blocks.grow(r, 1)
-        blocks.commit(r, r.capacity)
+        blocks.publish(r, r.capacity)
         blocks.trim(r, r.capacity)
     return r
 

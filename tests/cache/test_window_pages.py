@@ -31,7 +31,7 @@ def compute(blocks: BlockManager, r: Sequence) -> int:
     for done in range(r.capacity, len(r.tokens), 2):
         blocks.grow(r, 1)
         most = max(most, r.tables[1].held)
-        blocks.commit(r, done + 2)
+        blocks.publish(r, done + 2)
         blocks.trim(r, done + 2)
     return most
 

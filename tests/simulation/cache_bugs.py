@@ -24,12 +24,12 @@ __all__ = ["CACHE_BUGS"]
 
 def publish_scheduled(states: SequenceStates, sequence: Any) -> None:
     done = min(sequence.computed, len(sequence.tokens))
-    states.slots.blocks.commit(sequence, done)
+    states.slots.blocks.publish(sequence, done)
 
 
 def publish_ended(states: SequenceStates, sequence: Any) -> None:
     if sequence.tables:
-        states.slots.blocks.commit(sequence, sequence.committed)
+        states.slots.blocks.publish(sequence, sequence.committed)
 
 
 def rounded_up(commit: Any) -> Any:
