@@ -136,7 +136,7 @@ def _serve(manager: BlockManager, request: _Request) -> int:
             blocks = len(request.tokens) // _SIZE
             raise InvalidRequest("blocks", manager.available, f"a request has {blocks} blocks")
         manager.grow(request, count)
-        manager.commit(request, done)
+        manager.publish(request, done)
         manager.trim(request, done)
     manager.close(request)
     return len(found)
