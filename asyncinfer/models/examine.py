@@ -153,7 +153,8 @@ def _nearest(values: dict[str, Any], checkpoint: SafetensorsCheckpoint) -> list[
     whole = values
     if len(there) > MANY_TENSORS:
         values = _first_layers(values)
-        numbered = {name: re.search(r"\.(\d+)\.", name) for name in there}
+        # No layer has ten digits, and of some thousands there would be no integer.
+        numbered = {name: re.search(r"\.(\d{1,9})\.", name) for name in there}
         there = {
             name: there[name]
             for name, layer in numbered.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any, Final
 
 from asyncinfer.errors import ModelLoadError, short_repr
@@ -16,6 +17,8 @@ NEVER_RUN: Final = "names code that comes with the checkpoint, which is never ru
 _HEADS: Final = ("ForCausalLM", "LMHeadModel")
 _ENDS: Final = (*_HEADS, "ForConditionalGeneration", "TextModel", "Model")
 _NEAREST: Final = 3
+#: Names that are compared with all that are known: a config may list a million.
+_COMPARED: Final = 8
 
 
 def find_architecture(values: Mapping[str, Any], file: str) -> str:
@@ -53,7 +56,8 @@ def near(names: Iterable[str], known: Iterable[str]) -> str:
     stems: dict[str, str] = {}
     for one in known:
         stems.setdefault(_stem(one), one)
-    found = [stem for name in names for stem in get_close_matches(_stem(name), stems, _NEAREST)]
+    compared = map(_stem, islice(names, _COMPARED))
+    found = [stem for name in compared for stem in get_close_matches(name, stems, _NEAREST)]
     nearest = [stems[stem] for stem in dict.fromkeys(found)][:_NEAREST]
     return f"; nearest by name: {', '.join(nearest)}" if nearest else ""
 

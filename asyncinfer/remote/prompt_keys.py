@@ -16,6 +16,8 @@ __all__ = ["PromptKeys"]
 #: a longer one is no reason to tokenise it twice.
 AT_HAND: Final = 2048
 MOST_KEYED: Final = 1 << 20
+#: Keys of a prompt at most, those of its beginning: the event loop goes through all of them.
+MOST_KEYS: Final = 4096
 #: Prompts whose keys are made on threads at once.
 KEYED_AT_ONCE: Final = 2
 
@@ -23,8 +25,8 @@ _OF_CHATS: Final = ("tools", "template_options", "continue_final_message")
 
 
 class PromptKeys:
-    """Keys of the full blocks of prompts. They only help to route: prompts that come while two are
-    being keyed have none."""
+    """Keys of the first full blocks of prompts. They only help to route: prompts that come while
+    two are being keyed have none."""
 
     def __init__(self, tokenizer: EngineTokenizer, hasher: BlockHasher) -> None:
         self._tokenizer = tokenizer
@@ -38,11 +40,10 @@ class PromptKeys:
         """The keys of a request's prompt, in order. Raises `InvalidRequest` for one that cannot be
         read."""
         scope = options.get("cache_scope", "")
-        chat = isinstance(prompt, list | tuple) and any(isinstance(one, Mapping) for one in prompt)
         size = len(prompt) if isinstance(prompt, str | list | tuple) else 0
         if size > MOST_KEYED or not isinstance(scope, str):
             return []
-        if not chat and size <= AT_HAND:
+        if not _is_chat(prompt) and size <= AT_HAND:
             return self._made(prompt, options, scope)
         # Who leaves cannot stop a thread: it counts until it is done.
         self._making = [each for each in self._making if not each.done()]
@@ -60,13 +61,19 @@ class PromptKeys:
         ids = prompt
         if isinstance(prompt, str):
             ids = self._tokenizer.encode(prompt)
-        elif isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], Mapping):
+        elif _is_chat(prompt):
             given = {name: options[name] for name in _OF_CHATS if name in options}
             ids = self._tokenizer.encode_chat(prompt, **given)
-        if not isinstance(ids, list | tuple) or not all(map(_may_be_token, ids)):
-            # The replica says what is wrong with it.
+        if not isinstance(ids, list | tuple):
             return []
-        return self._hasher.keys(ids, scope)
+        ids = ids[: MOST_KEYS * self._hasher.block_size]
+        # The replica says what is wrong with it.
+        return self._hasher.keys(ids, scope) if all(map(_may_be_token, ids)) else []
+
+
+def _is_chat(prompt: Any) -> bool:
+    # By its first message: token ids may be a million.
+    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
 def _may_be_token(value: object) -> bool:

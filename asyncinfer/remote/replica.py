@@ -158,9 +158,15 @@ class Replica:
         """Pin a prompt until `release`; how many tokens it has. Without `held` it is computed
         alone. Raises what `Engine.pin` raises."""
         pin = self._engine.pin(prompt, ttl=None if held is None else held.ttl, **options)
-        await self._run(request_id, pin.__aenter__())
         if held is not None:
+            # From the start: it may be released before it is computed.
             self._pins[held.name] = pin
+        try:
+            await self._run(request_id, pin.__aenter__())
+        except BaseException:
+            if held is not None:
+                self._pins.pop(held.name, None)
+            raise
         return pin.prompt_tokens
 
     async def keep(self, held: Held) -> None:

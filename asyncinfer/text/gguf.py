@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.text.chat import ChatTemplate
 from asyncinfer.text.gguf_words import CUTS, DIGITS, GPT2
-from asyncinfer.text.merges import all_merges
+from asyncinfer.text.merges import LONGEST, all_merges
 from asyncinfer.text.shield import Shield
 from asyncinfer.text.tokenizer import Tokenizer
 
@@ -70,8 +70,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any], file: str) -> Tokenizer:
     if kind == "gpt2":
         backend = _byte_level(read, tokens)
     elif kind == "llama":
-        vocabulary, scores = _vocabulary(tokens), read.numbers("scores", len(tokens))
-        backend = _with_bytes(read, tokens, _merges(tokens, vocabulary, scores, kinds))
+        backend = _with_bytes(read, tokens, _merges(read, tokens, kinds))
     elif kind == "gemma4":
         kinds = [
             _CONTROL if token in _MARKS else kind for token, kind in zip(tokens, kinds, strict=True)
@@ -175,18 +174,17 @@ def _listed_merges(read: _Metadata) -> list[tuple[str, str]]:
     return [(left, right) for left, _, right in merges]
 
 
-def _merges(
-    tokens: Sequence[str],
-    vocabulary: Mapping[str, int],
-    scores: Sequence[float],
-    kinds: Sequence[int],
-) -> list[tuple[str, str]]:
+def _merges(read: _Metadata, tokens: Sequence[str], kinds: Sequence[int]) -> list[tuple[str, str]]:
     """Those of SentencePiece, which joins the two neighbours whose token has the highest score."""
+    scores = read.numbers("scores", len(tokens))
     ranked = sorted(
         (index for index, kind in enumerate(kinds) if kind in (_NORMAL, _USER, _UNUSED)),
         key=lambda index: -scores[index],
     )
-    return all_merges((tokens[index] for index in ranked), vocabulary)
+    for index in ranked:
+        if len(tokens[index]) > LONGEST:
+            raise read.refuse("tokens", f"entry {index} has more than {LONGEST} characters")
+    return all_merges((tokens[index] for index in ranked), _vocabulary(tokens))
 
 
 def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
-__all__ = ["all_merges"]
+__all__ = ["LONGEST", "all_merges"]
+
+#: Characters of a token at most, which its reader checks: what its cuts take grows with the square.
+LONGEST: Final = 512
 
 
 def all_merges(ranked: Iterable[str], vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:

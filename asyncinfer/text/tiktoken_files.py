@@ -16,14 +16,13 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from asyncinfer.errors import ModelLoadError, short_repr
 from asyncinfer.text.bytelevel import BYTE_TO_CHAR
 from asyncinfer.text.gguf_words import CUTS
-from asyncinfer.text.merges import all_merges
+from asyncinfer.text.merges import LONGEST, all_merges
 
 __all__ = ["read_tiktoken"]
 
 _MOST_BYTES: Final = 64 << 20
 _MOST_TOKENS: Final = 1 << 22
-#: Bytes of a token, whose cuts are all looked at, and tokens beyond those of the file.
-_LONGEST: Final = 512
+#: Tokens beyond those of the file.
 _MOST_ADDED: Final = 4096
 
 
@@ -119,9 +118,9 @@ def _read_tokens(path: Path) -> list[str]:
         except binascii.Error:
             raw = b""
         token = "".join(BYTE_TO_CHAR[byte] for byte in raw)
-        if not 0 < len(raw) <= _LONGEST or token in tokens or rank.strip() != b"%d" % len(tokens):
+        if not 0 < len(raw) <= LONGEST or token in tokens or rank.strip() != b"%d" % len(tokens):
             raise ModelLoadError(
-                f"line {number}: must be a new token of at most {_LONGEST} bytes in base64, and "
+                f"line {number}: must be a new token of at most {LONGEST} bytes in base64, and "
                 f"its rank, {len(tokens)}",
                 file=str(path),
             )

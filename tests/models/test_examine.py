@@ -69,13 +69,14 @@ def test_what_an_unknown_architecture_lacks(llama: Path, monkeypatch: pytest.Mon
         tensors[f"model.layers.{layer}.self_attn.gate.weight"] = torch.ones(2)
         del tensors[f"model.layers.{layer}.mlp.down_proj.weight"]
     tensors["model.norm.weight"] = torch.ones(3)
+    tensors[f"odd.{'9' * 5000}.weight"] = torch.ones(1)  # of which Python makes no integer
     save_file(tensors, llama / "model.safetensors")
     change(llama, architectures=["OddForCausalLM"])
     first, *rest = examine(llama).problems
     assert "architectures=['OddForCausalLM']" in first
     assert rest == [
         "the nearest family is LlamaForCausalLM; beside its tensors the checkpoint",
-        "  has: model.layers.*.self_attn.gate.weight",
+        "  has: model.layers.*.self_attn.gate.weight, odd.*.weight",
         "  lacks: model.layers.*.mlp.down_proj.weight",
         "  has in other shapes: model.norm.weight",
     ]
@@ -110,6 +111,19 @@ def test_families_with_nearly_the_same_name(name: str, nearest: str | None) -> N
     assert ("nearest by name" in message) == (nearest is not None)
     assert nearest is None or nearest in message
     assert len(message) < 300
+
+
+def test_few_names_are_compared_with_all_families(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, compared = import_module("asyncinfer.plugins.architecture"), list[str]()
+
+    def compare(name: str, *_: Any) -> list[str]:
+        compared.append(name)
+        return []
+
+    monkeypatch.setattr(module, "get_close_matches", compare)
+    with pytest.raises(ModelLoadError, match="none of these is known"):
+        find_architecture({"architectures": ["OddForCausalLM"] * 100_000}, "config.json")
+    assert len(compared) == 8
 
 
 def test_a_known_architecture_that_lies(llama: Path) -> None:

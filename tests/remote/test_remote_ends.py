@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from asyncinfer.engine import EngineTokenizer
 from asyncinfer.remote import RemoteEngine, Replica, ReplicaLost
 from asyncinfer.remote import dispatcher as dispatcher_module
 from asyncinfer.remote import engine as engine_module
-from asyncinfer.remote.prompt_keys import PromptKeys
+from asyncinfer.remote.prompt_keys import MOST_KEYS, PromptKeys
 from asyncinfer.testing import FakeModel, StepGate
 
 pytestmark = pytest.mark.anyio
@@ -207,6 +208,24 @@ async def test_threads_that_make_keys_end_with_their_engine(until: Until) -> Non
     keys = PromptKeys(EngineTokenizer.__new__(EngineTokenizer), BlockHasher(4, b""))
     keys.close()
     assert await keys.of([5] * 3000, {}) == []
+
+
+class Ids(list[int]):
+    """Token ids that are too many to go through on an event loop."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("gone through")
+
+
+async def test_a_long_prompt_has_few_keys_and_leaves_the_loop_its_turns() -> None:
+    async with RemoteEngine(wires(2)) as remote:
+        keys = PromptKeys(remote.tokenizer, BlockHasher(4, b""))
+        try:
+            found = await keys.of(Ids([5] * (8 * MOST_KEYS)), {})
+            assert found == await keys.of([5] * (4 * MOST_KEYS), {})
+            assert len(found) == MOST_KEYS
+        finally:
+            keys.close()
 
 
 def _making_keys() -> list[str]:

@@ -258,6 +258,13 @@ async def test_a_pin_that_is_left_before_it_is_computed_keeps_nothing(until: Unt
         with pytest.raises(asyncio.CancelledError):
             await entering
         await until(lambda: not links["replica-0"].replica.requests)
+        # One that is closed while it is computed is computed, and not kept either.
+        pin = remote.pin("hello" * 9)
+        entering = asyncio.ensure_future(pin.__aenter__())
+        await until(lambda: links["replica-0"].replica.requests)
+        pin.close()
+        await until(lambda: links["replica-0"].calls[-1] == "release")
         gates[0].open()
+        await entering
         await remote.generate("x", max_tokens=1)
-        await until(lambda: remote.stats().finished and not remote.stats().blocks_pinned)
+        await until(lambda: remote.stats().finished == 2 and not remote.stats().blocks_pinned)

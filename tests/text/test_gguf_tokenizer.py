@@ -161,6 +161,15 @@ def test_sentence_piece(begins: bool) -> None:
         assert ours.decode(ours.encode(text)) == text
 
 
+def test_a_token_whose_cuts_would_take_days_is_refused() -> None:
+    tokens = ["<unk>", "<s>", "</s>", "a" * 512]
+    given = metadata(tokens, model="llama", scores=np.zeros(4, np.float32))
+    assert gguf_tokenizer(given, "a.gguf").vocab_size == 4
+    tokens[3] = "a" * 513
+    with pytest.raises(ModelLoadError, match=r"tokens=.*entry 3 has more than 512 characters"):
+        gguf_tokenizer(given, "a.gguf")
+
+
 def test_gemma_4() -> None:
     """Merges are listed; marks of tool calls are no text, whatever the file calls them."""
     tokens, merges = trained(byte_level=False)
