@@ -10,9 +10,11 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
 from asyncinfer.kernels.native import BlockedWeight
 from asyncinfer.kernels.threads import set_thread_count
@@ -35,6 +37,14 @@ _PLANNED_ROWS = 16
 _SMALL_SIDE, _SMALL_BYTES = 512, 8 << 20
 #: Query tokens of all heads, numbers of a vector, and keys.
 _TILE = 384, 64, 512
+#: Rows of few tokens, whose products wait for memory: native code always reads it faster.
+_FEW = 6
+#: Rows that native code's speed is measured at, and those that it then has at most; and the sides
+#: of a weight that a second cache holds.
+_SOME, _MANY, _NO_END = 16, 96, 1 << 62
+_SIDES = 256, 512
+#: Times as long that native code may take: a row that it computes has the same bits among any others.
+_TIE = 1.1
 
 
 @functools.cache
@@ -68,25 +78,32 @@ def mkl_keeps_up() -> bool:
     which another program can delay but for all calls."""
     if mkl_is_fast() or not available(torch.float32):
         return True
+    x, weight = torch.ones(_TILE[0], _TILE[1]), torch.ones(_TILE[2], _TILE[1])
+    return _faster(lambda: F.linear(x, weight), lambda: linear(x, weight), 1.5)
+
+
+def _faster(one: Callable[[], object], other: Callable[[], object], times: float = 1.0) -> bool:
+    """Whether one call takes at most so many times as long as the other on one thread. False where
+    their number cannot be set."""
     count = torch.get_num_threads()
     if not set_thread_count(1):
         return False
     try:
-        x, weight = torch.ones(_TILE[0], _TILE[1]), torch.ones(_TILE[2], _TILE[1])
-        ours = _least_seconds(lambda: linear(x, weight))
-        return _least_seconds(lambda: torch.nn.functional.linear(x, weight)) <= 1.5 * ours
+        first, second = _least_seconds(one, other)
+        return first <= times * second
     finally:
         set_thread_count(count)
 
 
-def _least_seconds(product: Callable[[], object]) -> float:
-    """Of several calls: what disturbs one only makes it longer."""
-    taken = []
+def _least_seconds(*products: Callable[[], object]) -> list[float]:
+    """Of several calls of each, in turns: what disturbs one only makes it longer."""
+    least = [inf] * len(products)
     for _ in range(10):
-        began = time.perf_counter()
-        product()
-        taken.append(time.perf_counter() - began)
-    return min(taken)
+        for index, product in enumerate(products):
+            began = time.perf_counter()
+            product()
+            least[index] = min(least[index], time.perf_counter() - began)
+    return least
 
 
 def reorder_is_faster(weight: torch.Tensor) -> bool:
@@ -103,15 +120,38 @@ def reorder(weight: torch.Tensor) -> torch.Tensor:
     return reordered
 
 
-def blocked(weight: torch.Tensor, shape: tuple[int, int]) -> BlockedWeight | None:
-    """A reordered `weight`, of this shape `[out, in]` before, for native code that multiplies few
-    tokens faster; None where there is none, or where a trial product is wrong: the layout is no
-    promise of oneDNN's."""
+@functools.cache
+def _native_rows(dtype: torch.dtype) -> int:
+    """Rows up to which native code is faster than oneDNN, as measured when first asked: some
+    milliseconds on one thread."""
+    if dtype is torch.bfloat16:
+        # oneDNN has the processor's instructions for products of bfloat16 numbers.
+        return _FEW
+    weight = reorder(torch.ones(_SIDES, dtype=dtype))
+    native = _read(weight, _SIDES, _NO_END)
+
+    def wins(rows: int) -> bool:
+        x = torch.ones(rows, _SIDES[1])
+        return native is not None and _faster(lambda: native(x), lambda: linear(x, weight), _TIE)
+
+    if not wins(_SOME):
+        return _FEW
+    return _NO_END if wins(2 * _MANY) else _MANY
+
+
+def _read(weight: torch.Tensor, shape: tuple[int, int], most_rows: int) -> BlockedWeight | None:
     ops = torch.ops.mkldnn
     if not hasattr(ops, "data_ptr") or not hasattr(ops, "_nbytes"):
         return None
     place, nbytes = ops.data_ptr(weight), ops._nbytes(weight)
-    found = BlockedWeight.of(place, nbytes, shape, weight.dtype)
+    return BlockedWeight.of(place, nbytes, shape, weight.dtype, most_rows)
+
+
+def blocked(weight: torch.Tensor, shape: tuple[int, int]) -> BlockedWeight | None:
+    """A reordered `weight`, of this shape `[out, in]` before, for native code that multiplies
+    faster; None where there is none, or where a trial product is wrong: the layout is no promise of
+    oneDNN's."""
+    found = _read(weight, shape, _native_rows(weight.dtype))
     if found is None:
         return None
     x = torch.randn(2, shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)

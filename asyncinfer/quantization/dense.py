@@ -27,20 +27,20 @@ class DenseLinear:
 
 
 class OneDnnLinear:
-    """A CPU's layer with the weight in oneDNN's blocked layout only. Native code reads it for few
-    tokens, where there is any."""
+    """A CPU's layer with the weight in oneDNN's blocked layout only. Native code reads it where
+    there is any, for as many tokens as it is faster for."""
 
-    __slots__ = ("_few", "bias", "weight")
+    __slots__ = ("_native", "bias", "weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.weight = onednn.reorder(weight)
         self.bias = bias
-        self._few = onednn.blocked(self.weight, (weight.shape[0], weight.shape[1]))
+        self._native = onednn.blocked(self.weight, (weight.shape[0], weight.shape[1]))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._few is None or not 0 < x.shape[0] <= self._few.most_rows:
+        if self._native is None or not 0 < x.shape[0] <= self._native.most_rows:
             return onednn.linear(x, self.weight, self.bias)
-        y = self._few(x)
+        y = self._native(x)
         return y if self.bias is None else y.add_(self.bias)
 
 

@@ -1,21 +1,14 @@
-"""Products of few tokens with a weight in oneDNN's layout, by code for the processor at hand."""
+"""Products with a weight in oneDNN's layout, by code for the processor at hand."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import threading
-from typing import ClassVar
 
 import torch
 
-from asyncinfer.kernels.native.blocked_code import (
-    FIELDS,
-    MOST_ROWS,
-    OUTPUTS,
-    blocked_code,
-    padded_inputs,
-)
+from asyncinfer.kernels.native.blocked_code import FIELDS, OUTPUTS, blocked_code, padded_inputs
 from asyncinfer.kernels.native.host import Host, compiled, host
 from asyncinfer.kernels.native.threads import parallel_region
 
@@ -47,8 +40,8 @@ class BlockedKernel:
     def __call__(
         self, x: torch.Tensor, place: int, outputs: int, inputs: int, block: int
     ) -> torch.Tensor:
-        """`x W^T` `[rows, outputs]`, of the dtype of `x` `[rows, inputs]`, for at most `MOST_ROWS`
-        rows. `place`: the address of W's blocks of `block` bytes, see `blocked_code`."""
+        """`x W^T` `[rows, outputs]`, of the dtype of `x` `[rows, inputs]`. `place`: the address of
+        W's blocks of `block` bytes, see `blocked_code`."""
         rows = x.float().contiguous()
         y = rows.new_empty(x.shape[0], outputs)
         threads = torch.get_num_threads() if outputs * inputs > _SHARED else 1
@@ -65,10 +58,11 @@ class BlockedKernel:
 
 def blocked_kernel(dtype: torch.dtype) -> BlockedKernel | None:
     """The kernel for weights of this dtype, compiled by its first caller. None where there is none:
-    without `llvmlite` or AVX-512, whose layout it reads, and where torch's threads cannot be
-    used."""
+    without `llvmlite`, for bfloat16 without AVX-512, and where torch's threads cannot be used."""
     target, region = host(), parallel_region()
-    if target is None or region is None or str(dtype) not in _DTYPES or target.lanes < 16:
+    if target is None or region is None or str(dtype) not in _DTYPES:
+        return None
+    if dtype is torch.bfloat16 and target.lanes < 16:
         return None
     with _lock:
         return _made(dtype, target, region)
@@ -85,21 +79,21 @@ def _made(dtype: torch.dtype, target: Host, region: int) -> BlockedKernel | None
 class BlockedWeight:
     """A weight in oneDNN's layout that the kernel reads where it lies."""
 
-    __slots__ = ("_kernel", "_place", "_sizes")
+    __slots__ = ("_kernel", "_most_rows", "_place", "_sizes")
 
-    #: Tokens of a product, at most.
-    most_rows: ClassVar[int] = MOST_ROWS
-
-    def __init__(self, kernel: BlockedKernel, place: int, sizes: tuple[int, int, int]) -> None:
+    def __init__(
+        self, kernel: BlockedKernel, place: int, sizes: tuple[int, int, int], most_rows: int
+    ) -> None:
         """`place`: the address, which somebody else keeps; `sizes`: outputs, inputs, and bytes of a
-        block."""
+        block; `most_rows`: see there."""
         self._kernel = kernel
+        self._most_rows = most_rows
         self._place = place
         self._sizes = sizes
 
     @classmethod
     def of(
-        cls, place: int, nbytes: int, shape: tuple[int, int], dtype: torch.dtype
+        cls, place: int, nbytes: int, shape: tuple[int, int], dtype: torch.dtype, most_rows: int
     ) -> BlockedWeight | None:
         """The weight that takes so many bytes there; None where its blocks cannot be the kernel's,
         or there is none."""
@@ -110,8 +104,13 @@ class BlockedWeight:
         block = kernel.block_bytes(inputs)
         if nbytes != outputs // OUTPUTS * block:
             return None
-        return cls(kernel, place, (outputs, inputs, block))
+        return cls(kernel, place, (outputs, inputs, block), most_rows)
+
+    @property
+    def most_rows(self) -> int:
+        """Rows up to which this product is faster than oneDNN's."""
+        return self._most_rows
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """`x W^T` for at most `most_rows` rows."""
+        """`x W^T`."""
         return self._kernel(x, self._place, *self._sizes)

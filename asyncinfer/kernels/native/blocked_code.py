@@ -1,7 +1,9 @@
-"""LLVM's code of products of few tokens with a weight as oneDNN lays it out.
+"""LLVM's code of products with a weight as oneDNN lays it out.
 
 Sixty-four outputs lie side by side for each input, so that a vector has outputs and not inputs:
-nothing has to be summed across its lanes, and memory is read from one end to the other.
+nothing has to be summed across its lanes, and memory is read from one end to the other. The numbers
+of few inputs are multiplied with all rows before the next ones are, since they are in a near cache
+then, where the next ones come meanwhile.
 """
 
 from __future__ import annotations
@@ -11,17 +13,21 @@ from typing import Any
 
 from asyncinfer.kernels.native.assembly import Assembly
 
-__all__ = ["FIELDS", "MOST_ROWS", "OUTPUTS", "blocked_code", "padded_inputs"]
+__all__ = ["FIELDS", "OUTPUTS", "TILE_ROWS", "blocked_code", "padded_inputs"]
 
 #: What a call is told, each 64 bits: addresses, sizes, and last the counter that threads share.
 FIELDS = ("weight", "x", "y", "outputs", "inputs", "block", "rows", "threads", "next")
 #: Outputs of a block.
 OUTPUTS = 64
-#: Rows of x: as many as registers hold sums for.
-MOST_ROWS = 6
+#: Rows of x that a tile has: as many as registers hold sums for.
+TILE_ROWS = 6
 
-#: Bytes that are fetched ahead, into the second cache.
-_AHEAD = 8192
+#: Rows of x that a thread takes at a time: a multiple of a tile's, and few enough that threads end
+#: at about the same time.
+_TURN = 96
+#: Inputs after which sums go to memory. A multiple of 2.
+_DEPTH = 64
+#: Bytes of a line of a cache.
 _LINE = 64
 
 
@@ -34,10 +40,9 @@ def padded_inputs(dtype: str, inputs: int) -> int:
 def blocked_code(dtype: str, lanes: int) -> str:
     """The assembly of `product(task)`, where `task` points to `FIELDS`, as int64.
 
-    It writes `x W^T` to `y` float32 `[rows, outputs]` for at most `MOST_ROWS` rows of `x` float32
-    `[rows, inputs]`. W is of `dtype`, in blocks of `OUTPUTS` outputs and `block` bytes: float32
-    `[inputs, OUTPUTS]`, bfloat16 `[inputs / 2, OUTPUTS, 2]`. `outputs` is a multiple of `OUTPUTS`,
-    `inputs` of 2. `next` is 0.
+    It writes `x W^T` to `y` float32 `[rows, outputs]` for `x` float32 `[rows, inputs]`. W is of
+    `dtype`, in blocks of `OUTPUTS` outputs and `block` bytes: float32 `[inputs, OUTPUTS]`, bfloat16
+    `[inputs / 2, OUTPUTS, 2]`. `outputs` is a multiple of `OUTPUTS`, `inputs` of 2. `next` is 0.
     """
     return _Code(dtype, lanes).text()
 
@@ -46,72 +51,139 @@ class _Code(Assembly):
     def __init__(self, dtype: str, lanes: int) -> None:
         super().__init__("blocked", lanes, FIELDS)
         self._halves = dtype == "bfloat16"
+        #: Bytes of one input's numbers in a block.
+        self._input_bytes = OUTPUTS * (2 if self._halves else 4)
 
     def text(self) -> str:
-        work = self._work([self._tile(rows) for rows in range(1, MOST_ROWS + 1)])
+        work = self._work([self._tile(rows) for rows in range(1, TILE_ROWS + 1)])
         self.on_task("product", work)
         return str(self.module)
 
     def _work(self, tiles: Sequence[Any]) -> Any:
-        """`work(task)`: multiply blocks of W until there are no more."""
+        """`work(task)`: take a block of W and rows of x until there are no more."""
         function, b = self.begin("work", self.pointer)
         (task,) = function.args
         weight, x, y = (self.address(b, task, name) for name in FIELDS[:3])
         outputs, inputs, block, rows = (self.field(b, task, name) for name in FIELDS[3:7])
+        turns = b.sdiv(b.add(rows, self.integer(_TURN - 1)), self.integer(_TURN))
+        blocks = b.sdiv(outputs, self.integer(OUTPUTS))
+        units = b.mul(blocks, turns)
+        started = self.counted(b, task, "next")
+        before = b.block
         fetch, run, end = (b.append_basic_block() for _ in range(3))
         b.branch(fetch)
         b.position_at_end(fetch)
-        index = self.counted(b, task, "next")
-        first = b.mul(index, self.integer(OUTPUTS))
-        b.cbranch(b.icmp_signed("<", first, outputs), run, end)
+        index = b.phi(self.i64)
+        index.add_incoming(started, before)
+        b.cbranch(b.icmp_signed("<", index, units), run, end)
         b.position_at_end(end)
         b.ret_void()
         b.position_at_end(run)
-        ours = self.at(b, weight, b.mul(index, block))
-        into = self.at(b, y, b.mul(first, self.integer(4)))
-        for count, tile in enumerate(tiles, 1):
-            with b.if_then(b.icmp_signed("==", rows, self.integer(count))):
-                b.call(tile, [ours, x, into, inputs, b.mul(outputs, self.integer(4))])
+        # What comes next is known now, so that it can be fetched.
+        following = self.counted(b, task, "next")
+        last = b.icmp_signed(">=", following, units)
+        after = b.srem(b.select(last, index, following), blocks)
+        column, turn = b.srem(index, blocks), b.sdiv(index, blocks)
+        ours, theirs = (self.at(b, weight, b.mul(each, block)) for each in (column, after))
+        first = b.mul(turn, self.integer(_TURN))
+        count = self._least(b, self.integer(_TURN), b.sub(rows, first))
+        x_bytes, y_bytes = (b.mul(size, self.integer(4)) for size in (inputs, outputs))
+        into = self.at(b, y, b.mul(column, self.integer(4 * OUTPUTS)))
+
+        def some(start: Any) -> None:
+            """Add the products of `_DEPTH` inputs."""
+            depth = self._least(b, self.integer(_DEPTH), b.sub(inputs, start))
+            numbers = self.at(b, ours, b.mul(start, self.integer(self._input_bytes)))
+            more = b.icmp_signed("<", b.add(start, self.integer(_DEPTH)), inputs)
+            on = self.at(b, numbers, self.integer(_DEPTH * self._input_bytes))
+            ahead = b.select(more, on, theirs)
+            columns = self.at(b, x, b.mul(start, self.integer(4)))
+
+            def group(row: Any) -> None:
+                left = b.sub(count, row)
+                number = b.add(first, row)
+                places = (
+                    self.at(b, columns, b.mul(number, x_bytes)),
+                    self.at(b, into, b.mul(number, y_bytes)),
+                )
+                several = self._least(b, self.integer(TILE_ROWS), left)
+                for size, tile in enumerate(tiles, 1):
+                    with b.if_then(b.icmp_signed("==", several, self.integer(size))):
+                        b.call(tile, [numbers, ahead, *places, depth, x_bytes, y_bytes, start])
+
+            self.each(b, self.integer(0), count, TILE_ROWS, group)
+
+        self.each(b, self.integer(0), inputs, _DEPTH, some)
+        index.add_incoming(following, b.block)
         b.branch(fetch)
         return function
 
+    def _least(self, b: Any, one: Any, other: Any) -> Any:
+        return b.select(b.icmp_signed("<", one, other), one, other)
+
     def _tile(self, rows: int) -> Any:
-        """`tile(w, x, y, inputs, y bytes)`: a block of W with `rows` of x."""
-        kinds = [self.pointer] * 3 + [self.i64] * 2
+        """`tile(w, ahead, x, y, inputs, x bytes, y bytes, before)`: a block of W with `rows` of x,
+        beside what `before` inputs gave. Fetches as many bytes of `ahead` as it reads of `w`."""
+        kinds = [self.pointer] * 4 + [self.i64] * 4
         function, b = self.begin(f"tile_{rows}", *kinds)
         # A copy in each caller would take long to compile.
         function.attributes.add("noinline")
-        weight, x, y, inputs, y_bytes = function.args
-        x_bytes = b.mul(inputs, self.integer(4))
+        weight, ahead, x, y, inputs, x_bytes, y_bytes, before = function.args
         theirs = [self.at(b, x, b.mul(x_bytes, self.integer(row))) for row in range(rows)]
-        vectors = range(0, OUTPUTS, self.lanes)
-        zeros = self.ir.Constant(self.floats, [0.0] * self.lanes)
+        into = [self.at(b, y, b.mul(y_bytes, self.integer(row))) for row in range(rows)]
+        new = b.icmp_signed("==", before, self.integer(0))
+        width = self._width(rows)
+        vectors = range(0, width, self.lanes)
 
-        def pair(b: Any, first: Any, sums: Sequence[Any]) -> Sequence[Any]:
-            """Add the products of two inputs."""
-            found = list(sums)
-            size = OUTPUTS * (2 if self._halves else 4)
-            start = self.at(b, weight, b.mul(first, self.integer(size)))
-            for line in range(0, 2 * size, _LINE):
-                self.fetch(b, self.at(b, start, self.integer(_AHEAD + line)), near=False)
-            columns = self._columns(b, start, vectors)
-            for which, column in enumerate(columns):
-                place = b.mul(b.add(first, self.integer(which)), self.integer(4))
-                for row, each in enumerate(theirs):
-                    number = b.load(self.at(b, each, place), typ=self.float, align=4)
-                    value = self.everywhere(b, number)
-                    for index, numbers in enumerate(column):
-                        at = row * len(vectors) + index
-                        found[at] = b.call(self.fma, [numbers, value, found[at]])
-            return found
+        def part(start: Any) -> None:
+            """`width` outputs."""
+            # Two inputs of a bfloat16 weight lie side by side.
+            ours = self.at(b, weight, b.mul(start, self.integer(4)))
+            # Each part fetches as much as it reads.
+            share = b.mul(start, b.mul(inputs, self.integer(self._input_bytes // OUTPUTS)))
+            coming = self.at(b, ahead, share)
 
-        sums = list(self.loop(b, inputs, 2, pair, [zeros] * rows * len(vectors)))
-        for row in range(rows):
-            out = self.at(b, y, b.mul(y_bytes, self.integer(row)))
-            for start in vectors:
-                b.store(sums.pop(0), self.at(b, out, self.integer(4 * start)), align=4)
+            def pair(b: Any, first: Any, sums: Sequence[Any]) -> Sequence[Any]:
+                """Add the products of two inputs."""
+                found = list(sums)
+                read = 2 * width * self._input_bytes // OUTPUTS
+                for line in range(0, read, _LINE):
+                    on = b.mul(first, self.integer(read // 2))
+                    self.fetch(
+                        b, self.at(b, self.at(b, coming, on), self.integer(line)), near=False
+                    )
+                numbers = self.at(b, ours, b.mul(first, self.integer(self._input_bytes)))
+                for which, column in enumerate(self._columns(b, numbers, vectors)):
+                    at = b.mul(b.add(first, self.integer(which)), self.integer(4))
+                    for row, each in enumerate(theirs):
+                        number = b.load(self.at(b, each, at), typ=self.float, align=4)
+                        value = self.everywhere(b, number)
+                        for index, vector in enumerate(column):
+                            sum_of = row * len(vectors) + index
+                            found[sum_of] = b.call(self.fma, [vector, value, found[sum_of]])
+                return found
+
+            outs = [
+                self.at(b, row, b.mul(b.add(start, self.integer(vector)), self.integer(4)))
+                for row in into
+                for vector in vectors
+            ]
+            old = [b.load(out, typ=self.floats, align=4) for out in outs]
+            sums = [b.select(new, self.all(0.0), each) for each in old]
+            for out, found in zip(outs, self.loop(b, inputs, 2, pair, sums), strict=True):
+                b.store(found, out, align=4)
+
+        self.each(b, self.integer(0), self.integer(OUTPUTS), width, part)
         b.ret_void()
         return function
+
+    def _width(self, rows: int) -> int:
+        """Outputs that a tile of so many rows has sums for in registers."""
+        sums = 4 * TILE_ROWS if self.lanes == 16 else 2 * TILE_ROWS
+        width = OUTPUTS
+        while rows * width > sums * self.lanes:
+            width //= 2
+        return width
 
     def _columns(self, b: Any, start: Any, vectors: range) -> list[list[Any]]:
         """The numbers of two inputs for all outputs of a block, as vectors of floats."""
