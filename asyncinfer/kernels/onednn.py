@@ -43,7 +43,7 @@ _FEW = 6
 #: of a weight that a second cache holds.
 _SOME, _MANY, _NO_END = 16, 96, 1 << 62
 _SIDES = 256, 512
-#: Times as long that native code may take: a row that it computes has the same bits among any others.
+#: Times as long that native code may take: its rows have the same bits among any others.
 _TIE = 1.1
 
 
