@@ -117,8 +117,11 @@ class _Run:
         if self._loop is None:
             event = anyio.Event()
             self._news[event] = math.inf
-            with anyio.fail_after(seconds):
-                await event.wait()
+            try:
+                with anyio.fail_after(seconds):
+                    await event.wait()
+            finally:
+                self._news.pop(event, None)
             return
         # A scope and an event of anyio cost four times as much.
         news: asyncio.Future[bool] = self._loop.create_future()
@@ -126,8 +129,12 @@ class _Run:
         # One timer for the waits of a whole answer: a new one would cost as much as a wait.
         if due < (math.inf if self._timer is None else self._timer.when()):
             self._look_at_time(self._loop)
-        if not await news:
-            raise TimeoutError
+        try:
+            if not await news:
+                raise TimeoutError
+        finally:
+            # Where nothing came, who waited may do so for ever, a moment at a time.
+            self._news.pop(news, None)
 
     def leave(self) -> None:
         if not self.over:

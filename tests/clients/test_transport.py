@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import httpx
 import httpx2
 import pytest
@@ -261,3 +264,37 @@ async def test_each_wait_has_its_own_time() -> None:
             group.cancel_scope.cancel()
         assert late == [0.01, 0.02, 0.04]
         await exchange.close()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_nothing_is_kept_of_waits_that_end_without_news(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A reader that looks again and again, with little time each, while nothing comes."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await anyio.sleep_forever()
+
+    loop = asyncio.get_running_loop()
+    made: list[weakref.ref[asyncio.Future[Any]]] = []
+    make = loop.create_future
+
+    def create_future() -> asyncio.Future[Any]:
+        made.append(weakref.ref(future := make()))
+        return future
+
+    exchange = Exchange(app, {}, b"")
+    with pytest.raises(TimeoutError):
+        await exchange.begin(0.001)
+    await anyio.wait_all_tasks_blocked()
+    monkeypatch.setattr(loop, "create_future", create_future)
+    for _ in range(3):
+        with suppress(TimeoutError):
+            await exchange.read(0.001)
+        with anyio.move_on_after(0.001):
+            await exchange.read(60)
+    await anyio.lowlevel.checkpoint()
+    gc.collect()
+    assert len(made) >= 6
+    assert not [future for future in made if future() is not None]
+    await exchange.close()
