@@ -99,7 +99,7 @@ class BlockedWeight:
         or there is none."""
         kernel = blocked_kernel(dtype)
         outputs, inputs = shape
-        if kernel is None or outputs % OUTPUTS or inputs % 2:
+        if kernel is None or outputs % OUTPUTS or inputs % 4:
             return None
         block = kernel.block_bytes(inputs)
         if nbytes != outputs // OUTPUTS * block:
