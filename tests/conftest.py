@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -50,6 +51,18 @@ def seed(monkeypatch: pytest.MonkeyPatch) -> int:
 def report(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
     """Adds a line to what a run prints at its end."""
     return lambda line: record_property("report", line)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What imports and collection make lives as long as the run. It is a million objects: with them
+    each full collection of a test takes a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -61,14 +62,35 @@ class Import:
         return f"{self.module}:{self.line} imports {what}"
 
 
-def sources(root: Path = ROOT) -> dict[str, str]:
+@cache
+def package() -> Sources:
     """Dotted module name -> source. A package goes by its own name, without `__init__`."""
     found = {}
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root.parent).with_suffix("").parts
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(TOP).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         found[name] = path.read_text("utf-8")
     return found
+
+
+def tests() -> Sources:
+    """The same of the tests, by their names below `tests/`."""
+    top = TOP / "tests"
+    return {
+        ".".join(path.relative_to(top).with_suffix("").parts): path.read_text("utf-8")
+        for path in sorted(top.rglob("*.py"))
+    }
+
+
+@cache
+def package_imports() -> list[Import]:
+    return imports(package())
+
+
+@cache
+def parsed(source: str) -> ast.Module:
+    """Several tests read the whole package: each module is parsed once."""
+    return ast.parse(source)
 
 
 def room(module: str) -> str:
@@ -81,7 +103,7 @@ def imports(modules: Sources) -> list[Import]:
     found = []
     exported = exports(modules)
     for module, source in modules.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 for target, name in _targets(node, module, modules, exported):
                     found.append(Import(module, target, name, node.lineno))
@@ -169,7 +191,7 @@ def private_uses(found: Iterable[Import], exported: Mapping[str, frozenset[str]]
 def private_members(modules: Sources, allowed: Iterable[str] = ()) -> list[str]:
     """Members with a leading underscore that are touched from outside their class. Modules that are
     `allowed` may; each has to."""
-    trees = {module: ast.parse(source) for module, source in modules.items()}
+    trees = {module: parsed(source) for module, source in modules.items()}
     classes = [node for tree in trees.values() for node in ast.walk(tree) if _is_class(node)]
     ours = {name for one in classes for name in _private_names(one)}
     problems = []
@@ -214,7 +236,7 @@ def string_imports(modules: Sources) -> list[Import]:
     """Imports that are written as strings, `asyncinfer.module:name`."""
     found = []
     for module, source in modules.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 target, _, name = node.value.partition(":")
                 if name.isidentifier() and target.split(".")[0] == PACKAGE:
@@ -226,63 +248,55 @@ def exports(modules: Sources) -> dict[str, frozenset[str]]:
     """`__all__` of every module that has one."""
     found = {}
     for module, source in modules.items():
-        for node in ast.parse(source).body:
+        for node in parsed(source).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                 found[module] = frozenset(ast.literal_eval(node.value))
     return found
 
 
-MODULES = sources()
-TESTS = {
-    path.relative_to(TOP / "tests").with_suffix("").as_posix().replace("/", "."): path.read_text()
-    for path in sorted((TOP / "tests").rglob("*.py"))
-}
-FOUND = imports(MODULES)
-
-
 def test_every_room_has_a_level() -> None:
-    assert not unknown_rooms(MODULES)
+    assert not unknown_rooms(package())
 
 
 def test_every_level_has_its_rooms() -> None:
-    assert not missing_rooms(MODULES)
-    assert missing_rooms(MODULES, ["attic"]) == ["attic: has a level and is not there"]
+    assert not missing_rooms(package())
+    assert missing_rooms(package(), ["attic"]) == ["attic: has a level and is not there"]
 
 
 def test_imports_never_rise() -> None:
-    assert not rises(FOUND)
+    assert not rises(package_imports())
 
 
 def test_modules_form_no_cycle() -> None:
-    assert not module_cycles(FOUND)
+    assert not module_cycles(package_imports())
 
 
 def test_rooms_form_no_cycle() -> None:
-    assert not room_cycles(FOUND)
+    assert not room_cycles(package_imports())
 
 
 def test_embedders_use_public_names() -> None:
-    assert not private_uses(FOUND, exports(MODULES))
+    assert not private_uses(package_imports(), exports(package()))
 
 
 def test_no_private_name_crosses_modules() -> None:
     private = [
         one
-        for one in FOUND
+        for one in package_imports()
         if one.name and one.name.startswith("_") and not one.name.startswith("__")
     ]
     assert not private
 
 
 def test_no_private_member_is_touched_from_outside() -> None:
-    assert not private_members({**MODULES, **TESTS}, allowed=(INSIDE, SLOTS))
+    assert not private_members({**package(), **tests()}, allowed=(INSIDE, SLOTS))
 
 
 def test_one_module_names_others_by_strings() -> None:
-    found = string_imports(MODULES)
+    found = string_imports(package())
     assert not rises(one for one in found if one.module != NAMES_PLUGINS)
     assert rises(found), "plugins are named elsewhere now: so this exception can go"
-    public = exports(MODULES)
+    public = exports(package())
     assert [one for one in found if one.name not in public[one.target]] == []
 
 

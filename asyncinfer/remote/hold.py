@@ -18,18 +18,19 @@ class RemoteHold:
     """A `Keeper` at the replica that had its last request. One that had requests before keeps
     nothing: load has moved them, or it was lost."""
 
-    _route: Route | None
-
     def __init__(
-        self, dispatcher: Dispatcher, ttl: float | None = None, origin: RemoteHold | None = None
+        self,
+        dispatcher: Dispatcher,
+        ttl: float | None = None,
+        began: str | None = None,
+        route: Route | None = None,
     ) -> None:
-        """Raises `InvalidRequest`."""
+        """`began`, `route`: the name and route of a fork's origin. Raises `InvalidRequest`."""
         check_ttl(ttl)
-        began = None if origin is None else origin.told.name
         self.told: Held = Held(secrets.token_hex(8), ttl, began)
         self._dispatcher = dispatcher
         #: That of the last request.
-        self._route = None if origin is None else origin._route
+        self._route = route
         self._open = True
 
     def prompt(
@@ -53,9 +54,9 @@ class RemoteHold:
 
     def fork(self) -> RemoteHold:
         """See `Keeper`."""
-        made = RemoteHold(self._dispatcher, self.told.ttl, self)
+        made = RemoteHold(self._dispatcher, self.told.ttl, self.told.name, self._route)
         self._dispatcher.router.forked(self.told.name, made.told.name)
-        made._post("keep", made.told)
+        self._post("keep", made.told)
         return made
 
     def close(self) -> None:

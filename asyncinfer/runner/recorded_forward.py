@@ -86,7 +86,7 @@ class RecordedForward:
         self._state = state
         self._history = history
         self._adapters = adapters
-        self.most_rows, self.most_tokens = rows, tokens
+        self.most_rows = rows
         self._groups = len(spec.groups)
         self._group_of = groups or range(len(kv))
         size = input_bytes(tokens, rows, self._groups)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel
 
 from asyncinfer.adapters import AdapterPool, check_adapter, open_adapter
@@ -21,6 +20,9 @@ def random_adapter(
 ) -> dict[str, torch.Tensor]:
     """Save an adapter with random matrices, large enough to show in every logit. Gives the weights
     of the model with the adapter merged; the model itself stays as it is."""
+    # Four seconds of imports, which only its own tests should take.
+    from peft import LoraConfig, PeftModel, get_peft_model
+
     given = {"r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM", **config}
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with warnings.catch_warnings():

@@ -14,6 +14,7 @@ import tokenize
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 __all__ = ["Row", "find_tests", "read_marks", "read_rows"]
@@ -48,6 +49,7 @@ def read_rows() -> list[Row]:
     return [Row(group=group["name"], **row) for group in data["group"] for row in group["row"]]
 
 
+@cache
 def find_tests() -> dict[int, list[str]]:
     """Fault -> tests, as `path::name`, sorted."""
     found: dict[int, set[str]] = {}
@@ -60,8 +62,10 @@ def find_tests() -> dict[int, list[str]]:
 
 def read_marks(source: str, path: str) -> dict[int, set[str]]:
     """The same of one file. A comment that is of no test is an `AssertionError`."""
-    tree = ast.parse(source)
     found: dict[int, set[str]] = {}
+    if _MARK.search(source) is None:
+        return found
+    tree = ast.parse(source)
     for line, faults in _marks(source):
         tests = _owners(tree, source.splitlines(), line)
         assert tests, f"{path}:{line}: is of no test: {source.splitlines()[line - 1].strip()}"

@@ -11,7 +11,6 @@ from faults.page import PAGE, page
 from faults.registry import Row, find_tests, read_marks, read_rows
 
 ROWS = read_rows()
-FOUND = find_tests()
 WRITE = "run: python tests/faults/write_page.py"
 
 
@@ -24,10 +23,10 @@ def test_there_are_52_rows_in_order() -> None:
 def test_a_row_has_a_test(row: Row) -> None:
     if row.missing and not row.partly:
         # Once what it is about exists, its test has to as well.
-        assert row.number not in FOUND, "has a test: take out `missing`"
+        assert row.number not in find_tests(), "has a test: take out `missing`"
         assert row.absent, "say how to see that it is not there yet"
     else:
-        assert FOUND.get(row.number), f"no test says `# fault {row.number}`"
+        assert find_tests().get(row.number), f"no test says `# fault {row.number}`"
 
 
 @pytest.mark.parametrize("row", [r for r in ROWS if r.absent], ids=lambda row: str(row.number))
@@ -36,11 +35,11 @@ def test_what_has_no_test_does_not_exist(row: Row) -> None:
 
 
 def test_no_test_is_of_a_row_that_is_none() -> None:
-    assert set(FOUND) <= {row.number for row in ROWS}
+    assert set(find_tests()) <= {row.number for row in ROWS}
 
 
 def test_the_page_is_not_stale() -> None:
-    assert PAGE.read_text("utf-8") == page(ROWS, FOUND), WRITE
+    assert PAGE.read_text("utf-8") == page(ROWS, find_tests()), WRITE
 
 
 def _there(absent: dict[str, str]) -> list[str]:

@@ -41,6 +41,8 @@ class Assembly:
         self.fma = self.declare(f"llvm.fma.{width}", self.floats, *[self.floats] * 3)
         name = f"llvm.vector.reduce.fadd.{width}"
         self.sum = self.declare(name, self.float, self.float, self.floats)
+        self.maximum = self.declare(f"llvm.maxnum.{width}", self.floats, *[self.floats] * 2)
+        self._highest = self.declare(f"llvm.vector.reduce.fmax.{width}", self.float, self.floats)
         kinds = [self.pointer, self.i32, self.i32, self.i32]
         self._fetch = self.declare("llvm.prefetch.p0", self.void, *kinds)
 
@@ -72,6 +74,19 @@ class Assembly:
     def counted(self, b: Any, task: Any, name: str) -> Any:
         """A counter's value, which is one more for the next thread that asks."""
         return b.atomic_rmw("add", self._place(b, task, name), self.integer(1), "monotonic")
+
+    def next_item(self, b: Any, task: Any, count: Any) -> tuple[Any, Any]:
+        """Take an item that no other thread has; return from the function where all `count` are
+        taken. Gives the item's number, and the block that goes on to the next one."""
+        fetch, run, end = (b.append_basic_block() for _ in range(3))
+        b.branch(fetch)
+        b.position_at_end(fetch)
+        index = self.counted(b, task, "next")
+        b.cbranch(b.icmp_signed("<", index, count), run, end)
+        b.position_at_end(end)
+        b.ret_void()
+        b.position_at_end(run)
+        return index, fetch
 
     def _place(self, b: Any, task: Any, name: str) -> Any:
         return self.at(b, task, self.integer(8 * self._fields.index(name)))
@@ -135,6 +150,10 @@ class Assembly:
         start = self.ir.Constant(self.float, -0.0)
         return b.call(self.sum, [start, vector], fastmath=["reassoc"])
 
+    def highest(self, b: Any, vector: Any) -> Any:
+        """The highest of a vector's numbers, in every lane."""
+        return self.everywhere(b, b.call(self._highest, [vector]))
+
     def everywhere(self, b: Any, number: Any) -> Any:
         """A number in every lane."""
         kind = self.ir.VectorType(number.type, self.lanes)
@@ -186,6 +205,10 @@ class Assembly:
         # Not so for NaN, which stays one.
         small = b.fcmp_ordered("<", x, self.all(-125.0))
         return b.select(small, self.all(0.0), power)
+
+    def softmax_weight(self, b: Any, below: Any, scale: float) -> Any:
+        """exp of `scale` times scores that are so far below the highest one."""
+        return self.exp2(b, b.fmul(below, self.all(scale / math.log(2))))
 
     def each(self, b: Any, start: Any, end: Any, step: int, body: Callable[[Any], None]) -> None:
         """Emit a loop of `body` over `start`, `start + step` and so on below `end`, which may not

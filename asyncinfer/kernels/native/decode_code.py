@@ -7,7 +7,6 @@ number of threads change a bit of it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,9 +70,6 @@ class _Code(Assembly):
         self._dtype, self._bytes = dtype, _BYTES[dtype]
         self._head_dim, self._heads, self._scale = head_dim, heads, scale
         self._vectors = range(0, head_dim, lanes)
-        width = f"v{lanes}f32"
-        self._maximum = self.declare(f"llvm.maxnum.{width}", self.floats, *[self.floats] * 2)
-        self._highest = self.declare(f"llvm.vector.reduce.fmax.{width}", self.float, self.floats)
 
     def text(self) -> str:
         work = self._work(self._scores(), self._weights(), self._sums())
@@ -96,14 +92,7 @@ class _Code(Assembly):
         each_row = b.mul(kv_heads, shares)
         count = b.mul(rows, each_row)
         page = b.mul(block, self.integer(self._head_dim * self._bytes))
-        fetch, run, end = (b.append_basic_block() for _ in range(3))
-        b.branch(fetch)
-        b.position_at_end(fetch)
-        index = self.counted(b, task, "next")
-        b.cbranch(b.icmp_signed("<", index, count), run, end)
-        b.position_at_end(end)
-        b.ret_void()
-        b.position_at_end(run)
+        index, following = self.next_item(b, task, count)
         row = b.sdiv(index, each_row)
         head = b.sdiv(b.srem(index, each_row), shares)
         table = self.at(b, tables, b.mul(b.mul(row, table_stride), self.integer(4)))
@@ -127,7 +116,7 @@ class _Code(Assembly):
 
         spans = b.add(b.sdiv(b.sub(length, self.integer(1)), span), self.integer(1))
         self.loop(b, spans, 1, part, [])
-        b.branch(fetch)
+        b.branch(following)
         return function
 
     def _scores(self) -> Any:
@@ -170,20 +159,22 @@ class _Code(Assembly):
             b.store(lowest, self._score(b, scratch, stride, head, length), align=4)
 
             def higher(b: Any, at: Any, values: Sequence[Any], row: Any = row) -> Sequence[Any]:
-                return [b.call(self._maximum, [self.load(b, row, at), values[0]])]
+                return [b.call(self.maximum, [self.load(b, row, at), values[0]])]
 
             (most,) = self.loop(b, length, self.lanes, higher, [before])
-            highest = self.everywhere(b, b.call(self._highest, [most]))
+            highest = self.highest(b, most)
 
             def weigh(
                 b: Any, at: Any, values: Sequence[Any], row: Any = row, highest: Any = highest
             ) -> Sequence[Any]:
-                weight = self._weight(b, b.fsub(self.load(b, row, at), highest))
+                weight = self.softmax_weight(b, b.fsub(self.load(b, row, at), highest), self._scale)
                 b.store(weight, self.at(b, row, b.mul(at, self.integer(4))), align=4)
                 return [b.fadd(values[0], weight)]
 
             (total,) = self.loop(b, length, self.lanes, weigh, [zeros])
-            factor = b.extract_element(self._weight(b, b.fsub(before, highest)), first)
+            factor = b.extract_element(
+                self.softmax_weight(b, b.fsub(before, highest), self._scale), first
+            )
             earlier = b.fmul(b.load(behind[1], typ=self.float, align=4), factor)
             earlier = b.select(begun, earlier, self.ir.Constant(self.float, 0.0))
             results = b.extract_element(highest, first), b.fadd(earlier, self.total(b, total))
@@ -277,10 +268,6 @@ class _Code(Assembly):
             return self.loop(b, count, 1, token, values)
 
         return self.loop(b, b.add(last, self.integer(1)), 1, page, values)
-
-    def _weight(self, b: Any, below: Any) -> Any:
-        """exp of scores that are so far below the highest one."""
-        return self.exp2(b, b.fmul(below, self.all(self._scale / math.log(2))))
 
     def _score(self, b: Any, scratch: Any, stride: Any, head: int, number: Any) -> Any:
         place = b.add(b.mul(stride, self.integer(head)), number)

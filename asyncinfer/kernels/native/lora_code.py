@@ -78,18 +78,12 @@ class _Code(Assembly):
         )
         wide = b.mul(most, parts)
         inner = b.inttoptr(b.ptrtoint(b.alloca(self.float, size=wide), self.i64), self.pointer)
-        fetch, run, some, end = (b.append_basic_block() for _ in range(4))
-        b.branch(fetch)
-        b.position_at_end(fetch)
-        index = self.counted(b, task, "next")
-        b.cbranch(b.icmp_signed("<", index, count), run, end)
-        b.position_at_end(end)
-        b.ret_void()
-        b.position_at_end(run)
+        index, following = self.next_item(b, task, count)
+        some = b.append_basic_block()
         row, slot = (self._integer_at(b, pointer, index) for pointer in (rows, slots))
         narrow = b.load(self.at(b, ranks, b.mul(slot, self.integer(4))), typ=self.i32, align=4)
         rank = b.sext(narrow, self.i64)
-        b.cbranch(b.icmp_signed(">", rank, self.integer(0)), some, fetch)
+        b.cbranch(b.icmp_signed(">", rank, self.integer(0)), some, following)
         b.position_at_end(some)
         size = self.integer(self._bytes)
         bytes_in, bytes_out = b.mul(inputs, size), b.mul(outputs, size)
@@ -112,7 +106,7 @@ class _Code(Assembly):
             return [b.add(start, columns)]
 
         self.loop(b, parts, 1, part, [self.integer(0)])
-        b.branch(fetch)
+        b.branch(following)
         return function
 
     def _down(self) -> Any:

@@ -8,7 +8,6 @@ whatever the others are and however many threads there are.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,9 +74,6 @@ class _Code(Assembly):
         super().__init__("prefill", lanes, FIELDS)
         self._head_dim, self._group, self._scale = head_dim, group, scale
         self._block = block_of(lanes)
-        width = f"v{lanes}f32"
-        self._maximum = self.declare(f"llvm.maxnum.{width}", self.floats, *[self.floats] * 2)
-        self._highest = self.declare(f"llvm.vector.reduce.fmax.{width}", self.float, self.floats)
 
     def text(self) -> str:
         self.on_task("attend", self._work(self._rows()))
@@ -94,14 +90,7 @@ class _Code(Assembly):
         place = self.counted(b, task, "started")
         scratch = self.at(b, scratch, b.mul(place, self.integer(4 * scratch_numbers())))
         states = self.at(b, scratch, self.integer(4 * ROWS * SPAN))
-        fetch, run, end = (b.append_basic_block() for _ in range(3))
-        b.branch(fetch)
-        b.position_at_end(fetch)
-        index = self.counted(b, task, "next")
-        b.cbranch(b.icmp_signed("<", index, items), run, end)
-        b.position_at_end(end)
-        b.ret_void()
-        b.position_at_end(run)
+        index, following = self.next_item(b, task, items)
         head = b.sdiv(index, tiles)
         # The last tiles have most keys, and so come first.
         tile = b.sub(b.sub(tiles, self.integer(1)), b.srem(index, tiles))
@@ -143,7 +132,7 @@ class _Code(Assembly):
             return self.loop(b, count, ROWS, some, [])
 
         self.loop(b, b.add(last, self.integer(1)), SPAN, span, [])
-        b.branch(fetch)
+        b.branch(following)
         return function
 
     def _rows(self) -> Any:
@@ -220,19 +209,21 @@ class _Code(Assembly):
             number = b.add(self.everywhere(b, b.trunc(at, self.i32)), lane)
             score = b.select(b.icmp_signed("<=", number, most), self.load(b, row, at), lowest)
             self.store(b, score, row, at)
-            return [b.call(self._maximum, [values[0], score])]
+            return [b.call(self.maximum, [values[0], score])]
 
         before = b.select(begun, self._one(b, state, self.integer(0)), lowest)
         (vector,) = self.loop(b, count, self.lanes, mask, [before])
-        highest = self.everywhere(b, b.call(self._highest, [vector]))
+        highest = self.highest(b, vector)
 
         def weigh(b: Any, at: Any, values: Sequence[Any]) -> Sequence[Any]:
-            weight = self._weight(b, b.fsub(self.load(b, row, at), highest))
+            weight = self.softmax_weight(b, b.fsub(self.load(b, row, at), highest), self._scale)
             self.store(b, weight, row, at)
             return [b.fadd(values[0], weight)]
 
         (sums,) = self.loop(b, count, self.lanes, weigh, [self.all(0.0)])
-        factor = b.select(begun, self._weight(b, b.fsub(before, highest)), self.all(0.0))
+        factor = b.select(
+            begun, self.softmax_weight(b, b.fsub(before, highest), self._scale), self.all(0.0)
+        )
         earlier = b.select(
             begun, b.fmul(self._one(b, state, self.integer(1)), factor), self.all(0.0)
         )
@@ -286,10 +277,6 @@ class _Code(Assembly):
         """The sums of each row, with the products of its number and the column's vectors added."""
         pairs = ((number, vector) for number in numbers for vector in column)
         return [b.call(self.fma, [*pair, one]) for pair, one in zip(pairs, sums, strict=True)]
-
-    def _weight(self, b: Any, below: Any) -> Any:
-        """exp of scores that are so far below the highest one."""
-        return self.exp2(b, b.fmul(below, self.all(self._scale / math.log(2))))
 
     def _row(self, b: Any, scratch: Any, number: int) -> Any:
         return self.at(b, scratch, self.integer(4 * SPAN * number))

@@ -145,8 +145,10 @@ def _here(
     seed: int, jobs: int, checking: Checking, shrink: int, plugins: Plugins
 ) -> Iterator[SimulationReport]:
     # What is there already is in no cycle of a life, and lives make few: collections were a
-    # twentieth of their time.
-    gc.freeze()
+    # twentieth of their time. What a caller froze stays frozen.
+    ours = gc.get_freeze_count() == 0
+    if ours:
+        gc.freeze()
     before = gc.get_threshold()
     gc.set_threshold(20_000, *before[1:])
     try:
@@ -155,7 +157,8 @@ def _here(
             seed += 1
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
+        if ours:
+            gc.unfreeze()
 
 
 def _in_processes(
