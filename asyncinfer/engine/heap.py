@@ -24,7 +24,6 @@ def trim_heap() -> None:
     """Give the memory that malloc holds free back to the system, where the C library can.
 
     malloc alone gives none of it back as long as one small piece near the end is in use. The call
-    takes this thread a few milliseconds, 15 for 130 MiB, without the GIL.
-    """
+    takes this thread a few milliseconds, 15 for 130 MiB, without the GIL."""
     if _trim is not None:
         _trim(0)

@@ -43,8 +43,7 @@ class Replica:
     only, and one event loop.
 
     A stream is read by `take`, which gives what there is: the engine's own buffer holds the rest,
-    and pauses an answer whose consumer is slow.
-    """
+    and pauses an answer whose consumer is slow."""
 
     def __init__(self, model: Any = None, **options: Any) -> None:
         """The arguments of `Engine`. Raises as it does."""

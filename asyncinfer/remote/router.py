@@ -95,8 +95,7 @@ class Router:
     replica after the other. A session stays where it was as long as that costs little.
 
     A replica that is full, or has left, gets nothing. What a replica holds is what it tells, by the
-    chain keys that prefix caches of one secret have in common.
-    """
+    chain keys that prefix caches of one secret have in common."""
 
     def __init__(self, routing: Routing = "prefix") -> None:
         """Raises `InvalidRequest`."""

@@ -58,8 +58,7 @@ def check_answer(runner: ModelRunner) -> str | None:
     those kernels. Where torch would not have drawn the answer it goes without recorded steps. Gives
     what is wrong. A runner is not checked that is too small for such an answer or has no memory
     left for it, nor one whose model torch's operators cannot compute. Raises `DeviceError` where
-    the device fails.
-    """
+    the device fails."""
     spec, total = runner.spec, _PROMPT + _ANSWER
     pages = -(-total // spec.block_size)
     least = min(group.num_pages for group in spec.groups)

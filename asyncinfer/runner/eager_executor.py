@@ -69,10 +69,9 @@ class EagerExecutor:
         self._states: StatePass | None = None
 
     def change(self, step: Step, joins: Sequence[Join]) -> list[tuple[int, I64, I64]]:
-        """Apply what changes before the rows are computed: `joins`, which are those of the step, or
-        none where there was no memory for their tokens and the step is taken back; the growth of
-        block tables and what states go back to. Allocates nothing on the device. Returns what
-        `InputBatch.grow` returns."""
+        """Apply what changes before the rows are computed: `joins` (those of the step; none if it
+        is taken back for want of memory), the growth of block tables, what states go back to.
+        Allocates nothing on the device. Returns what `InputBatch.grow` returns."""
         self._states = None
         for join in joins:
             self.inputs.join(join)

@@ -174,8 +174,7 @@ class StepBuffers:
     """Host memory that one step in flight owns until it is collected.
 
     This class serves a CPU, where results lie on the host already, and a draft model, which waits
-    for each of its steps. `PinnedBuffers` serves a GPU.
-    """
+    for each of its steps. `PinnedBuffers` serves a GPU."""
 
     def __init__(self) -> None:
         #: Pinned memory for the changes that the step sends to the device.

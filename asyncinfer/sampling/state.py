@@ -28,8 +28,7 @@ __all__ = ["Sampled", "SamplingState", "draw_bytes"]
 
 I64 = npt.NDArray[np.int64]
 
-#: Just above the weight of a token that cannot win a draw, which is a race: each token has an
-#: exponential variable over its weight, and the least one wins (`kernels/reference/sample.py`).
+#: Just above the weight of a token that cannot win the race of a draw (`reference/sample.py`).
 _NOTHING = math.exp(NEVER) * 1.00001
 # Made once: taking flags apart and together takes microseconds.
 _FILTERS = tuple(Uses.FILTERS)

@@ -105,8 +105,7 @@ class Committer:
             if guides:
                 step.drawn[row] = ()
             elif drawn and beam:
-                # What follows is chosen among all beams: this draw appends nothing, and may be made
-                # again.
+                # What follows is chosen among all beams: this draw appends nothing.
                 step.drawn[row] = drawn
                 sequence.draws_left += 1
                 self._counters.generated_tokens += 1

@@ -50,8 +50,7 @@ class ChosenSampler:
 class Sequence:
     """One answer in progress; a request with `n > 1` answers has one sequence for each. The engine
     makes it and hands it to `Scheduler.add`. From then on each field has the one writer that is
-    named above it.
-    """
+    named above it."""
 
     __slots__ = (
         *("adapter_slot", "after", "arrival", "bad_ids", "cached_tokens", "candidates"),

@@ -45,8 +45,7 @@ class Join:
     candidates: int = 0
     #: Slot of its LoRA adapter, -1 without one.
     adapter: int = -1
-    #: It has a guide, or is one. Both join in one step, and the first row of the one may come in a
-    #: later step than that of the other. Only checks of a runner look at it.
+    #: It has a guide, or is one; both join in one step. Only checks of a runner look at it.
     paired: bool = False
 
 

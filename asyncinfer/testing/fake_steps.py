@@ -59,7 +59,6 @@ class FakeSteps(ABC):
         self.adapters: FakeAdapters | None = None
         self.closed = False
         self.launched = 0
-        self.collected = 0
         self._pending: deque[tuple[Step, StepResult]] = deque()
 
     @property
@@ -118,7 +117,6 @@ class FakeSteps(ABC):
         assert self._pending, "collect without a launch"
         step, result = self._pending.popleft()
         assert step is handle, f"step {handle.number} collected before step {step.number}"
-        self.collected += 1
         return result
 
     def close(self) -> None:
