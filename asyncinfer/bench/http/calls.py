@@ -165,16 +165,16 @@ def _canned(httpx: ModuleType, heard: _Heard) -> Any:
     """A client whose transport has an answer at hand."""
     import openai
 
-    class Body(httpx.AsyncByteStream):  # type: ignore[name-defined,misc]
+    class HeardBody(httpx.AsyncByteStream):  # type: ignore[name-defined,misc]
         async def __aiter__(self) -> AsyncIterator[bytes]:
             for part in heard.parts:
                 yield part
 
-    class Transport(httpx.AsyncBaseTransport):  # type: ignore[name-defined,misc]
+    class HeardTransport(httpx.AsyncBaseTransport):  # type: ignore[name-defined,misc]
         async def handle_async_request(self, request: Any) -> Any:
             await request.aread()
             await heard.ask(request)
-            return httpx.Response(**heard.head, stream=Body())
+            return httpx.Response(**heard.head, stream=HeardBody())
 
-    http = httpx.AsyncClient(transport=Transport())
+    http = httpx.AsyncClient(transport=HeardTransport())
     return openai.AsyncOpenAI(base_url="http://a/v1", api_key="none", http_client=http)
