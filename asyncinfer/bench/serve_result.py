@@ -18,7 +18,7 @@ class Company:
 
     rates: tuple[float, ...]
     peer_rates: Mapping[str, tuple[float, ...]]
-    #: The engine's with a single thread and no company: what it may not be much slower than.
+    #: The engine's with one thread and no company, a bound for its rates in company.
     one_thread_rates: tuple[float, ...]
 
     @property

@@ -1,4 +1,4 @@
-"""What a matcher of the library holds: it does not tell, but a copy of it shows."""
+"""The bytes that a matcher holds. The library does not tell them, so a copy is measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["PER_TOKEN", "matcher_size"]
 
 #: Bytes that a token of an ordinary format adds, rounded up: 80 to 210 for each byte of JSON. A
-#: format of many readings at once adds up to 16 kB for each byte.
+#: format that can be read in many ways at once adds up to 16 kB for each byte.
 PER_TOKEN: Final = 1024
 
 

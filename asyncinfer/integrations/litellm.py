@@ -122,7 +122,7 @@ class LiteLLMProvider(CustomLLM):
         model = self._models.find(name)
         given = {key: value for key, value in params.items() if value is not None}
         body = {key: value for key, value in given.items() if key not in _THEIRS}
-        # LiteLLM has options of its own by name, and those that it does not know in here.
+        # LiteLLM puts the options that it does not know into `extra_body`.
         body |= body.pop("extra_body", {})
         check_fields({"messages": messages, **body}, CHAT)
         options = chat_options(body)
@@ -160,7 +160,7 @@ class _Asked:
 
 
 class _Events:
-    """Makes what LiteLLM puts a streamed answer together of."""
+    """Makes the chunks of which LiteLLM puts a streamed answer together."""
 
     def __init__(self, model: str) -> None:
         self._head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": model}
@@ -176,7 +176,7 @@ class _Events:
             yield ModelResponseStream(**self._head, choices=[choice])
 
     def end(self, usage: Usage | None) -> dict[str, Any]:
-        """LiteLLM's own form, as it drops the usage of the other."""
+        """In LiteLLM's own form: it drops the usage of a chunk in OpenAI's."""
         reason = finish_reason(self._reason, self._called) or "stop"
         told = usage_of(usage)
         return {"text": "", "is_finished": True, "finish_reason": reason, "usage": told, "index": 0}

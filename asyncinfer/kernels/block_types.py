@@ -51,7 +51,7 @@ class BlockType:
     scales: Scales
     #: Where the scales begin: d, or d and its minimum.
     at: int
-    #: What is taken from each number.
+    #: Subtracted from each number.
     less: int = 0
     #: What a number stands for: "int", itself, with a sign if it has 8 bits; else a code of
     #: `TABLES`.

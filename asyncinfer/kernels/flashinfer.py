@@ -78,7 +78,7 @@ class FlashInfer:
         Raises `FlashInferError` for whatever FlashInfer raises.
         """
         _, kv_heads, size, head_dim = cache.shape
-        # Blocks that no query sees may be another sequence's by now, whose numbers may be none.
+        # Blocks that no query sees may hold another sequence's tokens by now, NaN among them.
         firsts = [
             0 if window is None else max(0, length - count - window + 1) // size
             for length, count in zip(lengths, counts, strict=True)
@@ -112,8 +112,8 @@ class FlashInfer:
         return wrapper
 
     def _next(self, kind: tuple[int, float]) -> tuple[Any, Any]:
-        """The next wrapper of a kind. Its last plan has left the host's memory, which it is now
-        planned in anew."""
+        """The next wrapper of a kind, once the device has copied its last plan: the next one is
+        written to the same memory of the host."""
         wrappers = self._wrappers.setdefault(kind, [])
         turn = self._taken[kind] = self._taken.get(kind, -1) + 1
         if len(wrappers) < _PLANS:

@@ -20,8 +20,8 @@ _MOST_BYTES: Final = 16_384
 
 
 def kept_path(kind: str, key: Mapping[str, str], folder: Path | None = None) -> Path:
-    """The file of what is known of `key`, all that decides what is found. `folder`: None takes the
-    one of `kind` in the user's cache folder."""
+    """The file of a finding. `key` names everything that the finding depends on. `folder`: None
+    takes the one of `kind` in the user's cache folder."""
     text = json.dumps(dict(key), sort_keys=True)
     place = folder or user_cache_path("asyncinfer") / kind
     return place / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"

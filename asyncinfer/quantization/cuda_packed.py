@@ -102,9 +102,8 @@ def _factors(weight: QuantisedWeight) -> tuple[torch.Tensor, torch.Tensor | None
 
 
 def _smallest(factors: torch.Tensor) -> torch.Tensor:
-    """Powers of two in a byte, others in float16: they lose less than the weight's numbers do when
-    they become floats of 16 bits for a product. As they are where float16 has no normal numbers
-    for them."""
+    """Powers of two in a byte. Others in float16, which rounds them less than a product's 16-bit
+    floats round the weight's numbers; unchanged where float16 has no normal numbers for them."""
     if factors.dtype.itemsize <= 2:
         return factors
     powers = factors.to(torch.float8_e8m0fnu)

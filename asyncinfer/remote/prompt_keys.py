@@ -12,8 +12,8 @@ from asyncinfer.engine import EngineTokenizer
 
 __all__ = ["PromptKeys"]
 
-#: Characters or tokens of a prompt whose keys are made on the event loop, and of one that has keys:
-#: a longer one is no reason to tokenise it twice.
+#: Characters or tokens of a prompt whose keys are made on the event loop, and of the longest prompt
+#: that has keys: a longer one would take too long to tokenise a second time.
 AT_HAND: Final = 2048
 MOST_KEYED: Final = 1 << 20
 #: Keys of a prompt at most, those of its beginning: the event loop goes through all of them.

@@ -85,14 +85,14 @@ def _predict(
     one: ForwardPass,
     vocab_size: int,
 ) -> None:
-    """After each of the tokens at `positions`, whose pass `one` was, and once more after those."""
+    """Predict a token after each at `positions`, which pass `one` computed, and a further one."""
     states = decoder.predict(positions, positions, hidden, one)
     decoder.predict_further(positions, positions, states, one)
     _draw(decoder.predicted_logits(states)[:, :vocab_size])
 
 
 def _draw(logits: torch.Tensor) -> None:
-    """From logits `[n, vocab]` as a step draws that is not recorded, in each way."""
+    """Draw from logits `[n, vocab]` in each way of a step that is not recorded."""
     n = len(logits)
     words, reals = (
         torch.empty(n, dtype=kind, device="meta") for kind in (torch.int64, torch.float32)

@@ -16,8 +16,8 @@ __all__ = ["aside"]
 
 R = TypeVar("R")
 
-#: Requests that are worked on at once. A thread of Python takes its share of the interpreter, and a
-#: tokenizer hundreds of bytes for each of a text.
+#: Requests that are worked on at once. Each thread takes the interpreter from the event loop, and a
+#: tokenizer takes hundreds of bytes for each byte of a text.
 MOST_ASIDE: Final = 2
 
 
@@ -44,10 +44,10 @@ async def aside(work: Callable[[], R]) -> R:
         )
     except BaseException:
         if settled.acquire(blocking=False):
-            # The thread had not begun, and finds that it need not.
+            # The thread has not begun, and will find that it need not.
             places.release_on_behalf_of(taken)
         raise
-    # `None` is what nobody waits for.
+    # It is `None` only where nobody waits for it.
     return result  # type: ignore[return-value]
 
 

@@ -52,7 +52,7 @@ def _reasoning(text: str) -> dict[str, str]:
 def delta_bytes(chunk: Chunk) -> bytes:
     """The JSON of `delta_of`; empty where the chunk adds nothing."""
     if chunk.text and not chunk.reasoning and not chunk.tool_calls:
-        # An encoder of objects, which is made for each, takes ten times as long.
+        # A JSON encoder, which is made for each object, takes ten times as long.
         return b'{"content":%b}' % json_bytes(chunk.text)
     delta = delta_of(chunk)
     return json_bytes(delta) if delta else b""

@@ -7,7 +7,7 @@ from typing import Final
 
 __all__ = ["LONGEST", "all_merges"]
 
-#: Characters of a token at most, which its reader checks: what its cuts take grows with the square.
+#: Characters of a token at most, which its reader checks: the time of cuts grows with the square.
 LONGEST: Final = 512
 
 

@@ -79,7 +79,7 @@ def read_tiktoken(path: Path, settings: Mapping[str, Any]) -> tokenizers.Tokeniz
     added = [named.get(index) or _reserved(index) for index in range(len(tokens), end)]
     backend.add_tokens(added)
     if backend.get_vocab_size() != len(tokens) + len(added):
-        # The library gives a token that it has no other id, which moves those after it.
+        # The library gives no second id to a token that it has, which moves those after it.
         raise ModelLoadError("added_tokens_decoder: names a token twice", file=file)
     return backend
 

@@ -1,4 +1,4 @@
-"""This package's own engine with a single thread: what company must not make it slower than."""
+"""This package's own engine with one thread: beside others it should stay nearly as fast."""
 
 from __future__ import annotations
 

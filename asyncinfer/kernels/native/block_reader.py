@@ -160,8 +160,8 @@ class BlockReader:
         return b.fmul(scales, self._spread_half(b, block, at, count)), None
 
     def _times(self, b: Any, block: Any, at: int, both: list[Any]) -> tuple[Any, Any]:
-        """Whole scales times the first float that lies there, and whole offsets times the second,
-        which are taken away."""
+        """Scales are whole numbers times the first float there, offsets whole numbers times the
+        negative of the second."""
         count = both[0].type.count
         scales, offsets = (b.sitofp(each, self._of_floats(count)) for each in both)
         scale, least = (self._spread_half(b, block, at + 2 * part, count) for part in range(2))
@@ -174,8 +174,8 @@ class BlockReader:
         return b.shuffle_vector(first, second, mask)
 
     def _spread_half(self, b: Any, block: Any, at: int, count: int) -> Any:
-        """A float16 in every lane of floats. One that is alone in a register would be put beside
-        what was there before, and wait for that."""
+        """A float16 in every lane of floats. It is loaded as a vector, since a scalar load would
+        merge with what the register held, and wait for that."""
         half = b.load(self._at(b, block, at), typ=self._a.ir.VectorType(self._a.half, 1), align=1)
         return b.fpext(self._a.shuffle(b, half, [0] * count), self._of_floats(count))
 

@@ -34,8 +34,8 @@ _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 def kept_code(
     key: Mapping[str, str], make: Callable[[], bytes], folder: Path | None = None
 ) -> bytes:
-    """The object file of `key`, all that decides it: the one that was kept, or else what `make`
-    gives, which is kept from now on. `folder`: None takes the user's cache folder.
+    """The object file of `key`, which names everything that the code depends on: the kept file, or
+    what `make` gives, which is then kept. `folder`: None takes the user's cache folder.
 
     A folder that cannot be read or written to keeps nothing.
     """

@@ -33,7 +33,7 @@ class _Kernel(JITFunction):  # type: ignore[misc]
         if told is None or warmup:
             return super().run(*args, grid=grid, warmup=warmup, **options)
         given = dict(zip(self.arg_names, args, strict=False)) | options
-        # Triton takes a dtype for a tensor of it, at an address like those of torch's allocator.
+        # To Triton a dtype stands for a tensor, at an address as torch's allocator gives them.
         own = [_without_memory(given.pop(name)) for name in self.arg_names]
         key = (self.fn.__module__, self.fn.__qualname__, *self._compiled_for(own), repr(given))
         told(Launch(key, partial(self.warmup, *own, grid=(1,), **given)))

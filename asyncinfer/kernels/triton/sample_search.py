@@ -9,7 +9,7 @@ __all__ = ["ALL", "closed", "distances_of", "find_cut", "mass_within", "slope_of
 
 #: The bits of infinity: those of positive floats are in the order of their values.
 ALL = tl.constexpr(0x7F800000)
-#: The bits of what is no token, which lies beyond any.
+#: Bits that stand for no token. They lie above those of every distance.
 _NONE = tl.constexpr(0x7FFFFFFF)
 
 

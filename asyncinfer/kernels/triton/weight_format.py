@@ -10,8 +10,8 @@ __all__ = ["group_of", "itemsize_of", "readable"]
 def group_of(
     inputs: int, scales: torch.Tensor | None, offsets: torch.Tensor | None, code: str | None
 ) -> int:
-    """How many inputs share a scale that multiplies tiles of the weight; 0 if none does: a row of
-    one group without an offset has its sum multiplied."""
+    """How many inputs share a scale that multiplies tiles of the weight. 0: none does, since the
+    scale of a whole row without an offset multiplies its sum."""
     if code is None or scales is None or (scales.shape[-1] == 1 and offsets is None):
         return 0
     return inputs // scales.shape[-1]
