@@ -16,6 +16,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ["ASYNCINFER_MODEL"] = "embedded"
 
 import anyio
+
+# Before objects are frozen (below): Hypothesis asks the collector who refers to a generator.
+import hypothesis  # noqa: F401
 import numpy as np
 import pytest
 from gpu_summary import gpu_summary, machine_lines

@@ -73,7 +73,7 @@ def package() -> Sources:
     return found
 
 
-def tests() -> Sources:
+def suite() -> Sources:
     """The same of the tests, by their names below `tests/`."""
     top = TOP / "tests"
     return {
@@ -289,7 +289,7 @@ def test_no_private_name_crosses_modules() -> None:
 
 
 def test_no_private_member_is_touched_from_outside() -> None:
-    assert not private_members({**package(), **tests()}, allowed=(INSIDE, SLOTS))
+    assert not private_members({**package(), **suite()}, allowed=(INSIDE, SLOTS))
 
 
 def test_one_module_names_others_by_strings() -> None:
