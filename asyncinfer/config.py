@@ -35,6 +35,7 @@ __all__ = [
     "EngineConfig",
     "Graphs",
     "KernelTrial",
+    "KernelTuning",
     "Kernels",
     "OnFull",
     "Weights",
@@ -45,6 +46,7 @@ Graphs = Literal["lazy", "start", "off"]
 Kernels = Literal["auto", "triton", "torch"]
 Attention = Literal["auto", "flashinfer"]
 KernelTrial = Literal["cached", "process", "inline", "off"]
+KernelTuning = Literal["cached", "measured", "off"]
 Weights = Literal["plain", "floats", "int8", "fp8", "int4", "int4-128"]
 KV = Literal["plain", "fp8", "int8", "int4"]
 
@@ -76,6 +78,11 @@ class EngineConfig:
     #: in a process of its own. "process": so, at each open. "inline": in this process, at each
     #: open, where a kernel that crashes takes the program with it. "off": they are not.
     kernel_trial: KernelTrial = "cached"
+    #: Where Triton's kernels have their tiles, splits and kind of launch from. "cached": from what
+    #: was measured on this device before, else from counts of bytes and programs. "measured": where
+    #: nothing was, it is measured at the opening, in a minute or two. "off": from counts, as in a
+    #: `deterministic` engine.
+    kernel_tuning: KernelTuning = "cached"
     #: Whether an engine on a GPU computes steps of every size when it opens, so that no kernel is
     #: compiled while a stream waits.
     warm_up: bool = True
@@ -268,6 +275,7 @@ _CHOICES: Final = {
     "kernels": get_args(Kernels),
     "attention": get_args(Attention),
     "kernel_trial": get_args(KernelTrial),
+    "kernel_tuning": get_args(KernelTuning),
 }
 
 

@@ -32,6 +32,11 @@ _GIB = 1 << 30
 )
 @click.option("--threads", type=click.IntRange(1), help="Of products.  [default: torch's]")
 @click.option(
+    "--tune",
+    is_flag=True,
+    help="Measure what each GPU's kernels are fastest with, for engines that open from now on.",
+)
+@click.option(
     "--json",
     "json_path",
     type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
@@ -39,7 +44,11 @@ _GIB = 1 << 30
 )
 @click.pass_context
 def doctor(
-    context: click.Context, model: str | None, threads: int | None, json_path: Path | None
+    context: click.Context,
+    model: str | None,
+    threads: int | None,
+    tune: bool,
+    json_path: Path | None,
 ) -> None:
     """What the engine finds on this machine: processor, memory, libraries; whether what it computes
     with is right; and how fast weights of each kind are multiplied.
@@ -55,6 +64,7 @@ def doctor(
         report = examine_machine(
             None if model is None else shipped(model),
             threads=threads,
+            tune=tune,
             told=lambda what: bar.update(task, description=what),
         )
     if json_path is not None:
@@ -89,7 +99,8 @@ def _write(path: Path, text: str) -> None:
 def _print(report: Report) -> None:
     # A pipe has no width to fit.
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    for table in (_machine(report), _trials(report), _products(report)):
+    tuned = [_tuned(report)] if report.tuned else []
+    for table in (_machine(report), _trials(report), *tuned, _products(report)):
         console.print(table)
         console.print()
     alone, many = report.best(1), report.best(16)
@@ -149,6 +160,19 @@ def _trials(report: Report) -> Table:
         if trial.seconds and trial.floor:
             cells += [f"{trial.seconds * 1e6:.1f}", f"{trial.floor / trial.seconds:.0%}"]
         table.add_row(trial.name, trial.verdict, *cells)
+    return table
+
+
+def _tuned(report: Report) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in ("kernel", "GPU", "fastest with"):
+        table.add_column(title)
+    table.add_column("µs", justify="right")
+    table.add_column("times as fast", justify="right")
+    for each in report.tuned:
+        best = "what was derived" if each.derived else each.best
+        cells = f"{each.seconds[each.best] * 1e6:.1f}", f"{each.gain:.2f}"
+        table.add_row(each.kernel, each.device, best, *cells)
     return table
 
 

@@ -11,7 +11,7 @@ import click
 
 from asyncinfer import plugins
 from asyncinfer.cli.plugin_choice import plugin_choice
-from asyncinfer.config import KV, Attention, Kernels, KernelTrial, Weights
+from asyncinfer.config import KV, Attention, Kernels, KernelTrial, KernelTuning, Weights
 
 __all__ = ["byte_size", "engine_options", "sampler_option", "sampling_options"]
 
@@ -82,6 +82,11 @@ def engine_options(function: Function) -> Function:
             "--kernel-trial",
             type=click.Choice(get_args(KernelTrial)),
             help="How a GPU's kernels are tried when the model is opened.  [default: cached]",
+        ),
+        click.option(
+            "--kernel-tuning",
+            type=click.Choice(get_args(KernelTuning)),
+            help="Where a GPU's kernels have their tiles from.  [default: cached]",
         ),
         click.option(
             "--weights",

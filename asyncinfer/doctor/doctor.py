@@ -15,6 +15,7 @@ from asyncinfer import SyncEngine
 from asyncinfer.doctor.machine import Machine
 from asyncinfer.doctor.products import ProductTimes, product_times, read_bandwidth
 from asyncinfer.doctor.trials import Trial, trials
+from asyncinfer.doctor.tuning import TunedKernel, tuned_kernels
 from asyncinfer.kernels.figures import KernelFigures
 from asyncinfer.kernels.flashinfer import flashinfer_is_missing
 from asyncinfer.kernels.trial import TrialShapes
@@ -62,6 +63,8 @@ class Report:
     #: Whose matrices were timed.
     model: str
     products: tuple[ProductTimes, ...]
+    #: Empty where nobody asked for it, or there is no GPU.
+    tuned: tuple[TunedKernel, ...] = ()
     #: Seconds that it all took.
     seconds: float
 
@@ -80,6 +83,7 @@ def examine_machine(
     *,
     threads: int | None = None,
     rows: tuple[int, ...] = ROWS,
+    tune: bool = False,
     told: Callable[[str], object] = lambda what: None,
 ) -> Report:
     """Look at this machine, try what the engine computes with, and time it.
@@ -89,6 +93,7 @@ def examine_machine(
             its config or header is read. None: a Llama of a billion parameters.
         threads: of products; None: torch's number.
         rows: the tokens of a step, 1 among them.
+        tune: measure what each GPU's kernels are fastest with, and keep it for engines that open.
         told: called with what is done next.
 
     Raises `ModelLoadError` where the model's config cannot be read.
@@ -98,6 +103,7 @@ def examine_machine(
     machine = Machine.now()
     told("trials")
     tried = tuple(all_trials(config))
+    tuned = tuple(tuned_kernels(config, told)) if tune else ()
     # Once before each kind of products: another program may have the memory at one moment.
     bandwidths = []
 
@@ -117,6 +123,7 @@ def examine_machine(
         trials=tried,
         model=title,
         products=products,
+        tuned=tuned,
         seconds=time.perf_counter() - began,
     )
 

@@ -2,7 +2,8 @@
 
 The counts are for the 132 multiprocessors of an H100 or H200, and the same on every device, so that
 a product is summed in the same order everywhere. Table and rule were derived from counts of
-programs and bytes, and not yet measured.
+programs and bytes, and not yet measured. A measurement on a device tries `tile_candidates` beside
+them, and an engine takes what it chose (`kernels/choices.py`).
 
 **GEMV, up to 4 tokens.** One warp a program: its lanes then hold the inputs in the layout of the
 weight's tile, and nothing is exchanged inside the loop. 8 rows of the weight where that leaves
@@ -24,9 +25,19 @@ enough), up to 128 tokens of one expert in each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-__all__ = ["SMALL_TOKENS", "Tiles", "gemv_tokens", "grouped_tiles", "tiles_for"]
+from asyncinfer.kernels.choices import Key, chosen
+
+__all__ = [
+    "SMALL_TOKENS",
+    "Tiles",
+    "gemv_tokens",
+    "grouped_tiles",
+    "tile_candidates",
+    "tile_key",
+    "tiles_for",
+]
 
 #: These kernels compute up to so many tokens, the device's own library more.
 SMALL_TOKENS = 64
@@ -37,6 +48,8 @@ _BYTES_ON_THEIR_WAY = 32 << 10
 _STAGED_BYTES = 96 << 10
 _MOST_SPLITS = 8
 _LEAST_STRETCH = 256
+#: Of a GEMV's program of one warp: 128 a lane.
+_MOST_SUMS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +87,55 @@ def tiles_for(outputs: int, inputs: int, tokens: int, itemsize: float) -> Tiles:
     """Tiles for a weight `[outputs, inputs]` of `itemsize` bytes an element (a half for 4 bits), at
     1 to 64 tokens.
 
-    Equal for all token counts of a bucket: 1, 2, up to 4, 16, 32, 64.
+    Equal for all token counts of a bucket: 1, 2, up to 4, 16, 32, 64. Those that this thread's
+    choices name, else those that were derived.
     """
-    bucket = next(bucket for bucket in (1, 2, 4, 16, 32, 64) if tokens <= bucket)
+    bucket = _bucket(tokens)
+    derived = _derived(outputs, inputs, bucket, itemsize)
+    return chosen(tile_key(outputs, inputs, bucket, itemsize), derived)
+
+
+def tile_key(outputs: int, inputs: int, bucket: int, itemsize: float) -> Key:
+    """What the choice of tiles goes by."""
+    return ("linear_small", outputs, inputs, bucket, itemsize)
+
+
+def tile_candidates(outputs: int, inputs: int, bucket: int, itemsize: float) -> tuple[Tiles, ...]:
+    """Tiles that a measurement tries, those that were derived first. All fit the shared memory and
+    the registers of every GPU that the kernels are compiled for."""
+    own = _derived(outputs, inputs, bucket, itemsize)
+    if bucket <= gemv_tokens(itemsize):
+        tried = [replace(own, rows=own.rows // 2, stages=min(2 * own.stages, 8))]
+        # Sums take a register for each row, token and input of a lane.
+        if 2 * own.rows * own.depth * bucket <= _MOST_SUMS:
+            tried.append(replace(own, rows=2 * own.rows, stages=max(own.stages // 2, 3)))
+        tried.append(replace(own, depth=2 * own.depth, warps=2, stages=max(own.stages // 2, 2)))
+    else:
+        wide = 64 if own.rows == 128 else 128
+        tried = [_skinny_rule(outputs, inputs, max(bucket, 16), itemsize, wide)]
+        tried += [replace(own, splits=splits) for splits in (own.splits // 2, 2 * own.splits)]
+        tried.append(replace(own, warps=8))
+        tried = [each for each in tried if each.splits == 1 or _splits(inputs, each.splits)]
+    tried = [each for each in tried if each.rows >= 2 and each.splits >= 1]
+    return tuple(dict.fromkeys((own, *tried)))
+
+
+def _bucket(tokens: int) -> int:
+    return next(bucket for bucket in (1, 2, 4, 16, 32, 64) if tokens <= bucket)
+
+
+def _derived(outputs: int, inputs: int, bucket: int, itemsize: float) -> Tiles:
     entry = _TABLE.get((outputs, inputs, bucket)) if itemsize == 2 else None
     if entry is not None:
         return entry
     if bucket <= gemv_tokens(itemsize):
         return _gemv_rule(outputs, bucket, itemsize)
     return _skinny_rule(outputs, inputs, max(bucket, 16), itemsize)
+
+
+def _splits(inputs: int, splits: int) -> bool:
+    """Whether so many programs have inputs enough each."""
+    return splits <= _MOST_SPLITS and inputs >= splits * _LEAST_STRETCH
 
 
 def _gemv_rule(outputs: int, bucket: int, itemsize: float) -> Tiles:
@@ -95,15 +148,14 @@ def _gemv_rule(outputs: int, bucket: int, itemsize: float) -> Tiles:
     return Tiles(rows=rows, depth=depth, warps=1, stages=min(max(int(stages) + 1, 3), 8))
 
 
-def _skinny_rule(outputs: int, inputs: int, bucket: int, itemsize: float) -> Tiles:
-    rows = 128 if bucket > 16 and outputs >= 2048 else 64
+def _skinny_rule(
+    outputs: int, inputs: int, bucket: int, itemsize: float, rows: int | None = None
+) -> Tiles:
+    if rows is None:
+        rows = 128 if bucket > 16 and outputs >= 2048 else 64
     depth = 8192 // rows
     splits = 1
-    while (
-        -(-outputs // rows) * splits < _ENOUGH_PROGRAMS
-        and splits < _MOST_SPLITS
-        and inputs >= 2 * splits * _LEAST_STRETCH
-    ):
+    while -(-outputs // rows) * splits < _ENOUGH_PROGRAMS and _splits(inputs, 2 * splits):
         splits *= 2
     # The inputs of a weight of 8 or 4 bits have at least 2 bytes.
     stages = int(_STAGED_BYTES // (depth * (rows * itemsize + bucket * max(itemsize, 2))))

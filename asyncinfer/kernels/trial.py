@@ -15,10 +15,10 @@ from asyncinfer.kernels import reference
 from asyncinfer.kernels.figures import KernelFigures, Stopwatch
 from asyncinfer.kernels.trial_cases import Case, TrialShapes, cases
 
-__all__ = ["Fault", "TrialShapes", "find_fault"]
+__all__ = ["ALLOWED", "Fault", "TrialShapes", "find_fault"]
 
 #: Largest error beside the reference in float32, as a share of the largest number.
-_ALLOWED: Final = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+ALLOWED: Final = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _judged(name: str, case: Case, dtype: torch.dtype, kernels: ModuleType) -> s
             continue
         error = float((one.float() - right).abs().max() / right.abs().max())
         # An error that is no number is wrong, too.
-        if not error <= _ALLOWED[dtype]:
+        if not error <= ALLOWED[dtype]:
             return f"{name} is wrong by {error:.1e} of its largest number"
         largest = max(largest, error)
     return largest
@@ -106,5 +106,5 @@ def _figures(
         case(watch, dtype)
         seconds, floor = watch.seconds, watch.floor
     return KernelFigures(
-        kernel=name, error=error, allowed=_ALLOWED[dtype], seconds=seconds, floor=floor
+        kernel=name, error=error, allowed=ALLOWED[dtype], seconds=seconds, floor=floor
     )

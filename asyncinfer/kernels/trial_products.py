@@ -12,7 +12,7 @@ from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.kernels.reference.floats_of import CODES
 from asyncinfer.kernels.trial_numbers import Case, Numbers
 
-__all__ = ["quantised_products"]
+__all__ = ["quantised_products", "quantised_weight"]
 
 #: Tokens of a product: one for each kind of tile.
 _ROWS: Final = (1, 16, 64)
@@ -34,7 +34,7 @@ def quantised_products(
     def few(rows: int) -> Case:
         def case(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
             numbers = Numbers(device, dtype, wanted)
-            options = _weight(numbers, layout, hidden, inputs)
+            options = quantised_weight(numbers, layout, hidden, inputs)
             x, added = numbers(rows, inputs), numbers(rows, hidden)
             return (module.linear_small(x, **options, norm=numbers(inputs), residual=added),)
 
@@ -43,7 +43,7 @@ def quantised_products(
     def grouped(rows: int) -> Case:
         def case(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
             numbers = Numbers(device, dtype, wanted)
-            options = _weight(numbers, layout, _EXPERTS, hidden, inputs)
+            options = quantised_weight(numbers, layout, _EXPERTS, hidden, inputs)
             ends = torch.tensor([rows // 3, rows], dtype=torch.int32, device=device)
             return (module.grouped_linear(numbers(rows, inputs), ends=ends, **options),)
 
@@ -55,7 +55,7 @@ def quantised_products(
         yield f"grouped_linear of {rows} rows, {layout}", grouped(rows)
 
 
-def _weight(numbers: Numbers, layout: WeightLayout, *shape: int) -> dict[str, Any]:
+def quantised_weight(numbers: Numbers, layout: WeightLayout, *shape: int) -> dict[str, Any]:
     """A weight `[..., outputs, inputs]` with what belongs to it, as arguments of a product."""
     inputs = shape[-1]
     held = CODES[layout.code]

@@ -9,7 +9,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -17,7 +17,7 @@ from asyncinfer.kernels.kept import forget, keep, kept_path, read_kept
 from asyncinfer.kernels.trial import Fault, TrialShapes
 from asyncinfer.machine import read_lines, version
 
-__all__ = ["Verdicts", "driver_version"]
+__all__ = ["Verdicts", "driver_version", "key_of"]
 
 #: Characters of what is wrong.
 _MOST_TEXT: Final = 1_000
@@ -39,11 +39,11 @@ class Verdicts:
 
     def path(self, shapes: TrialShapes, device: torch.device) -> Path:
         """Where the verdict on these shapes is kept."""
-        return kept_path("kernel-trials", _key(shapes, device, self._library), self._folder)
+        return kept_path("kernel-trials", key_of(shapes, device, self._library), self._folder)
 
     def read(self, shapes: TrialShapes, device: torch.device) -> tuple[bool, Fault | None]:
         """Whether a verdict is kept, and the fault that it names."""
-        key = _key(shapes, device, self._library)
+        key = key_of(shapes, device, self._library)
         path = kept_path("kernel-trials", key, self._folder)
         kept = read_kept(path, key)
         if kept is None or "fault" not in kept:
@@ -58,7 +58,7 @@ class Verdicts:
     def keep(self, shapes: TrialShapes, device: torch.device, fault: Fault | None) -> None:
         """Keep a verdict if it lasts; another one that was kept goes. A folder that cannot be
         written to keeps nothing."""
-        key = _key(shapes, device, self._library)
+        key = key_of(shapes, device, self._library)
         path = kept_path("kernel-trials", key, self._folder)
         if fault is not None and not fault.lasting:
             forget(path)
@@ -66,7 +66,8 @@ class Verdicts:
             keep(path, key, fault=None if fault is None else fault.reason[:_MOST_TEXT])
 
 
-def _key(shapes: TrialShapes, device: torch.device, library: str) -> dict[str, str]:
+def key_of(shapes: Any, device: torch.device, library: str = "") -> dict[str, str]:
+    """All that decides what is found of kernels on `device` at these `shapes`, a dataclass."""
     if device.type == "cuda":
         about = torch.cuda.get_device_properties(device)
         name = f"{about.name} {about.major}.{about.minor}"

@@ -6,10 +6,34 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["AttentionWorkspace", "decode_parts", "invariant_chunk", "invariant_parts"]
+from asyncinfer.kernels.choices import Key, chosen
+
+__all__ = [
+    "SPLITS",
+    "SPLIT_KEY",
+    "AttentionWorkspace",
+    "Split",
+    "decode_parts",
+    "invariant_chunk",
+    "invariant_parts",
+]
 
 #: Programs of a decode launch: four for each multiprocessor of an H100 or H200.
 _PROGRAMS = 4 * 132
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Into how many programs the keys of decode rows are split at most."""
+
+    programs: int = _PROGRAMS
+
+
+#: What a measurement tries, the one that was derived first. Memory is planned for its programs, and
+#: none has more.
+SPLITS = (Split(), Split(_PROGRAMS // 2), Split(_PROGRAMS // 4))
+#: The key of `Split`.
+SPLIT_KEY: Key = ("splits",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +92,10 @@ class AttentionWorkspace:
 def decode_parts(rows: int, kv_heads: int, longest: int, chunk: int = 256) -> int:
     """Into how many parts to split the keys of decode rows of up to `longest` tokens, all together:
     enough programs for every multiprocessor of a large GPU, but none that would have less than
-    `chunk` keys of a row. The number does not depend on the device, so that results do not."""
-    return rows + max(1, min(-(-_PROGRAMS // kv_heads), rows * -(-longest // chunk)))
+    `chunk` keys of a row. The number does not depend on the device, so that results do not, unless
+    this thread's choices name another one."""
+    programs = chosen(SPLIT_KEY, SPLITS[0]).programs
+    return rows + max(1, min(-(-programs // kv_heads), rows * -(-longest // chunk)))
 
 
 def invariant_parts(rows: int, longest: int, chunk: int) -> int:

@@ -12,6 +12,7 @@ from typing import Final
 import torch
 
 from asyncinfer.config import PREDICTOR, EngineConfig
+from asyncinfer.kernels.choices import current_choices, use_choices
 from asyncinfer.kernels.dispatch import wants_triton
 from asyncinfer.kernels.rehearsal import Launch, rehearsing
 from asyncinfer.machine import usable_cores
@@ -109,7 +110,11 @@ def compiling(
         yield progress
         return
 
+    # The rehearsal has a thread of its own, which is to launch what this one will.
+    choices = current_choices()
+
     def rehearsal() -> None:
+        use_choices(choices)
         decoder = outline_model(
             folder,
             device,

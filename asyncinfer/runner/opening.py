@@ -39,6 +39,7 @@ from asyncinfer.runner.memory import for_drafts, plan_memory
 from asyncinfer.runner.model_runner import ModelRunner
 from asyncinfer.runner.step_memory import graph_hold
 from asyncinfer.runner.step_threads import StepThreads
+from asyncinfer.runner.tuning import choose_tuning
 from asyncinfer.weights import OnProgress, is_out_of_memory
 
 __all__ = ["open_runner", "runner_of"]
@@ -83,6 +84,7 @@ def open_runner(
     check_attention(config, dtype, device)
     shapes = trial_shapes(model, dtype, kv_dtype, layouts)
     fault = choose_kernels(config, shapes, device)
+    choose_tuning(config, model, shapes, device, draft=draft)
     config, attention_fault = choose_attention(config, shapes, device)
     # Pinned memory belongs to the thread's current device: another device would get a context for
     # it.

@@ -114,6 +114,7 @@ def prefill(
 @several("--batch", what="Sequences in the step", kind=click.IntRange(1), default=(1, 64))
 @count("--context", 2048, "Tokens behind each.")
 @repeat(15)
+@click.option("--tune", is_flag=True, help="Time the candidates of tiles and splits on a GPU, too.")
 @device
 @quick
 @recorded

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from asyncinfer.bench.record import Figure
 from benchmarks.ceilings import Ceilings, bench_device, bench_dtype, measure_ceilings
 from benchmarks.shapes import EXPERTS, FULL_SHAPES, TINY, TINY_EXPERTS, shape_json
+
+if TYPE_CHECKING:
+    import torch
+
+    from asyncinfer.kernels.device_clock import DeviceClock
 
 __all__ = ["KernelOptions", "KernelPoint", "KernelResults", "measure_kernels"]
 
@@ -29,6 +34,8 @@ class KernelOptions:
     device: str = "auto"
     #: A smoke run on the tiny shape; its figures mean nothing.
     quick: bool = False
+    #: Whether the candidates of tiles, splits and kinds of launch are timed, too.
+    tune: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +59,22 @@ class KernelPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """One choice of a kernel at one shape."""
+
+    shape: str
+    title: str
+    choice: str
+    us: float
+
+
+@dataclass(frozen=True, slots=True)
 class KernelResults:
     """All of them."""
 
     ceilings: Ceilings
     points: tuple[KernelPoint, ...]
+    candidates: tuple[Candidate, ...] = ()
 
     def figures(self) -> tuple[Figure, ...]:
         found = [*self.ceilings.figures()]
@@ -67,6 +85,10 @@ class KernelResults:
                 Figure(title, point.us, "us", "lower"),
                 Figure(f"{title}, of the floor", point.share, "%", "higher"),
             ]
+        found += [
+            Figure(f"{each.shape}: {each.title}, {each.choice}", each.us, "us", "lower")
+            for each in self.candidates
+        ]
         return tuple(found)
 
 
@@ -115,4 +137,25 @@ def measure_kernels(
                         floor_us=1e6 * floor,
                     )
                 )
-    return KernelResults(ceilings, tuple(found))
+    # Only Triton's kernels have any.
+    tuned = every if options.tune and device.type == "cuda" else ()
+    return KernelResults(ceilings, tuple(found), tuple(_candidates(tuned, device, clock, report)))
+
+
+def _candidates(
+    shapes: Sequence[str],
+    device: torch.device,
+    clock: DeviceClock,
+    report: Callable[[str], None],
+) -> Iterator[Candidate]:
+    from asyncinfer.kernels.measuring import measure_choices
+    from asyncinfer.models import parse_config
+    from asyncinfer.runner.device import trial_shapes
+    from asyncinfer.runner.tuning import tuning_shapes
+
+    for shape in shapes:
+        config, dtype = parse_config(shape_json(shape)), bench_dtype(device)
+        told = tuning_shapes(config, trial_shapes(config, dtype, dtype))
+        for each in measure_choices(told, device, clock=clock, told=report):
+            for choice, seconds in each.times:
+                yield Candidate(shape, each.title, str(choice), 1e6 * seconds)

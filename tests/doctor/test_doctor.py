@@ -9,6 +9,7 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,10 +28,15 @@ from asyncinfer.doctor import (
     examine_machine,
     products,
     trials,
+    tuning,
 )
 from asyncinfer.doctor import machine as doctors
-from asyncinfer.kernels import onednn
+from asyncinfer.kernels import kept, onednn
+from asyncinfer.kernels.apart import NoProcess
 from asyncinfer.kernels.figures import KernelFigures
+from asyncinfer.kernels.measured_cases import TuningShapes
+from asyncinfer.kernels.measuring import Measured
+from asyncinfer.kernels.workspace import SPLIT_KEY, SPLITS
 from asyncinfer.models import parse_config
 from asyncinfer.quantization import PackedRows
 
@@ -295,13 +301,20 @@ def test_the_command(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(products, "_TIMED_BYTES", 1 << 20)
     # Of processes that wait for a core, too: no number of cores that are busy.
     monkeypatch.setattr(os, "getloadavg", lambda: (512.5, 0.0, 0.0))
+    seconds = {"those before": 4e-6, "others": 2e-6}
+    told = {"kernel": "a product", "device": "cuda:7", "best": "others", "seconds": seconds}
+    tuned = tuning.TunedKernel(**told, derived=False, gain=2.0)  # type: ignore[arg-type]
+    monkeypatch.setattr(doctor, "tuned_kernels", lambda *_: iter([tuned]))
     out = tmp_path / "doctor.json"
-    done = CliRunner().invoke(asyncinfer, ["doctor", "--model", str(model), "--json", str(out)])
+    command = ["doctor", "--tune", "--model", str(model), "--json", str(out)]
+    done = CliRunner().invoke(asyncinfer, command)
     assert done.exit_code == 0, done.output
     assert "programs wanted 512.5 cores" in done.output
     for said in ("processor", "oneDNN's products in float32", "bfloat16", "64 at once", str(model)):
         assert said in done.output
+    assert re.search(r"a product +cuda:7 +others +2\.0 +2\.00", done.output)
     report = json.loads(out.read_text())
+    assert report["tuned"][0]["seconds"] == seconds
     assert report["machine"]["libraries"]["torch"] == torch.__version__
     assert [each["held"] for each in report["products"]] == list(products.HELD)
 
@@ -371,3 +384,28 @@ def test_looking_changes_no_thread_number(model: Path) -> None:
     assert report.threads == 1
     assert report.best(1) in report.products
     assert torch.get_num_threads() == before
+
+
+def test_what_is_fastest_is_told_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config, wide = parse_config(LLAMA), SPLITS[1]
+    about = SimpleNamespace(name="a GPU", major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    monkeypatch.setattr(kept, "user_cache_path", lambda _: tmp_path)
+    monkeypatch.setattr(tuning, "triton_is_missing", lambda: None)
+
+    def apart(shapes: TuningShapes, device: torch.device) -> list[Measured]:
+        if device.index:
+            raise NoProcess("busy")
+        times = ((SPLITS[0], 2e-5), (wide, 1e-5))
+        return [Measured(key=SPLIT_KEY, title="splits", times=times)]
+
+    monkeypatch.setattr(tuning, "measure_apart", apart)
+    heard: list[str] = []
+    (told,) = tuning.tuned_kernels(config, heard.append)
+    assert heard == [f"tiles, splits and launches on cuda:{index}" for index in (0, 1)]
+    assert (told.device, told.best, told.gain, told.derived) == ("cuda:0", str(wide), 2.0, False)
+    assert told.seconds == {str(SPLITS[0]): 2e-5, str(wide): 1e-5}
+    assert [path.parent.name for path in tmp_path.rglob("*.json")] == ["kernel-choices"]

@@ -4,20 +4,32 @@ Chosen from what the compiler makes of them for sm_80 to sm_120: they fit a devi
 no register is spilled (float32, which is here for exactness, may spill a few), two blocks of a
 decode kernel lie on a multiprocessor of sm_80 and sm_90, and sm_90 computes prefill's products
 through wgmma. They depend on a model and a device alone, never on a batch: a row is computed alike
-in every batch.
+in every batch. A measurement on a device tries candidates beside them, and an engine takes what it
+chose (`kernels/choices.py`).
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 
+from asyncinfer.kernels.choices import Key, chosen
 from asyncinfer.kernels.rehearsal import device_of
 
-__all__ = ["Tiling", "decode_tiling", "device_capability", "device_shared", "prefill_tiling"]
+__all__ = [
+    "Tiling",
+    "decode_candidates",
+    "decode_key",
+    "decode_tiling",
+    "device_capability",
+    "device_shared",
+    "prefill_candidates",
+    "prefill_key",
+    "prefill_tiling",
+]
 
 #: Bytes that the parts in flight may take while a row's parts are joined.
 _JOIN_BYTES = 32 << 10
@@ -41,10 +53,55 @@ class Tiling:
     join_stages: int = 1
 
 
-@functools.cache
 def decode_tiling(queries: int, head_dim: int, dtype: torch.dtype, shared: int) -> Tiling:
     """For `queries` query tokens times heads that share a KV head, with `q` of `dtype`, where a
     program may have `shared` bytes of shared memory."""
+    derived = _decode_tiling(queries, head_dim, dtype, shared)
+    return chosen(decode_key(queries, head_dim, dtype), derived)
+
+
+def prefill_tiling(
+    head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, shared: int
+) -> Tiling:
+    """With `q` of `dtype`, where a program may have `shared` bytes of shared memory."""
+    derived = _prefill_tiling(head_dim, dtype, cache_dtype, shared)
+    return chosen(prefill_key(head_dim, dtype, cache_dtype), derived)
+
+
+def decode_key(queries: int, head_dim: int, dtype: torch.dtype) -> Key:
+    """What the choice of a decode tiling goes by."""
+    return ("decode_attention", queries, head_dim, str(dtype))
+
+
+def prefill_key(head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> Key:
+    """What the choice of a prefill tiling goes by."""
+    return ("prefill_attention", head_dim, str(dtype), str(cache_dtype))
+
+
+def decode_candidates(
+    queries: int, head_dim: int, dtype: torch.dtype, shared: int
+) -> tuple[Tiling, ...]:
+    """Tilings that a measurement tries, the one that was derived first. None takes more shared
+    memory than that."""
+    own = _decode_tiling(queries, head_dim, dtype, shared)
+    tried = [replace(own, n=own.n // 2), replace(own, stages=own.stages - 1), replace(own, warps=4)]
+    return _each(own, *tried)
+
+
+def prefill_candidates(
+    head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, shared: int
+) -> tuple[Tiling, ...]:
+    """As `decode_candidates`, of prefill. Fewer queries, stages or warps spill on some GPU."""
+    own = _prefill_tiling(head_dim, dtype, cache_dtype, shared)
+    return _each(own, replace(own, n=own.n // 2))
+
+
+def _each(*tried: Tiling) -> tuple[Tiling, ...]:
+    return tuple(dict.fromkeys(each for each in tried if each.n >= 16))
+
+
+@functools.cache
+def _decode_tiling(queries: int, head_dim: int, dtype: torch.dtype, shared: int) -> Tiling:
     d = max(16, triton.next_power_of_2(head_dim))
     if dtype is torch.float32:
         return Tiling(16, _float32_keys(d, shared), d, 8, stages=4)
@@ -55,10 +112,9 @@ def decode_tiling(queries: int, head_dim: int, dtype: torch.dtype, shared: int) 
 
 
 @functools.cache
-def prefill_tiling(
+def _prefill_tiling(
     head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, shared: int
 ) -> Tiling:
-    """With `q` of `dtype`, where a program may have `shared` bytes of shared memory."""
     d = max(16, triton.next_power_of_2(head_dim))
     if dtype is torch.float32:
         return Tiling(32 if d <= 128 else 16, _float32_keys(d, shared), d, 8, stages=4)

@@ -1,0 +1,62 @@
+"""What each GPU is fastest with: tiles, splits and kinds of launch, measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from asyncinfer.kernels.apart import NoProcess
+from asyncinfer.kernels.choice_records import ChoiceRecords, measure_apart
+from asyncinfer.kernels.dispatch import triton_is_missing
+from asyncinfer.models import ModelConfig
+from asyncinfer.models.layouts import scheme_layouts
+from asyncinfer.runner.device import choose_dtype, trial_shapes
+from asyncinfer.runner.tuning import tuning_shapes
+
+__all__ = ["TunedKernel", "tuned_kernels"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedKernel:
+    """A kernel at one bucket of shapes on one GPU, and what was tried of it."""
+
+    device: str
+    kernel: str
+    #: What an engine takes from now on, and whether it is what was derived from counts.
+    best: str
+    derived: bool
+    #: Seconds of each candidate that is right, the derived one first.
+    seconds: dict[str, float]
+    #: How many times as fast the best is as the derived one.
+    gain: float
+
+
+def tuned_kernels(
+    config: ModelConfig, told: Callable[[str], object] = lambda what: None
+) -> Iterator[TunedKernel]:
+    """Measure each GPU at the model's shapes, whatever was found before, and keep it for engines
+    that open. A GPU whose measurement cannot be made has none."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for device in (torch.device("cuda", index) for index in range(count)):
+        if triton_is_missing() is not None:
+            return
+        told(f"tiles, splits and launches on {device}")
+        dtype = choose_dtype("auto", config.dtype or "bfloat16", device)
+        trial = trial_shapes(config, dtype, dtype, scheme_layouts(config))
+        shapes = tuning_shapes(config, trial)
+        try:
+            measured = measure_apart(shapes, device)
+        except NoProcess:
+            continue
+        ChoiceRecords().keep(shapes, device, measured)
+        for each in measured:
+            yield TunedKernel(
+                device=str(device),
+                kernel=each.title,
+                best=str(each.best),
+                derived=each.best == each.times[0][0],
+                seconds={str(choice): seconds for choice, seconds in each.times},
+                gain=each.gain,
+            )

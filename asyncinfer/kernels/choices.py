@@ -1,0 +1,76 @@
+"""What a measurement on a device has chosen for its kernels: tiles, splits, kinds of launch.
+
+A table belongs to a thread, as what `dispatch.use_triton` sets does, and is empty at first: a
+kernel then takes what was derived from counts, which is the same on every device. An engine reads
+its table from a record when it opens (`runner/tuning.py`), and keeps it while it runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+__all__ = [
+    "EARLY",
+    "Choices",
+    "Key",
+    "Launching",
+    "chosen",
+    "current_choices",
+    "use_choices",
+    "with_choices",
+]
+
+#: A kernel's name, then what its choice depends on: a bucket of shapes.
+Key = tuple[str | int | float, ...]
+#: The values are dataclasses, each of the type that its kernel takes.
+Choices = Mapping[Key, Any]
+T = TypeVar("T")
+
+_NONE: Final[Choices] = MappingProxyType({})
+_thread = threading.local()
+
+
+@dataclass(frozen=True, slots=True)
+class Launching:
+    """How the kernels of a decode step are launched."""
+
+    #: Whether a kernel may be set up while the one before it ends: NVIDIA's programmatic dependent
+    #: launch, from compute capability 9.0 on.
+    early: bool = False
+
+
+#: The key of `Launching`.
+EARLY: Final[Key] = ("launches",)
+
+
+def chosen(key: Key, default: T) -> T:
+    """What this thread's table has for `key`, else `default`."""
+    found: T = getattr(_thread, "choices", _NONE).get(key, default)
+    return found
+
+
+def current_choices() -> Choices:
+    """This thread's table."""
+    table: Choices = getattr(_thread, "choices", _NONE)
+    return table
+
+
+def use_choices(choices: Choices) -> None:
+    """Have the kernels that this thread launches from now on take what `choices` names."""
+    _thread.choices = MappingProxyType(dict(choices))
+
+
+@contextmanager
+def with_choices(choices: Choices) -> Iterator[None]:
+    """`use_choices` for the block."""
+    before = current_choices()
+    use_choices(choices)
+    try:
+        yield
+    finally:
+        use_choices(before)
