@@ -78,13 +78,10 @@ class EngineConfig:
     #: in a process of its own. "process": so, at each open. "inline": in this process, at each
     #: open, where a kernel that crashes takes the program with it. "off": they are not.
     kernel_trial: KernelTrial = "cached"
-    #: Where Triton's kernels have their tiles, splits and kind of launch from. "cached": from what
-    #: was measured on this device before, else from counts of bytes and programs. "measured": where
-    #: nothing was, it is measured at the opening, in a minute or two. "off": from counts, as in a
-    #: `deterministic` engine.
+    #: Where Triton's kernels have tiles from: what was measured on the device before ("cached"), or
+    #: is when it opens where nothing was ("measured"), or counts of bytes ("off").
     kernel_tuning: KernelTuning = "cached"
-    #: Whether an engine on a GPU computes steps of every size when it opens, so that no kernel is
-    #: compiled while a stream waits.
+    #: Whether a GPU computes steps of every size at open: no kernel compiles while a stream waits.
     warm_up: bool = True
     #: Threads that a step's operators take on a CPU at most; None takes torch's own number, or a
     #: container's quota. They are fewer while other programs keep cores busy.
