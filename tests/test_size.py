@@ -15,14 +15,14 @@ MOST = {
     "bench": 8_131,
     "builtin": 900,
     "cache": 2_331,
-    "cli": 2_962,
+    "cli": 2_991,
     "clients": 551,
-    "doctor": 620,
+    "doctor": 689,
     "engine": 8_644,
     "files": 159,
     "grammar": 995,
     "integrations": 1_440,
-    "kernels": 10_782,
+    "kernels": 11_502,
     "layers": 2_354,
     "models": 10_240,
     "planner": 1_296,
@@ -30,7 +30,7 @@ MOST = {
     "protocols": 700,
     "quantization": 2_601,
     "remote": 1_607,
-    "runner": 4_283,
+    "runner": 4_354,
     "samplers": 420,
     "sampling": 2_254,
     "scheduler": 3_087,
@@ -43,7 +43,7 @@ MOST = {
     "weights": 2_840,
 }
 #: Lines of all modules that lie beside the rooms.
-MOST_BESIDE = 2_295
+MOST_BESIDE = 2_300
 #: Lines of a file, prose and blank ones included: what is read in one sitting.
 MOST_OF_A_FILE = 300
 MODULE = '''"""Of two lines.
