@@ -1,8 +1,7 @@
 """Findings of the GPU path, for `planted_findings.py`: what brings each back, and a test of it.
 
 Of the others no patch brings back what was wrong: G4 was the tests' own dtype and workers, G7, G8,
-G11 and G13 stood in the text of kernels, G10 in a comparison that its test calls by name. G14 asks
-for measurements that nobody has made.
+G11 and G13 stood in the text of kernels, G10 in a comparison that its test calls by name.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 from simulation.planted import Plant, instead
 
 from asyncinfer.kernels import streams
-from asyncinfer.runner import accelerator, fallbacks, model_runner, warm_up
+from asyncinfer.runner import accelerator, fallbacks, model_runner, tuning, warm_up
 from asyncinfer.runner.graph_executor import GraphExecutor
 
 __all__ = ["GPU_FINDINGS"]
@@ -68,5 +67,9 @@ GPU_FINDINGS: Final[dict[str, tuple[Plant, str]]] = {
     "G12": (
         _put(GraphExecutor, "_pass_size", lambda self, arrays: (0, 0)),
         "runner/test_graph_executor.py::test_calls_of_a_prompt_beside_rows_that_decode",
+    ),
+    "G14": (
+        _put(tuning, "use_choices", lambda choices: None),
+        "runner/test_tuning.py::test_what_is_fastest_is_taken_kept_and_read_again",
     ),
 }
