@@ -16,7 +16,7 @@ import click
 from asyncinfer.cli.engine import open_engine
 from asyncinfer.cli.model import with_model
 from asyncinfer.cli.options import engine_options
-from asyncinfer.server import ApiKey, Served, create_app
+from asyncinfer.server import ApiKey, Served, check_hosts, check_origins, create_app
 
 __all__ = ["serve"]
 
@@ -88,6 +88,8 @@ def serve(
         engine["max_requests"] = max_requests
     if replicas is not None and "adapter" in engine:
         raise click.UsageError("--adapter goes with one engine, not with --ray")
+    check_origins(origins)
+    check_hosts(hosts)
     local = host in ("localhost", "127.0.0.1", "::1")
     if not local and not keys:
         click.echo(f"Whoever reaches {host} may use the model: see --api-key.", err=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from asyncinfer.checks import check_choice, check_integer, checking_config
@@ -88,9 +89,14 @@ class RayEngine(RemoteEngine):
         """The ways to the replicas, by name."""
         return self._made
 
+    @property
+    def lost(self) -> Mapping[str, Exception]:
+        """Replicas that do not answer, by name, and why."""
+        return self._dispatcher.lost
+
     async def scale(self, replicas: int, *, drain_timeout: float | None = None) -> None:
-        """Have so many replicas. The newest ones go first, once their requests are done, or
-        `drain_timeout` seconds have passed. Raises as `add` and `remove` do."""
+        """Have so many replicas. Those that are lost go first, then the newest, once their requests
+        are done, or `drain_timeout` seconds have passed. Raises as `add` and `remove` do."""
         with checking_config():
             check_integer("replicas", replicas, 1)
         while len(self._made) < replicas:
@@ -103,9 +109,12 @@ class RayEngine(RemoteEngine):
                     ray.kill(link.actor)
                 raise
         while len(self._made) > replicas:
-            name = next(reversed(self._made))
+            lost = [name for name in self._made if name in self.lost]
+            name = (lost or [*self._made])[-1]
             try:
-                await self.remove(name, drain_timeout=drain_timeout)
+                # One that is lost cannot be asked to close.
+                with suppress(ReplicaLost):
+                    await self.remove(name, drain_timeout=drain_timeout)
             finally:
                 ray.kill(self._made.pop(name).actor)
 

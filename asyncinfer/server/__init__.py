@@ -2,7 +2,8 @@
 `server`."""
 
 from asyncinfer.server.app import create_app
+from asyncinfer.server.hosts import check_hosts, check_origins
 from asyncinfer.server.keys import ApiKey
 from asyncinfer.server.models import Served
 
-__all__ = ["ApiKey", "Served", "create_app"]
+__all__ = ["ApiKey", "Served", "check_hosts", "check_origins", "create_app"]

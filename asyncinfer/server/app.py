@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from asyncinfer.bounds import MAX_BODY_BYTES
-from asyncinfer.checks import check_integer, check_strings, checking_config
+from asyncinfer.checks import check_integer, checking_config
+from asyncinfer.server.hosts import check_hosts, check_origins
 from asyncinfer.server.keys import ApiKey, Keys
 from asyncinfer.server.models import Served
 
@@ -37,7 +38,8 @@ def create_app(
         keys: bearer keys, and what requests with each get. None lets everybody in.
         cache_scope: the scope of all requests where there are no keys.
         max_body_bytes: largest body of a request; a longer one is a 413.
-        cors_origins: origins whose pages a browser lets in; none without it.
+        cors_origins: origins whose pages a browser lets in, such as "https://example.com", or "*";
+            none without it.
         page: whether there is a chat page at the application's root.
         allowed_hosts: values of the header `Host` that are served, without ports; all without it.
 
@@ -52,7 +54,6 @@ def create_app(
         raise ModuleNotFoundError(told, name=error.name) from error
     with checking_config():
         check_integer("max_body_bytes", max_body_bytes, 1)
-        origins = check_strings("cors_origins", cors_origins, 256, 256)
-        hosts = check_strings("allowed_hosts", allowed_hosts, 256, 256)
+    origins, hosts = check_origins(cors_origins), check_hosts(allowed_hosts)
     made = Keys(keys, ApiKey(cache_scope=cache_scope))
     return make(engines, made, max_body_bytes, origins, hosts, page)

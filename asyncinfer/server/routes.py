@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from asyncinfer.server import chat, embeddings, messages, responses
 from asyncinfer.server.body import Bodies
-from asyncinfer.server.call import Call
 from asyncinfer.server.chat import Chat
 from asyncinfer.server.completions import Completions
 from asyncinfer.server.embeddings import EMBEDDINGS, EmbeddingsEndpoint
 from asyncinfer.server.endpoint import Endpoint, Handler
-from asyncinfer.server.errors import HttpError, anthropic_error, openai_error
+from asyncinfer.server.errors import HttpError, anthropic_error
 from asyncinfer.server.fields import CHAT, COMPLETION, MESSAGES, RESPONSES
+from asyncinfer.server.hosts import Hosts, refuse
 from asyncinfer.server.keys import Keys
 from asyncinfer.server.messages import Messages
 from asyncinfer.server.models import Models, Served
@@ -109,9 +108,7 @@ def make(
     ]
     middleware = []
     if allowed_hosts:
-        middleware.append(
-            Middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False)
-        )
+        middleware.append(Middleware(Hosts, allowed=allowed_hosts))
     if cors_origins:
         middleware.append(
             Middleware(
@@ -131,10 +128,5 @@ async def _no_such_path(request: Request, error: Any) -> Any:
     """The answer for an unknown path or method."""
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
     message = f"{request.method} {request.url.path}: {error.detail}"
-    told = HttpError(error.status_code, kind, message)
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        call = Call(scope, receive, send)
-        await call.json(openai_error(told, call.request_id), told.status, error.headers)
-
-    return answer
+    told = HttpError(error.status_code, kind, message, headers=error.headers)
+    return partial(refuse, told)

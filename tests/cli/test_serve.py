@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from support import heed_ctrl_c
 
+from asyncinfer import InvalidConfig
 from asyncinfer.cli.app import asyncinfer
 
 
@@ -65,6 +66,21 @@ def test_a_port_that_is_taken_is_told_before_a_model_is_loaded() -> None:
         run = CliRunner().invoke(asyncinfer, ["serve", "--port", str(port)])
     assert isinstance(run.exception, OSError)
     assert f"cannot listen at 127.0.0.1:{port}" in str(run.exception)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--cors-origin", "nonsense"], "cors_origins='nonsense': must be '*' or an origin"),
+        (["--allowed-host", "a:80"], "allowed_hosts='a:80': must be '*' or a name"),
+    ],
+)
+def test_bad_origins_and_hosts_are_told_before_a_model_is_loaded(
+    options: list[str], told: str
+) -> None:
+    run = CliRunner().invoke(asyncinfer, ["serve", "--port", "0", *options])
+    assert isinstance(run.exception, InvalidConfig)
+    assert str(run.exception).startswith(told)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from support import Until
 
 from asyncinfer import InvalidConfig, InvalidRequest, ModelLoadError
 from asyncinfer.remote import ReplicaLost
+from asyncinfer.testing import Said, ScriptedModel
 
 HAS_RAY = find_spec("ray") is not None
 if HAS_RAY:
@@ -132,6 +133,38 @@ async def test_a_cluster(until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
         assert list(engine.links) == ["replica-0", "replica-2"]
         with pytest.raises(ReplicaLost):
             await made[0].call("news")
+
+
+async def test_a_lost_replica_goes_first(until: Until) -> None:
+    async with RayEngine(replicas=2, actor_options=OPTIONS) as engine:
+        os.kill((await pids(engine))["replica-0"], signal.SIGKILL)
+        await until(lambda: list(engine.lost) == ["replica-0"])
+        await engine.scale(1)
+        assert list(engine.links) == ["replica-1"]
+        assert (await engine.generate(PROMPT, max_tokens=4, ignore_eos=True)).text
+
+
+async def test_sessions_and_pins(until: Until) -> None:
+    script = [Said(tool_calls=[("look", {})]), "I saw it.", "Once more.", "The end of it."]
+    model = ScriptedModel(script)
+    async with RayEngine(model, replicas=2, actor_options=OPTIONS) as engine:
+        async with engine.pin(PROMPT):
+            await until(lambda: engine.stats().blocks_pinned > 0)
+        await until(lambda: engine.stats().blocks_pinned == 0)
+        # A session is one replica's, and computes each of its tokens once.
+        known = 0
+        look = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+        async with engine.session(system="Be brief.", tools=[look]) as chat:
+            for turn in ("Look.", {"role": "tool", "content": "a cat"}, "And then?", "And then?"):
+                usage = (await chat.send(turn)).usage
+                # All full blocks of what was there; its last token was never computed.
+                assert usage.cached_tokens >= (known - 1) // 16 * 16
+                known = usage.prompt_tokens + usage.completion_tokens - 1
+            await until(lambda: engine.stats().blocks_pinned > 0)
+        await until(lambda: engine.stats().blocks_pinned == 0 and engine.stats().running == 0)
+        # What is left is a cache that anybody may have.
+        stats = engine.stats()
+        assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
 
 
 async def test_what_cannot_be_opened() -> None:

@@ -329,11 +329,19 @@ async def test_keys_have_scopes_and_a_number_of_requests(
         {"max_body_bytes": 0},
         {"cache_scope": "x" * 257},
         {"cors_origins": ("https://a.example", 3)},
+        {"cors_origins": "nonsense"},
+        {"cors_origins": "https://a.example/"},
+        {"cors_origins": "https://A.example"},
+        {"cors_origins": "https://a.example:443"},
+        {"cors_origins": ["https://*.example"]},
         {"allowed_hosts": ("",)},
+        {"allowed_hosts": "localhost:8000"},
+        {"allowed_hosts": "https://a.example"},
+        {"allowed_hosts": "a.*.example"},
     ],
 )
 async def test_bad_arguments_of_an_application(engine: Engine, options: Any) -> None:
-    with pytest.raises(InvalidConfig):
+    with pytest.raises(InvalidConfig, match=f"^{next(iter(options))}="):
         create_app(engine, **options)
     for engines in ({}, {"": engine}, {"a": 1}, None):
         with pytest.raises(InvalidConfig):
@@ -347,7 +355,11 @@ async def test_other_origins_and_hosts(engine: Engine) -> None:
     assert answer.headers["access-control-allow-origin"] == "https://a.example"
     answer = await ask(app, "/health", headers={**here, "origin": "https://b.example"})
     assert "access-control-allow-origin" not in answer.headers
-    assert (await ask(app, "/health", headers={"host": "evil.example"})).status == 400
+    for path, kind in (("/health", None), ("/v1/messages", "error")):
+        refused = await ask(app, path, headers={"host": "evil.example", "x-request-id": "mine"})
+        assert (refused.status, refused.headers["x-request-id"]) == (400, "mine")
+        assert refused.json.get("type") == kind
+        assert refused.json["error"]["message"].startswith("Host='evil.example'")
     # One may come as it is.
     one = create_app(engine, cors_origins="https://a.example")
     answer = await ask(one, "/health", headers={"origin": "https://a.example"})
@@ -355,6 +367,26 @@ async def test_other_origins_and_hosts(engine: Engine) -> None:
     closed = create_app(engine)
     answer = await ask(closed, "/health", headers={"origin": "https://a.example"})
     assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("allowed", "host", "served"),
+    [
+        ("localhost", "localhost", True),
+        ("localhost", "LOCALHOST:8000", True),
+        ("localhost", "localhost.evil.example", False),
+        ("localhost", "", False),
+        ("::1", "[::1]:8000", True),
+        ("[::1]", "[::1]", True),
+        ("::1", "[::2]:8000", False),
+        ("*.a.example", "b.a.example:80", True),
+        ("*.a.example", "a.example", False),
+        ("*", "anything", True),
+    ],
+)
+async def test_hosts(engine: Engine, allowed: str, host: str, served: bool) -> None:
+    answer = await ask(create_app(engine, allowed_hosts=allowed), "/health", headers={"host": host})
+    assert answer.status == (200 if served else 400)
 
 
 async def test_a_request_keeps_its_own_id(engine: Engine) -> None:

@@ -1,0 +1,82 @@
+"""Which pages and which `Host` headers an application takes, and how it refuses what it has not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from asyncinfer.checks import check_strings, checking_config
+from asyncinfer.errors import InvalidConfig
+from asyncinfer.server.call import Call, headers_of
+from asyncinfer.server.errors import HttpError, anthropic_error, openai_error
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+__all__ = ["Hosts", "check_hosts", "check_origins", "refuse"]
+
+#: A name or an address without its port.
+_NAME: Final = r"(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)"
+_ORIGIN: Final = re.compile(rf"\*|(?P<scheme>[a-z][a-z0-9+.-]*)://{_NAME}(?::(?P<port>\d{{1,5}}))?")
+_HOST: Final = re.compile(rf"\*|(?:\*\.)?{_NAME}|[0-9a-f]*(?::[0-9a-f]*){{2,7}}", re.IGNORECASE)
+#: Browsers leave these out.
+_OWN_PORTS: Final = {"http": "80", "https": "443"}
+
+
+def check_origins(origins: Sequence[str]) -> tuple[str, ...]:
+    """`cors_origins` of `create_app`. Raises `InvalidConfig` for what no browser sends."""
+    with checking_config():
+        checked = check_strings("cors_origins", origins, 256, 256)
+    for origin in checked:
+        found = _ORIGIN.fullmatch(origin)
+        if found is None or (found["port"] and found["port"] == _OWN_PORTS.get(found["scheme"])):
+            bound = (
+                "must be '*' or an origin as browsers send it, in small letters and without path"
+                " and usual port: 'https://example.com', 'http://localhost:3000'"
+            )
+            raise InvalidConfig("cors_origins", origin, bound)
+    return checked
+
+
+def check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
+    """`allowed_hosts` of `create_app`. Raises `InvalidConfig` for what is no host's name."""
+    with checking_config():
+        checked = check_strings("allowed_hosts", hosts, 256, 256)
+    for host in checked:
+        if _HOST.fullmatch(host) is None:
+            known = "'example.com', '*.example.com', '::1'"
+            bound = f"must be '*' or a name without scheme and port: {known}"
+            raise InvalidConfig("allowed_hosts", host, bound)
+    return checked
+
+
+class Hosts:
+    """Middleware that refuses requests whose `Host` is none of `allowed`."""
+
+    def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
+        self._app = app
+        small = [name.lower().strip("[]") for name in allowed]
+        self._names = frozenset(small)
+        #: What a name of a wildcard ends with, after at least one character.
+        self._ends = tuple(name[1:] for name in small if name.startswith("*."))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            told = headers_of(scope).get(b"host", b"").decode("latin-1")
+            name = re.sub(r":\d*$", "", told) if told.count(":") < 2 or "]" in told else told
+            name = name.lower().strip("[]")
+            if not ("*" in self._names or name in self._names or name.endswith(self._ends)):
+                message = f"Host={told[:80]!r}: no host that is served here; see allowed_hosts"
+                error = HttpError(400, "invalid_request_error", message, code="host_not_allowed")
+                await refuse(error, scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+async def refuse(error: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with `error` in the words of the protocol that the path belongs to."""
+    call = Call(scope, receive, send)
+    path = call.path.removeprefix(scope.get("root_path", ""))
+    body = anthropic_error if path.startswith("/v1/messages") else openai_error
+    await call.json(body(error, call.request_id), error.status, error.headers)
