@@ -6,7 +6,13 @@ import torch
 
 from asyncinfer.models.names import TensorNames
 from asyncinfer.models.parts import GatedDeltaConfig
-from asyncinfer.quantization import BlockWeight, PackedWeight, QuantisedWeight, as_tensor
+from asyncinfer.quantization import (
+    BlockWeight,
+    LaidWeight,
+    PackedWeight,
+    QuantisedWeight,
+    as_tensor,
+)
 
 __all__ = ["delta_outputs", "delta_rows"]
 
@@ -38,7 +44,7 @@ def delta_outputs(
 ) -> torch.Tensor | PackedWeight:
     """The projection after a net, `[out, in]`, with its inputs in the order of `delta_rows`."""
     shared = mixer.heads // mixer.key_heads
-    if isinstance(weight, BlockWeight):  # A block may hold several heads.
+    if isinstance(weight, BlockWeight | LaidWeight):  # A block may hold several heads.
         weight = weight.grouped()
     if isinstance(weight, QuantisedWeight) and mixer.value_dim % weight.group == 0:
         return weight.inputs_swapped(shared, mixer.key_heads)

@@ -1,6 +1,7 @@
 from asyncinfer.quantization.blocks import BlockWeight, block_layout
 from asyncinfer.quantization.dense import CudaLinear, has_fused_kernels
 from asyncinfer.quantization.grouped import GroupedLinear, make_grouped_linear
+from asyncinfer.quantization.laid import BlockEnds, LaidWeight
 from asyncinfer.quantization.linear import STORAGE_LAYOUTS, Linear, make_linear
 from asyncinfer.quantization.packed import PackedRows, held_for_rows
 from asyncinfer.quantization.packed_weight import PackedWeight, as_tensor
@@ -9,9 +10,11 @@ from asyncinfer.quantization.weight import QuantisedWeight
 
 __all__ = [
     "STORAGE_LAYOUTS",
+    "BlockEnds",
     "BlockWeight",
     "CudaLinear",
     "GroupedLinear",
+    "LaidWeight",
     "Linear",
     "PackedRows",
     "PackedWeight",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -35,12 +36,9 @@ class SeparateLinears:
     def __init__(
         self, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None, storage: str
     ) -> None:
-        # Copies, so that the whole weight is freed when a format replaces its part.
         self._experts = [
-            make_linear(
-                weight[expert].clone(), None if bias is None else bias[expert], storage=storage
-            )
-            for expert in range(weight.shape[0])
+            make_linear(part, None if bias is None else bias[expert], storage=storage)
+            for expert, part in enumerate(_apart(weight))
         ]
         self._size = weight.shape[1]
 
@@ -52,6 +50,14 @@ class SeparateLinears:
                 out[start:end] = expert(x[start:end])
             start = end
         return out
+
+
+def _apart(weight: torch.Tensor | PackedWeight) -> Iterator[torch.Tensor | PackedWeight]:
+    """The experts' weights. Floats are copied, so that the whole is freed when a format replaces
+    its parts; packed ones stay where they are, or become others all at once."""
+    for expert in range(weight.shape[0]):
+        part = weight[expert]
+        yield part.clone() if isinstance(part, torch.Tensor) else part
 
 
 class DenseGrouped:

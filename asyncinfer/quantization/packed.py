@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 
@@ -12,6 +10,7 @@ from asyncinfer.kernels.block_types import BLOCK_TYPES
 from asyncinfer.kernels.codes import decoded
 from asyncinfer.kernels.native import Layout, packed_kernel
 from asyncinfer.quantization.blocks import BlockWeight
+from asyncinfer.quantization.laid import LaidWeight, laid
 from asyncinfer.quantization.packed_weight import PackedWeight
 from asyncinfer.quantization.stacked import StackedWeight
 from asyncinfer.quantization.weight import QuantisedWeight
@@ -24,16 +23,11 @@ _TILE = 1 << 20
 #: Up to so many rows the kernel beats an unpacked product in bfloat16, where the processor has
 #: instructions for that.
 _KERNEL_ROWS = 12
-_FLOAT16_MOST = 65504.0
-#: Scales below lose bits in float16.
-_FLOAT16_LEAST = 2.0**-14
 
 
 class PackedRows:
     """The rows of a weight `[out, in]` on a CPU. A `BlockWeight` stays as it is where there is a
-    kernel for it. Else, behind the numbers of each group lie its scale, and its offset if it has
-    one. Both are float16 behind whole numbers of 4 bits, and behind others where that rounds
-    nothing; else float32.
+    kernel for it; all others are a `LaidWeight`.
 
     Blocks of whole numbers of 4 bits are the rows of torch's quantised embeddings, which it unpacks
     in one pass. Others are unpacked by the kernel, or else by torch's operators.
@@ -41,7 +35,7 @@ class PackedRows:
 
     __slots__ = ("_blocks", "_factor", "_kernel", "_layout", "dtype", "shape")
 
-    def __init__(self, weight: QuantisedWeight | BlockWeight) -> None:
+    def __init__(self, weight: QuantisedWeight | BlockWeight | LaidWeight) -> None:
         self.shape = weight.shape
         self.dtype = weight.dtype
         if isinstance(weight, BlockWeight):
@@ -52,25 +46,11 @@ class PackedRows:
                 self._blocks = weight.blocks.view(self.shape[0], -1, self._layout.block)
                 return
             weight = weight.grouped()
-        scales, offsets = weight.scales.float(), weight.offsets
-        torch_s = weight.named == "int4"
-        if offsets is None:
-            # torch's blocks have offsets.
-            both = (scales, torch.zeros_like(scales)) if torch_s else (scales,)
-        else:
-            both = scales, offsets.float()
+        held = laid(weight) if isinstance(weight, QuantisedWeight) else weight
         # Unpacked numbers are multiplied by this.
-        self._factor = _factor(weight, *both)
-        ends = torch.stack(both, dim=-1)
-        halves = ends.div(self._factor).half()
-        if torch_s or torch.equal(halves.float().mul_(self._factor), ends):
-            ends = halves
-        else:
-            self._factor = 1.0
-        grouped = weight.numbers.view(torch.uint8).view(*scales.shape, -1)
-        self._blocks = torch.cat((grouped, ends.view(torch.uint8)), dim=-1)
-        self._layout = Layout(weight.named, weight.group, ends is halves, len(both) == 2)
-        self._kernel = packed_kernel(self._layout, weight.scales.shape[-1])
+        self._factor = held.factor
+        self._blocks, self._layout = held.blocks, held.layout
+        self._kernel = packed_kernel(self._layout, self._blocks.shape[1])
 
     @property
     def device(self) -> torch.device:
@@ -137,7 +117,9 @@ class PackedLinear:
     __slots__ = ("_dtype", "_product", "bias", "rows")
 
     def __init__(
-        self, weight: QuantisedWeight | BlockWeight | PackedRows, bias: torch.Tensor | None
+        self,
+        weight: QuantisedWeight | BlockWeight | LaidWeight | PackedRows,
+        bias: torch.Tensor | None,
     ) -> None:
         self.rows = weight if isinstance(weight, PackedRows) else PackedRows(weight)
         self.bias = bias
@@ -188,7 +170,7 @@ def packed_linear(
     """The layer of a CPU for a weight that stays as it is."""
     if isinstance(weight, StackedWeight):
         return StackedLinear(weight, bias)
-    assert isinstance(weight, QuantisedWeight | BlockWeight | PackedRows)
+    assert isinstance(weight, QuantisedWeight | BlockWeight | LaidWeight | PackedRows)
     return PackedLinear(weight, bias)
 
 
@@ -196,24 +178,8 @@ def held_for_rows(weight: torch.Tensor | PackedWeight) -> torch.Tensor | PackedR
     """A weight whose rows are looked up: packed on a CPU if it is quantised, else as floats."""
     if isinstance(weight, torch.Tensor):
         return weight
-    if weight.device.type != "cpu" or not isinstance(weight, QuantisedWeight | BlockWeight):
-        return weight.dequantised()
-    return PackedRows(weight)
-
-
-def _factor(
-    weight: QuantisedWeight, scales: torch.Tensor, offsets: torch.Tensor | None = None
-) -> float:
-    """A power of two by which scales and offsets are divided to suit float16."""
-    if weight.scales.dtype is torch.float16:
-        return 1.0
-    sizes = scales.abs()
-    most = max(part.abs().max().item() for part in (sizes, offsets) if part is not None)
-    least = torch.where(sizes > 0, sizes, math.inf).min().item()
-    if most <= _FLOAT16_MOST and least >= _FLOAT16_LEAST:
-        return 1.0
-    if not math.isfinite(most):
-        # Of a broken file: its groups stay without a number, and the others as they are.
-        return 1.0
-    # The largest scale or offset comes to lie between 2^14 and 2^15.
-    return float(2.0 ** (math.floor(math.log2(most)) - 14))
+    if weight.device.type == "cpu" and isinstance(
+        weight, QuantisedWeight | BlockWeight | LaidWeight
+    ):
+        return PackedRows(weight)
+    return weight.dequantised()

@@ -9,6 +9,7 @@ from itertools import groupby
 import torch
 
 from asyncinfer.quantization.blocks import BlockWeight
+from asyncinfer.quantization.laid import LaidWeight
 from asyncinfer.quantization.packed_weight import PackedWeight
 from asyncinfer.quantization.weight import QuantisedWeight
 
@@ -57,7 +58,10 @@ class StackedWeight(PackedWeight):
         if len(leading) == 1:
             return self
         # Experts are of one format: whole numbers of 8 bits if these hold all, else floats.
-        parts = [part.grouped() if isinstance(part, BlockWeight) else part for part in self.parts]
+        parts = [
+            part.grouped() if isinstance(part, BlockWeight | LaidWeight) else part
+            for part in self.parts
+        ]
         grouped = [part for part in parts if isinstance(part, QuantisedWeight)]
         if len(grouped) == len(parts) and QuantisedWeight.joinable(grouped):
             return QuantisedWeight.cat(grouped).view(*leading)

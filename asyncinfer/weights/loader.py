@@ -15,11 +15,13 @@ import torch
 
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels.block_types import BLOCK_TYPES
+from asyncinfer.kernels.native import laying_kernels
 from asyncinfer.quantization import BlockWeight, PackedWeight, as_tensor, stacked
 from asyncinfer.quantization.schemes import BadPart
 from asyncinfer.stats import LoadProgress
 from asyncinfer.weights.file_reader import FileReader
 from asyncinfer.weights.host_buffer import FilePart, HostBuffer
+from asyncinfer.weights.laying import Matrix, NumberLayer
 from asyncinfer.weights.memory import empty
 from asyncinfer.weights.packed import Packed, Piece
 from asyncinfer.weights.quantised import QuantisedMatrix, torch_dtype
@@ -75,6 +77,12 @@ class WeightLoader:
         self.buffers: deque[HostBuffer] = deque()
         self._made = 0
         self._done = 0
+        on_host = keep_packed and reads and device.type == "cpu"
+        kernels = laying_kernels() if on_host and quantised else None
+        self._layer: NumberLayer | None = None
+        if kernels is not None:
+            read = self.as_stored, self._count, self._blaming
+            self._layer = NumberLayer(checkpoint, kernels, *read, chunk)
         plain, self._total = [], 0
         for packed in table.values():
             if self._stays_packed(packed):
@@ -100,7 +108,10 @@ class WeightLoader:
         for piece in packed.pieces:
             size = math.prod(piece.shape)
             if piece.name in self._quantised:
-                self._dequantise(piece, target.view(-1)[start : start + size].view(piece.shape))
+                matrix = self._quantised[piece.name]
+                parts = {part: self.as_stored(name) for part, name in matrix.tensors.items()}
+                part = target.view(-1)[start : start + size].view(piece.shape)
+                self._fill(part, matrix, parts)
             start += size
         return target
 
@@ -155,22 +166,27 @@ class WeightLoader:
 
     def _kept(self, packed: Packed) -> torch.Tensor | PackedWeight:
         """The pieces with their numbers as they are; as floats if one of them cannot be so."""
-        weights: list[torch.Tensor | PackedWeight] = []
-        for piece in packed.pieces:
-            matrix = self._quantised[piece.name]
-            parts = {part: self.as_stored(name) for part, name in matrix.tensors.items()}
-            with self._blaming(matrix):
-                kept = matrix.format.kept(parts, piece.shape, self._dtype)
-            if kept is not None:
-                weights.append(kept)
-                continue
-            target = empty(piece.shape, self._dtype, self._device)
-            self._fill(target, matrix, parts)
-            weights.append(target)
+        matrices = [Matrix(piece.shape, self._quantised[piece.name]) for piece in packed.pieces]
+        laid = None if self._layer is None else self._layer(matrices, self._dtype)
+        if laid is not None:
+            return laid
+        weights = [self._whole(matrix) for matrix in matrices]
         numbers = [weight for weight in weights if isinstance(weight, PackedWeight)]
         if len(numbers) == len(weights):
             return stacked(numbers)
         return torch.cat([as_tensor(weight) for weight in weights])
+
+    def _whole(self, matrix: Matrix) -> torch.Tensor | PackedWeight:
+        read, format = matrix.parts, matrix.of.format
+        rest = [(part, name) for part, name in matrix.of.tensors.items() if part not in read]
+        parts = read | {part: self.as_stored(name) for part, name in rest}
+        with self._blaming(matrix.of):
+            kept = format.kept(parts, matrix.shape, self._dtype)
+        if kept is not None:
+            return kept
+        target = empty(matrix.shape, self._dtype, self._device)
+        self._fill(target, matrix.of, parts)
+        return target
 
     def _block_type(self, piece: Piece) -> str | None:
         return self._checkpoint.block_type(piece.name)
@@ -211,12 +227,6 @@ class WeightLoader:
         file, step = self._checkpoint.tensors[name].file, max(1, self._chunk // stored.itemsize)
         for first in range(0, len(flat), step):
             yield FilePart(file, name, first * stored.itemsize, stored, flat[first : first + step])
-
-    def _dequantise(self, piece: Piece, target: torch.Tensor) -> None:
-        """Fill `target`, in the piece's shape, from the tensors that hold it."""
-        matrix = self._quantised[piece.name]
-        parts = {part: self.as_stored(name) for part, name in matrix.tensors.items()}
-        self._fill(target, matrix, parts)
 
     def _fill(
         self, target: torch.Tensor, matrix: QuantisedMatrix, parts: Mapping[str, torch.Tensor]
@@ -260,8 +270,7 @@ class WeightLoader:
         if buffer is not None:
             buffer.copy(chunk)
             self.buffers.append(buffer)
-        self._done += chunk.size
-        self._report(chunk.tensor)
+        self._count(chunk.size, chunk.tensor)
 
     def _buffer(self) -> HostBuffer:
         """A free buffer; waits for a copy only if there may be no further buffer."""
@@ -280,6 +289,10 @@ class WeightLoader:
         """Bytes of a tensor of the checkpoint."""
         stored = self._checkpoint.tensors[name]
         return math.prod(stored.shape) * torch_dtype(stored.dtype).itemsize
+
+    def _count(self, size: int, tensor: str) -> None:
+        self._done += size
+        self._report(tensor)
 
     def _report(self, tensor: str) -> None:
         if self._progress is not None:

@@ -5,6 +5,7 @@ from asyncinfer.kernels.native.between import between_kernels, kv_write
 from asyncinfer.kernels.native.blocked import BlockedWeight
 from asyncinfer.kernels.native.decode import decode_kernel
 from asyncinfer.kernels.native.host import NEEDED, available
+from asyncinfer.kernels.native.laying import LayingKernels, laying_kernels
 from asyncinfer.kernels.native.lora import LoraKernel, lora_kernel
 from asyncinfer.kernels.native.packed import packed_kernel
 from asyncinfer.kernels.native.packed_blocks import Layout
@@ -13,6 +14,7 @@ from asyncinfer.kernels.native.prefill import PrefillKernel, prefill_kernel
 __all__ = [
     "NEEDED",
     "BlockedWeight",
+    "LayingKernels",
     "Layout",
     "LoraKernel",
     "PrefillKernel",
@@ -20,6 +22,7 @@ __all__ = [
     "between_kernels",
     "decode_kernel",
     "kv_write",
+    "laying_kernels",
     "lora_kernel",
     "packed_kernel",
     "prefill_kernel",

@@ -4,7 +4,14 @@ from asyncinfer.quantization.schemes.fp8 import Fp8Matrix
 from asyncinfer.quantization.schemes.gptq import AwqMatrix, GptqMatrix
 from asyncinfer.quantization.schemes.hqq import HqqMatrix
 from asyncinfer.quantization.schemes.integers import IntMatrix, RowInt8Matrix
-from asyncinfer.quantization.schemes.matrix import BadPart, MatrixFormat, Part, Rows
+from asyncinfer.quantization.schemes.matrix import (
+    BadPart,
+    GroupEnds,
+    MatrixFormat,
+    Part,
+    Rows,
+    StoredNumbers,
+)
 from asyncinfer.quantization.schemes.modules import Modules
 from asyncinfer.quantization.schemes.scheme import Scheme
 
@@ -15,6 +22,7 @@ __all__ = [
     "Fp4Matrix",
     "Fp8Matrix",
     "GptqMatrix",
+    "GroupEnds",
     "HqqMatrix",
     "IntMatrix",
     "MatrixFormat",
@@ -24,4 +32,5 @@ __all__ = [
     "RowInt8Matrix",
     "Rows",
     "Scheme",
+    "StoredNumbers",
 ]

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from asyncinfer.kernels.codes import TABLES
+from asyncinfer.kernels.orders import as_bytes
 
-__all__ = ["as_bytes", "e2m1", "e8m0", "paired", "pairs", "scaled", "unpack"]
+__all__ = ["e2m1", "e8m0", "paired", "pairs", "scaled", "unpack"]
 
 
 def unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
@@ -20,13 +21,6 @@ def unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
     mask = (1 << bits) - 1
     parts = [(data >> shift).bitwise_and_(mask) for shift in range(0, 8, bits)]
     return torch.stack(parts, dim=-1).flatten(-2)
-
-
-def as_bytes(packed: torch.Tensor) -> torch.Tensor:
-    """The bytes of an integer tensor `[..., n]`: uint8 `[..., bytes]`."""
-    # A transposed row is contiguous, too, with strides that no view of bytes may have.
-    data = packed.contiguous().flatten().view(torch.uint8)
-    return data.view(*packed.shape[:-1], packed.shape[-1] * packed.element_size())
 
 
 def paired(numbers: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,16 @@ import torch
 
 from asyncinfer.kernels.codes import TABLES
 from asyncinfer.kernels.layouts import WeightLayout
+from asyncinfer.kernels.orders import NumberOrder
 from asyncinfer.quantization.schemes.bits import pairs
-from asyncinfer.quantization.schemes.matrix import BadPart, MatrixFormat, Part, Rows
+from asyncinfer.quantization.schemes.matrix import (
+    BadPart,
+    GroupEnds,
+    MatrixFormat,
+    Part,
+    Rows,
+    StoredNumbers,
+)
 from asyncinfer.quantization.weight import QuantisedWeight
 
 __all__ = ["Bnb4Matrix"]
@@ -58,7 +66,7 @@ class Bnb4Matrix(MatrixFormat):
 
     def rows(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Rows:
         inputs = shape[1]
-        packed, largest, block = self._blocks(parts, shape)
+        packed, (largest, block) = self._packed(parts, shape), self._blocks(parts, shape)
         table = parts[".weight.quant_map"].tolist()
 
         def dequantised(first: int, end: int) -> torch.Tensor:
@@ -77,27 +85,36 @@ class Bnb4Matrix(MatrixFormat):
     def layout(self) -> WeightLayout | None:
         return WeightLayout(self.kind, _BLOCKS[0])
 
+    def numbers(self, shape: tuple[int, ...]) -> StoredNumbers | None:
+        # The first of two numbers is in the high bits.
+        return StoredNumbers(".weight", self.kind, NumberOrder(swapped=True))
+
+    def ends(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> GroupEnds | None:
+        largest, block = self._blocks(parts, shape)
+        table = torch.tensor(TABLES[self.kind], device=largest.device)
+        if shape[1] % block or not torch.equal(parts[".weight.quant_map"], table):
+            return None
+        return GroupEnds(largest.view(shape[0], -1))
+
     def kept(
         self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
     ) -> QuantisedWeight | None:
-        outputs, inputs = shape
-        packed, largest, block = self._blocks(parts, shape)
-        table = torch.tensor(TABLES[self.kind], device=packed.device)
-        if inputs % block or not torch.equal(parts[".weight.quant_map"], table):
-            return None
-        # The first of two numbers is in the high bits.
-        numbers = (packed << 4 | packed >> 4).view(outputs, inputs // 2)
-        return QuantisedWeight(numbers, largest.view(outputs, -1), None, dtype, self.kind)
+        self._packed(parts, shape)
+        return super(Bnb4Matrix, self).kept(parts, shape, dtype)
+
+    def _packed(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
+        """The bytes of all numbers."""
+        packed, numbers = parts[".weight"].view(torch.uint8).flatten(), shape[0] * shape[1]
+        if len(packed) * 2 != numbers:
+            raise BadPart(".weight", f"holds {len(packed)} bytes, not {numbers // 2}")
+        return packed
 
     def _blocks(
         self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """The bytes of all numbers, the scale of each block as float32, and a block's size."""
+    ) -> tuple[torch.Tensor, int]:
+        """The scale of each block as float32, and a block's size."""
         outputs, inputs = shape
         state = self._state(parts[_STATE + self.kind], shape)
-        packed = parts[".weight"].view(torch.uint8).flatten()
-        if len(packed) * 2 != outputs * inputs:
-            raise BadPart(".weight", f"holds {len(packed)} bytes, not {outputs * inputs // 2}")
         largest = parts[".weight.absmax"]
         block = state["blocksize"]
         if len(largest) != -(-outputs * inputs // block):
@@ -105,7 +122,7 @@ class Bnb4Matrix(MatrixFormat):
             raise BadPart(".weight.absmax", f"{why}{-(-outputs * inputs // block)}")
         if self.double:
             largest = self._scales(largest, parts, state)
-        return packed, largest, block
+        return largest, block
 
     def _scales(
         self, numbers: torch.Tensor, parts: Mapping[str, torch.Tensor], state: dict[str, Any]

@@ -10,8 +10,14 @@ import torch
 
 from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.quantization.schemes.bits import e2m1, e8m0
-from asyncinfer.quantization.schemes.matrix import FLOATS, MatrixFormat, Part, Rows
-from asyncinfer.quantization.weight import QuantisedWeight
+from asyncinfer.quantization.schemes.matrix import (
+    FLOATS,
+    GroupEnds,
+    MatrixFormat,
+    Part,
+    Rows,
+    StoredNumbers,
+)
 
 __all__ = ["Fp4Matrix", "Mxfp4Experts"]
 
@@ -22,7 +28,7 @@ class Fp4Matrix(MatrixFormat):
     of the whole matrix multiplies them, or divides them."""
 
     group: int
-    numbers: str = ".weight_packed"
+    numbers_in: str = ".weight_packed"
     scale_of_all: Literal[".weight_global_scale", ".weight_scale_2"] | None = None
 
     def parts(self, shape: tuple[int, ...]) -> tuple[Part, ...]:
@@ -31,7 +37,7 @@ class Fp4Matrix(MatrixFormat):
             raise ValueError(f"{inputs} inputs: must divide by 2 and by the group of {self.group}")
         scales = ("U8", "F8_E8M0") if self.scale_of_all is None else ("F8_E4M3",)
         parts = (
-            Part((self.numbers,), ((outputs, inputs // 2),), ("U8",)),
+            Part((self.numbers_in,), ((outputs, inputs // 2),), ("U8",)),
             Part((".weight_scale",), ((outputs, inputs // self.group),), scales),
             Part((".input_scale", ".input_global_scale"), (), FLOATS, optional=True, unread=True),
         )
@@ -40,7 +46,7 @@ class Fp4Matrix(MatrixFormat):
         return (*parts, Part((self.scale_of_all,), ((), (1,)), ("F32",)))
 
     def rows(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Rows:
-        numbers, scales = parts[self.numbers], self._scales(parts)
+        numbers, scales = parts[self.numbers_in], self._scales(parts)
 
         def dequantised(first: int, end: int) -> torch.Tensor:
             floats = e2m1(numbers[first:end]).view(end - first, -1, self.group)
@@ -55,10 +61,11 @@ class Fp4Matrix(MatrixFormat):
     def layout(self) -> WeightLayout | None:
         return WeightLayout("e2m1", self.group)
 
-    def kept(
-        self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
-    ) -> QuantisedWeight:
-        return QuantisedWeight(parts[self.numbers], self._scales(parts), None, dtype, "e2m1")
+    def numbers(self, shape: tuple[int, ...]) -> StoredNumbers | None:
+        return StoredNumbers(self.numbers_in, "e2m1")
+
+    def ends(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> GroupEnds | None:
+        return GroupEnds(self._scales(parts))
 
     def _scales(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """float32 `[out, groups]`."""
@@ -105,10 +112,9 @@ class Mxfp4Experts(MatrixFormat):
     def layout(self) -> WeightLayout | None:
         return WeightLayout("e2m1", 32)
 
-    def kept(
-        self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
-    ) -> QuantisedWeight:
-        """`[experts, out, in]`, the inputs last, as a `QuantisedWeight` has them."""
-        experts, inputs, outputs = shape
-        blocks = parts["_blocks"].view(experts, outputs, inputs // 2)
-        return QuantisedWeight(blocks, e8m0(parts["_scales"]), None, dtype, "e2m1")
+    def numbers(self, shape: tuple[int, ...]) -> StoredNumbers | None:
+        # `[experts, out, in]`, the inputs last, as a `QuantisedWeight` has them.
+        return StoredNumbers("_blocks", "e2m1")
+
+    def ends(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> GroupEnds | None:
+        return GroupEnds(e8m0(parts["_scales"]))

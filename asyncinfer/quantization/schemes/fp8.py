@@ -10,8 +10,15 @@ import torch
 from asyncinfer.kernels.codes import copy_e4m3
 from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.quantization.schemes.bits import e8m0
-from asyncinfer.quantization.schemes.matrix import FLOATS, MatrixFormat, Part, Rows
-from asyncinfer.quantization.weight import QuantisedWeight
+from asyncinfer.quantization.schemes.matrix import (
+    FLOATS,
+    GroupEnds,
+    MatrixFormat,
+    Part,
+    Rows,
+    StoredNumbers,
+    has_nan,
+)
 
 __all__ = ["Fp8Matrix"]
 
@@ -57,31 +64,19 @@ class Fp8Matrix(MatrixFormat):
     def layout(self) -> WeightLayout | None:
         return WeightLayout("e4m3", 0 if self.block is None else self.block[1])
 
-    def kept(
-        self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
-    ) -> QuantisedWeight | None:
-        outputs = shape[0]
-        numbers, scales = parts[".weight"].view(torch.int8), e8m0(parts[".weight_scale_inv"])
-        if _has_nan(parts[".weight"]):
-            return None
+    def numbers(self, shape: tuple[int, ...]) -> StoredNumbers | None:
+        return StoredNumbers(".weight", "e4m3")
+
+    def ends(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> GroupEnds | None:
+        outputs, scales = shape[0], e8m0(parts[".weight_scale_inv"])
         if self.block is None:
-            scales = scales.reshape(-1, 1).expand(outputs, 1)
-        else:
-            scales = scales[torch.arange(outputs, device=scales.device) // self.block[0]]
-        return QuantisedWeight(numbers, scales, None, dtype, "e4m3")
-
-
-def _has_nan(numbers: torch.Tensor) -> bool:
-    """Whether e4m3 numbers have NaN, as only those of a broken file do."""
-    if not numbers.numel():
-        return False
-    # The largest of the bytes with a sign and without: 0x7f and 0xff are NaN, and no copy is made.
-    return bool(numbers.view(torch.int8).amax() == 127 or numbers.view(torch.uint8).amax() == 255)
+            return GroupEnds(scales.reshape(-1, 1).expand(outputs, 1))
+        return GroupEnds(scales[torch.arange(outputs, device=scales.device) // self.block[0]])
 
 
 def _floats(numbers: torch.Tensor) -> torch.Tensor:
     """The numbers as float32. The model computes with NaN where a file holds it."""
-    if _has_nan(numbers):
+    if has_nan(numbers):
         return numbers.float()
     floats = torch.empty(numbers.shape, dtype=torch.float32, device=numbers.device)
     return copy_e4m3(floats, numbers)

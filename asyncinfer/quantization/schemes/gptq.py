@@ -9,8 +9,17 @@ from typing import Final
 import torch
 
 from asyncinfer.kernels.layouts import WeightLayout
-from asyncinfer.quantization.schemes.bits import as_bytes, scaled, unpack
-from asyncinfer.quantization.schemes.matrix import HALVES, BadPart, MatrixFormat, Part, Rows
+from asyncinfer.kernels.orders import NumberOrder
+from asyncinfer.quantization.schemes.bits import scaled, unpack
+from asyncinfer.quantization.schemes.matrix import (
+    HALVES,
+    BadPart,
+    GroupEnds,
+    MatrixFormat,
+    Part,
+    Rows,
+    StoredNumbers,
+)
 from asyncinfer.quantization.weight import QuantisedWeight
 
 __all__ = ["AwqMatrix", "GptqMatrix"]
@@ -70,14 +79,13 @@ class GptqMatrix(MatrixFormat):
             return None
         return WeightLayout(f"int{self.bits}", self.group or 0, offsets=True)
 
-    def kept(
-        self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
-    ) -> QuantisedWeight | None:
+    def numbers(self, shape: tuple[int, ...]) -> StoredNumbers | None:
+        return StoredNumbers(".qweight", f"int{self.bits}", NumberOrder("words", _flip(self.bits)))
+
+    def ends(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> GroupEnds | None:
         if not self._in_order(parts, shape[1]):
             return None
-        # A word holds its inputs in the order of bytes, low bits first.
-        numbers = as_bytes(parts[".qweight"].t())
-        return _kept(numbers, self.bits, self._zeros(parts).t(), parts[".scales"].t(), dtype)
+        return _ends(self.bits, self._zeros(parts).t(), parts[".scales"].t())
 
     def _zeros(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The zero points, uint8 `[groups, out]`."""
@@ -151,26 +159,29 @@ class AwqMatrix(MatrixFormat):
     def layout(self) -> WeightLayout | None:
         return WeightLayout(f"int{self.bits}", self.group or 0, offsets=True)
 
-    def kept(
-        self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
-    ) -> QuantisedWeight | None:
-        outputs, inputs = shape
-        packed = parts[".qweight"]
-        size = inputs * self.bits // 8
-        numbers = torch.empty(outputs, size, dtype=torch.uint8, device=packed.device)
-        for first in range(0, outputs, _ROWS):
-            end = min(first + _ROWS, outputs)
-            if self.bits == 4:
-                words = packed[:, first // 8 : end // 8]
-                _pair_inputs(words, numbers[first:end].view(-1, 8, size))
-            else:
-                numbers[first:end] = self._outputs(packed, first, end)
+    def numbers(self, shape: tuple[int, ...]) -> StoredNumbers | None:
+        return StoredNumbers(".qweight", "int4", NumberOrder("awq")) if self.bits == 4 else None
+
+    def ends(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> GroupEnds | None:
         scales, stored = parts[".scales"].t(), parts.get(".qzeros")
         if stored is None:
             zeros = torch.full_like(scales, 1 << (self.bits - 1), dtype=torch.uint8)
         else:
-            zeros = self._outputs(stored, 0, outputs)
-        return _kept(numbers, self.bits, zeros, scales, dtype)
+            zeros = self._outputs(stored, 0, shape[0])
+        return _ends(self.bits, zeros, scales)
+
+    def kept(
+        self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
+    ) -> QuantisedWeight | None:
+        if self.bits == 4:
+            return super(AwqMatrix, self).kept(parts, shape, dtype)
+        ends = self.ends(parts, shape)
+        assert ends is not None
+        numbers = torch.empty(shape, dtype=torch.uint8, device=ends.scales.device)
+        for first in range(0, shape[0], _ROWS):
+            end = min(first + _ROWS, shape[0])
+            numbers[first:end] = self._outputs(parts[".qweight"], first, end) ^ _flip(8)
+        return QuantisedWeight(numbers.view(torch.int8), ends.scales, ends.offsets, dtype)
 
     def _outputs(self, packed: torch.Tensor, first: int, end: int) -> torch.Tensor:
         """Numbers of some outputs, uint8 `[outputs, inputs or groups]`."""
@@ -184,32 +195,17 @@ class AwqMatrix(MatrixFormat):
         return torch.stack(numbers, dim=1).flatten(0, 1)[first - start * each : end - start * each]
 
 
-def _pair_inputs(packed: torch.Tensor, target: torch.Tensor) -> None:
-    """Fill uint8 `target` `[words, 8, in / 2]`, the outputs of each word, two inputs a byte, from
-    AWQ's int32 `packed` `[in, words]` with 4 bits an output. Bytes of two inputs are joined, for
-    two outputs at a time, which takes a quarter of the time of taking all numbers out."""
-    words = packed.t().contiguous()
-    both = words.view(torch.uint8).view(len(words), -1, 2, 4).permute(2, 0, 3, 1).contiguous()
-    first, second = both
-    low, high = (first & 15) | (second << 4), (first >> 4) | (second & 0xF0)
-    for output, place in enumerate(_AWQ_PLACES[4]):
-        target[:, output] = (high if place % 2 else low)[:, place // 2]
+def _flip(bits: int) -> int:
+    """The bits of a byte that change where unsigned numbers become ones with a sign."""
+    return 128 if bits == 8 else 0
 
 
-def _kept(
-    numbers: torch.Tensor,
-    bits: int,
-    zeros: torch.Tensor,
-    scales: torch.Tensor,
-    dtype: torch.dtype,
-) -> QuantisedWeight:
-    """`(number - zero) * scale` of unsigned numbers `[out, ...]`, two in a byte if of 4 bits; zeros
-    and scales are `[out, groups]`."""
-    zeros = zeros.float()
+def _ends(bits: int, zeros: torch.Tensor, scales: torch.Tensor) -> GroupEnds:
+    """Of `(number - zero) * scale` of unsigned numbers; zeros and scales are `[out, groups]`."""
+    zeros, scales = zeros.float(), scales.contiguous()
     if bits == 8:
-        numbers, zeros = (numbers ^ 128).view(torch.int8), zeros - 128
-    scales = scales.contiguous()
-    return QuantisedWeight(numbers, scales, zeros * -scales.float(), dtype)
+        zeros = zeros - 128
+    return GroupEnds(scales, zeros * -scales.float())
 
 
 def _groups(group: int | None, inputs: int) -> int:

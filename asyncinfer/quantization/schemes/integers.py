@@ -8,9 +8,18 @@ from dataclasses import dataclass
 import torch
 
 from asyncinfer.kernels.layouts import WeightLayout
+from asyncinfer.kernels.orders import NumberOrder
 from asyncinfer.quantization.schemes.bits import scaled, unpack
-from asyncinfer.quantization.schemes.matrix import FLOATS, HALVES, BadPart, MatrixFormat, Part, Rows
-from asyncinfer.quantization.weight import QuantisedWeight
+from asyncinfer.quantization.schemes.matrix import (
+    FLOATS,
+    HALVES,
+    BadPart,
+    GroupEnds,
+    MatrixFormat,
+    Part,
+    Rows,
+    StoredNumbers,
+)
 
 __all__ = ["IntMatrix", "RowInt8Matrix"]
 
@@ -91,29 +100,23 @@ class IntMatrix(MatrixFormat):
             return None
         return WeightLayout(f"int{bits}", self.group or 0, bits == 4 or not self.symmetric)
 
-    def kept(
-        self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
-    ) -> QuantisedWeight | None:
-        outputs, inputs = shape
-        bits = self.bits if self.packed else 8
-        _check_shape(parts, shape)
-        scales = self._scales(parts, outputs).contiguous()
+    def numbers(self, shape: tuple[int, ...]) -> StoredNumbers | None:
         if not self.packed:
-            numbers = parts[".weight"]
-        else:
-            numbers = parts[".weight_packed"].view(torch.uint8)
-            # Numbers of 8 bits become signed by subtracting 128, which flips the highest bit.
-            numbers = numbers[:, : inputs // 2] if bits == 4 else numbers[:, :inputs] ^ 128
+            return StoredNumbers(".weight", "int8")
+        # Numbers of 8 bits become signed by subtracting 128, which flips the highest bit.
+        order = NumberOrder(flip=128 if self.bits == 8 else 0)
+        return StoredNumbers(".weight_packed", f"int{self.bits}", order)
+
+    def ends(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> GroupEnds | None:
+        _check_shape(parts, shape)
+        scales = self._scales(parts, shape[0]).contiguous()
         offsets = None
         if not self.symmetric:
             offsets = self._zeros(parts[".weight_zero_point"], scales)
-        if bits == 4:
+        if self.packed and self.bits == 4:
             offsets = torch.zeros_like(scales).float() if offsets is None else offsets
             offsets = offsets + 8
-        if offsets is not None:
-            offsets = offsets * -scales.float()
-        numbers = numbers if bits == 4 else numbers.view(torch.int8)
-        return QuantisedWeight(numbers, scales, offsets, dtype)
+        return GroupEnds(scales, None if offsets is None else offsets * -scales.float())
 
     def _scales(self, parts: Mapping[str, torch.Tensor], outputs: int) -> torch.Tensor:
         """The scales, `[out, groups]`."""
@@ -176,8 +179,8 @@ class RowInt8Matrix(MatrixFormat):
     def layout(self) -> WeightLayout | None:
         return WeightLayout("int8", 0)
 
-    def kept(
-        self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
-    ) -> QuantisedWeight | None:
-        scales = parts[".SCB"].float().div(127)[:, None]
-        return QuantisedWeight(parts[".weight"], scales, None, dtype)
+    def numbers(self, shape: tuple[int, ...]) -> StoredNumbers | None:
+        return StoredNumbers(".weight", "int8")
+
+    def ends(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> GroupEnds | None:
+        return GroupEnds(parts[".SCB"].float().div(127)[:, None])

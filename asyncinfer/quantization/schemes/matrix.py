@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Final, TypeAlias
 
 import torch
 
 from asyncinfer.kernels.layouts import WeightLayout
+from asyncinfer.kernels.orders import NumberOrder, ordered
 from asyncinfer.quantization.weight import QuantisedWeight
 
-__all__ = ["FLOATS", "HALVES", "BadPart", "MatrixFormat", "Part", "Rows"]
+__all__ = [
+    "FLOATS",
+    "HALVES",
+    "BadPart",
+    "GroupEnds",
+    "MatrixFormat",
+    "Part",
+    "Rows",
+    "StoredNumbers",
+    "has_nan",
+]
 
 #: safetensors' names of the dtypes that scales come in.
 FLOATS: Final = ("F32", "BF16", "F16")
@@ -48,6 +59,25 @@ class Part:
     unread: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class StoredNumbers:
+    """Which of a matrix's parts holds its numbers, and how."""
+
+    part: str
+    #: What a number stands for, as `asyncinfer.kernels.codes` names it.
+    code: str
+    order: NumberOrder = field(default_factory=NumberOrder)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupEnds:
+    """What numbers of a matrix are multiplied by and what is added, for each group of neighbouring
+    inputs: `[..., out, groups]`."""
+
+    scales: torch.Tensor
+    offsets: torch.Tensor | None = None
+
+
 class MatrixFormat(ABC):
     """The numbers of a matrix in the tensors of a checkpoint. Frozen dataclasses derive from it."""
 
@@ -73,9 +103,42 @@ class MatrixFormat(ABC):
         """How `kept` holds matrices; None where it keeps none."""
         return None
 
+    def numbers(self, shape: tuple[int, ...]) -> StoredNumbers | None:
+        """The numbers of a matrix that `kept` may hold, if they can be taken from their part a
+        piece at a time."""
+        return None
+
+    def ends(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> GroupEnds | None:
+        """Scales and offsets, from the parts beside the numbers; None where these say that groups
+        are not of neighbouring inputs. Raises `BadPart`."""
+        raise NotImplementedError
+
     def kept(
         self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
     ) -> QuantisedWeight | None:
-        """The matrix with its numbers as they are, for a model of this dtype; None where the values
-        say groups are not of neighbouring inputs. Raises `BadPart`."""
-        raise NotImplementedError
+        """The matrix with its numbers as they are, for a model of this dtype; None where `ends` is,
+        and where numbers are NaN. Raises `BadPart`."""
+        found, ends = self.numbers(shape), self.ends(parts, shape)
+        assert found is not None
+        stored = parts[found.part]
+        if ends is None or (found.code == "e4m3" and has_nan(stored)):
+            return None
+        rows = ends.scales.shape[:-1]
+        whole, bits = found.code in ("int4", "int8"), 8 if found.code in ("int8", "e4m3") else 4
+        numbers = ordered(stored, found.order, rows.numel())
+        if bits == 8:
+            numbers = numbers.view(torch.int8)
+        # Rows of words may have unused bits at their ends.
+        if found.order.kind == "rows" and len(shape) == 2:
+            numbers = numbers[:, : shape[1] * bits // 8]
+        numbers = numbers.reshape(*rows, -1)
+        code = "int" if whole else found.code
+        return QuantisedWeight(numbers, ends.scales, ends.offsets, dtype, code)
+
+
+def has_nan(numbers: torch.Tensor) -> bool:
+    """Whether e4m3 numbers have NaN, as only those of a broken file do."""
+    if not numbers.numel():
+        return False
+    # The largest of the bytes with a sign and without: 0x7f and 0xff are NaN, and no copy is made.
+    return bool(numbers.view(torch.int8).amax() == 127 or numbers.view(torch.uint8).amax() == 255)

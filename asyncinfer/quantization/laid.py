@@ -1,0 +1,135 @@
+"""`LaidWeight`: a matrix in the blocks that a CPU's kernels multiply."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+
+from asyncinfer.kernels.native import Layout
+from asyncinfer.quantization.packed_weight import PackedWeight
+from asyncinfer.quantization.weight import QuantisedWeight
+
+__all__ = ["BlockEnds", "LaidWeight", "laid"]
+
+_FLOAT16_MOST = 65504.0
+#: Scales below lose bits in float16.
+_FLOAT16_LEAST = 2.0**-14
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaidWeight(PackedWeight):
+    """A weight `[..., out, in]` on a CPU: behind the numbers of each group lie its scale, and its
+    offset if it has one. Both are float16 behind whole numbers of 4 bits, and behind others where
+    that rounds nothing; else float32. What a number stands for is multiplied by `factor`."""
+
+    #: uint8 `[..., out, groups, block]`.
+    blocks: torch.Tensor
+    layout: Layout
+    factor: float
+    dtype: torch.dtype
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        """uint8 `[..., out, groups, bytes]`, a view."""
+        return self.blocks[..., : self.layout.numbers]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *rows, groups, _ = self.blocks.shape
+        return (*rows, groups * self.layout.group)
+
+    @property
+    def device(self) -> torch.device:
+        return self.blocks.device
+
+    @property
+    def nbytes(self) -> int:
+        return self.blocks.nbytes
+
+    def __getitem__(self, index: int | slice | torch.Tensor) -> Self:
+        if isinstance(index, torch.Tensor):
+            # Whole rows are copied, where indexing copies byte by byte.
+            return self._each(lambda blocks: blocks.index_select(0, index))
+        return self._each(lambda blocks: blocks[index])
+
+    def clone(self) -> Self:
+        return self._each(torch.Tensor.clone)
+
+    def view(self, *leading: int) -> Self:
+        return self._each(lambda blocks: blocks.reshape(*leading, *blocks.shape[-2:]))
+
+    def grouped(self) -> QuantisedWeight:
+        """The same weight with numbers, scales and offsets apart."""
+        layout = self.layout
+        numbers = self.numbers.flatten(-2)
+        kind = torch.float16 if layout.halves else torch.float32
+        ends = self.blocks[..., layout.numbers :].contiguous().view(kind).float().mul_(self.factor)
+        offsets = ends[..., 1].contiguous() if layout.offset else None
+        whole = layout.code in ("int4", "int8")
+        code = "int" if whole else layout.code
+        if layout.bits == 8:
+            numbers = numbers.view(torch.int8)
+        return QuantisedWeight(numbers, ends[..., 0].contiguous(), offsets, self.dtype, code)
+
+    def dequantised(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return self.grouped().dequantised(dtype)
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        return replace(self, blocks=change(self.blocks))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockEnds:
+    """What follows the numbers of each group, and the layout that it makes."""
+
+    #: uint8 `[..., out, groups, bytes]`.
+    ends: torch.Tensor
+    layout: Layout
+    factor: float
+
+    @classmethod
+    def of(cls, code: str, group: int, scales: torch.Tensor, offsets: torch.Tensor | None) -> Self:
+        """Those of scales and offsets `[..., out, groups]`, of numbers by `code`, as `Layout` names
+        it."""
+        # float16 holds scales that come in it.
+        fits = scales.dtype is torch.float16
+        scales = scales.float()
+        # torch's rows of whole numbers of 4 bits have offsets.
+        torch_s = code == "int4"
+        if offsets is None:
+            both = (scales, torch.zeros_like(scales)) if torch_s else (scales,)
+        else:
+            both = scales, offsets.float()
+        factor = 1.0 if fits else _factor(*both)
+        ends = torch.stack(both, dim=-1)
+        halves = (ends if factor == 1.0 else ends / factor).half()
+        exact = torch_s or torch.equal(halves.float().mul_(factor), ends)
+        layout = Layout(code, group, exact, len(both) == 2)
+        ends = (halves if exact else ends).view(torch.uint8)
+        return cls(ends, layout, factor if exact else 1.0)
+
+
+def laid(weight: QuantisedWeight) -> LaidWeight:
+    """`weight` `[..., out, in]` in blocks."""
+    found = BlockEnds.of(weight.named, weight.group, weight.scales, weight.offsets)
+    grouped = weight.numbers.view(torch.uint8).view(*weight.scales.shape, -1)
+    blocks = torch.cat((grouped, found.ends), dim=-1)
+    return LaidWeight(blocks, found.layout, found.factor, weight.dtype)
+
+
+def _factor(scales: torch.Tensor, offsets: torch.Tensor | None = None) -> float:
+    """A power of two by which scales and offsets are divided to suit float16."""
+    sizes = scales.abs()
+    most = max(part.abs().max().item() for part in (sizes, offsets) if part is not None)
+    least = torch.where(sizes > 0, sizes, math.inf).min().item()
+    if most <= _FLOAT16_MOST and least >= _FLOAT16_LEAST:
+        return 1.0
+    if not math.isfinite(most):
+        # Of a broken file: its groups stay without a number, and the others as they are.
+        return 1.0
+    # The largest scale or offset comes to lie between 2^14 and 2^15.
+    return float(2.0 ** (math.floor(math.log2(most)) - 14))
