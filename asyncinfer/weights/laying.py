@@ -180,8 +180,12 @@ class NumberLayer:
     def _lay(self, part: _Part) -> bool:
         """Read one part and lay it, on a thread of the reader."""
         size = _bytes(part)
-        memory = self._memory.pop() if self._memory else None
-        if memory is None or len(memory) < size:
+        try:
+            memory = self._memory.pop()
+        except IndexError:
+            # Other threads take from it, too.
+            memory = empty((0,), torch.uint8, torch.device("cpu"))
+        if len(memory) < size:
             memory = empty((max(size, _ROWS),), torch.uint8, torch.device("cpu"))
         try:
             kind = torch.uint8 if part.numbers.order.kind == "rows" else torch.int32
