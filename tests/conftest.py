@@ -21,7 +21,7 @@ import anyio
 import hypothesis  # noqa: F401
 import numpy as np
 import pytest
-from gpu_summary import gpu_summary, machine_lines
+from gpu_summary import check_workers, gpu_summary, machine_lines
 from support import Until
 
 from asyncinfer.engine import preparer
@@ -54,6 +54,10 @@ def seed(monkeypatch: pytest.MonkeyPatch) -> int:
 def report(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
     """Adds a line to what a run prints at its end."""
     return lambda line: record_property("report", line)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    check_workers(config.option.markexpr, len(config.getoption("tx", ())))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,7 +11,14 @@ import torch
 from asyncinfer.kernels.verdicts import driver_version
 from asyncinfer.machine import version
 
-__all__ = ["gpu_summary", "machine_lines"]
+__all__ = ["check_workers", "gpu_summary", "machine_lines"]
+
+
+def check_workers(expression: str, workers: int) -> None:
+    """Tests chosen by `expression` (of `-m`) that need a GPU run in one process: workers would
+    share its memory, and what one of them measures would hold what others took."""
+    if expression == "gpu" and workers:
+        raise pytest.UsageError("-m gpu needs -n 0: tests measure the GPU's memory")
 
 
 def gpu_summary(reports: Iterable[pytest.TestReport | pytest.CollectReport]) -> list[str]:

@@ -1,11 +1,12 @@
-"""The summary of a run on a GPU counts what ran there, and names what failed."""
+"""A run on a GPU is one process, in each dtype; its summary counts what ran, names what failed."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from gpu_summary import gpu_summary, machine_lines
+from gpu_summary import check_workers, gpu_summary, machine_lines
 
 
 def report(
@@ -55,3 +56,18 @@ def test_a_module_that_is_skipped_whole_is_no_test() -> None:
 
 def test_the_machine_is_named() -> None:
     assert any("torch" in line for line in machine_lines())
+
+
+def test_a_gpu_is_one_workers() -> None:
+    check_workers("gpu", 0)
+    check_workers("not gpu", 4)
+    check_workers("", 4)
+    with pytest.raises(pytest.UsageError, match="-n 0"):
+        check_workers("gpu", 2)
+
+
+def test_engines_run_in_each_dtype_that_has_kernels(request: pytest.FixtureRequest) -> None:
+    path = Path(__file__).parent / "engine" / "test_gpu_decode.py"
+    names = [item.name for item in pytest.Module.from_parent(request.session, path=path).collect()]
+    for dtype in ("float32", "bfloat16", "float16"):
+        assert f"test_draws_are_the_same_however_far_ahead[{dtype}-options0]" in names

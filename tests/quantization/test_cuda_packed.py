@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from kernels.compiled import recorded
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from asyncinfer.kernels import dispatch
 from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
 from asyncinfer.quantization import QuantisedWeight, make_grouped_linear, make_linear
 from asyncinfer.quantization import cuda_packed as module
@@ -81,6 +87,40 @@ def test_what_stands_around_the_layer(tokens: int) -> None:
     torch.testing.assert_close(layer.fused(x, norm=norm, residual=added.clone()), exact + added)
     gates, ups = exact.chunk(2, -1)
     torch.testing.assert_close(layer.fused(x, norm=norm, activation="silu"), F.silu(gates) * ups)
+
+
+class Sizes(TorchDispatchMode):
+    """How many elements what torch makes has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = [0]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and not func.is_view:
+            self.found.append(made.numel())
+        return made
+
+
+@pytest.mark.parametrize("quantise", [in_8_bits, in_e4m3, lambda it: quantised_4_bits(it, 32)])
+def test_many_tokens_read_the_numbers_too(
+    quantise: Callable[[torch.Tensor], QuantisedWeight], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt's product is one launch, and no floats are written of the weight's numbers."""
+    monkeypatch.setattr(dispatch, "has_triton_kernel", lambda *_: True)
+    weight = torch.randn(256, 128)
+    layer = CudaPackedLinear(quantise(weight), None)
+    x = torch.empty(SMALL_TOKENS + 1, 128, dtype=torch.bfloat16)
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        torch.inference_mode(),
+        recorded() as launches,
+        Sizes() as sizes,
+    ):
+        layer(x)
+    assert len(launches) == 1
+    assert max(sizes.found) < weight.numel()
 
 
 def test_experts() -> None:
