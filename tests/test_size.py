@@ -30,7 +30,7 @@ MOST = {
     "protocols": 700,
     "quantization": 2_798,
     "remote": 1_607,
-    "runner": 4_354,
+    "runner": 4_381,
     "samplers": 420,
     "sampling": 2_254,
     "scheduler": 3_087,

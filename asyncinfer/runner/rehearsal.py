@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from asyncinfer.attention import KVCache
+from asyncinfer.attention import AttentionBatch, KVCache
 from asyncinfer.config import EngineConfig
 from asyncinfer.kernels import ops
 from asyncinfer.layers import ForwardPass
@@ -40,12 +40,18 @@ class _Nowhere:
 @torch.inference_mode()
 def rehearse(decoder: Decoder, config: EngineConfig, device: torch.device, vocab_size: int) -> None:
     """Compute the steps of `warm_up` with a decoder on torch's device "meta", in a rehearsal for
-    `device`. Raises where the model's steps cannot be recorded."""
+    `device`."""
     kv_format, nowhere = choose_kv(config.kv, device), _Nowhere()
     config = config.replace(kv_bytes=_KV_BYTES)
     spec = plan_memory(config, decoder.config, decoder.dtype, device, vocab_size)
     caches = [allocate_caches(decoder, group, spec, kv_format) for group in spec.groups]
     kv = [cache for group in caches for cache in group if isinstance(cache, KVCache)]
+    if decoder.config.indexed is not None:
+        # Sparse attention looks at lengths on the host: its steps are not recorded.
+        for size in SIZES:
+            if size <= spec.max_step_tokens:
+                _as_it_is(decoder, kv, size, spec.block_size, vocab_size)
+        return
     groups = [number for number, group in enumerate(caches) for _ in group]
     sizes = batch_sizes(spec.max_slots)
     state = SlotState(
@@ -69,13 +75,30 @@ def rehearse(decoder: Decoder, config: EngineConfig, device: torch.device, vocab
                 if decoder.predictor is not None:
                     _predict(decoder, *forward.passed(count, rows[0]), vocab_size)
         hidden = forward.hidden[: min(size, sizes[-1])]
-        logits = decoder.logits(hidden)[:, :vocab_size]
-        for each in (logits, logits.contiguous()):
-            _draw(each)
+        _draws(decoder, hidden, vocab_size)
         if len(groups) == len(set(groups)):
             rows_of_step = next((each for each in sizes if each >= size), sizes[-1])
             for draws in Draws:
                 step(rows_of_step, draws)
+
+
+def _as_it_is(
+    decoder: Decoder, kv: list[KVCache], tokens: int, block_size: int, vocab_size: int
+) -> None:
+    """Compute a step of one new row as the host launches it, and draw of each of its tokens."""
+    words = torch.empty(tokens, dtype=torch.int64, device="meta")
+    blocks, length, starts = (
+        torch.empty(shape, dtype=torch.int32, device="meta")
+        for shape in ((1, -(-tokens // block_size)), 1, 2)
+    )
+    row = AttentionBatch(
+        *(blocks, length, starts, words, block_size), int(tokens == 1), starts=[0], counts=[tokens]
+    )
+    one = decoder.begin(words, kv, [row] * len(kv))
+    hidden = decoder.run(words, words, one)
+    if decoder.predictor is not None:
+        _predict(decoder, words, hidden, one, vocab_size)
+    _draws(decoder, hidden, vocab_size)
 
 
 def _predict(
@@ -89,6 +112,13 @@ def _predict(
     states = decoder.predict(positions, positions, hidden, one)
     decoder.predict_further(positions, positions, states, one)
     _draw(decoder.predicted_logits(states)[:, :vocab_size])
+
+
+def _draws(decoder: Decoder, hidden: torch.Tensor, vocab_size: int) -> None:
+    """Draw from the logits of hidden states, as they are and as they are once they are changed."""
+    logits = decoder.logits(hidden)[:, :vocab_size]
+    for each in (logits, logits.contiguous()):
+        _draw(each)
 
 
 def _draw(logits: torch.Tensor) -> None:

@@ -14,6 +14,8 @@ import torch
 from kernels.compiled import SHARED
 from models.eagle3_heads import HeadedModel, random_head
 from models.predictors import agreeing
+from models.sparse import SPARSE
+from transformers import AutoModelForCausalLM
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
@@ -153,6 +155,19 @@ def test_what_predicts_is_rehearsed_with_its_model(gpu: None, tmp_path: Path, ma
         asked.append({launch.key for launch in wanted})
     of_model, of_both = asked
     assert len(of_both - of_model) > 8
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3.2", "glm-5"])
+def test_steps_that_are_never_recorded(gpu: None, tmp_path: Path, name: str) -> None:
+    """Those of sparse attention, of tokens that decode and of prompts, and their draws."""
+    AutoModelForCausalLM.from_config(SPARSE[name][1][0]).save_pretrained(tmp_path)
+    wanted: list[Launch] = []
+    with rehearsing(CUDA, wanted.append):
+        outline = outline_model(tmp_path, CUDA, torch.bfloat16, max_context=256)
+        rehearse(outline, EngineConfig(max_context=256), CUDA, outline.config.vocab_size)
+    keys = {str(launch.key) for launch in wanted}
+    for kernel in ("rms_norm", "gemv", "skinny", "grouped", "_settle"):
+        assert any(kernel in key for key in keys), kernel
 
 
 class Driver:

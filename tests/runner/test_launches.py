@@ -5,28 +5,49 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from fakes.fake_device import FakeDevice
 from kernels.compiled import recorded
+from models.eagle3_heads import HeadedModel, random_head
+from models.predictors import agreeing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from asyncinfer.attention import KVCache, PagedAttention
+from asyncinfer.attention import DeviceBatch, KVCache, PagedAttention
 from asyncinfer.cache import KVGroupSpec
-from asyncinfer.kernels import dispatch
+from asyncinfer.config import EngineConfig
+from asyncinfer.kernels import dispatch, ops
+from asyncinfer.kernels.rehearsal import rehearsing
 from asyncinfer.models import Decoder, ModelConfig, decoder, tensor_table
+from asyncinfer.models.load import outline_model
+from asyncinfer.params import SamplingParams
 from asyncinfer.quantization import CudaLinear, linear
+from asyncinfer.runner.caches import allocate_caches
+from asyncinfer.runner.device import choose_kv
+from asyncinfer.runner.memory import plan_memory
 from asyncinfer.runner.recorded_forward import RecordedForward
 from asyncinfer.runner.recorded_step import RecordedStep
 from asyncinfer.runner.slot_state import SlotState
-from asyncinfer.sampling import OPTION_WORDS, Draws, TokenHistory
+from asyncinfer.sampling import (
+    OPTION_WORDS,
+    Draws,
+    SamplingState,
+    TokenHistory,
+    token_masks,
+    transfer,
+)
 from asyncinfer.sampling import recorded as recorded_sampler
-from asyncinfer.scheduler import RunnerSpec
+from asyncinfer.scheduler import Join, RunnerSpec
 
 LAYERS, ROWS = 3, 128
+CUDA, META = torch.device("cuda", 0), torch.device("meta")
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
     vocab_size=4096,
@@ -53,9 +74,18 @@ class Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         space, _, name = func._schema.name.partition("::")
-        if space == "aten" and not func.is_view and not name.startswith(_NOTHING):
+        made = func(*args, **(kwargs or {}))
+        view = func.is_view and not copied(name, args[0], made)
+        if space == "aten" and not view and not name.startswith(_NOTHING):
             self.names[name] += 1
-        return func(*args, **(kwargs or {}))
+        return made
+
+
+def copied(name: str, tensor: torch.Tensor, made: Any) -> bool:
+    """Whether an operator that gives a view where it can had to copy."""
+    if name == "to":
+        return (made.dtype, made.device) != (tensor.dtype, tensor.device)
+    return name == "contiguous" and not tensor.is_contiguous()
 
 
 @pytest.fixture
@@ -95,6 +125,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Any:
         # embedding and the angles.
         (1, Draws.GREEDY, 1 + 6 * LAYERS + 1 + 2 + 1, 2),
         (1, Draws.TEMPERATURE, 1 + 6 * LAYERS + 1 + 4 + 1, 2),
+        # Three answers to a prompt are rows like any others.
+        (3, Draws.TEMPERATURE, 1 + 6 * LAYERS + 1 + 4 + 1, 2),
         (1, Draws.LOGITS, 1 + 6 * LAYERS + 1, 3),
         # Norms are launches of their own, ...
         (64, Draws.GREEDY, 1 + 8 * LAYERS + 2 + 2 + 1, 2),
@@ -112,10 +144,10 @@ def test_launches(steps: Any, rows: int, draws: Draws, own: int, torchs: int) ->
     ("tokens", "own", "torchs"),
     [
         # One attention for rows that decode, and one for others. Torch looks up block tables,
-        # tokens, embedding and angles, and keeps what comes out.
-        (16, 9 * LAYERS, 5),
-        (64, 9 * LAYERS, 5),
-        (512, 6 * LAYERS, 5 + 5 * LAYERS),
+        # tokens (which it widens), embedding and angles, and keeps what comes out.
+        (16, 9 * LAYERS, 6),
+        (64, 9 * LAYERS, 6),
+        (512, 6 * LAYERS, 6 + 5 * LAYERS),
     ],
 )
 def test_launches_of_prompts_beside_rows_that_decode(
@@ -125,10 +157,84 @@ def test_launches_of_prompts_beside_rows_that_decode(
     assert launched(lambda: forward(tokens, 32, False)) == (own, torchs)
 
 
-def launched(step: Callable[[], None]) -> tuple[int, int]:
-    """How many kernels of our own a step launches, and of torch's."""
+@pytest.mark.parametrize(("rows", "others", "torchs"), [(8, 0, 5), (5, 3, 8)])
+def test_launches_of_a_draw_by_a_grammar(
+    monkeypatch: pytest.MonkeyPatch, rows: int, others: int, torchs: int
+) -> None:
+    """What comes after a step that ends with its logits. One copy brings all masks, and torch takes
+    their bits apart. Where some rows have none, the others are copied out, and back."""
+    packed = vars(transfer)["_packed"]
+    monkeypatch.setattr(
+        transfer, "_packed", lambda device, arrays, pin: packed(device, arrays, pin=False)
+    )
+    monkeypatch.setattr(token_masks, "fill_masks", lambda *_: np.zeros((rows, 125), np.int32))
+    monkeypatch.setattr(dispatch, "has_triton_kernel", lambda *_: True)
+    count = rows + others
+    sampling = SamplingState(count, 4000, TokenHistory(count, META, capacity=64), fused=True)
+    for slot in range(count):
+        join = Join(slot, [1], 1, [[0]], SamplingParams(temperature=0.0), slot)
+        sampling.join(slot, replace(join, masked=slot < rows))
+    slots = np.arange(count)
+    sampling.masks.fill(range(rows), [1] * rows, [cast(Any, None)] * rows, [()] * rows)
+    logits = torch.empty(count, 4000, device=META)
+    positions = np.ones(count, np.int64)
+    found = launched(lambda: sampling.sample(logits, slots, positions), fake=False)
+    assert found == (2, torchs)
+
+
+@pytest.mark.parametrize(
+    ("made_by", "own", "torchs"),
+    [
+        # One product joins what three layers gave. Then two norms, a product, angles, KV, attention
+        # and a product; a norm, a product, a gate and a product; a norm, the head and two of the
+        # draw. Torch puts features and tokens together, and the logits of the few tokens that it
+        # predicts among all.
+        ("eagle", 16, 11),
+        # Three norms and a product join token and state; the layer has experts beside a shared one,
+        # of which torch's router gives the order.
+        ("model", 21, 21),
+    ],
+)
+def test_launches_of_what_predicts(
+    gpu: None, tmp_path: Path, made_by: str, own: int, torchs: int
+) -> None:
+    """A token after each row that decodes, after a recorded pass."""
+    given: dict[str, Any] = {"predictor": True}
+    if made_by == "model":
+        folder = agreeing().save(tmp_path)
+    else:
+        folder, head = HeadedModel(random_head(made_by)).save(tmp_path)
+        given = {"head": head}
+    with rehearsing(CUDA, lambda launch: None), torch.inference_mode():
+        made = outline_model(folder, CUDA, torch.bfloat16, max_context=64, **given)
+        config = EngineConfig(max_context=64, kv_bytes=1 << 30)
+        vocab = made.config.vocab_size
+        spec = plan_memory(config, made.config, made.dtype, CUDA, vocab)
+        caches = [
+            allocate_caches(made, each, spec, choose_kv(config.kv, CUDA)) for each in spec.groups
+        ]
+        kv = [cache for group in caches for cache in group if isinstance(cache, KVCache)]
+        words = torch.empty(16, dtype=torch.int64, device=META)
+        lengths, starts, zeros = (
+            torch.empty(size, dtype=torch.int32, device=META) for size in (16, 17, 16 * 8)
+        )
+        shape = lengths[:, None], lengths, starts, words, spec.block_size, 16
+        batch = DeviceBatch(*shape, arrivals=zeros)
+        one = made.begin(words, kv, [batch] * len(kv))
+        hidden = made.run(words, words, one)
+
+        def predict() -> None:
+            states = made.predict(words, words, hidden, one)
+            ops.sample(made.predicted_logits(states)[:, :vocab])
+
+        assert launched(predict, fake=False) == (own, torchs)
+
+
+def launched(step: Callable[[], object], *, fake: bool = True) -> tuple[int, int]:
+    """How many kernels of our own a step launches, and of torch's. Tensors on "meta" need not be
+    `fake`."""
     with (
-        FakeTensorMode(allow_non_fake_inputs=True),
+        FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext(),
         torch.inference_mode(),
         recorded() as launches,
         Operators() as operators,
