@@ -38,6 +38,7 @@ from asyncinfer.quantization import (
 )
 from asyncinfer.quantization.cuda_packed import CudaPackedLinear, PackedGrouped
 from asyncinfer.testing import InlineEngine, RandomModel
+from asyncinfer.weights import loader
 
 #: Of each code one by rows, in groups, in blocks, with offsets and without.
 PUBLISHED = (
@@ -64,6 +65,8 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped, "_has_kernels", lambda weight: True)
     monkeypatch.setattr(native, "available", lambda: True)
     monkeypatch.setattr(decoder, "held_for_rows", as_tensor)
+    # Numbers are laid for a CPU's products only.
+    monkeypatch.setattr(loader, "laying_kernels", lambda: None)
 
 
 @pytest.fixture
