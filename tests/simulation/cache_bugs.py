@@ -123,7 +123,7 @@ CACHE_BUGS: dict[str, Plant] = {
         SequenceStates, "decode", publish_scheduled
     ),
     "published though the row failed": beforehand(SequenceStates, "finish", publish_ended),
-    "published half full": instead(BlockManager, "commit", rounded_up),
+    "published half full": instead(BlockManager, "publish", rounded_up),
     "a reference is not given back": beforehand(BlockManager, "close", hold_first),
     "a hit takes no reference": nothing(FullPages, "hold"),
     "a block is freed twice": afterwards(PagePool, "put", free_again),

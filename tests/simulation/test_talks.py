@@ -63,12 +63,12 @@ def retokenised(patch: pytest.MonkeyPatch) -> None:
 
 
 def answers_not_published(patch: pytest.MonkeyPatch) -> None:
-    commit = BlockManager.commit
+    publish = BlockManager.publish
 
     def of_prompts(self: BlockManager, sequence: Any, length: int) -> None:
-        commit(self, sequence, min(length, sequence.prompt_len))
+        publish(self, sequence, min(length, sequence.prompt_len))
 
-    patch.setattr(BlockManager, "commit", of_prompts)
+    patch.setattr(BlockManager, "publish", of_prompts)
 
 
 def rewound_in_part(patch: pytest.MonkeyPatch) -> None:

@@ -76,14 +76,14 @@ def free_kept(pages: WindowPages, page: int, *, passing: bool = False) -> None:
         pages.pool.put(page)
 
 
-def the_last_page(commit: Any) -> Any:
+def the_last_page(publish: Any) -> Any:
     def substitute(blocks: BlockManager, sequence: Any, length: int) -> None:
         others = sequence.tables[1:]
         pages = [table.pages for table in others]
         for table in others:
             table.pages = table.pages[-1:] * len(table.pages)
         try:
-            commit(blocks, sequence, length)
+            publish(blocks, sequence, length)
         finally:
             for table, own in zip(others, pages, strict=True):
                 table.pages = own
@@ -130,7 +130,7 @@ WINDOW_BUGS: dict[str, Plant] = {
     ),
     "a page in use is taken again": instead(WindowPages, "hold", stay_unused),
     "a kept page is free as well": afterwards(WindowPages, "release", free_kept),
-    "a page of another block is kept": instead(BlockManager, "commit", the_last_page),
+    "a page of another block is kept": instead(BlockManager, "publish", the_last_page),
     "a copied tail lacks its window page": result(
         BlockManager, "fork", lambda copies, *args: copies[:1]
     ),
