@@ -24,7 +24,7 @@ MOST = {
     "integrations": 1_573,
     "kernels": 11_970,
     "layers": 2_354,
-    "models": 10_241,
+    "models": 10_395,
     "planner": 1_296,
     "plugins": 1_442,
     "protocols": 700,
@@ -38,7 +38,7 @@ MOST = {
     "speculation": 1_052,
     "telemetry": 600,
     "testing": 9_932,
-    "text": 3_372,
+    "text": 3_373,
     "tools": 2_527,
     "weights": 3_074,
 }

@@ -80,6 +80,8 @@ def _experts(
             if experts.bias:
                 yield f"{ours}.bias", one_tensor(f"{theirs}{part}_bias", experts.count, outputs)
             continue
+        if len(parts) == 1 and ours == "experts.up" and config.gated_mlp:
+            outputs *= 2
         each = [theirs + part.format(number) for number in range(experts.count) for part in parts]
         pieces = tuple(Piece(f"{part}.weight", (outputs, inputs)) for part in each)
         yield f"{ours}.weight", Packed(pieces)

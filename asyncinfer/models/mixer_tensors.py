@@ -80,7 +80,8 @@ def _kimi(config: ModelConfig, mixer: KimiDeltaConfig, theirs: str) -> Iterator[
     yield "mixer.conv.weight", Packed(tuple(pieces))
     # float32: an error in how fast a state decays grows with the tokens.
     rate, bias = (theirs + name for name in (names.delta_rate, names.delta_bias))
-    yield "mixer.rate", Packed(one_tensor(rate, 1, 1, mixer.heads, 1).pieces, "float32")
+    shape = (mixer.heads,) if names.plain_rates else (1, 1, mixer.heads, 1)
+    yield "mixer.rate", Packed(one_tensor(rate, *shape).pieces, "float32")
     yield "mixer.bias", Packed(one_tensor(bias, inner).pieces, "float32")
     yield "mixer.norm", one_tensor(f"{theirs}{names.delta_norm}.weight", size)
     out = (names.delta_out,), (hidden,), inner, False

@@ -104,6 +104,7 @@ CUTS: Final[Mapping[str, str | tuple[str, ...]]] = {
     "gpt-2": GPT2,
     "gpt-4o": _GPT4O,
     "granite-docling": GPT2,
+    "hunyuan": _QWEN2,
     "hunyuan-dense": _DEEPSEEK3,
     "jais": GPT2,
     "joyai-llm": _DEEPSEEK3,

@@ -8,7 +8,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from models.gguf_experts import glm_metadata, latent_metadata
+from models.gguf_experts import expert_metadata, expert_pieces
 from models.gguf_gemma4 import gemma4_metadata, gemma4_tensors
 from models.gguf_hybrids import HYBRIDS, hybrid_metadata, hybrid_pieces
 from models.gguf_rotation import rotation_metadata, rotation_tensors
@@ -26,21 +26,27 @@ ARCHITECTURES = {
     "ernie4_5": "ernie4_5",
     "ernie4_5_moe": "ernie4_5-moe",
     "exaone4": "exaone4",
+    "exaone_moe": "exaone-moe",
+    "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "gemma4_text": "gemma4",
     "glm4": "glm4",
     "glm4_moe": "glm4moe",
+    "glm_moe_dsa": "glm-dsa",
     "gpt2": "gpt2",
     "gpt_neox": "gptneox",
     "gpt_oss": "gpt-oss",
     "granite": "granite",
     "granitemoe": "granitemoe",
     "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan-moe",
     "llama": "llama",
+    "llama4_text": "llama4",
     "minimax_m2": "minimax-m2",
     "ministral3": "mistral3",
     "mistral": "llama",
+    "mistral4": "mistral4",
     "mixtral": "llama",
     "nemotron": "nemotron",
     "olmo2": "olmo2",
@@ -59,24 +65,31 @@ ARCHITECTURES = {
     **HYBRIDS,
 }
 #: GGUF's architectures whose files say which layers have a window.
-PATTERNED = ("exaone4", "olmo2")
+PATTERNED = ("exaone-moe", "exaone4", "olmo2")
+#: GGUF's architectures whose files may hold a layer that predicts a further token.
+FURTHER = ("exaone-moe", "glm4moe")
 #: Families whose queries and keys have the rows that are rotated together side by side in a file.
 GRANITES = ("granite", "granitemoe", "granitemoehybrid")
 INTERLEAVED = (*GRANITES, "arcee", "llama", "ministral3", "mistral", "mixtral", "smollm3")
+#: What families call the number of experts that a token takes.
+ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
 TOKENS = 199
 
 Array = np.ndarray[Any, Any]
 Q = gguf.GGMLQuantizationType
 
 
-def write_gguf(model: PreTrainedModel, path: Path, kind: Q = Q.F32, **metadata: Any) -> Path:
-    """Write `model` with its matrices as `kind`, where their rows have whole blocks of it."""
+def write_gguf(
+    model: PreTrainedModel, path: Path, kind: Q = Q.F32, name: str = "", **metadata: Any
+) -> Path:
+    """Write `model` with its matrices as `kind`, where their rows have whole blocks of it. `name`
+    is GGUF's of an architecture, in the place of the family's own."""
     folder = path.parent / "published"
     model.save_pretrained(folder)
     stored = {}
     for file in sorted(folder.glob("*.safetensors")):
         stored |= load_file(file)
-    name = ARCHITECTURES[model.config.model_type]
+    name = name or ARCHITECTURES[model.config.model_type]
     # Gemma 4's layers differ in their heads; what differs is said apart.
     model.config.allow_global_per_layer_attribute_access = True
     if name == "nemotron_h" and "moe" in model.config.layers_block_type:
@@ -138,7 +151,7 @@ def _metadata(config: Any, name: str) -> dict[str, Any]:
         "attn_logit_softcapping": get("attn_logit_softcapping"),
         "final_logit_softcapping": get("final_logit_softcapping"),
         "expert_count": experts,
-        "expert_used_count": None if experts is None else get("num_experts_per_tok"),
+        "expert_used_count": None if experts is None else get(*ACTIVE),
         "expert_feed_forward_length": get("moe_intermediate_size"),
         "expert_shared_feed_forward_length": get("shared_expert_intermediate_size"),
         "expert_shared_count": get("moe_num_shared_experts"),
@@ -155,10 +168,7 @@ def _metadata(config: Any, name: str) -> dict[str, Any]:
     if get("layer_types") and values["attention.sliding_window"] and name in PATTERNED:
         pattern = [kind == "sliding_attention" for kind in config.layer_types]
         values["attention.sliding_window_pattern"] = pattern
-    if name == "deepseek2":
-        values |= latent_metadata(config)
-    if name == "glm4moe":
-        values |= glm_metadata(config)
+    values |= expert_metadata(config)
     values |= rotation_metadata(config, name, parts, head_dim)
     if config.model_type in HYBRIDS:
         values |= hybrid_metadata(config)
@@ -196,14 +206,14 @@ def _tensors(config: Any, name: str, stored: dict[str, Array]) -> Iterator[tuple
     layers = getattr(config, "num_hidden_layers", None) or config.n_layer
     names = gguf.get_tensor_name_map(arch, layers)
     merged: dict[str, list[tuple[int, Array]]] = {}
-    if name == "glm4moe":
+    if name in FURTHER:
         # Of the layer that predicts a further token, which is not read.
         yield f"blk.{layers}.nextn.eh_proj.weight", np.ones((4, 4), np.float32)
     for theirs, values in stored.items():
         if ".act_fn." in theirs:
             # A list of the metadata.
             continue
-        for part, array in _split(config, theirs, values):
+        for part, array in _split(config, name, theirs, values):
             expert = part.split(".experts.")
             if len(expert) == 2 and expert[1][0].isdigit():
                 number, _, rest = expert[1].partition(".")
@@ -217,6 +227,8 @@ def _tensors(config: Any, name: str, stored: dict[str, Array]) -> Iterator[tuple
 
 
 def _named(names: gguf.TensorNameMap, part: str) -> str:
+    if part.startswith("blk."):
+        return part
     if part.endswith("self_attn.sinks"):
         part += ".weight"
     found = names.get_name(part, try_suffixes=(".weight", ".bias"))
@@ -224,8 +236,12 @@ def _named(names: gguf.TensorNameMap, part: str) -> str:
     return str(found)
 
 
-def _split(config: Any, name: str, values: Array) -> Iterator[tuple[str, Array]]:
+def _split(config: Any, architecture: str, name: str, values: Array) -> Iterator[tuple[str, Array]]:
     """What a file keeps in several tensors, and with the outputs first."""
+    pieces = expert_pieces(config, architecture, name, values)
+    if pieces is not None:
+        yield from pieces
+        return
     if config.model_type in HYBRIDS:
         yield from hybrid_pieces(config, name, values)
         return
@@ -246,12 +262,6 @@ def _split(config: Any, name: str, values: Array) -> Iterator[tuple[str, Array]]
         yield f"{base}mlp.experts.gate_proj.weight", gate
         yield f"{base}mlp.experts.up_proj.weight", up
         return
-    if config.model_type == "deepseek_v3" and "kv_b_proj" in name:
-        by_head = values.reshape(config.num_attention_heads, -1, values.shape[-1])
-        keys, rest = np.split(by_head, [config.qk_nope_head_dim], axis=1)
-        yield name.replace("kv_b", "k_b"), keys.swapaxes(1, 2)
-        yield name.replace("kv_b", "v_b"), rest
-        return
     name = name.replace("e_score_correction_bias", "e_score_correction.bias")
     yield name.replace("layer_scalar", "layer_scalar.weight"), values
 
@@ -262,7 +272,7 @@ def _laid_out(config: Any, name: str, values: Array) -> Array:
         count = heads if ".q_proj." in name else config.num_key_value_heads
         rows = values.reshape(count, 2, values.shape[0] // count // 2, *values.shape[1:])
         return rows.swapaxes(1, 2).reshape(values.shape)
-    if kind in ("gemma2", "gemma3_text") and "norm" in name:
+    if kind in ("gemma", "gemma2", "gemma3_text") and "norm" in name:
         return values + 1
     if kind == "nemotron" and name.endswith("norm.weight"):
         return values + 1

@@ -15,6 +15,7 @@ __all__ = ["HYBRIDS", "hybrid_metadata", "hybrid_pieces"]
 HYBRIDS = {
     "falcon_h1": "falcon-h1",
     "granitemoehybrid": "granitehybrid",
+    "kimi_linear": "kimi-linear",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2moe",
     "nemotron_h": "nemotron_h",
@@ -34,6 +35,8 @@ def hybrid_metadata(config: Any) -> dict[str, Any]:
         return _lfm2(config)
     if kind in DELTAS:
         return _delta(config)
+    if kind == "kimi_linear":
+        return {}
     if kind == "nemotron_h":
         return _nemotron(config)
     inner = config.mamba_d_ssm if kind == "falcon_h1" else None
@@ -129,6 +132,9 @@ def hybrid_pieces(config: Any, name: str, values: Array) -> Iterator[tuple[str, 
         if "in_proj_qkvz" in name:
             yield from _by_kind(config, name, values)
             return
+    if config.model_type == "kimi_linear":
+        yield _kimi(name, values)
+        return
     if ".shared_mlp." in name:
         # A layer without other experts has an ordinary feed-forward part in a file.
         base, _, linear = name.partition("shared_mlp.")
@@ -163,6 +169,20 @@ def hybrid_pieces(config: Any, name: str, values: Array) -> Iterator[tuple[str, 
             values = values.reshape(groups, -1)
     name = name.replace(".dt_bias", ".dt_proj.bias").replace(".expert_bias", ".expert_bias.bias")
     yield name.replace("e_score_correction_bias", "e_score_correction.bias"), values
+
+
+def _kimi(name: str, values: Array) -> tuple[str, Array]:
+    """With rates as they are, and convolutions of four dimensions."""
+    if name.endswith(".A_log"):
+        values = -np.exp(values)
+    if "_conv1d." in name:
+        values = values.reshape(1, len(values), 1, -1)
+    module, _, linear = name.rpartition("block_sparse_moe.")
+    if module and linear.startswith(("gate_proj", "up_proj", "down_proj")):
+        # As published checkpoints call a layer without experts.
+        name = f"{module}mlp.{linear}"
+    name = name.replace(".dt_bias", ".dt_proj.bias")
+    return name.replace("e_score_correction_bias", "e_score_correction.bias"), values
 
 
 def _factors(config: Any, name: str, rows: int) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,9 +17,11 @@ from fuzzing import fuzz
 from hypothesis import given
 from hypothesis import strategies as st
 from models.checkpoints import Sequences, expected
-from models.families import CASES, FAMILIES, random_model, randomised
+from models.families import CASES, FAMILIES, TEMPERED, random_model, randomised
+from models.gemmas import GEMMAS
 from models.gguf_files import ARCHITECTURES, write_gguf
 from models.hybrids import HYBRIDS
+from models.sparse import SPARSE
 from transformers import PreTrainedModel
 
 from asyncinfer.bench.weight_bytes import weight_bytes
@@ -27,14 +30,21 @@ from asyncinfer.kernels import native
 from asyncinfer.models import load, load_model, tensor_table
 from asyncinfer.models.gguf import architectures, gguf_config
 from asyncinfer.plugins import models
+from asyncinfer.text.gguf_words import CUTS
 from asyncinfer.weights.gguf import GgufCheckpoint
 
 Q = gguf.GGMLQuantizationType
 #: What is taken for granted of some families, in the place of what a case has.
 GRANTED: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"attention_bias": False},
+    "gemma": {"tie_word_embeddings": True},
     "gemma2": {"query_pre_attn_scalar": 256},
     "gemma3_text": {"query_pre_attn_scalar": 64},
+    # A file of the family's own architecture has no word for how queries grow.
+    "mistral4": {
+        "rope_interleave": True,
+        "rope_parameters": {**TEMPERED, "llama_4_scaling_beta": 0.1},
+    },
     "qwen3_moe": {"norm_topk_prob": True},
 }
 #: What a file has no words for, or llama.cpp takes for granted.
@@ -75,10 +85,6 @@ REFUSED = {
     "layers that keep another state in place of KV": (
         "arwkv7 jamba mamba mamba2 plamo2 rwkv6 rwkv6qwen2 rwkv7"
     ),
-    "queries that grow with their position, of which a file says nothing": "llama4 mistral4",
-    "how a file stores its convolutions is not read yet": "kimi-linear",
-    "how a file stores its experts is not read yet": "exaone-moe hunyuan-moe",
-    "how a file stores its norms and its indexer is not read yet": "gemma glm-dsa",
     "images or sound": (
         "clip cogvlm deepseek2-ocr hunyuan_vl paddleocr qwen2vl qwen3vl qwen3vlmoe wavtokenizer-dec"
     ),
@@ -90,20 +96,13 @@ REFUSED = {
 #: Families whose GGUF files are not loaded.
 WITHOUT_FILES = {
     "CwmForCausalLM": "a file does not say which layers have windows",
-    "ExaoneMoEForCausalLM": "how a file stores its experts is not read yet",
     "ExaoneMoeForCausalLM": "another name of ExaoneMoEForCausalLM",
-    "GemmaForCausalLM": "its norms and activation are not read yet",
     "Glm4MoeLiteForCausalLM": "a file is one of DeepSeek-V2",
-    "GlmMoeDsaForCausalLM": "how a file stores its indexer is not read yet",
     "Qwen3VLForConditionalGeneration": "its text model alone is qwen3",
     "SolarOpenForCausalLM": "a file is one of GLM-4 with experts",
-    "DeepseekV32ForCausalLM": "llama.cpp has no such architecture",
-    "HunYuanMoEV1ForCausalLM": "how a file stores its experts is not read yet",
-    "KimiLinearForCausalLM": "how a file stores its convolutions is not read yet",
-    "Llama4ForCausalLM": "how queries grow with their position is not read yet",
+    "DeepseekV32ForCausalLM": "the package that reads GGUF files knows no such architecture",
     "Llama4ForConditionalGeneration": "its text model alone is llama4",
     "MinistralForCausalLM": "a file does not say which layers have windows",
-    "Mistral4ForCausalLM": "how queries grow with their position is not read yet",
     "Mistral3ForConditionalGeneration": "its text model alone is llama or mistral3",
     "Gemma3ForConditionalGeneration": "its text model alone is gemma3",
     "Gemma4ForConditionalGeneration": "its text model alone is gemma4",
@@ -139,6 +138,15 @@ def test_latent_yarn(tmp_path: Path) -> None:
     check_logits(model, tmp_path)
 
 
+def test_queries_that_grow_as_a_file_says(tmp_path: Path) -> None:
+    """Mistral Large 3's files are called as DeepSeek's are."""
+    model = random_model("mistral4", "plain")
+    beta, start = TEMPERED["llama_4_scaling_beta"], TEMPERED["original_max_position_embeddings"]
+    said = {"attention.temperature_scale": beta, "attention.temperature_length": start}
+    check_logits(model, tmp_path, "deepseek2", said)
+    check_logits(model, tmp_path, "mistral4", said)
+
+
 def test_phi_longrope(tmp_path: Path) -> None:
     """llama.cpp scales the rotation by the one factor that Phi-3.5-MoE has."""
     rope = FAMILIES["phimoe"]["longrope, biases"]["rope_parameters"]
@@ -163,10 +171,22 @@ def test_every_architecture_is_mapped_or_refused_with_a_reason() -> None:
     assert left == WITHOUT_FILES.keys()
 
 
-def check_logits(model: PreTrainedModel, tmp_path: Path) -> None:
-    decoder = load_model(
-        write_gguf(model, tmp_path / "model.gguf"), "cpu", torch.float32, max_context=256
-    )
+def test_the_documentation_lists_the_architectures_that_are_loaded() -> None:
+    page = (Path(__file__).parents[2] / "docs/gguf.md").read_text("utf-8")
+    (row,) = (line for line in page.splitlines() if line.startswith("| architectures |"))
+    listed = re.findall("`([^`]+)`", row)
+    assert sorted(listed) == sorted(name for name in architectures.ARCHITECTURES if "+" not in name)
+    (row,) = (line for line in page.splitlines() if line.startswith("| tokenizers |"))
+    assert re.findall("`([^`]+)`", row.partition("`pre` types")[2]) == sorted(CUTS)
+
+
+def check_logits(
+    model: PreTrainedModel, tmp_path: Path, name: str = "", said: Mapping[str, Any] | None = None
+) -> None:
+    """`name` is that of the file's architecture, of which it also has the values `said`."""
+    values = {f"{name}.{key}": value for key, value in (said or {}).items()}
+    path = write_gguf(model, tmp_path / "model.gguf", name=name, **values)
+    decoder = load_model(path, "cpu", torch.float32, max_context=256)
     ids = [torch.randint(0, 199, (70,), generator=torch.Generator().manual_seed(3))]
     sequences = Sequences(decoder, ids)
     sequences.step(s0=50)
@@ -256,8 +276,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[GgufCheckpo
     cases = [next(case for case in CASES if case[0] == family) for family in families]
     cases += [("llama", "tied, llama3"), ("phi3", "longrope"), ("glm4_moe", "plain")]
     hybrids = (HYBRIDS[kind][1][0] for kind in ("falcon-h1", "granite-4", "lfm2-moe", "qwen3.5"))
-    nemotron = HYBRIDS["nemotron-h"][1][1]
-    made = [random_model(*case) for case in cases] + [*map(randomised, (*hybrids, nemotron))]
+    others = [HYBRIDS["nemotron-h"][1][1], HYBRIDS["kimi-linear"][1][0], SPARSE["llama4"][1][0]]
+    others += [SPARSE["glm-5"][1][0], GEMMAS["gemma4-experts"][1][0]]
+    made = [random_model(*case) for case in cases] + [*map(randomised, (*hybrids, *others))]
     folder = tmp_path_factory.mktemp("gguf")
     with contextlib.ExitStack() as stack:
         yield [

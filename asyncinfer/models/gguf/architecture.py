@@ -12,6 +12,7 @@ from asyncinfer.models.names import TensorNames
 __all__ = [
     "GRANITE_KEYS",
     "GROUP_KEYS",
+    "LATENT_KEYS",
     "MOE_KEYS",
     "NAMES",
     "QWEN_MOE_KEYS",
@@ -38,6 +39,10 @@ NAMES: Final = TensorNames(
     kv_down="attn_kv_a_mqa",
     kv_norm="attn_kv_a_norm",
     kv_up=("attn_k_b", "attn_v_b"),
+    index_query="indexer.attn_q_b",
+    index_key="indexer.attn_k",
+    index_norm="indexer.k_norm",
+    index_weights="indexer.proj",
     sinks="attn_sinks.weight",
     up=("ffn_gate", "ffn_up"),
     down="ffn_down",
@@ -48,6 +53,11 @@ NAMES: Final = TensorNames(
     shared_gate="ffn_gate_inp_shexp",
     expert_up=("ffn_gate_exps.{}", "ffn_up_exps.{}"),
     expert_down="ffn_down_exps.{}",
+    router_norm="ffn_gate_inp.scale",
+    expert_scale="ffn_down_exps.scale",
+    expert_norm="pre_ffw_norm_2",
+    expert_out_norm="post_ffw_norm_2",
+    expert_dense_norm="post_ffw_norm_1",
     norm="output_norm",
     head="output",
     delta_in=("attn_qkv", "attn_gate"),
@@ -82,6 +92,8 @@ class GgufArchitecture:
     names: TensorNames = NAMES
     #: Keys of `config.json` -> keys of the file, without the architecture's name before them.
     keys: Mapping[str, str] = field(default_factory=dict)
+    #: As `keys`, where the family has a key of Llama's for something else.
+    own_keys: Mapping[str, str] = field(default_factory=dict)
     #: Values of `config.json` that the file lacks.
     values: Mapping[str, Any] = field(default_factory=dict)
     #: Values of `config.json` that follow from several keys or from tensors. A null stays one: it
@@ -117,6 +129,12 @@ GROUP_KEYS: Final = {
     "topk_group": "expert_group_used_count",
     "norm_topk_prob": "expert_weights_norm",
     "routed_scaling_factor": "expert_weights_scale",
+}
+LATENT_KEYS: Final = {
+    **MOE_KEYS,
+    "head_dim": "rope.dimension_count",
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "n_routed_experts": "expert_count",
 }
 GRANITE_KEYS: Final = {
     "embedding_multiplier": "embedding_scale",

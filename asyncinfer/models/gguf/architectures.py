@@ -16,15 +16,19 @@ from asyncinfer.layers import renamed
 from asyncinfer.models.gguf.architecture import (
     GRANITE_KEYS,
     GROUP_KEYS,
+    LATENT_KEYS,
     MOE_KEYS,
     NAMES,
     QWEN_MOE_KEYS,
     GgufArchitecture,
 )
 from asyncinfer.models.gguf.derived import (
+    exaone_moe_values,
     glm_moe_values,
     granite_shared_values,
+    indexed_values,
     latent_values,
+    llama4_values,
     window_or_none,
 )
 from asyncinfer.models.gguf.gemma4_values import gemma4_values
@@ -38,12 +42,10 @@ _XIELU: Final = ("xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps")
 _PHI_MSCALE: Final = 1.243163121016122
 #: The converter has added 1 to the norms' weights.
 _GEMMA_CHANGES: Final = {"norm": "rms"}
-_DEEPSEEK_KEYS: Final = {
-    **MOE_KEYS,
-    "head_dim": "rope.dimension_count",
-    "kv_lora_rank": "attention.kv_lora_rank",
-    "n_routed_experts": "expert_count",
-}
+#: By how much queries grow with their position, of Mistral's models; and what it is where no file
+#: says it.
+_TEMPERED: Final = {"llama_4_scaling_beta": "attention.temperature_scale"}
+_MISTRAL4_BETA: Final = 0.1
 
 _GEMMA4_NAMES: Final = replace(
     NAMES,
@@ -62,6 +64,7 @@ _SIGMOID: Final = 2
 VARIANTS: Final[Mapping[str, tuple[str, int | None]]] = MappingProxyType(
     {
         "deepseek2+sigmoid": ("expert_gating_func", _SIGMOID),
+        "deepseek2+tempered": ("attention.temperature_scale", None),
         "granitemoe+shared": ("expert_shared_feed_forward_length", None),
         "llama+experts": ("expert_count", None),
         "llama+window": ("attention.sliding_window", None),
@@ -81,11 +84,19 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
             family="Cohere2ForCausalLM", keys={"logit_scale": "logit_scale"}
         ),
         "deepseek2": GgufArchitecture(
-            family="DeepseekV2ForCausalLM", keys=_DEEPSEEK_KEYS, derived=latent_values
+            family="DeepseekV2ForCausalLM", keys=LATENT_KEYS, derived=latent_values
         ),
         # Files call these "deepseek2" too; their experts are scored by a sigmoid.
         "deepseek2+sigmoid": GgufArchitecture(
-            family="DeepseekV3ForCausalLM", keys=_DEEPSEEK_KEYS, derived=latent_values
+            family="DeepseekV3ForCausalLM", keys=LATENT_KEYS, derived=latent_values
+        ),
+        # Files call these "deepseek2" too; their queries grow with their position.
+        "deepseek2+tempered": GgufArchitecture(
+            family="Mistral4ForCausalLM",
+            keys=LATENT_KEYS,
+            values={"rope_parameters": None},
+            derived=latent_values,
+            scaling_keys=_TEMPERED,
         ),
         "ernie4_5": GgufArchitecture(family="Ernie4_5ForCausalLM"),
         "ernie4_5-moe": GgufArchitecture(
@@ -101,6 +112,17 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
         "exaone4": GgufArchitecture(
             family="Exaone4ForCausalLM", patterned=True, derived=window_or_none
         ),
+        "exaone-moe": GgufArchitecture(
+            family="ExaoneMoEForCausalLM",
+            keys={
+                **MOE_KEYS,
+                **GROUP_KEYS,
+                "n_shared_experts": "expert_shared_count",
+            },
+            patterned=True,
+            derived=exaone_moe_values,
+        ),
+        "gemma": GgufArchitecture(family="GemmaForCausalLM", changes=_GEMMA_CHANGES),
         "gemma2": GgufArchitecture(
             family="Gemma2ForCausalLM",
             keys={
@@ -115,6 +137,16 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
             names=_GEMMA4_NAMES,
             keys={"final_logit_softcapping": "final_logit_softcapping"},
             derived=gemma4_values,
+        ),
+        "glm-dsa": GgufArchitecture(
+            family="GlmMoeDsaForCausalLM",
+            keys={
+                **LATENT_KEYS,
+                "index_n_heads": "attention.indexer.head_count",
+                "index_head_dim": "attention.indexer.key_length",
+                "index_topk": "attention.indexer.top_k",
+            },
+            derived=indexed_values,
         ),
         "glm4": GgufArchitecture(family="Glm4ForCausalLM"),
         "glm4moe": GgufArchitecture(
@@ -153,6 +185,9 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
         ),
         # The converter has stretched the base of the rotation.
         "hunyuan-dense": GgufArchitecture(family="HunYuanDenseV1ForCausalLM"),
+        "hunyuan-moe": GgufArchitecture(
+            family="HunYuanMoEV1ForCausalLM", keys={**MOE_KEYS, "num_experts": "expert_count"}
+        ),
         "llama": GgufArchitecture(family="LlamaForCausalLM", interleaved=True),
         # Files call these "llama" too; they have experts, or a window.
         "llama+experts": GgufArchitecture(
@@ -162,6 +197,16 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
             values={"sliding_window": None},
         ),
         "llama+window": GgufArchitecture(family="MistralForCausalLM", interleaved=True),
+        "llama4": GgufArchitecture(
+            family="Llama4ForCausalLM",
+            keys={
+                **MOE_KEYS,
+                "num_local_experts": "expert_count",
+                "interleave_moe_layer_step": "interleave_moe_layer_step",
+            },
+            own_keys={"intermediate_size": "expert_feed_forward_length"},
+            derived=llama4_values,
+        ),
         "minimax-m2": GgufArchitecture(
             family="MiniMaxM2ForCausalLM",
             keys={**MOE_KEYS, "num_local_experts": "expert_count"},
@@ -174,7 +219,15 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
             family="Ministral3ForCausalLM",
             interleaved=True,
             values={"sliding_window": None},
-            scaling_keys={"llama_4_scaling_beta": "attention.temperature_scale"},
+            scaling_keys=_TEMPERED,
+        ),
+        "mistral4": GgufArchitecture(
+            family="Mistral4ForCausalLM",
+            keys=LATENT_KEYS,
+            values={"rope_parameters": None},
+            derived=latent_values,
+            scaling={"llama_4_scaling_beta": _MISTRAL4_BETA},
+            scaling_keys=_TEMPERED,
         ),
         # The converter has added 1 to the norms' weights.
         "nemotron": GgufArchitecture(family="NemotronForCausalLM", changes={"norm": "layer"}),

@@ -48,6 +48,7 @@ def gguf_config(checkpoint: GgufCheckpoint) -> ModelConfig:
     facts = Facts(name, checkpoint)
     values = _values(name, architecture, facts, checkpoint)
     named = {family.keys.get(key, key): value for key, value in values.items()}
+    named |= _given(**{key: facts.get(theirs) for key, theirs in architecture.own_keys.items()})
     read = family.read(architecture.family, named, file)
     return _as_stored(read, architecture, facts, checkpoint)
 
@@ -163,6 +164,8 @@ def _as_stored(
     if "ffn_gate.weight" not in parts:
         # The gate is packed with up, or there is none.
         names = replace(names, up=("ffn_up",))
+    if "ffn_gate_up_exps.0.weight" in parts:
+        names = replace(names, expert_up=("ffn_gate_up_exps.{}",))
     if "attn_kv_b.weight" in parts:
         names = replace(names, kv_up=("attn_kv_b",))
     if "ssm_in.weight" in parts:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from asyncinfer.models.gguf.facts import Facts
 from asyncinfer.models.windows import FULL
 
 __all__ = [
+    "exaone_moe_values",
     "glm_moe_values",
     "granite_experts",
     "granite_shared_values",
+    "indexed_values",
     "latent_values",
+    "llama4_values",
     "window_or_none",
 ]
+
+
+#: The experts of Llama 4 Maverick.
+_MAVERICK: Final = 128
+#: From this context on GLM-5's layers share what their indexers choose.
+_SHARED_CHOICES: Final = 1 << 20
 
 
 def window_or_none(facts: Facts) -> dict[str, Any]:
@@ -42,6 +51,36 @@ def latent_values(facts: Facts) -> dict[str, Any]:
         "topk_method": "group_limited_greedy" if grouped else "greedy",
         "n_group": groups if grouped else 1,
         "topk_group": get("expert_group_used_count") if grouped else 1,
+    }
+
+
+def indexed_values(facts: Facts) -> dict[str, Any]:
+    """What `latent_values` says, and which layers have an indexer of their own: of files that do
+    not list them all but those of GLM-5.2, which has a longer context."""
+    listed = facts.by_layer("attention.indexer.types")
+    context = facts.get("context_length")
+    later = type(context) is int and context >= _SHARED_CHOICES
+    return {
+        **latent_values(facts),
+        **({"indexer_types": ["full" if own else "shared" for own in listed]} if listed else {}),
+        "index_topk_freq": 4 if later else 1,
+    }
+
+
+def llama4_values(facts: Facts) -> dict[str, Any]:
+    """Whether queries and keys have norms: of all but Maverick, as llama.cpp has it."""
+    if facts.get("attention.sliding_window") == 0:
+        raise facts.refuse(
+            "attention.sliding_window", "Llama 4 without chunked attention is not supported"
+        )
+    return {"use_qk_norm": facts.get("expert_count") != _MAVERICK}
+
+
+def exaone_moe_values(facts: Facts) -> dict[str, Any]:
+    """Which layers are without experts."""
+    return {
+        **window_or_none(facts),
+        "first_k_dense_replace": facts.get("leading_dense_block_count") or 0,
     }
 
 

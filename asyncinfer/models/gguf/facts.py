@@ -35,6 +35,11 @@ class Facts:
         """A value as `plain_value` has it; None if the file has none."""
         return plain_value(self._metadata.get(self._prefix + key))
 
+    def refuse(self, key: str, why: str) -> ModelLoadError:
+        """The error about a value: it is not what it must be, which `why` says."""
+        what = f"{self._prefix}{key}={self.get(key)!r}"
+        return ModelLoadError(f"{what}: {why}", file=str(self._checkpoint.folder))
+
     def numbers(self, tensor: str) -> list[float]:
         """The numbers of a short float32 tensor of one dimension; empty if there is none of this
         name. Raises `ModelLoadError` for a tensor of another kind."""

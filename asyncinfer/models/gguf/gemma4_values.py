@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncinfer.errors import ModelLoadError
 from asyncinfer.models.gguf.facts import Facts
 from asyncinfer.models.windows import FULL, SLIDING
 
@@ -15,8 +14,6 @@ def gemma4_values(facts: Facts) -> dict[str, Any]:
     """Heads and rotations of global and local layers. A file has the sizes of global ones under the
     plain names."""
     get = facts.get
-    if get("expert_count"):
-        raise ModelLoadError(f"gemma4.expert_count={get('expert_count')}: is not supported")
     heads, widths = get("attention.head_count_kv"), get("feed_forward_length")
     local = facts.by_layer("attention.sliding_window_pattern")
     counts = facts.by_layer("attention.head_count_kv")
@@ -37,6 +34,10 @@ def gemma4_values(facts: Facts) -> dict[str, Any]:
         "num_kv_shared_layers": get("attention.shared_kv_layers") or 0,
         "intermediate_size": widths[0] if isinstance(widths, list) else widths,
         "use_double_wide_mlp": isinstance(widths, list),
+        "enable_moe_block": bool(get("expert_count")),
+        "num_experts": get("expert_count"),
+        "top_k_experts": get("expert_used_count"),
+        "moe_intermediate_size": get("expert_feed_forward_length"),
         "hidden_size_per_layer_input": get("embedding_length_per_layer_input") or 0,
         "vocab_size_per_layer_input": facts.vocabulary,
         "rope_parameters": {

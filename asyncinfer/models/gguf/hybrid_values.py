@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncinfer.models.gguf.derived import granite_experts
+from asyncinfer.models.gguf.derived import granite_experts, latent_values
 from asyncinfer.models.gguf.facts import Facts
 from asyncinfer.models.windows import FULL
 
@@ -12,6 +12,7 @@ __all__ = [
     "delta_values",
     "falcon_values",
     "granite_hybrid_values",
+    "kimi_values",
     "lfm2_moe_values",
     "lfm2_values",
     "nemotron_values",
@@ -86,6 +87,17 @@ def delta_values(facts: Facts) -> dict[str, Any]:
         "linear_num_value_heads": heads,
         "linear_value_head_dim": inner // heads if whole else None,
         **({"layer_types": kinds} if kinds else {}),
+    }
+
+
+def kimi_values(facts: Facts) -> dict[str, Any]:
+    """Heads of Kimi Delta Attention, and which layers have it: those without KV heads. Experts are
+    always normalised in llama.cpp."""
+    return {
+        **latent_values(facts),
+        "layer_types": [FULL if count else _LINEAR for count in _kv_heads(facts)],
+        "linear_num_heads": facts.get("attention.head_count"),
+        "norm_topk_prob": True,
     }
 
 

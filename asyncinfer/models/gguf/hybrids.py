@@ -10,6 +10,7 @@ from typing import Final
 from asyncinfer.models.gguf.architecture import (
     GRANITE_KEYS,
     GROUP_KEYS,
+    LATENT_KEYS,
     MOE_KEYS,
     NAMES,
     QWEN_MOE_KEYS,
@@ -19,6 +20,7 @@ from asyncinfer.models.gguf.hybrid_values import (
     delta_values,
     falcon_values,
     granite_hybrid_values,
+    kimi_values,
     lfm2_moe_values,
     lfm2_values,
     nemotron_values,
@@ -37,6 +39,14 @@ _DELTA_NAMES: Final = replace(NAMES, mlp_norm="post_attention_norm")
 _QWEN35_NAMES: Final = replace(
     _DELTA_NAMES, delta_gates=("ssm_beta", "ssm_alpha"), delta_tiled=True
 )
+_KIMI_NAMES: Final = replace(
+    NAMES,
+    delta_conv=("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"),
+    delta_out="attn_output",
+    kimi_forget=("ssm_f_a", "ssm_f_b"),
+    kimi_gate=("ssm_g_a", "ssm_g_b"),
+    kimi_beta="ssm_beta",
+)
 _DELTA_KEYS: Final = {
     "full_attention_interval": "full_attention_interval",
     "linear_conv_kernel_dim": "ssm.conv_kernel",
@@ -54,6 +64,16 @@ HYBRIDS: Final[Mapping[str, GgufArchitecture]] = MappingProxyType(
             interleaved=True,
             keys={**GRANITE_KEYS, **MOE_KEYS},
             derived=granite_hybrid_values,
+        ),
+        "kimi-linear": GgufArchitecture(
+            family="KimiLinearForCausalLM",
+            names=_KIMI_NAMES,
+            keys={
+                **LATENT_KEYS,
+                "linear_head_dim": "kda.head_dim",
+                "linear_conv_kernel_dim": "ssm.conv_kernel",
+            },
+            derived=kimi_values,
         ),
         "lfm2": GgufArchitecture(
             family="Lfm2ForCausalLM",

@@ -30,8 +30,8 @@ _MOST_TENSORS: Final = 1 << 18
 _UNENDED: Final = re.compile(r"blk\.\d+\.ffn_norm")
 #: Tensors whose numbers the file has in more dimensions than the model.
 _VECTORS: Final = re.compile(r"blk\.\d+\.(ssm_[ad]|ssm_norm\.weight)")
-#: Convolutions of each channel by itself, which the file has without their dimension of one.
-_CONVOLUTIONS: Final = re.compile(r"blk\.\d+\.(ssm_conv1d|shortconv\.conv)\.weight")
+#: Convolutions of each channel by itself, whose dimension of one a file lacks or has elsewhere.
+_CONVOLUTIONS: Final = re.compile(r"blk\.\d+\.(ssm_conv1d(_[qkv])?|shortconv\.conv)\.weight")
 #: Lists of the metadata that are weights, one number of each layer.
 _BY_LAYER: Final = ("xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps")
 _MOST_LAYERS: Final = 1 << 12
@@ -161,8 +161,8 @@ def _parts(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, 
             name += ".weight"
         elif _VECTORS.fullmatch(name):
             shape = (math.prod(shape),)
-        elif _CONVOLUTIONS.fullmatch(name) and len(shape) == 2:
-            shape = (shape[0], 1, shape[1])
+        elif _CONVOLUTIONS.fullmatch(name):
+            shape = (math.prod(shape[:-1]), 1, shape[-1])
         yield name, shape
         return
     for expert in range(shape[0]):
