@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from asyncinfer.integrations.langchain import ChatAsyncInfer
     from asyncinfer.integrations.litellm import LiteLLMProvider
     from asyncinfer.integrations.llama_index import LlamaIndexLLM
+    from asyncinfer.integrations.pydantic_ai import pydantic_ai_model
     from asyncinfer.integrations.ray import RayEngine
 else:
     __getattr__, __dir__ = hand_on(
@@ -18,7 +19,15 @@ else:
         langchain=("ChatAsyncInfer",),
         litellm=("LiteLLMProvider",),
         llama_index=("LlamaIndexLLM",),
+        pydantic_ai=("pydantic_ai_model",),
         ray=("RayEngine",),
     )
 
-__all__ = ["ChatAsyncInfer", "LiteLLMProvider", "LlamaIndexLLM", "RayEngine", "dspy_lm"]
+__all__ = [
+    "ChatAsyncInfer",
+    "LiteLLMProvider",
+    "LlamaIndexLLM",
+    "RayEngine",
+    "dspy_lm",
+    "pydantic_ai_model",
+]

@@ -60,14 +60,12 @@ def engine(opened: SyncEngine) -> SyncEngine:
 
 async def test_pydantic_ai(engine: SyncEngine) -> None:
     pydantic_ai = pytest.importorskip("pydantic_ai")
-    models = pytest.importorskip("pydantic_ai.models.openai")
-    providers = pytest.importorskip("pydantic_ai.providers.openai")
-    async with openai_client(engine.engine) as client:
-        provider = providers.OpenAIProvider(openai_client=client)
-        model = models.OpenAIChatModel(engine.model.name, provider=provider)
-        # The function's result is the answer.
-        made = pydantic_ai.Agent(model, output_type=temperature, model_settings={"max_tokens": 120})
-        assert (await made.run(QUESTION)).output == seen()
+    from asyncinfer.integrations import pydantic_ai_model
+
+    model = pydantic_ai_model(engine.engine, max_tokens=120)
+    # The function's result is the answer.
+    made = pydantic_ai.Agent(model, output_type=temperature)
+    assert (await made.run(QUESTION)).output == seen()
 
 
 async def test_langchain(engine: SyncEngine) -> None:

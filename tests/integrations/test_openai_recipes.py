@@ -5,69 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import anyio
 import pytest
 from integrations.scripts import ANSWER, QUESTION, agent, temperature
-from pydantic import BaseModel
-from support import Until
 
 from asyncinfer import Engine, openai_client
-from asyncinfer.testing import Said, ScriptedModel
+from asyncinfer.testing import ScriptedModel
 
 pytestmark = pytest.mark.anyio
-
-
-class Forecast(BaseModel):
-    city: str
-    warm: bool
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-def pydantic_ai_agent(client: Any, **options: Any) -> Any:
-    pydantic_ai = pytest.importorskip("pydantic_ai")
-    models = pytest.importorskip("pydantic_ai.models.openai")
-    providers = pytest.importorskip("pydantic_ai.providers.openai")
-    provider = providers.OpenAIProvider(openai_client=client)
-    model = models.OpenAIChatModel("ScriptedModel", provider=provider)
-    return pydantic_ai.Agent(model, tools=[temperature], **options)
-
-
-async def test_pydantic_ai() -> None:
-    async with Engine(ScriptedModel(agent)) as engine, openai_client(engine) as client:
-        made = pydantic_ai_agent(client)
-        done = await made.run(QUESTION)
-        assert done.output == ANSWER
-        assert done.usage.cache_read_tokens > 0
-        async with made.run_stream(QUESTION) as stream:
-            texts = [text async for text in stream.stream_text(delta=True, debounce_by=None)]
-        assert "".join(texts) == ANSWER
-        assert len(texts) > 1
-
-
-async def test_pydantic_ai_typed_answers() -> None:
-    script = [
-        Said(tool_calls=[("temperature", {"city": "Rome"})]),
-        Said(tool_calls=[("final_result", {"city": "Rome", "warm": True})]),
-    ]
-    async with Engine(ScriptedModel(script)) as engine, openai_client(engine) as client:
-        done = await pydantic_ai_agent(client, output_type=Forecast).run(QUESTION)
-        assert done.output == Forecast(city="Rome", warm=True)
-
-
-async def test_pydantic_ai_cancels(until: Until) -> None:
-    async with Engine(ScriptedModel(["word " * 400])) as engine, openai_client(engine) as client:
-        made = pydantic_ai_agent(client)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(made.run, QUESTION)
-            await until(lambda: engine.stats().running)
-            tasks.cancel_scope.cancel()
-        await until(lambda: not engine.stats().running)
-        stats = engine.stats()
-        assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
 
 
 @pytest.mark.parametrize("kind", ["OpenAIChatCompletionsModel", "OpenAIResponsesModel"])
