@@ -72,6 +72,13 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+def pytest_runtest_teardown() -> None:
+    if not gc.get_freeze_count():
+        # Else each full collection of the tests that follow takes that second.
+        gc.freeze()
+        pytest.fail("the collector would look at everything again: what was frozen no longer is")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Reports of tests on a GPU say so; their keywords are folders' names as well."""
     for item in items:

@@ -124,6 +124,8 @@ async def _measure(model: str, options: LagOptions) -> Lag:
         # A worker thread of an earlier repetition may still tokenise a long prompt.
         await anyio.sleep(min(1.0, options.seconds))
         gc.collect()
+        # What a caller froze stays frozen.
+        ours = options.freeze and gc.get_freeze_count() == 0
         if options.freeze:
             gc.freeze()
         objects = len(gc.get_objects())
@@ -149,7 +151,7 @@ async def _measure(model: str, options: LagOptions) -> Lag:
             f"{model}: {tokens} tokens and {work.prompts + work.refused} long prompts in "
             f"{options.seconds:g} s: nothing was going on"
         )
-    if options.freeze:
+    if ours:
         gc.unfreeze()
     return Lag(
         model=model,

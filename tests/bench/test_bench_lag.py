@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -32,7 +33,23 @@ def test_both_fake_models_have_their_figures() -> None:
     figures = result.figures()
     assert len({figure.name for figure in figures}) == len(figures) == 10
     assert sorted(figure.target for figure in figures if figure.target) == [5, 5, 50, 50]
-    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize(("frozen", "calls"), [(0, ["freeze", "unfreeze"]), (7, ["freeze"])])
+def test_what_a_caller_froze_stays_frozen(
+    frozen: int, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    collector = SimpleNamespace(
+        collect=gc.collect,
+        get_objects=gc.get_objects,
+        get_freeze_count=lambda: frozen,
+        freeze=lambda: called.append("freeze"),
+        unfreeze=lambda: called.append("unfreeze"),
+    )
+    monkeypatch.setattr(lag_module, "gc", collector)
+    measure_lag(LagOptions(models=["fake-bytes"], repeat=1, freeze=True, **SMALL))
+    assert called == calls
 
 
 def test_a_window_without_prompts_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
