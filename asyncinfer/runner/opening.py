@@ -41,6 +41,7 @@ from asyncinfer.runner.step_memory import graph_hold
 from asyncinfer.runner.step_threads import StepThreads
 from asyncinfer.runner.tuning import choose_tuning
 from asyncinfer.weights import OnProgress, is_out_of_memory
+from asyncinfer.weights.gguf import is_gguf
 
 __all__ = ["open_runner", "runner_of"]
 
@@ -76,7 +77,7 @@ def open_runner(
     if tokens > model.vocab_size:
         raise ModelLoadError(
             f"token ids go up to {tokens - 1}, the model's embedding has {model.vocab_size} rows",
-            file=str(folder / "tokenizer.json"),
+            file=str(folder if is_gguf(folder) else folder / "tokenizer.json"),
         )
     _, kv_dtype = kv.tensors(model.head_dim, dtype)[0]
     # Before weights take memory.

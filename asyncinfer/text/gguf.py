@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -65,8 +66,10 @@ def gguf_tokenizer(metadata: Mapping[str, Any], file: str) -> Tokenizer:
     ("llama"), or with a list of merges ("gemma4"). `ModelLoadError` names the key."""
     read = _Metadata(metadata, file)
     tokens = read.strings("tokens")
+    if not tokens:
+        raise read.refuse("tokens", "must be a list of strings, one at least")
     kinds = read.integers("token_type", len(tokens), _NORMAL)
-    kind = read.get("model")
+    kind = read.name("model")
     if kind == "gpt2":
         backend = _byte_level(read, tokens)
     elif kind == "llama":
@@ -81,9 +84,9 @@ def gguf_tokenizer(metadata: Mapping[str, Any], file: str) -> Tokenizer:
     backend.add_special_tokens(_added(tokens, kinds, (_CONTROL, _UNKNOWN), special=True))
     backend.add_tokens(_added(tokens, kinds, (_USER,), special=False))
     bos = read.token_id("bos_token_id", len(tokens))
-    opens = read.get("add_bos_token")
+    opens = read.flag("add_bos_token")
     if opens is None:
-        opens = kind != "gpt2" or read.get("pre") in _WITH_BOS
+        opens = kind != "gpt2" or read.name("pre") in _WITH_BOS
     if opens and bos is not None:
         name = tokens[bos]
         backend.post_processor = processors.TemplateProcessing(
@@ -114,14 +117,16 @@ def gguf_template(
     sources = {}
     for name in ("", ".tool_use"):
         source = metadata.get(f"tokenizer.chat_template{name}")
-        sources[name] = source if isinstance(source, str) else None
+        if not isinstance(source, str | None):
+            raise ModelLoadError(f"tokenizer.chat_template{name}: must be a text", file=file)
+        sources[name] = source
     return ChatTemplate(
         sources[""], tool_source=sources[".tool_use"], special_tokens=special, shield=shield
     )
 
 
 def _byte_level(read: _Metadata, tokens: Sequence[str]) -> tokenizers.Tokenizer:
-    name = read.get("pre")
+    name = read.name("pre")
     if name not in CUTS:
         raise read.refuse("pre", f"must be one of {', '.join(CUTS)}")
     backend = _bpe(read, tokens, _listed_merges(read), ignore_merges=name in _WHOLE_WORDS)
@@ -146,7 +151,7 @@ def _with_bytes(
 ) -> tokenizers.Tokenizer:
     unknown = tokens[read.token_id("unknown_token_id", len(tokens)) or 0]
     backend = _bpe(read, tokens, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    begins = read.get("add_space_prefix") is not False
+    begins = read.flag("add_space_prefix") is not False
     steps: list[Any] = [normalizers.Prepend("▁")] if begins else []
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
     strip = [decoders.Strip(" ", 1, 0)] if begins else []
@@ -220,15 +225,34 @@ class _Metadata:
             raise self.refuse(key, "must be a list of strings")
         return values
 
+    def name(self, key: str) -> str:
+        """A name; empty where the file has none."""
+        value = self.get(key)
+        if not isinstance(value, str | None):
+            raise self.refuse(key, "must be a name")
+        return value or ""
+
+    def flag(self, key: str) -> bool | None:
+        """Whether it is true; None where the file does not say it."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self.refuse(key, "must be true or false")
+        return value
+
     def integers(self, key: str, count: int, default: int) -> list[int]:
+        values = self.get(key)
+        if isinstance(values, np.ndarray) and values.dtype.kind not in "iu":
+            raise self.refuse(key, "must be a list of integers")
         return [int(value) for value in self.numbers(key, count, default)]
 
     def numbers(self, key: str, count: int, default: float = 0.0) -> list[float]:
         values = self.get(key)
         if values is None:
             return [default] * count
-        if isinstance(values, (str, list)) or len(values) != count:
+        if not isinstance(values, np.ndarray) or len(values) != count:
             raise self.refuse(key, f"must be a number for each of {count} tokens")
+        if np.isnan(values).any():
+            raise self.refuse(key, "has values that are no numbers")
         return list(values.tolist())
 
     def token_id(self, key: str, count: int) -> int | None:

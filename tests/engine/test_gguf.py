@@ -14,6 +14,7 @@ from models.gguf_files import write_gguf
 
 from asyncinfer import Engine, ModelLoadError
 from asyncinfer.models import NAMED_MODELS, pulled
+from asyncinfer.weights.gguf import read_header
 
 SMOLLM2 = pulled(NAMED_MODELS["smollm2"])
 Q = gguf.GGMLQuantizationType
@@ -49,6 +50,17 @@ async def test_the_file_says_how_to_sample(tmp_path: Path) -> None:
     async with Engine(path, max_context=64) as engine:
         params = engine.default_params
         assert (round(params.temperature, 6), params.top_k) == (0.7, 40)
+
+
+@pytest.mark.anyio
+async def test_more_tokens_than_embeddings_are_refused(tmp_path: Path) -> None:
+    path = write_gguf(random_model("llama", "plain"), tmp_path / "model.gguf")
+    metadata = read_header(path).metadata
+    more = {"tokenizer.ggml.tokens": [*metadata["tokenizer.ggml.tokens"], "more"]}
+    more["tokenizer.ggml.token_type"] = [1] * 200
+    write_gguf(random_model("llama", "plain"), path, **more)
+    with pytest.raises(ModelLoadError, match=r"model\.gguf: token ids go up to 199.* 199 rows"):
+        await Engine.open(path)
 
 
 @pytest.mark.anyio

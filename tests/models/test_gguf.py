@@ -255,7 +255,7 @@ class Header:
 
     def __init__(self, checkpoint: GgufCheckpoint, metadata: dict[str, Any]) -> None:
         self.folder = checkpoint.folder
-        self.tensors = checkpoint.tensors
+        self.tensors = dict(checkpoint.tensors)
         self.reader = checkpoint.reader
         self.metadata = metadata
 
@@ -266,6 +266,19 @@ ODD = st.one_of(
     st.sampled_from((-1, 0, 1, 3, 2**31, 2**63, 2**64 - 1, "", "x", 0.0, -1.5, math.nan, math.inf)),
     st.lists(st.integers(-3, 3), max_size=4).map(lambda values: np.array(values, np.int32)),
     st.lists(st.text(max_size=2), max_size=2),
+    st.lists(st.sampled_from((0.0, -1.0, 1e30, math.nan, math.inf)), max_size=4).map(np.float32),
+    st.sampled_from(("yarn", "linear", "longrope", "none", 10**9, 7, 199)),
+)
+#: Keys that few files have.
+MORE = (
+    *("scaling.type", "scaling.factor", "scaling.original_context_length", "dimension_count"),
+    *("scaling.yarn_log_multiplier", "scaling.attn_factor", "scaling.yarn_beta_fast", "freq_base"),
+)
+OTHERS = (
+    *("expert_count", "expert_used_count", "expert_group_count", "expert_gating_func"),
+    *("block_count", "nextn_predict_layers", "leading_dense_block_count", "context_length"),
+    *("attention.sliding_window", "attention.sliding_window_pattern", "attention.head_count_kv"),
+    *("attention.temperature_scale", "attention.indexer.types", "attention.shared_kv_layers"),
 )
 
 
@@ -303,9 +316,29 @@ def test_fuzzed_metadata(files: list[GgufCheckpoint], data: st.DataObject) -> No
     keys = sorted(key for key in metadata if not key.startswith("tokenizer.ggml.t"))
     for key in data.draw(st.lists(st.sampled_from(keys), min_size=1, max_size=3)):
         metadata[key] = data.draw(ODD)
-    name = data.draw(st.sampled_from(("rope.scaling.type", "rope.scaling.factor", "expert_count")))
-    if data.draw(st.booleans()):
-        metadata[f"{metadata.get('general.architecture')}.{name}"] = data.draw(ODD)
-    with contextlib.suppress(ModelLoadError):
-        config = gguf_config(cast(GgufCheckpoint, Header(checkpoint, metadata)))
-        tensor_table(config)
+    architecture = checkpoint.metadata["general.architecture"]
+    names = (*(f"rope.{name}" for name in MORE), *OTHERS)
+    for name in data.draw(st.lists(st.sampled_from(names), max_size=2)):
+        metadata[f"{architecture}.{name}"] = data.draw(ODD)
+    header = Header(checkpoint, metadata)
+    # A tensor that is missing, or is called as another's bias.
+    for name in data.draw(st.lists(st.sampled_from(sorted(header.tensors)), max_size=2)):
+        stored = header.tensors.pop(name, None)
+        if stored is not None and data.draw(st.booleans()):
+            header.tensors[name.replace(".weight", ".bias")] = stored
+    refusal = checkpoint.folder.name
+    try:
+        tensor_table(gguf_config(cast(GgufCheckpoint, header)))
+    except ModelLoadError as error:
+        refusal = str(error)
+    assert checkpoint.folder.name in refusal
+
+
+def test_tensors_of_another_kind_of_attention_are_refused(files: list[GgufCheckpoint]) -> None:
+    """One with queries, keys and values in the place of three, which a gate does not fit."""
+    (qwen,) = (each for each in files if "qwen35.block_count" in each.metadata)
+    header = Header(qwen, dict(qwen.metadata))
+    for layer in range(8):
+        header.tensors.pop(f"blk.{layer}.attn_q.weight", None)
+    with pytest.raises(ModelLoadError, match=r"\.gguf: is no qwen35 model: .*attention_gate"):
+        gguf_config(cast(GgufCheckpoint, header))

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
+from models import gguf_files
 from models.checkpoints import expected
 from models.families import GLOBAL, randomised
 from models.gemmas import GEMMAS
@@ -157,4 +159,16 @@ def test_layers_without_an_indexer_of_their_own_are_refused(
 ) -> None:
     path = write_gguf(randomised(config_of("glm-5", 1)), tmp_path / "model.gguf", **said)
     with pytest.raises(ModelLoadError, match="takes the choice of the one before"):
+        read_config(path)
+
+
+def test_factors_that_turn_a_pair_otherwise_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of Gemma 4 a pair turns as the base says, or not at all."""
+    factors = np.float32([1.0, 0.5, 1e30])
+    made = [("rope_freqs.weight", factors)]
+    monkeypatch.setattr(gguf_files, "gemma4_tensors", lambda _: iter(made))
+    path = write_gguf(randomised(config_of("gemma4-dense", 0)), tmp_path / "model.gguf")
+    with pytest.raises(ModelLoadError, match=r"model\.gguf, tensor rope_freqs\.weight: must be of"):
         read_config(path)

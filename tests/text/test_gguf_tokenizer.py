@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
+from fuzzing import fuzz
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import GemmaTokenizer, GPT2Tokenizer, Qwen2Tokenizer, Qwen3_5Tokenizer
 from transformers.convert_slow_tokenizer import TikTokenConverter
@@ -230,6 +234,18 @@ BAD: dict[str, tuple[Mapping[str, Any], str]] = {
     "no merges": ({"merges": None}, "merges=None: must be a list of strings"),
     "half a merge": ({"merges": ["a"]}, "entry 0 is no pair"),
     "a merge of strangers": ({"merges": ["klingon words"]}, "do not fit the tokens"),
+    "no tokens at all": ({"tokens": []}, "tokens=[]: must be a list of strings, one at least"),
+    "a model that is a list": ({"model": np.array([1, 2])}, "model=array([1, 2]): must be a name"),
+    "a cut that is a list": ({"pre": ["gpt-2"]}, "pre=['gpt-2']: must be a name"),
+    "one kind for all": ({"token_type": 1}, "token_type=1: must be a number for each of"),
+    "kinds that are no numbers": (
+        {"token_type": np.full(3, math.nan, np.float32)},
+        "must be a list of integers",
+    ),
+    "a beginning that is a word": (
+        {"add_bos_token": "yes"},
+        "add_bos_token='yes': must be true or",
+    ),
     "too few kinds": ({"token_type": np.array([1], np.int32)}, "must be a number for each of"),
     "an end beyond": ({"eos_token_id": 10**6}, "eos_token_id=1000000: must be a token id below"),
     "an end that is none": ({"eos_token_id": True}, "eos_token_id=True: must be a token id below"),
@@ -246,3 +262,68 @@ def test_what_cannot_be_is_refused_by_its_key(
         gguf_tokenizer({**byte_level(bytewise, "gpt-2"), **named}, "a.gguf")
     assert says in str(caught.value)
     assert str(caught.value).startswith("file a.gguf: tokenizer.ggml.")
+
+
+def test_scores_that_are_no_numbers_are_refused() -> None:
+    scores = np.array([0.0, math.nan, 1.0], np.float32)
+    given = metadata(["<unk>", "<s>", "</s>"], model="llama", scores=scores)
+    with pytest.raises(ModelLoadError, match=r"a\.gguf: tokenizer\.ggml\.scores=.*no numbers"):
+        gguf_tokenizer(given, "a.gguf")
+
+
+def test_a_template_that_is_no_text_is_refused() -> None:
+    given = {**metadata(["<unk>", "<s>", "</s>"]), "tokenizer.chat_template": 7}
+    with pytest.raises(ModelLoadError, match=r"a\.gguf: tokenizer\.chat_template: must be a text"):
+        gguf_template(given, "a.gguf")
+
+
+#: Values of any type that a file may have under a tokenizer's key.
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from((-1, 0, 1, 7, 2**31, 2**63, 2**64 - 1, math.nan, math.inf, -1.5)),
+    st.sampled_from(("", "gpt2", "llama", "gemma4", "default", "qwen2", "<s>", "\0")),
+    st.lists(st.sampled_from(("", "a", "b", "a b", "a b c", " ", "<0x41>", "▁")), max_size=5),
+    st.lists(st.integers(-1, 7), max_size=5).map(lambda values: np.array(values, np.int32)),
+    st.lists(st.floats(width=32), max_size=5).map(lambda values: np.array(values, np.float32)),
+    st.just([["a"], ["b"]]),
+)
+KEYS = (
+    *("model", "pre", "tokens", "scores", "token_type", "merges", "bos_token_id", "eos_token_id"),
+    *("unknown_token_id", "eot_token_id", "add_bos_token", "add_space_prefix"),
+)
+
+
+@fuzz(300)
+@drawn(data=st.data())
+def test_fuzzed_tokenizers(
+    bytewise: tuple[list[str], list[tuple[str, str]]], data: st.DataObject
+) -> None:
+    """Whatever the keys hold, and whether or not their lengths fit: the key is named, or texts
+    become ids below the number of tokens."""
+    kind = data.draw(st.sampled_from(("gpt2", "llama", "gemma4")))
+    given = byte_level((bytewise[0][:400], bytewise[1][:50]), "gpt-2")
+    count = len(given["tokenizer.ggml.tokens"])
+    scores = -np.arange(count, dtype=np.float32)
+    given |= {"tokenizer.ggml.model": kind, "tokenizer.ggml.scores": scores}
+    for name in data.draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=3)):
+        key = f"tokenizer.ggml.{name}"
+        value, change = given.get(key), data.draw(st.sampled_from(("odd", "cut", "again", "none")))
+        if change == "none":
+            given.pop(key, None)
+        elif change == "odd" or not isinstance(value, list | np.ndarray) or not len(value):
+            given[key] = data.draw(ODD)
+        elif change == "cut":
+            given[key] = value[: data.draw(st.integers(0, len(value)))]
+        else:
+            given[key] = value[:-1] if isinstance(value, np.ndarray) else [*value, value[0]]
+    refusal, ids = "file a.gguf: tokenizer.", [0]
+    try:
+        ours = gguf_tokenizer(given, "a.gguf")
+        gguf_template(given, "a.gguf", ours.shield)
+        ids, count = ours.encode("héllo  wörld\n<s>12 a b"), ours.vocab_size
+        ours.decode(ids)
+    except ModelLoadError as error:
+        refusal = str(error)
+    assert refusal.startswith("file a.gguf: tokenizer.")
+    assert all(0 <= token < count for token in ids)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -359,9 +361,52 @@ def test_experts_that_overlap_are_bounded(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(checkpoint_module, "_MOST_TENSORS", 100)
     path = tmp_path / "a.gguf"
     names = [b"blk.%d.ffn_up_exps.weight" % layer for layer in range(4)]
-    path.write_bytes(header(4, rest=b"".join(tensor((1, 32), name=n) for n in names) + PAD * 9))
+    infos = [tensor((1, 32), offset=128 * layer, name=n) for layer, n in enumerate(names)]
+    path.write_bytes(header(4, rest=b"".join(infos) + PAD * 9))
     with pytest.raises(ModelLoadError, match=r"blk\.3\..*more than 100 tensors"):
         GgufCheckpoint(path)
+
+
+def test_tensors_that_overlap_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    infos = tensor((4,), name=b"x") + tensor((4,), offset=12, name=b"y")
+    path.write_bytes(header(2, rest=infos + PAD))
+    with pytest.raises(ModelLoadError, match=r"a\.gguf, tensor y: begins at byte \d+, within x"):
+        GgufCheckpoint(path)
+
+
+def split_part(path: Path, name: str, **said: int) -> Path:
+    """A file of one tensor, with what it says of the files that a model was split into."""
+    pairs = [
+        text(f"split.{key}".replace("_", ".").encode()) + struct.pack("<IH", 2, value)
+        for key, value in said.items()
+    ]
+    rest = b"".join(pairs) + tensor((4,), name=name.encode())
+    path.write_bytes(header(1, len(pairs), rest) + PAD)
+    return path
+
+
+def test_files_of_a_split_model_say_which_they_are(tmp_path: Path) -> None:
+    first, second = (tmp_path / f"m-0000{n}-of-00002.gguf" for n in (1, 2))
+    said = {"count": 2, "tensors_count": 2}
+    split_part(first, "x", no=0, **said)
+    split_part(second, "y", no=1, **said)
+    with GgufCheckpoint(first) as checkpoint:
+        assert sorted(checkpoint.tensors) == ["x", "y"]
+    for wrong, says in (
+        ({"no": 0}, r"m-00002-of-00002\.gguf: split\.no=0: must be 1 of file 2 of 2"),
+        ({"count": 3}, r"m-00002-of-00002\.gguf: split\.count=3: must be 2"),
+        ({"tensors_count": 5}, r"m-00002-of-00002\.gguf: split\.tensors\.count=5: must be 2"),
+    ):
+        split_part(second, "y", **{"no": 1, **said, **wrong})
+        with pytest.raises(ModelLoadError, match=says):
+            GgufCheckpoint(first)
+    alone = split_part(tmp_path / "renamed.gguf", "x", no=0, **said)
+    with pytest.raises(ModelLoadError, match=r"renamed\.gguf: split\.count=2: must be 1 of file 1"):
+        GgufCheckpoint(alone)
+    # Files that were merged again.
+    with GgufCheckpoint(split_part(alone, "x", no=0, count=0, tensors_count=1)):
+        pass
 
 
 def test_a_sparse_file_is_not_taken_for_a_header(tmp_path: Path) -> None:
@@ -413,3 +458,63 @@ def test_fuzzed_files(tmp_path_factory: pytest.TempPathFactory, data: st.DataObj
                 assert got.nbytes <= 32 * len(content)
     except ModelLoadError:
         pass
+
+
+#: Numbers that bounds are held against.
+EDGES = (0, 1, 2, 31, 32, 33, 2**16, 2**31, 2**32 - 1, 2**32, 2**47, 2**60, 2**63, 2**64 - 1)
+
+
+@st.composite
+def infos(draw: st.DrawFn) -> bytes:
+    """The entry of a tensor, perhaps of the same name and place as another."""
+    dims = draw(st.lists(st.sampled_from((1, 2, 32, 32, 64, *EDGES)), max_size=5))
+    name = draw(st.sampled_from((b"x", b"y", b"blk.0.ffn_up_exps.weight", b"blk.0.ssm_a", b"")))
+    kind = draw(st.sampled_from((0, 0, 1, 2, 8, 24, 99)))
+    offset = draw(st.sampled_from((0, 0, 32, 64, 128, *EDGES)))
+    return tensor(tuple(dims), kind, offset, name=name)
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> bytes:
+    """A key and a value, whose count or type may be another than the value's."""
+    names = (b"general.alignment", b"split.count", b"split.no", b"xielu.beta", b"k", b"\xff")
+    key = text(draw(st.sampled_from(names)))
+    kind = draw(st.integers(0, 13))
+    if kind == 9:
+        count = draw(st.sampled_from((0, 1, 2, 3, *EDGES)))
+        return key + struct.pack("<IIQ", 9, draw(st.integers(0, 13)), count) + draw(st.binary())
+    return key + struct.pack("<I", kind) + draw(st.binary(max_size=16))
+
+
+@fuzz(300)
+@given(
+    tensors=st.lists(infos(), max_size=4),
+    entries=st.lists(pairs(), max_size=3),
+    missing=st.sampled_from((0, 0, 0, 1, -1)),
+    padding=st.sampled_from((0, 64, 1024, 8192)),
+)
+def test_fuzzed_headers(
+    tmp_path_factory: pytest.TempPathFactory,
+    tensors: list[bytes],
+    entries: list[bytes],
+    missing: int,
+    padding: int,
+) -> None:
+    """Entries that fit each other badly: the file is named, or its tensors lie within it, apart."""
+    path = tmp_path_factory.mktemp("gguf") / "a.gguf"
+    rest = b"".join(entries) + b"".join(tensors) + b"\0" * padding
+    path.write_bytes(header(max(0, len(tensors) + missing), len(entries), rest))
+    size = path.stat().st_size
+    refusal, numbers = "a.gguf", 0
+    tracemalloc.start()
+    try:
+        with GgufCheckpoint(path) as checkpoint:
+            numbers = sum(math.prod(each.shape) for each in checkpoint.tensors.values())
+    except ModelLoadError as error:
+        refusal = str(error)
+    finally:
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert "a.gguf" in refusal
+    assert numbers <= 2 * size
+    assert most < (1 << 20) + 64 * size

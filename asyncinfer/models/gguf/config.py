@@ -49,8 +49,11 @@ def gguf_config(checkpoint: GgufCheckpoint) -> ModelConfig:
     values = _values(name, architecture, facts, checkpoint)
     named = {family.keys.get(key, key): value for key, value in values.items()}
     named |= _given(**{key: facts.get(theirs) for key, theirs in architecture.own_keys.items()})
-    read = family.read(architecture.family, named, file)
-    return _as_stored(read, architecture, facts, checkpoint)
+    try:
+        read = family.read(architecture.family, named, file)
+        return _as_stored(read, architecture, facts, checkpoint)
+    except ValueError as error:
+        raise ModelLoadError(f"is no {name} model: {error}", file=file) from error
 
 
 def gguf_architecture(metadata: Mapping[str, Any], file: str) -> tuple[str, GgufArchitecture]:

@@ -40,6 +40,11 @@ class Facts:
         what = f"{self._prefix}{key}={self.get(key)!r}"
         return ModelLoadError(f"{what}: {why}", file=str(self._checkpoint.folder))
 
+    def refuse_tensor(self, tensor: str, why: str) -> ModelLoadError:
+        """The error about a tensor that the file has."""
+        file = self._checkpoint.tensors[tensor].file
+        return ModelLoadError(why, file=file, tensor=tensor)
+
     def numbers(self, tensor: str) -> list[float]:
         """The numbers of a short float32 tensor of one dimension; empty if there is none of this
         name. Raises `ModelLoadError` for a tensor of another kind."""
@@ -47,11 +52,8 @@ class Facts:
         if stored is None:
             return []
         if stored.dtype != "F32" or len(stored.shape) != 1 or stored.shape[0] > _MOST_VALUES:
-            raise ModelLoadError(
-                f"{stored.dtype} {list(stored.shape)}: must be a short list of F32",
-                file=stored.file,
-                tensor=tensor,
-            )
+            what = f"{stored.dtype} {list(stored.shape)}"
+            raise self.refuse_tensor(tensor, f"{what}: must be a short list of F32")
         numbers = np.empty(stored.shape, np.float32)
         self._checkpoint.reader.read(stored.file, tensor, 0, numbers.data.cast("B"))
         return [float(number) for number in numbers]

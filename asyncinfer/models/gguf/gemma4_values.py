@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from asyncinfer.models.gguf.facts import Facts
 from asyncinfer.models.windows import FULL, SLIDING
 
 __all__ = ["gemma4_values"]
+
+#: At least so large is the factor of a pair that is not turned.
+_UNTURNED: Final = 1e20
 
 
 def gemma4_values(facts: Facts) -> dict[str, Any]:
@@ -21,6 +24,8 @@ def gemma4_values(facts: Facts) -> dict[str, Any]:
     turned = facts.numbers("rope_freqs.weight")
     whole = max(1, len(turned))
     # Pairs that are not turned have a factor so large that their angle is zero.
+    if not all(factor == 1.0 or factor >= _UNTURNED for factor in turned):
+        raise facts.refuse_tensor("rope_freqs.weight", "must be of ones and of 1e30")
     share = sum(factor == 1.0 for factor in turned) / whole if turned else 1.0
     layers = range(len(local))
     own_values = [facts.has(f"blk.{layer}.attn_v.weight") for layer in layers if not local[layer]]
@@ -32,7 +37,7 @@ def gemma4_values(facts: Facts) -> dict[str, Any]:
         "num_global_key_value_heads": by_kind.get(False),
         "attention_k_eq_v": bool(own_values) and not own_values[0],
         "num_kv_shared_layers": get("attention.shared_kv_layers") or 0,
-        "intermediate_size": widths[0] if isinstance(widths, list) else widths,
+        "intermediate_size": next(iter(widths), None) if isinstance(widths, list) else widths,
         "use_double_wide_mlp": isinstance(widths, list),
         "enable_moe_block": bool(get("expert_count")),
         "num_experts": get("expert_count"),

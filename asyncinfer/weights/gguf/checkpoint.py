@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
-from asyncinfer.errors import ModelLoadError
+from asyncinfer.errors import ModelLoadError, short_repr
 from asyncinfer.kernels.block_types import BLOCK_TYPES
 from asyncinfer.weights.gguf.file_names import split_names
 from asyncinfer.weights.gguf.header import GgufHeader, TensorInfo, read_header
@@ -56,6 +57,7 @@ class GgufCheckpoint(TensorFiles[GgufReader]):
     def __init__(self, path: str | Path) -> None:
         super().__init__(Path(path), GgufReader())
         headers = [read_header(part) for part in _files_of(self.folder)]
+        _check_split(headers)
         self.metadata = headers[0].metadata
         try:
             for header in headers:
@@ -67,6 +69,7 @@ class GgufCheckpoint(TensorFiles[GgufReader]):
     def _add(self, header: GgufHeader) -> None:
         file = header.path.name
         self.reader.open(file, header.path)
+        ends: list[tuple[int, int, str]] = []
         for name, info in header.tensors.items():
             kind = _kind(info.kind, file, name)
             block = GGML_QUANT_SIZES[kind][0]
@@ -83,6 +86,7 @@ class GgufCheckpoint(TensorFiles[GgufReader]):
                 raise ModelLoadError(
                     f"ends at byte {end}, and the file has {header.size}", file=file, tensor=name
                 )
+            ends.append((start, end, name))
             if _EXPERTS.fullmatch(name) and info.shape[0] > _MOST_EXPERTS:
                 raise ModelLoadError(
                     f"{info.shape[0]} experts, more than {_MOST_EXPERTS}", file=file, tensor=name
@@ -100,6 +104,12 @@ class GgufCheckpoint(TensorFiles[GgufReader]):
                 start += span.size
                 self.tensors[part] = StoredTensor(file, shape, _PLAIN.get(kind, "F32"))
                 self.reader.place(file, part, span)
+        ends.sort()
+        for (_, end, before), (start, _, name) in pairwise(ends):
+            if start < end:
+                raise ModelLoadError(
+                    f"begins at byte {start}, within {before}", file=file, tensor=name
+                )
         for key in _BY_LAYER:
             if key in header.lists:
                 self._add_list(file, key, header.lists[key])
@@ -131,6 +141,24 @@ def _files_of(path: Path) -> list[Path]:
                 f"no such file; {path.name} is one of {len(parts)}", file=str(part)
             )
     return parts
+
+
+def _check_split(headers: Sequence[GgufHeader]) -> None:
+    """Refuse files that say of themselves that they are others, or that some are missing."""
+    count = len(headers)
+    for number, header in enumerate(headers):
+        tensors = sum(len(each.tensors) for each in headers) if count > 1 else None
+        right = {"split.no": number, "split.count": count, "split.tensors.count": tensors}
+        for key, value in right.items():
+            said = header.metadata.get(key, value)
+            # What merges files leaves a count of zero.
+            merged = count == 1 and key == "split.count" and type(said) is int and said == 0
+            if value is not None and (type(said) is not int or said != value) and not merged:
+                raise ModelLoadError(
+                    f"{key}={short_repr(said)}: must be {value} of file {number + 1} of {count}; "
+                    "is a file called otherwise than the others, or from another model?",
+                    file=str(header.path),
+                )
 
 
 def _kind(number: int, file: str, tensor: str) -> GGMLQuantizationType:
