@@ -24,8 +24,11 @@ from asyncinfer.weights.gguf import read_header, split_names
 
 __all__ = ["StoredType", "quantised_types", "stored_format", "stored_types"]
 
-#: Matrices of the layers; a router is none of them, as in `ModelSize`.
-_LINEAR: Final = re.compile(r"blk\.\d+\.(?!ffn_gate_inp\.)\w+\.weight")
+#: Matrices of the layers, as in `ModelSize`: a router is none of them, nor what weighs the heads of
+#: an indexer, nor a norm that a file has in rows.
+_LINEAR: Final = re.compile(
+    r"blk\.\d+\.(?!ffn_gate_inp\.|indexer\.proj\.|ssm_norm\.)((shortconv|indexer)\.)?\w+\.weight"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

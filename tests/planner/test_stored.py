@@ -10,9 +10,10 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from models.families import random_model
+from models.families import random_model, randomised
 from models.gguf_files import write_gguf
 from models.published import CONFIGS
+from models.test_gguf_hybrids import config_of
 from quantization.quantised import group as compressed
 from quantization.quantised import hqq_config
 from weights.hub import Hub
@@ -20,8 +21,8 @@ from weights.test_gguf import written
 
 from asyncinfer.cli import main
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.models import parse_config
-from asyncinfer.planner import Plan, find_gpu, plan, plan_config
+from asyncinfer.models import examine, parse_config, read_config
+from asyncinfer.planner import ModelSize, Plan, find_gpu, plan, plan_config
 from asyncinfer.planner.stored import stored_types
 from asyncinfer.weights import resolve
 
@@ -40,6 +41,20 @@ def in_the_file(*paths: Path) -> dict[str, tuple[int, int]]:
             count, size = found.get(tensor.tensor_type.name, (0, 0))
             found[tensor.tensor_type.name] = count + 1, size + int(tensor.n_bytes)
     return found
+
+
+@pytest.mark.parametrize(
+    "kind", ["lfm2", "granite-4", "kimi-linear", "nemotron-h", "gemma4-experts", "llama4", "glm-5"]
+)
+def test_what_is_loaded_is_what_is_planned_and_checked(kind: str, tmp_path: Path) -> None:
+    """The matrices of layers that a plan finds in the file are those of the decoder's config."""
+    path = write_gguf(randomised(config_of(kind, 0)), tmp_path / "model.gguf")
+    checked = examine(path)
+    assert (checked.problems, checked.config) == ((), read_config(path))
+    types = stored_types(path)
+    assert checked.parameters == sum(one.numbers for one in types)
+    size = ModelSize.of(read_config(path))
+    assert sum(one.linear_numbers for one in types) == size.linear + size.experts
 
 
 @pytest.mark.parametrize("kind", [Q.F32, Q.BF16, Q.Q8_0, Q.Q4_1], ids=lambda kind: kind.name)

@@ -128,6 +128,16 @@ def test_every_type(kind: Q, tmp_path: Path) -> None:
         np.testing.assert_array_equal(pieces, raw)
 
 
+def test_an_infinite_scale_is_read_without_a_warning(tmp_path: Path) -> None:
+    packed = gguf.quantize(np.arange(32, dtype=np.float32)[None], Q.Q8_0)
+    packed[0, :2] = np.float16([math.inf]).view(np.uint8)
+    with GgufCheckpoint(written(tmp_path / "a.gguf", {"x": (Q.Q8_0, packed)})) as checkpoint:
+        got = np.empty(32, np.float32)
+        checkpoint.reader.read("a.gguf", "x", 0, got.data.cast("B"))
+    assert np.isnan(got[0])
+    assert np.isinf(got[1:]).all()
+
+
 @pytest.mark.parametrize("name", BLOCK_TYPES)
 def test_blocks_are_held_as_they_are_in_the_file(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
