@@ -72,11 +72,15 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
-def pytest_runtest_teardown() -> None:
-    if not gc.get_freeze_count():
-        # Else each full collection of the tests that follow takes that second.
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    thawed = not gc.get_freeze_count()
+    if thawed or (nextitem is not None and nextitem.path != item.path):
+        # What a file's tests have imported lives as long.
+        gc.collect()
         gc.freeze()
-        pytest.fail("the collector would look at everything again: what was frozen no longer is")
+    if thawed:
+        pytest.fail("what was frozen no longer is: each full collection would take that second")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

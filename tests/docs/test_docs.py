@@ -100,6 +100,11 @@ def commands(found: list[Block]) -> list[tuple[Block, list[str]]]:
     ]
 
 
+def different(found: list[tuple[Block, list[str]]]) -> list[tuple[Block, list[str]]]:
+    """Calls that say the same on several pages do the same: each runs once."""
+    return list({tuple(words): (block, words) for block, words in reversed(found)}.values())[::-1]
+
+
 def run(script: list[Block]) -> None:
     """Run blocks in one fresh module; errors point at the page and line.
 
@@ -165,7 +170,7 @@ def test_python_block(script: list[Block], monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("logger")
 @pytest.mark.parametrize(
-    ("block", "words"), commands(FOUND), ids=lambda value: str(value) if value else None
+    ("block", "words"), different(commands(FOUND)), ids=lambda value: str(value) if value else None
 )
 def test_shell_command(
     block: Block,
@@ -223,6 +228,8 @@ def test_blocks_of_a_page() -> None:
     assert [words for _, words in commands(found)] == [
         ["asyncinfer", "generate", "a b", "--max-tokens", "3"]
     ]
+    again = commands(blocks(PAGE, "other.md"))
+    assert different([*commands(found), *again]) == commands(found)
     with pytest.raises(AssertionError, match="planted") as failure:
         run(first)
     assert failure.traceback[-1].lineno == 8  # counted from 0: line 9 of the page
