@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from threading import RLock
@@ -23,6 +24,7 @@ from asyncinfer.engine.deadlines import Deadlines
 from asyncinfer.engine.request import End, Phase, Request
 from asyncinfer.engine.stream_buffer import Outcome
 from asyncinfer.errors import AsyncInferError, EngineClosed, InvalidRequest, Overloaded, Size
+from asyncinfer.scheduler import SequenceState
 from asyncinfer.stats import EngineStats
 from asyncinfer.telemetry import emit
 
@@ -148,11 +150,16 @@ class Admission:
             return True
 
     def complete(self, stats: EngineStats) -> EngineStats:
-        """The decode thread's last snapshot, and what other threads have counted since."""
+        """The decode thread's last snapshot, and what other threads have counted since. A request
+        that the watchdog has ended neither runs nor waits, though the decode thread may be held up
+        and not know of it yet."""
         with self._lock:
+            over = Counter(state for each in self._places if each.ended for state in each.states)
             return replace(
                 stats,
-                waiting=stats.waiting + self.pending,
+                running=max(0, stats.running - over[SequenceState.RUNNING]),
+                waiting=max(0, stats.waiting + self.pending - over[SequenceState.WAITING]),
+                paused=max(0, stats.paused - over[SequenceState.PAUSED]),
                 aborted=stats.aborted + self.ends[End.ABORTED],
                 failed=stats.failed + self.ends[End.FAILED],
                 refused=self.refused,

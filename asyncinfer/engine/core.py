@@ -212,6 +212,8 @@ class Core:
             case Command.RELEASE:
                 self.requests.release(argument, now)
                 self._admission.leave(argument)
+                # The counters still had it, and `Admission` took it off as long as it had a place.
+                self._publish()
             case Command.CLOSE:
                 self._closing = True
                 self._admission.drain(now + argument)

@@ -13,7 +13,7 @@ from asyncinfer.engine.loop_bridge import LoopBridge, Packed
 from asyncinfer.engine.options import RequestOptions
 from asyncinfer.engine.stream_buffer import Outcome, ScoredBuffer, StreamBuffer
 from asyncinfer.params import SamplingParams
-from asyncinfer.scheduler import RowLogprobs, Sequence
+from asyncinfer.scheduler import RowLogprobs, Sequence, SequenceState
 from asyncinfer.tools import MessageReader
 
 if TYPE_CHECKING:
@@ -158,6 +158,14 @@ class Request:
     @property
     def ended(self) -> bool:
         return self.end is not None
+
+    @property
+    def states(self) -> list[SequenceState]:
+        """Where the scheduler has the answers that are not complete, while the request has a place.
+        Those that it does not have yet wait. Any thread."""
+        if self.phase is not Phase.TAKEN:
+            return [SequenceState.WAITING] * self.params.n
+        return [output.sequence.counted_as for output in self.outputs if not output.ended]
 
     @property
     def full(self) -> bool:

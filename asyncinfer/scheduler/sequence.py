@@ -211,6 +211,13 @@ class Sequence:
         self.scored = scored
 
     @property
+    def counted_as(self) -> SequenceState:
+        """Where the counters of an engine have it. Any thread."""
+        if self.state is SequenceState.NEW:
+            return SequenceState.WAITING
+        return self.after if self.state is SequenceState.LEAVING else self.state
+
+    @property
     def in_flight(self) -> int:
         """Tokens that steps in flight compute."""
         return self.computed - self.committed

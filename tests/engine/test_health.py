@@ -8,7 +8,14 @@ import anyio
 import pytest
 from support import OpenEngine, TimedEngine, Until, places
 
-from asyncinfer import Engine, EngineDead, EngineHealth, ModelLoadError, Overloaded
+from asyncinfer import (
+    DeadlineExceeded,
+    Engine,
+    EngineDead,
+    EngineHealth,
+    ModelLoadError,
+    Overloaded,
+)
 from asyncinfer.testing import FakeModel, StepGate
 
 pytestmark = pytest.mark.anyio
@@ -40,6 +47,37 @@ async def test_what_is_held_while_a_step_hangs(
         # Two long prompts may still be with the workers.
         await until(lambda: engine.stats().running == engine.stats().waiting == 0)
         assert engine.health() == EngineHealth("open")
+
+
+async def test_what_has_ended_while_a_step_hangs(gate: StepGate, until: Until) -> None:
+    """The watchdog has told a consumer of the end; the decode thread knows nothing of it yet."""
+    model = FakeModel(gate=gate)
+    async with TimedEngine(model, max_running=2, drain_timeout=0.0) as engine:
+        gate.close()
+        async with anyio.create_task_group() as group:
+
+            async def fails(deadline: float, n: int = 1) -> None:
+                with pytest.raises(DeadlineExceeded):
+                    await engine.generate("x", max_tokens=9, deadline=deadline, n=n)
+
+            group.start_soon(fails, 1.0, 3)
+            await until(lambda: gate.arrived == 1)
+            group.start_soon(fails, 2.0)
+            await until(lambda: places(engine) == 4)
+            stats = engine.stats()
+            assert (stats.running, stats.waiting, stats.failed) == (2, 2, 0)
+            engine.time.go_by(1.5)
+            await until(lambda: engine.stats().failed == 1)
+            stats = engine.stats()
+            assert (stats.running, stats.waiting) == (0, 1)
+            engine.time.go_by(1.0)
+            await until(lambda: engine.stats().failed == 2)
+            stats = engine.stats()
+            assert (stats.running, stats.waiting, gate.arrived) == (0, 0, 1)
+            gate.open()
+        await until(lambda: places(engine) == 0)
+        stats = engine.stats()
+        assert (stats.running, stats.waiting, stats.blocks_free) == (0, 0, stats.blocks_total)
 
 
 async def test_a_step_that_takes_long(gate: StepGate, until: Until) -> None:
