@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import stat
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,10 +15,19 @@ from typing import Any, Final
 
 from platformdirs import user_cache_path
 
-__all__ = ["forget", "keep", "kept_path", "read_kept", "write_whole"]
+__all__ = ["forget", "keep", "kept_path", "read_kept", "read_regular", "write_whole"]
 
+#: Files and bytes of a folder, at most: each version of torch, LLVM or this package adds some.
+MOST_FILES: Final = 256
+MOST_FOLDER_BYTES: Final = 1 << 26
 #: Bytes of a file; one of ours is far from it.
 _MOST_BYTES: Final = 16_384
+#: The names of our files, and those that `tempfile` gives them while they are written.
+_OURS: Final = re.compile(r"[0-9a-f]{32}\.(json|o)|tmp\w+\.new")
+#: Flags by which opening follows no link and waits for nobody, where the system has them.
+_WITHOUT_WAITING: Final = sum(
+    getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
+)
 
 
 def kept_path(kind: str, key: Mapping[str, str], folder: Path | None = None) -> Path:
@@ -30,16 +41,23 @@ def kept_path(kind: str, key: Mapping[str, str], folder: Path | None = None) -> 
 def read_kept(path: Path, key: Mapping[str, str]) -> dict[str, Any] | None:
     """What `keep` wrote; None where there is nothing, or a file that it did not write."""
     try:
-        with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
-            return None
-        kept = json.loads(data)
+        kept = json.loads(read_regular(path, _MOST_BYTES)[0])
         if not isinstance(kept, dict) or kept["key"] != key:
             return None
     except (OSError, ValueError, KeyError, RecursionError):
         return None
     return kept
+
+
+def read_regular(path: Path, most: int) -> tuple[bytes, os.stat_result]:
+    """The content of a file of at most `most` bytes, and what is told of it. Raises `OSError` for
+    anything else that may be at the path: a pipe or a device would be waited for without end."""
+    handle = os.open(path, os.O_RDONLY | _WITHOUT_WAITING)
+    with os.fdopen(handle, "rb") as file:
+        state = os.fstat(handle)
+        if not stat.S_ISREG(state.st_mode) or state.st_size > most:
+            raise OSError(f"{path} is no file of {most} bytes at most")
+        return file.read(most), state
 
 
 def keep(path: Path, key: Mapping[str, str], **found: object) -> None:
@@ -51,7 +69,8 @@ def keep(path: Path, key: Mapping[str, str], **found: object) -> None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file that is there whole or not at all, also for a process that reads it at this
-    moment. Only its owner may read it. Raises `OSError`."""
+    moment. Only its owner may read it. Where a folder then holds more of ours than it may, the
+    oldest go. Raises `OSError`."""
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=".new")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -60,6 +79,25 @@ def write_whole(path: Path, content: bytes) -> None:
     except OSError:
         os.unlink(name)
         raise
+    _prune(path.parent)
+
+
+def _prune(folder: Path) -> None:
+    """Remove the oldest of our files, also those that a process left half written."""
+    with os.scandir(folder) as entries:
+        found = [each for each in entries if _OURS.fullmatch(each.name)]
+    files = []
+    for entry in found:
+        # Another process may remove one first.
+        with suppress(OSError):
+            state = entry.stat(follow_symlinks=False)
+            files.append((state.st_mtime_ns, entry.path, state.st_size))
+    size = 0
+    for number, (_, name, more) in enumerate(sorted(files, reverse=True), 1):
+        size += more
+        if number > MOST_FILES or size > MOST_FOLDER_BYTES:
+            with suppress(OSError):
+                os.unlink(name)
 
 
 def forget(path: Path) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from asyncinfer.kernels import block_types, codes
-from asyncinfer.kernels.kept import kept_path, write_whole
+from asyncinfer.kernels.kept import kept_path, read_regular, write_whole
 
 __all__ = ["kept_code", "source_hash"]
 
@@ -54,14 +54,10 @@ def kept_code(
 
 def _read(path: Path, key: Mapping[str, str]) -> bytes | None:
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(handle, "rb") as file:
-            state = os.fstat(handle)
-            own = state.st_uid == os.geteuid() and not state.st_mode & _OTHERS_WRITE
-            if not own or not stat.S_ISREG(state.st_mode) or state.st_size > _MOST_BYTES:
-                return None
-            content = file.read(_MOST_BYTES)
+        content, state = read_regular(path, _MOST_BYTES)
     except OSError:
+        return None
+    if state.st_uid != os.geteuid() or state.st_mode & _OTHERS_WRITE:
         return None
     found, code = content[:_HASH], content[_HASH:]
     return code if code and found == _hash(key, code) else None
