@@ -6,8 +6,9 @@ import ctypes
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -15,7 +16,16 @@ import torch
 
 from asyncinfer.machine import read_lines
 
-__all__ = ["FEW_TILES", "NAME", "TASKS", "name_thread", "set_thread_count", "share", "thread_name"]
+__all__ = [
+    "FEW_TILES",
+    "NAME",
+    "TASKS",
+    "name_thread",
+    "one_thread",
+    "set_thread_count",
+    "share",
+    "thread_name",
+]
 
 #: What the names of threads begin with, on which steps are computed.
 NAME: Final = "asyncinfer-"
@@ -96,6 +106,19 @@ def set_thread_count(count: int) -> bool:
     if hasattr(library, "MKL_Set_Num_Threads_Local"):
         library.MKL_Set_Num_Threads_Local(count)
     return True
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute the operators of this thread on it alone, in the block. A short operator of two
+    threads takes a scheduler's quantum where another thread has the second one's core."""
+    count = torch.get_num_threads()
+    changed = set_thread_count(1)
+    try:
+        yield
+    finally:
+        if changed:
+            set_thread_count(count)
 
 
 class _Own(threading.local):

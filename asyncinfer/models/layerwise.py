@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 
 from asyncinfer.attention import LayerKV, StateShape
@@ -31,7 +32,7 @@ class Layerwise:
 
     def layer(self, index: int) -> LayerConfig:
         """The configuration of one layer."""
-        return self.layers[index] if self.layers else LayerConfig(rope=self.rope)
+        return self.layers[index] if self.layers else _plain_layer(self.rope)
 
     def layer_block(self, index: int) -> Block:
         """Where the norms of one layer stand."""
@@ -133,3 +134,10 @@ class Layerwise:
     def kv_parts(self) -> int:
         """Parts of the KV cache; see `KVShape`."""
         return 2 if self.latent is None else 1
+
+
+@functools.cache
+def _plain_layer(rope: RopeConfig | None) -> LayerConfig:
+    """A layer of a model whose layers are alike: it is asked for a thousand times while a model is
+    loaded."""
+    return LayerConfig(rope=rope)

@@ -97,17 +97,20 @@ class BlockEnds:
         it."""
         # float16 holds scales that come in it.
         fits = scales.dtype is torch.float16
-        scales = scales.float()
         # torch's rows of whole numbers of 4 bits have offsets.
         torch_s = code == "int4"
         if offsets is None:
             both = (scales, torch.zeros_like(scales)) if torch_s else (scales,)
         else:
-            both = scales, offsets.float()
+            both = scales, offsets
         factor = 1.0 if fits else _factor(*both)
-        ends = torch.stack(both, dim=-1)
-        halves = (ends if factor == 1.0 else ends / factor).half()
-        exact = torch_s or torch.equal(halves.float().mul_(factor), ends)
+        halves = scales.new_empty((*scales.shape, len(both)), dtype=torch.float16)
+        for number, part in enumerate(both):
+            halves[..., number].copy_(part if factor == 1.0 else part.float() / factor)
+        if torch_s:
+            return cls(halves.view(torch.uint8), Layout(code, group, True, True), factor)
+        ends = torch.stack([part.float() for part in both], dim=-1)
+        exact = torch.equal(halves.float().mul_(factor), ends)
         layout = Layout(code, group, exact, len(both) == 2)
         ends = (halves if exact else ends).view(torch.uint8)
         return cls(ends, layout, factor if exact else 1.0)
@@ -121,11 +124,24 @@ def laid(weight: QuantisedWeight) -> LaidWeight:
     return LaidWeight(blocks, found.layout, found.factor, weight.dtype)
 
 
+def _bounds(part: torch.Tensor) -> tuple[float, float]:
+    """The least and the largest number; NaN where one is."""
+    low, high = part.aminmax()
+    return low.item(), high.item()
+
+
 def _factor(scales: torch.Tensor, offsets: torch.Tensor | None = None) -> float:
     """A power of two by which scales and offsets are divided to suit float16."""
-    sizes = scales.abs()
-    most = max(part.abs().max().item() for part in (sizes, offsets) if part is not None)
-    least = torch.where(sizes > 0, sizes, math.inf).min().item()
+    low, high = _bounds(scales)
+    if low > 0:
+        least, most = low, high
+    else:
+        sizes = scales.float().abs()
+        most = sizes.max().item()
+        least = torch.where(sizes > 0, sizes, math.inf).min().item()
+    if offsets is not None:
+        # Of numbers some of which are NaN, the largest is.
+        most = torch.tensor([most, *map(abs, _bounds(offsets))]).max().item()
     if most <= _FLOAT16_MOST and least >= _FLOAT16_LEAST:
         return 1.0
     if not math.isfinite(most):

@@ -6,13 +6,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Final
 
 import torch
 
 from asyncinfer.kernels.native import LayingKernels
+from asyncinfer.kernels.threads import one_thread
 from asyncinfer.quantization import BlockEnds, LaidWeight, PackedWeight, stacked
 from asyncinfer.quantization.schemes import GroupEnds, StoredNumbers
 from asyncinfer.weights.file_reader import FileReader
@@ -85,7 +86,7 @@ class NumberLayer:
             for part, name in matrix.of.tensors.items():
                 if part != _numbers(matrix).part:
                     matrix.parts[part] = self._stored(name)
-            with self._blaming(matrix.of):
+            with self._blaming(matrix.of), one_thread():
                 ends = matrix.of.format.ends(matrix.parts, matrix.shape)
             if ends is None:
                 return None
@@ -98,13 +99,14 @@ class NumberLayer:
         weights, parts = [], []
         for _, run in groupby(matrices, _format):
             alike = list(run)
-            ends = _ends(alike)
+            with one_thread():
+                ends = _ends(alike)
             shape = (*ends.ends.shape[:2], ends.layout.block)
             blocks = empty(shape, torch.uint8, torch.device("cpu"))
             weights.append(LaidWeight(blocks, ends.layout, ends.factor, dtype))
             rows = 0
             for matrix, own in alike:
-                count = own.scales.shape[:-1].numel()
+                count = own.outputs.numel()
                 found = self._parts(
                     matrix, blocks[rows : rows + count], ends.ends[rows : rows + count]
                 )
@@ -114,7 +116,7 @@ class NumberLayer:
                 rows += count
         if not self._read(parts):
             return None
-        leading = matrices[0][1].scales.shape[:-1]
+        leading = matrices[0][1].outputs
         if len(leading) == 1:
             return stacked(weights)
         experts = stacked(weights).view(-1, *leading[1:])
@@ -221,11 +223,25 @@ def _ends(matrices: Sequence[tuple[Matrix, GroupEnds]]) -> BlockEnds:
     """The scales and offsets of these below each other."""
     code = _numbers(matrices[0][0]).code
     scales = [ends.scales.flatten(0, -2) for _, ends in matrices]
+    some = any(ends.offsets is not None for _, ends in matrices)
     offsets = [
         torch.zeros_like(scale) if ends.offsets is None else ends.offsets.flatten(0, -2)
         for scale, (_, ends) in zip(scales, matrices, strict=True)
+        if some
     ]
-    some = any(ends.offsets is not None for _, ends in matrices)
     # Of experts' matrices, too, the second dimension is that of the inputs.
     group = matrices[0][0].shape[1] // scales[0].shape[1]
-    return BlockEnds.of(code, group, torch.cat(scales), torch.cat(offsets) if some else None)
+    found = BlockEnds.of(code, group, _below(scales), _below(offsets) if some else None)
+    if all(ends.of_outputs is None for _, ends in matrices):
+        return found
+    rows, first = [], 0
+    for scale, (_, ends) in zip(scales, matrices, strict=True):
+        own = torch.arange(len(scale)) if ends.of_outputs is None else ends.of_outputs
+        rows.append(own + first)
+        first += len(scale)
+    return replace(found, ends=found.ends.index_select(0, torch.cat(rows)))
+
+
+def _below(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The parts below each other; of one no copy is made."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

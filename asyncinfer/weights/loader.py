@@ -24,7 +24,7 @@ from asyncinfer.weights.host_buffer import FilePart, HostBuffer
 from asyncinfer.weights.laying import Matrix, NumberLayer
 from asyncinfer.weights.memory import empty
 from asyncinfer.weights.packed import Packed, Piece
-from asyncinfer.weights.quantised import QuantisedMatrix, torch_dtype
+from asyncinfer.weights.quantised import QuantisedMatrix, fill_rows, torch_dtype
 from asyncinfer.weights.tensor_files import TensorFiles
 
 __all__ = ["LoadProgress", "OnProgress", "WeightLoader"]
@@ -236,9 +236,7 @@ class WeightLoader:
         step = max(1, _TILE // math.prod(target.shape[1:]))
         with self._blaming(matrix):
             rows = matrix.format.rows(parts, tuple(target.shape))
-        for first in range(0, len(target), step):
-            end = min(first + step, len(target))
-            target[first:end].copy_(rows(first, end))
+        fill_rows(target, rows, step)
 
     @contextmanager
     def _blaming(self, matrix: QuantisedMatrix) -> Iterator[None]:

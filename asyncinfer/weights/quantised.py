@@ -9,11 +9,12 @@ from typing import Final
 import torch
 
 from asyncinfer.errors import ModelLoadError
-from asyncinfer.quantization.schemes import MatrixFormat, Part, Scheme
+from asyncinfer.kernels.threads import share
+from asyncinfer.quantization.schemes import MatrixFormat, Part, Rows, Scheme
 from asyncinfer.weights.file_reader import FileReader
 from asyncinfer.weights.tensor_files import TensorFiles
 
-__all__ = ["QuantisedMatrix", "find_quantised", "torch_dtype"]
+__all__ = ["QuantisedMatrix", "fill_rows", "find_quantised", "torch_dtype"]
 
 #: The dtypes of tensors that hold a quantised matrix: safetensors' names -> torch's.
 _DTYPES: Final = {
@@ -47,6 +48,17 @@ def torch_dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, _DTYPES[name])
     assert isinstance(dtype, torch.dtype)
     return dtype
+
+
+def fill_rows(target: torch.Tensor, rows: Rows, step: int) -> None:
+    """Fill a matrix with its rows, so many at a time. Threads share these tiles, whose operators
+    are too short to be shared themselves."""
+
+    def fill(first: int) -> None:
+        end = min(first + step, len(target))
+        target[first:end].copy_(rows(first, end))
+
+    share(range(0, len(target), step), fill, alone=target.device.type != "cpu")
 
 
 def find_quantised(

@@ -4,6 +4,7 @@ lies is refused with its name, before memory is taken where headers say it."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from safetensors.torch import save_file
 
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels.native import laying_kernels
+from asyncinfer.kernels.threads import set_thread_count
 from asyncinfer.models.quantised import read_scheme
 from asyncinfer.models.reader import JsonReader
-from asyncinfer.quantization import LaidWeight, QuantisedWeight, as_tensor
+from asyncinfer.quantization import BlockEnds, LaidWeight, QuantisedWeight, as_tensor
 from asyncinfer.quantization.laid import laid as laid_whole
-from asyncinfer.quantization.schemes import Scheme
+from asyncinfer.quantization.schemes import GptqMatrix, Scheme
+from asyncinfer.quantization.schemes.bits import scaled
 from asyncinfer.stats import LoadProgress
 from asyncinfer.weights import Packed, Piece, SafetensorsCheckpoint, WeightLoader, check_weights
 
@@ -157,6 +160,52 @@ def test_a_file_with_nan_becomes_floats(tmp_path: Path) -> None:
     right[95, 63] = torch.nan
     torch.testing.assert_close(weight.clone(), right, rtol=2e-7, atol=1e-9, equal_nan=True)
     assert told[-1].bytes_done == told[-1].bytes_total
+
+
+@pytest.mark.parametrize(
+    "keep_packed",
+    [
+        False,
+        pytest.param(
+            True, marks=pytest.mark.skipif(laying_kernels() is None, reason="no native code")
+        ),
+    ],
+)
+def test_a_tile_s_operators_take_one_thread(
+    keep_packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are too short to wait for another one, and tiles are shared between threads."""
+    parts, right = held("gptq")
+    stored = {f"m.gate{suffix}": part.clone().contiguous() for suffix, part in parts.items()}
+    save_file(stored, tmp_path / "model.safetensors")
+    table = {"m": Packed((Piece("m.gate.weight", SHAPE),))}
+    monkeypatch.setattr("asyncinfer.weights.loader._TILE", 7 * SHAPE[1])
+    seen: list[int] = []
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any) -> Any:
+            seen.append(torch.get_num_threads())
+            return function(*args)
+
+        return called
+
+    monkeypatch.setattr(GptqMatrix, "ends", watched(GptqMatrix.ends))
+    monkeypatch.setattr("asyncinfer.quantization.schemes.gptq.scaled", watched(scaled))
+    monkeypatch.setattr(BlockEnds, "of", watched(BlockEnds.of))
+    before = torch.get_num_threads()
+    if not set_thread_count(2):
+        pytest.skip("the number of threads cannot be set")
+    try:
+        with SafetensorsCheckpoint(tmp_path) as checkpoint, torch.inference_mode():
+            found = check_weights(checkpoint, table, scheme=scheme(CASES["gptq"].config))
+            args = checkpoint, table, torch.device("cpu"), torch.float32, None
+            weight = WeightLoader(*args, quantised=found, keep_packed=keep_packed)("m")
+        assert torch.get_num_threads() == 2
+    finally:
+        set_thread_count(before)
+    torch.testing.assert_close(as_tensor(weight), right, rtol=1e-3, atol=1e-3)
+    # Tiles of seven rows, or the scales of the whole in two functions.
+    assert seen == ([1, 1] if keep_packed else [1] * 14)
 
 
 def test_what_is_left_over(tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ class Fp8Matrix(MatrixFormat):
         outputs, scales = shape[0], e8m0(parts[".weight_scale_inv"])
         if self.block is None:
             return GroupEnds(scales.reshape(-1, 1).expand(outputs, 1))
-        return GroupEnds(scales[torch.arange(outputs, device=scales.device) // self.block[0]])
+        of_outputs = torch.arange(outputs, device=scales.device) // self.block[0]
+        return GroupEnds(scales, of_outputs=of_outputs)
 
 
 def _floats(numbers: torch.Tensor) -> torch.Tensor:

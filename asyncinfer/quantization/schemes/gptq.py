@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
 from asyncinfer.kernels.layouts import WeightLayout
-from asyncinfer.kernels.orders import NumberOrder
-from asyncinfer.quantization.schemes.bits import scaled, unpack
+from asyncinfer.kernels.orders import AWQ_PLACES, NumberOrder, as_bytes
+from asyncinfer.quantization.schemes.bits import pairs, scaled, unpack
 from asyncinfer.quantization.schemes.matrix import (
     HALVES,
     BadPart,
@@ -25,7 +25,7 @@ from asyncinfer.quantization.weight import QuantisedWeight
 __all__ = ["AwqMatrix", "GptqMatrix"]
 
 #: Where in a word of AWQ's the first, second, ... output is.
-_AWQ_PLACES: Final = {4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3)}
+_AWQ_PLACES: Final = {4: AWQ_PLACES, 8: (0, 2, 1, 3)}
 #: Outputs whose numbers are unpacked at a time.
 _ROWS: Final = 512
 
@@ -85,7 +85,13 @@ class GptqMatrix(MatrixFormat):
     def ends(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> GroupEnds | None:
         if not self._in_order(parts, shape[1]):
             return None
-        return _ends(self.bits, self._zeros(parts).t(), parts[".scales"].t())
+        if self.bits == 4:
+            # As in `_zeros`.
+            values = range(16) if self.second_version else (*range(1, 16), 0)
+            below = _negative(values, parts[".qzeros"])
+        else:
+            below = self._zeros(parts).float().sub_(128).neg_()
+        return _ends(below, parts[".scales"])
 
     def _zeros(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The zero points, uint8 `[groups, out]`."""
@@ -163,12 +169,17 @@ class AwqMatrix(MatrixFormat):
         return StoredNumbers(".qweight", "int4", NumberOrder("awq")) if self.bits == 4 else None
 
     def ends(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> GroupEnds | None:
-        scales, stored = parts[".scales"].t(), parts.get(".qzeros")
+        scales, stored = parts[".scales"], parts.get(".qzeros")
         if stored is None:
-            zeros = torch.full_like(scales, 1 << (self.bits - 1), dtype=torch.uint8)
+            value = -8.0 if self.bits == 4 else 0.0
+            below = torch.full_like(scales, value, dtype=torch.float32)
+        elif self.bits == 4:
+            below = _negative(range(16), stored)
+            places = torch.tensor(AWQ_PLACES, device=below.device)
+            below = below.view(-1, len(places)).index_select(1, places).view(scales.shape)
         else:
-            zeros = self._outputs(stored, 0, shape[0])
-        return _ends(self.bits, zeros, scales)
+            below = self._outputs(stored, 0, shape[0]).t().float().sub_(128).neg_()
+        return _ends(below, scales)
 
     def kept(
         self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
@@ -181,7 +192,7 @@ class AwqMatrix(MatrixFormat):
         for first in range(0, shape[0], _ROWS):
             end = min(first + _ROWS, shape[0])
             numbers[first:end] = self._outputs(parts[".qweight"], first, end) ^ _flip(8)
-        return QuantisedWeight(numbers.view(torch.int8), ends.scales, ends.offsets, dtype)
+        return QuantisedWeight(numbers.view(torch.int8), *ends.apart(), dtype)
 
     def _outputs(self, packed: torch.Tensor, first: int, end: int) -> torch.Tensor:
         """Numbers of some outputs, uint8 `[outputs, inputs or groups]`."""
@@ -200,12 +211,15 @@ def _flip(bits: int) -> int:
     return 128 if bits == 8 else 0
 
 
-def _ends(bits: int, zeros: torch.Tensor, scales: torch.Tensor) -> GroupEnds:
-    """Of `(number - zero) * scale` of unsigned numbers; zeros and scales are `[out, groups]`."""
-    zeros, scales = zeros.float(), scales.contiguous()
-    if bits == 8:
-        zeros = zeros - 128
-    return GroupEnds(scales, zeros * -scales.float())
+def _negative(values: Sequence[int], packed: torch.Tensor) -> torch.Tensor:
+    """What numbers of 4 bits in int32 `[groups, words]` stand for, times -1: float32."""
+    return pairs([-float(value) for value in values], as_bytes(packed), high_first=False)
+
+
+def _ends(below: torch.Tensor, scales: torch.Tensor) -> GroupEnds:
+    """Of `(number + below) * scale`; `below`, which is overwritten, and scales are `[groups,
+    out]`."""
+    return GroupEnds(scales.t(), below.mul_(scales).t())
 
 
 def _groups(group: int | None, inputs: int) -> int:

@@ -113,10 +113,10 @@ class IntMatrix(MatrixFormat):
         offsets = None
         if not self.symmetric:
             offsets = self._zeros(parts[".weight_zero_point"], scales)
-        if self.packed and self.bits == 4:
-            offsets = torch.zeros_like(scales).float() if offsets is None else offsets
-            offsets = offsets + 8
-        return GroupEnds(scales, None if offsets is None else offsets * -scales.float())
+        half = 8 if self.packed and self.bits == 4 else 0
+        if offsets is None:
+            return GroupEnds(scales, scales.float() * -half if half else None)
+        return GroupEnds(scales, offsets.add_(half).mul_(scales.float()).neg_())
 
     def _scales(self, parts: Mapping[str, torch.Tensor], outputs: int) -> torch.Tensor:
         """The scales, `[out, groups]`."""

@@ -76,6 +76,23 @@ class GroupEnds:
 
     scales: torch.Tensor
     offsets: torch.Tensor | None = None
+    #: Which of the rows of scales each output has; None: one of its own.
+    of_outputs: torch.Tensor | None = None
+
+    @property
+    def outputs(self) -> torch.Size:
+        """`[..., out]`."""
+        return self.scales.shape[:-1] if self.of_outputs is None else self.of_outputs.shape
+
+    def apart(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Scales and offsets with a row of its own for each output, contiguous."""
+        rows = self.of_outputs
+        scales, offsets = (
+            None if part is None else part if rows is None else part[rows]
+            for part in (self.scales, self.offsets)
+        )
+        assert scales is not None
+        return scales.contiguous(), None if offsets is None else offsets.contiguous()
 
 
 class MatrixFormat(ABC):
@@ -123,7 +140,7 @@ class MatrixFormat(ABC):
         stored = parts[found.part]
         if ends is None or (found.code == "e4m3" and has_nan(stored)):
             return None
-        rows = ends.scales.shape[:-1]
+        rows = ends.outputs
         whole, bits = found.code in ("int4", "int8"), 8 if found.code in ("int8", "e4m3") else 4
         numbers = ordered(stored, found.order, rows.numel())
         if bits == 8:
@@ -133,7 +150,7 @@ class MatrixFormat(ABC):
             numbers = numbers[:, : shape[1] * bits // 8]
         numbers = numbers.reshape(*rows, -1)
         code = "int" if whole else found.code
-        return QuantisedWeight(numbers, ends.scales, ends.offsets, dtype, code)
+        return QuantisedWeight(numbers, *ends.apart(), dtype, code)
 
 
 def has_nan(numbers: torch.Tensor) -> bool:
