@@ -28,7 +28,7 @@ MOST = {
     "planner": 1_299,
     "plugins": 1_442,
     "protocols": 700,
-    "quantization": 2_845,
+    "quantization": 2_848,
     "remote": 1_607,
     "runner": 4_382,
     "samplers": 420,

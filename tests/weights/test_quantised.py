@@ -208,6 +208,16 @@ def test_a_tile_s_operators_take_one_thread(
     assert seen == ([1, 1] if keep_packed else [1] * 14)
 
 
+@pytest.mark.parametrize("name", ["floats by output", "int8 by output"])
+def test_what_is_said_of_activations_changes_no_weight(name: str, tmp_path: Path) -> None:
+    """Scales and zero points of static activations, and the zeros of symmetric weights."""
+    parts, right = held(name)
+    zero = torch.zeros(SHAPE[0], 1).to(parts[".weight"].dtype)
+    said = {".input_scale": torch.tensor([0.1]), ".input_zero_point": zero[0]}
+    got = load(tmp_path, name, {**parts, **said, ".weight_zero_point": zero})
+    torch.testing.assert_close(got[: SHAPE[0]], right, rtol=2e-7, atol=1e-9)
+
+
 def test_what_is_left_over(tmp_path: Path) -> None:
     """Scales for another engine's KV cache may be; any other tensor not."""
     parts, _ = held("fp8 in blocks")

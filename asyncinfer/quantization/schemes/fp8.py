@@ -42,6 +42,9 @@ class Fp8Matrix(MatrixFormat):
             Part(names, scales, (*FLOATS, "F8_E8M0", "U8")),
             Part((".input_scale", ".activation_scale"), (), FLOATS, optional=True, unread=True),
             Part((".input_scale_ub",), (), FLOATS, optional=True, unread=True),
+            # Those of compressed-tensors, whose floats are symmetric.
+            Part((".weight_zero_point",), (), ("F8_E4M3",), optional=True, unread=True),
+            Part((".input_zero_point",), (), ("F8_E4M3",), optional=True, unread=True),
         )
 
     def rows(self, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Rows:
