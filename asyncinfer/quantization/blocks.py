@@ -10,7 +10,7 @@ import torch
 
 from asyncinfer.kernels.block_types import BLOCK_TYPES, block_floats, block_parts
 from asyncinfer.kernels.layouts import WeightLayout
-from asyncinfer.quantization.packed_weight import PackedWeight
+from asyncinfer.quantization.packed_weight import WeightOfBlocks
 from asyncinfer.quantization.weight import QuantisedWeight
 
 __all__ = ["BlockWeight", "block_layout"]
@@ -20,7 +20,7 @@ _PART = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BlockWeight(PackedWeight):
+class BlockWeight(WeightOfBlocks):
     """A weight `[..., out, in]` in blocks of one of `BLOCK_TYPES`, byte for byte as in the file:
     nothing of it is rounded, and reading it is all that loading takes."""
 
@@ -49,23 +49,6 @@ class BlockWeight(PackedWeight):
     @property
     def shape(self) -> tuple[int, ...]:
         return (*self.blocks.shape[:-1], self.inputs)
-
-    @property
-    def device(self) -> torch.device:
-        return self.blocks.device
-
-    @property
-    def nbytes(self) -> int:
-        return self.blocks.nbytes
-
-    def __getitem__(self, index: int | slice | torch.Tensor) -> Self:
-        if isinstance(index, torch.Tensor):
-            # Whole rows are copied, where indexing copies byte by byte.
-            return self._each(lambda blocks: blocks.index_select(0, index))
-        return self._each(lambda blocks: blocks[index])
-
-    def clone(self) -> Self:
-        return self._each(torch.Tensor.clone)
 
     def view(self, *leading: int) -> Self:
         return self._each(lambda blocks: blocks.reshape(*leading, blocks.shape[-1]))

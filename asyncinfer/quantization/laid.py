@@ -10,7 +10,7 @@ from typing import Self
 import torch
 
 from asyncinfer.kernels.native import Layout
-from asyncinfer.quantization.packed_weight import PackedWeight
+from asyncinfer.quantization.packed_weight import WeightOfBlocks
 from asyncinfer.quantization.weight import QuantisedWeight
 
 __all__ = ["BlockEnds", "LaidWeight", "laid"]
@@ -21,7 +21,7 @@ _FLOAT16_LEAST = 2.0**-14
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LaidWeight(PackedWeight):
+class LaidWeight(WeightOfBlocks):
     """A weight `[..., out, in]` on a CPU: behind the numbers of each group lie its scale, and its
     offset if it has one. Both are float16 behind whole numbers of 4 bits, and behind others where
     that rounds nothing; else float32. What a number stands for is multiplied by `factor`."""
@@ -41,23 +41,6 @@ class LaidWeight(PackedWeight):
     def shape(self) -> tuple[int, ...]:
         *rows, groups, _ = self.blocks.shape
         return (*rows, groups * self.layout.group)
-
-    @property
-    def device(self) -> torch.device:
-        return self.blocks.device
-
-    @property
-    def nbytes(self) -> int:
-        return self.blocks.nbytes
-
-    def __getitem__(self, index: int | slice | torch.Tensor) -> Self:
-        if isinstance(index, torch.Tensor):
-            # Whole rows are copied, where indexing copies byte by byte.
-            return self._each(lambda blocks: blocks.index_select(0, index))
-        return self._each(lambda blocks: blocks[index])
-
-    def clone(self) -> Self:
-        return self._each(torch.Tensor.clone)
 
     def view(self, *leading: int) -> Self:
         return self._each(lambda blocks: blocks.reshape(*leading, *blocks.shape[-2:]))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Self
 
 import torch
 
-__all__ = ["PackedWeight", "as_tensor"]
+__all__ = ["PackedWeight", "WeightOfBlocks", "as_tensor"]
 
 
 class PackedWeight(ABC):
@@ -47,6 +49,36 @@ class PackedWeight(ABC):
     @abstractmethod
     def dequantised(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """`[..., out, in]` as floats, computed in float32; None: in the model's dtype."""
+
+
+class WeightOfBlocks(PackedWeight):
+    """A weight whose numbers, scales and offsets lie in one tensor of bytes."""
+
+    __slots__ = ()
+
+    #: uint8, the dimensions of the weight's rows first.
+    blocks: torch.Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.blocks.device
+
+    @property
+    def nbytes(self) -> int:
+        return self.blocks.nbytes
+
+    def __getitem__(self, index: int | slice | torch.Tensor) -> Self:
+        if isinstance(index, torch.Tensor):
+            # Whole rows are copied, where indexing copies byte by byte.
+            return self._each(lambda blocks: blocks.index_select(0, index))
+        return self._each(lambda blocks: blocks[index])
+
+    def clone(self) -> Self:
+        return self._each(torch.Tensor.clone)
+
+    @abstractmethod
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        """The same weight with its bytes changed."""
 
 
 def as_tensor(weight: torch.Tensor | PackedWeight) -> torch.Tensor:
