@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -240,12 +239,16 @@ class _Metadata:
         return value
 
     def integers(self, key: str, count: int, default: int) -> list[int]:
+        import numpy as np
+
         values = self.get(key)
         if isinstance(values, np.ndarray) and values.dtype.kind not in "iu":
             raise self.refuse(key, "must be a list of integers")
         return [int(value) for value in self.numbers(key, count, default)]
 
     def numbers(self, key: str, count: int, default: float = 0.0) -> list[float]:
+        import numpy as np
+
         values = self.get(key)
         if values is None:
             return [default] * count

@@ -9,6 +9,7 @@ from asyncinfer.kernels import onednn
 from asyncinfer.kernels.native import BlockedWeight, blocked
 from asyncinfer.kernels.native.blocked import blocked_kernel
 from asyncinfer.kernels.native.blocked_code import blocked_code
+from asyncinfer.machine import cpuinfo
 
 pytestmark = pytest.mark.skipif(
     blocked_kernel(torch.float32) is None or not onednn.available(torch.float32),
@@ -30,6 +31,8 @@ def laid_out(
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(shape[1])).to(dtype)
     reordered = onednn.reorder(weight)
     found = onednn.blocked(reordered, shape)
+    if found is None and dtype is torch.bfloat16 and "amx_bf16" in cpuinfo().get("flags", ""):
+        pytest.skip("oneDNN lays bfloat16 out for tiles, which native code does not read")
     assert found is not None
     return weight, reordered, found
 
