@@ -132,6 +132,11 @@ class Stream:
             await self.aclose()
 
     @property
+    def ready(self) -> bool:
+        """Whether the next chunk is there, or the end, so that reading it does not wait."""
+        return self._buffer is not None and self._buffer.ready
+
+    @property
     def prompt_tokens(self) -> int | None:
         """Tokens of the prompt, once the stream has begun."""
         return self._request.prompt_len if self._request else None
@@ -206,16 +211,14 @@ class Stream:
         return request
 
     def _catch_up(self, request: Request) -> None:
-        """Pass on a close or a stop that came while the prompt was prepared, when the decode thread
-        had nothing to end."""
+        """Pass on a close or a stop that came while the prompt was prepared."""
         if self._closed:
             self._frontend.abort(request)
         elif self._stopped:
             self._frontend.post(Command.STOP, request)
 
     def _resume(self) -> None:
-        """Tell the decode thread, which has paused the request, that the buffer has room again, if
-        it has."""
+        """Tell the decode thread that the buffer of the paused request has room again, if so."""
         assert self._request is not None
         if self._request.drained:
             self._request.buffer.paused = False

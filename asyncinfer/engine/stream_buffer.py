@@ -208,6 +208,11 @@ class StreamBuffer(ChunkWaiter):
         with anyio.move_on_after(patience, shield=True):
             await self.wait_for_end()
 
+    @property
+    def ready(self) -> bool:
+        """Whether a chunk is there, or the end."""
+        return bool(self.chunks) or self.outcome is not None
+
     def take_packed(self) -> Content:
         """The next chunk as a plain tuple (there must be one)."""
         content = self.chunks.popleft()

@@ -92,6 +92,11 @@ class RemoteStream:
     def __await__(self) -> Generator[Any, Any, Completion]:
         return self._whole().__await__()
 
+    @property
+    def ready(self) -> bool:
+        """See `Stream.ready`."""
+        return bool(self._pieces) or self._ended
+
     def stop(self) -> None:
         """End the answer politely: see `Stream.stop`."""
         self._stopped = True

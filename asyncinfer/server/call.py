@@ -45,7 +45,7 @@ _MOST_ID: Final = 128
 
 class Call:
     """What a handler reads a request from and answers with: either `json`, once, or any number of
-    `event` and then `end`."""
+    `event`, sent by `flush`, and then `end`."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.headers = headers_of(scope)
@@ -63,7 +63,9 @@ class Call:
         #: Bytes of the body.
         self._size = 0
         #: Whether the status was sent.
-        self.started = False
+        self._started = False
+        #: Events that are not sent yet.
+        self._held: list[bytes] = []
         self._receive = receive
         self._send = send
         #: When the message was given to the server that waits for the client, by a monotonic clock.
@@ -112,24 +114,39 @@ class Call:
         await self._start(status, pairs)
         await self._put({"type": "http.response.body", "body": body})
 
-    async def event(self, content: Any, name: str | None = None) -> None:
-        """Send one server-sent event; the first one starts the answer."""
-        await self.raw_events(event_bytes(content, name))
+    @property
+    def begun(self) -> bool:
+        """Whether the answer has begun, so that an error can be no other answer."""
+        return self._started or bool(self._held)
 
-    async def raw_events(self, data: bytes) -> None:
-        """Send events that are encoded already."""
-        if not self.started:
-            await self._start(200, _EVENTS)
-        await self._put({"type": "http.response.body", "body": data, "more_body": True})
+    def event(self, content: Any, name: str | None = None) -> None:
+        """Have one server-sent event sent with the next `flush`, or at the end."""
+        self._held.append(event_bytes(content, name))
+
+    def raw_events(self, data: bytes) -> None:
+        """`event` for events that are encoded already."""
+        self._held.append(data)
+
+    async def flush(self) -> None:
+        """Send the events so far together, since each message takes a server and a client its time;
+        the first ones start the answer."""
+        if self._held:
+            await self._send_held(more=True)
 
     async def end(self, data: bytes = b"") -> None:
-        """End the answer with `data`, events that are encoded already."""
-        if not self.started:
+        """End the answer with the events that are not sent, and `data`, encoded already."""
+        self._held.append(data)
+        await self._send_held(more=False)
+
+    async def _send_held(self, *, more: bool) -> None:
+        data = b"".join(self._held)
+        self._held.clear()
+        if not self._started:
             await self._start(200, _EVENTS)
-        await self._put({"type": "http.response.body", "body": data})
+        await self._put({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        self.started = True
+        self._started = True
         own = self.request_id.encode("latin-1")
         pairs = [*headers, (b"x-request-id", own), (b"request-id", own)]
         message: Message = {"type": "http.response.start", "status": status, "headers": pairs}

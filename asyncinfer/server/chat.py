@@ -84,22 +84,21 @@ async def _events(
     called = set()
     async with model.engine.stream(messages, **options) as stream:
         async for chunk in stream:
-            events = b""
-            if not call.started:
+            if not call.begun:
                 # Clients expect the choices to be introduced in order.
-                events = b"".join(event(index, _BEGUN) for index in range(options.get("n", 1)))
+                for index in range(options.get("n", 1)):
+                    call.raw_events(event(index, _BEGUN))
             if chunk.tool_calls:
                 called.add(chunk.index)
             delta, scores = delta_bytes(chunk), _NULL
             if "logprobs" in options and chunk.logprobs:
                 scores = json_bytes(chat_logprobs(model.engine.tokenizer, chunk.logprobs))
             if delta or scores is not _NULL:
-                events += event(chunk.index, delta or b"{}", scores)
+                call.raw_events(event(chunk.index, delta or b"{}", scores))
             if chunk.finish_reason is not None:
                 reason = finish_reason(chunk.finish_reason, chunk.index in called)
-                events += event(chunk.index, b"{}", _NULL, json_bytes(reason))
-            if events:
-                # Together, since each message takes a server its time.
-                await call.raw_events(events)
+                call.raw_events(event(chunk.index, b"{}", _NULL, json_bytes(reason)))
+            if not stream.ready:
+                await call.flush()
     last = {**first, "choices": [], "usage": usage_of(stream.usage)}
     await call.end(event_bytes(last) + DONE if usage else DONE)

@@ -166,7 +166,7 @@ class _Events:
         used = [each or Usage() for each in await together(calls)]
         if self._usage:
             total = usage_of(_total(used))
-            await self._call.event({**self._first, "choices": [], "usage": total})
+            self._call.event({**self._first, "choices": [], "usage": total})
         await self._call.end(DONE)
 
     async def _stream(self, place: int, prompt: str | list[int]) -> Usage | None:
@@ -186,15 +186,15 @@ class _Events:
                     scores = [(entry.token_id, entry) for entry in chunk.logprobs]
                     tokenizer = self._model.engine.tokenizer
                     logprobs = completion_logprobs(tokenizer, scores, offset)
-                if not text and logprobs is None and chunk.finish_reason is None:
-                    continue
-                choice = {
-                    "index": index,
-                    "text": text,
-                    "logprobs": logprobs,
-                    "finish_reason": finish_reason(chunk.finish_reason),
-                }
-                event = b"%b%b]}\n\n" % (self._opening, json_bytes(choice))
-                async with self._sending:
-                    await self._call.raw_events(event)
+                if text or logprobs is not None or chunk.finish_reason is not None:
+                    choice = {
+                        "index": index,
+                        "text": text,
+                        "logprobs": logprobs,
+                        "finish_reason": finish_reason(chunk.finish_reason),
+                    }
+                    self._call.raw_events(b"%b%b]}\n\n" % (self._opening, json_bytes(choice)))
+                if not stream.ready:
+                    async with self._sending:
+                        await self._call.flush()
         return stream.usage

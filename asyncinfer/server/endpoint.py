@@ -139,8 +139,8 @@ class Endpoint:
         """Tell the client of an error; returns the status. Raises one that was not foreseen."""
         told = http_error(found, self._names)
         body = self._error_body(told, call.request_id)
-        if call.started:
-            await call.event(body, self._error_event)
+        if call.begun:
+            call.event(body, self._error_event)
             await call.end()
         else:
             await call.json(body, told.status, told.headers)

@@ -133,28 +133,30 @@ class _Answer:
         reason, stop, called = "end_turn", None, False
         async with engine.stream(chat, **self._options) as stream:
             async for chunk in stream:
-                if not call.started:
+                if not call.begun:
                     # How much of the prompt was cached is known only at the end.
                     usage = _usage(Usage(prompt_tokens=stream.prompt_tokens or 0))
                     message = {**self._message([], usage), **_stopped(None, None)}
-                    await self._event("message_start", message=message)
+                    self._event("message_start", message=message)
                 text = chunk.text
                 if chunk.finish_reason is not None:
                     text, reason, stop = self._end(text, chunk.finish_reason)
                 if chunk.reasoning:
                     delta = {"type": "thinking_delta", "thinking": chunk.reasoning}
-                    await self._delta("thinking", {"thinking": "", "signature": ""}, delta)
+                    self._delta("thinking", {"thinking": "", "signature": ""}, delta)
                 if text:
-                    await self._delta("text", {"text": ""}, {"type": "text_delta", "text": text})
+                    self._delta("text", {"text": ""}, {"type": "text_delta", "text": text})
                 for each in chunk.tool_calls:
                     called = True
-                    await self._call_delta(each)
-            await self._close()
+                    self._call_delta(each)
+                if not stream.ready:
+                    await call.flush()
+            self._close()
             if called and reason == "end_turn":
                 reason = "tool_use"
             told = _usage(stream.usage or Usage())
-            await self._event("message_delta", delta=_stopped(reason, stop), usage=told)
-        await self._event("message_stop")
+            self._event("message_delta", delta=_stopped(reason, stop), usage=told)
+        self._event("message_stop")
         await call.end()
 
     def _message(self, content: list[Any], usage: dict[str, Any]) -> dict[str, Any]:
@@ -177,34 +179,34 @@ class _Answer:
                 return text.removesuffix(stop), "stop_sequence", stop
         return text, "end_turn", None
 
-    async def _call_delta(self, each: ToolCallDelta) -> None:
+    def _call_delta(self, each: ToolCallDelta) -> None:
         if each.id is not None:
             # Each call is a block of its own, also after another call.
-            await self._close()
+            self._close()
             empty: dict[str, Any] = {"id": each.id, "name": each.name, "input": {}}
-            await self._delta("tool_use", empty, {"type": "input_json_delta", "partial_json": ""})
+            self._delta("tool_use", empty, {"type": "input_json_delta", "partial_json": ""})
         if each.arguments:
             delta = {"type": "input_json_delta", "partial_json": each.arguments}
-            await self._delta("tool_use", {}, delta)
+            self._delta("tool_use", {}, delta)
 
-    async def _delta(self, kind: str, empty: dict[str, Any], delta: dict[str, Any]) -> None:
+    def _delta(self, kind: str, empty: dict[str, Any], delta: dict[str, Any]) -> None:
         """Send more of a content block of this type; the first delta opens the block as `empty`."""
         if self._block != kind:
-            await self._close()
+            self._close()
             self._block = kind
             block = {"type": kind, **empty}
-            await self._event("content_block_start", index=self._blocks, content_block=block)
-        await self._event("content_block_delta", index=self._blocks, delta=delta)
+            self._event("content_block_start", index=self._blocks, content_block=block)
+        self._event("content_block_delta", index=self._blocks, delta=delta)
 
-    async def _close(self) -> None:
+    def _close(self) -> None:
         """End the content block that is being sent."""
         if self._block is not None:
-            await self._event("content_block_stop", index=self._blocks)
+            self._event("content_block_stop", index=self._blocks)
             self._block = None
             self._blocks += 1
 
-    async def _event(self, kind: str, **fields: Any) -> None:
-        await self._call.event({"type": kind, **fields}, kind)
+    def _event(self, kind: str, **fields: Any) -> None:
+        self._call.event({"type": kind, **fields}, kind)
 
 
 def _stopped(reason: str | None, stop: str | None) -> dict[str, Any]:

@@ -107,40 +107,42 @@ class _Response:
         reason = "stop"
         async with self._model.engine.stream(chat, **self._options) as stream:
             async for chunk in stream:
-                if not self._call.started:
+                if not self._call.begun:
                     begun = {**self._head(), "status": "in_progress", "output": [], "usage": None}
-                    await self._event("created", response=begun)
-                    await self._event("in_progress", response=begun)
+                    self._event("created", response=begun)
+                    self._event("in_progress", response=begun)
                 if chunk.reasoning:
-                    await self._part("reasoning", _thought(""))
-                    await self._delta("reasoning_text", chunk.reasoning)
+                    self._part("reasoning", _thought(""))
+                    self._delta("reasoning_text", chunk.reasoning)
                 if chunk.text or chunk.logprobs:
-                    await self._part("message", _said("", []))
-                    await self._delta("output_text", chunk.text, self._scores(chunk.logprobs))
+                    self._part("message", _said("", []))
+                    self._delta("output_text", chunk.text, self._scores(chunk.logprobs))
                 for each in chunk.tool_calls:
-                    await self._called(each)
+                    self._called(each)
+                if not stream.ready:
+                    await self._call.flush()
                 reason = chunk.finish_reason or reason
             usage = stream.usage or Usage()
         if not self._items:
-            await self._part("message", _said("", []))
-        await self._close("completed" if reason in _WHOLE else "incomplete")
+            self._part("message", _said("", []))
+        self._close("completed" if reason in _WHOLE else "incomplete")
         told = self._told(reason, usage)
-        await self._event(told["status"], response=told)
+        self._event(told["status"], response=told)
         await self._call.end()
 
-    async def _part(self, kind: str, empty: dict[str, Any]) -> None:
+    def _part(self, kind: str, empty: dict[str, Any]) -> None:
         """Open an item of this kind with one part, unless it is open."""
         if self._open and self._items[-1]["type"] == kind:
             return
-        await self._close()
+        self._close()
         item = {**self._item(kind), "content": [], "status": "in_progress"}
         self._items.append(item)
         self._open = True
-        await self._event("output_item.added", **self._place(), item={**item})
+        self._event("output_item.added", **self._place(), item={**item})
         item["content"] = [empty]
-        await self._event("content_part.added", **self._place(part=True), part={**empty})
+        self._event("content_part.added", **self._place(part=True), part={**empty})
 
-    async def _delta(self, name: str, text: str, scores: list[Any] | None = None) -> None:
+    def _delta(self, name: str, text: str, scores: list[Any] | None = None) -> None:
         """Send more of the open item's part."""
         (part,) = self._items[-1]["content"]
         part["text"] += text
@@ -148,22 +150,22 @@ class _Response:
         if scores is not None:
             part["logprobs"] += scores
             fields["logprobs"] = scores
-        await self._event(f"{name}.delta", **self._place(part=True), **fields)
+        self._event(f"{name}.delta", **self._place(part=True), **fields)
 
-    async def _called(self, each: ToolCallDelta) -> None:
+    def _called(self, each: ToolCallDelta) -> None:
         if each.id is not None:
-            await self._close()
+            self._close()
             function = {"call_id": each.id, "name": each.name, "arguments": ""}
             item = {**self._item("function_call"), **function, "status": "in_progress"}
             self._items.append(item)
             self._open = True
-            await self._event("output_item.added", **self._place(), item={**item})
+            self._event("output_item.added", **self._place(), item={**item})
         if each.arguments:
             self._items[-1]["arguments"] += each.arguments
             kind = "function_call_arguments.delta"
-            await self._event(kind, **self._place(item=True), delta=each.arguments)
+            self._event(kind, **self._place(item=True), delta=each.arguments)
 
-    async def _close(self, status: str = "completed") -> None:
+    def _close(self, status: str = "completed") -> None:
         """End the open item, if there is one."""
         if not self._open:
             return
@@ -172,14 +174,14 @@ class _Response:
         item["status"] = status
         if item["type"] == "function_call":
             told = {"arguments": item["arguments"], "name": item["name"]}
-            await self._event("function_call_arguments.done", **self._place(item=True), **told)
+            self._event("function_call_arguments.done", **self._place(item=True), **told)
         else:
             (part,) = item["content"]
             fields = {name: part[name] for name in ("text", "logprobs") if name in part}
             place = self._place(part=True)
-            await self._event(f"{part['type']}.done", **place, **fields)
-            await self._event("content_part.done", **place, part=part)
-        await self._event("output_item.done", **self._place(), item=item)
+            self._event(f"{part['type']}.done", **place, **fields)
+            self._event("content_part.done", **place, part=part)
+        self._event("output_item.done", **self._place(), item=item)
 
     def _item(self, kind: str) -> dict[str, Any]:
         prefix = {"reasoning": "rs", "message": "msg", "function_call": "fc"}[kind]
@@ -247,9 +249,9 @@ class _Response:
             **{name: body.get(name) for name in given if name in body},
         }
 
-    async def _event(self, kind: str, **fields: Any) -> None:
+    def _event(self, kind: str, **fields: Any) -> None:
         name = f"response.{kind}"
-        await self._call.event({"type": name, "sequence_number": self._events, **fields}, name)
+        self._call.event({"type": name, "sequence_number": self._events, **fields}, name)
         self._events += 1
 
 
