@@ -51,7 +51,8 @@ class LagOptions:
     #: Least milliseconds of a step of the fake model.
     step_ms: float = 5.0
     repeat: int = 3
-    #: Call `gc.freeze` once the engine is open, as a host may (torch alone is 150,000 objects).
+    #: Call `gc.freeze` once the engine is open, as a host may: the garbage collector then skips
+    #: what exists by then (torch alone is 150,000 objects).
     freeze: bool = False
 
 
@@ -181,7 +182,8 @@ class _Work:
 
     async def decode(self, engine: Engine, index: int) -> None:
         """Read streams without end. Where a real model's context ends one, another follows."""
-        began, params = False, SamplingParams(temperature=1.0, seed=index, ignore_eos=True)
+        began = False
+        params = SamplingParams(temperature=1.0, seed=index, ignore_eos=True)
         while True:
             prompt = f"# {index}\ndef {self._random.choice(self._words)}("
             async with engine.stream(prompt, params=params) as stream:

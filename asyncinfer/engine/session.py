@@ -21,6 +21,9 @@ class AnswerStream(Protocol):
     request_id: str
 
     @property
+    def ready(self) -> bool: ...
+
+    @property
     def prompt_tokens(self) -> int | None: ...
 
     @property
@@ -199,6 +202,11 @@ class SessionStream:
     def request_id(self) -> str:
         """The request's id, as logs and observers have it."""
         return self._stream.request_id
+
+    @property
+    def ready(self) -> bool:
+        """See `Stream.ready`."""
+        return self._stream.ready
 
     @property
     def usage(self) -> Usage | None:

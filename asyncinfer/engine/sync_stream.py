@@ -33,6 +33,11 @@ class SyncStream:
         """The request's id, as logs and observers have it."""
         return self._stream.request_id
 
+    @property
+    def ready(self) -> bool:
+        """Whether the next chunk is there, or the end, so that reading it does not wait."""
+        return self._stream.ready
+
     def __iter__(self) -> SyncStream:
         return self
 

@@ -39,6 +39,9 @@ _NO_KEY: Final = ApiKey()
 _IDS: Final = random.Random()
 #: `json.dumps` would make an encoder for each call.
 _ENCODE: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+#: Events that wait for others, at most: where an engine is faster than its reader there is always
+#: another one.
+MOST_HELD: Final = 32
 #: Characters of a client's own `x-request-id` that is given back.
 _MOST_ID: Final = 128
 
@@ -127,9 +130,13 @@ class Call:
         """`event` for events that are encoded already."""
         self._held.append(data)
 
+    def is_due(self, ready: bool) -> bool:
+        """Whether to `flush` now. Some events wait for the next ones that are `ready`: each message
+        takes a server and a client its time."""
+        return not ready or len(self._held) >= MOST_HELD
+
     async def flush(self) -> None:
-        """Send the events so far together, since each message takes a server and a client its time;
-        the first ones start the answer."""
+        """Send the events so far in one message. The first ones start the answer."""
         if self._held:
             await self._send_held(more=True)
 

@@ -98,7 +98,7 @@ async def _events(
             if chunk.finish_reason is not None:
                 reason = finish_reason(chunk.finish_reason, chunk.index in called)
                 call.raw_events(event(chunk.index, b"{}", _NULL, json_bytes(reason)))
-            if not stream.ready:
+            if call.is_due(stream.ready):
                 await call.flush()
     last = {**first, "choices": [], "usage": usage_of(stream.usage)}
     await call.end(event_bytes(last) + DONE if usage else DONE)

@@ -194,7 +194,7 @@ class _Events:
                         "finish_reason": finish_reason(chunk.finish_reason),
                     }
                     self._call.raw_events(b"%b%b]}\n\n" % (self._opening, json_bytes(choice)))
-                if not stream.ready:
+                if self._call.is_due(stream.ready):
                     async with self._sending:
                         await self._call.flush()
         return stream.usage

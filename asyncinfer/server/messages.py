@@ -149,7 +149,7 @@ class _Answer:
                 for each in chunk.tool_calls:
                     called = True
                     self._call_delta(each)
-                if not stream.ready:
+                if call.is_due(stream.ready):
                     await call.flush()
             self._close()
             if called and reason == "end_turn":

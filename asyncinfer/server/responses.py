@@ -119,7 +119,7 @@ class _Response:
                     self._delta("output_text", chunk.text, self._scores(chunk.logprobs))
                 for each in chunk.tool_calls:
                     self._called(each)
-                if not stream.ready:
+                if self._call.is_due(stream.ready):
                     await self._call.flush()
                 reason = chunk.finish_reason or reason
             usage = stream.usage or Usage()

@@ -11,6 +11,7 @@ from support import Until
 from asyncinfer import Engine
 from asyncinfer.engine import Stream
 from asyncinfer.server import create_app
+from asyncinfer.server.call import MOST_HELD
 from asyncinfer.testing import StepGate
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -69,6 +70,22 @@ async def test_what_came_while_a_client_took_its_time(path: str, until: Until) -
     assert told.whole
     assert len(said(told)) >= TOKENS // 2
     assert said(told) == said(whole)
+
+
+@pytest.mark.anyio
+@EVERY_LOOP
+@pytest.mark.parametrize("path", BODIES)
+async def test_an_engine_that_is_always_ahead(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client hears of it all the same, and can slow it down."""
+    monkeypatch.setattr(Stream, "ready", True)
+    most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    body = {**BODIES[path], most: 5 * MOST_HELD, "ignore_eos": True, "stream": True}
+    async with Engine(ChatModel(strict=False)) as engine:
+        told = await ask(create_app(engine), path, body)
+    counts = [message["body"].count(b"data: ") for message in told.messages[1:]]
+    assert sum(counts) == len(told.events)
+    # A chunk may have some events, and so may the end.
+    assert max(counts) <= MOST_HELD + 8
 
 
 @pytest.mark.anyio
