@@ -212,6 +212,7 @@ class LayerBuilder:
             )
         return FusedLayer(
             index=index,
+            kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             attention_norm=attention_norm,
             qkv=qkv,

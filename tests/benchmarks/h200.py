@@ -10,6 +10,7 @@ import dataclasses
 import gc
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,12 +147,18 @@ def measure_gpu(
                 figures, detail = MEASURES[name](run)
                 part = Part(name, time.monotonic() - began, detail, figures)
             except Exception as error:  # whatever it is, the other parts are still worth having
-                text = f"{type(error).__name__}: {error}"
+                text = f"{type(error).__name__}: {error} ({_place(error)})"
                 part = Part(name, time.monotonic() - began, error=text)
             _give_back(run)
         result = GpuResult((*result.parts, part))
         save(result)
     return result
+
+
+def _place(error: Exception) -> str:
+    """Where it was raised: an assertion says nothing else."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(last.filename).name}:{last.lineno}, {last.name}"
 
 
 Measured = tuple[tuple[Figure, ...], Mapping[str, Any]]

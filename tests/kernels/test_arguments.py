@@ -1,15 +1,22 @@
-"""Calls between kernels with so many arguments that two could be exchanged unseen."""
+"""What kernels call their arguments, and how they are given them."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+import pytest
+from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from asyncinfer.kernels import triton
 
 FOLDER = Path(triton.__file__).parent
 TREES = {path.name: ast.parse(path.read_text("utf-8")) for path in FOLDER.glob("*.py")}
+#: What that function and the launch itself have, too.
+RESERVED = {"backend", "grid", "specialize_impl", "warmup"}
 #: Parameters of a function above which its sizes are given by name.
 MANY = 12
 
@@ -45,3 +52,31 @@ def test_a_size_by_its_place_is_found() -> None:
         told: [*sizes_by_place({"a.py": ast.parse(source.format(told))})] for told in ("N", "N=N")
     }
     assert found == {"N": ["a.py:2: f"], "N=N": []}
+
+
+def launched_kernels() -> list[JITFunction[Any]]:
+    modules = [import_module(f"{triton.__name__}.{name.removesuffix('.py')}") for name in TREES]
+    found = [each for module in modules for each in vars(module).values()]
+    return [kernel for kernel in found if isinstance(kernel, JITFunction)]
+
+
+def bind(kernel: JITFunction[Any]) -> None:
+    """Make the function by which Triton launches the kernel."""
+    create_function_from_signature(kernel.signature, kernel.params, None)
+
+
+def test_triton_can_launch_every_kernel() -> None:
+    """It makes a function with the kernel's parameters beside its own."""
+    kernels = launched_kernels()
+    assert len(kernels) > 20
+    for kernel in kernels:
+        bind(kernel)
+        assert not RESERVED & set(kernel.arg_names), kernel.fn.__name__
+
+
+def test_a_name_that_triton_takes_is_refused() -> None:
+    def kernel(options):  # type: ignore[no-untyped-def]
+        return options
+
+    with pytest.raises(SyntaxError, match="options"):
+        bind(JITFunction(kernel))

@@ -142,7 +142,8 @@ def test_cuts_among_copies_and_in_rows(
     monkeypatch.setattr(sample_module, "cut_state", kept)
     spreads, top_k, top_p, copied = zip(*CUTS, strict=True)
     rows = len(CUTS)
-    noise = target.randn(rows, vocab)
+    # The same on each device: how many tokens lie about a cut depends on it.
+    noise = torch.randn(rows, vocab).to(target.device, target.dtype)
     spread = torch.tensor(spreads, device=target.device)[:, None]
     logits = torch.where(spread > 0, noise.float() * spread, (noise > 0).float()).to(target.dtype)
     options = Options(target, rows)
@@ -184,7 +185,9 @@ def test_rows_that_lie_apart(target: Target) -> None:
     options = Options(target, 15)
     one = triton.sample(wide[:, :1003], *options.keys, **options.filters)
     other = triton.sample(wide[:, :1003].contiguous(), *options.keys, **options.filters)
-    assert all(map(torch.equal, one, other))
+    assert all(map(torch.equal, one[:2], other[:2]))
+    # A GPU's threads share a row by how it lies in memory, and each adds up what it has.
+    torch.testing.assert_close(one[2], other[2], rtol=1e-6, atol=1e-6)
     assert all(not part.numel() for part in triton.sample(wide[:0], *(k[:0] for k in options.keys)))
 
 

@@ -49,6 +49,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def decoder() -> Decoder:
+    return make_decoder()
+
+
+def make_decoder() -> Decoder:
+    """Random weights, the same every time."""
     numbers = torch.Generator().manual_seed(3)
 
     def weight(name: str) -> torch.Tensor:

@@ -9,10 +9,15 @@ from typing import Any
 import pytest
 import torch
 from fakes.fake_device import FakeDevice, FakeGraph
+from runner.conftest import make_decoder
 
+from asyncinfer.attention import backend
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels import dispatch
+from asyncinfer.layers import FusedLayer
+from asyncinfer.models import decoder
+from asyncinfer.quantization import CudaLinear, linear
 from asyncinfer.runner.canary import check_answer, check_opened
 
 
@@ -76,6 +81,30 @@ def test_recorded_steps_that_are_wrong_are_left(
         check_answer(hand.runner)
     assert [each.part for each in hand.runner.fallbacks] == ["graphs"]
     assert dispatch.distrusted() is None
+
+
+@pytest.mark.parametrize("fault", [None, "linear_small"])
+def test_layers_of_few_launches_are_compared_with_torchs_operators(
+    make_hand: Any, wrong: set[str], monkeypatch: pytest.MonkeyPatch, fault: str | None
+) -> None:
+    """They attend over pages by Triton's kernels, of which torch's operators have no twin."""
+    monkeypatch.setattr(decoder, "has_fused_kernels", lambda _: True)
+    monkeypatch.setitem(linear._FORMATS, "plain", CudaLinear)
+    monkeypatch.setattr(backend, "has_triton_kernel", lambda *_: dispatch.wants_triton())
+    hand = make_hand(decoder=make_decoder())
+    assert all(isinstance(layer, FusedLayer) for layer in hand.runner.decoder.layers)
+    if fault is None:
+        assert check_answer(hand.runner) is None
+        assert hand.runner.fallbacks == ()
+    else:
+        wrong.add(fault)
+        with pytest.warns(RuntimeWarning, match="an answer's logprobs are off by"):
+            check_answer(hand.runner)
+    # It serves either way.
+    hand.join(0, [5, 17, 3])
+    hand.row(0, 0, 3)
+    hand.step()
+    assert len(hand.decode(0, 3, 6)) == 6
 
 
 def test_a_runner_without_room_for_it_is_not_checked(make_hand: Any, device: FakeDevice) -> None:

@@ -70,7 +70,7 @@ def _decode_inputs(
     rows,
     positions,
     tables,
-    options,
+    slot_words,
     history,
     numbers,
     figures,
@@ -104,7 +104,7 @@ def _decode_inputs(
         tl.store(numbers + count + row, at)
         tl.store(numbers + 2 * count + row, at + 1)
         tl.store(numbers + 3 * count + row, place + 1)
-        words = options + slot * (WORDS + 2)
+        words = slot_words + slot * (WORDS + 2)
         low = tl.load(words + WORDS).to(tl.int64) & 0xFFFFFFFF
         tl.store(numbers + 4 * count + row, (tl.load(words + WORDS + 1).to(tl.int64) << 32) | low)
         tl.store(figures + row, now + 1)

@@ -39,6 +39,9 @@ def sample(
     peak, logprobs = torch.empty((2, rows), dtype=torch.float32, device=device)
     if not rows:
         return tokens, peak, logprobs
+    if logits.storage_offset() * logits.itemsize % 16:
+        # A GPU's threads share a row by how it is aligned, which decides the order of its sums.
+        logits = logits.clone()
     splits = triton.cdiv(vocab, PART)
     # Of each part of each row: its largest logit, its sum of exponentials, its best in the race;
     # and which tokens are the largest and the best.
