@@ -294,4 +294,4 @@ def test_onto_a_gpu(tmp_path: Path, dtype: torch.dtype) -> None:
         loader = WeightLoader(checkpoint, TABLE, torch.device("cuda"), dtype, None, chunk=64)
         for name, packed in TABLE.items():
             plain = torch.cat([library(tmp_path, piece.name) for piece in packed.pieces])
-            assert torch.equal(loader(name).cpu(), plain.topacked.held_in(dtype))
+            assert torch.equal(loader(name).cpu(), plain.to(packed.held_in(dtype)))
