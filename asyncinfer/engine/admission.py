@@ -65,6 +65,8 @@ class Admission:
         self._lock = RLock()
         #: Requests that have a place.
         self._places: dict[Request, None] = {}
+        #: Those of them that have ended and that the decode thread's counters still have.
+        self._over_early: dict[Request, None] = {}
         #: Requests whose consumer may not have been told of an end.
         self._untold: dict[Request, None] = {}
         #: The deadlines that nobody was told of.
@@ -154,7 +156,7 @@ class Admission:
         that the watchdog has ended neither runs nor waits, though the decode thread may be held up
         and not know of it yet."""
         with self._lock:
-            over = Counter(state for each in self._places if each.ended for state in each.states)
+            over = Counter(state for each in self._over_early for state in each.states)
             return replace(
                 stats,
                 running=max(0, stats.running - over[SequenceState.RUNNING]),
@@ -182,6 +184,9 @@ class Admission:
             request.end = how
             request.outcome = request.summary(self._clock(), error)
             self.ends[how] += not counted
+            # What the decode thread ends it stops counting itself.
+            if request in self._places and not (counted and request.phase is Phase.TAKEN):
+                self._over_early[request] = None
             return request.outcome
 
     def withdraw(self, request: Request, error: AsyncInferError | None = None) -> Outcome | None:
@@ -204,6 +209,7 @@ class Admission:
             if request not in self._places:
                 return
             del self._places[request]
+            self._over_early.pop(request, None)
             self.held -= request.params.n
             self.held_bytes -= request.held_bytes
             if request.phase is not Phase.TAKEN:
@@ -267,6 +273,7 @@ class Admission:
         with self._lock:
             held = list(self._places)
             self._places.clear()
+            self._over_early.clear()
             self._untold.clear()
             self.deadlines = Deadlines()
             self.held = self.pending = self.held_bytes = 0

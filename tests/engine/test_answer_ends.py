@@ -150,7 +150,10 @@ async def test_a_thinking_budget_closes_the_reasoning(overlap: int) -> None:
             assert len(done.token_ids) == 60
             assert b"</think>" not in bytes(t for t in done.token_ids[at + 8 :] if t < 256)
 
-        others = [engine.generate(f"{i}", max_tokens=200, seed=i) for i in range(12)]
+        # Twice as many tokens as there is room for, however they come.
+        others = [
+            engine.generate(f"{i}", max_tokens=200, seed=i, ignore_eos=True) for i in range(12)
+        ]
         await asyncio.gather(*others, *[think(seed, 3 + 5 * seed) for seed in range(4)])
         assert engine.stats().preemptions > 0 or overlap == 1
 

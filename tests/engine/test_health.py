@@ -13,9 +13,11 @@ from asyncinfer import (
     Engine,
     EngineDead,
     EngineHealth,
+    EngineStats,
     ModelLoadError,
     Overloaded,
 )
+from asyncinfer.engine.admission import Admission
 from asyncinfer.testing import FakeModel, StepGate
 
 pytestmark = pytest.mark.anyio
@@ -78,6 +80,29 @@ async def test_what_has_ended_while_a_step_hangs(gate: StepGate, until: Until) -
         await until(lambda: places(engine) == 0)
         stats = engine.stats()
         assert (stats.running, stats.waiting, stats.blocks_free) == (0, 0, stats.blocks_total)
+
+
+async def test_what_the_decode_thread_ends_runs_until_it_counts_it_no_more(
+    until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever sees that nothing runs may count on free blocks."""
+    seen: list[EngineStats] = []
+    end = Admission.end
+
+    def ending(admission: Admission, *about: Any, **counted: Any) -> object:
+        outcome = end(admission, *about, **counted)
+        if outcome is not None:
+            seen.append(engine.stats())
+        return outcome
+
+    monkeypatch.setattr(Admission, "end", ending)
+    async with Engine(FakeModel()) as engine:
+        async with engine.stream("x", max_tokens=200, ignore_eos=True) as stream:
+            await anext(stream)
+        await until(lambda: places(engine) == 0)
+    (stats,) = seen
+    assert stats.running == 1
+    assert stats.blocks_free < stats.blocks_total
 
 
 async def test_a_step_that_takes_long(gate: StepGate, until: Until) -> None:
