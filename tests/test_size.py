@@ -22,7 +22,7 @@ MOST = {
     "files": 159,
     "grammar": 995,
     "integrations": 1_648,
-    "kernels": 12_060,
+    "kernels": 11_954,
     "layers": 2_381,
     "models": 10_414,
     "planner": 1_299,

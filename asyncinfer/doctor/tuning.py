@@ -1,4 +1,4 @@
-"""What each GPU is fastest with: tiles, splits and kinds of launch, measured."""
+"""What each GPU is fastest with: tiles and splits, measured."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tuned_kernels(
     for device in (torch.device("cuda", index) for index in range(count)):
         if triton_is_missing() is not None:
             return
-        told(f"tiles, splits and launches on {device}")
+        told(f"tiles and splits on {device}")
         dtype = choose_dtype("auto", config.dtype or "bfloat16", device)
         trial = trial_shapes(config, dtype, dtype, scheme_layouts(config))
         shapes = tuning_shapes(config, trial)

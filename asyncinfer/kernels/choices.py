@@ -1,4 +1,4 @@
-"""What a measurement on a device has chosen for its kernels: tiles, splits, kinds of launch.
+"""What a measurement on a device has chosen for its kernels: tiles and splits.
 
 A table belongs to a thread, as what `dispatch.use_triton` sets does, and is empty at first: a
 kernel then takes what was derived from counts, which is the same on every device. An engine reads
@@ -10,15 +10,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 __all__ = [
-    "EARLY",
     "Choices",
     "Key",
-    "Launching",
     "chosen",
     "current_choices",
     "use_choices",
@@ -33,19 +30,6 @@ T = TypeVar("T")
 
 _NONE: Final[Choices] = MappingProxyType({})
 _thread = threading.local()
-
-
-@dataclass(frozen=True, slots=True)
-class Launching:
-    """How the kernels of a decode step are launched."""
-
-    #: Whether a kernel may be set up while the one before it ends: NVIDIA's programmatic dependent
-    #: launch, from compute capability 9.0 on.
-    early: bool = False
-
-
-#: The key of `Launching`.
-EARLY: Final[Key] = ("launches",)
 
 
 def chosen(key: Key, default: T) -> T:

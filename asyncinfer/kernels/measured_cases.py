@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from asyncinfer.kernels.choices import EARLY, Key, Launching
+from asyncinfer.kernels.choices import Key
 from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.kernels.linear_tiles import gemv_tokens, tile_candidates, tile_key
 from asyncinfer.kernels.reference.floats_of import CODES
@@ -27,8 +27,6 @@ _TOKENS: Final = (1, 4, 16, 64)
 _DECODE: Final = ((1, 8192), (64, 1024))
 #: Query tokens of a prompt's chunk.
 _PROMPT: Final = 1024
-#: Products that are launched one after the other, as a layer's are.
-_CHAIN: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +57,6 @@ def measured_cases(shapes: TuningShapes, device: torch.device) -> Iterator[Measu
         for layout in (None, *trial.layouts):
             yield from _products(shapes, layout, device)
     yield from _attention(trial, device)
-    yield from _launches(trial, device)
 
 
 def _products(
@@ -158,33 +155,3 @@ def _attended(
         )
 
     return make
-
-
-def _launches(shapes: TrialShapes, device: torch.device) -> Iterator[MeasuredCase]:
-    from asyncinfer.kernels.triton.attention_tiling import device_capability
-    from asyncinfer.kernels.triton.early import triton_launches_early
-
-    if shapes.dtype is torch.float32 or not triton_launches_early():
-        return
-    if device_capability(device) < 90:
-        return
-
-    def make() -> Callable[[ModuleType], torch.Tensor]:
-        size, dtype = shapes.hidden, shapes.dtype
-        weight = torch.randn(size, size, device=device, dtype=dtype).mul_(size**-0.5)
-        x, norm = torch.randn(1, size, device=device, dtype=dtype), torch.ones_like(weight[0])
-
-        def run(module: ModuleType) -> torch.Tensor:
-            y = x
-            for _ in range(_CHAIN):
-                y = module.linear_small(module.rms_norm(y, norm, 1e-6), weight)
-            return y
-
-        return run
-
-    yield MeasuredCase(
-        key=EARLY,
-        title=f"{2 * _CHAIN} launches in turn and early",
-        candidates=(Launching(), Launching(early=True)),
-        make=make,
-    )

@@ -79,8 +79,11 @@ def _rope_kv_write(
         q = ops.rope_kv_write(
             qkv, cos, sin, k_cache, v_cache, slots, q_norm=norm, k_norm=norm, eps=_EPS
         )
+        return [q]
+
+    def written() -> list[torch.Tensor]:
         at = (slots // _BLOCK, slice(None), slots % _BLOCK)
-        return [q, k_cache[at], v_cache[at]]
+        return [k_cache[at], v_cache[at]]
 
     def exact() -> list[torch.Tensor]:
         q, k, v = torch.split(qkv.double(), [heads, kv_heads, kv_heads], dim=1)
@@ -93,7 +96,7 @@ def _rope_kv_write(
 
     moved = 2 * qkv.nbytes + cos.nbytes + sin.nbytes
     title = f"rope_kv_write {batch} x {heads}/{kv_heads} x {dim}"
-    return KernelCase("rope_kv_write", title, moved, 0, run, exact)
+    return KernelCase("rope_kv_write", title, moved, 0, run, exact, written)
 
 
 def _attention(

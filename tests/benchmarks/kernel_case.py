@@ -26,12 +26,15 @@ class KernelCase:
     run: Callable[[], Sequence[torch.Tensor]]
     #: What it would be in float64, of the same inputs, on the same device.
     exact: Callable[[], Sequence[torch.Tensor]]
+    #: What `run` has written beside its result; read for the check alone.
+    written: Callable[[], Sequence[torch.Tensor]] = tuple
 
     def error(self) -> float:
-        """The largest difference of `run` from `exact`, over the largest of `exact`. Tokens drawn
-        count by the share that differ."""
+        """The largest difference of what there is from `exact`, over the largest of that. Tokens
+        drawn count by the share that differ."""
         worst = 0.0
-        for result, true in zip(self.run(), self.exact(), strict=True):
+        found = [*self.run(), *self.written()]
+        for result, true in zip(found, self.exact(), strict=True):
             if not result.is_floating_point():
                 worst = max(worst, float((result != true).double().mean()))
                 continue

@@ -34,7 +34,7 @@ class KernelOptions:
     device: str = "auto"
     #: A smoke run on the tiny shape; its figures mean nothing.
     quick: bool = False
-    #: Whether the candidates of tiles, splits and kinds of launch are timed, too.
+    #: Whether the candidates of tiles and splits are timed, too.
     tune: bool = False
 
 

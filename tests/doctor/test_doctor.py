@@ -405,7 +405,7 @@ def test_what_is_fastest_is_told_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(tuning, "measure_apart", apart)
     heard: list[str] = []
     (told,) = tuning.tuned_kernels(config, heard.append)
-    assert heard == [f"tiles, splits and launches on cuda:{index}" for index in (0, 1)]
+    assert heard == [f"tiles and splits on cuda:{index}" for index in (0, 1)]
     assert (told.device, told.best, told.gain, told.derived) == ("cuda:0", str(wide), 2.0, False)
     assert told.seconds == {str(SPLITS[0]): 2e-5, str(wide): 1e-5}
     assert [path.parent.name for path in tmp_path.rglob("*.json")] == ["kernel-choices"]

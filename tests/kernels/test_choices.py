@@ -1,38 +1,21 @@
-"""What a measurement may choose: every candidate fits every GPU and computes the same, and kernels
-that are launched early wait before they touch memory."""
+"""What a measurement may choose: every candidate fits every GPU and computes the same."""
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from collections.abc import Iterator
 
 import pytest
 import torch
 from kernels.compiled import SHARED, Launch, recorded
 from kernels.interpreted import interpreted
-from kernels.test_targets import CAPABILITIES, check, launches, meta
+from kernels.test_targets import CAPABILITIES, check, meta
 
 from asyncinfer.kernels import reference, triton
-from asyncinfer.kernels.choices import EARLY, Launching, chosen, use_choices, with_choices
+from asyncinfer.kernels.choices import use_choices, with_choices
 from asyncinfer.kernels.linear_tiles import Tiles, tile_candidates, tile_key
 from asyncinfer.kernels.triton import attention_tiling as tiling
-from asyncinfer.kernels.triton.early import triton_launches_early
 
 BF16, INT32 = torch.bfloat16, torch.int32
-#: Those that the host may launch before the last one has ended, and the groups that launch them.
-EARLY_KERNELS = {
-    "_rms_norm": "norms and gates",
-    "_add_rms_norm": "norms and gates",
-    "_gate_mul": "norms and gates",
-    "_rope_kv_write": "rotations and writes",
-    "_decode_attention": "decode attention",
-    "gemv": "products",
-    "skinny_gemm": "products",
-}
-#: Targets that can, each with some of them.
-FROM = {90: ("_decode_attention", "_rms_norm"), 100: ("gemv", "skinny_gemm", "_gate_mul")}
-FROM[120] = ("_rope_kv_write", "_add_rms_norm")
 
 
 def candidates(capability: int) -> Iterator[Launch]:
@@ -67,30 +50,6 @@ def test_candidates_fit(capability: int) -> None:
     assert len(tried) > 18
     for launch in tried[turn :: len(CAPABILITIES)]:
         check(launch, launch.compile(capability))
-
-
-@pytest.mark.parametrize("capability", FROM)
-def test_kernels_that_are_launched_early(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert triton_launches_early()
-    assert sum(map(len, FROM.values())) == len(EARLY_KERNELS)
-    for name in FROM[capability]:
-        every = launches(EARLY_KERNELS[name], capability, monkeypatch)
-        launch = next(each for each in every if each.name == name)
-        told = {**launch.arguments, "EARLY": True}
-        early = dataclasses.replace(launch, arguments=told)
-        early = dataclasses.replace(early, options={**launch.options, "launch_pdl": True})
-        code = early.compile(capability)
-        check(early, code)
-        waits = code.ptx.index("griddepcontrol.wait")
-        memory = re.search(r"\b(ld\.global|st\.global|cp\.async|atom\.)", code.ptx)
-        assert memory is not None
-        assert code.ptx.index("griddepcontrol.launch_dependents") < waits < memory.start()
-
-
-def test_kernels_wait_only_where_they_are_launched_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not chosen(EARLY, Launching()).early
-    every = launches("norms and gates", 90, monkeypatch)
-    assert "griddepcontrol" not in every[0].compile(90).ptx
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 20])

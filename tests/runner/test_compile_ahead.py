@@ -23,7 +23,6 @@ from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.config import EngineConfig
 from asyncinfer.errors import EngineClosed
 from asyncinfer.kernels import dispatch, triton
-from asyncinfer.kernels.choices import EARLY, Launching, use_choices
 from asyncinfer.kernels.rehearsal import Launch, device_of, rehearsing
 from asyncinfer.models import load_model
 from asyncinfer.models.load import outline_model
@@ -186,12 +185,8 @@ class Driver:
         return 0
 
 
-@pytest.mark.parametrize("early", [False, True])
-def test_what_was_compiled_is_what_a_launch_runs(
-    monkeypatch: pytest.MonkeyPatch, early: bool
-) -> None:
+def test_what_was_compiled_is_what_a_launch_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton finds the kernel of a rehearsal for tensors that have memory."""
-    use_choices({EARLY: Launching(early)})
     wanted: list[Launch] = []
     x, weight = (torch.zeros(shape, dtype=torch.bfloat16) for shape in ((3, 48), (48,)))
     with rehearsing(CUDA, wanted.append):
@@ -206,7 +201,6 @@ def test_what_was_compiled_is_what_a_launch_runs(
         code = launch.compile()
         (held,) = kernel.device_caches[0][0].values()
         assert held is code
-        assert code.metadata.launch_pdl is early
         again = kernel.run(
             *(x, weight, torch.empty_like(x), 1e-6),
             grid=(3,),
@@ -219,5 +213,4 @@ def test_what_was_compiled_is_what_a_launch_runs(
         )
         assert again is code
     finally:
-        use_choices({})
         kernel.device_caches.clear()

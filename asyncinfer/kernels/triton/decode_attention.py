@@ -8,7 +8,6 @@ import triton.language as tl
 
 from asyncinfer.kernels.triton.attention_tile import attend_tile, finished, load_queries
 from asyncinfer.kernels.triton.attention_tiling import decode_tiling, device_shared
-from asyncinfer.kernels.triton.early import wait_for_earlier
 from asyncinfer.kernels.triton.kv_layout import KVLayout
 from asyncinfer.kernels.triton.launched import launched
 from asyncinfer.kernels.workspace import AttentionWorkspace
@@ -74,9 +73,7 @@ def _decode_attention(
     CACHE_TOKEN_STRIDE: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     GROUP: tl.constexpr, QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, HELD: tl.constexpr, JOINED: tl.constexpr,
-    EARLY: tl.constexpr = False,
 ):  # fmt: skip
-    wait_for_earlier(EARLY)
     kv_head, tile = tl.program_id(1), tl.program_id(2)
     largest = _largest_part(seq_lens, query_starts, rows, parts, chunk, WINDOW, N)
     row, first_part = _row_of(tl.program_id(0), seq_lens, query_starts, rows, largest, WINDOW)

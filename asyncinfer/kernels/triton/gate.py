@@ -6,7 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-from asyncinfer.kernels.triton.early import wait_for_earlier
 from asyncinfer.kernels.triton.launched import launched
 
 __all__ = ["gate", "gate_mul"]
@@ -40,9 +39,7 @@ def _gate_mul(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    EARLY: tl.constexpr = False,
 ):
-    wait_for_earlier(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE

@@ -10,7 +10,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from asyncinfer.kernels.triton.early import wait_for_earlier
 from asyncinfer.kernels.triton.gate import gate
 from asyncinfer.kernels.triton.launched import launched
 from asyncinfer.kernels.triton.weight_tile import row_factors, tile_pointers, weight_tile
@@ -41,10 +40,8 @@ def gemv(
     STAGES: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PLUS_ONE: tl.constexpr,
-    EARLY: tl.constexpr = False,
 ):
     """`gemv_block` for each block of the weight's rows. Grid `(blocks,)`."""
-    wait_for_earlier(EARLY)
     gemv_block(
         tl.program_id(0),
         x,

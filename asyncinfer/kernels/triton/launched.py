@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
 import triton
 from triton.runtime.jit import JITFunction
 
-from asyncinfer.kernels.choices import EARLY, Launching, chosen
 from asyncinfer.kernels.rehearsal import Launch, wanted
 
 __all__ = ["launched"]
 
-_IN_TURN: Final = Launching()
-
 
 def launched(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """A decorator with the options of `triton.jit`. In a rehearsal a launch of the function is
-    handed on in place of being made. One that has a parameter `EARLY`, which its wrapper does not
-    give, is launched before the kernel before it has ended where this thread's choices say so."""
+    handed on in place of being made."""
 
     def made(function: Callable[..., Any]) -> Any:
         kernel = triton.jit(function, **options)
@@ -33,11 +29,6 @@ def launched(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 class _Kernel(JITFunction):  # type: ignore[misc]
     def run(self, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        # The compilation that a rehearsal asks for gives it, as it gives all.
-        if "EARLY" in self.arg_names[len(args) :] and "EARLY" not in options:
-            early = chosen(EARLY, _IN_TURN).early
-            # Triton before 3.4 has no such option, and nobody chooses it there.
-            options |= {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
         told = wanted()
         if told is None or warmup:
             return super().run(*args, grid=grid, warmup=warmup, **options)

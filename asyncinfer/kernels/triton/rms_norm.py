@@ -6,7 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-from asyncinfer.kernels.triton.early import wait_for_earlier
 from asyncinfer.kernels.triton.launched import launched
 
 __all__ = ["add_rms_norm", "normalised_row", "rms_norm", "row_warps"]
@@ -81,9 +80,7 @@ def _rms_norm(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     PLUS_ONE: tl.constexpr,
-    EARLY: tl.constexpr = False,
 ):
-    wait_for_earlier(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
@@ -106,9 +103,7 @@ def _add_rms_norm(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     PLUS_ONE: tl.constexpr,
-    EARLY: tl.constexpr = False,
 ):
-    wait_for_earlier(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE

@@ -8,7 +8,6 @@ import torch
 import triton
 import triton.language as tl
 
-from asyncinfer.kernels.triton.early import wait_for_earlier
 from asyncinfer.kernels.triton.kv_write import head_tile, storage_limit, store_heads
 from asyncinfer.kernels.triton.launched import launched
 from asyncinfer.kernels.triton.rope import rotated_heads
@@ -97,9 +96,7 @@ def _rope_kv_write(
     DIM_BLOCK: tl.constexpr,
     PLUS_ONE: tl.constexpr,
     LIMIT: tl.constexpr,
-    EARLY: tl.constexpr = False,
 ):
-    wait_for_earlier(EARLY)
     Q_PROGRAMS: tl.constexpr = (HEADS + HEADS_BLOCK - 1) // HEADS_BLOCK
     KV_PROGRAMS: tl.constexpr = (KV_HEADS + HEADS_BLOCK - 1) // HEADS_BLOCK
     token = tl.program_id(0).to(tl.int64)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from asyncinfer.kernels.triton.early import wait_for_earlier
 from asyncinfer.kernels.triton.gate import gate
 from asyncinfer.kernels.triton.gemv import weight_rows
 from asyncinfer.kernels.triton.launched import launched
@@ -43,13 +42,11 @@ def skinny_gemm(
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    EARLY: tl.constexpr = False,
 ):
     """`tokens` (at most `BLOCK_M`) rows of `x`; `BLOCK_N` rows of the weight, or with an
     `ACTIVATION` half as many of the gate and as many of the up part. With a `CODE`, `scales` and
     `offsets` of each `GROUP` of a row; `GROUP` 0: a scale for the row, multiplied by its sum. Grid
     `(blocks, SPLITS)`."""
-    wait_for_earlier(EARLY)
     STRETCH: tl.constexpr = (INPUTS + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
     block = tl.program_id(0)
     begin = tl.program_id(1) * STRETCH
