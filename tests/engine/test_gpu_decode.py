@@ -13,6 +13,8 @@ from hidden_waits import refused_waits
 
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.engine.checkpoint import CheckpointSource
+from asyncinfer.kernels import triton
+from asyncinfer.kernels.dispatch import use_triton
 from asyncinfer.runner import ModelRunner
 from asyncinfer.runner.accelerator import CudaAccelerator
 from asyncinfer.runner.graph_executor import GraphExecutor
@@ -162,6 +164,24 @@ def test_a_recording_that_fails_costs_speed_only(
         inline = engine(dtype=dtype)
         assert answers(inline) == expected
     assert recorded(inline) == 0
+    close(inline)
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_a_kernel_that_fails_costs_speed_only(monkeypatch: pytest.MonkeyPatch, half: str) -> None:
+    """Layers of few launches go on by torch's operators."""
+
+    def failing(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no kernel image is available")
+
+    inline = engine(dtype=half, cuda_graphs="off", max_running=8)
+    monkeypatch.setattr(triton, "rope_kv_write", failing)
+    try:
+        with pytest.warns(RuntimeWarning, match="rope_kv_write"):
+            found = answers(inline)
+    finally:
+        use_triton(True)
+    assert [len(tokens) for tokens in found] == [NEW] * len(PROMPTS)
     close(inline)
 
 
