@@ -88,10 +88,7 @@ def on_device(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("options", "capability", "registers"), parametrised(DECODE))
-def test_decode(
-    options: dict[str, Any], capability: int, registers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on_device(capability, monkeypatch)
+def test_decode(options: dict[str, Any], capability: int, registers: int) -> None:
     (launch,) = launches(decode_rows=32, **options)
     code = launch.compile(capability)
     print(f"registers={code.registers} shared={code.shared}")

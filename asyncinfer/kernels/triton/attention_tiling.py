@@ -31,8 +31,8 @@ __all__ = [
     "prefill_tiling",
 ]
 
-#: Numbers of a row's parts that are read together while they are joined: 32 a thread.
-_JOINED = 4 << 10
+#: Bytes that the parts in flight may take while a row's parts are joined.
+_JOIN_BYTES = 32 << 10
 #: Keys and values are loaded two tiles ahead, the block table's entries for them two more.
 _STAGES = 5
 #: Shared memory of a program on an A100, rounded down, and on an H100 or B200. GPUs of consumers
@@ -43,16 +43,14 @@ _ROOMY, _LARGE = 160 << 10, 227 << 10
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """A program's queries times heads `m`, the keys `n` of a tile, the head dimension rounded up to
-    a power of two `d`; warps, and stages of the pipeline over tiles. `joined` parts are read at a
-    time, of each the first `held` of the queries."""
+    a power of two `d`; warps, and stages of the pipeline over tiles and over parts."""
 
     m: int
     n: int
     d: int
     warps: int
     stages: int = _STAGES
-    held: int = 1
-    joined: int = 1
+    join_stages: int = 1
 
 
 def decode_tiling(queries: int, head_dim: int, dtype: torch.dtype, shared: int) -> Tiling:
@@ -106,19 +104,11 @@ def _each(*tried: Tiling) -> tuple[Tiling, ...]:
 def _decode_tiling(queries: int, head_dim: int, dtype: torch.dtype, shared: int) -> Tiling:
     d = max(16, triton.next_power_of_2(head_dim))
     if dtype is torch.float32:
-        return _joining(Tiling(16, _float32_keys(d, shared), d, 8, stages=4), queries, shared)
+        return Tiling(16, _float32_keys(d, shared), d, 8, stages=4)
     largest = 64 if d <= 128 else 32
     m = min(max(16, triton.next_power_of_2(queries)), largest)
-    tiling = Tiling(m, 64 if d <= 128 else 32, d, 4 if m == 16 else 8)
-    return _joining(tiling, queries, shared)
-
-
-def _joining(tiling: Tiling, queries: int, shared: int) -> Tiling:
-    held = min(tiling.m, triton.next_power_of_2(queries))
-    joined = max(1, min(16, _JOINED // (held * tiling.d)))
-    # An A100 has no registers left for several of a wide head.
-    alone = tiling.d > 128 and shared < _LARGE
-    return replace(tiling, held=held, joined=1 if alone else joined)
+    join_stages = max(1, min(4, _JOIN_BYTES // (4 * m * d)))
+    return Tiling(m, 64 if d <= 128 else 32, d, 4 if m == 16 else 8, join_stages=join_stages)
 
 
 @functools.cache

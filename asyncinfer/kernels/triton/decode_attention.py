@@ -57,7 +57,7 @@ def decode_attention(
         CACHE_STRIDE=kv.k.stride(0), CACHE_HEAD_STRIDE=kv.k.stride(1),
         CACHE_TOKEN_STRIDE=kv.k.stride(2), KV_HEADS=kv.heads, BLOCK_SIZE=kv.k.shape[2],
         GROUP=group, QUERIES=queries, HEAD_DIM=head_dim, D=tiling.d, M=tiling.m, N=tiling.n,
-        HELD=tiling.held, JOINED=tiling.joined, num_warps=tiling.warps, num_stages=tiling.stages,
+        JOIN_STAGES=tiling.join_stages, num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def _decode_attention(
     Q_HEAD_STRIDE: tl.constexpr, CACHE_STRIDE: tl.constexpr, CACHE_HEAD_STRIDE: tl.constexpr,
     CACHE_TOKEN_STRIDE: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     GROUP: tl.constexpr, QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, HELD: tl.constexpr, JOINED: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, JOIN_STAGES: tl.constexpr,
 ):  # fmt: skip
     kv_head, tile = tl.program_id(1), tl.program_id(2)
     largest = _largest_part(seq_lens, query_starts, rows, parts, chunk, WINDOW, N)
@@ -124,10 +124,12 @@ def _decode_attention(
 
     d = tl.arange(0, D)
     wide = (d < HEAD_DIM)[None, :]
+    head = kv_head * GROUP + m % GROUP
+    out_at = (first_token + m // GROUP).to(tl.int64) * (KV_HEADS * GROUP) + head
+    out_at = out + out_at[:, None] * HEAD_DIM + d[None, :]
+    out_there = (m // GROUP < tokens)[:, None] & wide
     if own_parts == 1:
-        out_at = out + _at_out(first_token, m, kv_head, KV_HEADS, GROUP)[:, None] * HEAD_DIM
-        out_there = (m // GROUP < tokens)[:, None] & wide
-        tl.store(out_at + d[None, :], values.to(out.dtype.element_ty), mask=out_there)
+        tl.store(out_at, values.to(out.dtype.element_ty), mask=out_there)
         return
 
     # [parts, kv_heads, QUERIES]
@@ -142,39 +144,22 @@ def _decode_attention(
         return
 
     tl.store(arrival, 0)
-    # Of a tile's queries only those that there are.
-    m = tile * M + tl.arange(0, HELD)
+    peak, total = tl.full((M,), float("-inf"), tl.float32), tl.zeros((M,), tl.float32)
+    values = tl.zeros((M, D), tl.float32)
     parts_before = tl.program_id(0).to(tl.int64) - part
-    peak, total = tl.full((HELD,), float("-inf"), tl.float32), tl.zeros((HELD,), tl.float32)
-    values = tl.zeros((HELD, D), tl.float32)
-    # Parts are read together: to wait for one takes as long as to wait for all of them.
-    for start in tl.range(0, own_parts, JOINED, num_stages=1):
-        each = start + tl.arange(0, JOINED)
-        known = (each < own_parts)[:, None] & (m < QUERIES)[None, :]
-        at = ((parts_before + each)[:, None] * KV_HEADS + kv_head) * QUERIES + m[None, :]
+    for each in tl.range(0, own_parts, num_stages=JOIN_STAGES):
+        at = ((parts_before + each) * KV_HEADS + kv_head) * QUERIES + m
         # ".cg" bypasses the L1 cache, which does not see writes of other multiprocessors.
-        part_lse = tl.load(lse + at, mask=known, other=float("-inf"), cache_modifier=".cg")
-        part_values = tl.load(
-            outputs + at[:, :, None] * HEAD_DIM + d[None, None, :],
-            mask=known[:, :, None] & wide[None, :, :], other=0.0, cache_modifier=".cg",
-        )  # fmt: skip
-        highest = tl.maximum(peak, tl.max(part_lse, axis=0))
+        part_lse = tl.load(lse + at, mask=m < QUERIES, other=0.0, cache_modifier=".cg")
+        part_at = outputs + at[:, None] * HEAD_DIM + d[None, :]
+        part_values = tl.load(part_at, mask=there, other=0.0, cache_modifier=".cg")
+        highest = tl.maximum(peak, part_lse)
         base = tl.where(highest == float("-inf"), 0.0, highest)
-        shrink, weights = tl.exp2(peak - base), tl.exp2(part_lse - base[None, :])
-        values = values * shrink[:, None] + tl.sum(part_values * weights[:, :, None], axis=0)
-        total = total * shrink + tl.sum(weights, axis=0)
+        shrink, weight = tl.exp2(peak - base), tl.exp2(part_lse - base)
+        values = values * shrink[:, None] + part_values * weight[:, None]
+        total = total * shrink + weight
         peak = highest
-    out_at = out + _at_out(first_token, m, kv_head, KV_HEADS, GROUP)[:, None] * HEAD_DIM
-    out_there = ((m // GROUP < tokens) & (m < QUERIES))[:, None] & wide
-    joined = finished(values, total).to(out.dtype.element_ty)
-    tl.store(out_at + d[None, :], joined, mask=out_there)
-
-
-@triton.jit
-def _at_out(first_token, m, kv_head, KV_HEADS: tl.constexpr, GROUP: tl.constexpr):
-    """Which heads of the output the queries numbered `m` of a KV head have."""
-    head = kv_head * GROUP + m % GROUP
-    return (first_token + m // GROUP).to(tl.int64) * (KV_HEADS * GROUP) + head
+    tl.store(out_at, finished(values, total).to(out.dtype.element_ty), mask=out_there)
 
 
 @triton.jit
