@@ -66,7 +66,7 @@ class Admission:
         #: Requests that have a place.
         self._places: dict[Request, None] = {}
         #: Those of them that have ended and that the decode thread's counters still have.
-        self._over_early: dict[Request, None] = {}
+        self._still_counted: dict[Request, None] = {}
         #: Requests whose consumer may not have been told of an end.
         self._untold: dict[Request, None] = {}
         #: The deadlines that nobody was told of.
@@ -156,7 +156,7 @@ class Admission:
         that the watchdog has ended neither runs nor waits, though the decode thread may be held up
         and not know of it yet."""
         with self._lock:
-            over = Counter(state for each in self._over_early for state in each.states)
+            over = Counter(state for each in self._still_counted for state in each.states)
             return replace(
                 stats,
                 running=max(0, stats.running - over[SequenceState.RUNNING]),
@@ -186,7 +186,7 @@ class Admission:
             self.ends[how] += not counted
             # What the decode thread ends it stops counting itself.
             if request in self._places and not (counted and request.phase is Phase.TAKEN):
-                self._over_early[request] = None
+                self._still_counted[request] = None
             return request.outcome
 
     def withdraw(self, request: Request, error: AsyncInferError | None = None) -> Outcome | None:
@@ -209,7 +209,7 @@ class Admission:
             if request not in self._places:
                 return
             del self._places[request]
-            self._over_early.pop(request, None)
+            self._still_counted.pop(request, None)
             self.held -= request.params.n
             self.held_bytes -= request.held_bytes
             if request.phase is not Phase.TAKEN:
@@ -273,7 +273,7 @@ class Admission:
         with self._lock:
             held = list(self._places)
             self._places.clear()
-            self._over_early.clear()
+            self._still_counted.clear()
             self._untold.clear()
             self.deadlines = Deadlines()
             self.held = self.pending = self.held_bytes = 0

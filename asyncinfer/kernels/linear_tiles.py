@@ -2,9 +2,9 @@
 
 The counts are for the 132 multiprocessors of an H100 or H200, and the same on every device, so that
 a product is summed in the same order everywhere. Table and rule were derived from counts of
-programs and bytes; on an H200 other tiles were 2 % faster at most, for one product of one token. A
-measurement on a device tries `tile_candidates` beside them, and an engine takes what it chose
-(`kernels/choices.py`).
+programs and bytes. For one product of one token 18 others were measured on an H200: none was faster
+by more than half a microsecond (docs/benchmarks/h200.md). A measurement on a device tries
+`tile_candidates` beside them, and an engine takes what it chose (`kernels/choices.py`).
 
 **GEMV, up to 4 tokens.** One warp a program: its lanes then hold the inputs in the layout of the
 weight's tile, and nothing is exchanged inside the loop. 8 rows of the weight where that leaves

@@ -9,11 +9,11 @@ import torch
 from asyncinfer.attention import AttentionVariant, HeadNorms, PagedAttention
 from asyncinfer.kernels import ops
 from asyncinfer.kernels.linear_tiles import SMALL_TOKENS
+from asyncinfer.layers.attention import Prepare
 from asyncinfer.layers.block import FeedForward
 from asyncinfer.layers.forward_pass import ForwardPass
 from asyncinfer.layers.lora import LoraRows
 from asyncinfer.layers.norm import RMSNorm
-from asyncinfer.layers.rope import Angles
 from asyncinfer.quantization import CudaLinear
 
 __all__ = ["FusedLayer", "FusedMLP", "NormedExperts"]
@@ -98,6 +98,8 @@ class FusedLayer:
     #: Index of the layer's angles.
     rope: int
     head_norms: HeadNorms | None
+    #: The head norms and the rotation by torch's operators.
+    prepare: Prepare
     variant: AttentionVariant | None
     #: `[tokens, hidden]` to a new tensor: the feed-forward layer with its norm and residual.
     mlp: FusedMLP | NormedExperts
@@ -112,12 +114,14 @@ class FusedLayer:
             qkv = self.qkv(normed)
             adapters.add(f"layers.{self.index}.attention.qkv", normed, qkv)
         qkv = qkv.view(x.shape[0], -1, self.head_dim)
-        angles = forward.angles[self.rope]
         if isinstance(attend, PagedAttention):
+            angles = forward.angles[self.rope]
             attended = attend.project(self.index, qkv, angles, self.head_norms, self.variant)
         else:
             # Whoever goes on without Triton's kernels attends by torch's operators.
-            q, k, v = self._prepared(qkv, angles)
+            qk, v = qkv[:, : -self.kv_heads], qkv[:, -self.kv_heads :]
+            qk = self.prepare(qk, forward.angles)
+            q, k = qk[:, : -self.kv_heads], qk[:, -self.kv_heads :]
             attended = attend(self.index, q, k, v, self.variant)
         few = x.shape[0] <= SMALL_TOKENS
         y = self.out.fused(attended, residual=x if few else None)
@@ -128,24 +132,3 @@ class FusedLayer:
         norm = self.mlp.norm
         y, normed = ops.add_rms_norm(y, x, norm.weight, norm.eps, plus_one=norm.plus_one)
         return self.mlp.of_normed(y, normed, adapters)
-
-    def _prepared(
-        self, qkv: torch.Tensor, angles: Angles
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries and keys, normed and rotated, and values, each `[tokens, heads, head_dim]`."""
-        heads = qkv.shape[1] - 2 * self.kv_heads
-        q, k, v = torch.split(qkv, [heads, self.kv_heads, self.kv_heads], dim=1)
-        norms = self.head_norms
-        if norms is not None and norms.q is not None:
-            q = ops.rms_norm(q, norms.q, norms.eps, plus_one=norms.plus_one)
-        if norms is not None and norms.k is not None:
-            k = ops.rms_norm(k, norms.k, norms.eps, plus_one=norms.plus_one)
-        return _rotated(q, angles), _rotated(k, angles), v
-
-
-def _rotated(x: torch.Tensor, angles: Angles) -> torch.Tensor:
-    """`x` `[tokens, heads, head_dim]` with the first dimensions of each head rotated, as many as
-    there are angles."""
-    size = angles[0].shape[-1]
-    turned = ops.rope(x[..., :size], *angles)
-    return turned if size == x.shape[-1] else torch.cat((turned, x[..., size:]), dim=-1)

@@ -134,14 +134,18 @@ class AttentionBuilder:
         weights = self._tensor(f"{name}.index_weights")
         return Indexer(rope, rotated, query, key, norm, weights, indexer.size)
 
+    def rotation(self, index: int) -> Prepare:
+        """Of the layer's queries and keys."""
+        rope, head_dim = self._config.layer(index).rope, self._config.layer_kv(index).head_dim
+        if rope is None:
+            return unrotated
+        place = self._ropes.index(rope)
+        whole = rope.size in (None, head_dim)
+        return Rotate(place) if whole else RotatePart(place, rope.size or 0)
+
     def _prepare(self, index: int, name: str) -> Prepare:
         config, kv = self._config, self._config.layer_kv(index)
-        rope, shares = config.layer(index).rope, config.layer(index).shares_kv is not None
-        rotate: Prepare = unrotated
-        if rope is not None:
-            place = self._ropes.index(rope)
-            whole = rope.size in (None, kv.head_dim)
-            rotate = Rotate(place) if whole else RotatePart(place, rope.size or 0)
+        shares, rotate = config.layer(index).shares_kv is not None, self.rotation(index)
         if config.qk_norm is None or not config.layer(index).qk_norm:
             return rotate
         weighted = config.qk_norm_weighted

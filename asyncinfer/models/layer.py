@@ -13,6 +13,7 @@ from asyncinfer.layers import (
     FeedForward,
     FusedLayer,
     FusedMLP,
+    HeadNorm,
     Layer,
     LoraLinear,
     Norm,
@@ -28,6 +29,7 @@ from asyncinfer.layers import (
     followed,
     fused_gate,
     make_norm,
+    normed_first,
     scaled,
 )
 from asyncinfer.models.attention import AttentionBuilder
@@ -190,10 +192,12 @@ class LayerBuilder:
             linear("attention.qkv", config.qkv_bias),
             linear("attention.out", config.out_bias),
         )
-        head_norms = None
+        head_norms, prepare = None, self._attention.rotation(index)
         if config.qk_norm is not None:
             q, k = (self._tensor(f"{name}.attention.{part}_norm") for part in "qk")
             head_norms = HeadNorms(q, k, config.norm_eps, plus_one)
+            heads = config.num_heads, config.num_kv_heads
+            prepare = normed_first(HeadNorm(q, k, *heads, config.norm_eps, plus_one), prepare)
         rope = config.layer(index).rope
         assert rope is not None
         variant = self._attention.variant(index, f"{name}.attention")
@@ -218,6 +222,7 @@ class LayerBuilder:
             qkv=qkv,
             rope=self._ropes.index(rope),
             head_norms=head_norms,
+            prepare=prepare,
             out=out,
             variant=variant,
             mlp=mlp,

@@ -15,7 +15,7 @@ from asyncinfer.kernels import triton
 
 FOLDER = Path(triton.__file__).parent
 TREES = {path.name: ast.parse(path.read_text("utf-8")) for path in FOLDER.glob("*.py")}
-#: What that function and the launch itself have, too.
+#: Names that Triton uses beside those of a kernel when it launches one.
 RESERVED = {"backend", "grid", "specialize_impl", "warmup"}
 #: Parameters of a function above which its sizes are given by name.
 MANY = 12
@@ -61,12 +61,11 @@ def launched_kernels() -> list[JITFunction[Any]]:
 
 
 def bind(kernel: JITFunction[Any]) -> None:
-    """Make the function by which Triton launches the kernel."""
+    """Make the function with a kernel's parameters by which Triton launches it."""
     create_function_from_signature(kernel.signature, kernel.params, None)
 
 
 def test_triton_can_launch_every_kernel() -> None:
-    """It makes a function with the kernel's parameters beside its own."""
     kernels = launched_kernels()
     assert len(kernels) > 20
     for kernel in kernels:

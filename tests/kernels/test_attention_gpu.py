@@ -35,8 +35,9 @@ def close(got: torch.Tensor, exact: torch.Tensor, tolerance: float = 2e-2) -> No
 def test_long(model: dict[str, Any], cache_dtype: torch.dtype | None) -> None:
     rows = [(9000, 1), (1, 1), (257, 1), (4000, 1), (1500, 700), (300, 300)]
     case = on_gpu(rows, cache_dtype=cache_dtype, decode_rows=4, **model)
-    # Of four million results one is off by a few times what is usual.
-    close(triton.paged_attention(**case.arguments), case.exact, 4e-2)
+    # Of four million results in 8 bits one was off by 0.0052.
+    tolerance = 2e-2 if cache_dtype is None else 3e-2
+    close(triton.paged_attention(**case.arguments), case.exact, tolerance)
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])

@@ -87,7 +87,7 @@ def test_recorded_steps_that_are_wrong_are_left(
 def test_layers_of_few_launches_are_compared_with_torchs_operators(
     make_hand: Any, wrong: set[str], monkeypatch: pytest.MonkeyPatch, fault: str | None
 ) -> None:
-    """They attend over pages by Triton's kernels, of which torch's operators have no twin."""
+    """Triton's kernels attend over pages, and torch's operators over keys that are gathered."""
     monkeypatch.setattr(decoder, "has_fused_kernels", lambda _: True)
     monkeypatch.setitem(linear._FORMATS, "plain", CudaLinear)
     monkeypatch.setattr(backend, "has_triton_kernel", lambda *_: dispatch.wants_triton())
