@@ -114,9 +114,9 @@ def _attention(shapes: TrialShapes, device: torch.device) -> Iterator[MeasuredCa
 
     what = f"{shapes.heads}/{shapes.kv_heads} x {dim}, {shapes.kv_dtype}"
     yield MeasuredCase(
-        key=tiling.decode_key(group, dim, dtype),
+        key=tiling.decode_key(group, dim, dtype, shapes.kv_dtype),
         title=f"paged_attention decode {what}",
-        candidates=tiling.decode_candidates(group, dim, dtype, shared),
+        candidates=tiling.decode_candidates(group, dim, dtype, shapes.kv_dtype, shared),
         make=both,
     )
     yield MeasuredCase(

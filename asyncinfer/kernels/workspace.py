@@ -9,6 +9,7 @@ import torch
 from asyncinfer.kernels.choices import Key, chosen
 
 __all__ = [
+    "LEAST_PART",
     "SPLITS",
     "SPLIT_KEY",
     "AttentionWorkspace",
@@ -18,8 +19,11 @@ __all__ = [
     "invariant_parts",
 ]
 
-#: Programs of a decode launch: four for each multiprocessor of an H100 or H200.
-_PROGRAMS = 4 * 132
+#: Programs of a decode launch: two for each multiprocessor of an H100 or H200. All of them run at
+#: once; where there were twice as many, 16 rows took an eighth longer on an H200.
+_PROGRAMS = 2 * 132
+#: Keys of a decode row that are not worth splitting.
+LEAST_PART = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class Split:
 
 #: What a measurement tries, the one that was derived first. Memory is planned for its programs, and
 #: none has more.
-SPLITS = (Split(), Split(_PROGRAMS // 2), Split(_PROGRAMS // 4))
+SPLITS = (Split(), Split(3 * _PROGRAMS // 4), Split(_PROGRAMS // 2))
 #: The key of `Split`.
 SPLIT_KEY: Key = ("splits",)
 
@@ -89,7 +93,7 @@ class AttentionWorkspace:
         return fits and rows * heads <= self.arrivals.numel()
 
 
-def decode_parts(rows: int, kv_heads: int, longest: int, chunk: int = 256) -> int:
+def decode_parts(rows: int, kv_heads: int, longest: int, chunk: int = LEAST_PART) -> int:
     """Into how many parts to split the keys of decode rows of up to `longest` tokens, all together:
     enough programs for every multiprocessor of a large GPU, but none that would have less than
     `chunk` keys of a row. The number does not depend on the device, so that results do not, unless

@@ -30,10 +30,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction, mangle_type
 
-__all__ = ["SHARED", "Code", "Launch", "compiled_for", "recorded"]
+__all__ = ["FEW_SPILLS", "SHARED", "Code", "Launch", "compiled_for", "recorded"]
 
 #: Bytes of shared memory that one block may have; also on the GPUs of consumers, and on the B200.
 SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+#: Bytes of spills that cost nothing: ptxas gives up a few registers where one more program then
+#: fits on a multiprocessor.
+FEW_SPILLS = 16
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 

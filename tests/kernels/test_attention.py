@@ -192,6 +192,12 @@ def test_a_row_does_not_depend_on_the_others(target: Target, name: str) -> None:
     assert torch.equal(results[0], results[2])
 
 
+@pytest.mark.parametrize("rows", [[(0, 1)], [(0, 0), (20, 20)], [(300, 1), (20, 20)]], ids=str)
+def test_one_row_of_up_to_one_token(target: Target, rows: list[tuple[int, int]]) -> None:
+    """Such a row has code of its own; prompts beside it keep what is theirs."""
+    check(target, rows, decode_rows=1, chunk=64, **OPTIONS["everything"])
+
+
 def test_a_prompt_does_not_depend_on_the_others(target: Target) -> None:
     mine = (90, 30)
     alone = triton.paged_attention(**case_for(target, [mine]).arguments)

@@ -28,9 +28,9 @@ def candidates(capability: int) -> Iterator[Launch]:
                     triton.linear_small(meta(tokens, 4096), meta(4096, 4096))
         cache = meta(100, 8, 16, 128)
         rest = meta(32, 20, dtype=INT32), meta(32, dtype=INT32), meta(33, dtype=INT32), 0.1
-        decode, prefill = tiling.decode_key(4, 128, BF16), tiling.prefill_key(128, BF16, BF16)
+        decode, prefill = tiling.decode_key(4, 128, BF16, BF16), tiling.prefill_key(128, BF16, BF16)
         tried = {
-            decode: tiling.decode_candidates(4, 128, BF16, shared),
+            decode: tiling.decode_candidates(4, 128, BF16, BF16, shared),
             prefill: tiling.prefill_candidates(128, BF16, BF16, shared),
         }
         for key, tilings in tried.items():

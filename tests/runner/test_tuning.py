@@ -100,10 +100,10 @@ def test_what_is_fastest_is_taken_kept_and_read_again(clock: Invented, tmp_path:
     assert clock.asked == sum(len(case.candidates) for case in CASES.values())
     # The kernels take it, and a workspace stays within what memory was planned for.
     assert tiles_for(*ONE[1:3], 1, 2.0) == CASES[ONE].candidates[1] != derived
-    assert decode_parts(64, 8, 8192) == 64 + SPLITS[1].programs // 8
+    assert decode_parts(64, 8, 8192) == 64 + -(-SPLITS[1].programs // 8)
     group = TRIAL.heads // TRIAL.kv_heads
-    key = decode_key(group, TRIAL.head_dim, BF16)
-    assert decode_tiling(group, TRIAL.head_dim, BF16, 227 << 10) == CASES[key].candidates[1]
+    key = decode_key(group, TRIAL.head_dim, BF16, BF16)
+    assert decode_tiling(group, TRIAL.head_dim, BF16, BF16, 227 << 10) == CASES[key].candidates[1]
     # Nothing is measured again, by an engine that would or by one that would not.
     asked = clock.asked
     for tune in ("cached", "measured"):

@@ -36,7 +36,8 @@ def decode_attention(
     """Attend for the first `rows` rows into `out`.
 
     A program takes one KV head and one part of the keys that any of a row's queries sees. There are
-    `parts` for all rows, more than `rows`. None has more than
+    `parts` for all rows, more than `rows`, and those without keys come last, so that they keep no
+    other from beginning. None has more than
     `max(chunk, ceil(keys of all rows / (parts - rows)))` keys, rounded up to whole tiles, and a
     row's parts are of one length: so a long row among short ones is read by as many programs as one
     that is alone. The queries of all heads that share the KV head, of all query tokens, are the
@@ -46,8 +47,8 @@ def decode_attention(
     _, heads, head_dim = q.shape
     group = heads // kv.heads
     queries = group * max_query_len
-    tiling = decode_tiling(queries, head_dim, q.dtype, device_shared(q.device))
-    grid = (parts, kv.heads, triton.cdiv(queries, tiling.m))
+    tiling = decode_tiling(queries, head_dim, q.dtype, kv.k.dtype, device_shared(q.device))
+    grid = (kv.heads, parts, triton.cdiv(queries, tiling.m))
     _decode_attention[grid](
         q, kv.k, kv.v, kv.k_scales, kv.v_scales, sinks, block_tables, seq_lens, query_starts, out,
         workspace.outputs, workspace.lse, workspace.arrivals,
@@ -57,7 +58,8 @@ def decode_attention(
         CACHE_STRIDE=kv.k.stride(0), CACHE_HEAD_STRIDE=kv.k.stride(1),
         CACHE_TOKEN_STRIDE=kv.k.stride(2), KV_HEADS=kv.heads, BLOCK_SIZE=kv.k.shape[2],
         GROUP=group, QUERIES=queries, HEAD_DIM=head_dim, D=tiling.d, M=tiling.m, N=tiling.n,
-        JOIN_STAGES=tiling.join_stages, num_warps=tiling.warps, num_stages=tiling.stages,
+        HELD=tiling.held, JOINED=tiling.joined, ALONE=rows == max_query_len == 1,
+        num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
 
 
@@ -72,19 +74,29 @@ def _decode_attention(
     Q_HEAD_STRIDE: tl.constexpr, CACHE_STRIDE: tl.constexpr, CACHE_HEAD_STRIDE: tl.constexpr,
     CACHE_TOKEN_STRIDE: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     GROUP: tl.constexpr, QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, JOIN_STAGES: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, HELD: tl.constexpr, JOINED: tl.constexpr,
+    ALONE: tl.constexpr,
 ):  # fmt: skip
-    kv_head, tile = tl.program_id(1), tl.program_id(2)
-    largest = _largest_part(seq_lens, query_starts, rows, parts, chunk, WINDOW, N)
-    row, first_part = _row_of(tl.program_id(0), seq_lens, query_starts, rows, largest, WINDOW)
-    if row == rows:
-        return
-    part = tl.program_id(0) - first_part
-    first_token = tl.load(query_starts + row)
-    tokens = tl.load(query_starts + row + 1) - first_token
-    length = tl.load(seq_lens + row)
+    kv_head, number, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if ALONE:
+        # One row of up to one token: nothing is to be looked for.
+        row = tl.full((), 0, tl.int32)
+        first_part, first_token = row, row
+        tokens, length = tl.load(query_starts + 1), tl.load(seq_lens)
+        largest = _largest_of(_keys(length, tokens, WINDOW), rows, parts, chunk, N)
+    else:
+        largest = _largest_part(seq_lens, query_starts, rows, parts, chunk, WINDOW, N)
+        row, first_part = _row_of(number, seq_lens, query_starts, rows, largest, WINDOW)
+        if row == rows:
+            return
+        first_token = tl.load(query_starts + row)
+        tokens = tl.load(query_starts + row + 1) - first_token
+        length = tl.load(seq_lens + row)
+    part = number - first_part
     first = length - _keys(length, tokens, WINDOW)
     own_parts = _parts(length - first, largest)
+    if part >= own_parts:
+        return
     size = tl.cdiv(tl.cdiv(length - first, own_parts), N) * N
 
     m = tile * M + tl.arange(0, M)
@@ -99,20 +111,7 @@ def _decode_attention(
     table = block_tables + row.to(tl.int64) * table_stride
     begin = first + part * size
     end = tl.minimum(begin + size, length)
-    whole = begin
-    if WINDOW is None:
-        # Keys that all of the program's queries see, in whole tiles: no mask in the long loop.
-        seen_by_all = tl.minimum(end, length - tokens + tile * M // GROUP + 1)
-        whole += tl.maximum(seen_by_all - begin, 0) // N * N
-        for start in range(begin, whole, N):
-            values, peak, total = attend_tile(
-                values, peak, total, queries, position, start, end, table,
-                k_cache, v_cache, k_scales, v_scales, kv_head, scale,
-                SOFTCAP=SOFTCAP, WINDOW=WINDOW, MASKED=False, CACHE_STRIDE=CACHE_STRIDE,
-                CACHE_HEAD_STRIDE=CACHE_HEAD_STRIDE, CACHE_TOKEN_STRIDE=CACHE_TOKEN_STRIDE,
-                KV_HEADS=KV_HEADS, BLOCK_SIZE=BLOCK_SIZE, HEAD_DIM=HEAD_DIM, D=D, N=N,
-            )  # fmt: skip
-    for start in range(whole, end, N):
+    for start in range(begin, end, N):
         values, peak, total = attend_tile(
             values, peak, total, queries, position, start, end, table,
             k_cache, v_cache, k_scales, v_scales, kv_head, scale,
@@ -124,16 +123,14 @@ def _decode_attention(
 
     d = tl.arange(0, D)
     wide = (d < HEAD_DIM)[None, :]
-    head = kv_head * GROUP + m % GROUP
-    out_at = (first_token + m // GROUP).to(tl.int64) * (KV_HEADS * GROUP) + head
-    out_at = out + out_at[:, None] * HEAD_DIM + d[None, :]
-    out_there = (m // GROUP < tokens)[:, None] & wide
     if own_parts == 1:
-        tl.store(out_at, values.to(out.dtype.element_ty), mask=out_there)
+        out_at = out + _at_out(first_token, m, kv_head, KV_HEADS, GROUP)[:, None] * HEAD_DIM
+        out_there = (m // GROUP < tokens)[:, None] & wide
+        tl.store(out_at + d[None, :], values.to(out.dtype.element_ty), mask=out_there)
         return
 
     # [parts, kv_heads, QUERIES]
-    mine = (tl.program_id(0).to(tl.int64) * KV_HEADS + kv_head) * QUERIES + m
+    mine = (number.to(tl.int64) * KV_HEADS + kv_head) * QUERIES + m
     tl.store(lse + mine, peak + tl.log2(tl.where(total > 0.0, total, 1.0)), mask=m < QUERIES)
     there = (m < QUERIES)[:, None] & wide
     tl.store(outputs + mine[:, None] * HEAD_DIM + d[None, :], values, mask=there)
@@ -144,22 +141,39 @@ def _decode_attention(
         return
 
     tl.store(arrival, 0)
-    peak, total = tl.full((M,), float("-inf"), tl.float32), tl.zeros((M,), tl.float32)
-    values = tl.zeros((M, D), tl.float32)
-    parts_before = tl.program_id(0).to(tl.int64) - part
-    for each in tl.range(0, own_parts, num_stages=JOIN_STAGES):
-        at = ((parts_before + each) * KV_HEADS + kv_head) * QUERIES + m
+    # Of a tile's queries only those that there are.
+    m = tile * M + tl.arange(0, HELD)
+    parts_before = number.to(tl.int64) - part
+    peak, total = tl.full((HELD,), float("-inf"), tl.float32), tl.zeros((HELD,), tl.float32)
+    values = tl.zeros((HELD, D), tl.float32)
+    # Parts are read together: to wait for one takes as long as to wait for all of them.
+    for start in tl.range(0, own_parts, JOINED, num_stages=1):
+        each = start + tl.arange(0, JOINED)
+        known = (each < own_parts)[:, None] & (m < QUERIES)[None, :]
+        at = ((parts_before + each)[:, None] * KV_HEADS + kv_head) * QUERIES + m[None, :]
         # ".cg" bypasses the L1 cache, which does not see writes of other multiprocessors.
-        part_lse = tl.load(lse + at, mask=m < QUERIES, other=0.0, cache_modifier=".cg")
-        part_at = outputs + at[:, None] * HEAD_DIM + d[None, :]
-        part_values = tl.load(part_at, mask=there, other=0.0, cache_modifier=".cg")
-        highest = tl.maximum(peak, part_lse)
+        part_lse = tl.load(lse + at, mask=known, other=float("-inf"), cache_modifier=".cg")
+        part_values = tl.load(
+            outputs + at[:, :, None] * HEAD_DIM + d[None, None, :],
+            mask=known[:, :, None] & wide[None, :, :], other=0.0, cache_modifier=".cg",
+        )  # fmt: skip
+        highest = tl.maximum(peak, tl.max(part_lse, axis=0))
         base = tl.where(highest == float("-inf"), 0.0, highest)
-        shrink, weight = tl.exp2(peak - base), tl.exp2(part_lse - base)
-        values = values * shrink[:, None] + part_values * weight[:, None]
-        total = total * shrink + weight
+        shrink, weights = tl.exp2(peak - base), tl.exp2(part_lse - base[None, :])
+        values = values * shrink[:, None] + tl.sum(part_values * weights[:, :, None], axis=0)
+        total = total * shrink + tl.sum(weights, axis=0)
         peak = highest
-    tl.store(out_at, finished(values, total).to(out.dtype.element_ty), mask=out_there)
+    out_at = out + _at_out(first_token, m, kv_head, KV_HEADS, GROUP)[:, None] * HEAD_DIM
+    out_there = ((m // GROUP < tokens) & (m < QUERIES))[:, None] & wide
+    joined = finished(values, total).to(out.dtype.element_ty)
+    tl.store(out_at + d[None, :], joined, mask=out_there)
+
+
+@triton.jit
+def _at_out(first_token, m, kv_head, KV_HEADS: tl.constexpr, GROUP: tl.constexpr):
+    """Which heads of the output the queries numbered `m` of a KV head have."""
+    head = kv_head * GROUP + m % GROUP
+    return (first_token + m // GROUP).to(tl.int64) * (KV_HEADS * GROUP) + head
 
 
 @triton.jit
@@ -199,7 +213,13 @@ def _largest_part(
     for start in range(0, rows, 128):
         row = start + tl.arange(0, 128)
         total += tl.sum(_keys_of(row, seq_lens, query_starts, rows, WINDOW), axis=0)
-    return tl.cdiv(tl.maximum(tl.cdiv(total, parts - rows), chunk), N) * N
+    return _largest_of(total, rows, parts, chunk, N)
+
+
+@triton.jit
+def _largest_of(keys, rows, parts, chunk, N: tl.constexpr):
+    """`_largest_part` of rows that have so many keys together."""
+    return tl.cdiv(tl.maximum(tl.cdiv(keys, parts - rows), chunk), N) * N
 
 
 @triton.jit

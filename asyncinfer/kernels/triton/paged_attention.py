@@ -7,12 +7,14 @@ import torch
 from asyncinfer.kernels.triton.decode_attention import decode_attention
 from asyncinfer.kernels.triton.kv_layout import KVLayout
 from asyncinfer.kernels.triton.prefill_attention import prefill_attention
-from asyncinfer.kernels.workspace import AttentionWorkspace, decode_parts, invariant_parts
+from asyncinfer.kernels.workspace import (
+    LEAST_PART,
+    AttentionWorkspace,
+    decode_parts,
+    invariant_parts,
+)
 
 __all__ = ["paged_attention"]
-
-#: Keys of a decode row that are not worth splitting.
-_CHUNK = 256
 
 
 def paged_attention(
@@ -49,7 +51,7 @@ def paged_attention(
 
     A row's result does not depend on the other rows, bit for bit, as long as
     `(parts - decode_rows) * chunk` reaches the sum of their lengths, as it does by default if
-    `chunk` is given and `parts` is not. By default `chunk` is 256 and `parts` what fills a large
+    `chunk` is given and `parts` is not. By default `chunk` is 128 and `parts` what fills a large
     GPU. Raises `ValueError` where `parts` is not above `decode_rows`.
     """
     q = q if q.stride(2) == 1 else q.contiguous()
@@ -61,7 +63,7 @@ def paged_attention(
         if parts is None and chunk is not None:
             parts = invariant_parts(decode_rows, capacity, chunk)
         elif parts is None:
-            parts = decode_parts(decode_rows, kv.heads, capacity, _CHUNK)
+            parts = decode_parts(decode_rows, kv.heads, capacity)
         elif parts <= decode_rows:
             raise ValueError(
                 f"paged_attention: parts is {parts}, not above decode_rows, which is {decode_rows}"
@@ -89,7 +91,7 @@ def paged_attention(
             rows=decode_rows,
             max_query_len=max_query_len,
             parts=parts,
-            chunk=chunk or _CHUNK,
+            chunk=chunk or LEAST_PART,
             workspace=workspace,
         )
     if seq_lens.shape[0] > decode_rows:
