@@ -83,7 +83,8 @@ class GraphExecutor(EagerExecutor):
         )
         self.graphs = DecodeGraphs(accelerator, self._step, sizes, hold=hold, fallbacks=fallbacks)
         #: Sizes of passes of other steps.
-        self._tokens, self._rows = token_sizes(spec.max_step_tokens), row_sizes(sizes[-1])
+        self._tokens = token_sizes(spec.max_step_tokens, decoder.config.hidden_size)
+        self._rows = row_sizes(sizes[-1])
         self._forward = RecordedForward(
             *(accelerator, decoder, kv, spec, self.state, history),
             groups=groups,

@@ -26,9 +26,11 @@ __all__ = ["RecordedForward", "input_bytes", "row_sizes", "token_sizes"]
 #: query token, with the number of all after the last; of each token the adapter.
 _DTYPES: Final = (*[torch.int64] * 3, *[torch.int32] * 4)
 
-#: Query tokens of the largest recorded pass. Above, a GPU takes longer for the layers than Python
-#: does to launch them.
+#: Query tokens of the largest recorded pass of any model, and tokens times the square of the hidden
+#: size where that allows more. Above, a GPU takes longer for the layers than Python does to launch
+#: them, and padding costs more than launches.
 _MOST_TOKENS: Final = 1024
+_MOST_PRODUCTS: Final = 1 << 33
 _FEWEST_TOKENS: Final = 16
 #: Rows of a pass that has few. Attention launches a program for each row that a pass has room for.
 _FEW_ROWS: Final = 32
@@ -36,14 +38,20 @@ _FEW_ROWS: Final = 32
 _ALIGN: Final = 16
 
 
-def token_sizes(most: int) -> list[int]:
+def token_sizes(most: int, hidden_size: int) -> list[int]:
     """Query tokens of the recorded passes, ascending: powers of two from 16 on, and the middle of
-    two, up to 1024. The last is the smallest that holds `most`, where that is smaller."""
+    two, up to 1024 or to what keeps a GPU busy in a model that narrow. The last is the smallest
+    that holds `most`, where that is smaller."""
+    largest = max(_MOST_TOKENS, _MOST_PRODUCTS // hidden_size**2)
     sizes = [_FEWEST_TOKENS]
-    while sizes[-1] < min(most, _MOST_TOKENS):
-        power = 1 << (sizes[-1].bit_length() - 1)
-        sizes.append(power * 3 // 2 if sizes[-1] == power and power >= 32 else 2 * power)
+    while sizes[-1] < most and (larger := _next_size(sizes[-1])) <= largest:
+        sizes.append(larger)
     return sizes
+
+
+def _next_size(size: int) -> int:
+    power = 1 << (size.bit_length() - 1)
+    return power * 3 // 2 if size == power and power >= 32 else 2 * power
 
 
 def row_sizes(most: int) -> list[int]:

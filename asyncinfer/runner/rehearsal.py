@@ -60,7 +60,8 @@ def rehearse(decoder: Decoder, config: EngineConfig, device: torch.device, vocab
     capacity = spec.max_context + 1
     history = TokenHistory(spec.max_slots + 1, nowhere.device, capacity=capacity)
     step = RecordedStep(decoder, kv, spec, state, history, sizes[-1], spec.overlap)
-    tokens, rows = token_sizes(spec.max_step_tokens), row_sizes(sizes[-1])
+    tokens = token_sizes(spec.max_step_tokens, decoder.config.hidden_size)
+    rows = row_sizes(sizes[-1])
     forward = RecordedForward(
         *(nowhere, decoder, kv, spec, state, history),
         groups=groups,

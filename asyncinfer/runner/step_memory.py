@@ -45,7 +45,8 @@ def graph_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) ->
     # Per slot: the tables, the options, a position and an adapter.
     words = _table_words(config, model) + OPTION_WORDS + 2
     resident = history + 4 * (config.max_running + 1) * words + 4 * sizes[-1] * model.vocab_size
-    tokens, rows = token_sizes(config.max_step_tokens), row_sizes(sizes[-1])
+    tokens = token_sizes(config.max_step_tokens, model.hidden_size)
+    rows = row_sizes(sizes[-1])
     resident += input_bytes(tokens[-1], rows[-1], _most_groups(model))
     # What a head beside the model is given stays, too.
     states = 4 if model.head_kv is not None else 1
@@ -58,7 +59,7 @@ def graph_hold(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> 
     """Bytes of the intermediate tensors of the largest recorded step, which all graphs share."""
     rows = batch_sizes(config.max_running)[-1]
     # A recorded pass has more tokens than a recorded batch has rows, and twice as many rows.
-    tokens = max(rows, token_sizes(config.max_step_tokens)[-1])
+    tokens = max(rows, token_sizes(config.max_step_tokens, model.hidden_size)[-1])
     tables = 4 * (2 * rows + 1) * _table_words(config, model)
     step = _step_bytes(tokens, rows, model, dtype) + tables
     return step + _attention_bytes(rows, model)
