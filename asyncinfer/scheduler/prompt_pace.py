@@ -22,6 +22,9 @@ _GRAIN: Final = 8
 #: Where answers by themselves take longer than the target, a step takes so many times as long as
 #: they do. A prompt so has a third of the time, however slow the machine is.
 _SLOWED: Final = 1.5
+#: By so much the least seconds for a token are forgotten with each step, in case the machine has
+#: become slower.
+_FORGOTTEN: Final = 1.01
 #: The share of what answers alone take that is no part of a prompt's speed. The rest is, in case
 #: the machine has become faster since that was measured.
 _KNOWN: Final = 0.75
@@ -47,6 +50,9 @@ class PromptPace:
         #: Of each of the last steps with prompts: its seconds, and those for a token of a prompt.
         self._seconds: deque[float] = deque(maxlen=_RECENT)
         self._each: deque[float] = deque(maxlen=_RECENT)
+        #: The least seconds that a token of a prompt took: in a large chunk, which the step's own
+        #: costs are a small part of.
+        self._least = inf
 
     def room(self, answers: int) -> float:
         """Tokens of prompts for a step that also has rows of `answers`: a block of them at least,
@@ -64,8 +70,8 @@ class PromptPace:
         return float(max(size, round(seconds / each / grain) * grain))
 
     def seconds(self, tokens: int) -> float:
-        """About what so many tokens of prompts take; 0.0 before any speed is known."""
-        return tokens * median_high(self._each) if self._each else 0.0
+        """What so many tokens of a prompt take at least; 0.0 before any speed is known."""
+        return tokens * self._least if self._least < inf else 0.0
 
     def computed(self, step: Step, seconds: float) -> None:
         """A step with rows of prompts took `seconds`."""
@@ -73,7 +79,10 @@ class PromptPace:
         if tokens:
             alone = self._alone(step.answers, seconds)
             self._seconds.append(seconds)
-            self._each.append((seconds - _KNOWN * alone) / tokens)
+            each = (seconds - _KNOWN * alone) / tokens
+            self._each.append(each)
+            if each > 0.0:
+                self._least = min(_FORGOTTEN * self._least, each)
 
     def _alone(self, answers: int, most: float) -> float:
         """Seconds of a step of answers alone. It takes no longer than the same with prompts, which

@@ -12,6 +12,8 @@ import pytest
 
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import Priority
+from asyncinfer.scheduler.prompt_pace import PromptPace
+from asyncinfer.speculation import StepCosts
 from asyncinfer.testing import FakeModel, InlineEngine, Step
 from asyncinfer.testing.simulation import Simulation, Track
 
@@ -131,6 +133,28 @@ def test_what_a_prompt_takes_is_known_after_the_first(
     assert pace.seconds(1000) == 0.0
     alone = bare.until_drawn(bare.sim.submit(prompt(5), greedy(1))[0])
     assert pace.seconds(1000) == pytest.approx(alone, rel=0.01)
+
+
+def test_short_chunks_do_not_make_prompts_look_long() -> None:
+    """A step has costs of its own, whatever its prompt's tokens are."""
+    pace = PromptPace(None, 16, StepCosts())
+
+    def chunk(tokens: int) -> None:
+        step = Step(0)
+        step.counts.append(tokens)
+        pace.computed(step, 0.004 + tokens * 1e-5)
+
+    chunk(32)
+    assert pace.seconds(2000) > 0.2
+    chunk(2000)
+    assert pace.seconds(2000) == pytest.approx(0.024)
+    for _ in range(3):
+        chunk(32)
+    assert pace.seconds(2000) == pytest.approx(0.024, rel=0.05)
+    # In case the machine is slower now, that is forgotten.
+    for _ in range(300):
+        chunk(32)
+    assert pace.seconds(2000) > 0.2
 
 
 def test_a_machine_that_becomes_slower(machine: Callable[..., Machine], greedy: Greedy) -> None:
