@@ -21,34 +21,48 @@ from asyncinfer.testing.watched_sampler import TorchCalls, WatchedPlugin
 __all__ = ["is_quick", "lets_go"]
 
 #: Rows, vocabulary and calls of the time rule: a small model's, and the fastest call counts, since
-#: a busy machine slows some of them.
+#: a busy machine slows some of them. Where it slows them all, others are made, as many, up to so
+#: many times.
 ROWS: Final = 8
 VOCABULARY: Final = 32_000
 CALLS: Final = 5
+TURNS: Final = 3
 
 
 def is_quick(trial: SamplerTrial) -> None:
     """Check that no step takes so long that the engine would stop calling the sampler."""
+    allowed = EngineConfig().sampler_timeout
+    every: dict[str, list[float]] = {}
+    for _ in range(TURNS):
+        try:
+            spent = _spent(trial)
+        except AsyncInferError:
+            # Other rules say what is wrong, with a smaller case.
+            return
+        for method, calls in spent.items():
+            every.setdefault(method, []).extend(calls)
+        slow = [method for method, calls in every.items() if calls and min(calls) > allowed]
+        if not slow:
+            return
+    seconds = every[slow[0]]
+    raise RuleError(
+        "time",
+        f"the fastest of {len(seconds)} calls of {slow[0]}() took {min(seconds):.3g} s, for "
+        f"{ROWS} rows and {VOCABULARY:,} tokens; after three calls above sampler_timeout, "
+        f"by default {allowed:g} s, the engine calls it no more",
+    )
+
+
+def _spent(trial: SamplerTrial) -> dict[str, list[float]]:
+    """Seconds of each call, by method."""
     timed = _Timed(trial.plugin)
     bench = trial.bench(ROWS, VOCABULARY)
     logits = np.random.Generator(np.random.Philox(key=1)).normal(size=(ROWS, VOCABULARY)) * 2
-    try:
-        for slot in range(ROWS):
-            bench.join(slot, timed, seed=slot, tokens=prompt(slot))
-        for _ in range(CALLS):
-            bench.draw(logits, range(ROWS))
-    except AsyncInferError:
-        # Other rules say what is wrong, with a smaller case.
-        return
-    allowed = EngineConfig().sampler_timeout
-    for method, seconds in timed.seconds.items():
-        if seconds and min(seconds) > allowed:
-            raise RuleError(
-                "time",
-                f"the fastest of {len(seconds)} calls of {method}() took {min(seconds):.3g} s, for "
-                f"{ROWS} rows and {VOCABULARY:,} tokens; after three calls above sampler_timeout, "
-                f"by default {allowed:g} s, the engine calls it no more",
-            )
+    for slot in range(ROWS):
+        bench.join(slot, timed, seed=slot, tokens=prompt(slot))
+    for _ in range(CALLS):
+        bench.draw(logits, range(ROWS))
+    return timed.seconds
 
 
 def lets_go(trial: SamplerTrial) -> None:

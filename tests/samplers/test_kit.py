@@ -12,7 +12,8 @@ import torch
 
 from asyncinfer.protocols import Sampler, SamplerPlugin, SamplerStep
 from asyncinfer.samplers import DRY, XTC, DynamicTemperature, Mirostat, TopNSigma
-from asyncinfer.testing import RuleError, check_sampler
+from asyncinfer.testing import RuleError, check_sampler, sampler_limits
+from asyncinfer.testing.sampler_limits import VOCABULARY
 
 
 @pytest.mark.parametrize(
@@ -284,9 +285,31 @@ class CountsInSecret(Steady):
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else None,
 )
-def test_a_wrong_sampler_is_caught(kind: type[Steady], declared: dict[str, Any], says: str) -> None:
+def test_a_wrong_sampler_is_caught(
+    kind: type[Steady], declared: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What is slow is slow at once.
+    monkeypatch.setattr(sampler_limits, "TURNS", 1)
     with pytest.raises(RuleError, match=says):
         check_sampler(plugin(kind, **declared))
+
+
+class HeldUp(Steady):
+    """By a machine that has more to do, for as many calls as the kit makes in one go."""
+
+    calls: ClassVar[int] = 0
+
+    def sample(self, step: SamplerStep) -> Any:
+        if len(step.slots) == sampler_limits.ROWS and step.logits.shape[1] == VOCABULARY:
+            HeldUp.calls += 1
+            if HeldUp.calls <= sampler_limits.CALLS:
+                Event().wait(0.3)
+        return super().sample(step)
+
+
+def test_a_busy_machine_is_not_a_slow_sampler() -> None:
+    check_sampler(plugin(HeldUp))
+    assert HeldUp.calls == 2 * sampler_limits.CALLS
 
 
 class Hangs(Steady):
