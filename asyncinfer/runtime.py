@@ -3,8 +3,8 @@
 A thread of the engine runs a `Worker`, turn by turn. Only the loop around the turns blocks, so a
 simulation can run the turns itself, on one thread and with a clock of its own.
 
-What takes long without turns, such as a download, asks `go_on` between its parts, and so ends soon
-after whoever wanted it has gone (`stoppable`).
+What takes long without turns, such as a download or the layers of a long prompt, asks `go_on`
+between its parts, and so ends soon after whoever wanted it has gone (`stoppable`).
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ class Runtime(Protocol):
     def clock(self) -> float:
         """Monotonic seconds."""
 
-    def start(self, worker: Worker) -> Handle:
-        """Start to run the worker's turns. Raises `RuntimeError` if no thread can be started."""
+    def start(self, worker: Worker, check: Callable[[], None] | None = None) -> Handle:
+        """Start to run the worker's turns. What takes long within one ends where `check` raises
+        (`stoppable`). Raises `RuntimeError` if no thread can be started."""
 
 
 class Threads:
@@ -71,9 +72,12 @@ class Threads:
 
     clock = staticmethod(time.monotonic)
 
-    def start(self, worker: Worker) -> Handle:
+    def start(self, worker: Worker, check: Callable[[], None] | None = None) -> Handle:
         thread = threading.Thread(
-            target=_serve, args=(worker, self.clock), name=worker.name, daemon=True
+            target=_serve,
+            args=(worker, self.clock, check or _nothing),
+            name=worker.name,
+            daemon=True,
         )
         thread.start()
         return thread
@@ -107,8 +111,9 @@ def _nothing() -> None: ...
 _check: Final[ContextVar[Callable[[], None]]] = ContextVar("asyncinfer_check", default=_nothing)
 
 
-def _serve(worker: Worker, clock: Callable[[], float]) -> None:
-    while (due := worker.turn()) is not None:
-        # A busy worker's next turn is due at 0.0, which saves reading the clock.
-        if due > 0.0 and (seconds := due - clock()) > 0.0:
-            worker.wait(min(seconds, LONGEST_WAIT))
+def _serve(worker: Worker, clock: Callable[[], float], check: Callable[[], None]) -> None:
+    with stoppable(check):
+        while (due := worker.turn()) is not None:
+            # A busy worker's next turn is due at 0.0, which saves reading the clock.
+            if due > 0.0 and (seconds := due - clock()) > 0.0:
+                worker.wait(min(seconds, LONGEST_WAIT))

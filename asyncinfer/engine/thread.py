@@ -57,6 +57,8 @@ class DecodeThread:
         self.core: Core | None = None
         #: Nobody waits for it, so that setting it takes no lock.
         self.cancelled = Latch()
+        #: The interpreter is being left.
+        self._left = Latch()
         self._open_core = open_core
         self._home = home
         self._admission = admission
@@ -73,7 +75,7 @@ class DecodeThread:
         # the start: a thread that fails at once takes it back.
         atexit.register(self._at_exit)
         try:
-            self._thread = self._runtime.start(self)
+            self._thread = self._runtime.start(self, self._stay)
         except RuntimeError as error:
             atexit.unregister(self._at_exit)
             raise _no_thread(error) from error
@@ -143,7 +145,7 @@ class DecodeThread:
                 return core.idle_until(LOOK_EVERY) if idle else 0.0
         except BaseException as error:
             # The streams must hear of it, whatever it is: no caller is above to raise it to.
-            self._end(core, error)
+            self._end(core, None if self._left.is_set else error)
         else:
             self._end(core, None)
         return None
@@ -247,8 +249,14 @@ class DecodeThread:
 
     def _at_exit(self) -> None:
         self.cancel_open()
+        self._left.set()
         if self._thread is not None:
             self._thread.join(EXIT_TIMEOUT)
+
+    def _stay(self) -> None:
+        """Asked between a step's layers on a CPU: it may take longer than `EXIT_TIMEOUT`."""
+        if self._left.is_set:
+            raise EngineClosed("the interpreter is being left")
 
 
 def _closed() -> AsyncInferError:

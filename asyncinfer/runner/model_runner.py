@@ -21,6 +21,7 @@ from asyncinfer.runner.graph_executor import GraphExecutor
 from asyncinfer.runner.input_batch import InputBatch
 from asyncinfer.runner.pending_step import BufferPool, PendingStep, StepBuffers
 from asyncinfer.runner.step_threads import StepThreads
+from asyncinfer.runtime import go_on
 from asyncinfer.sampling import SamplingState, TokenHistory
 from asyncinfer.scheduler import RunnerSpec, Step, StepResult
 from asyncinfer.stats import Fallback
@@ -75,9 +76,8 @@ class ModelRunner:
         self._accelerator = accelerator
         self._deterministic = deterministic
         self._threads = threads
-        if threads is not None:
-            # A long prompt takes seconds, within which other programs come and go.
-            decoder.between_layers = threads.adapt
+        if accelerator is None:
+            decoder.between_layers = self._between_layers
         self._buffers = BufferPool(accelerator)
         self.history = _history(spec, decoder.device, accelerator)
         self._sampling = SamplingState(
@@ -206,6 +206,13 @@ class ModelRunner:
         if self._accelerator is not None:
             with suppress(RuntimeError):
                 self._accelerator.close()
+
+    def _between_layers(self) -> None:
+        """A long prompt takes seconds, within which other programs come and go, and this one may
+        end."""
+        go_on()
+        if self._threads is not None:
+            self._threads.adapt()
 
     def _reserve(self, step: Step) -> tuple[list[torch.Tensor], StepBuffers]:
         """All memory that the step's changes take: the tokens of each join, those forced and those

@@ -298,6 +298,64 @@ def test_leaving_the_interpreter_while_it_loads() -> None:
     threading.Thread(target=run, daemon=True).start()
     loading.wait()
     """
+    assert left(program) == ("stopped\n", 0)
+
+
+def test_leaving_the_interpreter_while_a_long_step_computes() -> None:
+    """A step ends between two layers: a thread that came back from torch while the interpreter is
+    torn down would abort the process."""
+    program = """
+    import asyncio, sys, threading
+    import torch
+    from asyncinfer import Engine
+    from asyncinfer.engine import thread
+    from asyncinfer.models import Decoder, parse_config
+    from asyncinfer.testing import RandomModel
+
+    thread.EXIT_TIMEOUT = 200.0
+    begun, layers = threading.Event(), 200
+    matrix = torch.randn(1000, 1000)
+
+    class Slow:
+        def __init__(self, layer, last):
+            self.layer, self.last = layer, last
+
+        def __call__(self, x, one):
+            if len(x) > 16:
+                begun.set()
+                matrix @ matrix
+                if self.last:
+                    print("computed", flush=True)
+            return self.layer(x, one)
+
+    made = Decoder.__init__
+
+    def make(decoder, *arguments):
+        made(decoder, *arguments)
+        decoder.layers = [Slow(each, n == layers - 1) for n, each in enumerate(decoder.layers)]
+
+    Decoder.__init__ = make
+    config = parse_config(
+        {
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 300,
+            "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": layers,
+            "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 64,
+        }
+    )
+
+    async def main():
+        engine = await Engine.open(RandomModel(config), device="cpu")
+        task = asyncio.ensure_future(engine.generate([5] * 40, max_tokens=3))
+        await asyncio.to_thread(begun.wait)
+
+    asyncio.run(main())
+    sys.exit(7)
+    """
+    assert left(program) == ("", 7)
+
+
+def left(program: str) -> tuple[str, int]:
+    """What a Python of its own prints that runs the program, and its exit code."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
         capture_output=True,
@@ -305,7 +363,8 @@ def test_leaving_the_interpreter_while_it_loads() -> None:
         timeout=240,
         check=False,
     )
-    assert (done.stdout, done.returncode) == ("stopped\n", 0), done.stderr
+    print(done.stderr)
+    return done.stdout, done.returncode
 
 
 async def test_a_thousand_streams(open_engine: OpenEngine) -> None:
