@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from benchmarks.formats import FORMATS, SHAPE, WORK, formats_table, measure_formats
 
 from asyncinfer.bench import Record
@@ -27,8 +28,9 @@ def test_a_checkpoint_and_a_file() -> None:
     assert all(min(row.ratio, row.plain, row.tokens_per_second) > 0 for row in rows)
 
 
-def test_the_docs_have_the_record() -> None:
-    rows = Record.load(DOCS / "benchmarks" / "formats.json").detail["rows"]
+@pytest.mark.parametrize("name", ["formats", "formats-amx"])
+def test_the_docs_have_the_record(name: str) -> None:
+    rows = Record.load(DOCS / "benchmarks" / f"{name}.json").detail["rows"]
     table = list(formats_table(rows))
     assert {row["format"] for row in rows} == set(FORMATS)
     assert "\n".join(table) in (DOCS / "quantization.md").read_text("utf-8")
