@@ -89,11 +89,9 @@ def write_gguf(
     stored = {}
     for file in sorted(folder.glob("*.safetensors")):
         stored |= load_file(file)
-    name = name or ARCHITECTURES[model.config.model_type]
+    name = name or architecture_of(model)
     # Gemma 4's layers differ in their heads; what differs is said apart.
     model.config.allow_global_per_layer_attribute_access = True
-    if name == "nemotron_h" and "moe" in model.config.layers_block_type:
-        name = "nemotron_h_moe"
     writer = gguf.GGUFWriter(path, name)
     lists = _activation(stored)
     for key, value in {**_metadata(model.config, name), **lists, **metadata}.items():
@@ -108,6 +106,15 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def architecture_of(model: PreTrainedModel) -> str:
+    """GGUF's name of the family's architecture."""
+    config: Any = model.config
+    name = ARCHITECTURES[config.model_type]
+    if name == "nemotron_h" and "moe" in config.layers_block_type:
+        return "nemotron_h_moe"
+    return name
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
@@ -146,6 +153,8 @@ def _metadata(config: Any, name: str) -> dict[str, Any]:
         "attention.head_count": heads,
         "attention.head_count_kv": get("num_key_value_heads") or heads,
         "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_epsilon": float(eps),
         "attention.layer_norm_rms_epsilon": float(eps),
         "attention.sliding_window": get("sliding_window"),
         "attn_logit_softcapping": get("attn_logit_softcapping"),

@@ -18,14 +18,17 @@ def gemma4_metadata(config: Any) -> dict[str, Any]:
     local = [kind == LOCAL for kind in config.layer_types]
     ropes, layers = config.rope_parameters, config.per_layer_config
     first = len(local) - config.num_kv_shared_layers
+    size, local_size = (layers[local.index(kind)].head_dim for kind in (False, True))
     values: dict[str, Any] = {
         "attention.shared_kv_layers": config.num_kv_shared_layers,
         "embedding_length_per_layer_input": config.hidden_size_per_layer_input or 0,
         "attention.sliding_window_pattern": local,
-        "attention.key_length": layers[local.index(False)].head_dim,
-        "attention.key_length_swa": layers[local.index(True)].head_dim,
-        "rope.dimension_count": layers[local.index(False)].head_dim,
-        "rope.dimension_count_swa": layers[local.index(True)].head_dim,
+        "attention.key_length": size,
+        "attention.key_length_swa": local_size,
+        "attention.value_length": size,
+        "attention.value_length_swa": local_size,
+        "rope.dimension_count": size,
+        "rope.dimension_count_swa": local_size,
         "rope.freq_base": ropes[GLOBAL]["rope_theta"],
         "rope.freq_base_swa": ropes[LOCAL]["rope_theta"],
     }
