@@ -55,10 +55,8 @@ class DecodeThread:
         self.hung: Callable[[], AsyncInferError] | None = None
         self.load_error: BaseException | None = None
         self.core: Core | None = None
-        #: Nobody waits for it, so that setting it takes no lock.
-        self.cancelled = Latch()
-        #: The interpreter is being left.
-        self._left = Latch()
+        #: Of the opening; and the interpreter is left. Nobody waits: setting them takes no lock.
+        self.cancelled, self._left = Latch(), Latch()
         self._open_core = open_core
         self._home = home
         self._admission = admission
