@@ -26,26 +26,31 @@ def async_transport(httpx: ModuleType, app: App) -> Any:
     """An `AsyncBaseTransport` of this library, `httpx` or `httpx2`."""
 
     class Body(httpx.AsyncByteStream):  # type: ignore[name-defined,misc]
-        def __init__(self, exchange: Exchange, request: Any) -> None:
+        def __init__(self, exchange: Exchange, limits: _Limits) -> None:
             self._exchange = exchange
-            self._limits = _Limits(httpx, request)
+            self._limits = limits
 
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            while part := await self._limits.wait(self._exchange.read):
-                yield part
+        def __aiter__(self) -> AsyncIterator[bytes]:
+            return self
+
+        async def __anext__(self) -> bytes:
+            if (part := await self._limits.wait(self._exchange.read)) is None:
+                raise StopAsyncIteration
+            return part
 
         async def aclose(self) -> None:
             await self._exchange.close()
 
     class Transport(httpx.AsyncBaseTransport):  # type: ignore[name-defined,misc]
         async def handle_async_request(self, request: Any) -> Any:
+            limits = _Limits(httpx, request)
             exchange = Exchange(app, _scope(request), await request.aread())
             try:
-                status, headers = await _Limits(httpx, request).wait(exchange.begin)
+                status, headers = await limits.wait(exchange.begin)
             except BaseException:
                 await exchange.close()
                 raise
-            return httpx.Response(status, headers=headers, stream=Body(exchange, request))
+            return httpx.Response(status, headers=headers, stream=Body(exchange, limits))
 
     return Transport()
 
@@ -56,9 +61,9 @@ def sync_transport(httpx: ModuleType, app: App) -> Any:
     loop = EventLoopThread("asyncinfer-client")
 
     class SyncBody(httpx.SyncByteStream):  # type: ignore[name-defined,misc]
-        def __init__(self, exchange: Exchange, request: Any) -> None:
+        def __init__(self, exchange: Exchange, limits: _Limits) -> None:
             self._exchange = exchange
-            self._limits = _Limits(httpx, request)
+            self._limits = limits
 
         def __iter__(self) -> Iterator[bytes]:
             while (part := loop.run(self._read)) is not None:
@@ -74,19 +79,19 @@ def sync_transport(httpx: ModuleType, app: App) -> Any:
 
     class SyncTransport(httpx.BaseTransport):  # type: ignore[name-defined,misc]
         def handle_request(self, request: Any) -> Any:
-            body = request.read()
+            limits, body = _Limits(httpx, request), request.read()
 
             async def begin() -> tuple[Exchange, int, list[tuple[bytes, bytes]]]:
                 exchange = Exchange(app, _scope(request), body)
                 try:
-                    answer = await _Limits(httpx, request).wait(exchange.begin)
+                    answer = await limits.wait(exchange.begin)
                 except BaseException:
                     await exchange.close()
                     raise
                 return exchange, *answer
 
             exchange, status, headers = loop.run(begin)
-            return httpx.Response(status, headers=headers, stream=SyncBody(exchange, request))
+            return httpx.Response(status, headers=headers, stream=SyncBody(exchange, limits))
 
         def close(self) -> None:
             loop.stop()

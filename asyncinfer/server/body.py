@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from json import decoder, scanner
 from math import inf
@@ -60,19 +60,22 @@ class Bodies:
         """A body, which has `seconds` to arrive, and its bytes. Raises `HttpError`,
         `InvalidRequest`, and `ClientLeft` where the client leaves before its end."""
         data = bytearray()
-        with self._charged(data), _limit(seconds) as limit:
-            more = True
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientLeft
-                part = message.get("body", b"")
-                self._take(data, part)
-                more = message.get("more_body", False)
-            # Within the charge, for what is parsed holds the bytes and more.
-            if limit is not None:
-                limit.deadline = inf
-            return await beside(len(data), _object, data), len(data)
+        try:
+            with _limit(seconds) as limit:
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientLeft
+                    part = message.get("body", b"")
+                    self._take(data, part)
+                    more = message.get("more_body", False)
+                # Charged for until then, for what is parsed holds the bytes and more.
+                if limit is not None:
+                    limit.deadline = inf
+                return await beside(len(data), _object, data), len(data)
+        finally:
+            self.held -= len(data)
         raise HttpError(408, "timeout_error", f"the body did not arrive within {seconds:.0f} s")
 
     def check_length(self, length: bytes) -> None:
@@ -87,13 +90,6 @@ class Bodies:
             raise overloaded(f"{self.held} bytes of requests are being read")
         data += part
         self.held += len(part)
-
-    @contextmanager
-    def _charged(self, data: bytearray) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self.held -= len(data)
 
     def _too_large(self) -> HttpError:
         return HttpError(413, "request_too_large", f"the body must have at most {self.most} bytes")
@@ -150,8 +146,14 @@ async def beside(size: int, work: Callable[[T], R], argument: T) -> R:
 
 def parsed(text: str) -> Any:
     """The value of a JSON text. Raises `ValueError` and `RecursionError`."""
-    how = _SMALL_TEXT if len(text) <= SMALL else _GivingWay(parse_constant=_no_number)
-    return how.decode(text)
+    if len(text) > SMALL:
+        return _GivingWay(parse_constant=_no_number).decode(text)
+    # `decode` skips spaces by a regular expression, which takes as long as the rest.
+    text = text.strip(" \t\n\r")
+    value, end = _SMALL_TEXT.raw_decode(text)
+    if end < len(text):
+        raise json.JSONDecodeError("Extra data", text, end)
+    return value
 
 
 def _limit(seconds: float) -> AbstractContextManager[anyio.CancelScope | None]:
@@ -160,7 +162,9 @@ def _limit(seconds: float) -> AbstractContextManager[anyio.CancelScope | None]:
 
 def _object(data: bytearray) -> dict[str, Any]:
     try:
-        body = parsed(data.decode(json.detect_encoding(data)))
+        # A text that begins with these two bytes is UTF-8.
+        encoding = "utf-8" if data.startswith(b'{"') else json.detect_encoding(data)
+        body = parsed(data.decode(encoding))
     except (ValueError, RecursionError) as error:
         why = str(error) or type(error).__name__
         raise HttpError(

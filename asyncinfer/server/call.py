@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from json.encoder import encode_basestring
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -19,7 +20,7 @@ from asyncinfer.server.keys import ApiKey
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
-__all__ = ["CANCELS", "Call", "choices_opening", "event_bytes", "headers_of", "json_bytes"]
+__all__ = ["CANCELS", "Call", "event_bytes", "headers_of", "json_bytes", "text_bytes"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -55,7 +56,7 @@ class Call:
         #: Whether the server cancels whoever answers a client that leaves.
         self.cancels = CANCELS in scope.get("extensions", {})
         #: A unique id, which ids of answers are made of.
-        self.id = f"{_IDS.getrandbits(128):032x}"
+        self.id = _IDS.randbytes(16).hex()
         given = self.headers.get(b"x-request-id", b"")[:_MOST_ID].decode("latin-1")
         self.request_id = given if given.isprintable() and given else f"req_{self.id}"
         self.path = scope["path"]
@@ -135,10 +136,9 @@ class Call:
         takes a server and a client its time."""
         return not ready or len(self._held) >= MOST_HELD
 
-    async def flush(self) -> None:
+    def flush(self) -> Awaitable[None]:
         """Send the events so far in one message. The first ones start the answer."""
-        if self._held:
-            await self._send_held(more=True)
+        return self._send_held(more=True)
 
     async def end(self, data: bytes = b"") -> None:
         """End the answer with the events that are not sent, and `data`, encoded already."""
@@ -146,6 +146,8 @@ class Call:
         await self._send_held(more=False)
 
     async def _send_held(self, *, more: bool) -> None:
+        if more and not self._held:
+            return
         data = b"".join(self._held)
         self._held.clear()
         if not self._started:
@@ -186,11 +188,6 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
     return dict(scope["headers"])
 
 
-def choices_opening(first: Mapping[str, Any]) -> bytes:
-    """How each event of a stream begins that has one choice; `]}` and an empty line end it."""
-    return b'data: %b,"choices":[' % json_bytes(first)[:-1]
-
-
 def event_bytes(content: Any, name: str | None = None) -> bytes:
     """A server-sent event."""
     data = b"data: %b\n\n" % json_bytes(content)
@@ -199,3 +196,8 @@ def event_bytes(content: Any, name: str | None = None) -> bytes:
 
 def json_bytes(content: Any) -> bytes:
     return _ENCODE(content).encode()
+
+
+def text_bytes(text: str) -> bytes:
+    """`json_bytes` of a text, in half the time."""
+    return encode_basestring(text).encode()

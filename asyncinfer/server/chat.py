@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from asyncinfer.chunk import Completion
-from asyncinfer.server.call import Call, choices_opening, event_bytes, json_bytes
+from asyncinfer.server.call import Call, json_bytes
 from asyncinfer.server.chat_forms import chat_options, delta_bytes, message_of
 from asyncinfer.server.fields import CHAT, check_fields, flag
 from asyncinfer.server.logprobs import chat_logprobs
@@ -13,9 +13,12 @@ from asyncinfer.server.models import Model, Models
 from asyncinfer.server.prompts import chat_messages
 from asyncinfer.server.usage import (
     DONE,
+    choices_opening,
+    event_head,
     finish_reason,
     head,
     request_options,
+    usage_event,
     usage_of,
     wants_usage,
 )
@@ -56,12 +59,12 @@ class Chat:
 
 
 def _answer(call: Call, model: Model, done: Completion, logprobs: bool) -> dict[str, Any]:
-    tokenizer = model.engine.tokenizer
+    tokenizer = model.engine.tokenizer if logprobs else None
     choices = [
         {
             "index": choice.index,
             "message": message_of(choice),
-            "logprobs": chat_logprobs(tokenizer, choice.logprobs) if logprobs else None,
+            "logprobs": None if tokenizer is None else chat_logprobs(tokenizer, choice.logprobs),
             "finish_reason": finish_reason(choice.finish_reason, bool(choice.tool_calls)),
         }
         for choice in done.choices
@@ -73,32 +76,28 @@ def _answer(call: Call, model: Model, done: Completion, logprobs: bool) -> dict[
 async def _events(
     call: Call, model: Model, messages: list[Any], options: dict[str, Any], usage: bool
 ) -> None:
-    first = head(call, model, "chat.completion.chunk", "chatcmpl")
-    if usage:
-        first["usage"] = None
-    opening = choices_opening(first)
-
-    def event(index: int, delta: bytes, scores: bytes = _NULL, reason: bytes = _NULL) -> bytes:
-        return _EVENT % (opening, index, delta, scores, reason)
-
+    begun = event_head(call, model, b"chat.completion.chunk", b"chatcmpl")
+    opening, scored = choices_opening(begun, usage), "logprobs" in options
     called = set()
     async with model.engine.stream(messages, **options) as stream:
         async for chunk in stream:
             if not call.begun:
                 # Clients expect the choices to be introduced in order.
                 for index in range(options.get("n", 1)):
-                    call.raw_events(event(index, _BEGUN))
+                    call.raw_events(_EVENT % (opening, index, _BEGUN, _NULL, _NULL))
+            index = chunk.index
             if chunk.tool_calls:
-                called.add(chunk.index)
+                called.add(index)
             delta, scores = delta_bytes(chunk), _NULL
-            if "logprobs" in options and chunk.logprobs:
+            if scored and chunk.logprobs:
                 scores = json_bytes(chat_logprobs(model.engine.tokenizer, chunk.logprobs))
             if delta or scores is not _NULL:
-                call.raw_events(event(chunk.index, delta or b"{}", scores))
+                call.raw_events(_EVENT % (opening, index, delta or b"{}", scores, _NULL))
             if chunk.finish_reason is not None:
-                reason = finish_reason(chunk.finish_reason, chunk.index in called)
-                call.raw_events(event(chunk.index, b"{}", _NULL, json_bytes(reason)))
+                reason = json_bytes(finish_reason(chunk.finish_reason, index in called))
+                call.raw_events(_EVENT % (opening, index, b"{}", _NULL, reason))
             if call.is_due(stream.ready):
                 await call.flush()
-    last = {**first, "choices": [], "usage": usage_of(stream.usage)}
-    await call.end(event_bytes(last) + DONE if usage else DONE)
+    if usage:
+        call.raw_events(usage_event(begun, stream.usage))
+    await call.end(DONE)

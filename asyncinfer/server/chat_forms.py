@@ -6,7 +6,7 @@ from typing import Any
 
 from asyncinfer.chunk import Choice, Chunk, ToolCallDelta
 from asyncinfer.errors import InvalidRequest
-from asyncinfer.server.call import json_bytes
+from asyncinfer.server.call import json_bytes, text_bytes
 from asyncinfer.server.fields import CHAT, flag, options_of
 from asyncinfer.server.prompts import prediction_text, response_format
 
@@ -53,7 +53,7 @@ def delta_bytes(chunk: Chunk) -> bytes:
     """The JSON of `delta_of`; empty where the chunk adds nothing."""
     if chunk.text and not chunk.reasoning and not chunk.tool_calls:
         # A JSON encoder, which is made for each object, takes ten times as long.
-        return b'{"content":%b}' % json_bytes(chunk.text)
+        return b'{"content":%b}' % text_bytes(chunk.text)
     delta = delta_of(chunk)
     return json_bytes(delta) if delta else b""
 

@@ -12,16 +12,19 @@ from asyncinfer.bounds import MAX_BATCH
 from asyncinfer.chunk import Choice, TokenLogprob, Usage
 from asyncinfer.errors import InvalidRequest, Size
 from asyncinfer.server.aside import aside
-from asyncinfer.server.call import Call, choices_opening, json_bytes
+from asyncinfer.server.call import Call, json_bytes
 from asyncinfer.server.fields import COMPLETION, check_fields, flag, options_of
 from asyncinfer.server.logprobs import completion_logprobs
 from asyncinfer.server.models import Model, Models
 from asyncinfer.server.together import together
 from asyncinfer.server.usage import (
     DONE,
+    choices_opening,
+    event_head,
     finish_reason,
     head,
     request_options,
+    usage_event,
     usage_of,
     wants_usage,
 )
@@ -151,10 +154,8 @@ class _Events:
         self._model = model
         self._options = options
         self._echo = echo
-        self._first = head(call, model, "text_completion", "cmpl")
-        if usage:
-            self._first["usage"] = None
-        self._opening = choices_opening(self._first)
+        self._head = event_head(call, model, b"text_completion", b"cmpl")
+        self._opening = choices_opening(self._head, usage)
         self._usage = usage
         #: Characters sent of each choice.
         self._sent: dict[int, int] = {}
@@ -165,8 +166,7 @@ class _Events:
         calls = [partial(self._stream, index, prompt) for index, prompt in enumerate(prompts)]
         used = [each or Usage() for each in await together(calls)]
         if self._usage:
-            total = usage_of(_total(used))
-            self._call.event({**self._first, "choices": [], "usage": total})
+            self._call.raw_events(usage_event(self._head, _total(used)))
         await self._call.end(DONE)
 
     async def _stream(self, place: int, prompt: str | list[int]) -> Usage | None:

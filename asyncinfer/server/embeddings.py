@@ -8,7 +8,16 @@ from typing import Any, Final
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.server.call import Call
 from asyncinfer.server.completions import prompts_of
-from asyncinfer.server.fields import ANY, BOOLEAN, INTEGER, STRING, Field, Fields, check_fields
+from asyncinfer.server.fields import (
+    ANY,
+    BOOLEAN,
+    INTEGER,
+    STRING,
+    Field,
+    Fields,
+    check_fields,
+    options_of,
+)
 from asyncinfer.server.models import Models
 from asyncinfer.server.usage import request_options
 
@@ -42,7 +51,7 @@ class EmbeddingsEndpoint:
         form = body.get("encoding_format", "float")
         if form not in ("float", "base64"):
             raise InvalidRequest("encoding_format", form, "must be float or base64")
-        options = {option: body[name] for name, option in EMBEDDINGS.options if name in body}
+        options = options_of(body, EMBEDDINGS)
         done = await model.engine.embed(texts, **options, **request_options(call, model))
         data: list[dict[str, Any]] = [
             {

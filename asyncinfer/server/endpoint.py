@@ -65,17 +65,19 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = Call(scope, receive, send)
-        with self._traffic.count(self._path) as counted:
-            try:
-                counted.status = await self._answer(call)
-            except ClientLeft:
-                counted.status = LEFT
-            except anyio.get_cancelled_exc_class():
-                counted.status = LEFT
-                raise
-            finally:
-                # What watched for the client refers to the call until the garbage collector looks.
-                call.body = {}
+        status = 500
+        self._traffic.begin()
+        try:
+            status = await self._answer(call)
+        except ClientLeft:
+            status = LEFT
+        except anyio.get_cancelled_exc_class():
+            status = LEFT
+            raise
+        finally:
+            self._traffic.end(self._path, status)
+            # What watched for the client refers to the call until the garbage collector looks.
+            call.body = {}
 
     async def _answer(self, call: Call) -> int:
         """Answer the call; returns the status that was sent. Raises `ClientLeft`, and unforeseen

@@ -59,14 +59,14 @@ class Fields(tuple[Field, ...]):
 
     names: frozenset[str]
     required: tuple[str, ...]
-    #: Names of fields, and of the options that take their values.
-    options: tuple[tuple[str, str], ...]
+    #: Names of fields -> the options that take their values.
+    options: Mapping[str, str]
 
     def __new__(cls, *fields: Field) -> Fields:
         made = super().__new__(cls, fields)
         made.names = frozenset(field.name for field in fields)
         made.required = tuple(field.name for field in fields if field.required)
-        made.options = tuple((f.name, f.option) for f in fields if f.option is not None)
+        made.options = {f.name: f.option for f in fields if f.option is not None}
         return made
 
 
@@ -209,7 +209,8 @@ def check_fields(body: Mapping[str, Any], fields: Fields) -> None:
 
 def options_of(body: Mapping[str, Any], fields: Fields) -> dict[str, Any]:
     """The options of `Engine.stream` in a body, except those that a handler reads itself."""
-    found = {option: body[name] for name, option in fields.options if name in body}
+    options = fields.options
+    found = {options[name]: value for name, value in body.items() if name in options}
     if "logit_bias" in body:
         found["logit_bias"] = _bias(body["logit_bias"])
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from asyncinfer.bounds import MAX_PRIORITY, MAX_SCOPE_CHARS
@@ -39,7 +39,7 @@ class Keys:
 
     def __init__(self, keys: Mapping[str, ApiKey] | None, without: ApiKey) -> None:
         """`without`: what a request gets where there are no keys. Raises `InvalidConfig`."""
-        self._without = without
+        self._without = nullcontext(without)
         #: By a hash of the key, so that the time of a look-up tells nothing about keys.
         self._known: dict[bytes, ApiKey] | None = None
         self._under_way: dict[bytes, int] = {}
@@ -52,19 +52,22 @@ class Keys:
                     raise InvalidConfig("keys", type(key).__name__, "must map to an ApiKey")
                 self._known[_digest(secret.encode())] = key
 
+    def admit(self, headers: Mapping[bytes, bytes]) -> AbstractContextManager[ApiKey]:
+        """Count a request with these headers for its key within the block. Entering that raises
+        `HttpError`: 401 without a valid key, 429 where the key has as many requests under way as it
+        may."""
+        return self._without if self._known is None else self._counted(self._known, headers)
+
     @contextmanager
-    def admit(self, headers: Mapping[bytes, bytes]) -> Iterator[ApiKey]:
-        """Count a request with these headers for its key within the block. Raises `HttpError`: 401
-        without a valid key, 429 where the key has as many requests under way as it may."""
-        if self._known is None:
-            yield self._without
-            return
+    def _counted(
+        self, known: Mapping[bytes, ApiKey], headers: Mapping[bytes, bytes]
+    ) -> Iterator[ApiKey]:
         kind, _, secret = headers.get(b"authorization", b"").partition(b" ")
         if kind.lower() != b"bearer":
             # Anthropic's clients send their key in a header of its own.
             secret = headers.get(b"x-api-key", b"")
         name = _digest(secret.strip())
-        key = self._known.get(name)
+        key = known.get(name)
         if key is None:
             raise HttpError(
                 401,

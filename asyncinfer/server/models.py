@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from asyncinfer.engine import Engine
 from asyncinfer.errors import AsyncInferError, InvalidConfig
@@ -21,8 +20,7 @@ __all__ = ["Model", "Models", "Served"]
 Served: TypeAlias = Engine | RemoteEngine
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
+class Model(NamedTuple):
     """What a request's `model` names: an engine, or one of its LoRA adapters."""
 
     name: str

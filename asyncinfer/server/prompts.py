@@ -32,7 +32,7 @@ def chat_messages(messages: Any) -> list[dict[str, Any]]:
 
 
 def _message(where: str, message: Any) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
+    if not isinstance(message, dict):
         raise InvalidRequest(where, message, "must be an object with role and content")
     made = {name: value for name, value in message.items() if value is not None}
     if made.get("role") == "developer":

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Final
 
 from asyncinfer.stats import EngineStats
@@ -24,13 +22,6 @@ _STATES: Final = frozenset(
 )
 
 
-@dataclass(slots=True)
-class Counted:
-    """A request that is under way; `status` is set at its end."""
-
-    status: int = 500
-
-
 class Traffic:
     """Requests by path and status. Used on one event loop at a time."""
 
@@ -38,16 +29,14 @@ class Traffic:
         self._ended: Counter[tuple[str, int]] = Counter()
         self._under_way = 0
 
-    @contextmanager
-    def count(self, path: str) -> Iterator[Counted]:
-        """Count a request to `path`, which lasts as long as the block."""
-        counted = Counted()
+    def begin(self) -> None:
+        """Count a request that is under way."""
         self._under_way += 1
-        try:
-            yield counted
-        finally:
-            self._under_way -= 1
-            self._ended[path, counted.status] += 1
+
+    def end(self, path: str, status: int) -> None:
+        """Count the end of a request to `path`."""
+        self._under_way -= 1
+        self._ended[path, status] += 1
 
     def metrics(self, stats: Mapping[str, EngineStats]) -> str:
         """These counters and those of engines by name, in Prometheus' text format 0.0.4."""

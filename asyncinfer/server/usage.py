@@ -8,10 +8,20 @@ from typing import Any, Final
 
 from asyncinfer.chunk import Usage
 from asyncinfer.errors import InvalidRequest
-from asyncinfer.server.call import Call
+from asyncinfer.server.call import Call, json_bytes
 from asyncinfer.server.models import Model
 
-__all__ = ["DONE", "finish_reason", "head", "request_options", "usage_of", "wants_usage"]
+__all__ = [
+    "DONE",
+    "choices_opening",
+    "event_head",
+    "finish_reason",
+    "head",
+    "request_options",
+    "usage_event",
+    "usage_of",
+    "wants_usage",
+]
 
 #: What ends a stream of events.
 DONE: Final = b"data: [DONE]\n\n"
@@ -25,6 +35,24 @@ def head(call: Call, model: Model, kind: str, prefix: str) -> dict[str, Any]:
         "created": int(time.time()),
         "model": model.name,
     }
+
+
+def event_head(call: Call, model: Model, kind: bytes, prefix: bytes) -> bytes:
+    """`head` as each event of a stream begins."""
+    # A JSON encoder, which is made for each object, takes twice as long.
+    values = prefix, call.id.encode(), kind, int(time.time()), json_bytes(model.name)
+    return b'data: {"id":"%b-%b","object":"%b","created":%d,"model":%b' % values
+
+
+def choices_opening(head: bytes, usage: bool) -> bytes:
+    """How each event begins that has one choice; `]}` and an empty line end it. `usage`: whether
+    another event has that."""
+    return head + (b',"usage":null,"choices":[' if usage else b',"choices":[')
+
+
+def usage_event(head: bytes, usage: Usage | None) -> bytes:
+    """The event that has the usage."""
+    return b'%b,"usage":%b,"choices":[]}\n\n' % (head, json_bytes(usage_of(usage)))
 
 
 def usage_of(usage: Usage | None) -> dict[str, Any]:

@@ -68,12 +68,22 @@ def test_both_ways_to_parse_agree(body: Any, ascii: bool, cut: int) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"{", b"[1]", b'{"a": NaN}', b'{"a": -Infinity}', b'{"a": "\xff"}', b"[" * 100_000, b"", b"7"],
+    [
+        *(b"{", b"[1]", b'{"a": NaN}', b'{"a": -Infinity}', b'{"a": "\xff"}', b"[" * 100_000),
+        *(b"", b"7", b" ", b"{} {}", b'{"a": 1}]', b'\x0b{"a": 1}', b'{"a": 1}\x00'),
+    ],
 )
 def test_both_refuse_the_same(data: bytes) -> None:
     told = read(data, 0)
     assert told == read(data, 1 << 20)
     assert told == 400 or "must be a JSON object" in told
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16-le", "utf-16", "utf-32-be"])
+@pytest.mark.parametrize("text", ['{"a": 1}', ' \n\r\t{ "a": 1 }\n\r\t '])
+def test_encodings_and_spaces(encoding: str, text: str) -> None:
+    data = text.encode(encoding)
+    assert read(data, 0) == read(data, 1 << 20) == {"a": 1}
 
 
 NUMBERS = st.integers(-(10**20), 10**20) | st.floats(-1e300, 1e300) | st.sampled_from([0, 7, -1])
