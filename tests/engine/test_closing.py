@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -136,10 +137,10 @@ class FewThreads(Threads):
     def __init__(self, *refused: str) -> None:
         self.refused = {*refused}
 
-    def start(self, worker: Worker) -> Handle:
+    def start(self, worker: Worker, check: Callable[[], None] | None = None) -> Handle:
         if worker.name in self.refused:
             raise RuntimeError("can't start new thread")
-        return super().start(worker)
+        return super().start(worker, check)
 
 
 class FewThreadsEngine(Engine):
@@ -158,8 +159,8 @@ class Lingering(Threads):
     def clock(self) -> float:
         return self.now
 
-    def start(self, worker: Worker) -> Handle:
-        return LingeringHandle(self, super().start(worker))
+    def start(self, worker: Worker, check: Callable[[], None] | None = None) -> Handle:
+        return LingeringHandle(self, super().start(worker, check))
 
 
 class LingeringHandle:
@@ -249,11 +250,11 @@ def test_one_worker_is_enough() -> None:
     class One(Threads):
         started = 0
 
-        def start(self, worker: Worker) -> Handle:
+        def start(self, worker: Worker, check: Callable[[], None] | None = None) -> Handle:
             if self.started:
                 raise RuntimeError("can't start new thread")
             self.started = 1
-            return super().start(worker)
+            return super().start(worker, check)
 
     pool = prompt_workers.PromptWorkers(One())
     done = threading.Event()
