@@ -16,7 +16,7 @@ MOST = {
     "builtin": 900,
     "cache": 2_331,
     "cli": 2_993,
-    "clients": 556,
+    "clients": 572,
     "doctor": 689,
     "engine": 8_695,
     "files": 159,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Final
 
 import anyio
@@ -20,6 +20,9 @@ App = Callable[
 Loop = asyncio.AbstractEventLoop
 #: Parts of the body that wait to be read before the application waits.
 MOST_UNREAD: Final = 64
+#: Seconds until the application is cancelled again. A task takes a cancellation for that of a scope
+#: of its own where both come together.
+AGAIN: Final = 0.1
 
 
 class Broken(Exception):
@@ -27,7 +30,7 @@ class Broken(Exception):
 
 
 class Exchange:
-    """Runs the application in a task of its own on this event loop, from `begin` to `close`.
+    """Runs the application in a task of its own on this event loop until `close`.
 
     If the answer is closed before its end, the application is told of a disconnect and cancelled.
     An exchange that nobody closes is cancelled when it is collected.
@@ -37,10 +40,9 @@ class Exchange:
         self._run = _Run(app, scope, body)
 
     async def begin(self, seconds: float | None = None) -> tuple[int, list[tuple[bytes, bytes]]]:
-        """Status and headers, as soon as the application sends them. Raises `Broken`, and
+        """Status and headers, once the application has sent them. Raises `Broken`, and
         `TimeoutError` after so many seconds."""
         run = self._run
-        _spawn(run.run)
         while run.start is None:
             if run.over:
                 raise run.broken()
@@ -83,7 +85,6 @@ class _Run:
         self._app = app
         self._scope = scope
         self._requests: list[Message] = [{"type": "http.request", "body": body}]
-        self._cancel = anyio.CancelScope()
         self._gone = False
         #: Each is made when somebody waits: an event costs as much as all else that is here.
         self._left: anyio.Event | None = None
@@ -99,18 +100,7 @@ class _Run:
         #: Whether the last part of the body has come.
         self.complete = False
         self.over = False
-
-    async def run(self) -> None:
-        try:
-            with self._cancel:
-                await self._app(self._scope, self._receive, self._send)
-        except Exception as error:
-            self._error = error
-        finally:
-            self.over = True
-            if self._timer is not None:
-                self._timer.cancel()
-            self._tell()
+        self._cancel = self._spawn()
 
     async def wait(self, seconds: float | None = None) -> None:
         """Wait until something changes. Raises `TimeoutError` after so many seconds."""
@@ -137,16 +127,16 @@ class _Run:
             self._news.pop(news, None)
 
     def leave(self) -> None:
-        if not self.over:
+        if not self.over and not self._gone:
             self._gone = True
             if self._left is not None:
                 self._left.set()
             if not self.complete:
-                self._cancel.cancel()
+                self._cancel_until_over()
 
     def forget(self) -> None:
         """`leave`, from any thread."""
-        if not self.over:
+        if not self.over and not self._gone:
             # A closed loop has cancelled the task already.
             with suppress(RuntimeError):
                 self._soon(self.leave)
@@ -156,6 +146,49 @@ class _Run:
         # Not kept here: its traceback refers to this object.
         error.__cause__, self._error = self._error, None
         return error
+
+    def _spawn(self) -> Callable[[], object]:
+        """Run the application in a task that no other waits for; gives what cancels it."""
+        if self._loop is None:
+            import trio
+
+            scope = trio.CancelScope()
+            trio.lowlevel.spawn_system_task(self._run_within, scope)
+            return scope.cancel
+        _RUNNING.add(self)
+        task = self._loop.create_task(self._run())
+        # It is called of a task that was cancelled before it began, too.
+        task.add_done_callback(self._end)
+        # A scope of anyio would cost as much as the task.
+        return task.cancel
+
+    async def _run(self) -> None:
+        try:
+            await self._app(self._scope, self._receive, self._send)
+        except Exception as error:
+            self._error = error
+
+    async def _run_within(self, scope: AbstractContextManager[object]) -> None:
+        try:
+            with scope:
+                # Cancelled before it began, it would run to its first wait.
+                if not self._gone:
+                    await self._run()
+        finally:
+            self._end()
+
+    def _end(self, _: object = None) -> None:
+        self.over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        _RUNNING.discard(self)
+        self._tell()
+
+    def _cancel_until_over(self) -> None:
+        if not self.over:
+            self._cancel()
+            if self._loop is not None:
+                self._loop.call_later(AGAIN, self._cancel_until_over)
 
     async def _receive(self) -> Message:
         if self._requests:
@@ -187,8 +220,8 @@ class _Run:
         for news, due in self._news.items():
             if due > now:
                 first = min(first, due)
-            elif isinstance(news, asyncio.Future):
-                _settle(news, False)
+            elif isinstance(news, asyncio.Future) and not news.done():
+                news.set_result(False)
         if first < math.inf:
             self._timer = loop.call_at(first, self._look_at_time, loop)
 
@@ -197,30 +230,13 @@ class _Run:
         for news in self._news:
             if isinstance(news, anyio.Event):
                 news.set()
-            else:
-                _settle(news, True)
+            elif not news.done():
+                news.set_result(True)
         self._news.clear()
 
 
-def _spawn(call: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run `call`, which raises nothing, in a task that no other waits for."""
-    if (loop := _asyncio_loop()) is not None:
-        task = loop.create_task(call())
-        _TASKS.add(task)
-        task.add_done_callback(_TASKS.discard)
-    else:
-        import trio
-
-        trio.lowlevel.spawn_system_task(call)
-
-
-#: Tasks that run, kept here since an event loop keeps none alive.
-_TASKS: Final[set[asyncio.Task[None]]] = set()
-
-
-def _settle(news: asyncio.Future[bool], what: bool) -> None:
-    if not news.done():
-        news.set_result(what)
+#: Kept here while they run, since an event loop keeps no task alive.
+_RUNNING: Final[set[_Run]] = set()
 
 
 def _loop_caller(loop: Loop | None) -> Callable[[Callable[[], object]], object]:

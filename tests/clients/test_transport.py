@@ -227,6 +227,43 @@ async def test_without_an_event_loop(library: ModuleType) -> None:
     assert ended == ["done", "cancelled", "cancelled"]
 
 
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "forgotten"])
+async def test_an_application_that_loses_a_cancellation_is_cancelled_again(
+    until: Until, closed: bool
+) -> None:
+    cancelled = 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal cancelled
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        with suppress(anyio.get_cancelled_exc_class()):
+            await anyio.sleep_forever()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cancelled += 1
+
+    exchange = Exchange(app, {}, b"")
+    await exchange.begin(60)
+    if closed:
+        await exchange.close()
+        assert cancelled == 1
+    else:
+        del exchange
+        gc.collect()
+        await until(lambda: cancelled)
+
+
+async def test_an_application_that_is_left_before_it_begins_does_nothing() -> None:
+    begun = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        begun.append(scope)
+
+    await Exchange(app, {}, b"").close()
+    assert not begun
+
+
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_each_wait_has_its_own_time() -> None:
     """One timer serves the waits of an answer, whichever of them is the shortest."""
