@@ -17,14 +17,14 @@ import anyio
 
 from asyncinfer import Engine, EngineConfig
 from asyncinfer.bench.checkpoint import vocab_size, write_checkpoint
-from asyncinfer.bench.company import busy_programs, until_quiet
+from asyncinfer.bench.interference import busy_programs, until_quiet
 from asyncinfer.bench.llama_gguf import write_llama_gguf
 from asyncinfer.bench.loops import run_on
 from asyncinfer.bench.peers import PeerProcess, installed_peers
 from asyncinfer.bench.peers.table import ONE_THREAD
 from asyncinfer.bench.quantiles import Quantiles
 from asyncinfer.bench.record import BenchError
-from asyncinfer.bench.serve_result import Column, Company, ModelResult, ServeResult
+from asyncinfer.bench.serve_result import Column, Interference, ModelResult, ServeResult
 from asyncinfer.bench.serve_run import Run, run_workload
 from asyncinfer.bench.shapes import LLAMA_125M, LLAMA_TINY
 from asyncinfer.bench.ticker import ticking
@@ -32,10 +32,10 @@ from asyncinfer.bench.workloads import MAX_RUNNING, QUICK, RANDOM, SHIPPED, WORK
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.machine import usable_cores
 
-__all__ = ["IN_COMPANY", "ServeOptions", "measure_serve"]
+__all__ = ["BESIDE_BUSY", "ServeOptions", "measure_serve"]
 
 #: The workloads that are measured beside busy programs, too.
-IN_COMPANY: Final = ("one", "sixteen")
+BESIDE_BUSY: Final = ("one", "sixteen")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,8 @@ class ServeOptions:
     dtype: str = "float32"
     #: Names of other engines, see `PEERS`.
     peers: Sequence[str] = field(default_factory=installed_peers)
-    #: Whether `IN_COMPANY` are measured beside programs that keep half of the cores busy, too.
-    company: bool = True
+    #: Whether `BESIDE_BUSY` are measured beside programs that keep half of the cores busy, too.
+    interference: bool = True
     #: Medians over so many repetitions, after a warm-up.
     repeat: int = 3
     #: Repetitions in which peers take a turn, at most.
@@ -111,7 +111,7 @@ class _Turns:
 @dataclass(slots=True)
 class _Runs:
     alone: dict[str, _Turns] = field(default_factory=dict)
-    company: dict[str, _Turns] = field(default_factory=dict)
+    interference: dict[str, _Turns] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     #: Peers that take no further turns, and why.
     not_measured: dict[str, str] = field(default_factory=dict)
@@ -152,7 +152,7 @@ class _Measurement:
             ]
             found.versions = {peer.name: peer.version for peer in self._peers}
             self._one_thread: list[PeerProcess] = []
-            if options.company:
+            if options.interference:
                 opening = self._open(ONE_THREAD)
                 self._one_thread.append(await stack.enter_async_context(opening))
             self._report(f"{self._model}: warm-up")
@@ -162,18 +162,18 @@ class _Measurement:
                 peers = self._peers if repetition < options.peer_repeat else []
                 for work in options.workloads:
                     at = f"{work.title} ({repetition + 1} of {options.repeat})"
-                    in_company = options.company and work.name in IN_COMPANY
+                    beside_busy = options.interference and work.name in BESIDE_BUSY
                     self._report(f"{self._model}: {at}")
                     turns = found.alone.setdefault(work.name, _Turns())
-                    one = self._one_thread if in_company else []
+                    one = self._one_thread if beside_busy else []
                     await self._turn(turns, work, repetition, [*peers, *one])
-                    if in_company:
-                        self._report(f"{self._model}: {at}, in company")
-                        turns = found.company.setdefault(work.name, _Turns())
-                        company = max(1, usable_cores() // 2)
-                        with busy_programs(company):
+                    if beside_busy:
+                        self._report(f"{self._model}: {at}, beside busy programs")
+                        turns = found.interference.setdefault(work.name, _Turns())
+                        busy_cores = max(1, usable_cores() // 2)
+                        with busy_programs(busy_cores):
                             number = options.repeat + repetition
-                            await self._turn(turns, work, number, peers, company)
+                            await self._turn(turns, work, number, peers, busy_cores)
             self._report(f"{self._model}: event-loop lag")
             found.lag, found.idle_lag = await self._lag()
         return found
@@ -203,17 +203,17 @@ class _Measurement:
         work: Workload,
         repetition: int,
         peers: Sequence[PeerProcess],
-        company: int = 0,
+        busy_cores: int = 0,
     ) -> None:
-        """Ours, then each peer's, beside `company` cores that other programs keep busy."""
+        """Ours, then each peer's, beside `busy_cores` cores that other programs keep busy."""
         prompts = work.prompts(self._vocab, repetition)
         rest = _no_rest if self._options.quick else until_quiet
-        await rest(company)
+        await rest(busy_cores)
         turns.runs.append(await run_workload(self._engine, work, prompts))
         for peer in peers:
             if peer.name in self._lost:
                 continue
-            await rest(company)
+            await rest(busy_cores)
             try:
                 seconds = await peer.seconds(work, prompts)
             except BenchError as error:
@@ -236,7 +236,7 @@ class _Measurement:
         return Quantiles.of(busy.late), Quantiles.of(idle.late)
 
 
-async def _no_rest(company: int) -> None: ...
+async def _no_rest(busy_cores: int) -> None: ...
 
 
 def _product_seconds(folder: Path, options: ServeOptions) -> dict[int, float]:
@@ -260,7 +260,7 @@ def _model_result(
         _column(
             work,
             runs.alone[work.name],
-            runs.company.get(work.name),
+            runs.interference.get(work.name),
             work.counted / floor_seconds(work, products),
         )
         for work in options.workloads
@@ -272,9 +272,9 @@ def _column(work: Workload, alone: _Turns, beside: _Turns | None, ceiling: float
     gaps = [gap for run in alone.runs for gap in run.itl]
     peers = {name: tuple(rates) for name, rates in alone.peers.items()}
     one_thread = peers.pop(ONE_THREAD, ())
-    company = None
+    interference = None
     if beside is not None:
-        company = Company(
+        interference = Interference(
             rates=_rates(work, beside),
             peer_rates={name: tuple(rates) for name, rates in beside.peers.items()},
             one_thread_rates=one_thread,
@@ -284,7 +284,7 @@ def _column(work: Workload, alone: _Turns, beside: _Turns | None, ceiling: float
         title=work.title,
         rates=_rates(work, alone),
         peer_rates=peers,
-        company=company,
+        interference=interference,
         ttft=Quantiles.of(ttft for run in alone.runs for ttft in run.ttft),
         itl=Quantiles.of(gaps) if gaps else None,
         cached_tokens=alone.runs[0].cached_tokens,

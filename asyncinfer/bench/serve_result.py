@@ -9,16 +9,16 @@ from statistics import median
 from asyncinfer.bench.quantiles import Quantiles
 from asyncinfer.bench.record import Figure
 
-__all__ = ["Column", "Company", "ModelResult", "ServeResult"]
+__all__ = ["Column", "Interference", "ModelResult", "ServeResult"]
 
 
 @dataclass(frozen=True, slots=True)
-class Company:
+class Interference:
     """A workload beside programs that keep half of the cores busy. Rates in tokens a second."""
 
     rates: tuple[float, ...]
     peer_rates: Mapping[str, tuple[float, ...]]
-    #: The engine's with one thread and no company, a bound for its rates in company.
+    #: The engine's with one thread and beside none, a bound for `rates`.
     one_thread_rates: tuple[float, ...]
 
     @property
@@ -35,7 +35,7 @@ class Column:
     rates: tuple[float, ...]
     #: By the peer's name.
     peer_rates: Mapping[str, tuple[float, ...]]
-    company: Company | None
+    interference: Interference | None
     #: Milliseconds of all repetitions.
     ttft: Quantiles
     itl: Quantiles | None
@@ -58,13 +58,13 @@ class Column:
         if self.itl is not None:
             found.append(Figure(f"{title}, ITL p50", self.itl.p50, "ms", "lower"))
             found.append(Figure(f"{title}, ITL p99", self.itl.p99, "ms", "lower"))
-        if self.company is not None:
-            rate, title = median(self.company.rates), f"{title}, in company"
+        if self.interference is not None:
+            rate, title = median(self.interference.rates), f"{title}, beside busy programs"
             found.append(Figure(title, rate, "tokens/s", "higher"))
             name = f"{title}, over one thread alone"
-            if self.company.one_thread_rates:
-                found.append(Figure(name, self.company.one_thread_ratio, "x", "higher", 0.9))
-            found += _over(title, rate, self.company.peer_rates)
+            if self.interference.one_thread_rates:
+                found.append(Figure(name, self.interference.one_thread_ratio, "x", "higher", 0.9))
+            found += _over(title, rate, self.interference.peer_rates)
         return found
 
 

@@ -54,7 +54,7 @@ def failure_table(found: Sequence[tuple[str, str]]) -> Table:
 
 
 def serve_table(model: Mapping[str, Any]) -> Table:
-    """One model of `asyncinfer bench serve`: a row per workload, and one for it in company."""
+    """One model of `asyncinfer bench serve`: a row per workload, one with interference."""
     peers = list(dict.fromkeys(peer for column in model["columns"] for peer in peers_of(column)))
     table = Table(title=f"asyncinfer bench serve: {model['model']}", title_justify="left")
     table.add_column("work")
@@ -73,11 +73,11 @@ def serve_table(model: Mapping[str, Any]) -> Table:
             number(itl["p50"]) if itl else "",
             number(itl["p99"]) if itl else "",
         )
-        if company := column.get("company"):
-            theirs = company["peer_rates"]
+        if interference := column.get("interference"):
+            theirs = interference["peer_rates"]
             table.add_row(
-                "  in company",
-                number(median(company["rates"])),
+                "  beside busy programs",
+                number(median(interference["rates"])),
                 *(number(median(theirs[peer])) if theirs.get(peer) else "" for peer in peers),
             )
     return table

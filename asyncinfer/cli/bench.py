@@ -203,7 +203,7 @@ def lag(
     help="For opening another engine, and for each of its turns; it takes no further ones then.",
 )
 @click.option(
-    "--company/--no-company",
+    "--interference/--no-interference",
     default=True,
     help="Run one and sixteen beside programs that keep half of the cores busy, too.",
 )

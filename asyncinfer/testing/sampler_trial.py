@@ -1,4 +1,4 @@
-"""`SamplerTrial`: a sampler plugin on requests whose answers do not depend on company."""
+"""`SamplerTrial`: a sampler plugin on requests whose answers do not depend on their batch."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Sequences:
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("size", [4, 16, 24])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_chunks_and_company_change_no_bit(name: str, size: int, dtype: torch.dtype) -> None:
+def test_chunks_and_batches_change_no_bit(name: str, size: int, dtype: torch.dtype) -> None:
     variant = VARIANTS[name]
     whole = Sequences(size, dtype, 0)
     expected = []

@@ -17,9 +17,9 @@ from click.testing import CliRunner
 
 from asyncinfer import Engine, EngineConfig
 from asyncinfer.bench import BenchError, ServeOptions, measure_serve
-from asyncinfer.bench import company as company_module
+from asyncinfer.bench import interference as interference_module
 from asyncinfer.bench.checkpoint import write_checkpoint
-from asyncinfer.bench.company import busy_programs, until_quiet
+from asyncinfer.bench.interference import busy_programs, until_quiet
 from asyncinfer.bench.llama_gguf import write_llama_gguf
 from asyncinfer.bench.loops import run_on
 from asyncinfer.bench.peers import PeerProcess, installed_peers, parse_peers
@@ -290,7 +290,7 @@ def test_a_peer_that_fails_in_a_turn_takes_no_further_ones(
             models=[str(tiny)],
             columns=["one", "mixed"],
             peers=[copycat],
-            company=False,
+            interference=False,
             repeat=2,
             quick=True,
         )
@@ -349,7 +349,7 @@ def test_a_peer_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch
     assert installed_peers() == ()
 
 
-def test_company_computes_and_leaves() -> None:
+def test_busy_programs_compute_and_leave() -> None:
     def children() -> set[str]:
         return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
@@ -360,7 +360,7 @@ def test_company_computes_and_leaves() -> None:
 
 
 @pytest.mark.parametrize(
-    ("company", "busy", "looks"),
+    ("interference", "busy", "looks"),
     [
         (0, [9.0, 9.5, 10.0, 10.01], 3),
         (1, [9.0, 9.5, 9.75], 2),
@@ -369,16 +369,16 @@ def test_company_computes_and_leaves() -> None:
     ],
 )
 def test_a_turn_waits_for_the_threads_of_the_one_before(
-    company: int, busy: list[float | None], looks: int, monkeypatch: pytest.MonkeyPatch
+    interference: int, busy: list[float | None], looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    monkeypatch.setattr(company_module, "busy_seconds", lambda cores: busy.pop(0))
-    monkeypatch.setattr(company_module.anyio, "sleep", sleep)
-    run_on("asyncio", lambda: until_quiet(company))
+    monkeypatch.setattr(interference_module, "busy_seconds", lambda cores: busy.pop(0))
+    monkeypatch.setattr(interference_module.anyio, "sleep", sleep)
+    run_on("asyncio", lambda: until_quiet(interference))
     assert slept == [0.25] * looks
 
 
@@ -409,18 +409,21 @@ def test_the_whole_command(tiny: Path) -> None:
         assert len(column.rates) == 3
         assert len(column.peer_rates["transformers"]) == 1
     one, _, shared = model.columns
-    assert one.company is not None
-    assert len(one.company.rates) == len(one.company.one_thread_rates) == 3
-    assert len(one.company.peer_rates["transformers"]) == 1
-    assert shared.company is None
+    assert one.interference is not None
+    assert len(one.interference.rates) == len(one.interference.one_thread_rates) == 3
+    assert len(one.interference.peer_rates["transformers"]) == 1
+    assert shared.interference is None
     assert shared.cached_tokens == QUICK["shared"].cached_tokens
     assert all(column.ceiling > 0 for column in model.columns)
     figures = {figure.name: figure for figure in result.figures()}
     assert len(figures) == len(result.figures())
     over = figures[f"{tiny}: 1 request, 16+8, over transformers"]
     assert over.value == sorted(one.rates)[1] / one.peer_rates["transformers"][0]
-    over = figures[f"{tiny}: 1 request, 16+8, in company, over one thread alone"]
-    assert over.value == sorted(one.company.rates)[1] / sorted(one.company.one_thread_rates)[1]
+    over = figures[f"{tiny}: 1 request, 16+8, beside busy programs, over one thread alone"]
+    assert (
+        over.value
+        == sorted(one.interference.rates)[1] / sorted(one.interference.one_thread_rates)[1]
+    )
     assert any("16 at once over 1" in name for name in figures)
     assert told
 

@@ -148,7 +148,7 @@ async def test_drafts_change_no_answer_of_an_adapter(
     assert methods["suffix"] > 8
 
 
-async def test_a_deterministic_engine_gives_the_same_bits_in_any_company(
+async def test_a_deterministic_engine_gives_the_same_bits_in_any_batch(
     tensors: dict[str, dict[str, torch.Tensor]],
 ) -> None:
     async with Engine(**CPU, deterministic=True, prefix_cache=False) as engine:

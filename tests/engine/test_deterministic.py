@@ -129,14 +129,14 @@ def test_with_two_steps_in_flight(alone: list[Answer]) -> None:
 def test_answers_that_share_a_prompt() -> None:
     request = {**REQUESTS[3], "n": 3, "prompt": SHARED}
     found = []
-    for company in ([], REQUESTS):
+    for batch in ([], REQUESTS):
         inline = engine()
         stream = inline.submit(**request)
-        others = [inline.submit(**other) for other in company]
+        others = [inline.submit(**other) for other in batch]
         inline.run()
         stream.read()
         assert stream.error is None
-        assert len(others) == len(company)
+        assert len(others) == len(batch)
         found.append([[c for c in stream.chunks if c.index == index] for index in range(3)])
         assert inline.scheduler.counters.forks == 2
     assert found[0] == found[1]

@@ -1,4 +1,4 @@
-"""`deterministic=True` with window pages: to the last bit the same alone and in company, though
+"""`deterministic=True` with window pages: to the last bit the same alone and in a batch, though
 what windows no longer see is given back, and spoilt at once."""
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def answers(inline: InlineEngine, numbers: list[int], **options: Any) -> list[An
 
 
 @pytest.mark.parametrize("kind", ["some", "all", "experts"])
-def test_alone_and_in_company(kind: str) -> None:
+def test_alone_and_in_a_batch(kind: str) -> None:
     everyone = list(range(len(PROMPTS)))
     alone = [
         answers(engine(kind, prefix_cache=False, max_step_tokens=64), [number])[0]

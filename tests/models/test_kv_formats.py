@@ -165,7 +165,7 @@ def test_recorded_steps(family: str, kind: str, tmp_path: Path) -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("kv", ["fp8", "int8", "int4"])
 async def test_deterministic(kv: Any, tmp_path: Path) -> None:
-    """To the last bit alone, in company and from the cache, in chunks of any size."""
+    """To the last bit alone, in a batch and from the cache, in chunks of any size."""
     saved("qwen3", "tied", tmp_path)
     prompts = Prompts()
     prompt, others = prompts(41), [prompts(n) for n in (9, 30)]

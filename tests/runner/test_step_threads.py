@@ -90,7 +90,7 @@ def test_it_is_back_within_a_second_after_the_others_have_gone() -> None:
     assert machine.set[-1] == 4
 
 
-def test_a_little_company_changes_nothing() -> None:
+def test_a_little_interference_changes_nothing() -> None:
     machine = Machine(cores=2, most=2)
     assert [machine.run((0.4, 1.5)) for _ in range(10)] == [2] * 10
     machine.run((1.0, 1.0))

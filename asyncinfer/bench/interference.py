@@ -40,10 +40,10 @@ def busy_programs(count: int) -> Iterator[None]:
         yield
 
 
-async def until_quiet(company: int = 0) -> None:
-    """Wait, three seconds at most, until no more than `company` cores are busy, where the system
+async def until_quiet(busy_cores: int = 0) -> None:
+    """Wait, three seconds at most, until no more than `busy_cores` are busy, where the system
     tells. An engine's threads may go on after its turn: vLLM's look for more work for a second."""
-    most = (company + _AT_REST) * _REST
+    most = (busy_cores + _AT_REST) * _REST
     before = busy_seconds(allowed_cores())
     for _ in range(_RESTS):
         await anyio.sleep(_REST)
