@@ -8,6 +8,7 @@ are copied.
 from __future__ import annotations
 
 import contextlib
+import gc
 import mmap
 import multiprocessing
 import resource
@@ -55,6 +56,8 @@ def _load(loader: str, folder: Path, warm_up: Path, device: str, dtype: str) -> 
     load(warm_up)
     if device == "cpu":
         _touch(sum(path.stat().st_size for path in weight_files(folder)) * 5 // 4)
+    # Else what was imported for the warm-up may be gone through in the middle of the load.
+    gc.collect()
     before = _memory(reset=True)
     began, cpu = time.perf_counter(), time.process_time()
     # The clock is read before the model is let go.
