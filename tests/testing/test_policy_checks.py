@@ -270,7 +270,7 @@ def test_one_that_asks_for_its_capacity_passes() -> None:
 def test_a_wrong_policy_is_caught_by_its_rule(policy: type) -> None:
     # fault 21, 22
     with pytest.raises(AssertionError) as caught:
-        check_cache_policy(policy, examples=100, growth=False)
+        check_cache_policy(policy, examples=40, growth=False)
     assert str(caught.value).startswith(f"{WRONG[policy]}: ")
 
 
