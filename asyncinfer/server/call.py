@@ -195,9 +195,10 @@ def event_bytes(content: Any, name: str | None = None) -> bytes:
 
 
 def json_bytes(content: Any) -> bytes:
-    return _ENCODE(content).encode()
+    # A client's own text may have a lone surrogate, which JSON escapes as Python does.
+    return _ENCODE(content).encode(errors="backslashreplace")
 
 
 def text_bytes(text: str) -> bytes:
     """`json_bytes` of a text, in half the time."""
-    return encode_basestring(text).encode()
+    return encode_basestring(text).encode(errors="backslashreplace")

@@ -74,6 +74,20 @@ async def test_a_bad_field_is_a_400_that_names_it(
     assert places(engine) == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_lone_surrogate_is_told_as_it_came(engine: Engine, stream: bool) -> None:
+    app, half = create_app(engine), "\ud800"
+    for path in (CHATS, "/v1/messages"):
+        answer = await ask(app, path, {"messages": CHAT, "max_tokens": 2, half: 1})
+        assert answer.status == 400
+        assert answer.json["error"]["message"].startswith(f"{half}=1: is no field")
+    body = {"input": "hello", "max_output_tokens": 2, "metadata": {half: half}, "stream": stream}
+    answer = await ask(app, "/v1/responses", body)
+    assert answer.status == 200
+    told = answer.events[-1]["response"] if stream else answer.json
+    assert told["metadata"] == {half: half}
+
+
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
 async def test_what_is_no_text_is_refused_by_name(engine: Engine, kind: str) -> None:
     content = [{"type": "text", "text": "see"}, {"type": kind, kind: {}}]
