@@ -40,7 +40,9 @@ class Plain:
     async def model(self, call: Call) -> None:
         name = call.path.rpartition("/v1/models/")[2]
         found = self._models.find(name)
-        (told,) = (each for each in self._models.listed() if each["id"] == found.name)
+        # An adapter is listed with each name of its engine, and may have that of another one.
+        same = (each for each in self._models.listed() if each["id"] == found.name)
+        told = next(each for each in same if ("parent" in each) == (found.adapter is not None))
         await call.json(told)
 
     async def health(self, call: Call) -> None:

@@ -16,6 +16,7 @@ from support import Until, places
 from asyncinfer import Engine, InvalidConfig, RequestFailed
 from asyncinfer.server import ApiKey, create_app
 from asyncinfer.server.errors import http_error
+from asyncinfer.stats import AdapterInfo
 from asyncinfer.testing import StepGate
 
 pytestmark = pytest.mark.anyio
@@ -151,6 +152,17 @@ async def test_several_engines_by_name(engine: Engine) -> None:
         assert other.stats().finished == 2
         assert (await ask(app, CHATS, body)).json["model"] == "a/one"
         assert engine.stats().finished == 1
+
+
+async def test_an_adapter_of_an_engine_of_several_names(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = tuple(AdapterInfo(name, 8, 1, None, 0) for name in ("lora", "two"))
+    monkeypatch.setattr(type(engine.adapters), "list", lambda _: loaded)
+    app = create_app({"one": engine, "two": engine})
+    assert (await ask(app, "/v1/models/lora")).json["parent"] == "one"
+    # An engine's name goes first.
+    assert "parent" not in (await ask(app, "/v1/models/two")).json
 
 
 def reached(gate: StepGate, steps: int) -> bool:
