@@ -27,8 +27,9 @@ def response_chat(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     for index, item in enumerate(given):
         _add(made, f"input[{index}]", item)
     for message in made:
-        if isinstance(message["content"], list):
-            message["content"] = "".join(message["content"])
+        for name in ("content", "reasoning_content"):
+            if isinstance(message.get(name), list):
+                message[name] = "".join(message[name])
     return chat_messages(made)
 
 
@@ -47,9 +48,12 @@ def _add(made: list[dict[str, Any]], where: str, item: Any) -> None:
             else:
                 made.append({"role": role, "content": content})
         case "reasoning":
-            parts = item.get("content") or item.get("summary") or []
+            name = "content" if item.get("content") else "summary"
+            parts = item.get(name) or []
+            if not isinstance(parts, list):
+                raise InvalidRequest(f"{where}.{name}", parts, "must be a list of text parts")
             text = "".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))
-            _assistant(made)["reasoning_content"] = text
+            _assistant(made).setdefault("reasoning_content", []).append(text)
         case "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
             call = {"id": item.get("call_id"), "type": "function", "function": function}
@@ -64,8 +68,8 @@ def _add(made: list[dict[str, Any]], where: str, item: Any) -> None:
 
 
 def _assistant(made: list[dict[str, Any]]) -> dict[str, Any]:
-    """The assistant's message that items are being added to. Its `content` is a list of texts until
-    the end, since a string would be copied whenever it grows."""
+    """The assistant's message that items are being added to. What it says and thinks is a list of
+    texts until the end, since a string would be copied whenever it grows."""
     if not made or made[-1]["role"] != "assistant":
         made.append({"role": "assistant", "content": []})
     return made[-1]

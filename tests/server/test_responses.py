@@ -99,12 +99,13 @@ async def test_items_of_an_answer_are_one_message() -> None:
         {"role": "user", "content": "add"},
         {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "hm"}]},
         {"role": "assistant", "content": "so"},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "m"}]},
         {"type": "function_call", "call_id": "a", "name": "add", "arguments": '{"x": 1}'},
         {"type": "function_call_output", "call_id": "a", "output": "2"},
     ]
     async with Engine(ChatModel(template=template)) as engine:
         answer = await ask(create_app(engine), PATH, {"input": items, "max_output_tokens": 2})
-        prompt = "<system>|rules|<user>|add|<assistant>hm|so|1<tool>|2|"
+        prompt = "<system>|rules|<user>|add|<assistant>hmm|so|1<tool>|2|"
         assert answer.json["usage"]["input_tokens"] == len(prompt)
 
 
@@ -116,6 +117,8 @@ async def test_items_of_an_answer_are_one_message() -> None:
         ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id"),
         ({"input": "a", "background": True}, "background"),
         ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
+        ({"input": [{"type": "reasoning", "content": 5}]}, "input[0].content"),
+        ({"input": [{"type": "reasoning", "summary": "hm"}]}, "input[0].summary"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, None),
         ({"input": "a", "max_output_tokens": -1}, "max_output_tokens"),
         ({"input": "a", "text": {"format": {"type": "xml"}}}, "text.format"),
