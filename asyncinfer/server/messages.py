@@ -85,7 +85,9 @@ def _tools(body: Mapping[str, Any]) -> dict[str, Any]:
     if kind not in ("auto", "any", "none", "tool"):
         bound = "must have type 'auto', 'any', 'none' or 'tool'"
         raise InvalidRequest("tool_choice", choice, bound)
-    options["tool_choice"] = {"any": "required", "tool": choice.get("name")}.get(kind, kind)
+    # Without a name "" is no tool's, and the engine says so.
+    named = choice.get("name") or ""
+    options["tool_choice"] = {"any": "required", "tool": named}.get(kind, kind)
     if choice.get("disable_parallel_tool_use"):
         options["parallel_tool_calls"] = False
     return options

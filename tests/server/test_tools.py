@@ -22,6 +22,7 @@ SCHEMA = {
     "required": ["city", "days"],
     "additionalProperties": False,
 }
+CALLED = {"max_tokens": 9, "tools": [{"name": "weather", "input_schema": SCHEMA}]}
 FUNCTION = {"name": "weather", "description": "The weather.", "parameters": SCHEMA}
 ARGUMENTS = [{"city": city, "days": days} for city in ("Rome", "Oslo") for days in (1, 2)]
 #: Its prompt opens the reasoning, which the answer closes.
@@ -202,6 +203,8 @@ async def test_reasoning_is_told_apart() -> None:
         ("/v1/chat/completions", {"template_options": {"x": 1}}, "x"),
         ("/v1/messages", {"max_tokens": 9, "tools": [{"type": "web_search"}]}, "tools[0].type"),
         ("/v1/messages", {"max_tokens": 9, "tool_choice": {"type": "x"}}, "tool_choice"),
+        ("/v1/messages", {**CALLED, "tool_choice": {"type": "tool"}}, "tool_choice"),
+        ("/v1/messages", {**CALLED, "tool_choice": {"type": "tool", "name": None}}, "tool_choice"),
     ],
 )
 async def test_bad_tools_are_named(path: str, fields: Any, param: str) -> None:
