@@ -85,8 +85,7 @@ def _tools(body: Mapping[str, Any]) -> dict[str, Any]:
     if kind not in ("auto", "any", "none", "tool"):
         bound = "must have type 'auto', 'any', 'none' or 'tool'"
         raise InvalidRequest("tool_choice", choice, bound)
-    # Without a name "" is no tool's, and the engine says so.
-    named = choice.get("name") or ""
+    named = {"name": choice.get("name")}
     options["tool_choice"] = {"any": "required", "tool": named}.get(kind, kind)
     if choice.get("disable_parallel_tool_use"):
         options["parallel_tool_calls"] = False

@@ -81,15 +81,19 @@ class ChatOptions:
 def _choice(value: object, tools: tuple[Tool, ...]) -> str:
     if value is None:
         return "auto"
+    names = [tool.name for tool in tools]
+    found = (*CHOICES, *names)
+    modes = ", ".join(CHOICES)
+    bound = f"must be one of {modes} or the name of a tool"
     if isinstance(value, Mapping):
         # OpenAI's and Anthropic's clients name a tool by an object.
         inner = value.get("function", value)
         value = inner.get("name") if isinstance(inner, Mapping) else None
-    names = [tool.name for tool in tools]
-    if not isinstance(value, str) or value not in (*CHOICES, *names):
+        found = tuple(name for name in names if name not in CHOICES)
+        bound = f"must be the name of a tool, and none of {modes}"
+    if not isinstance(value, str) or value not in found:
         near = suggestion(value, names) if isinstance(value, str) else ""
-        bound = f"must be one of {', '.join(CHOICES)} or the name of a tool{near}"
-        raise InvalidRequest("tool_choice", value, bound)
+        raise InvalidRequest("tool_choice", value, f"{bound}{near}")
     return value
 
 

@@ -198,6 +198,10 @@ async def test_tools_of_every_kind(open_engine: OpenEngine) -> None:
         ({"tools": [{"name": "f"}] * 2}, "tools[1].name='f': is the name of another tool"),
         ({"tools": [{"name": "f", "parameters": {"type": "array"}}]}, "must be 'object'"),
         ({"tools": [{"name": "f"}], "tool_choice": "g"}, "tool_choice='g': must be one of"),
+        (
+            {"tools": [{"name": "none"}], "tool_choice": {"function": {"name": "none"}}},
+            "tool_choice='none': must be the name of a tool, and none of auto, none, required",
+        ),
         ({"tool_choice": "required"}, "needs tools="),
         ({"template_options": [1]}, "template_options=[1]: must map names to values"),
         ({"template_options": {"tools": []}}, "the request has an option for it"),
