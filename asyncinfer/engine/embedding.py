@@ -96,7 +96,7 @@ async def embed(
     before = _prompt(prompt_name, modules)
     asked = [before + text if isinstance(text, str) else text for text in texts]
     chosen: Pooling = "mean" if pooling == "mean" else "last"
-    done = await _each([partial(begin, text, chosen) for text in asked])
+    done = await _each(frontend, [partial(begin, text, chosen) for text in asked])
     finish = partial(_vectors, done, chosen, dense, dimensions, normalize)
     # A product with thousands of vectors takes long.
     vectors = await anyio.to_thread.run_sync(finish) if dense else finish()
@@ -173,7 +173,7 @@ async def score(
 
     before, rest = await anyio.to_thread.run_sync(tokenise, abandon_on_cancel=True)
     first = len(before) - 1
-    done = await _each([partial(begin, [*before, *ids], first) for ids in rest])
+    done = await _each(frontend, [partial(begin, [*before, *ids], first) for ids in rest])
     scores = []
     for ids, each in zip(rest, done, strict=True):
         entries = [entry for entry in each.prompt_logprobs or () if entry is not None]
@@ -182,13 +182,15 @@ async def score(
     return scores
 
 
-async def _each(begin: Sequence[Callable[[], Stream]]) -> list[Completion]:
-    """The completions of requests, some at once. What one of them raises ends the others."""
+async def _each(frontend: Frontend, begin: Sequence[Callable[[], Stream]]) -> list[Completion]:
+    """The completions of requests, some at once, for which an engine that does nothing else has
+    room. What one of them raises ends the others."""
     done: list[Completion] = []
-    for start in range(0, len(begin), AT_ONCE):
+    most = min(AT_ONCE, frontend.config.max_requests)
+    for start in range(0, len(begin), most):
         async with AsyncExitStack() as stack:
             streams: list[Awaitable[Completion]] = [
-                await stack.enter_async_context(make()) for make in begin[start : start + AT_ONCE]
+                await stack.enter_async_context(make()) for make in begin[start : start + most]
             ]
             done += [await stream for stream in streams]
     return done

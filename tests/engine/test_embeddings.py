@@ -116,6 +116,13 @@ async def test_a_prompt_is_computed_once_for_all_its_continuations() -> None:
         assert stats.cached_tokens == 7 * 9 * BLOCK
 
 
+async def test_more_texts_than_an_engine_holds_requests() -> None:
+    async with Engine(max_requests=3) as engine:
+        assert len((await engine.embed(["a", "b"] * 4)).vectors) == 8
+        assert len(await engine.score("a", ["b"] * 8)) == 8
+        assert engine.stats().refused == 0
+
+
 async def test_without_an_event_loop() -> None:
     with SyncEngine() as engine:
         assert engine.embed(["a", [5, 6]]).vectors.shape[0] == 2
