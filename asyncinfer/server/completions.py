@@ -10,12 +10,13 @@ import anyio
 
 from asyncinfer.bounds import MAX_BATCH
 from asyncinfer.chunk import Choice, TokenLogprob, Usage
+from asyncinfer.engine import Engine
 from asyncinfer.errors import InvalidRequest, Size
 from asyncinfer.server.aside import aside
 from asyncinfer.server.call import Call, json_bytes
 from asyncinfer.server.fields import COMPLETION, check_fields, flag, options_of
 from asyncinfer.server.logprobs import completion_logprobs
-from asyncinfer.server.models import Model, Models
+from asyncinfer.server.models import Model, Models, Served
 from asyncinfer.server.together import together
 from asyncinfer.server.usage import (
     DONE,
@@ -47,6 +48,7 @@ class Completions:
         model = self._models.find(body.get("model"))
         prompts = prompts_of("prompt", body["prompt"])
         options = {**await call.beside(_options, body), **request_options(call, model)}
+        _check_room(model.engine, len(prompts), options.get("n", 1))
         echo = flag(body, "echo")
         usage = wants_usage(body)
         if flag(body, "stream"):
@@ -92,6 +94,16 @@ def prompts_of(field: str, value: Any) -> list[str | list[int]]:
         return value
     bound = "must be a string, a list of token ids, or a list of these"
     raise InvalidRequest(field, value, bound)
+
+
+def _check_room(engine: Served, prompts: int, n: Any) -> None:
+    """Refuse more answers than the engine holds at once: `Overloaded` would say "later"."""
+    # Of several replicas, each has its own bound; what is wrong with `n`, the engine says.
+    if isinstance(engine, Engine) and isinstance(n, int) and prompts > 1:
+        most = engine.config.max_requests
+        if prompts * n > most:
+            size = Size(f"{prompts} texts, {n} answers each")
+            raise InvalidRequest("prompt", size, f"at most max_requests={most} answers")
 
 
 def _options(body: dict[str, Any]) -> dict[str, Any]:

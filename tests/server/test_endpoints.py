@@ -56,6 +56,8 @@ async def engine(gate: StepGate) -> AsyncIterator[Engine]:
         (CHATS, {"messages": CHAT, "response_format": {"type": "xml"}}, "response_format", "type"),
         (COMPLETIONS, {"prompt": [{}]}, "prompt[0]", "string"),
         (COMPLETIONS, {"prompt": ["a"] * 129}, "prompt", "at most 128"),
+        (COMPLETIONS, {"prompt": ["a"] * 5}, "prompt", "5 texts, 1 answers each>: at most"),
+        (COMPLETIONS, {"prompt": ["a"] * 3, "n": 2, "stream": True}, "prompt", "max_requests=4"),
         (COMPLETIONS, {"prompt": "a", "best_of": 3}, "best_of", "equal n"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": "x"}, "max_tokens", "integer"),
         (COMPLETIONS, {"prompt": [70_000]}, "prompt[0]", "must be in"),
