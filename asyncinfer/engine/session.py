@@ -66,7 +66,8 @@ class Session:
         self._begin = begin
         self._eos_ids = eos_ids
         self._options = dict(options)
-        self._messages = [*messages]
+        #: Another tuple after each change.
+        self._messages = tuple(messages)
         #: The token ids up to each answer that is still part of the conversation.
         self._answers: list[Answered] = []
         self._open = True
@@ -81,13 +82,14 @@ class Session:
     @property
     def messages(self) -> tuple[Mapping[str, Any], ...]:
         """The conversation so far."""
-        return tuple(self._messages)
+        return self._messages
 
     def append(self, *messages: str | Mapping[str, Any]) -> None:
         """Add messages without asking for an answer, such as the results of tools. A string is the
         user's. Raises `InvalidRequest` for what is no message, `StreamBusy` while a stream runs."""
         self._check_silent()
-        self._messages += _chat(messages)
+        if messages:
+            self._messages += tuple(_chat(messages))
 
     def stream(self, *messages: str | Mapping[str, Any], **options: Any) -> SessionStream:
         """The answer to the conversation and these messages, as it is generated; options are those
@@ -101,7 +103,7 @@ class Session:
             raise InvalidRequest("n", n, "a session has one answer at a time")
         answered = self._answers[-1] if self._answers else None
         prompt = self._hold.prompt([*self._messages, *_chat(messages)], answered)
-        return SessionStream(self, self._begin(prompt, **given), prompt)
+        return SessionStream(self, self._begin(prompt, **given), prompt, self._messages)
 
     async def send(self, *messages: str | Mapping[str, Any], **options: Any) -> Completion:
         """The whole answer at once; see `stream`."""
@@ -119,7 +121,7 @@ class Session:
         `StreamBusy` while a stream runs."""
         self._check_silent()
         kept = len(self._messages) - check_integer("count", count, 0, len(self._messages))
-        del self._messages[kept:]
+        self._messages = self._messages[:kept]
         while self._answers and self._answers[-1].messages > kept:
             self._answers.pop()
 
@@ -128,12 +130,15 @@ class Session:
         nothing."""
         self._open = False
         self._hold.close()
-        self._messages.clear()
+        self._messages = ()
         self._answers.clear()
 
-    def begin_answer(self) -> None:
-        """Note that a stream begins. Raises `StreamBusy` while another one runs."""
+    def begin_answer(self, before: object) -> None:
+        """Note that a stream begins that was made when `before` was the conversation. Raises
+        `StreamBusy` while another one runs, and where messages came or went since."""
         self._check_silent()
+        if before is not self._messages:
+            raise StreamBusy("the session has gone on since this stream was made; make another")
         self._speaking = True
 
     def end_answer(self, prompt: SpokenMessages, done: Completion | None) -> None:
@@ -141,7 +146,7 @@ class Session:
         self._speaking = False
         if done is None or not self._open:
             return
-        self._messages = [*prompt, done.message]
+        self._messages = (*prompt, done.message)
         if done.tool_calls:
             self._hold.wait_for_tool()
         said = done.token_ids
@@ -162,10 +167,11 @@ class Session:
 class SessionStream:
     """An answer of a session: async iterator of `Chunk`, async context manager, awaitable."""
 
-    def __init__(self, session: Session, stream: AnswerStream, prompt: SpokenMessages) -> None:
-        self._session = session
-        self._stream = stream
-        self._prompt = prompt
+    def __init__(
+        self, session: Session, stream: AnswerStream, prompt: SpokenMessages, before: object
+    ) -> None:
+        self._session, self._stream = session, stream
+        self._prompt, self._before = prompt, before
         self._begun = self._ended = False
 
     def __aiter__(self) -> SessionStream:
@@ -245,7 +251,7 @@ class SessionStream:
 
     def _begin(self) -> None:
         if not self._begun:
-            self._session.begin_answer()
+            self._session.begin_answer(self._before)
             self._begun = True
 
     def _fail(self, error: BaseException) -> None:

@@ -160,6 +160,20 @@ async def test_a_stream_that_was_refused_may_be_begun_again() -> None:
         assert [message["content"] for message in chat.messages] == ["a", text]
 
 
+async def test_a_stream_begins_in_the_conversation_that_it_was_made_in() -> None:
+    async with Engine(ScriptedModel(["one", "two", "three"])) as engine:
+        chat = engine.session()
+        late = chat.stream("a")
+        await chat.send("b", "c", "d")
+        for change in (lambda: None, partial(chat.append, "e"), partial(chat.rewind, 3)):
+            change()
+            for begin in (late.__aenter__, partial(anext, late), partial(whole, late)):
+                with pytest.raises(StreamBusy, match="gone on since this stream was made"):
+                    await begin()
+        await chat.send("f")
+        assert [each["content"] for each in chat.messages] == ["b", "c", "f", "two"]
+
+
 async def test_an_answer_drawn_at_random_is_found_again() -> None:
     """Its text, tokenised, would often be other tokens."""
     async with Engine() as engine, engine.session(temperature=2.0, max_tokens=16, seed=3) as chat:
