@@ -29,7 +29,7 @@ MOST = {
     "plugins": 1_442,
     "protocols": 700,
     "quantization": 2_848,
-    "remote": 1_611,
+    "remote": 1_613,
     "runner": 4_400,
     "samplers": 420,
     "sampling": 2_254,

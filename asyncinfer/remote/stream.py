@@ -150,13 +150,15 @@ class RemoteStream:
         if self._ended:
             raise EngineClosed(f"{self.request_id}: the stream was closed")
         if self._route is None:
-            deadline, began = self._options.get("deadline"), time.monotonic()
-            if deadline is not None:
-                self._until = began + deadline + GRACE
+            deadline = self._options.get("deadline")
+            if deadline is not None and self._until is None:
+                self._until = time.monotonic() + deadline + GRACE
             self._route = await self._dispatcher.route(self._prompt, self._options, self._session)
-            if deadline is not None:
+            if self._until is not None:
                 # The replica counts from when it hears of the request.
-                self._options["deadline"] = max(0.0, deadline - (time.monotonic() - began))
+                left = self._options["deadline"] = self._until - GRACE - time.monotonic()
+                if left <= 0.0:
+                    raise DeadlineExceeded(f"{self.request_id}: its deadline passed on the way")
         if not self._begun:
             prompt, held = self._prompt, None
             if isinstance(prompt, SpokenMessages):

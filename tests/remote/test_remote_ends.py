@@ -41,6 +41,34 @@ async def ends_cancelled(task: asyncio.Future[Any]) -> None:
         await task
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_deadline_passes_while_a_prompt_is_routed(
+    cancelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, of = asyncio.Event(), PromptKeys.of
+
+    async def held(self: PromptKeys, *args: Any) -> list[bytes]:
+        await go.wait()
+        return await of(self, *args)
+
+    monkeypatch.setattr(PromptKeys, "of", held)
+    links = wires(2, max_requests=1)
+    async with RemoteEngine(links) as remote:
+        stream = remote.stream("hello", deadline=0.05)
+        reading = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0.06)
+        if cancelled:
+            # It counts from the first start.
+            await ends_cancelled(reading)
+            reading = asyncio.ensure_future(anext(stream))
+        go.set()
+        with pytest.raises(DeadlineExceeded, match="passed on the way"):
+            await reading
+        assert all("begin" not in link.calls for link in links.values())
+        # Its place is free.
+        await asyncio.gather(*(remote.generate("hello", max_tokens=1) for _ in links))
+
+
 async def test_a_close_that_is_cancelled_closes_at_once(until: Until) -> None:
     gates = [StepGate(), StepGate()]
     links = wires(2, gates)
