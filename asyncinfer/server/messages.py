@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from asyncinfer.chunk import ToolCallDelta, Usage
+from asyncinfer.chunk import Chunk, Completion, ToolCallDelta, Usage
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.server.anthropic_prompts import anthropic_chat
 from asyncinfer.server.aside import aside
@@ -115,10 +115,10 @@ class _Answer:
 
     async def whole(self, chat: list[dict[str, Any]]) -> dict[str, Any]:
         done = await self._model.engine.generate(chat, **self._options)
-        text, reason, stop = self._end(done.text, done.finish_reason)
+        text, thinking, reason, stop = self._end(done, done.finish_reason)
         content: list[dict[str, Any]] = []
-        if done.reasoning:
-            content.append({"type": "thinking", "thinking": done.reasoning, "signature": ""})
+        if thinking:
+            content.append({"type": "thinking", "thinking": thinking, "signature": ""})
         if text or not done.tool_calls:
             content.append({"type": "text", "text": text})
         for each in done.tool_calls:
@@ -139,11 +139,11 @@ class _Answer:
                     usage = _usage(Usage(prompt_tokens=stream.prompt_tokens or 0))
                     message = {**self._message([], usage), **_stopped(None, None)}
                     self._event("message_start", message=message)
-                text = chunk.text
+                text, thinking = chunk.text, chunk.reasoning
                 if chunk.finish_reason is not None:
-                    text, reason, stop = self._end(text, chunk.finish_reason)
-                if chunk.reasoning:
-                    delta = {"type": "thinking_delta", "thinking": chunk.reasoning}
+                    text, thinking, reason, stop = self._end(chunk, chunk.finish_reason)
+                if thinking:
+                    delta = {"type": "thinking_delta", "thinking": thinking}
                     self._delta("thinking", {"thinking": "", "signature": ""}, delta)
                 if text:
                     self._delta("text", {"text": ""}, {"type": "text_delta", "text": text})
@@ -170,15 +170,19 @@ class _Answer:
             "usage": usage,
         }
 
-    def _end(self, text: str, reason: str) -> tuple[str, str, str | None]:
-        """The text without the string that ended it, why it ended, and that string."""
+    def _end(self, last: Completion | Chunk, reason: str) -> tuple[str, str, str, str | None]:
+        """Text and thinking without the string that ended them, why the answer ended, and that
+        string, which may have ended a call, too."""
+        text, thinking, calls = last.text, last.reasoning, last.tool_calls
         if reason != "stop":
-            return text, "end_turn" if reason == "stopped" else "max_tokens", None
+            return text, thinking, "end_turn" if reason == "stopped" else "max_tokens", None
         stops = self._options.get("stop", ())
+        ends = [text, *(call.arguments for call in calls[-1:])] if text or calls else [thinking]
         for stop in sorted([stops] if isinstance(stops, str) else stops, key=len, reverse=True):
-            if text.endswith(stop):
-                return text.removesuffix(stop), "stop_sequence", stop
-        return text, "end_turn", None
+            if any(end.endswith(stop) for end in ends):
+                thought = thinking if text or calls else thinking.removesuffix(stop)
+                return text.removesuffix(stop), thought, "stop_sequence", stop
+        return text, thinking, "end_turn", None
 
     def _call_delta(self, each: ToolCallDelta) -> None:
         if each.id is not None:

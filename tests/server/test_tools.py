@@ -13,6 +13,7 @@ from asyncinfer.chunk import Chunk
 from asyncinfer.server import create_app
 from asyncinfer.server.call import json_bytes
 from asyncinfer.server.chat_forms import delta_bytes, delta_of
+from asyncinfer.testing import Said, ScriptedModel
 
 pytestmark = pytest.mark.anyio
 
@@ -22,7 +23,7 @@ SCHEMA = {
     "required": ["city", "days"],
     "additionalProperties": False,
 }
-CALLED = {"max_tokens": 9, "tools": [{"name": "weather", "input_schema": SCHEMA}]}
+CALLED = {"max_tokens": 9, "tools": [{"name": "weather", "input_schema": {"type": "object"}}]}
 FUNCTION = {"name": "weather", "description": "The weather.", "parameters": SCHEMA}
 ARGUMENTS = [{"city": city, "days": days} for city in ("Rome", "Oslo") for days in (1, 2)]
 #: Its prompt opens the reasoning, which the answer closes.
@@ -213,3 +214,33 @@ async def test_bad_tools_are_named(path: str, fields: Any, param: str) -> None:
         answer = await ask(create_app(engine), path, body)
         assert answer.status == 400
         assert answer.json["error"]["message"].startswith(f"{param}=")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        (Said("so END", reasoning="an END"), "an "),
+        (Said("so END", reasoning="thought"), "thoughtso "),
+        (Said("so", tool_calls=[("weather", {"city": "END of Rome"})]), 'so{"city": "END'),
+    ],
+    ids=["reasoning", "text", "call"],
+)
+async def test_a_stop_sequence_ends_a_message_wherever_it_is(
+    said: Said, kept: str, stream: bool
+) -> None:
+    async with Engine(ScriptedModel([said])) as engine:
+        body = {"messages": CHAT, **CALLED, "stop_sequences": ["END"], "max_tokens": 99}
+        answer = await ask(create_app(engine), "/v1/messages", {**body, "stream": stream})
+        if stream:
+            deltas = [each["delta"] for each in answer.events if "delta" in each]
+            ended = deltas.pop()
+            kinds = ("thinking", "text", "partial_json")
+            assert "".join(str(each.get(kind, "")) for each in deltas for kind in kinds) == kept
+        else:
+            ended = answer.json
+            kinds = ("thinking", "text")
+            texts = [str(each.get(kind, "")) for each in ended["content"] for kind in kinds]
+            # The beginning of a call is no input.
+            assert "".join(texts) == kept.partition("{")[0]
+        assert (ended["stop_reason"], ended["stop_sequence"]) == ("stop_sequence", "END")
