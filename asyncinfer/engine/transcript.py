@@ -17,8 +17,10 @@ from asyncinfer.tools import MessageDelta, MessageParser, MessageReader, Tool
 __all__ = ["AnswerChunk", "Transcript", "unpack"]
 
 _NOTHING: Final = MessageDelta("", "", ())
-#: Logprobs, alternatives included, that are unpacked without a pause.
+#: Logprobs, alternatives included, that are unpacked without a pause, and characters of a message
+#: that are read so.
 UNPACKED = 4096
+READ: Final = 2048
 
 
 class Transcript:
@@ -82,7 +84,10 @@ class Transcript:
         answers = self._answers if scores is None else self._answers[: len(scores)]
         for answer in self._answers:
             if answer.parser is not None:
-                answer.read()
+                answer.read(READ)
+            while answer.unread:
+                await bridge.checkpoint()
+                answer.read(READ)
         choices = [
             Choice(
                 index=index,
@@ -190,12 +195,16 @@ class _Received:
         self.reasoning: list[str] = []
         self.calls: list[_Call] = []
 
-    def read(self) -> MessageDelta:
-        """Have the parser read on. Returns what that has added."""
+    def read(self, most: int | None = None) -> MessageDelta:
+        """Have the parser read on, so many characters at most. Returns what that has added."""
         assert self.parser is not None
-        delta = self.parser.feed("".join(self.unread))
+        text = "".join(self.unread)
         self.unread.clear()
-        if self.finish_reason is not None:
+        if most is not None and len(text) > most:
+            self.unread.append(text[most:])
+            text = text[:most]
+        delta = self.parser.feed(text)
+        if self.finish_reason is not None and not self.unread:
             delta = delta.then(self.parser.end())
         self.texts.append(delta.content)
         self.reasoning.append(delta.reasoning)

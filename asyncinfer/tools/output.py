@@ -39,7 +39,8 @@ class Output:
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._parts = self._content
-        self._calls: list[ToolCallDelta] = []
+        #: Deltas of calls, without the arguments that are pieces of each.
+        self._calls: list[tuple[ToolCallDelta, list[str]]] = []
         self._space = ""
         self._lead = False
         self._count = 0
@@ -70,7 +71,7 @@ class Output:
         """Begin a call."""
         self.delimiter()
         named = call_id or self._new_id()
-        self._calls.append(ToolCallDelta(self._count, named, name, ""))
+        self._calls.append((ToolCallDelta(self._count, named, name, ""), []))
         self._count += 1
         self._argued = False
 
@@ -79,11 +80,9 @@ class Output:
         if not text:
             return
         self._argued = True
-        last = self._calls[-1] if self._calls else None
-        if last is not None and last.index == self._count - 1:
-            self._calls[-1] = last._replace(arguments=last.arguments + text)
-        else:
-            self._calls.append(ToolCallDelta(self._count - 1, None, None, text))
+        if not self._calls:
+            self._calls.append((ToolCallDelta(self._count - 1, None, None, ""), []))
+        self._calls[-1][1].append(text)
 
     def quoted(self, text: str) -> None:
         """Add a piece of a string value to the arguments, escaped for JSON."""
@@ -102,7 +101,8 @@ class Output:
 
     def taken(self) -> MessageDelta:
         """What was found since the last call of this method."""
-        delta = MessageDelta("".join(self._content), "".join(self._reasoning), tuple(self._calls))
+        calls = [call._replace(arguments="".join(pieces)) for call, pieces in self._calls]
+        delta = MessageDelta("".join(self._content), "".join(self._reasoning), tuple(calls))
         self._content.clear()
         self._reasoning.clear()
         self._calls.clear()

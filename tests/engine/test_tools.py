@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import jsonschema
@@ -12,9 +13,10 @@ from tool_transcripts import SYNTAXES, tokenizer_of
 
 from asyncinfer import Engine, EngineConfig, InvalidRequest, ToolCall
 from asyncinfer.engine.chats import Chats
+from asyncinfer.engine.transcript import READ
 from asyncinfer.testing import FakeModel, Said, ScriptedModel
 from asyncinfer.text import ChatTemplate
-from asyncinfer.tools import ChatOptions
+from asyncinfer.tools import ChatOptions, MessageParser
 
 pytestmark = pytest.mark.asyncio
 HI = [{"role": "user", "content": "hi"}]
@@ -51,6 +53,31 @@ def model_of(name: str) -> FakeModel:
     tools = "" if name == "json" else "{{ tools }}{# " + syntax.template + " #}"
     template = ChatTemplate(f"{_BODY}{tools}{_END}", shield=tokenizer.shield)
     return FakeModel(tokenizer=tokenizer, template=template, strict=False)
+
+
+async def test_a_long_call_is_read_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each quote costs a few microseconds, for which the event loop would stand still."""
+    fed, feed = [], MessageParser.feed
+
+    def counted(self: MessageParser, text: str) -> Any:
+        fed.append((len(text), turns))
+        return feed(self, text)
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(MessageParser, "feed", counted)
+    turns, text = 0, '"\n' * 5_000
+    async with Engine(ScriptedModel([Said(tool_calls=[("g", {"text": text})])])) as engine:
+        other = asyncio.create_task(turn())
+        done = await engine.generate(HI, tools=TOOLS, max_tokens=30_000)
+        other.cancel()
+    assert done.tool_calls[0].parsed == {"text": text}
+    assert max(size for size, _ in fed) <= READ
+    assert len({turn for _, turn in fed}) == len(fed) > 5, "other tasks had a turn"
 
 
 @pytest.mark.parametrize("text", ["Yes.", ""])

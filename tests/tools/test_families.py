@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from time import thread_time
 
 import pytest
 from tool_transcripts import MESSAGES, SYNTAXES, Reading, Said, family_named, tokenizer_of, written
@@ -157,3 +158,16 @@ def test_harmony() -> None:
         for at in range(1, len(marked)):
             assert reading.parse(marked[:at], marked[at:]) == whole
             assert reading.parse(*marked[:at]) == reading.parse(marked[:at])
+
+
+def test_a_long_call_costs_the_same_for_each_character() -> None:
+    """Each quote is a piece of the arguments: to copy all before it takes nine seconds."""
+    args = {"text": '"' * 500_000}
+    text = written("hermes", Said(calls=(("save", args),)))
+    assert text is not None
+    reading = Reading(family_named("hermes"), tokenizer_of(SYNTAXES["hermes"]))
+    marked = reading.marked(text)
+    began = thread_time()
+    _, _, calls = reading.parse(marked)
+    assert thread_time() - began < 4
+    assert json.loads(calls[0][2]) == args
