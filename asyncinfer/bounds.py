@@ -69,6 +69,8 @@ MAX_CHOICE_CHARS: Final = 4096
 MAX_CLOSING_CHARS: Final = 256
 #: Messages of a chat, and parts of all their contents.
 MAX_MESSAGES: Final = 16_384
+#: Values in all their fields together, lists and objects within one another included.
+MAX_MESSAGE_VALUES: Final = 131_072
 #: Bytes of an HTTP request's body, where an application names no other number.
 MAX_BODY_BYTES: Final = 8 << 20
 #: Objects and arrays of a body of more than 32 KiB.

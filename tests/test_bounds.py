@@ -88,6 +88,11 @@ BOUNDS: dict[str, tuple[Attempt, Any, Any]] = {
         [MESSAGE, MESSAGE | {"content": ["x"] * 16_384}],
         [MESSAGE, MESSAGE | {"content": ["x"] * 16_385}],
     ),
+    "prompt: values in messages": (
+        chat,
+        [MESSAGE | {"x": ["x"] * 131_069}],
+        [MESSAGE | {"x": ["x"] * 131_070}],
+    ),
     "negative_prompt": (
         option("negative_prompt", guidance_scale=2.0),
         [MESSAGE] * 16_384,
@@ -299,7 +304,7 @@ ROWS: dict[str, list[float]] = {
     "`priority`": [bounds.MAX_PRIORITY],
     "`deadline`": [bounds.MAX_DEADLINE],
     "characters of a prompt": [EngineConfig().max_prompt_chars],
-    "messages of a chat": [bounds.MAX_MESSAGES],
+    "messages of a chat": [bounds.MAX_MESSAGES, bounds.MAX_MESSAGE_VALUES],
     "a chat message": [messages.MAX_DEPTH, tokenizer.MAX_COVERED],
     "work of a chat template": [render_budget.MAX_STEPS],
     "what a chat template makes": [

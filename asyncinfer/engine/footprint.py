@@ -7,11 +7,14 @@ Sizes are CPython's: a list has 8 bytes for each entry, and an integer above 256
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from sys import getsizeof
 from typing import Any, Final
 
+from asyncinfer.bounds import MAX_MESSAGE_VALUES
 from asyncinfer.checks import check_messages
 from asyncinfer.engine.spoken import SpokenMessages
+from asyncinfer.errors import InvalidRequest, Size
 from asyncinfer.params import SamplingParams
 from asyncinfer.scheduler import FIXED_WORDS
 from asyncinfer.speculation import TOKEN_BYTES
@@ -32,26 +35,28 @@ _INTEGER: Final = 32
 _CHUNK: Final = 256
 #: A candidate of a beam search: a tuple of three, a token, a logprob and its place in a list.
 _CANDIDATE: Final = 64 + _INTEGER + 24 + _ENTRY
+#: Types of values that hold no others.
+_LEAVES: Final = frozenset((str, bool, int, float, type(None)))
+#: Levels of values within one another in messages; a template takes fewer.
+_MOST_LEVELS: Final = 64
 #: Bytes of a matcher, and of each character of its format: after the first mask a format of a few
 #: characters took 5 kB and one of 22,000 characters 37 kB.
 _MATCHER: Final = 6144
 _MATCHER_CHAR: Final = 2
 
 
-def submitted_bytes(
-    prompt: Any, buffer: int, chat: ChatOptions | None = None, prediction: Any = None
-) -> int:
-    """Bytes that a request holds from its submission on: its prompt as it was given, its tools, its
-    prediction, and a full buffer. Raises `InvalidRequest` for a chat of too many messages.
+def submitted_bytes(prompt: Any, buffer: int, chat: ChatOptions | None = None, *others: Any) -> int:
+    """Bytes that a request holds from its submission on: its prompt as it was given, its tools,
+    what else it was given, and a full buffer. Raises `InvalidRequest` for a chat of too many
+    messages, or of too much in them.
 
     Args:
         prompt: anything; what is no prompt is refused later and counts as nothing.
         buffer: tokens that the stream may hold unread.
-        prediction: the answer that is expected, None without.
+        others: texts, tokens or messages, such as the prediction; None counts as nothing.
     """
     tools = 0 if chat is None else chat.held_bytes
-    expected = 0 if prediction is None else _prompt_bytes(prediction)
-    return _prompt_bytes(prompt) + tools + expected + buffer * _CHUNK
+    return sum(map(_prompt_bytes, (prompt, *others))) + tools + buffer * _CHUNK
 
 
 def matcher_bytes(format_chars: int, answers: int) -> int:
@@ -120,5 +125,27 @@ def _prompt_bytes(prompt: Any) -> int:
         check_messages("prompt", prompt)
         answered = prompt.answered if isinstance(prompt, SpokenMessages) else None
         said = 0 if answered is None else len(answered.token_ids) * (_ENTRY + _INTEGER)
-        return said + sum(getsizeof(text) for message in prompt for text in texts_of(message))
+        return said + _message_bytes(prompt)
     return len(prompt) * (_ENTRY + _INTEGER)
+
+
+def _message_bytes(messages: Sequence[Any]) -> int:
+    """Bytes of all that the fields of chat messages hold: calls and reasoning may be longer than
+    contents. Raises `InvalidRequest` for more than an event loop has time to look at."""
+    size = looked = 0
+    level: list[Any] = [*messages]
+    for _ in range(_MOST_LEVELS):
+        objects = [each for each in level if type(each) is dict or isinstance(each, Mapping)]
+        lists = [each for each in level if isinstance(each, list | tuple)]
+        looked += sum(map(len, objects)) + sum(map(len, lists))
+        if looked > MAX_MESSAGE_VALUES:
+            value = Size(f"{looked} values or more in messages")
+            raise InvalidRequest("prompt", value, f"at most {MAX_MESSAGE_VALUES}")
+        # A level at a time, and little of it in Python: there may be a hundred thousand values.
+        inner = objects, [each.values() for each in objects], lists
+        values: list[Any] = [*chain.from_iterable(chain(*inner))]
+        size += sum(map(getsizeof, values))
+        level = [each for each in values if type(each) not in _LEAVES]
+        if not level:
+            return size
+    raise InvalidRequest("prompt", Size("messages"), f"at most {_MOST_LEVELS} levels deep")

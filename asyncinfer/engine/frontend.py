@@ -104,7 +104,8 @@ class Frontend:
         most = options.buffer
         if params.max_tokens is not None:
             most = min(most, params.max_tokens * params.n)
-        held = submitted_bytes(prompt, most, options.chat, options.prediction)
+        others = options.prediction, params.negative_prompt
+        held = submitted_bytes(prompt, most, options.chat, *others)
         adapters = self.core.adapters
         # From here on it is given back, whatever is raised.
         adapter = None if options.adapter is None else adapters.acquire(options.adapter)

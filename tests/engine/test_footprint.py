@@ -13,6 +13,7 @@ import pytest
 from support import core_of
 
 from asyncinfer import Engine, InvalidRequest, Overloaded, RequestFailed, SamplingParams
+from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.beam_search import BeamOutput
 from asyncinfer.engine.footprint import (
     beam_bytes,
@@ -20,6 +21,7 @@ from asyncinfer.engine.footprint import (
     prepared_bytes,
     submitted_bytes,
 )
+from asyncinfer.engine.request import Request
 from asyncinfer.grammar import matcher_size as matcher_size_module
 from asyncinfer.testing import FakeModel
 from asyncinfer.text import ChatTemplate
@@ -43,10 +45,38 @@ def test_messages_count_by_their_texts() -> None:
     text = "x" * 5000
     parts = [{"type": "text", "text": text}, {"type": "image"}]
     messages = [{"role": "user", "content": text}, {"role": "user", "content": parts}, 7]
-    assert submitted_bytes(messages, 0) == 2 * getsizeof(text)
+    assert 2 * getsizeof(text) < submitted_bytes(messages, 0) < 2.5 * getsizeof(text)
+    # Its parts are two texts now.
+    arguments = {"all": [{"of": text[1:]}, *parts]}
+    called = [{"function": {"name": "f", "arguments": arguments}}]
+    told = {"role": "assistant", "content": "", "reasoning": text[2:], "tool_calls": called}
+    more = submitted_bytes([*messages, told], 0) - submitted_bytes(messages, 0)
+    assert 3 * getsizeof(text) < more < 3.5 * getsizeof(text)
 
 
-@pytest.mark.parametrize("prompt", [None, 7, [], (), [{}], [{"content": 3}], {"a": 1}])
+def test_what_holds_itself_is_refused() -> None:
+    message: dict[str, object] = {"role": "user", "content": "x"}
+    message["x"] = [message]
+    with pytest.raises(InvalidRequest, match="at most 64 levels deep"):
+        submitted_bytes([message], 0)
+
+
+@pytest.mark.anyio
+async def test_a_negative_prompt_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, enter = [], Admission.enter
+
+    def noted(self: Admission, request: Request) -> None:
+        entered.append(request.held_bytes)
+        enter(self, request)
+
+    monkeypatch.setattr(Admission, "enter", noted)
+    async with Engine(FakeModel()) as engine:
+        for text in ("x", "x" * 901):
+            await engine.generate("a", max_tokens=4, guidance_scale=2.0, negative_prompt=text)
+    assert entered[1] - entered[0] == 900
+
+
+@pytest.mark.parametrize("prompt", [None, 7, [], (), [{}], {"a": 1}])
 def test_what_is_no_prompt_counts_as_nothing(prompt: object) -> None:
     assert submitted_bytes(prompt, 0) == 0
 

@@ -26,6 +26,7 @@ BAD: dict[str, tuple[Any, dict[str, Any]]] = {
     "texts": (["x"] * MANY, {}),
     "messages": ([MESSAGE] * MANY, {}),
     "parts": ([MESSAGE | {"content": [{"type": "text", "text": "x"}] * MANY}], {}),
+    "values": ([MESSAGE | {"x": [["x"] * MANY]}], {}),
     "negative messages": ("x", {"negative_prompt": [MESSAGE] * MANY, **GUIDED}),
     "template options": ([MESSAGE], {"template_options": {"a": ["x"] * MANY}}),
     "tools": ([MESSAGE], {"tools": [{}] * MANY}),
