@@ -40,6 +40,10 @@ class AsyncInferError(Exception):
     """The root of all errors of this package."""
 
 
+#: Characters of a field's place.
+_MOST_PLACE = 256
+
+
 class Size(str):
     """A description that an `InvalidRequest` shows in place of a value, such as
     `<30000 characters>`: without quotes."""
@@ -52,10 +56,11 @@ class _Refusal(AsyncInferError, ValueError):
     """`field`, `value` and `bound` say what was wrong; the message carries all three."""
 
     def __init__(self, field: str, value: object, bound: str) -> None:
-        self.field = field
+        # A place has names that the caller has chosen, of any length.
+        self.field = field if len(field) <= _MOST_PLACE else f"{field[: _MOST_PLACE - 3]}..."
         self.value = value
         self.bound = bound
-        super().__init__(f"{field}={short_repr(value)}: {bound}")
+        super().__init__(f"{self.field}={short_repr(value)}: {bound}")
 
     def __reduce__(self) -> tuple[type[_Refusal], tuple[str, object, str]]:
         return type(self), (self.field, self.value, self.bound)

@@ -111,6 +111,6 @@ _FINAL: Final = {"x-should-retry": "false"}
 def _renamed(field: str, names: Mapping[str, str]) -> str:
     for name, given in names.items():
         # A field may be a place within an option, such as `prompt[3]`.
-        if field == name or field.startswith((f"{name}[", f"{name}.")):
+        if field == name or field.startswith((f"{name}[", f"{name}.", f"{name}/")):
             return given + field[len(name) :]
     return field

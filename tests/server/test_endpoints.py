@@ -21,6 +21,10 @@ from asyncinfer.testing import StepGate
 
 pytestmark = pytest.mark.anyio
 
+SCHEMA = {"type": "object", "properties": {"a": {"type": "xml"}}}
+WRONG = {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}
+LONG = {"x" * 100_000: "\ud800"}
+LONG_PLACE = f"messages[2].{'x' * 241}..."
 CHATS = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
@@ -54,6 +58,8 @@ async def engine(gate: StepGate) -> AsyncIterator[Engine]:
         (CHATS, {"messages": CHAT, "logit_bias": {"x": 1}}, "logit_bias", "token ids"),
         (CHATS, {"messages": CHAT, "stream_options": 1}, "stream_options", "object"),
         (CHATS, {"messages": CHAT, "response_format": {"type": "xml"}}, "response_format", "type"),
+        (CHATS, {"messages": CHAT, **WRONG}, "response_format/properties/a", "type: xml"),
+        (CHATS, {"messages": [*CHAT, CHAT[1] | LONG]}, LONG_PLACE, "lone surrogate"),
         (COMPLETIONS, {"prompt": [{}]}, "prompt[0]", "string"),
         (COMPLETIONS, {"prompt": ["a"] * 129}, "prompt", "at most 128"),
         (COMPLETIONS, {"prompt": ["a"] * 5}, "prompt", "5 texts, 1 answers each>: at most"),
