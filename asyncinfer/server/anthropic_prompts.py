@@ -16,34 +16,37 @@ __all__ = ["anthropic_chat"]
 _BILLING: Final = "x-anthropic-billing-header"
 
 
-def anthropic_chat(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The `system` and `messages` of a body as messages for `Engine.stream`. Raises
-    `InvalidRequest`, naming the place."""
+def anthropic_chat(body: Mapping[str, Any], places: list[str]) -> list[dict[str, Any]]:
+    """The `system` and `messages` of a body as messages for `Engine.stream`; adds to `places` where
+    each of them began. Raises `InvalidRequest`, naming the place."""
     made = []
     system = _texts("system", body.get("system", []))
     kept = [text for text in system if not text.startswith(_BILLING)]
     if kept:
-        made.append({"role": "system", "content": "\n".join(kept)})
+        made.append(("system", {"role": "system", "content": "\n".join(kept)}))
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages", messages, "must be a list with a message at least")
     for index, message in enumerate(messages):
         made.extend(_messages(f"messages[{index}]", message))
-    return made
+    # At the end, since the places of errors from here are those of the body.
+    places.extend(place for place, _ in made)
+    return [message for _, message in made]
 
 
-def _messages(where: str, message: Any) -> list[dict[str, Any]]:
-    """The engine's messages for one of Anthropic's: each tool result in it becomes one."""
+def _messages(where: str, message: Any) -> list[tuple[str, dict[str, Any]]]:
+    """The engine's messages for one of Anthropic's, each with its place: a tool result in it
+    becomes one."""
     if not isinstance(message, Mapping):
         raise InvalidRequest(where, message, "must be an object with role and content")
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise InvalidRequest(f"{where}.role", role, "must be 'user', 'assistant' or 'system'")
     if isinstance(content, str):
-        return [{"role": role, "content": content}]
+        return [(where, {"role": role, "content": content})]
     if not isinstance(content, list):
         raise InvalidRequest(f"{where}.content", content, "must be a string or a list of blocks")
-    made: list[dict[str, Any]] = []
+    made: list[tuple[str, dict[str, Any]]] = []
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
     thoughts: list[str] = []
@@ -51,7 +54,7 @@ def _messages(where: str, message: Any) -> list[dict[str, Any]]:
         place = f"{where}.content[{index}]"
         kind = block.get("type") if isinstance(block, Mapping) else None
         if kind == "tool_result":
-            made.append(_result(place, block))
+            made.append((place, _result(place, block)))
         elif kind == "tool_use":
             calls.append(_call(place, block))
         elif kind == "thinking":
@@ -65,7 +68,7 @@ def _messages(where: str, message: Any) -> list[dict[str, Any]]:
         told["reasoning_content"] = "".join(thoughts)
     # A message that holds only results needs no message of its own.
     if texts or calls or thoughts or not made:
-        made.append(told)
+        made.append((where, told))
     return made
 
 

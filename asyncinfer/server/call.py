@@ -64,6 +64,8 @@ class Call:
         #: The key of the request, set before a handler gets it.
         self.key = _NO_KEY
         self.body: dict[str, Any] = {}
+        #: Where in the body each message began that is made of it; empty where it has them itself.
+        self.places: list[str] = []
         #: Bytes of the body.
         self._size = 0
         #: Whether the status was sent.

@@ -139,7 +139,7 @@ class Endpoint:
 
     async def _tell(self, call: Call, found: Exception) -> int:
         """Tell the client of an error; returns the status. Raises one that was not foreseen."""
-        told = http_error(found, self._names)
+        told = http_error(found, self._names, call.places)
         body = self._error_body(told, call.request_id)
         if call.begun:
             call.event(body, self._error_event)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from asyncinfer.errors import (
@@ -51,14 +52,17 @@ class HttpError(Exception):
         self.foreign = False
 
 
-def http_error(error: Exception, names: Mapping[str, str] | None = None) -> HttpError:
+def http_error(
+    error: Exception, names: Mapping[str, str] | None = None, places: Sequence[str] = ()
+) -> HttpError:
     """`error` as a client is told of it. `names`: engine options -> the request's names of
-    them, where they differ. An error that is not the engine's is told without its message."""
+    them, where they differ. `places`: of messages, where these are not the request's own. An error
+    that is not the engine's is told without its message."""
     match error:
         case HttpError():
             return error
         case InvalidRequest():
-            param = _renamed(error.field, names or {})
+            param = _renamed(error.field, names or {}, places)
             message = param + str(error).removeprefix(error.field)
             return HttpError(400, "invalid_request_error", message, param=param)
         case Overloaded():
@@ -104,11 +108,18 @@ def anthropic_error(error: HttpError, request_id: str) -> dict[str, Any]:
     return {"type": "error", "error": told, "request_id": request_id}
 
 
+#: The place of a message.
+_MESSAGE: Final = re.compile(r"messages\[(\d{1,9})\]")
 #: Official clients try again after a 5xx unless they are told not to.
 _FINAL: Final = {"x-should-retry": "false"}
 
 
-def _renamed(field: str, names: Mapping[str, str]) -> str:
+def _renamed(field: str, names: Mapping[str, str], places: Sequence[str]) -> str:
+    found = _MESSAGE.match(field)
+    if found is not None and int(found[1]) < len(places):
+        place = places[int(found[1])]
+        # A field that is a text has no parts.
+        return place + field[found.end() :] if place.endswith("]") else place
     for name, given in names.items():
         # A field may be a place within an option, such as `prompt[3]`.
         if field == name or field.startswith((f"{name}[", f"{name}.", f"{name}/")):

@@ -39,7 +39,7 @@ class Messages:
         if "max_tokens" not in body:
             raise InvalidRequest("max_tokens", None, "is missing")
         model = self._models.find(body.get("model"))
-        chat = await call.beside(anthropic_chat, body)
+        chat = await call.beside(partial(anthropic_chat, places=call.places), body)
         options = {**await call.beside(_options, body), **request_options(call, model)}
         answer = _Answer(call, model, options)
         if flag(body, "stream"):
@@ -51,7 +51,7 @@ class Messages:
         body = call.body
         check_fields(body, MESSAGES)
         model = self._models.find(body.get("model"))
-        chat = await call.beside(anthropic_chat, body)
+        chat = await call.beside(partial(anthropic_chat, places=call.places), body)
         tools = _tools(body).get("tools")
         options = body.get("template_options")
         counted = partial(model.engine.tokenizer.count, chat, tools=tools, template_options=options)

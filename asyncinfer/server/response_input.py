@@ -12,20 +12,24 @@ from asyncinfer.server.prompts import chat_messages, text_part
 __all__ = ["response_chat"]
 
 
-def response_chat(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The `instructions` and `input` of a body as messages for `Engine.stream`. Raises
-    `InvalidRequest`, naming the place."""
+def response_chat(body: Mapping[str, Any], places: list[str]) -> list[dict[str, Any]]:
+    """The `instructions` and `input` of a body as messages for `Engine.stream`; adds to `places`
+    where each of them began. Raises `InvalidRequest`, naming the place."""
     made: list[dict[str, Any]] = []
     instructions = body.get("instructions")
     if instructions is not None:
         made.append({"role": "system", "content": check_string("instructions", instructions)})
+        places.append("instructions")
     given = body.get("input")
     if isinstance(given, str):
+        places.append("input")
         return [*made, {"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
         raise InvalidRequest("input", given, "must be a string, or a list with an item at least")
     for index, item in enumerate(given):
         _add(made, f"input[{index}]", item)
+        if len(made) > len(places):
+            places.append(f"input[{index}]")
     for message in made:
         for name in ("content", "reasoning_content"):
             if isinstance(message.get(name), list):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from asyncinfer.chunk import TokenLogprob, ToolCallDelta, Usage
@@ -49,7 +50,7 @@ class Responses:
                 raise InvalidRequest(name, body[name], bound)
         check_fields(body, RESPONSES)
         model = self._models.find(body.get("model"))
-        chat = await call.beside(response_chat, body)
+        chat = await call.beside(partial(response_chat, places=call.places), body)
         options = {**await call.beside(_options, body), **request_options(call, model)}
         answer = _Response(call, model, options)
         if flag(body, "stream"):

@@ -19,6 +19,19 @@ MESSAGES: Any = [
     {"role": "assistant", "content": [{"type": "text", "text": "Hi"}]},
     {"role": "user", "content": [{"type": "text", "text": "go "}, {"type": "text", "text": "on"}]},
 ]
+HALF = "\ud800"
+RESULTS: Any = {
+    "system": "Be brief.",
+    "messages": [
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": str(index), "content": text}
+                for index, text in enumerate(("fine", HALF))
+            ],
+        }
+    ],
+}
 PROMPT = "<system>Be brief.<user>hello<assistant>Hi<user>go on<assistant>"
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -142,6 +155,8 @@ async def test_calls_and_results_are_messages() -> None:
         ({"messages": MESSAGES, "max_tokens": -1}, "max_tokens=-1"),
         ({"messages": MESSAGES, "max_tokens": 9, "stop_sequences": [1]}, "stop_sequences"),
         ({"messages": [{"role": "tool", "content": ""}], "max_tokens": 9}, "messages[0].role"),
+        ({"messages": MESSAGES, "system": HALF, "max_tokens": 9}, f"system={HALF!r}"),
+        ({**RESULTS, "max_tokens": 9}, "messages[0].content[1].content="),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 9},
             "messages[0].content[0].type='image': must be 'text': images",

@@ -16,6 +16,11 @@ pytestmark = pytest.mark.anyio
 
 PATH = "/v1/responses"
 SCHEMA = {"enum": ["yes", "no"]}
+HALF = "\ud800"
+#: One message.
+SAID = [{"role": "assistant", "content": "x"}, {"role": "assistant", "content": "y"}]
+ASKED = {"role": "user", "content": "z"}
+CALL = {"type": "function_call", "name": "f", "arguments": "{"}
 CASES: dict[str, dict[str, Any]] = {
     "text": {"input": "hello"},
     "items": {
@@ -120,6 +125,10 @@ async def test_items_of_an_answer_are_one_message() -> None:
         ({"input": [{"type": "reasoning", "content": 5}]}, "input[0].content"),
         ({"input": [{"type": "reasoning", "summary": "hm"}]}, "input[0].summary"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, None),
+        ({"input": "a", "instructions": HALF}, "instructions"),
+        ({"input": HALF, "instructions": "b"}, "input"),
+        ({"input": [*SAID, {"role": "user", "content": HALF}]}, "input[2].content"),
+        ({"input": [*SAID, ASKED, CALL]}, "input[3].tool_calls[0].function.arguments"),
         ({"input": "a", "max_output_tokens": -1}, "max_output_tokens"),
         ({"input": "a", "text": {"format": {"type": "xml"}}}, "text.format"),
     ],
