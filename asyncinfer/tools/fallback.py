@@ -30,13 +30,13 @@ def without_tools(
         if isinstance(calls, list) and calls:
             for call in calls:
                 if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping):
-                    named[call.get("id")] = call["function"].get("name")
+                    named[_id(call.get("id"))] = call["function"].get("name")
             lines = [message.get("content") or "", *map(_written, calls)]
             text = "\n".join(line for line in lines if isinstance(line, str) and line)
             rest = {key: value for key, value in message.items() if key != "tool_calls"}
             found.append({**rest, "content": text})
         elif isinstance(message, Mapping) and message.get("role") == "tool":
-            name = message.get("name") or named.get(message.get("tool_call_id")) or "the tool"
+            name = message.get("name") or named.get(_id(message.get("tool_call_id"))) or "the tool"
             content = message.get("content")
             if isinstance(content, str):
                 found.append({"role": "user", "content": f"Result of {name}:\n{content}"})
@@ -52,6 +52,11 @@ def without_tools(
     if first.get("role") in ("system", "developer") and isinstance(first.get("content"), str):
         return [{**first, "content": f"{first['content']}\n\n{telling}"}, *found[1:]]
     return [{"role": "system", "content": telling}, *found]
+
+
+def _id(value: Any) -> object:
+    """A call's id, which nobody has looked at: a list is that of no call."""
+    return value if isinstance(value, str | None) else object()
 
 
 def _written(call: Any) -> str:

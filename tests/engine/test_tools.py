@@ -277,6 +277,12 @@ async def test_a_model_without_tools_is_told_of_them(open_engine: OpenEngine) ->
         text = engine.tokenizer.render_chat(told, tools=TOOLS)
         assert '{"name": "f", "arguments": {"days": 3}}' in text
         assert "Result of f:\nrain" in text
+        # Ids that are none tell nothing.
+        odd = [*HI, {"role": "assistant", "tool_calls": [{**call, "id": ["1"]}]}, told[-1]]
+        odd.append({"role": "tool", "tool_call_id": {"1": 1}, "content": "sun"})
+        text = engine.tokenizer.render_chat(odd, tools=TOOLS)
+        assert "Result of the tool:\nrain" in text
+        assert "Result of the tool:\nsun" in text
 
 
 async def test_facts_of_the_model() -> None:
