@@ -73,7 +73,7 @@ def answers_not_published(patch: pytest.MonkeyPatch) -> None:
 
 def rewound_in_part(patch: pytest.MonkeyPatch) -> None:
     def rewind(self: Any, count: int) -> None:
-        del self._messages[len(self._messages) - count :]
+        self._messages = self._messages[: len(self._messages) - count]
 
     patch.setattr(Session, "rewind", rewind)
 
