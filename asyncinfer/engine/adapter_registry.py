@@ -63,7 +63,7 @@ class PendingLoad(Protocol):
 class AdapterUse:
     """An adapter under a name, from its load until nobody needs it. Written by the registry."""
 
-    __slots__ = ("_registry", "key", "loaded", "name", "retired", "users")
+    __slots__ = ("_registry", "key", "loaded", "name", "replaces", "retired", "users")
 
     def __init__(
         self,
@@ -81,6 +81,8 @@ class AdapterUse:
         self.users = 0
         #: Whether its name was removed or given to another load.
         self.retired = False
+        #: Whether its name was another load's before.
+        self.replaces = False
 
     @property
     def slot(self) -> int:
@@ -176,8 +178,18 @@ class AdapterRegistry:
             before = self._named.pop(name, None)
             self._named[name] = use
             if before is not None:
+                use.replaces = True
                 self._retire(before)
             return use.info
+
+    def withdraw(self, name: str, loaded: AdapterInSlot) -> None:
+        """Undo a `put`, as long as the name stands for this adapter. One that was put in the place
+        of another stays, since that is gone."""
+        with self._lock:
+            use = self._named.get(name)
+            if use is not None and use.loaded is loaded and not use.replaces:
+                self._retire(use)
+                del self._named[name]
 
     def remove(self, name: str) -> None:
         """Let no further request name the adapter. Raises `InvalidRequest` for an unknown name."""

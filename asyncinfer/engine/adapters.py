@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from asyncinfer.bounds import MAX_ADAPTER_NAME
 from asyncinfer.checks import check_string
-from asyncinfer.engine.adapter_registry import AdapterRegistry, RunnerAdapters
+from asyncinfer.engine.adapter_registry import AdapterInSlot, AdapterRegistry, RunnerAdapters
 from asyncinfer.engine.frontend import Frontend
 from asyncinfer.engine.loop_bridge import Latch
 from asyncinfer.errors import (
@@ -87,9 +87,12 @@ class Adapters:
         try:
             self._loader.give(load)
             await load.done.wait(bridge)
-        except BaseException:
+        except BaseException as error:
             load.abandon()
             self._loader.drop(load)
+            if not isinstance(error, GeneratorExit):
+                # A finalizer takes no lock.
+                load.withdraw()
             raise
         finally:
             registry.finished(load)
@@ -182,12 +185,19 @@ class _Load:
         self._open = [True]
         #: Whether nobody will ask for the outcome.
         self._left = False
+        #: What has got the name.
+        self._named: AdapterInSlot | None = None
 
     def abandon(self) -> None:
         """Give up the load, since the task that waited was cancelled."""
         self._left = True
         self._decide()
         self._result = None
+
+    def withdraw(self) -> None:
+        """Take the name back from an adapter that nobody has heard of."""
+        if self._named is not None:
+            self._registry.withdraw(self._name, self._named)
 
     def refuse(self, error: AsyncInferError) -> None:
         """Fail the load, since the engine has ended."""
@@ -242,6 +252,11 @@ class _Load:
         except BaseException as error:
             self._result = error
             raise
+        # In this order: who leaves meanwhile finds the name, or is found here.
+        self._named = loaded
+        if self._left:
+            self.withdraw()
+            return
         base, model = info.base_model, self._model
         if base is not None and model is not None and _last(base) != _last(model):
             emit("adapter_base_differs", name=self._name, base=base, model=model)

@@ -171,3 +171,41 @@ async def test_an_error_that_nobody_takes_is_forgotten(reading: Reading) -> None
             assert [error() for error in failed] == [None]
         finally:
             gc.enable()
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_an_adapter_that_nobody_hears_of_is_not_left(reading: Reading, late: bool) -> None:
+    """The task is cancelled when its adapter has a name, or is about to get it."""
+    adapters = FakeAdapters(2)
+    async with Engine(FakeModel(adapters=adapters)) as engine:
+        await engine.adapters.load("b", source(0))
+        registry = core_of(engine).adapters
+        put = registry.put
+
+        def held_up(name: str, loaded: Any) -> Any:
+            if late:
+                reading()
+            info = put(name, loaded)
+            if not late:
+                reading()
+            return info
+
+        registry.put = held_up  # type: ignore[method-assign]
+        for name in "ab":
+            reading.begun.clear()
+            reading.go_on.clear()
+            async with anyio.create_task_group() as group:
+                group.start_soon(engine.adapters.load, name, source(1))
+                await begun(reading)
+                if not late:
+                    # The event loop stands still meanwhile.
+                    reading.go_on.set()
+                    for thread in loaders():
+                        thread.join(120)
+                group.cancel_scope.cancel()
+            reading.go_on.set()
+            for thread in loaders():
+                thread.join(120)
+            # One in the place of another stays: that is gone.
+            assert [info.name for info in engine.adapters.list()] == ["b"]
+        assert list(adapters.contents.values()) == [1]
