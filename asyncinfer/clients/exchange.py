@@ -153,27 +153,27 @@ class _Run:
             import trio
 
             scope = trio.CancelScope()
-            trio.lowlevel.spawn_system_task(self._run_within, scope)
+            trio.lowlevel.spawn_system_task(self._answer_within, scope)
             return scope.cancel
         _RUNNING.add(self)
-        task = self._loop.create_task(self._run())
+        task = self._loop.create_task(self._answer())
         # It is called of a task that was cancelled before it began, too.
         task.add_done_callback(self._end)
         # A scope of anyio would cost as much as the task.
         return task.cancel
 
-    async def _run(self) -> None:
+    async def _answer(self) -> None:
         try:
             await self._app(self._scope, self._receive, self._send)
         except Exception as error:
             self._error = error
 
-    async def _run_within(self, scope: AbstractContextManager[object]) -> None:
+    async def _answer_within(self, scope: AbstractContextManager[object]) -> None:
         try:
             with scope:
                 # Cancelled before it began, it would run to its first wait.
                 if not self._gone:
-                    await self._run()
+                    await self._answer()
         finally:
             self._end()
 

@@ -360,7 +360,7 @@ def test_busy_programs_compute_and_leave() -> None:
 
 
 @pytest.mark.parametrize(
-    ("interference", "busy", "looks"),
+    ("busy_cores", "busy", "looks"),
     [
         (0, [9.0, 9.5, 10.0, 10.01], 3),
         (1, [9.0, 9.5, 9.75], 2),
@@ -369,7 +369,7 @@ def test_busy_programs_compute_and_leave() -> None:
     ],
 )
 def test_a_turn_waits_for_the_threads_of_the_one_before(
-    interference: int, busy: list[float | None], looks: int, monkeypatch: pytest.MonkeyPatch
+    busy_cores: int, busy: list[float | None], looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
 
@@ -378,7 +378,7 @@ def test_a_turn_waits_for_the_threads_of_the_one_before(
 
     monkeypatch.setattr(interference_module, "busy_seconds", lambda cores: busy.pop(0))
     monkeypatch.setattr(interference_module.anyio, "sleep", sleep)
-    run_on("asyncio", lambda: until_quiet(interference))
+    run_on("asyncio", lambda: until_quiet(busy_cores))
     assert slept == [0.25] * looks
 
 
