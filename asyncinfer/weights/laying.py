@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Final
@@ -18,10 +17,10 @@ from asyncinfer.quantization import BlockEnds, LaidWeight, PackedWeight, stacked
 from asyncinfer.quantization.schemes import GroupEnds, StoredNumbers
 from asyncinfer.weights.file_reader import FileReader
 from asyncinfer.weights.memory import empty
-from asyncinfer.weights.quantised import QuantisedMatrix, torch_dtype
+from asyncinfer.weights.quantised import QuantisedMatrix, blaming, torch_dtype
 from asyncinfer.weights.tensor_files import TensorFiles
 
-__all__ = ["Matrix", "NumberLayer"]
+__all__ = ["Matrix", "NumberLayer", "PreparedMatrices"]
 
 #: Bytes that a thread reads and lays at a time: of rows, and of what is turned, where more
 #: neighbours of an output come together.
@@ -39,6 +38,22 @@ class Matrix:
     of: QuantisedMatrix
     #: As `MatrixFormat.kept` takes them.
     parts: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def read(self, stored: Callable[[str], torch.Tensor], *, but: str | None = None) -> None:
+        """Have `stored` read the parts that are missing, all or all but one."""
+        for part, name in self.of.tensors.items():
+            if part not in self.parts and part != but:
+                self.parts[part] = stored(name)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedMatrices:
+    """Matrices below each other whose scales were read."""
+
+    matrices: Sequence[Matrix]
+    #: Those of one format that are neighbours, and the scales of their blocks. None where no
+    #: kernel lays the numbers.
+    runs: Sequence[tuple[Sequence[tuple[Matrix, GroupEnds]], BlockEnds]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,49 +78,48 @@ class NumberLayer:
         kernels: LayingKernels,
         stored: Callable[[str], torch.Tensor],
         counted: Callable[[int, str], None],
-        blaming: Callable[[QuantisedMatrix], AbstractContextManager[None]],
         limit: int,
     ) -> None:
-        """`stored` reads a tensor, `counted` is told of bytes that were read of one, `blaming`
-        names the tensor of a `BadPart`. `limit`: bytes that a thread reads at a time, at most."""
+        """`stored` reads a tensor, `counted` is told of bytes that were read of one. `limit`: bytes
+        that a thread reads at a time, at most."""
         self._checkpoint = checkpoint
         self._kernels = kernels
         self._stored = stored
         self._counted = counted
-        self._blaming = blaming
         self._limit = limit
         self._memory: deque[torch.Tensor] = deque()
 
-    def __call__(self, matrices: Sequence[Matrix], dtype: torch.dtype) -> PackedWeight | None:
-        """The matrices below each other, for a model of this dtype. None where a kernel cannot lay
-        them and where a number is NaN; their `parts` have then what was read."""
+    def prepare(self, matrices: Sequence[Matrix]) -> PreparedMatrices:
+        """Read what scales the numbers, and bring it into the order of the blocks."""
         if any(matrix.of.format.numbers(matrix.shape) is None for matrix in matrices):
-            return None
+            return PreparedMatrices(matrices, None)
         found = []
         for matrix in matrices:
-            for part, name in matrix.of.tensors.items():
-                if part != _numbers(matrix).part:
-                    matrix.parts[part] = self._stored(name)
-            with self._blaming(matrix.of), one_thread():
+            matrix.read(self._stored, but=_numbers(matrix).part)
+            with blaming(self._checkpoint, matrix.of), one_thread():
                 ends = matrix.of.format.ends(matrix.parts, matrix.shape)
             if ends is None:
-                return None
+                return PreparedMatrices(matrices, None)
             found.append((matrix, ends))
-        return self._laid(found, dtype)
+        runs = [list(run) for _, run in groupby(found, _format)]
+        with one_thread():
+            return PreparedMatrices(matrices, [(run, _ends(run)) for run in runs])
 
-    def _laid(
-        self, matrices: Sequence[tuple[Matrix, GroupEnds]], dtype: torch.dtype
+    def __call__(
+        self, prepared: PreparedMatrices, dtype: torch.dtype, beside: Callable[[], None]
     ) -> PackedWeight | None:
+        """The matrices, for a model of this dtype. None where a kernel cannot lay them and where a
+        number is NaN; their `parts` have then what was read. `beside` is called while threads lay
+        the numbers."""
+        if prepared.runs is None:
+            return None
         weights, parts = [], []
-        for _, run in groupby(matrices, _format):
-            alike = list(run)
-            with one_thread():
-                ends = _ends(alike)
+        for run, ends in prepared.runs:
             shape = (*ends.ends.shape[:2], ends.layout.block)
             blocks = empty(shape, torch.uint8, torch.device("cpu"))
             weights.append(LaidWeight(blocks, ends.layout, ends.factor, dtype))
             rows = 0
-            for matrix, own in alike:
+            for matrix, own in run:
                 count = own.outputs.numel()
                 found = self._parts(
                     matrix, blocks[rows : rows + count], ends.ends[rows : rows + count]
@@ -114,9 +128,9 @@ class NumberLayer:
                     return None
                 parts += found
                 rows += count
-        if not self._read(parts):
+        if not self._read(parts, beside):
             return None
-        leading = matrices[0][1].outputs
+        leading = prepared.runs[0][0][0][1].outputs
         if len(leading) == 1:
             return stacked(weights)
         experts = stacked(weights).view(-1, *leading[1:])
@@ -159,11 +173,12 @@ class NumberLayer:
             for start in range(0, count, step)
         ]
 
-    def _read(self, parts: Sequence[_Part]) -> bool:
-        """Lay all parts; False where a number is NaN."""
+    def _read(self, parts: Sequence[_Part], beside: Callable[[], None]) -> bool:
+        """Lay all parts, and call `beside` meanwhile; False where a number is NaN."""
         reader, valid, read = self._checkpoint.reader, True, []
         futures = [reader.start(self._lay, part) for part in parts]
         try:
+            beside()
             for part, future in zip(parts, futures, strict=True):
                 valid &= future.result()
                 read.append(part)

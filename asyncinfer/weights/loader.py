@@ -6,25 +6,22 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
 from itertools import groupby
 from types import MappingProxyType
 from typing import Final
 
 import torch
 
-from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels.block_types import BLOCK_TYPES
 from asyncinfer.kernels.native import laying_kernels
 from asyncinfer.quantization import BlockWeight, PackedWeight, as_tensor, stacked
-from asyncinfer.quantization.schemes import BadPart
 from asyncinfer.stats import LoadProgress
 from asyncinfer.weights.file_reader import FileReader
 from asyncinfer.weights.host_buffer import FilePart, HostBuffer
-from asyncinfer.weights.laying import Matrix, NumberLayer
+from asyncinfer.weights.laying import Matrix, NumberLayer, PreparedMatrices
 from asyncinfer.weights.memory import empty
 from asyncinfer.weights.packed import Packed, Piece
-from asyncinfer.weights.quantised import QuantisedMatrix, fill_rows, torch_dtype
+from asyncinfer.weights.quantised import QuantisedMatrix, blaming, fill_rows, torch_dtype
 from asyncinfer.weights.tensor_files import TensorFiles
 
 __all__ = ["LoadProgress", "OnProgress", "WeightLoader"]
@@ -81,8 +78,8 @@ class WeightLoader:
         kernels = laying_kernels() if on_host and quantised else None
         self._layer: NumberLayer | None = None
         if kernels is not None:
-            read = self.as_stored, self._count, self._blaming
-            self._layer = NumberLayer(checkpoint, kernels, *read, chunk)
+            self._layer = NumberLayer(checkpoint, kernels, self.as_stored, self._count, chunk)
+        self._prepared: dict[str, PreparedMatrices] = {}
         plain, self._total = [], 0
         for packed in table.values():
             if self._stays_packed(packed):
@@ -101,7 +98,7 @@ class WeightLoader:
         if self._stays_packed(packed):
             return self._blocks(packed)
         if self._keeps_numbers(packed):
-            return self._kept(packed)
+            return self._kept(name, packed)
         target = empty(packed.shape, packed.held_in(self._dtype), self._device)
         self._read(self._plain(packed, target))
         start = 0
@@ -164,28 +161,44 @@ class WeightLoader:
             )
         )
 
-    def _kept(self, packed: Packed) -> torch.Tensor | PackedWeight:
+    def _kept(self, name: str, packed: Packed) -> torch.Tensor | PackedWeight:
         """The pieces with their numbers as they are; as floats if one of them cannot be so."""
-        matrices = [Matrix(piece.shape, self._quantised[piece.name]) for piece in packed.pieces]
-        laid = None if self._layer is None else self._layer(matrices, self._dtype)
-        if laid is not None:
-            return laid
-        weights = [self._whole(matrix) for matrix in matrices]
+        matrices = self._prepare(name, packed)
+        if self._layer is not None:
+            laid = self._layer(matrices, self._dtype, self._prepare_next)
+            if laid is not None:
+                return laid
+        weights = [self._whole(matrix) for matrix in matrices.matrices]
         numbers = [weight for weight in weights if isinstance(weight, PackedWeight)]
         if len(numbers) == len(weights):
             return stacked(numbers)
         return torch.cat([as_tensor(weight) for weight in weights])
 
+    def _prepare(self, name: str, packed: Packed) -> PreparedMatrices:
+        if name in self._prepared:
+            return self._prepared.pop(name)
+        matrices = [Matrix(piece.shape, self._quantised[piece.name]) for piece in packed.pieces]
+        return (
+            PreparedMatrices(matrices, None)
+            if self._layer is None
+            else self._layer.prepare(matrices)
+        )
+
+    def _prepare_next(self) -> None:
+        """Prepare the matrices that the model is going to ask for next, by the table's order."""
+        kept = (name for name, packed in self._left.items() if self._keeps_numbers(packed))
+        name = next(kept, None)
+        if name is not None:
+            self._prepared[name] = self._prepare(name, self._left[name])
+
     def _whole(self, matrix: Matrix) -> torch.Tensor | PackedWeight:
-        read, format = matrix.parts, matrix.of.format
-        rest = [(part, name) for part, name in matrix.of.tensors.items() if part not in read]
-        parts = read | {part: self.as_stored(name) for part, name in rest}
-        with self._blaming(matrix.of):
-            kept = format.kept(parts, matrix.shape, self._dtype)
+        matrix.read(self.as_stored)
+        with blaming(self._checkpoint, matrix.of):
+            kept = matrix.of.format.kept(matrix.parts, matrix.shape, self._dtype)
         if kept is not None:
             return kept
         target = empty(matrix.shape, self._dtype, self._device)
-        self._fill(target, matrix.of, parts)
+        self._fill(target, matrix.of, matrix.parts)
         return target
 
     def _block_type(self, piece: Piece) -> str | None:
@@ -234,19 +247,9 @@ class WeightLoader:
         if not self._reads:
             return
         step = max(1, _TILE // math.prod(target.shape[1:]))
-        with self._blaming(matrix):
+        with blaming(self._checkpoint, matrix):
             rows = matrix.format.rows(parts, tuple(target.shape))
         fill_rows(target, rows, step)
-
-    @contextmanager
-    def _blaming(self, matrix: QuantisedMatrix) -> Iterator[None]:
-        """Turn a `BadPart` into a `ModelLoadError` that names the tensor."""
-        try:
-            yield
-        except BadPart as error:
-            name = matrix.tensors[error.part]
-            file = self._checkpoint.tensors[name].file
-            raise ModelLoadError(str(error), file=file, tensor=name) from None
 
     def _begin(self, chunk: FilePart) -> tuple[FilePart, HostBuffer | None, Future[None]]:
         direct = chunk.target.device.type == "cpu" and chunk.target.dtype == chunk.stored

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,11 +11,11 @@ import torch
 
 from asyncinfer.errors import ModelLoadError
 from asyncinfer.kernels.threads import share
-from asyncinfer.quantization.schemes import MatrixFormat, Part, Rows, Scheme
+from asyncinfer.quantization.schemes import BadPart, MatrixFormat, Part, Rows, Scheme
 from asyncinfer.weights.file_reader import FileReader
 from asyncinfer.weights.tensor_files import TensorFiles
 
-__all__ = ["QuantisedMatrix", "fill_rows", "find_quantised", "torch_dtype"]
+__all__ = ["QuantisedMatrix", "blaming", "fill_rows", "find_quantised", "torch_dtype"]
 
 #: The dtypes of tensors that hold a quantised matrix: safetensors' names -> torch's.
 _DTYPES: Final = {
@@ -48,6 +49,17 @@ def torch_dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, _DTYPES[name])
     assert isinstance(dtype, torch.dtype)
     return dtype
+
+
+@contextmanager
+def blaming(checkpoint: TensorFiles[FileReader], matrix: QuantisedMatrix) -> Iterator[None]:
+    """Turn a `BadPart` of the matrix into a `ModelLoadError` that names the tensor."""
+    try:
+        yield
+    except BadPart as error:
+        name = matrix.tensors[error.part]
+        file = checkpoint.tensors[name].file
+        raise ModelLoadError(str(error), file=file, tensor=name) from None
 
 
 def fill_rows(target: torch.Tensor, rows: Rows, step: int) -> None:

@@ -144,6 +144,41 @@ def test_numbers_stay_as_they_are(
     torch.testing.assert_close(as_tensor(laid), wanted, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.skipif(laying_kernels() is None, reason="no native code")
+@pytest.mark.parametrize("name", ["gptq", "awq"])
+@pytest.mark.parametrize("order", ["abc", "bca", "cba"])
+def test_scales_are_prepared_beside_the_laying_of_numbers(
+    name: str, order: str, tmp_path: Path
+) -> None:
+    """Those of the table's next matrix, whichever the model asks for next; each is read once."""
+    held = {
+        which: CASES[name].make(*SHAPE, torch.Generator().manual_seed(seed))
+        for seed, which in enumerate("abc")
+    }
+    stored = {
+        f"{which}.m{suffix}": part.clone().contiguous()
+        for which, (parts, _) in held.items()
+        for suffix, part in parts.items()
+    }
+    save_file(stored, tmp_path / "model.safetensors")
+    table = {which: Packed((Piece(f"{which}.m.weight", SHAPE),)) for which in held}
+    told: list[LoadProgress] = []
+    with SafetensorsCheckpoint(tmp_path) as checkpoint, torch.inference_mode():
+        found = check_weights(checkpoint, table, scheme=scheme(CASES[name].config))
+        args = checkpoint, table, torch.device("cpu"), torch.float32, told.append
+        loader = WeightLoader(*args, quantised=found, keep_packed=True)
+        weights = {which: loader(which) for which in order}
+        loader.finish()
+    for which, (_, right) in held.items():
+        assert isinstance(weights[which], LaidWeight)
+        torch.testing.assert_close(as_tensor(weights[which]), right, rtol=1e-3, atol=1e-3)
+    assert told[-1].bytes_done == told[-1].bytes_total
+    tensors = [progress.tensor for progress in told[1:]]
+    assert sorted(tensors) == sorted(set(tensors))
+    following = min(set(held) - {order[0]})
+    assert tensors.index(f"{following}.m.scales") < tensors.index(f"{order[0]}.m.qweight")
+
+
 def test_a_file_with_nan_becomes_floats(tmp_path: Path) -> None:
     """No kernel computes with NaN, so that the model does."""
     parts, right = held("fp8 in blocks")
