@@ -60,6 +60,33 @@ def test_a_part_that_raises_is_recorded_and_the_rest_goes_on(
     json.dumps(result.detail(), allow_nan=False)
 
 
+def test_a_burst_is_saved_before_each_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[GpuResult] = []
+    seen: list[int] = []
+
+    def peer(name: str, given: PeerWork, timeout: float) -> float:
+        seen.append(len(saved))
+        raise BenchError(f"{name}: ended")
+
+    monkeypatch.setattr(burst, "importable_peers", lambda: ["one", "another"])
+    monkeypatch.setattr(burst, "run_peer", peer)
+    options = GpuOptions(parts=("burst",), quick=True, device="cpu")
+    result = measure_gpu(options, save=saved.append)
+    assert seen == [1, 2]
+    assert [record.parts[0].error for record in saved] == ["not done", "not done", None]
+    assert [figure.name for figure in saved[0].figures()] == ["6 requests at once"]
+    assert saved[1].parts[0].detail["failed"] == {"one": "one: ended"}
+    assert result.parts[0].detail["failed"] == {"one": "one: ended", "another": "another: ended"}
+
+
+def test_a_burst_ends_when_its_part_has_no_time_left(tmp_path: Path) -> None:
+    config = shape_json(TINY)
+    write_checkpoint(config, tmp_path)
+    given = burst.burst_work(tmp_path, config["vocab_size"], "cpu", 2, 4, 8)
+    with pytest.raises(BenchError, match="2 requests: not done in 0 s"):
+        burst.measure_burst(given, print, seconds_left=lambda: 0.0)
+
+
 def test_parts_without_time_are_left_out() -> None:
     result = measure_gpu(GpuOptions(quick=True, device="cpu", seconds=0.0))
     assert {part.error for part in result.parts} == {"no time left"}

@@ -61,11 +61,13 @@ def measure_burst(
     report: Callable[[str], None],
     *,
     seconds_left: Callable[[], float],
+    save: Callable[[BurstResult], None] = lambda _: None,
     peer_seconds: float = 120.0,
 ) -> BurstResult:
-    """This engine, then each peer, as long as there is time for it."""
+    """This engine, then each peer, as long as there is time for it. `save` is handed what there is
+    before each peer: one that takes the machine down takes nothing else along."""
     report(f"{len(work.prompts)} requests at once")
-    seconds, few_seconds = run_on("asyncio", _ours, work)
+    seconds, few_seconds = run_on("asyncio", _ours, work, seconds_left())
     result = BurstResult(
         requests=len(work.prompts),
         rate=sum(work.outputs) / seconds,
@@ -76,6 +78,7 @@ def measure_burst(
         if timeout < 5.0:
             result.failed[peer] = "no time left"
             continue
+        save(result)
         report(f"{peer}: {len(work.prompts)} requests")
         given = _first(work) if peer == STATIC else work
         try:
@@ -90,7 +93,15 @@ def _first(work: PeerWork) -> PeerWork:
     return PeerWork(work.folder, work.prompts[few], work.outputs[few], work.device)
 
 
-async def _ours(work: PeerWork) -> tuple[float, float]:
+async def _ours(work: PeerWork, timeout: float) -> tuple[float, float]:
+    try:
+        with anyio.fail_after(max(timeout, 0.0)):
+            return await _measured(work)
+    except TimeoutError:
+        raise BenchError(f"{len(work.prompts)} requests: not done in {timeout:.0f} s") from None
+
+
+async def _measured(work: PeerWork) -> tuple[float, float]:
     config = EngineConfig(
         device=work.device, max_running=len(work.prompts), max_context=work.longest + 16
     )

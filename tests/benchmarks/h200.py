@@ -1,7 +1,8 @@
 """`asyncinfer bench h200`: what one GPU and the engine on it do, within ten minutes.
 
 One part after the other, each with a share of the time. A part that raises is recorded with its
-error, and the rest goes on; what was measured is handed on after every part.
+error, and the rest goes on. What was measured is handed on after every part, and in a burst before
+every peer.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +22,7 @@ from asyncinfer.bench.checkpoint import write_checkpoint
 from asyncinfer.bench.host_tokens import measure_tokens
 from asyncinfer.bench.loops import run_on
 from asyncinfer.bench.record import BenchError, Figure
-from benchmarks.burst import burst_work, measure_burst
+from benchmarks.burst import BurstResult, burst_work, measure_burst
 from benchmarks.ceilings import Ceilings, bench_device, is_h200, measure_ceilings
 from benchmarks.decode import StepOptions, measure_decode, measure_prefill
 from benchmarks.host_steps import measure_scheduler
@@ -54,6 +56,9 @@ class GpuOptions:
     device: str = "auto"
     #: A smoke run on the tiny shape, which is all that a CPU gets. Its figures mean nothing.
     quick: bool = False
+
+
+Measured = tuple[tuple[Figure, ...], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,8 @@ class _Run:
         self.targets = is_h200(self.device) and not self.quick
         self.ends = time.monotonic() + options.seconds
         self.ceilings: Ceilings | None = None
+        #: Is handed what the part has so far.
+        self.save: Callable[[Measured], None] = lambda _: None
         self._part_ends = self.ends
 
     def begin(self, seconds: float) -> None:
@@ -131,7 +138,7 @@ def measure_gpu(
     report: Callable[[str], None] = lambda _: None,
     save: Callable[[GpuResult], None] = lambda _: None,
 ) -> GpuResult:
-    """Run the parts; `save` is handed what there is after each."""
+    """Run the parts; `save` is handed what there is after each, and within those that take long."""
     run = _Run(options, report)
     result = GpuResult()
     for name in options.parts:
@@ -143,6 +150,7 @@ def measure_gpu(
             part = Part(name, 0.0, error="no time left")
         else:
             run.begin(PARTS[name])
+            run.save = partial(_save_unfinished, save, result, name)
             try:
                 figures, detail = MEASURES[name](run)
                 part = Part(name, time.monotonic() - began, detail, figures)
@@ -155,13 +163,17 @@ def measure_gpu(
     return result
 
 
+def _save_unfinished(
+    save: Callable[[GpuResult], None], before: GpuResult, name: str, measured: Measured
+) -> None:
+    figures, detail = measured
+    save(GpuResult((*before.parts, Part(name, 0.0, detail, figures, error="not done"))))
+
+
 def _place(error: Exception) -> str:
     """Where it was raised: an assertion says nothing else."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{Path(last.filename).name}:{last.lineno}, {last.name}"
-
-
-Measured = tuple[tuple[Figure, ...], Mapping[str, Any]]
 
 
 def _ceilings(run: _Run) -> Measured:
@@ -253,7 +265,16 @@ def _burst(run: _Run) -> Measured:
         write_checkpoint(config, Path(folder))
         sizes = (6, 4, 12) if run.quick else (256, 100, 1024)
         work = burst_work(Path(folder), config["vocab_size"], str(run.device), *sizes)
-        found = measure_burst(work, run.report, seconds_left=run.seconds_left)
+        found = measure_burst(
+            work,
+            run.report,
+            seconds_left=run.seconds_left,
+            save=lambda found: run.save(_measured_burst(run, found)),
+        )
+    return _measured_burst(run, found)
+
+
+def _measured_burst(run: _Run, found: BurstResult) -> Measured:
     return found.figures(targets=run.targets), dataclasses.asdict(found)
 
 
