@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, Protocol
 
-__all__ = ["Handle", "Runtime", "Threads", "Worker", "go_on", "stoppable"]
+__all__ = ["Handle", "Runtime", "Threads", "Worker", "current_check", "go_on", "stoppable"]
 
 #: Most seconds of one wait: Python's locks do not accept infinity.
 LONGEST_WAIT: Final = 3600.0
@@ -62,9 +62,8 @@ class Runtime(Protocol):
     def clock(self) -> float:
         """Monotonic seconds."""
 
-    def start(self, worker: Worker, check: Callable[[], None] | None = None) -> Handle:
-        """Start to run the worker's turns. What takes long within one ends where `check` raises
-        (`stoppable`). Raises `RuntimeError` if no thread can be started."""
+    def start(self, worker: Worker) -> Handle:
+        """Start to run the worker's turns. Raises `RuntimeError` if no thread can be started."""
 
 
 class Threads:
@@ -72,12 +71,9 @@ class Threads:
 
     clock = staticmethod(time.monotonic)
 
-    def start(self, worker: Worker, check: Callable[[], None] | None = None) -> Handle:
+    def start(self, worker: Worker) -> Handle:
         thread = threading.Thread(
-            target=_serve,
-            args=(worker, self.clock, check or _nothing),
-            name=worker.name,
-            daemon=True,
+            target=_serve, args=(worker, self.clock), name=worker.name, daemon=True
         )
         thread.start()
         return thread
@@ -93,7 +89,7 @@ def stoppable(check: Callable[[], None]) -> Iterator[None]:
         outer()
         check()
 
-    token = _check.set(both)
+    token = _check.set(check if outer is _nothing else both)
     try:
         yield
     finally:
@@ -105,15 +101,19 @@ def go_on() -> None:
     _check.get()()
 
 
+def current_check() -> Callable[[], None]:
+    """What `go_on` calls here, for work that is prepared within a `stoppable` and done later."""
+    return _check.get()
+
+
 def _nothing() -> None: ...
 
 
 _check: Final[ContextVar[Callable[[], None]]] = ContextVar("asyncinfer_check", default=_nothing)
 
 
-def _serve(worker: Worker, clock: Callable[[], float], check: Callable[[], None]) -> None:
-    with stoppable(check):
-        while (due := worker.turn()) is not None:
-            # A busy worker's next turn is due at 0.0, which saves reading the clock.
-            if due > 0.0 and (seconds := due - clock()) > 0.0:
-                worker.wait(min(seconds, LONGEST_WAIT))
+def _serve(worker: Worker, clock: Callable[[], float]) -> None:
+    while (due := worker.turn()) is not None:
+        # A busy worker's next turn is due at 0.0, which saves reading the clock.
+        if due > 0.0 and (seconds := due - clock()) > 0.0:
+            worker.wait(min(seconds, LONGEST_WAIT))

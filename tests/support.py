@@ -52,9 +52,9 @@ class Time(Threads):
     def clock(self) -> float:
         return self.now
 
-    def start(self, worker: Worker, check: Callable[[], None] | None = None) -> Handle:
+    def start(self, worker: Worker) -> Handle:
         if worker.name != "asyncinfer-watchdog":
-            return super().start(worker, check)
+            return super().start(worker)
         self._watchdog = worker
         return Unstarted()
 

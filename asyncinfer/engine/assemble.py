@@ -17,10 +17,10 @@ from asyncinfer.engine.checkpoint import CheckpointSource
 from asyncinfer.engine.core import Core
 from asyncinfer.engine.draft import check_vocabulary, open_draft
 from asyncinfer.engine.engine_events import EngineEvents, open_events
-from asyncinfer.engine.loop_bridge import Latch, LoopBridge
+from asyncinfer.engine.loop_bridge import LoopBridge
 from asyncinfer.engine.request import output_of
 from asyncinfer.engine.source import Loaded, ModelSource, Progress
-from asyncinfer.errors import EngineClosed, InvalidConfig
+from asyncinfer.errors import InvalidConfig
 from asyncinfer.plugins.chosen import chosen_name
 from asyncinfer.runtime import Runtime, stoppable
 from asyncinfer.scheduler import DraftModel, Scheduler, Sequence
@@ -48,17 +48,13 @@ def open_core(
     admission: Admission,
     bridges: dict[object, LoopBridge],
     runtime: Runtime,
-    cancelled: Latch,
+    go_on: Callable[[], None],
 ) -> Core:
-    """Load the model and build the core: all of opening that takes long. `cancelled` stops it
-    half-way."""
-
-    def check() -> None:
-        if cancelled.is_set:
-            raise EngineClosed("opening the engine was cancelled")
+    """Load the model and build the core: all of opening that takes long. `go_on` is asked
+    between its parts, and later between the layers of a step; what it raises ends them."""
 
     def report(step: LoadProgress) -> None:
-        check()
+        go_on()
         if progress is not None:
             progress(step)
 
@@ -68,11 +64,11 @@ def open_core(
     faults: list[str] = []
     try:
         _check_policies(config)
-        with stoppable(check):
+        with stoppable(go_on):
             draft = open_draft(source, config, report)
             # A head is loaded with its model; a model that drafts is there already.
             loaded = source.load(config if draft is None else config.replace(draft=None), report)
-        check()
+        go_on()
         scheduler = open_scheduler(loaded, config, events, runtime.clock, faults, draft)
         core = Core(loaded, scheduler, config, admission, bridges, runtime.clock, events, faults)
         notes = {"notes": loaded.notes} if loaded.notes else {}

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable
-from contextlib import suppress
-from copy import copy
 
+from asyncinfer.engine import thread_errors
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.core import Core
 from asyncinfer.engine.heap import trim_heap
 from asyncinfer.engine.inbox import Command
 from asyncinfer.engine.loop_bridge import Latch, LoopBridge
 from asyncinfer.engine.watchdog import Watchdog
-from asyncinfer.errors import AsyncInferError, EngineClosed, EngineDead, ModelLoadError
+from asyncinfer.errors import AsyncInferError, EngineClosed
 from asyncinfer.plugins.supervision import call_in_progress, call_record, stack_of
 from asyncinfer.runtime import Handle, Runtime
 from asyncinfer.telemetry import emit
@@ -28,11 +27,28 @@ LONG_PROMPT = 0.05
 EXIT_TIMEOUT = 2.0
 
 
+class _GoOn:
+    """Raises where opening was cancelled, and where the interpreter is left. Both the parts of
+    opening and the layers of a step on a CPU ask it in between, since they may take longer than
+    `EXIT_TIMEOUT`. It refers to no engine, and setting a field takes no lock."""
+
+    __slots__ = ("cancelled", "left", "opened")
+
+    def __init__(self) -> None:
+        self.cancelled = self.left = self.opened = False
+
+    def __call__(self) -> None:
+        if self.left:
+            raise EngineClosed("the interpreter is being left")
+        if self.cancelled and not self.opened:
+            raise EngineClosed("opening the engine was cancelled")
+
+
 class DecodeThread:
     """The worker around a `Core`, supervised. It holds no reference to the engine.
 
     `open_core` runs on the thread, so that loading a model blocks no event loop and only one thread
-    touches the device. It stops when the event it is given is set. `home` is the event loop that
+    touches the device. It asks what it is given whether to go on. `home` is the event loop that
     opened the engine. Once that is closed and nothing runs, nobody can close the engine, and the
     thread ends.
     """
@@ -41,7 +57,7 @@ class DecodeThread:
 
     def __init__(
         self,
-        open_core: Callable[[Latch], Core],
+        open_core: Callable[[Callable[[], None]], Core],
         home: LoopBridge,
         admission: Admission,
         runtime: Runtime,
@@ -55,8 +71,7 @@ class DecodeThread:
         self.hung: Callable[[], AsyncInferError] | None = None
         self.load_error: BaseException | None = None
         self.core: Core | None = None
-        #: Of the opening; and the interpreter is left. Nobody waits: setting them takes no lock.
-        self.cancelled, self._left = Latch(), Latch()
+        self._go_on = _GoOn()
         self._open_core = open_core
         self._home = home
         self._admission = admission
@@ -73,10 +88,10 @@ class DecodeThread:
         # the start: a thread that fails at once takes it back.
         atexit.register(self._at_exit)
         try:
-            self._thread = self._runtime.start(self, self._stay)
+            self._thread = self._runtime.start(self)
         except RuntimeError as error:
             atexit.unregister(self._at_exit)
-            raise _no_thread(error) from error
+            raise thread_errors.no_thread(error) from error
 
     def opened_core(self) -> Core:
         """The core, once `opened` is set. Raises what kept it from being opened."""
@@ -86,7 +101,7 @@ class DecodeThread:
             # thread's own error must not.
             raise EngineClosed(str(error))
         if error is not None:
-            self.load_error = _without_traceback(error)
+            self.load_error = thread_errors.without_traceback(error)
             try:
                 raise error
             finally:
@@ -97,7 +112,7 @@ class DecodeThread:
     def cancel_open(self) -> None:
         """Nobody waits for the engine any more: stop loading, or close what was opened. Takes no
         lock: a finalizer may call it."""
-        self.cancelled.set()
+        self._go_on.cancelled = True
         if self.load_error is None:
             self.load_error = EngineClosed("the engine was closed while it was being opened")
         if self.core is not None:
@@ -138,12 +153,12 @@ class DecodeThread:
                     self._look = self._runtime.clock() + LOOK_EVERY
                     core.probe_loops()
                     if not core.requests.live and not self._home.probe():
-                        self.ended = _orphaned
+                        self.ended = thread_errors.orphaned
                 idle = not core.busy and not core.done and self.ended is None
                 return core.idle_until(LOOK_EVERY) if idle else 0.0
         except BaseException as error:
             # The streams must hear of it, whatever it is: no caller is above to raise it to.
-            self._end(core, None if self._left.is_set else error)
+            self._end(core, None if self._go_on.left else error)
         else:
             self._end(core, None)
         return None
@@ -159,7 +174,7 @@ class DecodeThread:
 
     def _open(self) -> float | None:
         try:
-            core = self._open_core(self.cancelled)
+            core = self._open_core(self._go_on)
             watchdog = Watchdog(
                 core,
                 self._admission,
@@ -171,20 +186,21 @@ class DecodeThread:
             try:
                 self._watching = self._runtime.start(watchdog)
             except RuntimeError as error:
-                dead = _no_thread(error)
-                core.discard(dead)
+                refused = thread_errors.no_thread(error)
+                core.discard(refused)
                 try:
-                    raise dead from error
+                    raise refused from error
                 finally:
                     # Its traceback refers to this frame.
-                    del dead
+                    del refused
         except BaseException as error:
             if self.load_error is None:
-                self.load_error = _load_error(error)
+                self.load_error = thread_errors.not_opened(error)
             self._finish()
             return None
+        self._go_on.opened = True
         self.core, self._watchdog = core, watchdog
-        if self.cancelled.is_set:
+        if self._go_on.cancelled:
             # The opening was cancelled before there was a `core` to be told.
             core.post(Command.CLOSE, 0.0)
         self.opened.set()
@@ -194,7 +210,7 @@ class DecodeThread:
         watchdog = self._watchdog
         assert watchdog is not None
         if self.ended is None:
-            self.ended = _closed if cause is None else _dead(cause)
+            self.ended = thread_errors.closed if cause is None else thread_errors.dead(cause)
         try:
             core.fail_all(self.ended)
             if cause is not None:
@@ -224,7 +240,7 @@ class DecodeThread:
         core = self.core
         assert core is not None
         cause = TimeoutError(f"{why}{self.where()}")
-        self.hung = _dead(cause)
+        self.hung = thread_errors.dead(cause)
         if self.ended is None:
             self.ended = self.hung
         core.abandon(self.ended)
@@ -247,54 +263,6 @@ class DecodeThread:
 
     def _at_exit(self) -> None:
         self.cancel_open()
-        self._left.set()
+        self._go_on.left = True
         if self._thread is not None:
             self._thread.join(EXIT_TIMEOUT)
-
-    def _stay(self) -> None:
-        """Asked between a step's layers on a CPU: it may take longer than `EXIT_TIMEOUT`."""
-        if self._left.is_set:
-            raise EngineClosed("the interpreter is being left")
-
-
-def _closed() -> AsyncInferError:
-    return EngineClosed("the engine was closed")
-
-
-def _orphaned() -> AsyncInferError:
-    return EngineClosed(
-        "the event loop that opened the engine was closed, and nobody could close the engine any "
-        "more; open and use it within one run of a loop"
-    )
-
-
-def _no_thread(error: RuntimeError) -> EngineDead:
-    return EngineDead(f"the engine's threads could not be started: {error}")
-
-
-def _load_error(error: BaseException) -> Exception:
-    """What opening the engine raises: no library's panic, and no exit, ends the opener's task."""
-    if isinstance(error, Exception):
-        return error
-    failed = ModelLoadError(f"{type(error).__name__}: {error}")
-    failed.__cause__ = error
-    return failed
-
-
-def _without_traceback(error: BaseException) -> BaseException:
-    """A copy that keeps no frame alive."""
-    copied: BaseException | None = None
-    with suppress(Exception):
-        # An exception class may be one that cannot be copied.
-        copied = copy(error)
-    return copied or ModelLoadError(f"{type(error).__name__}: {error}")
-
-
-def _dead(cause: BaseException) -> Callable[[], AsyncInferError]:
-    def error() -> AsyncInferError:
-        # One exception per stream: tracebacks are written into it where it is raised.
-        dead = EngineDead(f"the decode loop ended: {type(cause).__name__}: {cause}")
-        dead.__cause__ = cause
-        return dead
-
-    return error

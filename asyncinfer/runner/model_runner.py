@@ -21,7 +21,7 @@ from asyncinfer.runner.graph_executor import GraphExecutor
 from asyncinfer.runner.input_batch import InputBatch
 from asyncinfer.runner.pending_step import BufferPool, PendingStep, StepBuffers
 from asyncinfer.runner.step_threads import StepThreads
-from asyncinfer.runtime import go_on
+from asyncinfer.runtime import current_check
 from asyncinfer.sampling import SamplingState, TokenHistory
 from asyncinfer.scheduler import RunnerSpec, Step, StepResult
 from asyncinfer.stats import Fallback
@@ -77,6 +77,7 @@ class ModelRunner:
         self._deterministic = deterministic
         self._threads = threads
         if accelerator is None:
+            self._go_on = current_check()
             decoder.between_layers = self._between_layers
         self._buffers = BufferPool(accelerator)
         self.history = _history(spec, decoder.device, accelerator)
@@ -208,9 +209,8 @@ class ModelRunner:
                 self._accelerator.close()
 
     def _between_layers(self) -> None:
-        """A long prompt takes seconds, within which other programs come and go, and this one may
-        end."""
-        go_on()
+        """A long prompt takes seconds: programs come and go meanwhile, and this one may end."""
+        self._go_on()
         if self._threads is not None:
             self._threads.adapt()
 

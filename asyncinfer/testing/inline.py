@@ -176,7 +176,7 @@ class _InlineRuntime:
     def clock(self) -> float:
         return self._engine.now
 
-    def start(self, worker: Worker, check: Callable[[], None] | None = None) -> Handle:
+    def start(self, worker: Worker) -> Handle:
         raise RuntimeError(f"{worker.name}: an inline engine has no threads")
 
 

@@ -30,10 +30,9 @@ def test_calls_are_told_apart_from_the_client_s_own() -> None:
     assert [whole.streamed, streamed.streamed] == [False, True]
     for cost in (whole, streamed):
         assert cost.calls == TURN
-        assert cost.client > cost.engine > 0
+        assert min(cost.engine, cost.client, cost.alone) > 0
         # One turn: what is said of it adds up.
         assert cost.added == pytest.approx(cost.client - cost.engine)
-        assert cost.added > cost.ours > 0
 
 
 def test_a_record(tmp_path: Path) -> None:

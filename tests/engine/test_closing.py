@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -137,10 +136,10 @@ class FewThreads(Threads):
     def __init__(self, *refused: str) -> None:
         self.refused = {*refused}
 
-    def start(self, worker: Worker, check: Callable[[], None] | None = None) -> Handle:
+    def start(self, worker: Worker) -> Handle:
         if worker.name in self.refused:
             raise RuntimeError("can't start new thread")
-        return super().start(worker, check)
+        return super().start(worker)
 
 
 class FewThreadsEngine(Engine):
@@ -159,8 +158,8 @@ class Lingering(Threads):
     def clock(self) -> float:
         return self.now
 
-    def start(self, worker: Worker, check: Callable[[], None] | None = None) -> Handle:
-        return LingeringHandle(self, super().start(worker, check))
+    def start(self, worker: Worker) -> Handle:
+        return LingeringHandle(self, super().start(worker))
 
 
 class LingeringHandle:
@@ -250,11 +249,11 @@ def test_one_worker_is_enough() -> None:
     class One(Threads):
         started = 0
 
-        def start(self, worker: Worker, check: Callable[[], None] | None = None) -> Handle:
+        def start(self, worker: Worker) -> Handle:
             if self.started:
                 raise RuntimeError("can't start new thread")
             self.started = 1
-            return super().start(worker, check)
+            return super().start(worker)
 
     pool = prompt_workers.PromptWorkers(One())
     done = threading.Event()

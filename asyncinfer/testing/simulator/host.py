@@ -98,7 +98,7 @@ class VirtualHost:
                 self.point()
         return now
 
-    def start(self, worker: Worker, check: Callable[[], None] | None = None) -> Actor:
+    def start(self, worker: Worker) -> Actor:
         if self.refused:
             self.refused -= 1
             raise RuntimeError("can't start new thread")
