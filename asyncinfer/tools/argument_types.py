@@ -6,9 +6,17 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from asyncinfer.tools.lark import Unheld, escaped, lazily
+from asyncinfer.tools.lark import Unheld, escaped, json_rule, lazily
 
-__all__ = ["as_json", "is_text", "resolved", "text_rule", "types_of"]
+__all__ = ["arguments_of", "as_json", "is_text", "resolved", "text_rule", "types_of", "value_rule"]
+
+#: Keywords of an object's schema that hold where each argument is written by itself.
+_OBJECT_KEYS: Final = frozenset(
+    [
+        *("type", "properties", "required", "additionalProperties", "description", "title"),
+        *("$schema", "$defs", "definitions", "examples", "strict"),
+    ]
+)
 
 #: Keywords of a schema that a text without quotes can be held to.
 _TEXT_KEYS: Final = frozenset(
@@ -17,6 +25,8 @@ _TEXT_KEYS: Final = frozenset(
         *("minLength", "maxLength", "format"),
     ]
 )
+#: Schemas that are looked at for the types that one of them names.
+_MOST_PARTS: Final = 256
 _KINDS: Final = {
     bool: "boolean",
     int: "integer",
@@ -42,21 +52,26 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str] | None:
     """The JSON types that a schema names; None where it names none."""
-    schema = resolved(schema, root)
-    named = schema.get("type")
-    if isinstance(named, str):
-        return frozenset([named])
-    if isinstance(named, list):
-        return frozenset(kind for kind in named if isinstance(kind, str))
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(values, list):
-        return frozenset(_KINDS.get(type(value), "string") for value in values)
-    parts = schema.get("anyOf") or schema.get("oneOf")
-    if isinstance(parts, list):
-        found = [types_of(part, root) for part in parts]
-        if all(each is not None for each in found):
-            return frozenset(kind for each in found if each is not None for kind in each)
-    return None
+    found: set[str] = set()
+    parts, seen = [schema], set[int]()
+    for part in parts:
+        one = resolved(part, root)
+        if id(one) in seen:
+            # It refers to itself, or to another one several times.
+            continue
+        seen.add(id(one))
+        named, inner = one.get("type"), one.get("anyOf") or one.get("oneOf")
+        values = one.get("enum", [one["const"]] if "const" in one else None)
+        if isinstance(named, str | list):
+            kinds = [named] if isinstance(named, str) else named
+            found.update(kind for kind in kinds if isinstance(kind, str))
+        elif isinstance(values, list):
+            found.update(_KINDS.get(type(value), "string") for value in values)
+        elif isinstance(inner, list) and len(parts) + len(inner) <= _MOST_PARTS:
+            parts += inner
+        else:
+            return None
+    return frozenset(found)
 
 
 def is_text(schema: Any, root: Mapping[str, Any]) -> bool:
@@ -82,18 +97,36 @@ def as_json(text: str, kinds: frozenset[str] | None) -> str:
     return bare if fits and kind != "string" else json.dumps(text, ensure_ascii=False)
 
 
+def arguments_of(place: str, schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]]:
+    """Name and schema of each property of an object, and whether it is required. Raises `Unheld`
+    for a schema that says more."""
+    named, required = schema.get("properties", {}), schema.get("required", [])
+    held = isinstance(named, Mapping) and isinstance(required, list)
+    if not held or not all(isinstance(key, str) and key in named for key in required):
+        raise Unheld(f"{place}/required", repr(required)[:80])
+    for key in schema.keys() - _OBJECT_KEYS:
+        raise Unheld(f"{place}/{key}", repr(schema[key])[:80])
+    wanted = frozenset(required)
+    return [(key, each, key in wanted) for key, each in named.items()]
+
+
+def value_rule(name: str, schema: Any, root: Mapping[str, Any]) -> str:
+    """A rule for JSON that fits a schema, which may refer to parts of `root`."""
+    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    return json_rule(name, {**shared, **(schema if isinstance(schema, Mapping) else {})})
+
+
 def text_rule(name: str, schema: Mapping[str, Any], end: str, place: str) -> str:
     """A rule for a text that fits a schema, up to `end`, which is part of it. An empty `end` stands
-    for a token that follows.
-
-    Raises `Unheld` for what only JSON can be held to.
-    """
+    for a token that follows. Raises `Unheld` for what only JSON can be held to."""
     for key in schema.keys() - _TEXT_KEYS:
         raise Unheld(f"{place}/{key}", repr(schema[key])[:80])
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if values is not None:
+    if isinstance(values, list) and values:
         return f"{name}: " + " | ".join(json.dumps(f"{value}{end}") for value in values)
     low, high = schema.get("minLength", 0), schema.get("maxLength", "")
+    if values is not None or type(low) is not int or (high != "" and type(high) is not int):
+        raise Unheld(place, repr(dict(schema))[:80])
     upper = f"{name.upper()}_TEXT"
     if not end:
         some = "" if low else "?"

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from asyncinfer.tools.argument_types import is_text, resolved, text_rule
+from asyncinfer.bounds import MAX_SCHEMA_DEPTH
+from asyncinfer.tools.argument_types import arguments_of, is_text, resolved, text_rule
 from asyncinfer.tools.delimiters import Delimiters
 from asyncinfer.tools.json_calls import nowhere
 from asyncinfer.tools.lark import Unheld, joined, json_rule
 from asyncinfer.tools.output import Output
 from asyncinfer.tools.source import Source, Steps
 from asyncinfer.tools.tool import Tool
-from asyncinfer.tools.xml_calls import check_object
 
 __all__ = ["GemmaCalls"]
 
@@ -52,8 +52,7 @@ class GemmaCalls:
         yield from source.before("{", parts.append)
         name = "".join(parts).strip()
         if not called or name not in tools or (yield from source.next()) != "{":
-            taken = source.delimiters.spelled(opened) + source.recorded()
-            out.content(source.delimiters.shown(taken))
+            out.content(source.no_call(opened))
             return
         source.recorded()
         out.call(name)
@@ -137,8 +136,10 @@ class _Rules:
     def of(self, schema: Any, place: str) -> str:
         """The name of a rule for what fits `schema`."""
         target = schema.get("$ref") if isinstance(schema, Mapping) else None
-        if target in self._named:
+        if isinstance(target, str) and target in self._named:
             return self._named[target]
+        if place.count("/") > MAX_SCHEMA_DEPTH:
+            raise Unheld(f"{self._tool.name}{place}", f"more than {MAX_SCHEMA_DEPTH} levels")
         name = f"{self._prefix}_{self._count}"
         self._count += 1
         if isinstance(target, str):
@@ -171,13 +172,11 @@ class _Rules:
         raise Unheld(where, repr(dict(schema))[:80])
 
     def _object(self, name: str, schema: Mapping[str, Any], place: str) -> str:
-        check_object(f"{self._tool.name}{place}", schema)
-        required = schema.get("required", ())
         parts = []
-        for key, one in schema.get("properties", {}).items():
+        for key, one, required in arguments_of(f"{self._tool.name}{place}", schema):
             value = self.of(one, f"{place}/{key}")
             self._rules.append(f"{value}_k: {json.dumps(key + ':')} {value}")
-            parts.append((f"{value}_k", key in required))
+            parts.append((f"{value}_k", required))
         self._rules.extend(joined(f"{name}_o", parts, ","))
         return f'{name}: "{{" {name}_o "}}"'
 

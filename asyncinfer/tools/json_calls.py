@@ -58,9 +58,7 @@ class JsonCalls:
         if listed:
             yield from source.space()
         if not (yield from read_object(source, out, tools)):
-            # What was read is no call, and so content.
-            taken = source.delimiters.spelled(opened) + source.recorded()
-            out.content(source.delimiters.shown(taken))
+            out.content(source.no_call(opened))
             return
         while True:
             yield from source.space()
@@ -71,7 +69,7 @@ class JsonCalls:
                 break
             source.record()
             if not (yield from read_object(source, out, tools)):
-                out.content(source.delimiters.shown(source.recorded()))
+                out.content(source.no_call())
                 break
         if listed:
             yield from source.literal("]")

@@ -115,7 +115,7 @@ class MistralCalls:
                 source.record()
                 yield from source.space()
                 if not (yield from read_object(source, out, tools)):
-                    out.content(source.delimiters.shown(source.recorded()))
+                    out.content(source.no_call())
                     break
                 yield from source.space()
                 more = yield from source.literal(",")
@@ -145,9 +145,8 @@ class MistralCalls:
                 begin = f'{{"name": {json.dumps(tool.name)}, "arguments": '
                 rules.append(f'one_{index}: {json.dumps(begin)} args_{index} "}}"')
             rules.append(json_rule(f"args_{index}", tool.schema))
-        one = " | ".join(f"one_{index}" for index in range(len(tools)))
         several = ' (", " one)*' if parallel else ""
-        rules.append(f"one: {one}")
+        rules.append("one: " + " | ".join(f"one_{index}" for index in range(len(tools))))
         rules.append("call: one" if self.named else f'call: " "? "[" one{several} "]"')
         return "\n".join(rules)
 
@@ -181,8 +180,7 @@ class TaggedCalls:
             yield from source.before("{", parts.append)
         name = "".join(parts).strip()
         if name not in tools:
-            taken = source.delimiters.spelled(opened) + source.recorded()
-            out.content(source.delimiters.shown(taken))
+            out.content(source.no_call(opened))
             return
         source.recorded()
         out.call(name)

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from asyncinfer.tools.argument_types import arguments_of, value_rule
 from asyncinfer.tools.delimiters import Delimiters
-from asyncinfer.tools.lark import joined, json_rule
+from asyncinfer.tools.lark import joined
 from asyncinfer.tools.output import Output
 from asyncinfer.tools.source import Put, Source, Steps
 from asyncinfer.tools.tool import Tool
-from asyncinfer.tools.xml_calls import check_object
 
 __all__ = ["PythonCalls"]
 
@@ -38,7 +38,7 @@ class PythonCalls:
         yield from source.literal(self.delimiters[0])
         yield from source.space()
         if not (yield from source.literal("[")) or not (yield from self._call(source, out, tools)):
-            out.content(source.delimiters.shown(source.recorded()))
+            out.content(source.no_call())
             return
         while True:
             yield from source.space()
@@ -47,7 +47,7 @@ class PythonCalls:
             source.record()
             yield from source.space()
             if not (yield from self._call(source, out, tools)):
-                out.content(source.delimiters.shown(source.recorded()))
+                out.content(source.no_call())
                 break
         yield from source.literal("]")
         out.delimiter()
@@ -87,17 +87,12 @@ class PythonCalls:
         rules = [f'call: "[" one{several} "]"']
         rules.append("one: " + " | ".join(f"one_{index}" for index in range(len(tools))))
         for index, tool in enumerate(tools):
-            check_object(tool.name, tool.schema)
-            shared = {
-                key: tool.schema[key] for key in ("$defs", "definitions") if key in tool.schema
-            }
-            required = tool.schema.get("required", ())
             names: list[tuple[str, bool]] = []
-            for at, (key, schema) in enumerate(tool.schema.get("properties", {}).items()):
+            for at, (key, schema, required) in enumerate(arguments_of(tool.name, tool.schema)):
                 rule = f"arg_{index}_{at}"
-                rules.append(json_rule(f"{rule}_v", {**shared, **schema}))
+                rules.append(value_rule(f"{rule}_v", schema, tool.schema))
                 rules.append(f"{rule}: {json.dumps(key + '=')} {rule}_v")
-                names.append((rule, key in required))
+                names.append((rule, required))
             rules += joined(f"args_{index}", names, ", ")
             rules.append(f'one_{index}: {json.dumps(tool.name + "(")} args_{index} ")"')
         return "\n".join(rules)

@@ -62,6 +62,10 @@ class Source:
         taken, self._record = "".join(self._record or ()), None
         return taken
 
+    def no_call(self, opened: str = "") -> str:
+        """`recorded` as content, after the opening before it: it turned out to be no call."""
+        return self.delimiters.shown(self.delimiters.spelled(opened) + self.recorded())
+
     def next(self) -> Steps[str]:
         """The next character, which is not taken; empty at the end."""
         while self._at >= len(self._text) and not self.ended:

@@ -146,6 +146,8 @@ def _object(place: str, schema: Any) -> dict[str, Any]:
     made: dict[str, Any] = json.loads(json_object_text(place, schema))
     if made.setdefault("type", "object") != "object":
         raise InvalidRequest(f"{place}/type", made["type"], "must be 'object'")
+    if not isinstance(made.get("properties", {}), dict):
+        raise InvalidRequest(f"{place}/properties", made["properties"], "must be an object")
     if "x-guidance" in made:
         raise InvalidRequest(f"{place}/x-guidance", Size("an object"), "is not an option")
     made.pop("title", None)

@@ -5,25 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
 
-from asyncinfer.tools.argument_types import as_json, is_text, resolved, text_rule, types_of
+from asyncinfer.tools.argument_types import (
+    arguments_of,
+    as_json,
+    is_text,
+    resolved,
+    text_rule,
+    types_of,
+    value_rule,
+)
 from asyncinfer.tools.delimiters import Delimiters
 from asyncinfer.tools.json_calls import nowhere
-from asyncinfer.tools.lark import Unheld, json_rule
 from asyncinfer.tools.output import Output
 from asyncinfer.tools.source import Source, Steps
 from asyncinfer.tools.tool import Tool
 
-__all__ = ["XmlCalls", "check_object", "named_arguments"]
-
-#: Keywords of a tool's schema that hold where each argument is written by itself.
-_OBJECT_KEYS: Final = frozenset(
-    [
-        *("type", "properties", "required", "additionalProperties", "description", "title"),
-        *("$schema", "$defs", "definitions", "examples", "strict"),
-    ]
-)
+__all__ = ["XmlCalls"]
 
 
 @dataclass(frozen=True)
@@ -76,8 +74,7 @@ class XmlCalls:
             found = yield from source.until(("\n", self.key_open, self.close), parts.append)
         tool = tools.get("".join(parts).strip())
         if tool is None:
-            taken = source.delimiters.spelled(opened) + source.recorded()
-            out.content(source.delimiters.shown(taken))
+            out.content(source.no_call(opened))
             return
         source.recorded()
         out.call(tool.name)
@@ -135,58 +132,30 @@ class XmlCalls:
         lark, line = delimiters.lark, "\n" if self.line or not self.name_open else ""
         rules = ["call: " + " | ".join(f"one_{index}" for index in range(len(tools)))]
         for index, tool in enumerate(tools):
-            names = named_arguments(rules, f"arg_{index}", tool, self._argument(delimiters))
+            names = self._arguments(rules, f"arg_{index}", tool, delimiters)
             name = lark(f"\n{self.name_open}{tool.name}{self.name_close}\n")
             end = lark(f"{self.end}{line if self.end else ''}{self.close}")
             rules.append(f"one_{index}: {name} {names} {end}")
         return "\n".join(rules)
 
-    def _argument(self, delimiters: Delimiters) -> Any:
+    def _arguments(self, rules: list[str], prefix: str, tool: Tool, delimiters: Delimiters) -> str:
+        """Add a rule for each argument. Returns the sequence of their names."""
         lark, line = delimiters.lark, "\n" if self.line else ""
-
-        def argument(rules: list[str], rule: str, tool: Tool, key: str, schema: Any) -> str:
+        between, close = "\n" if self.value_open else "", f"{line}{self.value_close}"
+        token = delimiters.one_token(close)
+        names = []
+        for index, (key, schema, required) in enumerate(arguments_of(tool.name, tool.schema)):
+            rule = f"{prefix}_{index}"
             begin = f"{self.key_open}{key}{self.key_close}{line}"
-            between = "\n" if self.value_open else ""
-            close = f"{line}{self.value_close}"
             value, ending = f"{rule}_v", lark(close)
             if is_text(schema, tool.schema):
                 held, place = resolved(schema, tool.schema), f"{tool.name}/{key}"
-                token = delimiters.one_token(close)
                 text = text_rule(value, held, "" if token else close, place)
                 ending = ending if token else ""
             else:
-                shared = {k: tool.schema[k] for k in ("$defs", "definitions") if k in tool.schema}
-                text = json_rule(value, {**shared, **_plain(schema)})
+                text = value_rule(value, schema, tool.schema)
             rules.append(text)
             opening = lark(f"{begin}{between}{self.value_open}")
             rules.append(f'{rule}: {opening} {value} {ending} "\\n"')
-            return rule
-
-        return argument
-
-
-def named_arguments(rules: list[str], prefix: str, tool: Tool, argument: Any) -> str:
-    """Add a rule for each argument. Returns the sequence of their names, in the schema's order.
-
-    Raises `Unheld` for a schema that says more than its properties.
-    """
-    check_object(tool.name, tool.schema)
-    required = tool.schema.get("required", ())
-    names = []
-    for index, (key, schema) in enumerate(tool.schema.get("properties", {}).items()):
-        name = argument(rules, f"{prefix}_{index}", tool, key, schema)
-        names.append(name if key in required else f"{name}?")
-    return " ".join(names)
-
-
-def check_object(name: str, schema: Mapping[str, Any]) -> None:
-    """Raise `Unheld` for a schema of an object that says more than its properties."""
-    for key in schema.keys() - _OBJECT_KEYS:
-        raise Unheld(f"{name}/{key}", repr(schema[key])[:80])
-    for key in schema.get("required", ()):
-        if key not in schema.get("properties", {}):
-            raise Unheld(f"{name}/required", key)
-
-
-def _plain(schema: Any) -> Mapping[str, Any]:
-    return schema if isinstance(schema, Mapping) else {}
+            names.append(rule if required else f"{rule}?")
+        return " ".join(names)
