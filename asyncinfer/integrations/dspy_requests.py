@@ -8,6 +8,7 @@ from typing import Any, Final
 from asyncinfer.chunk import Chunk, Completion, TokenLogprob, Usage
 from asyncinfer.engine import Engine, SyncEngine
 from asyncinfer.errors import InvalidRequest
+from asyncinfer.server.usage import LastCall
 
 try:
     from dspy import lm15
@@ -23,8 +24,6 @@ _OPTIONS: Final = (
     *("max_tokens", "temperature", "top_p", "top_k", "seed", "logprobs"),
     *("frequency_penalty", "presence_penalty"),
 )
-#: DSPy has no role for the system within the messages.
-_ROLES: Final = {"developer": "system"}
 
 
 def chat_of(request: lm15.Request) -> list[dict[str, Any]]:
@@ -71,7 +70,7 @@ def response(engine: Engine | SyncEngine, done: Completion) -> lm15.Response:
         id=done.request_id,
         model=engine.model.name,
         message=lm15.Message.assistant(parts),
-        finish_reason=_reason(done.finish_reason, bool(done.tool_calls)),
+        finish_reason=_reason(done.finish_reason, LastCall(done.tool_calls).whole),
         usage=_usage(done.usage),
         logprobs=_scores(engine, done.logprobs) or None,
     )
@@ -86,7 +85,7 @@ class Events:
         #: What the part that is being sent holds, and how many came before it.
         self._part: object = None
         self._parts = -1
-        self._called = False
+        self._last = LastCall()
         self._reason = "stop"
 
     def of(self, chunk: Chunk) -> Iterator[lm15.StreamEvent]:
@@ -101,7 +100,7 @@ class Events:
             index = self._index("text")
             yield lm15.StreamDeltaEvent(lm15.TextDelta(chunk.text, part_index=index))
         for call in chunk.tool_calls:
-            self._called = True
+            self._last.add([call])
             index = self._index(call.index)
             delta = lm15.ToolCallDelta(call.arguments, part_index=index, id=call.id, name=call.name)
             yield lm15.StreamDeltaEvent(delta)
@@ -109,7 +108,7 @@ class Events:
 
     def end(self, usage: Usage | None) -> lm15.StreamEvent:
         return lm15.StreamEndEvent(
-            finish_reason=_reason(self._reason, self._called), usage=_usage(usage or Usage())
+            finish_reason=_reason(self._reason, self._last.whole), usage=_usage(usage or Usage())
         )
 
     def _index(self, part: object) -> int:
@@ -137,8 +136,9 @@ def _messages(where: str, message: lm15.Message) -> Iterator[dict[str, Any]]:
             texts.append(part)
     if len(results) == len(message.parts):
         return
-    told: dict[str, Any] = {"role": _ROLES.get(message.role, message.role)}
-    told["content"] = _text(f"{where}.parts", texts)
+    # DSPy has no role for the system within the messages.
+    role = "system" if message.role == "developer" else message.role
+    told: dict[str, Any] = {"role": role, "content": _text(f"{where}.parts", texts)}
     if thoughts:
         told["reasoning_content"] = "".join(thoughts)
     if calls:
@@ -176,7 +176,7 @@ def _choice(choice: lm15.ToolChoice) -> dict[str, Any]:
     return options
 
 
-def _reason(reason: str, called: bool) -> Any:
+def _reason(reason: str, called: bool | None) -> Any:
     """A finish reason in DSPy's words."""
     if reason in ("stop", "stopped"):
         return "tool_call" if called else "stop"

@@ -22,7 +22,7 @@ from asyncinfer.server.errors import HttpError
 from asyncinfer.server.fields import CHAT, check_fields
 from asyncinfer.server.models import Model, Models
 from asyncinfer.server.prompts import chat_messages
-from asyncinfer.server.usage import finish_reason, usage_of
+from asyncinfer.server.usage import LastCall, finish_reason, usage_of
 
 try:
     import litellm
@@ -164,11 +164,11 @@ class _Events:
 
     def __init__(self, model: str) -> None:
         self._head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": model}
-        self._called = False
+        self._last = LastCall()
         self._reason: str | None = None
 
     def of(self, chunk: Chunk) -> Iterator[ModelResponseStream]:
-        self._called = self._called or bool(chunk.tool_calls)
+        self._last.add(chunk.tool_calls)
         self._reason = chunk.finish_reason or self._reason
         if delta := delta_of(chunk):
             delta.pop("reasoning", None)
@@ -177,7 +177,7 @@ class _Events:
 
     def end(self, usage: Usage | None) -> dict[str, Any]:
         """In LiteLLM's own form: it drops the usage of a chunk in OpenAI's."""
-        reason = finish_reason(self._reason, self._called) or "stop"
+        reason = finish_reason(self._reason, self._last.whole) or "stop"
         told = usage_of(usage)
         return {"text": "", "is_finished": True, "finish_reason": reason, "usage": told, "index": 0}
 
@@ -192,7 +192,7 @@ def _response(model: str, done: Completion) -> ModelResponse:
         message = message_of(each)
         message.pop("reasoning", None)
         message.pop("refusal", None)
-        reason = finish_reason(each.finish_reason, bool(each.tool_calls))
+        reason = finish_reason(each.finish_reason, LastCall(each.tool_calls).whole)
         choices.append({"index": each.index, "message": message, "finish_reason": reason})
     usage = litellm.Usage(**usage_of(done.usage))
     return ModelResponse(

@@ -31,7 +31,6 @@ SMALL: Final = 1 << 15
 #: Bytes of all bodies that are being read or parsed, in bodies of the largest size.
 MOST_READ: Final = 32
 
-
 #: Numbers of a list, in a text of some milliseconds; fewer characters are not worth it.
 _NUMBERS: Final = re.compile(r"[-+.,0-9eE \t\n\r]{1,32768}")
 _FEW: Final = 64

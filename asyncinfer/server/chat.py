@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any, Final
 
 from asyncinfer.chunk import Completion
@@ -13,6 +14,7 @@ from asyncinfer.server.models import Model, Models
 from asyncinfer.server.prompts import chat_messages
 from asyncinfer.server.usage import (
     DONE,
+    LastCall,
     choices_opening,
     event_head,
     finish_reason,
@@ -65,7 +67,7 @@ def _answer(call: Call, model: Model, done: Completion, logprobs: bool) -> dict[
             "index": choice.index,
             "message": message_of(choice),
             "logprobs": None if tokenizer is None else chat_logprobs(tokenizer, choice.logprobs),
-            "finish_reason": finish_reason(choice.finish_reason, bool(choice.tool_calls)),
+            "finish_reason": finish_reason(choice.finish_reason, LastCall(choice.tool_calls).whole),
         }
         for choice in done.choices
     ]
@@ -78,7 +80,7 @@ async def _events(
 ) -> None:
     begun = event_head(call, model, b"chat.completion.chunk", b"chatcmpl")
     opening, scored = choices_opening(begun, usage), "logprobs" in options
-    called = set()
+    last: defaultdict[int, LastCall] = defaultdict(LastCall)
     async with model.engine.stream(messages, **options) as stream:
         async for chunk in stream:
             if not call.begun:
@@ -87,14 +89,14 @@ async def _events(
                     call.raw_events(_EVENT % (opening, index, _BEGUN, _NULL, _NULL))
             index = chunk.index
             if chunk.tool_calls:
-                called.add(index)
+                last[index].add(chunk.tool_calls)
             delta, scores = delta_bytes(chunk), _NULL
             if scored and chunk.logprobs:
                 scores = json_bytes(chat_logprobs(model.engine.tokenizer, chunk.logprobs))
             if delta or scores is not _NULL:
                 call.raw_events(_EVENT % (opening, index, delta or b"{}", scores, _NULL))
             if chunk.finish_reason is not None:
-                reason = json_bytes(finish_reason(chunk.finish_reason, index in called))
+                reason = json_bytes(finish_reason(chunk.finish_reason, last[index].whole))
                 call.raw_events(_EVENT % (opening, index, b"{}", _NULL, reason))
             if call.is_due(stream.ready):
                 await call.flush()

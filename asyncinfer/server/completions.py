@@ -9,7 +9,7 @@ from typing import Any, Final
 import anyio
 
 from asyncinfer.bounds import MAX_BATCH
-from asyncinfer.chunk import Choice, TokenLogprob, Usage
+from asyncinfer.chunk import Usage
 from asyncinfer.engine import Engine
 from asyncinfer.errors import InvalidRequest, Size
 from asyncinfer.server.aside import aside
@@ -70,9 +70,16 @@ class Completions:
         for prompt, each in zip(prompts, done, strict=True):
             begun = await _text(model, prompt) if echo else ""
             ids = prompt if scored and not isinstance(prompt, str) else []
+            scores = list(zip(ids, each.prompt_logprobs or (), strict=True)) if ids else []
             for choice in each.choices:
-                told = _Choice(model, choice, begun, ids, each.prompt_logprobs or ())
-                choices.append(told.told(len(choices), "logprobs" in options))
+                logprobs = None
+                if "logprobs" in options:
+                    own = [(entry.token_id, entry) for entry in choice.logprobs]
+                    offset = 0 if scores else len(begun)
+                    tokenizer = model.engine.tokenizer
+                    logprobs = completion_logprobs(tokenizer, [*scores, *own], offset)
+                told = {"index": len(choices), "text": begun + choice.text, "logprobs": logprobs}
+                choices.append({**told, "finish_reason": finish_reason(choice.finish_reason)})
         answer = head(call, model, "text_completion", "cmpl")
         total = _total([each.usage for each in done])
         await call.json({**answer, "choices": choices, "usage": usage_of(total)})
@@ -124,36 +131,6 @@ async def _text(model: Model, prompt: str | list[int]) -> str:
 def _total(used: list[Usage]) -> Usage:
     """The usage of several prompts together."""
     return Usage(*(sum(values) for values in zip(*map(astuple, used), strict=True)))
-
-
-class _Choice:
-    """One answer, after its prompt where that is echoed."""
-
-    def __init__(
-        self,
-        model: Model,
-        choice: Choice,
-        prompt: str,
-        prompt_ids: list[int],
-        prompt_logprobs: tuple[TokenLogprob | None, ...],
-    ) -> None:
-        self._model = model
-        self._choice = choice
-        self._prompt = prompt
-        self._scores = list(zip(prompt_ids, prompt_logprobs, strict=True)) if prompt_ids else []
-
-    def told(self, index: int, logprobs: bool) -> dict[str, Any]:
-        """The choice as JSON."""
-        choice = self._choice
-        scores = self._scores + [(entry.token_id, entry) for entry in choice.logprobs]
-        tokenizer = self._model.engine.tokenizer
-        offset = 0 if self._scores else len(self._prompt)
-        return {
-            "index": index,
-            "text": self._prompt + choice.text,
-            "logprobs": completion_logprobs(tokenizer, scores, offset) if logprobs else None,
-            "finish_reason": finish_reason(choice.finish_reason),
-        }
 
 
 class _Events:

@@ -84,18 +84,6 @@ class Endpoint:
         errors after the client was told of them."""
         found: Exception | None = None
         left = False
-        if call.cancels:
-            try:
-                await self._handle(call)
-            except Exception as error:
-                found = error
-            try:
-                return await self._ended(call, found)
-            finally:
-                # Its traceback refers to this frame, here and below.
-                del found
-
-        await take_turn()
 
         async def watch() -> None:
             nonlocal left
@@ -103,16 +91,24 @@ class Endpoint:
             left = not tasks.cancel_scope.cancel_called  # servers tell of a whole answer's end, too
             tasks.cancel_scope.cancel()
 
-        async with anyio.create_task_group() as tasks:
+        if call.cancels:
             try:
-                await self._handle(call, partial(tasks.start_soon, watch))
+                await self._handle(call)
             except Exception as error:
                 found = error
-            finally:
-                tasks.cancel_scope.cancel()
+        else:
+            await take_turn()
+            async with anyio.create_task_group() as tasks:
+                try:
+                    await self._handle(call, partial(tasks.start_soon, watch))
+                except Exception as error:
+                    found = error
+                finally:
+                    tasks.cancel_scope.cancel()
         try:
             return await self._ended(call, ClientLeft() if left else found)
         finally:
+            # Its traceback refers to this frame.
             del found
 
     async def _handle(self, call: Call, watch: Callable[[], object] | None = None) -> None:

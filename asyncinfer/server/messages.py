@@ -14,7 +14,7 @@ from asyncinfer.server.call import Call
 from asyncinfer.server.fields import MESSAGES, check_fields, field_list, flag, options_of
 from asyncinfer.server.models import Model, Models
 from asyncinfer.server.prompts import response_format
-from asyncinfer.server.usage import request_options
+from asyncinfer.server.usage import LastCall, request_options
 
 __all__ = ["NAMES", "Messages"]
 
@@ -112,9 +112,11 @@ class _Answer:
         #: The type of the content block that is being sent, and the number of those before it.
         self._block: str | None = None
         self._blocks = 0
+        self._last = LastCall()
 
     async def whole(self, chat: list[dict[str, Any]]) -> dict[str, Any]:
         done = await self._model.engine.generate(chat, **self._options)
+        self._last.add(done.tool_calls)
         text, thinking, reason, stop = self._end(done, done.finish_reason)
         content: list[dict[str, Any]] = []
         if thinking:
@@ -125,13 +127,11 @@ class _Answer:
             arguments = each.parsed if isinstance(each.parsed, dict) else {}
             call = {"type": "tool_use", "id": each.id, "name": each.name, "input": arguments}
             content.append(call)
-        if done.tool_calls and reason == "end_turn":
-            reason = "tool_use"
         return {**self._message(content, _usage(done.usage)), **_stopped(reason, stop)}
 
     async def send(self, chat: list[dict[str, Any]]) -> None:
         engine, call = self._model.engine, self._call
-        reason, stop, called = "end_turn", None, False
+        reason, stop = "end_turn", None
         async with engine.stream(chat, **self._options) as stream:
             async for chunk in stream:
                 if not call.begun:
@@ -140,6 +140,7 @@ class _Answer:
                     message = {**self._message([], usage), **_stopped(None, None)}
                     self._event("message_start", message=message)
                 text, thinking = chunk.text, chunk.reasoning
+                self._last.add(chunk.tool_calls)
                 if chunk.finish_reason is not None:
                     text, thinking, reason, stop = self._end(chunk, chunk.finish_reason)
                 if thinking:
@@ -148,13 +149,10 @@ class _Answer:
                 if text:
                     self._delta("text", {"text": ""}, {"type": "text_delta", "text": text})
                 for each in chunk.tool_calls:
-                    called = True
                     self._call_delta(each)
                 if call.is_due(stream.ready):
                     await call.flush()
             self._close()
-            if called and reason == "end_turn":
-                reason = "tool_use"
             told = _usage(stream.usage or Usage())
             self._event("message_delta", delta=_stopped(reason, stop), usage=told)
         self._event("message_stop")
@@ -174,14 +172,20 @@ class _Answer:
         """Text and thinking without the string that ended them, why the answer ended, and that
         string, which may have ended a call, too."""
         text, thinking, calls = last.text, last.reasoning, last.tool_calls
-        if reason != "stop":
-            return text, thinking, "end_turn" if reason == "stopped" else "max_tokens", None
-        stops = self._options.get("stop", ())
+        if reason not in ("stop", "stopped"):
+            return text, thinking, "max_tokens", None
+        stops = self._options.get("stop", ()) if reason == "stop" else ()
+        stops = [stops] if isinstance(stops, str) else sorted(stops, key=len, reverse=True)
         ends = [text, *(call.arguments for call in calls[-1:])] if text or calls else [thinking]
-        for stop in sorted([stops] if isinstance(stops, str) else stops, key=len, reverse=True):
+        for stop in stops:
             if any(end.endswith(stop) for end in ends):
                 thought = thinking if text or calls else thinking.removesuffix(stop)
                 return text.removesuffix(stop), thought, "stop_sequence", stop
+        if self._last.whole:
+            return text, thinking, "tool_use", None
+        if self._last.whole is False and stops:
+            # It cut a call whose arguments are not written as JSON, which shows no end of it.
+            return text, thinking, "stop_sequence", stops[0] if len(stops) == 1 else None
         return text, thinking, "end_turn", None
 
     def _call_delta(self, each: ToolCallDelta) -> None:

@@ -67,7 +67,6 @@ class Plain:
         engine = self._models.find(body.get("model")).engine
         tokenizer = engine.tokenizer
         special = flag(body, "add_special_tokens") if "add_special_tokens" in body else True
-
         most = engine.model.max_context
 
         def work() -> bytes:

@@ -13,13 +13,9 @@ __all__ = ["chat_messages", "prediction_text", "response_format", "text_part"]
 
 #: Types of message parts that no model here reads, and what they hold.
 _REFUSED: Final = {
-    "image_url": "images",
-    "input_image": "images",
-    "image": "images",
+    **dict.fromkeys(("image_url", "input_image", "image"), "images"),
+    **dict.fromkeys(("file", "input_file", "document"), "files"),
     "input_audio": "audio",
-    "file": "files",
-    "input_file": "files",
-    "document": "files",
     "video_url": "videos",
 }
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from asyncinfer.chunk import Usage
+from asyncinfer.chunk import ToolCall, ToolCallDelta, Usage
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.server.call import Call, json_bytes
 from asyncinfer.server.models import Model
 
 __all__ = [
     "DONE",
+    "LastCall",
     "choices_opening",
     "event_head",
     "finish_reason",
@@ -25,6 +27,31 @@ __all__ = [
 
 #: What ends a stream of events.
 DONE: Final = b"data: [DONE]\n\n"
+
+
+class LastCall:
+    """The arguments of the call that an answer makes last."""
+
+    def __init__(self, calls: Iterable[ToolCall] = ()) -> None:
+        self._parts: list[str] = []
+        self.add(calls)
+
+    def add(self, calls: Iterable[ToolCall | ToolCallDelta]) -> None:
+        for each in calls:
+            if each.id is not None:
+                self._parts.clear()
+            self._parts.append(each.arguments)
+
+    @property
+    def whole(self) -> bool | None:
+        """Whether it was not cut short; None without a call."""
+        if not self._parts:
+            return None
+        try:
+            json.loads("".join(self._parts))
+        except (ValueError, RecursionError):
+            return False
+        return True
 
 
 def head(call: Call, model: Model, kind: str, prefix: str) -> dict[str, Any]:
@@ -70,8 +97,8 @@ def usage_of(usage: Usage | None) -> dict[str, Any]:
     }
 
 
-def finish_reason(reason: str | None, called: bool = False) -> str | None:
-    """A finish reason in OpenAI's words. `called`: whether the answer calls tools."""
+def finish_reason(reason: str | None, called: bool | None = False) -> str | None:
+    """A finish reason in OpenAI's words. `called`: whether the answer ends with a whole call."""
     if called and reason == "stop":
         return "tool_calls"
     return {"stopped": "stop", "repetition": "length"}.get(reason or "", reason)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from server.chat_model import CHAT, ChatModel, ask
 
-from asyncinfer import Engine, anthropic_client, openai_client
+from asyncinfer import Engine, EngineConfig, anthropic_client, openai_client
 from asyncinfer.chunk import Chunk
+from asyncinfer.engine import Loaded
 from asyncinfer.server import create_app
 from asyncinfer.server.call import json_bytes
 from asyncinfer.server.chat_forms import delta_bytes, delta_of
 from asyncinfer.testing import Said, ScriptedModel
+from asyncinfer.text import ChatTemplate
 
 pytestmark = pytest.mark.anyio
 
@@ -31,6 +34,15 @@ THINKING = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant><think>\n{% endif %}{# </think> #}"
 )
+
+
+class XmlModel(ScriptedModel):
+    """Whose template knows calls as Qwen3-Coder writes them."""
+
+    def load(self, config: EngineConfig, progress: Any = None) -> Loaded:
+        loaded = super().load(config, progress)
+        source = "{{ messages[0].content }}{{ tools }}{# <function=<parameter= #}"
+        return replace(loaded, template=ChatTemplate(source, shield=loaded.tokenizer.shield))
 
 
 @pytest.mark.parametrize("text", ["plain", '"\\ \n\x00\x7f', "é \u2028 漢 \U0001f600", ""])
@@ -244,3 +256,36 @@ async def test_a_stop_sequence_ends_a_message_wherever_it_is(
             # The beginning of a call is no input.
             assert "".join(texts) == kept.partition("{")[0]
         assert (ended["stop_reason"], ended["stop_sequence"]) == ("stop_sequence", "END")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("stop", "reason"), [("END", "stop"), ("</tool_call>", "tool_calls"), ([], "tool_calls")]
+)
+async def test_a_call_that_a_stop_string_cuts_short_is_none(
+    stop: str | list[str], reason: str, stream: bool
+) -> None:
+    """Clients go on with the calls of an answer where its reason says so."""
+    said = Said(tool_calls=[("weather", {"city": "Rome"}), ("weather", {"city": "END of Rome"})])
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    body = {"messages": CHAT, "tools": tools, "stop": stop, "stream": stream}
+    async with Engine(ScriptedModel([said])) as engine:
+        answer = await ask(create_app(engine), "/v1/chat/completions", body)
+        told = [choice for each in answer.events if each for choice in each["choices"]]
+        assert told[-1]["finish_reason"] == reason
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stops", [["23"], ["23", "END"]])
+async def test_a_stop_sequence_ends_a_call_that_is_no_json(stops: list[str], stream: bool) -> None:
+    """Its arguments come as JSON once their values are whole: what cut one is not seen in them."""
+    text = "<tool_call>\n<function=weather>\n<parameter=days>\n123\n</parameter>"
+    days = {"type": "object", "properties": {"days": {"type": "integer"}}}
+    tools = [{"name": "weather", "input_schema": days}]
+    body = {"messages": CHAT, "tools": tools, "stop_sequences": stops, "stream": stream}
+    async with Engine(XmlModel([Said(text)])) as engine:
+        assert engine.model.tool_format == "qwen-xml"
+        answer = await ask(create_app(engine), "/v1/messages", {**body, "max_tokens": 99})
+        told = answer.events[-2]["delta"] if stream else answer.json
+        assert told["stop_reason"] == "stop_sequence"
+        assert told["stop_sequence"] == ("23" if len(stops) == 1 else None)
