@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from asyncinfer.errors import ModelLoadError, short_repr
@@ -97,21 +98,21 @@ class LoraConfig:
 
     def rank_of(self, module: str) -> int | None:
         """The rank that the file gives a module; None: any."""
-        for key, rank in self.rank_pattern:
-            if _names(key, module):
-                return rank
-        return self.rank
+        found = (rank for key, rank in self.rank_pattern if _named_by(key).match(module))
+        return next(found, self.rank)
 
     def scale(self, module: str, rank: int) -> float:
         """What the product of a module's two matrices is multiplied by: `alpha / rank`, or
         `alpha / sqrt(rank)` (Kalajdzievski, 2023)."""
-        found = (alpha for key, alpha in self.alpha_pattern if _names(key, module))
+        found = (alpha for key, alpha in self.alpha_pattern if _named_by(key).match(module))
         return next(found, self.alpha) / (math.sqrt(rank) if self.rslora else rank)
 
 
-def _names(key: str, module: str) -> bool:
-    """Whether an entry names the module or its end, as PEFT looks it up."""
-    return re.match(rf"(.*\.)?({key})$", module) is not None
+# `re` itself keeps 512, and an adapter may name each module of a large model.
+@lru_cache(maxsize=2 * _MOST_PATTERNS)
+def _named_by(key: str) -> re.Pattern[str]:
+    """Matches the modules that an entry names, by their names or ends, as PEFT looks them up."""
+    return re.compile(rf"(.*\.)?({key})$")
 
 
 def _pattern(
@@ -140,9 +141,8 @@ def _pattern(
 
 
 def _is_pattern(key: str) -> bool:
-    if len(key) > _MOST_CHARS or not _PATTERN.fullmatch(key) or _REPEATED.search(key):
-        return False
-    return _ways(key) <= _MOST_WAYS
+    plain = len(key) <= _MOST_CHARS and _PATTERN.fullmatch(key) and not _REPEATED.search(key)
+    return bool(plain) and _ways(key) <= _MOST_WAYS
 
 
 def _ways(key: str) -> int:

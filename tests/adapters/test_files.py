@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import mmap
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -253,6 +255,29 @@ def test_sources(pool: AdapterPool, tmp_path: Path) -> None:
         load(pool, random_tensors(0), {"peft_type": "LORA"})
     with pytest.raises(ModelLoadError, match="must be floating"):
         load(pool, {A: torch.ones(4, 256).int()}, CONFIG)
+
+
+def test_each_entry_is_compiled_once() -> None:
+    """An adapter of a model with 80 layers may name each of its modules: compiled for each module
+    again, they took a quarter of a minute."""
+    modules = [f"layers.{layer}.{name}" for layer in range(80) for name in "abcdefg"]
+    values = {"lora_alpha": 8, "r": 4, "rank_pattern": dict.fromkeys(modules, 3)}
+    config = LoraConfig.read(values, "f")
+    compiled = 0
+
+    def count(frame: FrameType, event: str, called: object) -> None:
+        nonlocal compiled
+        code = frame.f_code
+        compiled += (
+            event == "call" and code.co_name == "compile" and "_compiler" in code.co_filename
+        )
+
+    sys.setprofile(count)
+    try:
+        assert [config.rank_of(modules[-1]) for _ in range(3)] == [3, 3, 3]
+    finally:
+        sys.setprofile(None)
+    assert 0 < compiled <= len(modules)
 
 
 def test_patterns_of_real_adapters() -> None:
