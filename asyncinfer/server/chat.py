@@ -13,14 +13,11 @@ from asyncinfer.server.logprobs import chat_logprobs
 from asyncinfer.server.models import Model, Models
 from asyncinfer.server.prompts import chat_messages
 from asyncinfer.server.usage import (
-    DONE,
+    ChoiceEvents,
     LastCall,
-    choices_opening,
-    event_head,
     finish_reason,
     head,
     request_options,
-    usage_event,
     usage_of,
     wants_usage,
 )
@@ -78,8 +75,8 @@ def _answer(call: Call, model: Model, done: Completion, logprobs: bool) -> dict[
 async def _events(
     call: Call, model: Model, messages: list[Any], options: dict[str, Any], usage: bool
 ) -> None:
-    begun = event_head(call, model, b"chat.completion.chunk", b"chatcmpl")
-    opening, scored = choices_opening(begun, usage), "logprobs" in options
+    events = ChoiceEvents(call, model, b"chat.completion.chunk", b"chatcmpl", usage)
+    opening, scored = events.opening, "logprobs" in options
     last: defaultdict[int, LastCall] = defaultdict(LastCall)
     async with model.engine.stream(messages, **options) as stream:
         async for chunk in stream:
@@ -100,6 +97,4 @@ async def _events(
                 call.raw_events(_EVENT % (opening, index, b"{}", _NULL, reason))
             if call.is_due(stream.ready):
                 await call.flush()
-    if usage:
-        call.raw_events(usage_event(begun, stream.usage))
-    await call.end(DONE)
+    await events.end(stream.usage)

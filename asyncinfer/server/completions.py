@@ -19,13 +19,10 @@ from asyncinfer.server.logprobs import completion_logprobs
 from asyncinfer.server.models import Model, Models, Served
 from asyncinfer.server.together import together
 from asyncinfer.server.usage import (
-    DONE,
-    choices_opening,
-    event_head,
+    ChoiceEvents,
     finish_reason,
     head,
     request_options,
-    usage_event,
     usage_of,
     wants_usage,
 )
@@ -143,9 +140,7 @@ class _Events:
         self._model = model
         self._options = options
         self._echo = echo
-        self._head = event_head(call, model, b"text_completion", b"cmpl")
-        self._opening = choices_opening(self._head, usage)
-        self._usage = usage
+        self._common = ChoiceEvents(call, model, b"text_completion", b"cmpl", usage)
         #: Characters sent of each choice.
         self._sent: dict[int, int] = {}
         # Several tasks send.
@@ -153,10 +148,7 @@ class _Events:
 
     async def send(self, prompts: list[str | list[int]]) -> None:
         calls = [partial(self._stream, index, prompt) for index, prompt in enumerate(prompts)]
-        used = [each or Usage() for each in await together(calls)]
-        if self._usage:
-            self._call.raw_events(usage_event(self._head, _total(used)))
-        await self._call.end(DONE)
+        await self._common.end(_total([each or Usage() for each in await together(calls)]))
 
     async def _stream(self, place: int, prompt: str | list[int]) -> Usage | None:
         n = self._options.get("n", 1)
@@ -182,7 +174,8 @@ class _Events:
                         "logprobs": logprobs,
                         "finish_reason": finish_reason(chunk.finish_reason),
                     }
-                    self._call.raw_events(b"%b%b]}\n\n" % (self._opening, json_bytes(choice)))
+                    data = b"%b%b]}\n\n" % (self._common.opening, json_bytes(choice))
+                    self._call.raw_events(data)
                 if self._call.is_due(stream.ready):
                     async with self._sending:
                         await self._call.flush()

@@ -51,6 +51,12 @@ class Models:
     def engines(self) -> dict[str, Served]:
         return {self._name(name, engine): engine for name, engine in self._engines.items()}
 
+    @property
+    def _serving(self) -> dict[str, Served]:
+        """The engines that can say what they have; all where none can, since each says why."""
+        engines = self.engines
+        return {name: each for name, each in engines.items() if each.health().serving} or engines
+
     def find(self, name: object) -> Model:
         """The model of a request; the first engine if it names none. Raises `HttpError`."""
         engines = self.engines
@@ -60,7 +66,7 @@ class Models:
         if isinstance(name, str):
             if name in engines:
                 return Model(name, engines[name])
-            for engine in engines.values():
+            for engine in self._serving.values():
                 if any(adapter.name == name for adapter in _adapters(engine)):
                     return Model(name, engine, name)
         known = ", ".join(model["id"] for model in self.listed())
@@ -73,15 +79,24 @@ class Models:
         )
 
     def listed(self) -> list[dict[str, Any]]:
-        """The entry of each model in `/v1/models`. Raises `EngineClosed` and `EngineDead`."""
-        told = {"object": "model", "created": self._created, "owned_by": "asyncinfer"}
+        """The entry of each model in `/v1/models`. Raises `EngineClosed` and `EngineDead` where no
+        engine serves."""
         found = []
-        for name, engine in self.engines.items():
-            entry = {"id": name, **told, "max_model_len": engine.model.max_context}
-            adapters = [adapter.name for adapter in _adapters(engine)]
-            found.append(entry)
-            found.extend({**entry, "id": adapter, "parent": name} for adapter in adapters)
+        for name, engine in self._serving.items():
+            found.append(self.entry(Model(name, engine)))
+            loaded = [self.entry(Model(each.name, engine)) for each in _adapters(engine)]
+            found.extend({**each, "parent": name} for each in loaded)
         return found
+
+    def entry(self, model: Model) -> dict[str, Any]:
+        """The entry of one. Raises `EngineClosed` and `EngineDead`."""
+        told: dict[str, Any] = {"id": model.name, "object": "model", "created": self._created}
+        told |= {"owned_by": "asyncinfer", "max_model_len": model.engine.model.max_context}
+        if model.adapter is not None:
+            # An engine may have several names.
+            names = (name for name, each in self.engines.items() if each is model.engine)
+            told["parent"] = next(names)
+        return told
 
     def _name(self, name: str | None, engine: Served) -> str:
         """The engine's name: the one given, else its model's, which it keeps when it is closed."""

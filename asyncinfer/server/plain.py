@@ -39,11 +39,7 @@ class Plain:
 
     async def model(self, call: Call) -> None:
         name = call.path.rpartition("/v1/models/")[2]
-        found = self._models.find(name)
-        # An adapter is listed with each name of its engine, and may have that of another one.
-        same = (each for each in self._models.listed() if each["id"] == found.name)
-        told = next(each for each in same if ("parent" in each) == (found.adapter is not None))
-        await call.json(told)
+        await call.json(self._models.entry(self._models.find(name)))
 
     async def health(self, call: Call) -> None:
         told = {}

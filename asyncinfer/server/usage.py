@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from asyncinfer.chunk import ToolCall, ToolCallDelta, Usage
 from asyncinfer.errors import InvalidRequest
@@ -13,20 +13,14 @@ from asyncinfer.server.call import Call, json_bytes
 from asyncinfer.server.models import Model
 
 __all__ = [
-    "DONE",
+    "ChoiceEvents",
     "LastCall",
-    "choices_opening",
-    "event_head",
     "finish_reason",
     "head",
     "request_options",
-    "usage_event",
     "usage_of",
     "wants_usage",
 ]
-
-#: What ends a stream of events.
-DONE: Final = b"data: [DONE]\n\n"
 
 
 class LastCall:
@@ -64,22 +58,25 @@ def head(call: Call, model: Model, kind: str, prefix: str) -> dict[str, Any]:
     }
 
 
-def event_head(call: Call, model: Model, kind: bytes, prefix: bytes) -> bytes:
-    """`head` as each event of a stream begins."""
-    # A JSON encoder, which is made for each object, takes twice as long.
-    values = prefix, call.id.encode(), kind, int(time.time()), json_bytes(model.name)
-    return b'data: {"id":"%b-%b","object":"%b","created":%d,"model":%b' % values
+class ChoiceEvents:
+    """What all events of one answer's choices have in common."""
 
+    def __init__(self, call: Call, model: Model, kind: bytes, prefix: bytes, usage: bool) -> None:
+        """`usage`: whether a last event has that."""
+        # A JSON encoder, which is made for each object, takes twice as long.
+        values = prefix, call.id.encode(), kind, int(time.time()), json_bytes(model.name)
+        self._head = b'data: {"id":"%b-%b","object":"%b","created":%d,"model":%b' % values
+        self._call = call
+        self._usage = usage
+        #: How each begins that has one choice; `]}` and an empty line end it.
+        self.opening = self._head + (b',"usage":null,"choices":[' if usage else b',"choices":[')
 
-def choices_opening(head: bytes, usage: bool) -> bytes:
-    """How each event begins that has one choice; `]}` and an empty line end it. `usage`: whether
-    another event has that."""
-    return head + (b',"usage":null,"choices":[' if usage else b',"choices":[')
-
-
-def usage_event(head: bytes, usage: Usage | None) -> bytes:
-    """The event that has the usage."""
-    return b'%b,"usage":%b,"choices":[]}\n\n' % (head, json_bytes(usage_of(usage)))
+    async def end(self, usage: Usage | None) -> None:
+        """End the answer."""
+        if self._usage:
+            told = json_bytes(usage_of(usage))
+            self._call.raw_events(b'%b,"usage":%b,"choices":[]}\n\n' % (self._head, told))
+        await self._call.end(b"data: [DONE]\n\n")
 
 
 def usage_of(usage: Usage | None) -> dict[str, Any]:

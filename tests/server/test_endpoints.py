@@ -162,6 +162,23 @@ async def test_several_engines_by_name(engine: Engine) -> None:
         assert engine.stats().finished == 1
 
 
+async def test_an_engine_that_is_closed_hides_no_other(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Engine(ChatModel()) as closed:
+        pass
+    loaded = (AdapterInfo("lora", 8, 1, None, 0),)
+    monkeypatch.setattr(type(engine.adapters), "list", lambda _: loaded)
+    app = create_app({"closed": closed, "open": engine})
+    listed = (await ask(app, "/v1/models")).json["data"]
+    assert [each["id"] for each in listed] == ["open", "lora"]
+    for name, status in (("open", 200), ("lora", 200), ("closed", 503), ("nobody", 404)):
+        assert (await ask(app, f"/v1/models/{name}")).status == status
+    chat = {"messages": CHAT, "model": "nobody"}
+    assert (await ask(app, CHATS, chat)).json["error"]["code"] == "model_not_found"
+    assert (await ask(create_app(closed), "/v1/models")).status == 503
+
+
 async def test_an_adapter_of_an_engine_of_several_names(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
