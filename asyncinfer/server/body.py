@@ -21,7 +21,7 @@ from asyncinfer.server.errors import HttpError, overloaded
 if TYPE_CHECKING:
     from starlette.types import Receive
 
-__all__ = ["Bodies", "ClientLeft", "beside", "parsed"]
+__all__ = ["SMALL", "Bodies", "ClientLeft", "beside", "parsed"]
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 
 from asyncinfer.bounds import UNREAD_SECONDS
-from asyncinfer.server.body import Bodies, ClientLeft, beside
+from asyncinfer.server.body import SMALL, Bodies, ClientLeft, beside
 from asyncinfer.server.errors import HttpError
 from asyncinfer.server.keys import ApiKey
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
-__all__ = ["CANCELS", "Call", "event_bytes", "headers_of", "json_bytes", "text_bytes"]
+__all__ = ["CANCELS", "Call", "headers_of", "json_bytes", "text_bytes"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -43,6 +43,9 @@ _ENCODE: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).enc
 #: Events that wait for others, at most: where an engine is faster than its reader there is always
 #: another one.
 MOST_HELD: Final = 32
+#: Items of a list that is encoded in pieces, and of a piece.
+_MANY: Final = 512
+_PIECE: Final = 64
 #: Characters of a client's own `x-request-id` that is given back.
 _MOST_ID: Final = 128
 
@@ -105,6 +108,12 @@ class Call:
         """Send the whole answer as JSON."""
         await self.data(json_bytes(content), "application/json", status, headers)
 
+    async def made(self, size: int, make: Callable[[], Any]) -> None:
+        """`json` of what `make` gives, of which `size` bytes are lists; on a worker thread where
+        that is much."""
+        body = await beside(size, lambda _: json_bytes(make(), size > SMALL), None)
+        await self.data(body, "application/json")
+
     async def data(
         self,
         body: bytes,
@@ -125,9 +134,11 @@ class Call:
         """Whether the answer has begun, so that an error can be no other answer."""
         return self._started or bool(self._held)
 
-    def event(self, content: Any, name: str | None = None) -> None:
-        """Have one server-sent event sent with the next `flush`, or at the end."""
-        self._held.append(event_bytes(content, name))
+    def event(self, content: Any, name: str | None = None, large: bool = False) -> None:
+        """Have one server-sent event sent with the next `flush`, or at the end. `large`: see
+        `json_bytes`."""
+        begin = b"" if name is None else b"event: %b\n" % name.encode()
+        self._held.append(b"%bdata: %b\n\n" % (begin, json_bytes(content, large)))
 
     def raw_events(self, data: bytes) -> None:
         """`event` for events that are encoded already."""
@@ -190,15 +201,24 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
     return dict(scope["headers"])
 
 
-def event_bytes(content: Any, name: str | None = None) -> bytes:
-    """A server-sent event."""
-    data = b"data: %b\n\n" % json_bytes(content)
-    return data if name is None else b"event: %b\n%b" % (name.encode(), data)
-
-
-def json_bytes(content: Any) -> bytes:
+def json_bytes(content: Any, large: bool = False) -> bytes:
+    """`large`: in pieces, so that other threads get the GIL; the encoder in C holds it to its
+    end."""
+    text = _in_pieces(content) if large else _ENCODE(content)
     # A client's own text may have a lone surrogate, which JSON escapes as Python does.
-    return _ENCODE(content).encode(errors="backslashreplace")
+    return text.encode(errors="backslashreplace")
+
+
+def _in_pieces(content: Any) -> str:
+    if isinstance(content, dict):
+        named = (f"{_ENCODE(name)}:{_in_pieces(each)}" for name, each in content.items())
+        return f"{{{','.join(named)}}}"
+    if not isinstance(content, list):
+        return _ENCODE(content)
+    if len(content) <= _MANY:
+        return f"[{','.join(map(_in_pieces, content))}]"
+    starts = range(0, len(content), _PIECE)
+    return f"[{','.join(_ENCODE(content[at : at + _PIECE])[1:-1] for at in starts)}]"
 
 
 def text_bytes(text: str) -> bytes:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from typing import Any, Final
 
 from asyncinfer.chunk import Completion
 from asyncinfer.server.call import Call, json_bytes
 from asyncinfer.server.chat_forms import chat_options, delta_bytes, message_of
 from asyncinfer.server.fields import CHAT, check_fields, flag
-from asyncinfer.server.logprobs import chat_logprobs
+from asyncinfer.server.logprobs import chat_logprobs, scored_bytes
 from asyncinfer.server.models import Model, Models
 from asyncinfer.server.prompts import chat_messages
 from asyncinfer.server.usage import (
@@ -54,7 +55,8 @@ class Chat:
             await _events(call, model, messages, options, usage)
         else:
             done = await model.engine.generate(messages, **options)
-            await call.json(_answer(call, model, done, "logprobs" in options))
+            answer = partial(_answer, call, model, done, "logprobs" in options)
+            await call.made(scored_bytes(options, done.usage), answer)
 
 
 def _answer(call: Call, model: Model, done: Completion, logprobs: bool) -> dict[str, Any]:

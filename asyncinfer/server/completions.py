@@ -15,7 +15,7 @@ from asyncinfer.errors import InvalidRequest, Size
 from asyncinfer.server.aside import aside
 from asyncinfer.server.call import Call, json_bytes
 from asyncinfer.server.fields import COMPLETION, check_fields, flag, options_of
-from asyncinfer.server.logprobs import completion_logprobs
+from asyncinfer.server.logprobs import completion_logprobs, scored_bytes
 from asyncinfer.server.models import Model, Models, Served
 from asyncinfer.server.together import together
 from asyncinfer.server.usage import (
@@ -63,23 +63,27 @@ class Completions:
             ]
         generate = model.engine.generate
         done = await together([partial(generate, prompt, **options) for prompt in prompts])
-        choices: list[dict[str, Any]] = []
-        for prompt, each in zip(prompts, done, strict=True):
-            begun = await _text(model, prompt) if echo else ""
-            ids = prompt if scored and not isinstance(prompt, str) else []
-            scores = list(zip(ids, each.prompt_logprobs or (), strict=True)) if ids else []
-            for choice in each.choices:
-                logprobs = None
-                if "logprobs" in options:
-                    own = [(entry.token_id, entry) for entry in choice.logprobs]
-                    offset = 0 if scores else len(begun)
-                    tokenizer = model.engine.tokenizer
-                    logprobs = completion_logprobs(tokenizer, [*scores, *own], offset)
-                told = {"index": len(choices), "text": begun + choice.text, "logprobs": logprobs}
-                choices.append({**told, "finish_reason": finish_reason(choice.finish_reason)})
+        texts = [await _text(model, prompt) if echo else "" for prompt in prompts]
         answer = head(call, model, "text_completion", "cmpl")
         total = _total([each.usage for each in done])
-        await call.json({**answer, "choices": choices, "usage": usage_of(total)})
+        tokenizer = model.engine.tokenizer if "logprobs" in options else None
+
+        def made() -> dict[str, Any]:
+            choices: list[dict[str, Any]] = []
+            for prompt, text, each in zip(prompts, texts, done, strict=True):
+                scores: list[Any] = list(zip(prompt, each.prompt_logprobs or (), strict=False))
+                for choice in each.choices:
+                    logprobs = None
+                    if tokenizer is not None:
+                        own = [(entry.token_id, entry) for entry in choice.logprobs]
+                        offset = 0 if scores else len(text)
+                        logprobs = completion_logprobs(tokenizer, [*scores, *own], offset)
+                    told = {"index": len(choices), "text": text + choice.text}
+                    reason = finish_reason(choice.finish_reason)
+                    choices.append({**told, "logprobs": logprobs, "finish_reason": reason})
+            return {**answer, "choices": choices, "usage": usage_of(total)}
+
+        await call.made(scored_bytes(options, total), made)
 
 
 def prompts_of(field: str, value: Any) -> list[str | list[int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from typing import Final
+from typing import Any, Final
 
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.server.call import Call
@@ -53,9 +53,14 @@ class EmbeddingsEndpoint:
             raise InvalidRequest("encoding_format", form, "must be float or base64")
         options = options_of(body, EMBEDDINGS)
         done = await model.engine.embed(texts, **options, **request_options(call, model))
-        data = []
-        for index, vector in enumerate(done.vectors):
-            told = vector.tolist() if form == "float" else b64encode(vector.astype("<f4")).decode()
-            data.append({"object": "embedding", "index": index, "embedding": told})
         usage = {"prompt_tokens": done.prompt_tokens, "total_tokens": done.prompt_tokens}
-        await call.json({"object": "list", "data": data, "model": model.name, "usage": usage})
+
+        def answer() -> dict[str, Any]:
+            data = []
+            for index, vector in enumerate(done.vectors):
+                plain = form == "float"
+                told = vector.tolist() if plain else b64encode(vector.astype("<f4")).decode()
+                data.append({"object": "embedding", "index": index, "embedding": told})
+            return {"object": "list", "data": data, "model": model.name, "usage": usage}
+
+        await call.made(8 * sum(map(len, done.vectors)), answer)

@@ -18,36 +18,37 @@ __all__ = ["Hosts", "check_hosts", "check_origins", "refuse"]
 
 #: A name or an address without its port.
 _NAME: Final = r"(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)"
-_ORIGIN: Final = re.compile(rf"\*|(?P<scheme>[a-z][a-z0-9+.-]*)://{_NAME}(?::(?P<port>\d{{1,5}}))?")
+#: Browsers leave out the usual ports.
+_ORIGIN: Final = re.compile(
+    rf"\*|(?!http:.*:80$|https:.*:443$)[a-z][a-z0-9+.-]*://{_NAME}(?::\d{{1,5}})?"
+)
 _HOST: Final = re.compile(rf"\*|(?:\*\.)?{_NAME}|[0-9a-f]*(?::[0-9a-f]*){{2,7}}", re.IGNORECASE)
-#: Browsers leave these out.
-_OWN_PORTS: Final = {"http": "80", "https": "443"}
 
 
 def check_origins(origins: Sequence[str]) -> tuple[str, ...]:
     """`cors_origins` of `create_app`. Raises `InvalidConfig` for what no browser sends."""
-    with checking_config():
-        checked = check_strings("cors_origins", origins, 256, 256)
-    for origin in checked:
-        found = _ORIGIN.fullmatch(origin)
-        if found is None or (found["port"] and found["port"] == _OWN_PORTS.get(found["scheme"])):
-            bound = (
-                "must be '*' or an origin as browsers send it, in small letters and without path"
-                " and usual port: 'https://example.com', 'http://localhost:3000'"
-            )
-            raise InvalidConfig("cors_origins", origin, bound)
-    return checked
+    bound = (
+        "must be '*' or an origin as browsers send it, in small letters and without path"
+        " and usual port: 'https://example.com', 'http://localhost:3000'"
+    )
+    return _checked("cors_origins", origins, _ORIGIN, bound)
 
 
 def check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
     """`allowed_hosts` of `create_app`. Raises `InvalidConfig` for what is no host's name."""
+    known = "'example.com', '*.example.com', '::1'"
+    bound = f"must be '*' or a name without scheme and port: {known}"
+    return _checked("allowed_hosts", hosts, _HOST, bound)
+
+
+def _checked(
+    name: str, values: Sequence[str], known: re.Pattern[str], bound: str
+) -> tuple[str, ...]:
     with checking_config():
-        checked = check_strings("allowed_hosts", hosts, 256, 256)
-    for host in checked:
-        if _HOST.fullmatch(host) is None:
-            known = "'example.com', '*.example.com', '::1'"
-            bound = f"must be '*' or a name without scheme and port: {known}"
-            raise InvalidConfig("allowed_hosts", host, bound)
+        checked = check_strings(name, values, 256, 256)
+    for value in checked:
+        if known.fullmatch(value) is None:
+            raise InvalidConfig(name, value, bound)
     return checked
 
 

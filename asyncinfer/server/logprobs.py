@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from asyncinfer.chunk import TokenLogprob
+from asyncinfer.chunk import TokenLogprob, Usage
 from asyncinfer.engine import EngineTokenizer
 
-__all__ = ["chat_logprobs", "completion_logprobs"]
+__all__ = ["chat_logprobs", "completion_logprobs", "scored_bytes"]
 
 
 def chat_logprobs(tokenizer: EngineTokenizer, logprobs: Iterable[TokenLogprob]) -> dict[str, Any]:
@@ -21,17 +21,19 @@ def chat_logprobs(tokenizer: EngineTokenizer, logprobs: Iterable[TokenLogprob]) 
     return {"content": content, "refusal": None}
 
 
+def scored_bytes(options: Mapping[str, Any], usage: Usage) -> int:
+    """About the bytes of the logprobs that these options ask for, alternatives included."""
+    tokens = usage.completion_tokens + (usage.prompt_tokens if "prompt_logprobs" in options else 0)
+    return 64 * tokens * (1 + options["logprobs"]) if "logprobs" in options else 0
+
+
 def completion_logprobs(
     tokenizer: EngineTokenizer, logprobs: Iterable[tuple[int, TokenLogprob | None]], offset: int
 ) -> dict[str, Any]:
     """A choice's `logprobs` of a completion, by token ids; the first of a prompt has no logprob.
     `offset`: characters before the first."""
-    told: dict[str, Any] = {
-        "tokens": [],
-        "token_logprobs": [],
-        "top_logprobs": [],
-        "text_offset": [],
-    }
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    told: dict[str, list[Any]] = {name: [] for name in names}
     for token_id, entry in logprobs:
         text = _text(tokenizer, token_id)
         told["tokens"].append(text)

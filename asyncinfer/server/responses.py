@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from asyncinfer.chunk import TokenLogprob, ToolCallDelta, Usage
+from asyncinfer.chunk import Completion, TokenLogprob, ToolCallDelta, Usage
 from asyncinfer.errors import InvalidRequest
+from asyncinfer.server.body import SMALL, beside
 from asyncinfer.server.call import Call
 from asyncinfer.server.fields import RESPONSES, check_fields, flag, options_of
-from asyncinfer.server.logprobs import chat_logprobs
+from asyncinfer.server.logprobs import chat_logprobs, scored_bytes
 from asyncinfer.server.models import Model, Models
 from asyncinfer.server.prompts import response_format
 from asyncinfer.server.response_input import response_chat
@@ -87,6 +88,8 @@ class _Response:
         self._model = model
         self._options = options
         self._events = 0
+        #: About the bytes of the events to come.
+        self._size = 0
         self._created = int(time.time())
         self._items: list[dict[str, Any]] = []
         #: Whether the last item is being sent.
@@ -94,6 +97,10 @@ class _Response:
 
     async def whole(self, chat: list[dict[str, Any]]) -> None:
         done = await self._model.engine.generate(chat, **self._options)
+        size = scored_bytes(self._options, done.usage)
+        await self._call.made(size, partial(self._whole, done))
+
+    def _whole(self, done: Completion) -> dict[str, Any]:
         if done.reasoning:
             self._items.append({**self._item("reasoning"), "content": [_thought(done.reasoning)]})
         if done.text or not done.tool_calls:
@@ -102,7 +109,7 @@ class _Response:
         for each in done.tool_calls:
             function = {"call_id": each.id, "name": each.name, "arguments": each.arguments}
             self._items.append({**self._item("function_call"), **function})
-        await self._call.json(self._told(done.finish_reason, done.usage))
+        return self._told(done.finish_reason, done.usage)
 
     async def send(self, chat: list[dict[str, Any]]) -> None:
         reason = "stop"
@@ -124,12 +131,18 @@ class _Response:
                     await self._call.flush()
                 reason = chunk.finish_reason or reason
             usage = stream.usage or Usage()
+        # Four of the last events have all logprobs.
+        self._size = 4 * scored_bytes(self._options, usage)
+        await beside(self._size, partial(self._finish, reason), usage)
+        await self._call.end()
+
+    def _finish(self, reason: str, usage: Usage) -> None:
+        """The last events."""
         if not self._items:
             self._part("message", _said("", []))
         self._close("completed" if reason in _WHOLE else "incomplete")
         told = self._told(reason, usage)
         self._event(told["status"], response=told)
-        await self._call.end()
 
     def _part(self, kind: str, empty: dict[str, Any]) -> None:
         """Open an item of this kind with one part, unless it is open."""
@@ -252,7 +265,8 @@ class _Response:
 
     def _event(self, kind: str, **fields: Any) -> None:
         name = f"response.{kind}"
-        self._call.event({"type": name, "sequence_number": self._events, **fields}, name)
+        told = {"type": name, "sequence_number": self._events, **fields}
+        self._call.event(told, name, large=self._size > SMALL)
         self._events += 1
 
 
