@@ -6,9 +6,13 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
 __all__ = ["TOKEN_BYTES", "PackedTokens"]
 
 TOKEN_BYTES: Final = 4
+#: Matches of bytes within tokens after which tokens are compared.
+_MOST_ASTRAY: Final = 16
 
 
 class PackedTokens:
@@ -31,21 +35,25 @@ class PackedTokens:
 
     def last(self, run: Sequence[int], start: int, end: int) -> int:
         """Where the last occurrence of `run` in the tokens `start .. end - 1` begins, or -1."""
-        needle = array("i", run).tobytes()
-        low, high = TOKEN_BYTES * max(0, start), TOKEN_BYTES * end
-        while (at := self._data.rfind(needle, low, high)) >= 0:
-            if not at % TOKEN_BYTES:
-                return at // TOKEN_BYTES
-            # The bytes match, but not where a token begins.
-            high = at + len(needle) - 1
-        return -1
+        return self._find(run, max(0, start), end, last=True)
 
     def first(self, run: Sequence[int], start: int, end: int) -> int:
         """Where the first occurrence of `run` in the tokens `start .. end - 1` begins, or -1."""
+        return self._find(run, max(0, start), end, last=False)
+
+    def _find(self, run: Sequence[int], start: int, end: int, last: bool) -> int:
+        search = self._data.rfind if last else self._data.find
         needle = array("i", run).tobytes()
-        low, high = TOKEN_BYTES * max(0, start), TOKEN_BYTES * end
-        while (at := self._data.find(needle, low, high)) >= 0:
-            if not at % TOKEN_BYTES:
+        low, high = TOKEN_BYTES * start, TOKEN_BYTES * end
+        for _ in range(_MOST_ASTRAY):
+            at = search(needle, low, high)
+            if at < 0 or not at % TOKEN_BYTES:
                 return at // TOKEN_BYTES
-            low = at + 1
-        return -1
+            # The bytes match, but not where a token begins.
+            low, high = (low, at + len(needle) - 1) if last else (at + 1, high)
+        tokens = np.frombuffer(self._data, np.int32)[start:end]
+        alike = np.ones(max(0, len(tokens) - len(run) + 1), bool)
+        for place, token in enumerate(run):
+            alike &= tokens[place : place + len(alike)] == token
+        found = np.flatnonzero(alike)
+        return start + int(found[-1 if last else 0]) if len(found) else -1

@@ -35,9 +35,8 @@ class PromptLookup:
         request.state = None
 
     def _propose(self, request: DraftRequest) -> Sequence[int]:
-        known: PackedTokens | None = request.state
-        if known is None:
-            known = request.state = PackedTokens()
+        known: PackedTokens = request.state or PackedTokens()
+        request.state = known
         known.extend(request.tokens(len(known)))
         count = len(known)
         for length in dict.fromkeys((self._longest, self._shortest)):

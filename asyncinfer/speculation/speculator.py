@@ -7,13 +7,7 @@ from typing import Final, Protocol
 
 from asyncinfer.protocols import DraftRequest
 from asyncinfer.speculation.counters import DraftCounters
-from asyncinfer.speculation.drafter import (
-    GRAMMAR,
-    PREDICTION,
-    AnswerView,
-    Drafter,
-    expected_share,
-)
+from asyncinfer.speculation.drafter import GRAMMAR, PREDICTION, AnswerView, Drafter, expected_share
 from asyncinfer.speculation.guarded_proposer import GuardedProposer
 from asyncinfer.speculation.step_costs import StepCosts
 
@@ -140,7 +134,6 @@ class Speculator:
 
 
 def _view(drafter: Drafter, name: str) -> AnswerView:
-    view = drafter.views.get(name)
-    if view is None:
-        view = drafter.views[name] = AnswerView(drafter)
-    return view
+    if name not in drafter.views:
+        drafter.views[name] = AnswerView(drafter)
+    return drafter.views[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -35,6 +36,27 @@ def test_runs_are_found_where_they_are(text: list[int], run: list[int]) -> None:
     assert packed.first(run, 0, len(text)) == (places[0] if places else -1)
     assert packed.last(run, 0, len(text)) == (places[-1] if places else -1)
     assert packed.slice(0, len(text)) == text
+
+
+@pytest.mark.parametrize("count", [3, 5000])
+def test_bytes_that_match_within_tokens_cost_few_searches(count: int) -> None:
+    """Each token of the text has the bytes of the run, shifted: a million took 0.2 s a search."""
+    text, run, calls = [256] * count, [1, 1, 1, 1], 0
+    packed = PackedTokens([*text, *run, *text, *run, *text])
+
+    def counted(frame: object, event: str, called: object) -> None:
+        nonlocal calls
+        calls += event == "c_call"
+
+    sys.setprofile(counted)
+    try:
+        found = packed.first(run, 0, len(packed)), packed.last(run, 0, len(packed))
+        none = packed.first([1, 2], 0, len(packed)), packed.last(run, 0, count)
+    finally:
+        sys.setprofile(None)
+    assert found == (count, 2 * count + 4)
+    assert none == (-1, -1)
+    assert calls < 500
 
 
 def lookup(known: list[int], most: int = 4, **options: int) -> list[int]:
