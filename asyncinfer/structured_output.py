@@ -143,7 +143,7 @@ class AnswerReader(NamedTuple):
         text, adapter = self._json(text), self.schema
         try:
             plain = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         if adapter is None or isinstance(adapter, str):
             return plain

@@ -84,7 +84,8 @@ def as_json(text: str, kinds: frozenset[str] | None) -> str:
     of `kinds` (None: of any type), else a string."""
     bare = text.strip()
     try:
-        value = json.loads(bare)
+        # JSON has no NaN and no infinities, and `int` refuses them.
+        value = json.loads(bare, parse_constant=int)
     except (ValueError, RecursionError):
         # Some models write them as Python does.
         named = {"True": "true", "False": "false", "None": "null"}.get(bare)

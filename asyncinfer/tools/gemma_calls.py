@@ -185,7 +185,7 @@ def _bare(text: str) -> str:
     """A number or a name as JSON."""
     text = text.strip()
     try:
-        json.loads(text)
+        json.loads(text, parse_constant=int)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
     return text

@@ -129,13 +129,13 @@ def _as_json(text: str) -> str:
     """The JSON of a value: the text itself where it is JSON already."""
     text = text.strip()
     try:
-        json.loads(text)
+        json.loads(text, parse_constant=int)
     except (ValueError, RecursionError):
         try:
             value = _evaluated(ast.parse(text, mode="eval").body)
+            return json.dumps(value, ensure_ascii=False, allow_nan=False)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
-            value = text
-        return json.dumps(value, ensure_ascii=False)
+            return json.dumps(text, ensure_ascii=False)
     return text
 
 

@@ -11,7 +11,7 @@ import pytest
 from support import OpenEngine, core_of, places
 
 from asyncinfer import Engine, InvalidRequest, RequestFailed
-from asyncinfer.testing import FakeModel
+from asyncinfer.testing import FakeModel, ScriptedModel
 
 pytestmark = pytest.mark.asyncio
 
@@ -123,6 +123,14 @@ async def test_length_is_said_and_the_text_is_a_beginning(open_engine: OpenEngin
         most = len(whole.token_ids)
         done = await engine.generate("q", json_schema=PERSON, max_tokens=most, seed=3)
         assert done.finish_reason == "stop"
+
+
+async def test_an_object_that_is_nested_too_deeply_is_none() -> None:
+    """As the arguments of a call are; it was a `RecursionError`."""
+    said = '{"a": ' + "[" * 3000 + "]" * 3000 + "}"
+    async with Engine(ScriptedModel([said])) as engine:
+        done = await engine.generate("q", json_object=True, max_tokens=9000)
+    assert (done.text, done.finish_reason, done.parsed) == (said, "stop", None)
 
 
 async def test_what_a_stop_string_cuts_off_is_no_object() -> None:

@@ -123,6 +123,20 @@ def test_what_is_no_call_is_not_lost(name: str, text: str, content: str | None, 
         assert found[0] == content
 
 
+@pytest.mark.parametrize("name", ["qwen-xml", "glm", "gemma", "function-gemma", "llama-python"])
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "[1, NaN]", "['a', 1e999]"])
+def test_a_value_that_json_has_not_is_a_text(name: str, value: str) -> None:
+    """Clients send it back as JSON, which the server refused."""
+
+    def refused(constant: str) -> None:
+        raise AssertionError(constant)
+
+    reading = Reading(family_named(name), tokenizer_of(SYNTAXES[name]))
+    call = SYNTAXES[name].write((("save", {"share": 2.5}),)).replace("2.5", value)
+    ((_, _, arguments),) = reading.parse(reading.marked(call))[2]
+    assert "share" in json.loads(arguments, parse_constant=refused)
+
+
 def test_reasoning_that_the_prompt_opened_is_read() -> None:
     family = family_named("hermes")
     assert family.thinking("<|im_start|>assistant\n<think>\n")
