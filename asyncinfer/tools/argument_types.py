@@ -80,8 +80,8 @@ def is_text(schema: Any, root: Mapping[str, Any]) -> bool:
 
 
 def as_json(text: str, kinds: frozenset[str] | None) -> str:
-    """The JSON of a value that was written without quotes: the text itself where it is JSON of one
-    of `kinds` (None: of any type), else a string."""
+    """The JSON of a value that may be more than a text: as it is written where it is JSON of one of
+    `kinds` (None: of any type), else a string."""
     bare = text.strip()
     try:
         # JSON has no NaN and no infinities, and `int` refuses them.
@@ -95,7 +95,7 @@ def as_json(text: str, kinds: frozenset[str] | None) -> str:
         return json.dumps(text, ensure_ascii=False)
     kind = _KINDS.get(type(value), "string")
     fits = kinds is None or kind in kinds or (kind == "integer" and "number" in kinds)
-    return bare if fits and kind != "string" else json.dumps(text, ensure_ascii=False)
+    return bare if fits else json.dumps(text, ensure_ascii=False)
 
 
 def arguments_of(place: str, schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]]:

@@ -39,8 +39,9 @@ SCHEMA: dict[str, Any] = {
             "additionalProperties": False,
         },
         "either": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+        "name": {"anyOf": [{"type": "string", "maxLength": 4}, {"type": "null"}]},
     },
-    "required": ["unit", "code", "days", "deep"],
+    "required": ["unit", "code", "days", "deep", "name"],
     "additionalProperties": False,
 }
 TOOLS = [{"name": "f", "description": "Does it.", "parameters": SCHEMA}, {"name": "g"}]
