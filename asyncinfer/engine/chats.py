@@ -122,12 +122,11 @@ class Chats:
 
     def _write_arguments(self, arguments: Any) -> Any:
         """A call's arguments as the template takes them: most take an object."""
-        if self.family.name.startswith("deepseek"):
-            return arguments if isinstance(arguments, str) else json.dumps(arguments)
+        text = self.family.name.startswith("deepseek")
         if not isinstance(arguments, str):
-            return arguments
+            return json.dumps(arguments, ensure_ascii=False) if text else arguments
         try:
-            data = json.loads(arguments)
+            data = None if text else json.loads(arguments)
         except (ValueError, RecursionError):
             return arguments
         return data if isinstance(data, dict) else arguments

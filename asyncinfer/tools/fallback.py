@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from asyncinfer.tools.tool import Tool
 
 __all__ = ["without_tools"]
 
+#: Models read letters better than the numbers of those that are not ASCII's.
+_JSON: Final = json.JSONEncoder(ensure_ascii=False).encode
 _TELLING = """You can call these tools:
 {tools}
 
@@ -46,7 +48,7 @@ def without_tools(
             found.append(message)
     if not tools:
         return found
-    listed = "\n".join(json.dumps(tool.definition["function"]) for tool in tools)
+    listed = "\n".join(_JSON(tool.definition["function"]) for tool in tools)
     telling = _TELLING.format(tools=listed)
     first = found[0] if found else {}
     if first.get("role") in ("system", "developer") and isinstance(first.get("content"), str):
@@ -64,6 +66,5 @@ def _written(call: Any) -> str:
     if not isinstance(function, Mapping):
         return ""
     arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments)
-    return f'{{"name": {json.dumps(function.get("name"))}, "arguments": {arguments}}}'
+    text = arguments if isinstance(arguments, str) else _JSON(arguments)
+    return f'{{"name": {_JSON(function.get("name"))}, "arguments": {text}}}'

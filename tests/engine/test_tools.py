@@ -286,6 +286,23 @@ async def test_a_model_without_tools_is_told_of_them(open_engine: OpenEngine) ->
         assert "Result of the tool:\nsun" in text
 
 
+@pytest.mark.parametrize("name", ["json", "deepseek-v3.1"])
+async def test_letters_stay_letters_in_a_prompt(name: str) -> None:
+    """Where the template writes no JSON itself: models read their numbers badly."""
+    tool = {"name": "f", "description": "天气", "parameters": {"type": "object"}}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"ö": "北京"}}}
+    told = [*HI, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    model = model_of(name)
+    if name != "json":
+        source = "{{ messages[1].tool_calls[0].function.arguments }}{{ tools }}{# "
+        source += SYNTAXES[name].template + " #}"
+        model.template = ChatTemplate(source)
+    async with Engine(model) as engine:
+        text = engine.tokenizer.render_chat(told, tools=[tool])
+        assert '{"ö": "北京"}' in text
+        assert "天气" in text
+
+
 async def test_facts_of_the_model() -> None:
     async with Engine() as engine:
         model = engine.model
