@@ -56,9 +56,18 @@ class Formats:
             raise InvalidRequest("thinking_budget", value, "one of them only")
         if not self._able:
             raise InvalidRequest("tools", Size("a list"), "this model restricts no draws")
-        if params.alternatives is not None or params.sampler is not None:
-            most_forced = 0
-        return [*self._grammars.matchers(form, params.n, most_forced, told)]
+        try:
+            return self._made(form, params, most_forced, told)
+        except InvalidRequest:
+            # By itself, a tool's schema tells whether and where it is wrong.
+            for name, tool in message.tools.items():
+                form = AnswerFormat("json_schema", json.dumps(tool.schema))
+                try:
+                    self._grammars.matchers(form, 0, 0)
+                except InvalidRequest as error:
+                    place = error.field.replace("json_schema", f"tools/{name}", 1)
+                    raise InvalidRequest(place, error.value, error.bound) from None
+            raise
 
     def chars(self, params: SamplingParams) -> int:
         """Characters of the format that the answers have to fit; 0 without one."""
@@ -74,10 +83,14 @@ class Formats:
         if not self._able:
             value = getattr(params, params.constraint)
             raise InvalidRequest(params.constraint, value, "this model restricts no draws")
-        if params.alternatives is not None or params.sampler is not None:
-            # Nothing is forced, since each token needs a logprob or a sampler's draw.
-            most_forced = 0
-        return [*self._grammars.matchers(self._format(params), params.n, most_forced, told)]
+        return self._made(self._format(params), params, most_forced, told)
+
+    def _made(
+        self, form: AnswerFormat, params: SamplingParams, most: int, told: Callable[[float], object]
+    ) -> list[Matcher | None]:
+        # Nothing is forced where each token needs a logprob or a sampler's draw.
+        drawn = params.alternatives is not None or params.sampler is not None
+        return [*self._grammars.matchers(form, params.n, 0 if drawn else most, told)]
 
     def _format(self, params: SamplingParams) -> AnswerFormat:
         kind, after = params.constraint, params.constrain_after or ""
@@ -94,10 +107,9 @@ class Formats:
     def _schema_text(self, typed: Any) -> str:
         if not _is_kept(typed):
             return schema_of(typed)
-        schema = self._schemas.get(typed)
-        if schema is None:
-            schema = self._schemas[typed] = schema_of(typed)
-        return schema
+        if typed not in self._schemas:
+            self._schemas[typed] = schema_of(typed)
+        return self._schemas[typed]
 
 
 def _is_kept(typed: Any) -> bool:

@@ -14,12 +14,7 @@ from asyncinfer.config import EngineConfig
 from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.beam_search import BeamSearch
 from asyncinfer.engine.core import Core
-from asyncinfer.engine.footprint import (
-    beam_bytes,
-    drafting_bytes,
-    matcher_bytes,
-    prepared_bytes,
-)
+from asyncinfer.engine.footprint import beam_bytes, drafting_bytes, matcher_bytes, prepared_bytes
 from asyncinfer.engine.formats import Formats
 from asyncinfer.engine.limits import reasoning_of, text_stop
 from asyncinfer.engine.options import RequestOptions

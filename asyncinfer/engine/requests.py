@@ -7,13 +7,7 @@ from asyncinfer.engine.admission import Admission
 from asyncinfer.engine.end_errors import closed, named_failure, too_late
 from asyncinfer.engine.engine_events import EngineEvents
 from asyncinfer.engine.request import End, Request, TokenSink, output_of
-from asyncinfer.errors import (
-    InvalidRequest,
-    Overloaded,
-    RequestFailed,
-    StreamStalled,
-    drop_frames,
-)
+from asyncinfer.errors import InvalidRequest, Overloaded, RequestFailed, StreamStalled, drop_frames
 from asyncinfer.scheduler import Scheduler, Step, StepResult
 from asyncinfer.telemetry import emit
 from asyncinfer.text import panicked

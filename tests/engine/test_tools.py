@@ -286,6 +286,17 @@ async def test_a_model_without_tools_is_told_of_them(open_engine: OpenEngine) ->
         assert "Result of the tool:\nsun" in text
 
 
+@pytest.mark.parametrize("name", ["hermes", "mistral", "qwen-xml"])
+async def test_a_schema_that_is_wrong_is_named_by_its_tool(name: str) -> None:
+    """Of thirty tools, one may say what no answer can be held to."""
+    wrong = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    tools = [*TOOLS, {"name": "odd", "parameters": wrong}]
+    async with Engine(model_of(name)) as engine:
+        with pytest.raises(InvalidRequest, match=r"^tools/odd/properties/a=.*uniqueItems"):
+            await engine.generate(HI, tools=tools)
+        assert engine.stats().running == 0
+
+
 @pytest.mark.parametrize("name", ["json", "deepseek-v3.1"])
 async def test_letters_stay_letters_in_a_prompt(name: str) -> None:
     """Where the template writes no JSON itself: models read their numbers badly."""
