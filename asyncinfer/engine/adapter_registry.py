@@ -81,7 +81,7 @@ class AdapterUse:
         self.users = 0
         #: Whether its name was removed or given to another load.
         self.retired = False
-        #: Whether its name was another load's before.
+        #: Whether the load took its name over from another adapter.
         self.replaces = False
 
     @property
@@ -183,8 +183,8 @@ class AdapterRegistry:
             return use.info
 
     def withdraw(self, name: str, loaded: AdapterInSlot) -> None:
-        """Undo a `put`, as long as the name stands for this adapter. One that was put in the place
-        of another stays, since that is gone."""
+        """Undo a `put`, if the name still stands for this adapter. An adapter that `loaded`
+        replaced is gone, so `loaded` keeps the name."""
         with self._lock:
             use = self._named.get(name)
             if use is not None and use.loaded is loaded and not use.replaces:

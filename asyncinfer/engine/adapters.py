@@ -91,7 +91,7 @@ class Adapters:
             load.abandon()
             self._loader.drop(load)
             if not isinstance(error, GeneratorExit):
-                # A finalizer takes no lock.
+                # A finalizer must take no lock, so the load withdraws itself.
                 load.withdraw()
             raise
         finally:
@@ -180,12 +180,12 @@ class _Load:
         self._config = config
         self._revision = revision
         self._result: AdapterInfo | BaseException | None = None
-        #: Whoever takes the one entry decides how the load ends. That needs no lock, so that a
-        #: finalizer can do it.
+        #: Whoever pops the only entry decides how the load ends. A pop needs no lock, so a
+        #: finalizer may do it.
         self._open = [True]
         #: Whether nobody will ask for the outcome.
         self._left = False
-        #: What has got the name.
+        #: The adapter that got the name.
         self._named: AdapterInSlot | None = None
 
     def abandon(self) -> None:
@@ -195,7 +195,7 @@ class _Load:
         self._result = None
 
     def withdraw(self) -> None:
-        """Take the name back from an adapter that nobody has heard of."""
+        """Take the name back from an adapter that no caller was given."""
         if self._named is not None:
             self._registry.withdraw(self._name, self._named)
 
@@ -220,7 +220,7 @@ class _Load:
         try:
             raise error
         finally:
-            # Its traceback refers to this frame.
+            # The error's traceback refers to this frame.
             del error
 
     def run(self) -> None:
@@ -238,7 +238,7 @@ class _Load:
         if self._result is not None or self._open:
             self.done.set()
         if self._left:
-            # The traceback of an error refers to the load: only the collector would find the two.
+            # An error's traceback refers to the load: only the garbage collector would free both.
             self._result = None
 
     def _load(self, pool: RunnerAdapters) -> None:
@@ -252,7 +252,7 @@ class _Load:
         except BaseException as error:
             self._result = error
             raise
-        # In this order: who leaves meanwhile finds the name, or is found here.
+        # The order matters: a task that leaves meanwhile either finds the name, or is found below.
         self._named = loaded
         if self._left:
             self.withdraw()
@@ -263,7 +263,7 @@ class _Load:
         emit("adapter_loaded", name=self._name, rank=info.rank, bytes=info.bytes)
 
     def _check(self) -> None:
-        """Stop reading for a load that nobody waits for, since others may wait for the thread."""
+        """Stop reading when nobody waits for the load, since other loads wait for the thread."""
         if not self._open:
             raise EngineClosed(f"the load of adapter {self._name!r} was cancelled")
 

@@ -65,11 +65,11 @@ class Admission:
         self._lock = RLock()
         #: Requests that have a place.
         self._places: dict[Request, None] = {}
-        #: Those of them that have ended and that the decode thread's counters still have.
+        #: Requests in `_places` that have ended, but that the decode thread still counts.
         self._still_counted: dict[Request, None] = {}
         #: Requests whose consumer may not have been told of an end.
         self._untold: dict[Request, None] = {}
-        #: The deadlines that nobody was told of.
+        #: The deadlines that no consumer was told of yet.
         self.deadlines = Deadlines()
         self._over: Callable[[], AsyncInferError] | None = None
 
@@ -102,7 +102,7 @@ class Admission:
         try:
             raise self._refused(refusal)
         finally:
-            # Its traceback refers to this frame, and to those that have the request.
+            # Its traceback refers to frames that hold the request.
             del refusal
 
     def charge(self, request: Request, count: int) -> None:
@@ -118,7 +118,7 @@ class Admission:
         try:
             raise self._refused(refusal)
         finally:
-            # Its traceback refers to this frame, and to those that have the request.
+            # Its traceback refers to frames that hold the request.
             del refusal
 
     def _lacks_places(self, answers: int) -> Overloaded | None:
@@ -152,9 +152,8 @@ class Admission:
             return True
 
     def complete(self, stats: EngineStats) -> EngineStats:
-        """The decode thread's last snapshot, and what other threads have counted since. A request
-        that the watchdog has ended neither runs nor waits, though the decode thread may be held up
-        and not know of it yet."""
+        """The decode thread's last snapshot, with what other threads have counted since. A request
+        that the watchdog ended neither runs nor waits, even before the decode thread notices."""
         with self._lock:
             over = Counter(state for each in self._still_counted for state in each.states)
             return replace(
@@ -184,7 +183,7 @@ class Admission:
             request.end = how
             request.outcome = request.summary(self._clock(), error)
             self.ends[how] += not counted
-            # What the decode thread ends it stops counting itself.
+            # The decode thread itself stops counting the requests that it ends.
             if request in self._places and not (counted and request.phase is Phase.TAKEN):
                 self._still_counted[request] = None
             return request.outcome

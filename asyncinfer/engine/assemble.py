@@ -66,7 +66,7 @@ def open_core(
         _check_policies(config)
         with stoppable(go_on):
             draft = open_draft(source, config, report)
-            # A head is loaded with its model; a model that drafts is there already.
+            # A head is loaded together with its model; a model that drafts has been loaded already.
             loaded = source.load(config if draft is None else config.replace(draft=None), report)
         go_on()
         scheduler = open_scheduler(loaded, config, events, runtime.clock, faults, draft)
@@ -79,7 +79,7 @@ def open_core(
     except BaseException:
         for each in (loaded, draft):
             if each is not None:
-                # Whoever opens hears why that failed, and not of what closing one of them raises.
+                # The caller hears why opening failed, not what closing half of an engine raised.
                 with suppress(Exception):
                     each.runner.close()
         if events is not None:
@@ -101,7 +101,7 @@ def open_scheduler(
     told = [] if faults is None else faults
     spec = loaded.runner.spec
     cache = None
-    # Where tokens see those after them, no prefix is the same twice.
+    # Where tokens attend to later tokens, no two prompts share the KV of a prefix.
     if config.prefix_cache and not spec.whole_prompts:
         eviction, label = plugins.cache_policies.choose(config.cache_policy)
         cache = PrefixCache(

@@ -123,7 +123,7 @@ class BeamGroup:
         )[: self._width]
         unended = (Beam(p, token, total) for total, p, token, reason in ranked if reason != "stop")
         going = [*islice(unended, self._size)]
-        # Those of its last step count as well.
+        # Tokens that beams chose in the last step count as well.
         taken.update(beam.token for beam in going)
         for total, parent, token, reason in ranked[: self._size]:
             if reason is not None:
@@ -132,7 +132,7 @@ class BeamGroup:
                 self.hypotheses.append(Hypothesis(score, tokens, reason))
         self.hypotheses.sort(key=lambda each: -each.score)
         del self.hypotheses[self._size :]
-        # Transformers compares the best beam with the answers, in groups also one that has ended.
+        # Transformers compares answers with the best beam, in groups even one that has ended.
         best = [each[0] for each in ranked] if options.groups > 1 else [b.total for b in going]
         self.over = not going or length == self._most or not self._can_improve(best[0], length)
         if self.over:
@@ -141,7 +141,7 @@ class BeamGroup:
         return going
 
     def _can_improve(self, best: float, length: int) -> bool:
-        """Whether the search goes on, the best that there is having this sum and length."""
+        """Whether the search goes on, given the summed logprob and the length of the best beam."""
         if len(self.hypotheses) < self._size:
             return True
         options = self._options

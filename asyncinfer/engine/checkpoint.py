@@ -32,7 +32,7 @@ class CheckpointSource:
 
     def load(self, config: EngineConfig, progress: Progress | None) -> Loaded:
         self._check_architecture(config)
-        # Imported here, since engines on other model sources need no torch, nor does a refusal.
+        # Imported here: engines on other model sources need no torch, and neither does a refusal.
         from asyncinfer.engine.gguf import load_gguf
         from asyncinfer.models import read_config
         from asyncinfer.models.embedding_modules import read_modules
@@ -44,7 +44,7 @@ class CheckpointSource:
             return load_gguf(path, config, progress, draft=self.draft, head=head)
         with following_links(self._follows_links(config)):
             known = read_config(path)
-            # After it, since for a config that is refused no runner is imported.
+            # Imported last, so that a refused config imports no runner.
             from asyncinfer.runner import open_runner
 
             tokenizer = Tokenizer.from_folder(path)
@@ -63,7 +63,7 @@ class CheckpointSource:
         )
 
     def tokenizer(self, config: EngineConfig) -> Tokenizer:
-        """Its tokenizer alone. Raises `ModelLoadError`."""
+        """The tokenizer alone. Raises `ModelLoadError`."""
         from asyncinfer.text import gguf_tokenizer
         from asyncinfer.weights.gguf import is_gguf, read_header
 

@@ -41,8 +41,8 @@ async def close(
                 try:
                     await thread.closed.wait(bridge)
                 except GeneratorExit:
-                    # A finalizer closes the coroutine: it takes no lock and waits for nothing. The
-                    # scope around may replace this exception, so a flag remembers it.
+                    # A finalizer closes the coroutine, so this takes no lock and waits for nothing.
+                    # The surrounding scope may replace this exception, so a flag remembers it.
                     dropped = True
                     frontend.forget()
                     raise

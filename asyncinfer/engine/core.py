@@ -81,7 +81,7 @@ class Core:
 
     @property
     def done(self) -> bool:
-        """Closed, and nothing is left to wait for."""
+        """Whether the core is closed and waits for nothing more."""
         if self._admission.drain_until is None or self.requests.live:
             return False
         return not self.scheduler.in_flight and self.inbox.empty()
@@ -106,7 +106,7 @@ class Core:
         self.turn_began = None
 
     def idle_until(self, most: float) -> float:
-        """When something runs out of time, in seconds of the clock; in `most` seconds at most."""
+        """When the next time runs out, in seconds of the clock; at most `most` seconds from now."""
         due = min(self._clock() + most, self._admission.deadlines.next)
         if self._admission.drain_until is not None:
             due = min(due, self._admission.drain_until)
@@ -192,7 +192,7 @@ class Core:
             self.runner.close()
 
     def discard(self, error: AsyncInferError) -> None:
-        """The engine was not opened after all."""
+        """Undo the opening of an engine that failed to open."""
         try:
             self.close()
         finally:
@@ -212,7 +212,7 @@ class Core:
             case Command.RELEASE:
                 self.requests.release(argument, now)
                 self._admission.leave(argument)
-                # The counters still had it, and `Admission` took it off as long as it had a place.
+                # Without its place, `Admission` subtracts the request from the counters no more.
                 self._publish()
             case Command.CLOSE:
                 self._closing = True

@@ -39,10 +39,10 @@ class GenerationDefaults:
 
 
 def generation_defaults(folder: Path) -> GenerationDefaults:
-    """The defaults of the model in `folder`, read as the hub does: without `do_sample` it is
-    greedy. A file that names no option, or no file, leaves those of `SamplingParams`.
+    """The defaults of the model in `folder`, read as Transformers reads them: without `do_sample`
+    it is greedy. Without a file, or an option in it, they are those of `SamplingParams`.
 
-    Raises `ModelLoadError`: the file cannot be read, or an option that holds is out of bounds.
+    Raises `ModelLoadError` if the file cannot be read, or an effective option is out of bounds.
     """
     path = checkpoint_file(folder, "generation_config.json")
     given = {} if path is None else read_json(path, _MOST_BYTES)

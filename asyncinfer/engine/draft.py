@@ -42,8 +42,8 @@ def open_draft(
 
 
 def _check_head(source: ModelSource, config: EngineConfig, head: Path) -> None:
-    """Raise `InvalidConfig` for an engine that cannot have a head, or whose model is another one as
-    far as a tokenizer beside the head tells."""
+    """Raise `InvalidConfig` for an engine that cannot have a drafting head, and for a head whose
+    tokenizer shows that it was made for another model."""
     if config.deterministic:
         bound = "must be another one with deterministic=True: a head is not computed in tiles"
         raise InvalidConfig("draft", config.draft, bound)

@@ -1,4 +1,4 @@
-"""Whether a draft is a head for the model."""
+"""Decides whether `EngineConfig.draft` is a head for the engine's model or a model of its own."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["drafting_head"]
 
 
 def drafting_head(config: EngineConfig) -> Path | None:
-    """The folder of `config.draft` if it is a head for the model, which loads it; None: it is a
-    model of its own, or there is none. Raises `ModelLoadError`."""
+    """The folder of `config.draft` if it is a head, which the engine's model loads; None if it is a
+    model of its own, or if there is none. Raises `ModelLoadError`."""
     named = config.draft
     if not isinstance(named, str | PathLike) or named in (PREDICTOR, EMBEDDED):
         return None

@@ -37,7 +37,7 @@ __all__ = ["Embeddings", "Score", "embed", "score"]
 #: Texts of one call, and requests of it at once.
 MOST_TEXTS: Final = 4096
 AT_ONCE: Final = 64
-#: Options of requests of which only the prompt is computed.
+#: Sampling options of a request that computes its prompt and generates nothing.
 PARAMS: Final = SamplingParams(temperature=0.0, max_tokens=0)
 SCORED: Final = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=0)
 
@@ -98,13 +98,13 @@ async def embed(
     chosen: Pooling = "mean" if pooling == "mean" else "last"
     done = await _each(frontend, [partial(begin, text, chosen) for text in asked])
     finish = partial(_vectors, done, chosen, dense, dimensions, normalize)
-    # A product with thousands of vectors takes long.
+    # A product with thousands of vectors is too long for the event loop.
     vectors = await anyio.to_thread.run_sync(finish) if dense else finish()
     return Embeddings(vectors, sum(each.usage.prompt_tokens for each in done))
 
 
 def _prompt(name: str | None, modules: EmbeddingModules | None) -> str:
-    """The text that comes before each text, by its name."""
+    """The text that `modules` puts before each input, by the name of the prompt."""
     prompts = {} if modules is None else modules.prompts
     if name is None:
         name = None if modules is None else modules.default_prompt
@@ -183,8 +183,8 @@ async def score(
 
 
 async def _each(frontend: Frontend, begin: Sequence[Callable[[], Stream]]) -> list[Completion]:
-    """The completions of requests, some at once, for which an engine that does nothing else has
-    room. What one of them raises ends the others."""
+    """The completions of the requests. As many run at once as an idle engine has room for. An error
+    of one request ends the others."""
     done: list[Completion] = []
     most = min(AT_ONCE, frontend.config.max_requests)
     for start in range(0, len(begin), most):

@@ -40,7 +40,7 @@ _OUTCOMES: Final[dict[End | None, Literal["finished", "aborted", "failed", "clos
 
 
 class _Counted(NamedTuple):
-    """Totals of an engine. `StepTaken` has how much a step has added to each, in this order."""
+    """Totals of an engine, in the order in which `StepTaken` reports how each has grown."""
 
     masks: int
     mask_seconds: float
@@ -71,7 +71,7 @@ class EngineEvents:
         self._clock = clock
         self.every_step = observers.every_step
         self._observers = observers
-        #: The totals when observers were last told of a step.
+        #: The totals that observers were last told of.
         self._counted = _Counted(0, 0.0, 0, 0, 0)
 
     def opened(self, model: str, stats: Callable[[], EngineStats]) -> None:

@@ -20,7 +20,7 @@ __all__ = ["EngineTokenizer"]
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """The bounds of a model, in the place of its runner."""
+    """Stands in for the runner of a pickled tokenizer, whose `spec` holds a model's bounds."""
 
     spec: RunnerSpec
 
@@ -38,7 +38,7 @@ class EngineTokenizer:
         self._reader = PromptReader(loaded, config)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """It travels without the model: what reads prompts needs its bounds alone."""
+        """Pickled without the model, since reading prompts needs the model's bounds alone."""
         loaded, config = self._loaded, self._config
         runner: Any = _Bounds(loaded.runner.spec)
         bare = dataclasses.replace(loaded, runner=runner, modules=None)
@@ -71,9 +71,9 @@ class EngineTokenizer:
         template_options: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
     ) -> str:
-        """The prompt that the model's template makes of a chat, with the options of
-        `Engine.stream` that change it. As a prompt of its own it would not be the same tokens where
-        messages spell special tokens. Raises `InvalidRequest`."""
+        """The prompt that the model's template makes of a chat, with those options of
+        `Engine.stream` that change it. As a prompt this text may give other tokens than the chat,
+        if a message spells special tokens. Raises `InvalidRequest`."""
         options = ChatOptions.of(tools, None, True, template_options, continue_final_message)
         return "".join(self._tokenizer.shield.pieces(self._rendered(messages, options)))
 
@@ -85,7 +85,7 @@ class EngineTokenizer:
         template_options: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
     ) -> list[int]:
-        """The token ids of a chat, as a request has them. Raises `InvalidRequest`."""
+        """The token ids of a chat, as a request computes them. Raises `InvalidRequest`."""
         options = ChatOptions.of(tools, None, True, template_options, continue_final_message)
         return self._chats.encode(messages, self._rendered(messages, options), options)
 

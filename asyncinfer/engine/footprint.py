@@ -33,11 +33,11 @@ _ENTRY: Final = 8
 _INTEGER: Final = 32
 #: An unread chunk of one token: two tuples, a short text and their place in a queue.
 _CHUNK: Final = 256
-#: A candidate of a beam search: a tuple of three, a token, a logprob and its place in a list.
+#: A candidate of a beam search: a tuple of a token, a logprob and a place in a list.
 _CANDIDATE: Final = 64 + _INTEGER + 24 + _ENTRY
-#: Types of values that hold no others.
+#: Types of values that hold no other values.
 _LEAVES: Final = frozenset((str, bool, int, float, type(None)))
-#: Levels of values within one another in messages; a template takes fewer.
+#: The deepest nesting of values in messages that is accepted; chat templates accept less.
 _MOST_LEVELS: Final = 64
 #: Bytes of a matcher, and of each character of its format: after the first mask a format of a few
 #: characters took 5 kB and one of 22,000 characters 37 kB.
@@ -46,9 +46,9 @@ _MATCHER_CHAR: Final = 2
 
 
 def submitted_bytes(prompt: Any, buffer: int, chat: ChatOptions | None = None, *others: Any) -> int:
-    """Bytes that a request holds from its submission on: its prompt as it was given, its tools,
-    what else it was given, and a full buffer. Raises `InvalidRequest` for a chat of too many
-    messages, or of too much in them.
+    """Bytes that a request holds from its submission on: its prompt as it was given, its tools, its
+    other inputs, and a full buffer. Raises `InvalidRequest` for a chat of too many messages, or
+    with too many values in them.
 
     Args:
         prompt: anything; what is no prompt is refused later and counts as nothing.
@@ -60,8 +60,8 @@ def submitted_bytes(prompt: Any, buffer: int, chat: ChatOptions | None = None, *
 
 
 def matcher_bytes(format_chars: int, answers: int) -> int:
-    """Bytes that the matchers of so many answers hold at their start, for a format of so many
-    characters. What they grow by is charged as they grow, see `Matcher.grown`."""
+    """Bytes that the matchers of `answers` hold at first, for a format of `format_chars`
+    characters. Their growth is charged as it happens: see `Matcher.grown`."""
     return answers * (_MATCHER + _MATCHER_CHAR * format_chars)
 
 
@@ -130,8 +130,8 @@ def _prompt_bytes(prompt: Any) -> int:
 
 
 def _message_bytes(messages: Sequence[Any]) -> int:
-    """Bytes of all that the fields of chat messages hold: calls and reasoning may be longer than
-    contents. Raises `InvalidRequest` for more than an event loop has time to look at."""
+    """Bytes of all fields of chat messages, since calls and reasoning may be longer than contents.
+    Raises `InvalidRequest` for more values than an event loop has time to look at."""
     size = looked = 0
     level: list[Any] = [*messages]
     for _ in range(_MOST_LEVELS):
@@ -141,7 +141,7 @@ def _message_bytes(messages: Sequence[Any]) -> int:
         if looked > MAX_MESSAGE_VALUES:
             value = Size(f"{looked} values or more in messages")
             raise InvalidRequest("prompt", value, f"at most {MAX_MESSAGE_VALUES}")
-        # A level at a time, and little of it in Python: there may be a hundred thousand values.
+        # Whole levels of values at a time, mostly in C: there may be a hundred thousand values.
         inner = objects, [each.values() for each in objects], lists
         values: list[Any] = [*chain.from_iterable(chain(*inner))]
         size += sum(map(getsizeof, values))

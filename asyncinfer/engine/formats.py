@@ -113,5 +113,5 @@ class Formats:
 
 
 def _is_kept(typed: Any) -> bool:
-    """Whether the type's schema is kept. A type without a hash cannot be a dictionary's key."""
+    """Whether `typed` is a key of the kept schemas: a type without a hash cannot be one."""
     return isinstance(typed, Hashable) and hasattr(typed, "__weakref__")

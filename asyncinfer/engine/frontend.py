@@ -81,8 +81,8 @@ class Frontend:
         return f"req-{next(self._ids)}"
 
     async def turn(self) -> None:
-        """Wait until the event loop has time for one more request, as it has at once unless a crowd
-        comes together."""
+        """Wait until the event loop has time for one more request: at once, unless many start
+        together."""
         await self._turns.wait(Waiter(self.bridge()))
 
     def admit(
@@ -95,10 +95,10 @@ class Frontend:
         bridge: LoopBridge,
         submitted: float | None = None,
     ) -> Request:
-        """Give a request its place; `prepare` or `prepare_now` comes next. `submitted` is when it
-        was first submitted, in seconds of the clock; None for now. Raises `Overloaded`,
-        `InvalidRequest` where it could never have a place, and what `check` does, which was
-        called; `InvalidRequest` also for an adapter that is not loaded."""
+        """Give a request its place; `prepare` or `prepare_now` comes next. `submitted` is when the
+        request was first submitted, in seconds of the clock; None for now. The caller has called
+        `check`. Raises `Overloaded`; `InvalidRequest` for an adapter that is not loaded, and where
+        the request could never have a place; and what `check` raises."""
         assert self.core is not None
         # A request is not charged for more buffer than its answers can fill.
         most = options.buffer
@@ -107,7 +107,7 @@ class Frontend:
         others = options.prediction, params.negative_prompt
         held = submitted_bytes(prompt, most, options.chat, *others)
         adapters = self.core.adapters
-        # From here on it is given back, whatever is raised.
+        # From here on the adapter is released, whatever is raised.
         adapter = None if options.adapter is None else adapters.acquire(options.adapter)
         request = Request(
             request_id,
@@ -128,9 +128,9 @@ class Frontend:
         return request
 
     async def prepare(self, request: Request, prompt: Any) -> None:
-        """Hand a request with its prompt to the decode thread. Returns also when the request has
-        ended meanwhile, as its buffer says. Raises `InvalidRequest` and `Overloaded`; then, and
-        when it is cancelled, the request is gone."""
+        """Prepare a request and hand it to the decode thread. Returns also when the request has
+        ended meanwhile, which its buffer tells. Raises `InvalidRequest` and `Overloaded`. The
+        request is gone after an error and after a cancellation."""
         assert self._intake is not None
         scope = anyio.current_effective_deadline()
         until = math.inf if request.deadline is None else request.deadline

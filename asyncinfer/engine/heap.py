@@ -1,4 +1,4 @@
-"""`trim_heap`: memory that is free goes back to the system."""
+"""`trim_heap` returns free memory to the system."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["trim_heap"]
 
 def _find() -> Callable[[int], object] | None:
     try:
-        # The symbols of the process: glibc has it, musl and macOS do not.
+        # glibc has the symbol, musl and macOS do not.
         trim: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):
         return None
@@ -21,9 +21,9 @@ _trim = _find()
 
 
 def trim_heap() -> None:
-    """Give the memory that malloc holds free back to the system, where the C library can.
+    """Return the memory that malloc holds free to the system, where the C library can do so.
 
-    malloc alone gives none of it back as long as one small piece near the end is in use. The call
-    takes this thread a few milliseconds, 15 for 130 MiB, without the GIL."""
+    malloc by itself returns nothing while one small piece near the heap's end is in use. The call
+    takes a few milliseconds without the GIL: 15 for 130 MiB."""
     if _trim is not None:
         _trim(0)

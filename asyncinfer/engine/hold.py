@@ -17,15 +17,15 @@ __all__ = ["Hold", "Keeper", "Pin", "check_ttl"]
 
 
 def check_ttl(ttl: float | None) -> float:
-    """Seconds for which something is kept, which is for ever for None. Raises `InvalidRequest`."""
+    """How many seconds something is kept; None means for ever. Raises `InvalidRequest`."""
     if ttl is None:
         return math.inf
     return check_real("ttl", ttl, 0.0, MAX_DEADLINE, open_low=True)
 
 
 class Keeper(Protocol):
-    """What has a prefix cache keep the blocks of a session: `Hold`, or one of an engine elsewhere.
-    It keeps them no longer once it is closed, or collected."""
+    """Has a prefix cache keep the blocks of a session: `Hold` for an engine in this process,
+    `RemoteHold` for a replica. It lets them go when it is closed or collected."""
 
     def prompt(
         self, messages: Sequence[Mapping[str, Any]], answered: Answered | None
@@ -33,10 +33,10 @@ class Keeper(Protocol):
         """The conversation as the prompt of its next request."""
 
     def wait_for_tool(self) -> None:
-        """The answer has called a tool, whose result the next request has."""
+        """Note that the answer called a tool: the next request brings the result."""
 
     def fork(self) -> Keeper:
-        """One of a second conversation, which begins as this one."""
+        """A keeper for a second conversation, which begins as this one does."""
 
     def close(self) -> None:
         """Let the cache keep the blocks no longer. A second call does nothing."""
@@ -84,7 +84,7 @@ class Pin:
     """A prompt that the prefix cache keeps. Made by `Engine.pin()`, entered once."""
 
     def __init__(self, compute: Callable[[], Awaitable[int]], hold: Keeper) -> None:
-        """`compute` computes the prompt, for `hold` to keep, and returns how long it is."""
+        """`compute` computes the prompt, for `hold` to keep, and returns its length in tokens."""
         self._compute = compute
         self._hold = hold
         #: Tokens of the prompt, once it is computed. Their full blocks are kept.

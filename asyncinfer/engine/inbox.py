@@ -11,27 +11,27 @@ from typing import Any, Final
 
 __all__ = ["Command", "Inbox"]
 
-#: Seconds of each wait for more, and the most waits.
+#: Seconds of each wait for more commands, and the most waits.
 _SETTLE_SECONDS: Final = 0.001
 _SETTLE_WAITS: Final = 10
 
 
 class Command(Enum):
-    """What the decode thread is to do, with an argument: a request, if nothing else is said."""
+    """What the decode thread is to do. The argument is a request, unless a comment names it."""
 
     SUBMIT = "submit"
     ABORT = "abort"
     STOP = "stop"
     RESUME = "resume"
-    #: Give back what a request holds that has ended, and report its end.
+    #: Give back what an ended request holds, and report its end.
     RELEASE = "release"
-    #: End all requests within so many seconds.
+    #: End all requests within so many seconds, which are the argument.
     CLOSE = "close"
-    #: The conversation waits for the result of a tool.
+    #: A conversation, the argument, waits for the result of a tool.
     WAITING = "waiting"
-    #: The conversation is over.
+    #: A conversation, the argument, is over.
     OVER = "over"
-    #: Of a pair of conversations, the second begins as the first one is.
+    #: The second conversation of a pair, the argument, begins as the first one is now.
     FORK = "fork"
 
 
@@ -41,19 +41,19 @@ class Inbox:
     def __init__(self) -> None:
         # `SimpleQueue.put` is reentrant: a finalizer may call it on any thread at any point.
         self.queue: SimpleQueue[tuple[Command, Any]] = SimpleQueue()
-        #: The command that woke `wait`, to be read first.
+        #: The command that woke `wait`, which is read first.
         self.woken_by: list[tuple[Command, Any]] = []
         self._closed = False
 
     def post(self, command: Command, argument: Any) -> None:
-        """Never blocks, never raises."""
+        """Hand over a command. Never blocks and never raises."""
         self.queue.put((command, argument))
         if self._closed:
             # Nobody reads any more, and a command holds a request with its prompt.
             self._drop()
 
     def empty(self) -> bool:
-        """Whether nothing waits to be read. Any thread."""
+        """Whether no command waits to be read. Any thread."""
         return not self.woken_by and self.queue.empty()
 
     def wait(self, seconds: float) -> None:
@@ -63,11 +63,11 @@ class Inbox:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of the request that woke `wait`; 0 where something else did."""
+        """Prompt tokens of the request that woke `wait`; 0 where another command did."""
         return sum(request.prompt_len for what, request in self.woken_by if what is Command.SUBMIT)
 
     def settle(self) -> None:
-        """Wait until nothing is posted for a millisecond, ten at most."""
+        """Wait until no command was posted for a millisecond, ten milliseconds at most."""
         for _ in range(_SETTLE_WAITS):
             before = self.queue.qsize()
             time.sleep(_SETTLE_SECONDS)
@@ -76,7 +76,7 @@ class Inbox:
 
     def read(self) -> Iterator[tuple[Command, Any]]:
         """Take out what was posted, in its order."""
-        # Another thread may close the inbox meanwhile, if this one was held up.
+        # Another thread may close the inbox meanwhile, if this thread was held up.
         with suppress(IndexError):
             while True:
                 yield self.woken_by.pop()

@@ -1,4 +1,4 @@
-"""`Inference`: the requests that an engine takes."""
+"""`Inference`: the methods by which a program asks an engine for something."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OPTIONS = _SAMPLING | {field.name for field in dataclasses.fields(RequestOption
 
 
 class Inference:
-    """What a program asks of an `Engine`, which opens and closes itself."""
+    """The requests of an `Engine`. The subclass `Engine` adds opening and closing."""
 
     config: EngineConfig
     _frontend: Frontend
@@ -58,10 +58,10 @@ class Inference:
     ) -> Stream:
         """A stream of the answer to `prompt`: a string, a list of token ids or chat messages.
 
-        Sampling options are those of `SamplingParams`, as `params=` or by name; with names alone,
-        what is not named is the model's own default: see `default_params`. `adapter` names a LoRA
-        adapter that `engine.adapters` has loaded. `prediction` is the text or the tokens that you
-        expect, such as a file to be edited: the parts of it that the answer repeats come faster.
+        Sampling options are those of `SamplingParams`, as `params=` or by name; given by name, the
+        others have the model's own defaults: see `default_params`. `adapter` names a LoRA adapter
+        that `engine.adapters` has loaded. `prediction` is the text or the tokens that you expect,
+        such as a file to be edited: the parts of it that the answer repeats come faster.
 
         Chat messages take these options, too:
 
@@ -104,7 +104,7 @@ class Inference:
         if options.adapter is not None:
             self._frontend.check().adapters.check(options.adapter)
         if params.n > self.config.max_requests:
-            # `Overloaded` would say "later", and there is no later for this one.
+            # `Overloaded` would invite a later try, and this request never fits.
             raise InvalidRequest(
                 "n", params.n, f"must be <= max_requests={self.config.max_requests}"
             )
@@ -118,17 +118,17 @@ class Inference:
         ttl: float | None = None,
         **options: Any,
     ) -> Session:
-        """A conversation, which begins with `messages`, after what `system` says. `options` are
-        those of `stream` for every answer, such as `tools` and `cache_scope`. Until it is closed
-        the prefix cache keeps what it has computed before all else, as far as
-        `EngineConfig.pinned_share` goes; after `ttl` seconds without an answer only like all else.
-        Raises as `stream` does, also for bad messages and a model without a chat template."""
+        """A conversation that begins with `messages`, after the system message `system`. `options`
+        are those of `stream` for every answer, such as `tools` and `cache_scope`. Until the session
+        is closed, the prefix cache evicts its blocks last, within `EngineConfig.pinned_share`;
+        after `ttl` seconds without an answer it treats them like all others. Raises as `stream`
+        does, also for bad messages and for a model without a chat template."""
         loaded = self._frontend.check().loaded
         eos_ids = loaded.tokenizer.eos_ids if loaded.template else None
         return open_session(self.stream, eos_ids, messages, system, options, self.hold(ttl))
 
     def hold(self, ttl: float | None = None) -> Hold:
-        """What sessions and pins keep their blocks by, for those who carry conversations to other
+        """Keeps the blocks of a session or a pin, for programs that carry conversations to other
         machines. Raises `InvalidRequest`."""
         return Hold(self._frontend, ttl)
 
@@ -144,9 +144,9 @@ class Inference:
         priority: int = 0,
         deadline: float | None = None,
     ) -> Pin:
-        """A context manager that computes a prompt and has the prefix cache keep it as it keeps an
-        open session, so that requests that begin with it find it, whatever came between. Options
-        are those of `stream` and of `session`. Entering it raises what `generate` raises."""
+        """A context manager that computes a prompt and has the prefix cache keep it like an open
+        session. Requests that begin with this prompt find it cached, whatever came between. Options
+        are those of `stream` and `session`. Entering it raises what `generate` raises."""
         chat = ChatOptions.of(tools, None, True, template_options, False)
         options = self._plain_options(cache_scope, adapter, priority, deadline)
         self._frontend.check()
@@ -162,8 +162,8 @@ class Inference:
         """The whole answer at once; options as for `stream`. Cancelling it aborts the request."""
         self._frontend.check()
         if options.get("deadline") is None:
-            # Only so many begin in one turn of the loop, since a crowd would keep it from streams.
-            # A request with a deadline does not wait here: the deadline counts from registration.
+            # Few requests begin in one turn of the loop, since a crowd would hold up streams. A
+            # request with a deadline does not wait here: the deadline counts from registration.
             await self._frontend.turn()
         return await self.stream(prompt, **options)
 
@@ -185,14 +185,14 @@ class Inference:
         """The likeliest answers that a beam search finds, the best first: `Choice.score` of each.
 
         Beams are sequences like any other, which fork at every token and are computed beside other
-        requests. Of sampling options it takes those that limit what an answer may be. Raises what
+        requests. Of the sampling options it takes those that restrict the answer. Raises what
         `generate` raises; cancelled, it leaves nothing behind.
 
         Args:
             beams: kept at each token, in all groups together.
             length_penalty: a score is the sum of logprobs over the number of tokens to this power.
-            early_stopping: True ends with as many answers as beams; False where the best beam, as
-                it is, is no better than the worst answer; "never" where it could not become so.
+            early_stopping: True ends with as many answers as beams; False once the best beam scores
+                no better than the worst answer; "never" once no beam could score better.
             groups: into which the beams are divided evenly.
             diversity_penalty: subtracted from a token's logprob for each beam of an earlier group
                 that chose the token at this step (Vijayakumar et al., 2018).
@@ -225,12 +225,12 @@ class Inference:
         Args:
             pooling: the last hidden state of the last token, or the mean over all tokens, after the
                 model's final norm. A mean takes nothing from the prefix cache. None: as the
-                checkpoint's `modules.json` says, whose dense layers follow; "last" without one.
-            normalize: to length 1. None: as `modules.json` says; True without one.
-            dimensions: the first ones alone, of a model that was trained for that.
+                checkpoint's `modules.json` says, whose dense layers apply, too; else "last".
+            normalize: to length 1. None: as `modules.json` says; else True.
+            dimensions: how many leading dimensions to keep, of a model that was trained for that.
             prompt_name: which of the checkpoint's prompts comes before each text.
 
-        Raises what `generate` raises; what one text raises ends the others.
+        Raises what `generate` raises; an error of one text ends the others.
         """
         options = self._plain_options(cache_scope, adapter, priority, deadline)
 
@@ -251,9 +251,9 @@ class Inference:
         priority: int = 0,
         deadline: float | None = None,
     ) -> list[Score]:
-        """The logprobs of texts (or token ids) as continuations of a prompt, each on its own. They
-        are tokenised by themselves, and computed together: full blocks of the prompt once, for all
-        of them. Raises what `generate` raises."""
+        """The logprobs of texts (or token ids) as continuations of a prompt, each by itself.
+        Continuations are tokenised by themselves and computed together; full blocks of the prompt
+        are computed once. Raises what `generate` raises."""
         options = self._plain_options(cache_scope, adapter, priority, deadline)
 
         def begin(token_ids: list[int], first: int) -> Stream:
@@ -276,8 +276,8 @@ class Inference:
     async def best_of(
         self, prompt: Any, *, candidates: int, n: int = 1, **options: Any
     ) -> Completion:
-        """The `n` answers of most logprob per token among `candidates` sampled ones, the best
-        first: `Choice.score` of each. Other options as for `stream`."""
+        """Sample `candidates` answers and return the `n` with the highest mean logprob per token,
+        the best first: see `Choice.score`. Other options are those of `stream`."""
         check_integer("candidates", candidates, 1, MAX_N)
         check_integer("n", n, 1, candidates)
         done = await self.generate(prompt, n=candidates, **{"logprobs": 0} | options)

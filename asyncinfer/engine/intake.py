@@ -42,9 +42,9 @@ class Intake:
 
     async def take_in(self, request: Request, prompt: Any, wanted_until: float | None) -> None:
         """Prepare an admitted request and hand it on. Returns also where the request has ended
-        meanwhile: its buffer says how, after what there is to read. Raises `InvalidRequest` and
-        `Overloaded`. Whatever it raises, the request is gone. Scheduling policies see
-        `wanted_until`: the deadline of the request or of the caller's cancel scope."""
+        meanwhile: the request's buffer tells the end, after all that is left to read. Raises
+        `InvalidRequest` and `Overloaded`; after any error the request is gone. Scheduling policies
+        see `wanted_until`: the deadline of the request, or that of the caller's cancel scope."""
         if self._at_hand(request, prompt):
             await self._in_line(request)
             self.prepare_here(request, prompt, wanted_until)
@@ -143,7 +143,7 @@ class Intake:
             if failed and buffer.outcome is None:
                 raise failed.pop()
         finally:
-            # An error's traceback refers to the frames that would keep it here.
+            # The error's traceback refers to frames that would keep the request alive.
             left = True
             failed.clear()
 
@@ -153,8 +153,8 @@ class Intake:
             self._drop(request)
 
     def _is_to_be_told(self, request: Request, error: BaseException) -> bool:
-        """Whether a failed preparation ends the request, which its consumer is told by `error`. A
-        request that has ended is told of that end alone, as log and observers are."""
+        """Whether a failed preparation ends the request, so that its consumer is told `error`. A
+        consumer whose request has ended hears of that end alone, like log and observers."""
         if self._admission.refuse(request):
             return True
         if panicked(error):
@@ -171,8 +171,8 @@ class Intake:
 
     def _drop(self, request: Request) -> None:
         """Give back the place of a request that has ended before the decode thread took it over."""
-        # In this order: whatever ends the engine meanwhile finds the request in its place or in
-        # the inbox.
+        # The place is given back after the post: whatever ends the engine meanwhile finds the
+        # request either in its place or in the inbox.
         self._core.post(Command.RELEASE, request)
         self._admission.leave(request)
 

@@ -32,11 +32,11 @@ __all__ = [
     "send_news",
 ]
 
-#: Most chunks and ends delivered in one turn of a loop. Thousands would keep it busy for tens of
-#: milliseconds, and the objects between a wake-up and its task would set off the garbage collector.
+#: The most chunks and ends delivered in one turn of a loop. Thousands would keep it busy for tens
+#: of milliseconds, and so many live objects would set off the garbage collector.
 BURST = 128
-#: Fewest, and the seconds that tasks may take for those of one turn before the next has fewer: a
-#: web server takes 60 microseconds for a chunk, a consumer in the program itself two.
+#: The fewest chunks of a turn, and how long tasks may take for them before the next turn has fewer:
+#: a web server takes 60 microseconds for a chunk, a consumer in the program itself two.
 LEAST_BURST, TURN_SECONDS = 8, 0.002
 #: Chunks that an end counts for: its task leaves a loop and an `async with`, and often ends itself.
 END_COST = 4
@@ -85,7 +85,7 @@ class LoopBridge(ABC):
         self._delivering = False
         #: Held while `batch` is replaced.
         self._lock = Lock()
-        #: What one turn delivers at most, and when the last one left the rest to the next.
+        #: How many chunks the next turn delivers at most, and when the last turn left chunks to it.
         self._burst = BURST
         self._paused: float | None = None
 
@@ -145,7 +145,7 @@ class LoopBridge(ABC):
                     waiter.tell(news)
 
     def deliver(self) -> None:
-        """Deliver `BURST` chunks, or fewer and ends; others have a turn before the rest."""
+        """Deliver up to `BURST` chunks and ends; other callbacks get a turn before the rest."""
         left = self._burst = self._fitting()
         try:
             while left > 0 and self._arrived:
@@ -159,7 +159,7 @@ class LoopBridge(ABC):
                 self.soon(self.deliver)
 
     def _fitting(self) -> int:
-        """How many chunks one turn shall deliver, by how long tasks took for those of the last."""
+        """How many chunks one turn should deliver, by how long tasks took for the last turn's."""
         paused, self._paused = self._paused, None
         if paused is None:
             return self._burst

@@ -50,7 +50,7 @@ class RequestOptions:
     search: BeamOptions | None = None
     #: The conversation that the request belongs to.
     conversation: Conversation | None = None
-    #: Prompt tokens, from the second on, whose logprobs are not wanted though others are.
+    #: How many prompt tokens, from the second on, need no logprob though later ones do.
     scored: int = 0
     #: What the prompt's embedding is made of; None: none is wanted.
     pooling: Pooling | None = None

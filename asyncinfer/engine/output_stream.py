@@ -61,7 +61,7 @@ class OutputStream(TokenSink):
             request.buffer.put((text, tokens, logprobs, self.index, None))
             return None
         if not tokens or (self.stops is None and self.loops is None):
-            # No tokens: it ends before its first one.
+            # A count of 0: the answer ends before its first token.
             self.count += count
             text, reason = self._read(tokens, reason)
         else:

@@ -1,5 +1,5 @@
-"""`Preparer`: from a prompt to sequences. What is wrong with the prompt, or with options that this
-model does not take, is refused here."""
+"""`Preparer` turns prompts into sequences. It refuses bad prompts, and options that this model does
+not take."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Preparer:
         chars = self._formats.chars(params)
         if chars:
             self._admission.charge(request, matcher_bytes(chars, params.n))
-        # All tokens of a step have to fit the stream's buffer: one drawn, and those forced.
+        # A step's tokens must fit the stream's buffer: the one drawn, and those forced.
         forced = 0 if options.search is not None else options.buffer - 1
         compiled = partial(setattr, request, "compile_seconds")
         matchers = self._formats.matchers(params, forced, compiled)
@@ -166,7 +166,7 @@ class Preparer:
             number = next(self._ids)
             guide = None
             if negative:
-                # Its draws are those of the sequence that it guides.
+                # A guide's draws are those of the sequence that it guides.
                 guide = make(
                     next(self._ids),
                     prompt_ids=negative,
@@ -184,7 +184,7 @@ class Preparer:
                 number,
                 guide=guide,
                 seed=index_seed,
-                # What is saved of a sampler's state is each answer's own.
+                # Each answer has its own saved state of a sampler.
                 samplers=tuple(ChosenSampler(*each) for each in chosen),
                 matcher=matchers[index],
                 reasoning=reasoning_of(params, tokenizer, token_ids, options.buffer),
@@ -241,7 +241,7 @@ class Preparer:
             seed,
             scope=options.cache_scope,
             prediction=prediction,
-            # Where the committer does not append forced tokens anyway.
+            # Where the committer appends forced tokens itself, a draft of them is useless.
             forced=None if matcher is None or matcher.most_forced else matcher.following,
             most=most,
             predictor=scheduler.spec.predicts,
@@ -260,11 +260,11 @@ def _is_short(
     elif isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], int):
         most = INLINE_TOKENS
     else:
-        # An empty one is refused on the spot.
+        # An empty prompt is refused right here.
         return isinstance(prompt, list | tuple) and not prompt
     negative = params.negative_prompt or ()
     if params.stop_regex or len(negative) > INLINE_CHARS or is_chat(negative):
-        # An expression may have to be compiled, messages are rendered.
+        # A regular expression may have to be compiled, and messages have to be rendered.
         return False
     small = len(prompt) * params.n <= most and len(params.bad_words) <= INLINE_WORDS
     return small and samplers_at_hand(params)

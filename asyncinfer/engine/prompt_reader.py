@@ -77,8 +77,8 @@ class PromptReader:
     def negative(
         self, params: SamplingParams, prompt: Sequence[int], chat: ChatOptions | None
     ) -> list[int]:
-        """The token ids of the negative prompt, or the prompt's last one where that is left out. A
-        request without guidance has none. Messages are rendered as those of the prompt. Raises
+        """The token ids of the negative prompt; without one, the last token of the prompt. Nothing
+        for a request without guidance. Messages are rendered as those of the prompt. Raises
         `InvalidRequest`."""
         text = params.negative_prompt
         if params.guidance_scale == 1 or params.max_tokens == 0:

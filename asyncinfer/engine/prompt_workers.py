@@ -97,7 +97,7 @@ class _Queues:
         return self.closed
 
     def announce(self) -> None:
-        """Wake the workers. One that has an entry already looks at the queues after taking it."""
+        """Wake the workers. A busy worker looks at the queues again before it sleeps."""
         for news in self.news:
             if news.empty():
                 news.put(None)
@@ -131,8 +131,8 @@ class _PromptWorker:
         # A task holds a prompt, and this frame ends before the worker waits for the next one.
         task()
         if queue is self._queues.huge and not queue:
-            # Tokenising a megabyte takes 130 MiB in millions of pieces. The next huge prompt would
-            # take them again.
+            # Tokenising a megabyte takes 130 MiB in millions of pieces, which malloc would not
+            # return.
             trim_heap()
         return 0.0
 

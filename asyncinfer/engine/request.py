@@ -161,8 +161,8 @@ class Request:
 
     @property
     def states(self) -> list[SequenceState]:
-        """Where the scheduler has the answers that are not complete, while the request has a place.
-        Those that it does not have yet wait. Any thread."""
+        """The scheduler's state of each answer that is not complete, while the request has a place.
+        An answer that the scheduler does not have yet is waiting. Any thread."""
         if self.phase is not Phase.TAKEN:
             return [SequenceState.WAITING] * self.params.n
         return [output.sequence.counted_as for output in self.outputs if not output.ended]

@@ -20,10 +20,10 @@ _EVENTS = {
     End.ABORTED: "request_aborted",
     End.FAILED: "request_failed",
 }
-#: Seconds between two looks at paused streams that count as unread, at most. A long step, or a
-#: process that is stopped, is no fault of the consumer.
+#: The longest time between two looks that counts as unread. A long step, or a process that was
+#: stopped, is no fault of the consumer.
 LONGEST_LOOK = 1.0
-#: Seconds between two looks, at least: thousands of streams that nobody reads slow no step down.
+#: The least seconds between two looks, so that thousands of unread streams slow no step down.
 MOST_OFTEN = 0.1
 
 
@@ -49,7 +49,7 @@ class Requests:
         self._paused: dict[Request, None] = {}
         #: When `expire` was called last, in seconds of the clock.
         self._looked = 0.0
-        #: When paused streams are to be looked at next.
+        #: When to look at paused streams next.
         self._look_at = 0.0
 
     def add(self, request: Request) -> None:
@@ -96,15 +96,15 @@ class Requests:
                 if self._events is not None:
                     self._events.first_token(request, now)
             request.last_token = now
-            # A row with a draft may have drawn more than stands.
+            # A row with a draft may have drawn tokens that were then rejected.
             scored = logprobs[row][: len(tokens)] if logprobs and row in logprobs else ()
             try:
                 ended = output.advance(tokens, reason, scored)
             except BaseException as error:
                 if not (panicked(error) or isinstance(error, RequestFailed)):
                     raise
-                # A tokenizer that cannot decode one answer, or an expression that takes too much
-                # work to look for, harms no other.
+                # A tokenizer that cannot decode one answer, or a regular expression that takes too
+                # much work, must not harm other requests.
                 self.fail(request, now, error)
                 continue
             if ended is not None:
@@ -150,14 +150,14 @@ class Requests:
         self._end(request, End.FAILED, named_failure(request, error), now)
 
     def charge_matchers(self, step: Step, now: float) -> None:
-        """Charge the requests of a step what their matchers have grown by. One fails for which
-        there is no room."""
+        """Charge requests for the growth of their matchers in this step. Requests without room for
+        it fail."""
         for row, matcher in step.matchers.items():
             grown = matcher.grown()
             if grown:
                 request = output_of(step.sequences[row]).request
                 if request.options.search is not None:
-                    # Each beam stays until its successors were computed.
+                    # Each beam keeps its matcher until its successors were computed.
                     grown *= 2
                 try:
                     self._admission.charge(request, grown)
@@ -201,7 +201,7 @@ class Requests:
                 self.fail(request, now, too_late(request, now))
         looked, self._looked = self._looked, now
         if self._paused:
-            # While the process was stopped, nobody could read.
+            # While the process was stopped, no consumer could read.
             unseen = max(0.0, now - looked - LONGEST_LOOK)
             if unseen or now >= self._look_at:
                 self._end_unread(now, unseen)

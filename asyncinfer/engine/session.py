@@ -16,7 +16,7 @@ __all__ = ["Session", "SessionStream", "open_session"]
 
 
 class AnswerStream(Protocol):
-    """What a session takes of a `Stream`, which may be one of an engine elsewhere."""
+    """The part of a `Stream` that a session uses; `RemoteStream` has it, too."""
 
     request_id: str
 
@@ -61,12 +61,12 @@ class Session:
         options: Mapping[str, Any],
         hold: Keeper,
     ) -> None:
-        """`begin` is `Engine.stream`, with `options` for every answer; `hold` keeps its blocks."""
+        """`begin` is `Engine.stream`, called with `options`; `hold` keeps the session's blocks."""
         self._hold = hold
         self._begin = begin
         self._eos_ids = eos_ids
         self._options = dict(options)
-        #: Another tuple after each change.
+        #: Another tuple after each change, which `begin_answer` looks for.
         self._messages = tuple(messages)
         #: The token ids up to each answer that is still part of the conversation.
         self._answers: list[Answered] = []
@@ -85,8 +85,8 @@ class Session:
         return self._messages
 
     def append(self, *messages: str | Mapping[str, Any]) -> None:
-        """Add messages without asking for an answer, such as the results of tools. A string is the
-        user's. Raises `InvalidRequest` for what is no message, `StreamBusy` while a stream runs."""
+        """Add messages, such as the results of tools, without asking for an answer. A string is the
+        user's. Raises `InvalidRequest` for bad messages, `StreamBusy` while a stream runs."""
         self._check_silent()
         if messages:
             self._messages += tuple(_chat(messages))
@@ -134,8 +134,8 @@ class Session:
         self._answers.clear()
 
     def begin_answer(self, before: object) -> None:
-        """Note that a stream begins that was made when `before` was the conversation. Raises
-        `StreamBusy` while another one runs, and where messages came or went since."""
+        """Note that a stream begins, made when the conversation was `before`. Raises `StreamBusy`
+        while another stream runs, and where messages were added or removed since."""
         self._check_silent()
         if before is not self._messages:
             raise StreamBusy("the session has gone on since this stream was made; make another")
@@ -165,7 +165,7 @@ class Session:
 
 
 class SessionStream:
-    """An answer of a session: async iterator of `Chunk`, async context manager, awaitable."""
+    """One answer of a session: async iterator of `Chunk`, async context manager, awaitable."""
 
     def __init__(
         self, session: Session, stream: AnswerStream, prompt: SpokenMessages, before: object
@@ -225,7 +225,7 @@ class SessionStream:
         return self._stream.timings
 
     def stop(self) -> None:
-        """As `Stream.stop`; the text so far becomes part of the conversation."""
+        """See `Stream.stop`; the text so far becomes part of the conversation."""
         self._stream.stop()
 
     async def aclose(self) -> None:
@@ -255,9 +255,9 @@ class SessionStream:
             self._begun = True
 
     def _fail(self, error: BaseException) -> None:
-        """Note an error. Where it kept the stream from beginning, that may be begun again."""
+        """Note an error. A stream that never began because of it may be started again."""
         if isinstance(error, StreamBusy):
-            return  # Another task reads, and goes on.
+            return  # Another task is reading this stream, and may go on.
         if self._stream.prompt_tokens is not None:
             self._end(None)
         elif self._begun and not self._ended:
@@ -278,7 +278,7 @@ def open_session(
     options: Mapping[str, Any],
     hold: Keeper,
 ) -> Session:
-    """A session that begins with what `system` says, and with these messages. `eos_ids` is None
+    """A session that begins with the system message `system` and these messages. `eos_ids` is None
     where the model has no chat template. Raises `InvalidRequest`."""
     if eos_ids is None:
         raise InvalidRequest("messages", "a chat", "this model has no chat template")
@@ -292,7 +292,7 @@ def open_session(
 
 
 def _chat(messages: Sequence[str | Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Messages of which a string is the user's, checked. Raises `InvalidRequest`."""
+    """Messages, checked; a string is a message of the user. Raises `InvalidRequest`."""
     chat = [{"role": "user", "content": it} if isinstance(it, str) else it for it in messages]
     if chat:
         check_messages(chat)

@@ -33,9 +33,9 @@ class Loaded:
     notes: tuple[str, ...] = ()
     #: The architecture's name, as `architectures` in `config.json` has it; empty where it has none.
     architecture: str = ""
-    #: What it computes in, as torch names it, such as "float32"; empty where nobody can say.
+    #: The dtype that the model computes in, by torch's name, such as "float32"; "" if unknown.
     dtype: str = ""
-    #: How its vectors are made; None where its files say nothing of that.
+    #: How embeddings are made; None where the model's files do not say.
     modules: EmbeddingModules | None = None
 
 

@@ -133,7 +133,7 @@ class Stream:
 
     @property
     def ready(self) -> bool:
-        """Whether the next chunk is there, or the end, so that reading it does not wait."""
+        """Whether the next chunk or the end is there already, so that reading does not wait."""
         return self._buffer is not None and self._buffer.ready
 
     @property
@@ -169,19 +169,19 @@ class Stream:
             return
         self._frontend.abort(request)
         buffer = request.buffer
-        # A task that reads is told of the end by itself, and only one task can wait on a buffer.
+        # A reading task notices the end by itself, and only one task can wait on a buffer.
         if not self._reading and buffer.bridge.here() and self._frontend.here:
             await buffer.wait_a_moment()
 
     async def _start(self, *, quiet: bool = False) -> Request:
         """Validate, tokenise, submit. `quiet`: nothing is read before the end. A request that has
-        ended by then is returned as it is: a loop that is late may hear of its preparation, its
-        chunks and its end at once."""
+        ended meanwhile is returned like any other: a late event loop may hear of its preparation,
+        its chunks and its end at once."""
         if self._closed:
             raise EngineClosed(f"{self.request_id}: the stream was closed before it began")
         frontend = self._frontend
         frontend.check()
-        # Whoever watches may hear of the end of the run before only after this one has begun.
+        # Observers may hear of the last run's end after this run has begun: each has its own id.
         request_id = f"{self._id}.{self._runs + 1}" if self._runs else self._id
         request = self._request = frontend.admit(
             request_id,
@@ -199,7 +199,7 @@ class Stream:
         try:
             await frontend.prepare(request, self._prompt)
         except BaseException:
-            # The request was refused, or is aborted since nobody waits for it. Nothing of it was
+            # The request was refused, or is aborted because nobody waits for it. None of it was
             # read, so the stream may be started again.
             self._request = None
             raise
@@ -218,7 +218,7 @@ class Stream:
             self._frontend.post(Command.STOP, request)
 
     def _resume(self) -> None:
-        """Tell the decode thread that the buffer of the paused request has room again, if so."""
+        """Tell the decode thread if a paused request's buffer has room again."""
         assert self._request is not None
         if self._request.drained:
             self._request.buffer.paused = False

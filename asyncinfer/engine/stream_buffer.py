@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Coalescing", "Outcome", "ScoredBuffer", "StreamBuffer"]
 
-#: Seconds that a task which leaves waits for the engine to confirm; the pages are released either
-#: way. LAST_MOMENT is for a task that is cancelled, or whose time has run out.
+#: How long a leaving task waits for the engine to confirm; the pages are released either way.
+#: `LAST_MOMENT` is for a task that is cancelled, or whose time has run out.
 ACK_TIMEOUT = 5.0
 LAST_MOMENT = 0.02
 
@@ -152,7 +152,7 @@ class StreamBuffer(ChunkWaiter):
 
     @property
     def failed(self) -> bool:
-        """Whether the stream has ended by an error."""
+        """Whether the stream has ended with an error."""
         return self.outcome is not None and self.outcome.error is not None
 
     def put(self, content: Content) -> None:
@@ -187,7 +187,7 @@ class StreamBuffer(ChunkWaiter):
             super().tell(news)
 
     async def wait_for_end(self) -> None:
-        """Any number of tasks may wait: one waits here, the others wait for that one."""
+        """Wait for the end. Several tasks may: one waits here, the others wait for that one."""
         while self.outcome is None:
             if self._waited is not None:
                 await self._waited.wait()
@@ -200,7 +200,7 @@ class StreamBuffer(ChunkWaiter):
                 waited.set()
 
     async def wait_a_moment(self) -> None:
-        """`wait_for_end`, for as long as the current task may be kept from leaving."""
+        """`wait_for_end`, for as long as a leaving task may be kept."""
         patience = LAST_MOMENT
         if not self.bridge.cancelled():
             left = anyio.current_effective_deadline() - anyio.current_time()
@@ -210,7 +210,7 @@ class StreamBuffer(ChunkWaiter):
 
     @property
     def ready(self) -> bool:
-        """Whether a chunk is there, or the end."""
+        """Whether a chunk or the end is there."""
         return bool(self.chunks) or self.outcome is not None
 
     def take_packed(self) -> Content:

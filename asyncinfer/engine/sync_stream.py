@@ -25,7 +25,7 @@ class SyncStream:
         self._stream = stream
         self._loop = loop
         self._owner = owner
-        #: A chunk that was read and not handed on yet: an interrupt may come between.
+        #: A chunk that was read but not handed to the caller: an interrupt may come between.
         self._read: list[Chunk] = []
 
     @property
@@ -35,7 +35,7 @@ class SyncStream:
 
     @property
     def ready(self) -> bool:
-        """Whether the next chunk is there, or the end, so that reading it does not wait."""
+        """Whether the next chunk or the end is there already, so that reading does not wait."""
         return self._stream.ready
 
     def __iter__(self) -> SyncStream:

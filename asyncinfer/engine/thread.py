@@ -21,7 +21,7 @@ __all__ = ["DecodeThread"]
 
 #: Seconds between looks at whether anybody is left to work for.
 LOOK_EVERY = 0.5
-#: Seconds of a prompt that is worth waiting for others: a fiftieth of it is not noticed.
+#: Only a prompt that takes this many seconds waits for others: the wait is a fiftieth of that.
 LONG_PROMPT = 0.05
 #: Seconds that leaving the interpreter waits for the step that runs.
 EXIT_TIMEOUT = 2.0
@@ -157,7 +157,7 @@ class DecodeThread:
                 idle = not core.busy and not core.done and self.ended is None
                 return core.idle_until(LOOK_EVERY) if idle else 0.0
         except BaseException as error:
-            # The streams must hear of it, whatever it is: no caller is above to raise it to.
+            # Streams must hear of any error, since this thread has no caller to raise it to.
             self._end(core, None if self._go_on.left else error)
         else:
             self._end(core, None)
@@ -167,8 +167,8 @@ class DecodeThread:
         if self.core is not None:
             inbox = self.core.inbox
             inbox.wait(seconds)
-            # A program that submits many requests at once would see the first one's prompt computed
-            # alone, and all others beside its answer, slowly.
+            # Else the first prompt of a burst would be computed alone, and all others beside its
+            # answer, slowly.
             if self.core.scheduler.planner.pace.seconds(inbox.prompt_tokens) >= LONG_PROMPT:
                 inbox.settle()
 
@@ -191,7 +191,7 @@ class DecodeThread:
                 try:
                     raise refused from error
                 finally:
-                    # Its traceback refers to this frame.
+                    # The error's traceback refers to this frame.
                     del refused
         except BaseException as error:
             if self.load_error is None:
@@ -232,7 +232,7 @@ class DecodeThread:
         # In this order: whoever waits for the opening may drop the engine at once.
         self.closed.set()
         self.opened.set()
-        # What a model and its requests took. Nobody waits for it but who waits for the thread.
+        # Return the memory of the model and its requests. Only a joining caller waits for this.
         trim_heap()
 
     def _hang(self, why: str) -> None:

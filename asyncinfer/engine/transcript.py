@@ -17,8 +17,7 @@ from asyncinfer.tools import MessageDelta, MessageParser, MessageReader, Tool
 __all__ = ["AnswerChunk", "Transcript", "unpack"]
 
 _NOTHING: Final = MessageDelta("", "", ())
-#: Logprobs, alternatives included, that are unpacked without a pause, and characters of a message
-#: that are read so.
+#: How many logprobs (alternatives included) or characters of a message are read without a pause.
 UNPACKED = 4096
 READ: Final = 2048
 
@@ -196,7 +195,7 @@ class _Received:
         self.calls: list[_Call] = []
 
     def read(self, most: int | None = None) -> MessageDelta:
-        """Have the parser read on, so many characters at most. Returns what that has added."""
+        """Let the parser read on, at most `most` characters. Returns what that has added."""
         assert self.parser is not None
         text = "".join(self.unread)
         self.unread.clear()

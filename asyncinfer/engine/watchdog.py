@@ -21,8 +21,8 @@ __all__ = ["Watchdog"]
 GRACE: Final = 0.02
 #: Seconds between two looks at the decode thread, at most.
 LOOK_EVERY: Final = 1.0
-#: Seconds that a close waits for a call into a plugin, and between two looks at it. A step of the
-#: model may take longer: its memory is in use.
+#: How long a close waits for a call into a plugin, and the time between two looks at that call. A
+#: step of the model may take longer: its memory is in use.
 CLOSE_SECONDS: Final = 1.0
 LOOK_CLOSELY: Final = 0.1
 
@@ -105,12 +105,12 @@ class Watchdog:
     def stop(self) -> None:
         """End the watchdog: there is nothing to supervise any more."""
         self._over = True
-        # Dropped, since they refer to the decode thread, and so to the model.
+        # Dropped, because they refer to the decode thread and so to the model.
         self._on_hang = self._call = _nothing
         self._news.set()
 
     def hangs(self, now: float) -> bool:
-        # A look counts two of its intervals at most. In a process that was stopped, or on a machine
+        # A look counts at most two of its intervals. In a process that was stopped, or on a machine
         # that slept, the decode thread had no chance to go on.
         passed = min(now - self._looked, 2 * self._look_every)
         self._looked = now
@@ -121,13 +121,13 @@ class Watchdog:
         return self._seen > self._step_timeout
 
     def _closes(self, now: float) -> bool:
-        """Whether a close waits for the decode thread alone, and for no request any more."""
+        """Whether a close now waits for the decode thread alone, and for no request."""
         drain_until = self._admission.drain_until
         return drain_until is not None and (now >= drain_until or self._core.done)
 
     def _is_held_up(self, passed: float) -> bool:
-        """Whether a plugin's call has kept a close waiting for too long. `passed`: seconds since
-        the last look, of which two intervals count, as in `hangs`."""
+        """Whether a call into a plugin has kept a close waiting for too long. `passed`: seconds
+        since the last look, of which at most two intervals count, as in `hangs`."""
         call, before = self._call(), self._awaited
         self._awaited = call
         same = call is not None and call == before
