@@ -17,7 +17,7 @@ _BILLING: Final = "x-anthropic-billing-header"
 
 
 def anthropic_chat(body: Mapping[str, Any], places: list[str]) -> list[dict[str, Any]]:
-    """The `system` and `messages` of a body as messages for `Engine.stream`; adds to `places` where
+    """The `system` and `messages` of a body as messages for `Engine.stream`. Adds to `places` where
     each of them began. Raises `InvalidRequest`, naming the place."""
     made = []
     system = _texts("system", body.get("system", []))
@@ -29,14 +29,14 @@ def anthropic_chat(body: Mapping[str, Any], places: list[str]) -> list[dict[str,
         raise InvalidRequest("messages", messages, "must be a list with a message at least")
     for index, message in enumerate(messages):
         made.extend(_messages(f"messages[{index}]", message))
-    # At the end, since the places of errors from here are those of the body.
+    # Last, because the places of errors raised above are those of the body.
     places.extend(place for place, _ in made)
     return [message for _, message in made]
 
 
 def _messages(where: str, message: Any) -> list[tuple[str, dict[str, Any]]]:
-    """The engine's messages for one of Anthropic's, each with its place: a tool result in it
-    becomes one."""
+    """The engine's messages for one of Anthropic's, each with its place: every tool result in it
+    becomes a message."""
     if not isinstance(message, Mapping):
         raise InvalidRequest(where, message, "must be an object with role and content")
     role, content = message.get("role"), message.get("content")
@@ -61,14 +61,14 @@ def _messages(where: str, message: Any) -> list[tuple[str, dict[str, Any]]]:
             thoughts.append(check_string(f"{place}.thinking", block.get("thinking")))
         elif kind != "redacted_thinking":
             texts.append(text_part(place, block)["text"])
-    told: dict[str, Any] = {"role": role, "content": "".join(texts)}
+    rest: dict[str, Any] = {"role": role, "content": "".join(texts)}
     if calls:
-        told["tool_calls"] = calls
+        rest["tool_calls"] = calls
     if thoughts:
-        told["reasoning_content"] = "".join(thoughts)
-    # A message that holds only results needs no message of its own.
+        rest["reasoning_content"] = "".join(thoughts)
+    # A message that holds only tool results needs no message besides these.
     if texts or calls or thoughts or not made:
-        made.append((where, told))
+        made.append((where, rest))
     return made
 
 

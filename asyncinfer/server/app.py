@@ -33,15 +33,15 @@ def create_app(
     runs on any event loop, and each request ends when its client leaves.
 
     Args:
-        engines: one, which goes by its model's name, or several by names that requests use. An
-            engine may have several names. The LoRA adapters that are loaded are models as well.
-        keys: bearer keys, and what requests with each get. None lets everybody in.
+        engines: one engine, named after its model, or several by the names that requests use. An
+            engine may have several names. Loaded LoRA adapters are models as well.
+        keys: bearer keys, and what each of them allows. None lets everybody in.
         cache_scope: the scope of all requests where there are no keys.
         max_body_bytes: largest body of a request; a longer one is a 413.
-        cors_origins: origins whose pages a browser lets in, such as "https://example.com", or "*";
-            none without it.
+        cors_origins: origins whose pages browsers let read answers, such as "https://example.com",
+            or "*".
         page: whether there is a chat page at the application's root.
-        allowed_hosts: values of the header `Host` that are served, without ports; all without it.
+        allowed_hosts: values of the header `Host` that are served, without ports; empty serves all.
 
     Raises `InvalidConfig` for bad arguments, and `ModuleNotFoundError` without the extra `server`.
     """
@@ -50,8 +50,8 @@ def create_app(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "starlette":
             raise
-        told = 'create_app() needs starlette: pip install "asyncinfer[server]"'
-        raise ModuleNotFoundError(told, name=error.name) from error
+        message = 'create_app() needs starlette: pip install "asyncinfer[server]"'
+        raise ModuleNotFoundError(message, name=error.name) from error
     with checking_config():
         check_integer("max_body_bytes", max_body_bytes, 1)
     origins, hosts = check_origins(cors_origins), check_hosts(allowed_hosts)

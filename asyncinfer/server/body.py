@@ -15,18 +15,18 @@ import anyio
 
 from asyncinfer.bounds import BODY_SECONDS, MAX_BODY_CONTAINERS
 from asyncinfer.errors import InvalidRequest, Size
-from asyncinfer.server.aside import aside
 from asyncinfer.server.errors import HttpError, overloaded
+from asyncinfer.server.offload import offload
 
 if TYPE_CHECKING:
     from starlette.types import Receive
 
-__all__ = ["SMALL", "Bodies", "ClientLeft", "beside", "parsed"]
+__all__ = ["SMALL", "Bodies", "ClientLeft", "offload_large", "parsed"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Bytes of a body that is parsed on the spot, in some four milliseconds at most.
+#: Bytes of the largest body that is parsed on the event loop, in four milliseconds at most.
 SMALL: Final = 1 << 15
 #: Bytes of all bodies that are being read or parsed, in bodies of the largest size.
 MOST_READ: Final = 32
@@ -56,8 +56,8 @@ class Bodies:
     async def read(
         self, receive: Receive, seconds: float = BODY_SECONDS
     ) -> tuple[dict[str, Any], int]:
-        """A body, which has `seconds` to arrive, and its bytes. Raises `HttpError`,
-        `InvalidRequest`, and `ClientLeft` where the client leaves before its end."""
+        """Read a body, which has `seconds` to arrive, and return it with its size in bytes. Raises
+        `HttpError`, `InvalidRequest`, and `ClientLeft` where the client leaves before its end."""
         data = bytearray()
         try:
             with _limit(seconds) as limit:
@@ -69,10 +69,10 @@ class Bodies:
                     part = message.get("body", b"")
                     self._take(data, part)
                     more = message.get("more_body", False)
-                # Charged for until then, for what is parsed holds the bytes and more.
+                # Charged until the body is parsed, which takes more memory than its bytes.
                 if limit is not None:
                     limit.deadline = inf
-                return await beside(len(data), _object, data), len(data)
+                return await offload_large(len(data), _object, data), len(data)
         finally:
             self.held -= len(data)
         raise HttpError(408, "timeout_error", f"the body did not arrive within {seconds:.0f} s")
@@ -119,8 +119,8 @@ class _GivingWay(json.JSONDecoder):
 
 
 def _array(place: tuple[str, int], scan_once: Callable[..., Any]) -> tuple[list[Any], int]:
-    """The list that begins at a place of a text, and where it ends. Numbers are parsed in C, some
-    thousands at a time: in Python a list of four million token ids takes eight seconds."""
+    """The list that begins at a place in a text, and the place where it ends. C code parses its
+    numbers, some thousands at a time: Python takes eight seconds for four million token ids."""
     text, at = place
     numbers: list[Any] = []
     while (found := _NUMBERS.match(text, at)) is not None:
@@ -135,19 +135,19 @@ def _array(place: tuple[str, int], scan_once: Callable[..., Any]) -> tuple[list[
     return numbers + rest, end
 
 
-async def beside(size: int, work: Callable[[T], R], argument: T) -> R:
-    """`work(argument)`, which is about `size` bytes of a request; on a worker thread where they are
+async def offload_large(size: int, work: Callable[[T], R], argument: T) -> R:
+    """`work(argument)`, which takes `size` bytes of a request; on a worker thread if these are
     many."""
     if size <= SMALL:
         return work(argument)
-    return await aside(partial(work, argument))
+    return await offload(partial(work, argument))
 
 
 def parsed(text: str) -> Any:
     """The value of a JSON text. Raises `ValueError` and `RecursionError`."""
     if len(text) > SMALL:
         return _GivingWay(parse_constant=_no_number).decode(text)
-    # `decode` skips spaces by a regular expression, which takes as long as the rest.
+    # `decode` skips spaces with a regular expression, which takes as long as parsing does.
     text = text.strip(" \t\n\r")
     value, end = _SMALL_TEXT.raw_decode(text)
     if end < len(text):

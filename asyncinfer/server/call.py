@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 
 from asyncinfer.bounds import UNREAD_SECONDS
-from asyncinfer.server.body import SMALL, Bodies, ClientLeft, beside
+from asyncinfer.server.body import SMALL, Bodies, ClientLeft, offload_large
 from asyncinfer.server.errors import HttpError
 from asyncinfer.server.keys import ApiKey
 
@@ -25,8 +25,8 @@ __all__ = ["CANCELS", "Call", "headers_of", "json_bytes", "text_bytes"]
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: An extension of ASGI that our own transport has: it cancels the application of a client that
-#: leaves.
+#: An extension of ASGI, of our own in-process transport: the server cancels the application when a
+#: client leaves.
 CANCELS: Final = "asyncinfer.cancels"
 
 _EVENTS: Final = (
@@ -36,12 +36,12 @@ _EVENTS: Final = (
     (b"x-accel-buffering", b"no"),
 )
 _NO_KEY: Final = ApiKey()
-#: Ids are no secrets, so that the system is not asked for each.
+#: Ids are no secrets, so a fast generator will do.
 _IDS: Final = random.Random()
-#: `json.dumps` would make an encoder for each call.
+#: Kept, since `json.dumps` makes an encoder for each call.
 _ENCODE: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-#: Events that wait for others, at most: where an engine is faster than its reader there is always
-#: another one.
+#: The most events that wait for the next one: if the engine is faster than its reader, a next one
+#: is always ready.
 MOST_HELD: Final = 32
 #: Items of a list that is encoded in pieces, and of a piece.
 _MANY: Final = 512
@@ -51,49 +51,49 @@ _MOST_ID: Final = 128
 
 
 class Call:
-    """What a handler reads a request from and answers with: either `json`, once, or any number of
-    `event`, sent by `flush`, and then `end`."""
+    """One request and its answer. A handler reads from it, and answers either with `json`, once, or
+    with any number of `event`, sent by `flush`, and then `end`."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.headers = headers_of(scope)
-        #: Whether the server cancels whoever answers a client that leaves.
+        #: Whether the server cancels the application when a client leaves.
         self.cancels = CANCELS in scope.get("extensions", {})
-        #: A unique id, which ids of answers are made of.
+        #: A unique id, from which the ids of answers are made.
         self.id = _IDS.randbytes(16).hex()
         given = self.headers.get(b"x-request-id", b"")[:_MOST_ID].decode("latin-1")
         self.request_id = given if given.isprintable() and given else f"req_{self.id}"
         self.path = scope["path"]
         self.method = scope["method"]
-        #: The key of the request, set before a handler gets it.
+        #: The request's key, set before a handler runs.
         self.key = _NO_KEY
         self.body: dict[str, Any] = {}
-        #: Where in the body each message began that is made of it; empty where it has them itself.
+        #: Where in the body each message comes from; empty where the body has messages itself.
         self.places: list[str] = []
         #: Bytes of the body.
         self._size = 0
-        #: Whether the status was sent.
+        #: Whether the status line was sent.
         self._started = False
-        #: Events that are not sent yet.
+        #: Encoded events that were not sent yet.
         self._held: list[bytes] = []
         self._receive = receive
         self._send = send
-        #: When the message was given to the server that waits for the client, by a monotonic clock.
+        #: When the message that is being sent was given to the server, by a monotonic clock.
         self._sending: float | None = None
 
     async def read(self, bodies: Bodies) -> None:
         """Read the body. Raises as `Bodies.read` does."""
         self._check_head(bodies)
-        # What comes from this process is here as a whole.
+        # A request from this process arrives as a whole.
         limit = {"seconds": inf} if self.cancels else {}
         self.body, self._size = await bodies.read(self._receive, **limit)
 
-    async def beside(self, work: Callable[[T], R], argument: T) -> R:
-        """`work(argument)`, which is about what the body has; on a worker thread where that is
-        much."""
-        return await beside(self._size, work, argument)
+    async def offload(self, work: Callable[[T], R], argument: T) -> R:
+        """`work(argument)`, which takes the body or a part of it; on a worker thread if the body is
+        large."""
+        return await offload_large(self._size, work, argument)
 
     async def gone(self) -> None:
-        """Wait until the client leaves, or has taken none of its answer for too long."""
+        """Wait until the client leaves, or has read none of its answer for too long."""
         while True:
             with anyio.move_on_after(UNREAD_SECONDS / 4):
                 if (await self._receive())["type"] == "http.disconnect":
@@ -111,7 +111,7 @@ class Call:
     async def made(self, size: int, make: Callable[[], Any]) -> None:
         """`json` of what `make` gives, of which `size` bytes are lists; on a worker thread where
         that is much."""
-        body = await beside(size, lambda _: json_bytes(make(), size > SMALL), None)
+        body = await offload_large(size, lambda _: json_bytes(make(), size > SMALL), None)
         await self.data(body, "application/json")
 
     async def data(
@@ -121,7 +121,7 @@ class Call:
         status: int = 200,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Send the whole answer: `body` as it is."""
+        """Send the whole answer, with `body` unchanged."""
         length = str(len(body)).encode()
         pairs = [(b"content-type", media_type.encode()), (b"content-length", length)]
         for name, text in (headers or {}).items():
@@ -131,7 +131,7 @@ class Call:
 
     @property
     def begun(self) -> bool:
-        """Whether the answer has begun, so that an error can be no other answer."""
+        """Whether the answer has begun, so that an error can no longer replace it."""
         return self._started or bool(self._held)
 
     def event(self, content: Any, name: str | None = None, large: bool = False) -> None:
@@ -145,16 +145,16 @@ class Call:
         self._held.append(data)
 
     def is_due(self, ready: bool) -> bool:
-        """Whether to `flush` now. Some events wait for the next ones that are `ready`: each message
-        takes a server and a client its time."""
+        """Whether to `flush` now. Events wait for others that are `ready`, since each message costs
+        a server and a client time."""
         return not ready or len(self._held) >= MOST_HELD
 
     def flush(self) -> Awaitable[None]:
-        """Send the events so far in one message. The first ones start the answer."""
+        """Send the queued events in one message. The first message starts the answer."""
         return self._send_held(more=True)
 
     async def end(self, data: bytes = b"") -> None:
-        """End the answer with the events that are not sent, and `data`, encoded already."""
+        """End the answer with the queued events and `data`, which is encoded already."""
         self._held.append(data)
         await self._send_held(more=False)
 
@@ -179,7 +179,7 @@ class Call:
         try:
             await self._send(message)
         except OSError:
-            # Servers of ASGI 2.4 raise this once the client has left.
+            # ASGI 2.4 servers raise this after the client has left.
             raise ClientLeft from None
         finally:
             self._sending = None
@@ -197,7 +197,7 @@ class Call:
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
-    """Values by name, which ASGI has in small letters."""
+    """Header values by name, which ASGI has in lower case."""
     return dict(scope["headers"])
 
 

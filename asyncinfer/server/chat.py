@@ -32,7 +32,7 @@ NAMES: Final = {
     "json_schema": "response_format",
     "json_object": "response_format",
 }
-#: An event with one choice: its opening, index, delta, logprobs and finish reason.
+#: An event of one choice: its opening, index, delta, logprobs and finish reason.
 _EVENT: Final = b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}]}\n\n'
 _NULL: Final = b"null"
 _BEGUN: Final = b'{"role":"assistant","content":""}'
@@ -48,8 +48,8 @@ class Chat:
         body = call.body
         check_fields(body, CHAT)
         model = self._models.find(body.get("model"))
-        messages = await call.beside(chat_messages, body["messages"])
-        options = {**await call.beside(chat_options, body), **request_options(call, model)}
+        messages = await call.offload(chat_messages, body["messages"])
+        options = {**await call.offload(chat_options, body), **request_options(call, model)}
         usage = wants_usage(body)
         if flag(body, "stream"):
             await _events(call, model, messages, options, usage)
@@ -83,7 +83,7 @@ async def _events(
     async with model.engine.stream(messages, **options) as stream:
         async for chunk in stream:
             if not call.begun:
-                # Clients expect the choices to be introduced in order.
+                # Clients expect choices to appear in order.
                 for index in range(options.get("n", 1)):
                     call.raw_events(_EVENT % (opening, index, _BEGUN, _NULL, _NULL))
             index = chunk.index

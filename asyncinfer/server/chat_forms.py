@@ -1,4 +1,4 @@
-"""OpenAI's forms of a chat's options, and of its answers."""
+"""OpenAI's forms of a chat's options and answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["chat_options", "delta_bytes", "delta_of", "message_of"]
 
 
 def chat_options(body: dict[str, Any]) -> dict[str, Any]:
-    """The options of `Engine.stream` in the body of a chat. Raises `InvalidRequest`."""
+    """The options of `Engine.stream` in the body of a chat request. Raises `InvalidRequest`."""
     options = options_of(body, CHAT)
     if "max_tokens" in body:
         options.setdefault("max_tokens", body["max_tokens"])
@@ -52,7 +52,7 @@ def _reasoning(text: str) -> dict[str, str]:
 def delta_bytes(chunk: Chunk) -> bytes:
     """The JSON of `delta_of`; empty where the chunk adds nothing."""
     if chunk.text and not chunk.reasoning and not chunk.tool_calls:
-        # A JSON encoder, which is made for each object, takes ten times as long.
+        # `json.dumps` makes an encoder for each object, which takes ten times as long.
         return b'{"content":%b}' % text_bytes(chunk.text)
     delta = delta_of(chunk)
     return json_bytes(delta) if delta else b""
@@ -69,7 +69,7 @@ def delta_of(chunk: Chunk) -> dict[str, Any]:
 
 
 def _call_delta(delta: ToolCallDelta) -> dict[str, Any]:
-    """A tool call's delta. Id and name come once, since clients concatenate the deltas of texts."""
+    """A tool call's delta. Id and name come once, since clients concatenate all texts."""
     if delta.id is None:
         return {"index": delta.index, "function": {"arguments": delta.arguments}}
     function = {"name": delta.name or "", "arguments": delta.arguments}

@@ -12,11 +12,11 @@ from asyncinfer.bounds import MAX_BATCH
 from asyncinfer.chunk import Usage
 from asyncinfer.engine import Engine
 from asyncinfer.errors import InvalidRequest, Size
-from asyncinfer.server.aside import aside
 from asyncinfer.server.call import Call, json_bytes
 from asyncinfer.server.fields import COMPLETION, check_fields, flag, options_of
 from asyncinfer.server.logprobs import completion_logprobs, scored_bytes
 from asyncinfer.server.models import Model, Models, Served
+from asyncinfer.server.offload import offload
 from asyncinfer.server.together import together
 from asyncinfer.server.usage import (
     ChoiceEvents,
@@ -44,7 +44,7 @@ class Completions:
         check_fields(body, COMPLETION)
         model = self._models.find(body.get("model"))
         prompts = prompts_of("prompt", body["prompt"])
-        options = {**await call.beside(_options, body), **request_options(call, model)}
+        options = {**await call.offload(_options, body), **request_options(call, model)}
         _check_room(model.engine, len(prompts), options.get("n", 1))
         echo = flag(body, "echo")
         usage = wants_usage(body)
@@ -53,12 +53,12 @@ class Completions:
                 raise InvalidRequest("echo", echo, "with logprobs needs stream=false")
             await _Events(call, model, options, echo, usage).send(prompts)
             return
+        encode = model.engine.tokenizer.encode
         scored = echo and "logprobs" in options
         if scored:
             options["prompt_logprobs"] = options["logprobs"]
-            encode = model.engine.tokenizer.encode
             prompts = [
-                await aside(partial(encode, each)) if isinstance(each, str) else each
+                await offload(partial(encode, each)) if isinstance(each, str) else each
                 for each in prompts
             ]
         generate = model.engine.generate
@@ -105,8 +105,8 @@ def prompts_of(field: str, value: Any) -> list[str | list[int]]:
 
 
 def _check_room(engine: Served, prompts: int, n: Any) -> None:
-    """Refuse more answers than the engine holds at once: `Overloaded` would say "later"."""
-    # Of several replicas, each has its own bound; what is wrong with `n`, the engine says.
+    """Refuse more answers than the engine ever holds at once: `Overloaded` would invite a retry."""
+    # Replicas have a bound each, and the engine refuses a bad `n` itself.
     if isinstance(engine, Engine) and isinstance(n, int) and prompts > 1:
         most = engine.config.max_requests
         if prompts * n > most:
@@ -126,7 +126,7 @@ def _options(body: dict[str, Any]) -> dict[str, Any]:
 async def _text(model: Model, prompt: str | list[int]) -> str:
     if isinstance(prompt, str):
         return prompt
-    return await aside(partial(model.engine.tokenizer.decode, prompt))
+    return await offload(partial(model.engine.tokenizer.decode, prompt))
 
 
 def _total(used: list[Usage]) -> Usage:

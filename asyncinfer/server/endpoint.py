@@ -76,7 +76,7 @@ class Endpoint:
             raise
         finally:
             self._traffic.end(self._path, status)
-            # What watched for the client refers to the call until the garbage collector looks.
+            # The task that watched for the client refers to the call until garbage is collected.
             call.body = {}
 
     async def _answer(self, call: Call) -> int:
@@ -88,7 +88,7 @@ class Endpoint:
         async def watch() -> None:
             nonlocal left
             await call.gone()
-            left = not tasks.cancel_scope.cancel_called  # servers tell of a whole answer's end, too
+            left = not tasks.cancel_scope.cancel_called  # servers report complete answers, too
             tasks.cancel_scope.cancel()
 
         if call.cancels:
@@ -112,7 +112,7 @@ class Endpoint:
             del found
 
     async def _handle(self, call: Call, watch: Callable[[], object] | None = None) -> None:
-        """Have the call handled; `watch` begins once the body was read."""
+        """Have the call handled, and `watch` for the client once the body was read."""
         with self._keys.admit(call.headers) if self._keys else nullcontext(call.key) as key:
             call.key = key
             if call.method == "POST":
@@ -122,7 +122,7 @@ class Endpoint:
             await self._handler(call)
 
     async def _ended(self, call: Call, found: Exception | None) -> int:
-        """The status of a call that was handled, or failed so. Raises as `_answer` does."""
+        """The status of a call that was handled or has failed. Raises as `_answer` does."""
         if isinstance(found, ClientLeft):
             raise ClientLeft
         if found is None:
@@ -134,18 +134,18 @@ class Endpoint:
             del found
 
     async def _tell(self, call: Call, found: Exception) -> int:
-        """Tell the client of an error; returns the status. Raises one that was not foreseen."""
-        told = http_error(found, self._names, call.places)
-        body = self._error_body(told, call.request_id)
+        """Tell the client of an error, and return the status. Raises an unforeseen error again."""
+        error = http_error(found, self._names, call.places)
+        body = self._error_body(error, call.request_id)
         if call.begun:
             call.event(body, self._error_event)
             await call.end()
         else:
-            await call.json(body, told.status, told.headers)
-        if told.foreign:
+            await call.json(body, error.status, error.headers)
+        if error.foreign:
             try:
                 raise found
             finally:
                 # Its traceback refers to this frame.
                 del found
-        return told.status
+        return error.status

@@ -55,9 +55,9 @@ class HttpError(Exception):
 def http_error(
     error: Exception, names: Mapping[str, str] | None = None, places: Sequence[str] = ()
 ) -> HttpError:
-    """`error` as a client is told of it. `names`: engine options -> the request's names of
-    them, where they differ. `places`: of messages, where these are not the request's own. An error
-    that is not the engine's is told without its message."""
+    """The HTTP form of `error`. `names`: engine options -> the request's names of them, where these
+    differ. `places`: where in the request the engine's messages come from, where it has no
+    messages. An error of another package is reported without its message."""
     match error:
         case HttpError():
             return error
@@ -104,11 +104,11 @@ def openai_error(error: HttpError, request_id: str) -> dict[str, Any]:
 
 def anthropic_error(error: HttpError, request_id: str) -> dict[str, Any]:
     """The body of an error, or the data of an event, for Anthropic's clients."""
-    told = {"type": error.kind, "message": error.message}
-    return {"type": "error", "error": told, "request_id": request_id}
+    details = {"type": error.kind, "message": error.message}
+    return {"type": "error", "error": details, "request_id": request_id}
 
 
-#: The place of a message.
+#: The place of a message of the engine.
 _MESSAGE: Final = re.compile(r"messages\[(\d{1,9})\]")
 #: Official clients try again after a 5xx unless they are told not to.
 _FINAL: Final = {"x-should-retry": "false"}
@@ -118,10 +118,10 @@ def _renamed(field: str, names: Mapping[str, str], places: Sequence[str]) -> str
     found = _MESSAGE.match(field)
     if found is not None and int(found[1]) < len(places):
         place = places[int(found[1])]
-        # A field that is a text has no parts.
+        # A field that is a plain text has no parts.
         return place + field[found.end() :] if place.endswith("]") else place
     for name, given in names.items():
-        # A field may be a place within an option, such as `prompt[3]`.
+        # A field may name a place within an option, such as `prompt[3]`.
         if field == name or field.startswith((f"{name}[", f"{name}.", f"{name}/")):
             return given + field[len(name) :]
     return field

@@ -55,11 +55,11 @@ class Field:
 
 
 class Fields(tuple[Field, ...]):
-    """The fields of a request, with what every request of that kind asks of them."""
+    """The fields that requests to one path may have, with the checks that all of these share."""
 
     names: frozenset[str]
     required: tuple[str, ...]
-    #: Names of fields -> the options that take their values.
+    #: Names of fields -> the engine options that take their values.
     options: Mapping[str, str]
 
     def __new__(cls, *fields: Field) -> Fields:
@@ -197,7 +197,7 @@ RESPONSES: Final = Fields(
 
 
 def check_fields(body: Mapping[str, Any], fields: Fields) -> None:
-    """Raise `InvalidRequest` for a field that is missing, and one that is not known."""
+    """Raise `InvalidRequest` for a missing field and for an unknown one."""
     for name in fields.required:
         if name not in body:
             raise InvalidRequest(name, None, "is missing")
@@ -208,7 +208,7 @@ def check_fields(body: Mapping[str, Any], fields: Fields) -> None:
 
 
 def options_of(body: Mapping[str, Any], fields: Fields) -> dict[str, Any]:
-    """The options of `Engine.stream` in a body, except those that a handler reads itself."""
+    """The options of `Engine.stream` in a body, without those that a handler reads itself."""
     options = fields.options
     found = {options[name]: value for name, value in body.items() if name in options}
     if "logit_bias" in body:

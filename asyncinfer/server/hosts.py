@@ -1,4 +1,5 @@
-"""Which pages and which `Host` headers an application takes, and how it refuses what it has not."""
+"""Which origins and hosts an application accepts, and how it refuses all others. `Hosts` is here
+since Starlette's `TrustedHostMiddleware` refuses in plain text, not by a protocol's JSON error."""
 
 from __future__ import annotations
 
@@ -53,22 +54,24 @@ def _checked(
 
 
 class Hosts:
-    """Middleware that refuses requests whose `Host` is none of `allowed`."""
+    """Middleware that refuses requests whose `Host` is not in `allowed`."""
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
         self._app = app
         small = [name.lower().strip("[]") for name in allowed]
         self._names = frozenset(small)
-        #: What a name of a wildcard ends with, after at least one character.
+        #: How names that match a wildcard end, after at least one character.
         self._ends = tuple(name[1:] for name in small if name.startswith("*."))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            told = headers_of(scope).get(b"host", b"").decode("latin-1")
-            name = re.sub(r":\d*$", "", told) if told.count(":") < 2 or "]" in told else told
+            header = headers_of(scope).get(b"host", b"").decode("latin-1")
+            name = (
+                re.sub(r":\d*$", "", header) if header.count(":") < 2 or "]" in header else header
+            )
             name = name.lower().strip("[]")
             if not ("*" in self._names or name in self._names or name.endswith(self._ends)):
-                message = f"Host={told[:80]!r}: no host that is served here; see allowed_hosts"
+                message = f"Host={header[:80]!r}: no host that is served here; see allowed_hosts"
                 error = HttpError(400, "invalid_request_error", message, code="host_not_allowed")
                 await refuse(error, scope, receive, send)
                 return
@@ -76,7 +79,7 @@ class Hosts:
 
 
 async def refuse(error: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with `error` in the words of the protocol that the path belongs to."""
+    """Answer with `error`, in the form of the protocol that the path belongs to."""
     call = Call(scope, receive, send)
     path = call.path.removeprefix(scope.get("root_path", ""))
     body = anthropic_error if path.startswith("/v1/messages") else openai_error

@@ -38,7 +38,7 @@ class Keys:
     """Finds the key of a request, and counts the requests of each."""
 
     def __init__(self, keys: Mapping[str, ApiKey] | None, without: ApiKey) -> None:
-        """`without`: what a request gets where there are no keys. Raises `InvalidConfig`."""
+        """`without`: the key of every request where there are no keys. Raises `InvalidConfig`."""
         self._without = nullcontext(without)
         #: By a hash of the key, so that the time of a look-up tells nothing about keys.
         self._known: dict[bytes, ApiKey] | None = None
@@ -53,9 +53,9 @@ class Keys:
                 self._known[_digest(secret.encode())] = key
 
     def admit(self, headers: Mapping[bytes, bytes]) -> AbstractContextManager[ApiKey]:
-        """Count a request with these headers for its key within the block. Entering that raises
-        `HttpError`: 401 without a valid key, 429 where the key has as many requests under way as it
-        may."""
+        """Count a request with these headers for its key inside the block. Entering the block
+        raises `HttpError`: 401 without a valid key, 429 where the key has as many running requests
+        as it may."""
         return self._without if self._known is None else self._counted(self._known, headers)
 
     @contextmanager

@@ -33,17 +33,17 @@ def completion_logprobs(
     """A choice's `logprobs` of a completion, by token ids; the first of a prompt has no logprob.
     `offset`: characters before the first."""
     names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-    told: dict[str, list[Any]] = {name: [] for name in names}
+    columns: dict[str, list[Any]] = {name: [] for name in names}
     for token_id, entry in logprobs:
         text = _text(tokenizer, token_id)
-        told["tokens"].append(text)
-        told["token_logprobs"].append(None if entry is None else entry.logprob)
-        told["top_logprobs"].append(
+        columns["tokens"].append(text)
+        columns["token_logprobs"].append(None if entry is None else entry.logprob)
+        columns["top_logprobs"].append(
             None if entry is None else {_text(tokenizer, each): value for each, value in entry.top}
         )
-        told["text_offset"].append(offset)
+        columns["text_offset"].append(offset)
         offset += len(text)
-    return told
+    return columns
 
 
 def _token(tokenizer: EngineTokenizer, token_id: int, logprob: float) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any, Final
 from asyncinfer.chunk import Chunk, Completion, ToolCallDelta, Usage
 from asyncinfer.errors import InvalidRequest
 from asyncinfer.server.anthropic_prompts import anthropic_chat
-from asyncinfer.server.aside import aside
 from asyncinfer.server.call import Call
 from asyncinfer.server.fields import MESSAGES, check_fields, field_list, flag, options_of
 from asyncinfer.server.models import Model, Models
+from asyncinfer.server.offload import offload
 from asyncinfer.server.prompts import response_format
 from asyncinfer.server.usage import LastCall, request_options
 
@@ -39,8 +39,8 @@ class Messages:
         if "max_tokens" not in body:
             raise InvalidRequest("max_tokens", None, "is missing")
         model = self._models.find(body.get("model"))
-        chat = await call.beside(partial(anthropic_chat, places=call.places), body)
-        options = {**await call.beside(_options, body), **request_options(call, model)}
+        chat = await call.offload(partial(anthropic_chat, places=call.places), body)
+        options = {**await call.offload(_options, body), **request_options(call, model)}
         answer = _Answer(call, model, options)
         if flag(body, "stream"):
             await answer.send(chat)
@@ -51,11 +51,11 @@ class Messages:
         body = call.body
         check_fields(body, MESSAGES)
         model = self._models.find(body.get("model"))
-        chat = await call.beside(partial(anthropic_chat, places=call.places), body)
+        chat = await call.offload(partial(anthropic_chat, places=call.places), body)
         tools = _tools(body).get("tools")
         options = body.get("template_options")
         counted = partial(model.engine.tokenizer.count, chat, tools=tools, template_options=options)
-        count = await aside(counted)
+        count = await offload(counted)
         await call.json({"input_tokens": count})
 
 
@@ -190,7 +190,7 @@ class _Answer:
 
     def _call_delta(self, each: ToolCallDelta) -> None:
         if each.id is not None:
-            # Each call is a block of its own, also after another call.
+            # Each call is a block of its own, also directly after another call.
             self._close()
             empty: dict[str, Any] = {"id": each.id, "name": each.name, "input": {}}
             self._delta("tool_use", empty, {"type": "input_json_delta", "partial_json": ""})
@@ -199,7 +199,8 @@ class _Answer:
             self._delta("tool_use", {}, delta)
 
     def _delta(self, kind: str, empty: dict[str, Any], delta: dict[str, Any]) -> None:
-        """Send more of a content block of this type; the first delta opens the block as `empty`."""
+        """Send more of a content block of this type; the first delta opens the block with
+        `empty`."""
         if self._block != kind:
             self._close()
             self._block = kind

@@ -16,7 +16,7 @@ from asyncinfer.stats import AdapterInfo
 __all__ = ["Model", "Models", "Served"]
 
 
-#: What an application serves.
+#: The engines that an application can serve.
 Served: TypeAlias = Engine | RemoteEngine
 
 
@@ -35,7 +35,7 @@ class Models:
         """Raises `InvalidConfig`."""
         self._created = int(time.time())
         self._engines: dict[str | None, Served] = {}
-        #: The name of an engine that was given without one, once its model is loaded.
+        #: The model's name, for an engine that was given without a name, once the model is loaded.
         self._unnamed: str | None = None
         if isinstance(engines, Served):
             self._engines[None] = engines
@@ -109,5 +109,5 @@ class Models:
 
 
 def _adapters(engine: Served) -> list[AdapterInfo]:
-    """The adapters that are loaded: on several replicas there are none."""
+    """The loaded adapters; replicas have none."""
     return [] if isinstance(engine, RemoteEngine) else [*engine.adapters.list()]

@@ -61,7 +61,7 @@ _ERROR = {
 
 def _operation(operation: Operation) -> dict[str, Any]:
     failed = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    told: dict[str, Any] = {
+    described: dict[str, Any] = {
         "summary": operation.about,
         "responses": {
             "200": {"description": "The answer."},
@@ -70,9 +70,9 @@ def _operation(operation: Operation) -> dict[str, Any]:
     }
     if "{model}" in operation.path:
         place = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
-        told["parameters"] = [place]
+        described["parameters"] = [place]
     if not operation.free:
-        told["security"] = [{"key": []}, {}]
+        described["security"] = [{"key": []}, {}]
     if operation.fields:
         schema = {
             "type": "object",
@@ -84,5 +84,5 @@ def _operation(operation: Operation) -> dict[str, Any]:
             "additionalProperties": False,
         }
         content = {"application/json": {"schema": schema}}
-        told["requestBody"] = {"required": True, "content": content}
-    return told
+        described["requestBody"] = {"required": True, "content": content}
+    return described

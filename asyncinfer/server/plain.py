@@ -6,10 +6,10 @@ from typing import Any
 
 from asyncinfer.checks import check_string
 from asyncinfer.errors import InvalidRequest
-from asyncinfer.server.aside import aside
 from asyncinfer.server.call import Call, json_bytes
 from asyncinfer.server.fields import ANY, BOOLEAN, Field, Fields, check_fields, flag
 from asyncinfer.server.models import Models
+from asyncinfer.server.offload import offload
 from asyncinfer.server.prompts import chat_messages
 from asyncinfer.server.traffic import Traffic
 
@@ -42,15 +42,15 @@ class Plain:
         await call.json(self._models.entry(self._models.find(name)))
 
     async def health(self, call: Call) -> None:
-        told = {}
+        states = {}
         for name, engine in self._models.engines.items():
             found = engine.health()
             # Whoever asks needs no key: they see no stack, nor what an exception said.
             reasons = [] if found.state == "dead" else [*found.reasons]
-            told[name] = {"state": found.state, "reasons": reasons}
+            states[name] = {"state": found.state, "reasons": reasons}
         serving = all(engine.health().serving for engine in self._models.engines.values())
         state = "ok" if serving else "failing"
-        await call.json({"status": state, "engines": told}, 200 if serving else 503)
+        await call.json({"status": state, "engines": states}, 200 if serving else 503)
 
     async def metrics(self, call: Call) -> None:
         stats = {name: engine.stats() for name, engine in self._models.engines.items()}
@@ -73,7 +73,7 @@ class Plain:
                 ids = tokenizer.encode(prompt, add_special_tokens=special)
             return json_bytes({"tokens": ids, "count": len(ids), "max_model_len": most})
 
-        await call.data(await aside(work), "application/json")
+        await call.data(await offload(work), "application/json")
 
     async def detokenize(self, call: Call) -> None:
         body = call.body
@@ -90,4 +90,4 @@ class Plain:
                     raise InvalidRequest(f"tokens[{index}]", token, f"must be in [0, {end})")
             return json_bytes({"prompt": tokenizer.decode(tokens)})
 
-        await call.data(await aside(work), "application/json")
+        await call.data(await offload(work), "application/json")

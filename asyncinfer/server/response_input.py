@@ -13,7 +13,7 @@ __all__ = ["response_chat"]
 
 
 def response_chat(body: Mapping[str, Any], places: list[str]) -> list[dict[str, Any]]:
-    """The `instructions` and `input` of a body as messages for `Engine.stream`; adds to `places`
+    """The `instructions` and `input` of a body as messages for `Engine.stream`. Adds to `places`
     where each of them began. Raises `InvalidRequest`, naming the place."""
     made: list[dict[str, Any]] = []
     instructions = body.get("instructions")
@@ -72,8 +72,8 @@ def _add(made: list[dict[str, Any]], where: str, item: Any) -> None:
 
 
 def _assistant(made: list[dict[str, Any]]) -> dict[str, Any]:
-    """The assistant's message that items are being added to. What it says and thinks is a list of
-    texts until the end, since a string would be copied whenever it grows."""
+    """The assistant's message to which items are added. Its content and reasoning are lists of
+    texts until the end, since a growing string is copied each time."""
     if not made or made[-1]["role"] != "assistant":
         made.append({"role": "assistant", "content": []})
     return made[-1]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from asyncinfer.chunk import Completion, TokenLogprob, ToolCallDelta, Usage
 from asyncinfer.errors import InvalidRequest
-from asyncinfer.server.body import SMALL, beside
+from asyncinfer.server.body import SMALL, offload_large
 from asyncinfer.server.call import Call
 from asyncinfer.server.fields import RESPONSES, check_fields, flag, options_of
 from asyncinfer.server.logprobs import chat_logprobs, scored_bytes
@@ -51,8 +51,8 @@ class Responses:
                 raise InvalidRequest(name, body[name], bound)
         check_fields(body, RESPONSES)
         model = self._models.find(body.get("model"))
-        chat = await call.beside(partial(response_chat, places=call.places), body)
-        options = {**await call.beside(_options, body), **request_options(call, model)}
+        chat = await call.offload(partial(response_chat, places=call.places), body)
+        options = {**await call.offload(_options, body), **request_options(call, model)}
         answer = _Response(call, model, options)
         if flag(body, "stream"):
             await answer.send(chat)
@@ -109,7 +109,7 @@ class _Response:
         for each in done.tool_calls:
             function = {"call_id": each.id, "name": each.name, "arguments": each.arguments}
             self._items.append({**self._item("function_call"), **function})
-        return self._told(done.finish_reason, done.usage)
+        return self._response(done.finish_reason, done.usage)
 
     async def send(self, chat: list[dict[str, Any]]) -> None:
         reason = "stop"
@@ -133,7 +133,7 @@ class _Response:
             usage = stream.usage or Usage()
         # Four of the last events have all logprobs.
         self._size = 4 * scored_bytes(self._options, usage)
-        await beside(self._size, partial(self._finish, reason), usage)
+        await offload_large(self._size, partial(self._finish, reason), usage)
         await self._call.end()
 
     def _finish(self, reason: str, usage: Usage) -> None:
@@ -141,8 +141,8 @@ class _Response:
         if not self._items:
             self._part("message", _said("", []))
         self._close("completed" if reason in _WHOLE else "incomplete")
-        told = self._told(reason, usage)
-        self._event(told["status"], response=told)
+        response = self._response(reason, usage)
+        self._event(response["status"], response=response)
 
     def _part(self, kind: str, empty: dict[str, Any]) -> None:
         """Open an item of this kind with one part, unless it is open."""
@@ -187,8 +187,8 @@ class _Response:
         item = self._items[-1]
         item["status"] = status
         if item["type"] == "function_call":
-            told = {"arguments": item["arguments"], "name": item["name"]}
-            self._event("function_call_arguments.done", **self._place(item=True), **told)
+            fields = {"arguments": item["arguments"], "name": item["name"]}
+            self._event("function_call_arguments.done", **self._place(item=True), **fields)
         else:
             (part,) = item["content"]
             fields = {name: part[name] for name in ("text", "logprobs") if name in part}
@@ -223,7 +223,7 @@ class _Response:
         found: list[Any] = chat_logprobs(self._model.engine.tokenizer, logprobs)["content"]
         return found
 
-    def _told(self, reason: str, usage: Usage) -> dict[str, Any]:
+    def _response(self, reason: str, usage: Usage) -> dict[str, Any]:
         """The complete response."""
         whole = reason in _WHOLE
         if not whole:

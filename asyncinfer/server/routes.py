@@ -128,5 +128,5 @@ async def _no_such_path(request: Request, error: Any) -> Any:
     """The answer for an unknown path or method."""
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
     message = f"{request.method} {request.url.path}: {error.detail}"
-    told = HttpError(error.status_code, kind, message, headers=error.headers)
-    return partial(refuse, told)
+    refusal = HttpError(error.status_code, kind, message, headers=error.headers)
+    return partial(refuse, refusal)

@@ -30,7 +30,7 @@ class Traffic:
         self._under_way = 0
 
     def begin(self) -> None:
-        """Count a request that is under way."""
+        """Count a request as running."""
         self._under_way += 1
 
     def end(self, path: str, status: int) -> None:

@@ -1,4 +1,4 @@
-"""`take_turn`: a crowd that comes together does not hold up the event loop."""
+"""`take_turn` keeps a burst of requests from holding up the event loop."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from asyncinfer.engine.turn_limit import TurnLimits
 
 __all__ = ["take_turn"]
 
-#: The event loop's own, and the loop itself.
+#: The limits of the running event loop, and its bridge.
 _turns: Final[RunVar[tuple[TurnLimits, LoopBridge]]] = RunVar("asyncinfer_turns")
 
 
 async def take_turn() -> None:
-    """Wait until the event loop has time to read one more request. Two hundred that are read in one
-    turn take it tens of milliseconds."""
+    """Wait until the event loop has time to read one more request. Reading two hundred in one turn
+    takes it tens of milliseconds."""
     found = _turns.get(None)
     if found is None:
         found = TurnLimits(), current_bridge({})

@@ -14,7 +14,7 @@ from support import Until
 from asyncinfer import Engine
 from asyncinfer.engine import EngineTokenizer
 from asyncinfer.server import create_app
-from asyncinfer.server.aside import MOST_ASIDE, aside
+from asyncinfer.server.offload import MOST_OFFLOADED, offload
 
 pytestmark = pytest.mark.anyio
 
@@ -43,25 +43,25 @@ async def test_who_leaves_makes_no_room_for_another(until: Until) -> None:
     works, done = Works(), []
 
     async def wait() -> None:
-        done.append(await aside(works))
+        done.append(await offload(works))
 
     try:
         for _ in range(3):
             async with anyio.create_task_group() as hasty:
                 for _ in range(4):
                     hasty.start_soon(wait)
-                await until(lambda: works.began == MOST_ASIDE)
+                await until(lambda: works.began == MOST_OFFLOADED)
                 hasty.cancel_scope.cancel()
         async with anyio.create_task_group() as patient:
             for _ in range(3):
                 patient.start_soon(wait)
             await anyio.lowlevel.checkpoint()
-            assert works.began == MOST_ASIDE
+            assert works.began == MOST_OFFLOADED
             works.goes_on.set()
     finally:
         works.goes_on.set()
     assert done == [[1, 2]] * 3
-    assert (works.began, works.most) == (MOST_ASIDE + 3, MOST_ASIDE)
+    assert (works.began, works.most) == (MOST_OFFLOADED + 3, MOST_OFFLOADED)
 
 
 @EVERY_LOOP
@@ -69,13 +69,13 @@ async def test_what_fails_makes_room() -> None:
     def fails() -> None:
         raise ValueError("no")
 
-    for _ in range(2 * MOST_ASIDE):
+    for _ in range(2 * MOST_OFFLOADED):
         with pytest.raises(ValueError, match="no"):
-            await aside(fails)
+            await offload(fails)
         with anyio.CancelScope() as scope:
             scope.cancel()
-            await aside(fails)
-    assert await aside(lambda: 5) == 5
+            await offload(fails)
+    assert await offload(lambda: 5) == 5
 
 
 TEXT = "x" * 40
@@ -104,6 +104,6 @@ async def test_few_prompts_are_read_at_once(
         patched(works)
         for _ in range(6):
             group.start_soon(ask, app, path, body)
-        await until(lambda: works.began >= MOST_ASIDE)
+        await until(lambda: works.began >= MOST_OFFLOADED)
         works.goes_on.set()
-    assert works.most <= MOST_ASIDE
+    assert works.most <= MOST_OFFLOADED
