@@ -64,8 +64,7 @@ if TYPE_CHECKING:
 
     __version__: str
 else:
-    # An engine and what it stands on take long to import. Who asks for help or for a number of the
-    # version does not wait for them.
+    # An engine and its imports take long to load. `--help` and `--version` need none of them.
     __getattr__, __dir__ = hand_on(
         __name__,
         chunk=(

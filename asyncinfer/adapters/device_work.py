@@ -1,4 +1,4 @@
-"""What a pool of adapters does on a GPU beside steps: copies, and what steps need compiled."""
+"""Work of an adapter pool on a GPU beside steps: copies, and compiling what steps need."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from asyncinfer.layers import LoraLayers
 
 __all__ = ["compile_kernels", "own_stream"]
 
-#: Tokens of a step, for each of whose sizes there are kernels of their own: few, and many.
+#: Token counts of a step that differ in their kernels: few, and many.
 _ROWS: Final = (1, 65)
 
 
 def compile_kernels(layers: LoraLayers) -> None:
-    """Run the kernels of these layers for tokens that have no adapter. What cannot be compiled is
-    left to the first step that wants it, which does without and says so."""
+    """Run the kernels of these layers for tokens without an adapter. A kernel that cannot be
+    compiled is left to the first step that needs it, which reports it as a fallback."""
     with suppress(KernelError):
         for weights, rows in product(layers.values(), _ROWS):
             down, up = weights.down, weights.up
@@ -33,8 +33,8 @@ def compile_kernels(layers: LoraLayers) -> None:
 
 @contextmanager
 def own_stream(device: torch.device) -> Iterator[None]:
-    """Give this thread's work on a GPU a stream of its own within the block, which nobody records
-    on, and wait for it at the end."""
+    """Give this thread's GPU work within the block a stream of its own, on which nothing is
+    recorded, and wait for it at the end."""
     if device.type != "cuda":
         yield
         return

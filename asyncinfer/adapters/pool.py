@@ -77,8 +77,8 @@ class AdapterPool:
         warm_up: bool = False,
     ) -> None:
         """Takes no memory. Fewer slots than `max_adapters` are made if no more fit `max_bytes`.
-        `warm_up`: the thread that loads the first adapter has Triton's kernels compiled for them,
-        so that no step waits for it."""
+        `warm_up`: the thread that loads the first adapter compiles Triton's kernels, so that no
+        step waits for them."""
         self.layout: LoraLayout = lora_layout(model)
         self.max_rank = max_rank
         #: Bytes of all adapters that are loaded.
@@ -174,7 +174,7 @@ class AdapterPool:
         return parts[0] if len(parts) == 1 else JoinedLoraRows(parts)
 
     def rows_on_device(self, slots: torch.Tensor) -> LoraRows:
-        """`rows` from int32 `[tokens]` on the device, which a recorded step reads anew."""
+        """`rows` of int32 `[tokens]` on the device, which a recorded step reads at each replay."""
         return DeviceLoraRows(self._layers.get(self._dtype, {}), slots)
 
     def _take(self) -> int:
@@ -216,7 +216,7 @@ class AdapterPool:
         return dtype
 
     def _forget(self, slot: int, dtype: torch.dtype) -> None:
-        """Give back what the slot had in a dtype that its adapter is not held in."""
+        """Free the slot's memory in a dtype that its adapter is not held in."""
         for name, weights in self._layers[dtype].items():
             if rank := self._written.pop((dtype, slot, name), 0):
                 forget(weights.down[slot, : rank * len(weights.sizes)])
@@ -224,7 +224,7 @@ class AdapterPool:
                 weights.host_ranks[slot] = 0
 
     def _narrow(self, stored: torch.dtype) -> torch.dtype | None:
-        """The dtype of 16 bits in which numbers that are `stored` so can stay."""
+        """The 16-bit dtype in which numbers stored as `stored` can stay."""
         stays = stored in _HELD[1:] and self._device.type == "cpu" and self._dtype is torch.float32
         return stored if stays and lora_kernel(stored) is not None else None
 

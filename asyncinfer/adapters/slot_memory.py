@@ -1,4 +1,4 @@
-"""Memory of matrices that takes pages of the system as it is written to, and gives them back."""
+"""Memory of matrices that takes pages as it is written to, and returns them when cleared."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def zeros(device: torch.device, dtype: torch.dtype, *shape: int) -> torch.Tensor
 
 
 def forget(part: torch.Tensor) -> None:
-    """Zero a part of such a tensor, whose numbers lie side by side. Its pages go back to the
-    system, where that takes any."""
+    """Zero a contiguous part of such a tensor, and return its pages to the system where
+    possible."""
     part.zero_()
     begin, end = part.data_ptr(), part.data_ptr() + part.numel() * part.element_size()
     first, last = -(-begin // _PAGE) * _PAGE, end // _PAGE * _PAGE

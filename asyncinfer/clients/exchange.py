@@ -18,10 +18,10 @@ App = Callable[
     Awaitable[None],
 ]
 Loop = asyncio.AbstractEventLoop
-#: Parts of the body that wait to be read before the application waits.
+#: Parts of the answer that may wait to be read before the application has to wait.
 MOST_UNREAD: Final = 64
-#: Seconds until the application is cancelled again. A task takes a cancellation for that of a scope
-#: of its own where both come together.
+#: Seconds until the application is cancelled again: a task that is cancelled by a scope of its own
+#: at the same moment takes both cancellations for that one.
 AGAIN: Final = 0.1
 
 
@@ -32,8 +32,8 @@ class Broken(Exception):
 class Exchange:
     """Runs the application in a task of its own on this event loop until `close`.
 
-    If the answer is closed before its end, the application is told of a disconnect and cancelled.
-    An exchange that nobody closes is cancelled when it is collected.
+    An exchange closed before the answer's end sends the application a disconnect and cancels it.
+    Garbage collection closes an exchange, too.
     """
 
     def __init__(self, app: App, scope: Message, body: bytes) -> None:
@@ -50,7 +50,7 @@ class Exchange:
         return run.start["status"], list(run.start["headers"])
 
     async def read(self, seconds: float | None = None) -> bytes | None:
-        """The parts of the body that have come, None after the last. Raises as `begin` does."""
+        """The parts of the body that have arrived; None after the last. Raises as `begin` does."""
         run = self._run
         while not run.parts:
             if run.complete:
@@ -58,7 +58,7 @@ class Exchange:
             if run.over:
                 raise run.broken()
             await run.wait(seconds)
-        # Together, since a client takes its time for each.
+        # Joined, since a client takes time for each part.
         parts = b"".join(run.parts)
         run.parts.clear()
         if run.room is not None:
@@ -86,9 +86,9 @@ class _Run:
         self._scope = scope
         self._requests: list[Message] = [{"type": "http.request", "body": body}]
         self._gone = False
-        #: Each is made when somebody waits: an event costs as much as all else that is here.
+        #: Made when somebody waits: an event costs as much as all else here.
         self._left: anyio.Event | None = None
-        #: Who waits, and until when by the loop's clock.
+        #: Whoever waits, and until when, by the loop's clock.
         self._news: dict[asyncio.Future[bool] | anyio.Event, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._error: Exception | None = None
@@ -113,17 +113,17 @@ class _Run:
             finally:
                 self._news.pop(event, None)
             return
-        # A scope and an event of anyio cost four times as much.
+        # A future, since a scope and an event of anyio cost four times as much.
         news: asyncio.Future[bool] = self._loop.create_future()
         due = self._news[news] = math.inf if seconds is None else self._loop.time() + seconds
-        # One timer for the waits of a whole answer: a new one would cost as much as a wait.
+        # One timer serves all waits of an answer: a new one would cost as much as a wait.
         if due < (math.inf if self._timer is None else self._timer.when()):
             self._look_at_time(self._loop)
         try:
             if not await news:
                 raise TimeoutError
         finally:
-            # Where nothing came, who waited may do so for ever, a moment at a time.
+            # A waiter that was not woken is removed here.
             self._news.pop(news, None)
 
     def leave(self) -> None:
@@ -148,7 +148,7 @@ class _Run:
         return error
 
     def _spawn(self) -> Callable[[], object]:
-        """Run the application in a task that no other waits for; gives what cancels it."""
+        """Run the application in a task that no other task waits for. Returns what cancels it."""
         if self._loop is None:
             import trio
 
@@ -157,7 +157,7 @@ class _Run:
             return scope.cancel
         _RUNNING.add(self)
         task = self._loop.create_task(self._answer())
-        # It is called of a task that was cancelled before it began, too.
+        # A done callback also runs for a task that was cancelled before it began.
         task.add_done_callback(self._end)
         # A scope of anyio would cost as much as the task.
         return task.cancel
@@ -171,7 +171,7 @@ class _Run:
     async def _answer_within(self, scope: AbstractContextManager[object]) -> None:
         try:
             with scope:
-                # Cancelled before it began, it would run to its first wait.
+                # A task of trio that is cancelled before it began still runs to its first wait.
                 if not self._gone:
                     await self._answer()
         finally:
@@ -212,7 +212,7 @@ class _Run:
             await self.room.wait()
 
     def _look_at_time(self, loop: Loop) -> None:
-        """End the waits whose time is up, and look again when that of the next one is."""
+        """End the waits whose time is up, and look again when the next one's is."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
@@ -226,7 +226,7 @@ class _Run:
             self._timer = loop.call_at(first, self._look_at_time, loop)
 
     def _tell(self) -> None:
-        """Wake whoever waits."""
+        """Wake all waiters."""
         for news in self._news:
             if isinstance(news, anyio.Event):
                 news.set()
@@ -235,12 +235,12 @@ class _Run:
         self._news.clear()
 
 
-#: Kept here while they run, since an event loop keeps no task alive.
+#: Running exchanges are kept here, since an event loop keeps no task alive.
 _RUNNING: Final[set[_Run]] = set()
 
 
 def _loop_caller(loop: Loop | None) -> Callable[[Callable[[], object]], object]:
-    """A function that has the running loop call something soon, from any thread; None is trio's."""
+    """A function that has the running loop call something soon, from any thread; None on trio."""
     if loop is not None:
         return loop.call_soon_threadsafe
     import trio

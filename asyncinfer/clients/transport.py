@@ -135,6 +135,6 @@ def _scope(request: Any) -> dict[str, Any]:
         "server": (url.host, url.port),
         "client": ("in-process", 0),
         "root_path": "",
-        # Whoever leaves cancels the application, so that it need not watch for that.
+        # A client that leaves cancels the application, which need not watch for that.
         "extensions": {CANCELS: {}},
     }

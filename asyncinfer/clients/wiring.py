@@ -44,8 +44,8 @@ def sync_client(
 
 
 def in_process_transport(httpx: ModuleType, engine: Engines, *, cache_scope: str = "") -> Any:
-    """An `AsyncBaseTransport` of `httpx` or `httpx2`, by which any client of that library talks to
-    an engine, or to several by name. The URL's host is not looked at."""
+    """A transport of `httpx` or `httpx2`, by which any client of that library talks to an engine,
+    or to several by name. The URL's host is ignored."""
     return async_transport(httpx, _app(engine, cache_scope))
 
 
@@ -80,7 +80,7 @@ def _app(engine: Engines, scope: str) -> App:
     posts: dict[str, App] = {each.path: each.app for each in routes if "POST" in each.methods}
 
     def direct(scope: Any, receive: Any, send: Any) -> Awaitable[None]:
-        # Past the middleware, through which each event would go.
+        # Bypasses the middleware, which would handle each event.
         path = scope["path"] if scope["method"] == "POST" else ""
         return posts.get(path, app)(scope, receive, send)
 

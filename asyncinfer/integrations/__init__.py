@@ -1,5 +1,5 @@
-"""Frameworks that use an engine, or carry it to other machines. Each module needs its framework,
-and nothing else."""
+"""Frameworks that use an engine in process or run replicas of it. Each module needs its framework
+alone."""
 
 from typing import TYPE_CHECKING
 

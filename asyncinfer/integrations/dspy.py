@@ -20,7 +20,7 @@ except ModuleNotFoundError as error:
 
 __all__ = ["AsyncDSPyEngine", "DSPyEngine", "dspy_lm"]
 
-#: Seconds after which DSPy tries a request again that was refused for load.
+#: Seconds after which DSPy retries a request that was refused for load.
 _RETRY_AFTER: Final = 0.5
 
 
@@ -29,11 +29,11 @@ def dspy_lm(
 ) -> dspy.LM:
     """A `dspy.LM` that calls an engine without a socket. A cancelled call ends its request.
 
-    A `SyncEngine` answers calls and `acall`; an `Engine` answers `acall` alone, and calls raise
+    A `SyncEngine` supports calls and `acall`; an `Engine` supports `acall`, and calls raise
     `TypeError`.
 
     Args:
-        options: those of `Engine.stream` for every request that DSPy has no word for, such as
+        options: options of `Engine.stream` for every request that DSPy does not have, such as
             `cache_scope`, `min_p` and `template_options`.
         settings: those of `dspy.LM`, such as `temperature`, `max_tokens`, `cache` and
             `num_retries`.
@@ -47,11 +47,11 @@ def dspy_lm(
 
 
 class _Shared:
-    """What DSPy asks of an engine beside answers."""
+    """What DSPy asks an engine for besides answers."""
 
     supports_function_calling = True
     supports_response_schema = True
-    #: Reasoning is the model's own: DSPy has no say in it.
+    #: The model decides whether it reasons: DSPy cannot ask for reasoning.
     supports_reasoning = False
     supported_params = frozenset(
         [
@@ -68,12 +68,12 @@ class _Shared:
         self._options = dict(options or {})
 
     def _asked(self, request: lm15.Request) -> dict[str, Any]:
-        """The options of one request: its own before those of all."""
+        """The options of one request: its own take precedence over those of all requests."""
         return {**self._options, **options_of(request)}
 
 
 class DSPyEngine(_Shared):
-    """What `dspy.LM(engine=...)` takes: one request, one answer, on a `SyncEngine`."""
+    """The `engine` of `dspy.LM`: one request, one answer, on a `SyncEngine`."""
 
     def complete(self, request: lm15.Request) -> lm15.Response:
         """The whole answer. Raises errors of `dspy.lm15`."""
@@ -92,7 +92,7 @@ class DSPyEngine(_Shared):
             yield events.end(stream.usage)
 
     def close(self) -> None:
-        """Nothing: whoever opened the engine closes it."""
+        """Does nothing: whoever opened the engine closes it."""
 
     def _blocking(self) -> SyncEngine:
         if isinstance(self._engine, SyncEngine):
@@ -101,7 +101,7 @@ class DSPyEngine(_Shared):
 
 
 class AsyncDSPyEngine(_Shared):
-    """What `dspy.LM(async_engine=...)` takes."""
+    """The `async_engine` of `dspy.LM`."""
 
     async def complete(self, request: lm15.Request) -> lm15.Response:
         """The whole answer. Raises errors of `dspy.lm15`."""
@@ -122,7 +122,7 @@ class AsyncDSPyEngine(_Shared):
                 yield events.end(stream.usage)
 
     async def aclose(self) -> None:
-        """Nothing: whoever opened the engine closes it."""
+        """Does nothing: whoever opened the engine closes it."""
 
     def _awaited(self) -> Engine:
         return self._engine.engine if isinstance(self._engine, SyncEngine) else self._engine
@@ -130,11 +130,11 @@ class AsyncDSPyEngine(_Shared):
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """The engine's errors as DSPy's: `Overloaded` alone is tried again."""
+    """The engine's errors as DSPy's. DSPy retries `Overloaded` alone."""
     try:
         yield
     except InvalidRequest as error:
-        # DSPy's modules shorten what they say where the context is too small.
+        # DSPy's modules shorten a prompt that is too long for the context.
         kind = lm15.InvalidRequestError
         if error.field == "prompt" and "context" in error.bound:
             kind = lm15.ContextLengthError

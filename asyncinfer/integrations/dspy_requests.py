@@ -1,4 +1,4 @@
-"""Requests of DSPy as the engine's, and the engine's answers as DSPy's."""
+"""Converts DSPy's requests to the engine's, and the engine's answers to DSPy's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
 
 __all__ = ["Events", "chat_of", "options_of", "response"]
 
-#: Fields of a request's config that are options of `Engine.stream` by the same name.
+#: Fields of a request's config that `Engine.stream` has by the same name.
 _OPTIONS: Final = (
     *("max_tokens", "temperature", "top_p", "top_k", "seed", "logprobs"),
     *("frequency_penalty", "presence_penalty"),
@@ -39,7 +39,7 @@ def chat_of(request: lm15.Request) -> list[dict[str, Any]]:
 
 
 def options_of(request: lm15.Request) -> dict[str, Any]:
-    """The options of `Engine.stream`: those of the config, and what it has no field for. Raises
+    """The options of `Engine.stream`: fields of the config, and extensions. Raises
     `InvalidRequest`."""
     config = request.config
     options = {name: getattr(config, name) for name in _OPTIONS}
@@ -57,7 +57,7 @@ def options_of(request: lm15.Request) -> dict[str, Any]:
 
 
 def response(engine: Engine | SyncEngine, done: Completion) -> lm15.Response:
-    """A whole answer. A call whose arguments were cut short has none."""
+    """A whole answer. A call whose arguments were cut short has no arguments."""
     parts: list[Any] = []
     if done.reasoning:
         parts.append(lm15.ThinkingPart(done.reasoning))
@@ -77,19 +77,19 @@ def response(engine: Engine | SyncEngine, done: Completion) -> lm15.Response:
 
 
 class Events:
-    """Makes the events of one answer. Its reasoning, its text and each call are parts."""
+    """Makes the events of one answer. Its reasoning, its text and each call are one part each."""
 
     def __init__(self, model: str) -> None:
         self._model = model
         self._begun = False
-        #: What the part that is being sent holds, and how many came before it.
+        #: What the open part holds, and how many parts came before it.
         self._part: object = None
         self._parts = -1
         self._last = LastCall()
         self._reason = "stop"
 
     def of(self, chunk: Chunk) -> Iterator[lm15.StreamEvent]:
-        """The events of a chunk; the first one starts the answer."""
+        """The events of a chunk; the first chunk starts the answer."""
         if not self._begun:
             self._begun = True
             yield lm15.StreamStartEvent(model=self._model)
@@ -119,7 +119,7 @@ class Events:
 
 
 def _messages(where: str, message: lm15.Message) -> Iterator[dict[str, Any]]:
-    """The engine's messages for one of DSPy's: each tool result in it becomes one."""
+    """The engine's messages for one of DSPy's: each tool result in it becomes a message."""
     results = [part for part in message.parts if part.type == "tool_result"]
     for part in results:
         text = _text(f"{where}.parts", part.content)
@@ -147,7 +147,7 @@ def _messages(where: str, message: lm15.Message) -> Iterator[dict[str, Any]]:
 
 
 def _text(where: str, parts: Iterable[Any]) -> str:
-    """The text of parts. Raises `InvalidRequest` for one that is none."""
+    """The text of parts. Raises `InvalidRequest` for a part that is no text."""
     texts = []
     for index, part in enumerate(parts):
         if part.type not in ("text", "refusal"):
@@ -164,7 +164,7 @@ def _tool(where: str, tool: Any) -> dict[str, Any]:
 
 
 def _choice(choice: lm15.ToolChoice) -> dict[str, Any]:
-    """The options for a `ToolChoice`. Raises `InvalidRequest` for one of several tools."""
+    """The options for a `ToolChoice`. Raises `InvalidRequest` for a choice among several tools."""
     options: dict[str, Any] = {"tool_choice": choice.mode}
     if choice.allowed:
         if len(choice.allowed) > 1 or choice.mode != "required":

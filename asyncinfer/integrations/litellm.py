@@ -36,20 +36,20 @@ except ModuleNotFoundError as error:
 __all__ = ["LiteLLMProvider"]
 
 AnyEngine = Engine | SyncEngine
-#: What LiteLLM adds to a request, and an engine in this process has no use for.
+#: What LiteLLM adds to requests, and an engine in this process ignores.
 _THEIRS: Final = ("stream", "stream_options", "max_retries", "extra_headers", "user")
 
 
 class LiteLLMProvider(CustomLLM):
-    """An entry of `litellm.custom_provider_map`, by which every program that calls LiteLLM reaches
-    an engine without a socket. A cancelled call ends its request.
+    """An entry of `litellm.custom_provider_map`, by which programs that call LiteLLM reach an
+    engine without a socket. A cancelled call ends its request.
 
-    A `SyncEngine` answers `completion` and `embedding` as well as `acompletion` and `aembedding`;
-    an `Engine` answers those that are awaited, and refuses the others. Errors are LiteLLM's.
+    A `SyncEngine` supports `completion` and `embedding` as well as `acompletion` and `aembedding`;
+    an `Engine` supports the awaited ones, and refuses the others. Errors are LiteLLM's.
 
     Args:
-        engine: one, which answers to its model's name, or several by name. LoRA adapters that are
-            loaded are models by their own names.
+        engine: one engine, named after its model, or several by name. Loaded LoRA adapters are
+            models by their own names.
         options: those of `Engine.stream` for every request, such as `cache_scope`.
     """
 
@@ -57,7 +57,7 @@ class LiteLLMProvider(CustomLLM):
         super().__init__()
         self._options = options
         named = engine if isinstance(engine, Mapping) else {"": engine}
-        #: As they were given, for calls that block.
+        #: As given, for calls that block.
         self._given = {_awaited(each): each for each in named.values()}
         several = {name: _awaited(each) for name, each in named.items()}
         self._models = Models(several if isinstance(engine, Mapping) else several[""])
@@ -117,12 +117,12 @@ class LiteLLMProvider(CustomLLM):
     def _asked(
         self, name: str, messages: list[Any], params: dict[str, Any], named: dict[str, Any]
     ) -> _Asked:
-        """A request as the engine takes it. Raises `InvalidRequest`, and `HttpError` for a model
-        that is not known."""
+        """A request in the engine's terms. Raises `InvalidRequest`, and `HttpError` for an unknown
+        model."""
         model = self._models.find(name)
         given = {key: value for key, value in params.items() if value is not None}
         body = {key: value for key, value in given.items() if key not in _THEIRS}
-        # LiteLLM puts the options that it does not know into `extra_body`.
+        # LiteLLM puts options that it does not know into `extra_body`.
         body |= body.pop("extra_body", {})
         check_fields({"messages": messages, **body}, CHAT)
         options = chat_options(body)
@@ -150,7 +150,7 @@ class LiteLLMProvider(CustomLLM):
 
 
 class _Asked:
-    """A request as an engine takes it."""
+    """A request in the engine's terms."""
 
     def __init__(self, model: Model, chat: list[dict[str, Any]], options: dict[str, Any]) -> None:
         assert isinstance(model.engine, Engine)
@@ -160,7 +160,7 @@ class _Asked:
 
 
 class _Events:
-    """Makes the chunks of which LiteLLM puts a streamed answer together."""
+    """Makes the chunks of a streamed answer in LiteLLM's form."""
 
     def __init__(self, model: str) -> None:
         self._head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": model}

@@ -45,17 +45,17 @@ __all__ = ["LlamaIndexLLM"]
 class LlamaIndexLLM(FunctionCallingLLM):
     """A language model that calls an engine without a socket. A cancelled call ends its request.
 
-    A `SyncEngine` answers `chat`, `complete` and their streams as well as those that are awaited;
-    an `Engine` answers `achat`, `acomplete`, `astream_chat` and `astream_complete`, and the others
+    A `SyncEngine` supports `chat`, `complete` and their streams as well as the awaited methods; an
+    `Engine` supports `achat`, `acomplete`, `astream_chat` and `astream_complete`, and the others
     raise `TypeError`. Errors are the engine's own.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
-    #: Open for as long as the model is used; whoever opened it closes it.
+    #: An open engine, which whoever opened it closes after the last use of the model.
     engine: Engine | SyncEngine = Field(exclude=True, repr=False)
     #: Options of `Engine.stream` for every request, such as `temperature`, `max_tokens` and
-    #: `cache_scope`; a call may name others.
+    #: `cache_scope`; a call may give others.
     options: dict[str, Any] = Field(default_factory=dict)
 
     @classmethod
@@ -64,7 +64,7 @@ class LlamaIndexLLM(FunctionCallingLLM):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """What LlamaIndex asks of a model."""
+        """The facts that LlamaIndex asks of a model."""
         model = self.engine.model
         most = self.options.get("max_tokens")
         return LLMMetadata(
@@ -135,7 +135,7 @@ class LlamaIndexLLM(FunctionCallingLLM):
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
-        """The calls of an answer. Raises `ValueError` where there is none, unless told not to."""
+        """The calls of an answer. Without one, raises `ValueError` if `error_on_no_tool_call`."""
         calls = [each for each in response.message.blocks if isinstance(each, ToolCallBlock)]
         if not calls and error_on_no_tool_call:
             raise ValueError("the answer calls no tool")
@@ -180,13 +180,13 @@ class LlamaIndexLLM(FunctionCallingLLM):
         raise TypeError("an Engine is awaited (achat); for chat and complete take a SyncEngine")
 
     def _asked(self, named: dict[str, Any]) -> dict[str, Any]:
-        """The options of one request: those of the call before those of the model."""
+        """The options of one request: those of the call take precedence over those of the model."""
         return {**self.options, **named}
 
 
 def _told(tool: BaseTool) -> dict[str, Any]:
-    """A tool as the engine takes it. LlamaIndex leaves out that a function takes no other
-    arguments than its schema has."""
+    """A tool in the engine's form. LlamaIndex does not say that a function takes only the arguments
+    in its schema."""
     made: dict[str, Any] = tool.metadata.to_openai_tool(True)
     made["function"]["parameters"].setdefault("additionalProperties", False)
     return made

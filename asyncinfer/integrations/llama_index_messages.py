@@ -1,4 +1,4 @@
-"""Messages of LlamaIndex as the engine's, and the engine's answers as LlamaIndex's."""
+"""Converts LlamaIndex's messages to the engine's, and the engine's answers to LlamaIndex's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ except ModuleNotFoundError as error:
 
 __all__ = ["Answer", "chat_messages", "whole"]
 
-#: LlamaIndex's roles that chat templates know by another name.
+#: LlamaIndex's roles -> the names that chat templates have for them, where these differ.
 _ROLES = {"developer": "system", "model": "assistant", "chatbot": "assistant", "function": "tool"}
 
 
@@ -35,7 +35,7 @@ def chat_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def whole(done: Completion) -> ChatResponse:
-    """A whole answer, as a response."""
+    """A whole answer as LlamaIndex's response."""
     calls = [(call.id, call.name, call.arguments) for call in done.tool_calls]
     usage = {
         "prompt_tokens": done.usage.prompt_tokens,
@@ -48,7 +48,7 @@ def whole(done: Completion) -> ChatResponse:
 
 
 class Answer:
-    """An answer that grows: LlamaIndex's streams repeat it as a whole."""
+    """A growing answer: each item of LlamaIndex's streams repeats it from the beginning."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -56,7 +56,7 @@ class Answer:
         self._calls: list[tuple[str, str, str]] = []
 
     def with_chunk(self, chunk: Chunk) -> ChatResponse:
-        """The answer so far, with what a chunk adds."""
+        """The answer so far, after one more chunk."""
         self._text += chunk.text
         self._reasoning += chunk.reasoning
         for call in chunk.tool_calls:
@@ -84,7 +84,7 @@ def _answer(reasoning: str, text: str, calls: Sequence[tuple[str, str, str]]) ->
 
 
 def _object(arguments: str) -> dict[str, Any] | str:
-    """The arguments of a call; as they are where they were cut short."""
+    """The arguments of a call as an object; as text where they were cut short."""
     try:
         found = json.loads(arguments)
     except (ValueError, RecursionError):

@@ -35,8 +35,8 @@ def pydantic_ai_model(engine: Engine, *, cache_scope: str = "", **settings: Any)
 
 
 class AsyncInferProvider(Provider[AsyncOpenAI]):
-    """What an `OpenAIChatModel` has of an engine: a client of OpenAI without a socket, and what the
-    engine can do. pydantic-ai would else tell that by the model's name."""
+    """What an `OpenAIChatModel` needs of an engine: an OpenAI client without a socket, and the
+    engine's abilities, which pydantic-ai would otherwise guess from the model's name."""
 
     def __init__(self, engine: Engine, *, cache_scope: str = "") -> None:
         self._client = openai_client(engine, cache_scope=cache_scope)
@@ -55,12 +55,12 @@ class AsyncInferProvider(Provider[AsyncOpenAI]):
 
     @staticmethod
     def model_profile(model_name: str) -> OpenAIModelProfile:
-        """The same for every model: grammars hold answers to their schemas, whatever the model."""
+        """The same for every model, since grammars make any model's answer fit its schema."""
         return OpenAIModelProfile(
             supports_json_schema_output=True,
             supports_json_object_output=True,
             json_schema_transformer=OpenAIJsonSchemaTransformer,
             openai_chat_thinking_field="reasoning",
-            # Many chat templates take one system message alone.
+            # Many chat templates accept only one system message.
             openai_chat_supports_multiple_system_messages=False,
         )

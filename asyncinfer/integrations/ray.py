@@ -21,12 +21,12 @@ except ModuleNotFoundError as error:
 
 __all__ = ["RayEngine", "RayLink"]
 
-#: Calls that an actor has at once: a replica bounds its requests by itself.
+#: The most concurrent calls of an actor: its replica bounds requests by itself.
 _CALLS = 100_000
 
 
 class RayLink:
-    """A way to a replica that is an actor."""
+    """A link to a replica that is an actor."""
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor
@@ -38,15 +38,15 @@ class RayLink:
         except RayActorError as error:
             raise ReplicaLost(f"{method}: {error}") from error
         except RayTaskError as error:
-            # Ray's own error is of a class that is made of both.
+            # The class of Ray's own error is made of both errors' classes.
             cause = error.cause
             raise cause if isinstance(cause, BaseException) else error from None
 
 
 class RayEngine(RemoteEngine):
-    """A `RemoteEngine` of actors, which it makes when it is opened, and ends when it is closed. Ray
-    brings one back that dies; its requests fail with `ReplicaLost`. On a Ray that is running, or on
-    one of this machine alone that it starts.
+    """A `RemoteEngine` whose replicas are actors. It creates them when it opens, and ends them when
+    it closes. Ray restarts an actor that dies; its requests fail with `ReplicaLost`. Uses the
+    running Ray, or starts one on this machine alone.
 
     Args:
         model: as of `Engine`; each replica loads it.
@@ -69,13 +69,13 @@ class RayEngine(RemoteEngine):
         """Raises `InvalidConfig`."""
         with checking_config():
             check_integer("replicas", replicas, 1)
-            # Before there are actors, which would be nobody's.
+            # Checked before any actor exists, since nobody would end one.
             check_choice("routing", routing, ROUTINGS)
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         options.setdefault("prefix_secret", secrets.token_bytes(32))
         self._model, self._options = model, options
-        # Ray hides GPUs from an actor that asks for none.
+        # Ray hides the GPUs from an actor that asks for none.
         gpus = min(1, ray.cluster_resources().get("GPU", 0))
         own = {"num_cpus": 1, "num_gpus": gpus, "max_restarts": -1}
         chosen = own | dict(actor_options or {})
@@ -86,17 +86,17 @@ class RayEngine(RemoteEngine):
 
     @property
     def links(self) -> Mapping[str, RayLink]:
-        """The ways to the replicas, by name."""
+        """The links to the replicas, by name."""
         return self._made
 
     @property
     def lost(self) -> Mapping[str, Exception]:
-        """Replicas that do not answer, by name, and why."""
+        """Replicas that do not answer, each with the reason."""
         return self._dispatcher.lost
 
     async def scale(self, replicas: int, *, drain_timeout: float | None = None) -> None:
-        """Have so many replicas. Those that are lost go first, then the newest, once their requests
-        are done, or `drain_timeout` seconds have passed. Raises as `add` and `remove` do."""
+        """Change the number of replicas. Lost ones go first, then the newest, once their requests
+        are done or `drain_timeout` seconds have passed. Raises as `add` and `remove` do."""
         with checking_config():
             check_integer("replicas", replicas, 1)
         while len(self._made) < replicas:
@@ -104,7 +104,7 @@ class RayEngine(RemoteEngine):
             try:
                 await self.add(name, link)
             except BaseException:
-                # Unless the engine was closed meanwhile.
+                # The engine may have been closed meanwhile.
                 if self._made.pop(name, None) is link:
                     ray.kill(link.actor)
                 raise
@@ -112,7 +112,7 @@ class RayEngine(RemoteEngine):
             lost = [name for name in self._made if name in self.lost]
             name = (lost or [*self._made])[-1]
             try:
-                # One that is lost cannot be asked to close.
+                # A lost replica cannot be asked to close.
                 with suppress(ReplicaLost):
                     await self.remove(name, drain_timeout=drain_timeout)
             finally:

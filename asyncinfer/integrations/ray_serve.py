@@ -1,6 +1,6 @@
 """`build_app`: replicas of an engine behind HTTP, as an application of Ray Serve."""
 
-# Annotations are not postponed here: Ray Serve reads that of `build_app`.
+# Annotations are not postponed here, since Ray Serve reads that of `build_app`.
 
 from typing import Any
 
@@ -18,23 +18,23 @@ except ModuleNotFoundError as error:
 
 __all__ = ["ServeConfig", "build_app"]
 
-#: Requests that Serve hands on at once. Engines bound theirs by themselves, with a 429; what Serve
-#: kept back would wait unseen, without its place in an engine's queue.
+#: The most requests that Serve passes on at once. Engines bound theirs by themselves, with a 429. A
+#: request held back by Serve would wait unseen, with no place in an engine's queue.
 _ONGOING = 100_000
 
 
 class ServeConfig(BaseModel, extra="forbid"):
-    """What `build_app` takes: the `args` of an application in a config file of Serve, or the
+    """The arguments of `build_app`: the `args` of an application in a config file of Serve, or the
     `name=value` of `serve run`."""
 
     #: As of `Engine`; each replica loads it.
     model: Any = None
-    #: At first: the ingress' `scale(n)`, or its `user_config`, has more or fewer while it serves.
+    #: How many at first; the ingress' `scale(n)`, or its `user_config`, changes it while it serves.
     replicas: int = Field(default=2, ge=1)
     #: See `RayEngine`.
     routing: Routing = "prefix"
     actor_options: dict[str, Any] = {}
-    #: The name that requests use; the model's own without it.
+    #: The name that requests use; without it, the model's own.
     name: str | None = None
     #: Bearer keys, each with the fields of its `ApiKey`. None lets everybody in.
     keys: dict[str, ApiKey] | None = None
@@ -47,7 +47,7 @@ class ServeConfig(BaseModel, extra="forbid"):
 
 
 class _Application:
-    """The ASGI application of a `RayEngine`, which opens once Serve has told how many replicas."""
+    """The ASGI application of a `RayEngine`, opened once Serve tells the number of replicas."""
 
     def __init__(self, config: ServeConfig) -> None:
         self._config = config
@@ -55,7 +55,7 @@ class _Application:
         self._app: Any = None
 
     async def scale(self, replicas: int) -> None:
-        """Open, or have so many replicas. Raises as `RayEngine` and `create_app` do."""
+        """Open with, or change to, so many replicas. Raises as `RayEngine` and `create_app` do."""
         config = self._config
         if self._engine is not None:
             await self._engine.scale(replicas)
@@ -84,7 +84,7 @@ class _Application:
 
         async def passed(message: Any) -> None:
             if message["type"] == "http.response.start":
-                # Serve adds the same one.
+                # Serve adds the same header.
                 pairs = [pair for pair in message["headers"] if pair[0] != b"x-request-id"]
                 message = {**message, "headers": pairs}
             await send(message)
@@ -93,13 +93,13 @@ class _Application:
 
 
 def build_app(config: ServeConfig) -> Any:
-    """An application of Ray Serve: one ingress, which has the replicas as actors, routes to them as
-    `RayEngine` does, and serves `create_app`. In a process of its own, which Serve watches and
-    starts anew; the replicas end with it.
+    """An application of Ray Serve: one ingress, which creates the replicas as actors, routes to
+    them as `RayEngine` does, and serves `create_app`. It runs in a process of its own, which Serve
+    watches and restarts; the replicas end with it.
 
         serve.run(build_app(ServeConfig(model="Qwen/Qwen3-0.6B", replicas=4)))
 
-    Raises `ValidationError` for a bad config; what is wrong with a model is in Serve's status.
+    Raises `ValidationError` for a bad config; Serve's status tells what is wrong with a model.
     """
 
     def application() -> _Application:
@@ -107,7 +107,7 @@ def build_app(config: ServeConfig) -> Any:
 
     class Ingress:
         async def scale(self, replicas: int) -> None:
-            # Serve's wrapper has the application.
+            # Serve's wrapper has `app` as an attribute.
             await self.app.scale(replicas)  # type: ignore[attr-defined]
 
         async def reconfigure(self, told: dict[str, int]) -> None:
@@ -116,7 +116,7 @@ def build_app(config: ServeConfig) -> Any:
     made = serve.deployment(serve.ingress(application)(Ingress)).options(
         **{
             "name": "asyncinfer",
-            # One router has to see all requests.
+            # One router must see all requests.
             "num_replicas": 1,
             "max_ongoing_requests": _ONGOING,
             **config.deployment,

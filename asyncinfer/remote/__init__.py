@@ -1,4 +1,4 @@
-"""Replicas of an engine elsewhere: who gets a request, and how it travels."""
+"""Replicas of an engine in other processes: which one a request goes to, and how it gets there."""
 
 from asyncinfer.remote.engine import RemoteEngine
 from asyncinfer.remote.link import Link, ReplicaLost

@@ -1,4 +1,4 @@
-"""`Dispatcher`: which replicas are there, and which of them gets a request."""
+"""`Dispatcher` knows which replicas are alive, and picks the one that gets a request."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from asyncinfer.remote.router import Route, Router, Routing
 
 __all__ = ["Dispatcher"]
 
-#: Seconds until a replica that was lost is asked again.
+#: Seconds until a lost replica is asked again.
 RETRY: Final = 0.2
-#: Seconds after which a replica that tells nothing counts as lost.
+#: Seconds without news after which a replica counts as lost.
 SILENT: Final = 30.0
 
 
 class Leaving(NamedTuple):
     """A replica that gets no more requests."""
 
-    #: Set once its requests are over, or are to be ended.
+    #: Set once its requests are over, or must end.
     hurry: asyncio.Event
-    #: Ends once the replica was closed.
+    #: Ends once the replica is closed.
     task: asyncio.Task[None]
 
 
 class Dispatcher:
-    """Keeps in touch with replicas, each by a task that asks for its news: what its prefix cache
-    holds, how it is, and whether it is there at all."""
+    """Stays in touch with replicas. For each of them a task asks for news: what its prefix cache
+    holds, its counters, and whether it answers at all."""
 
     def __init__(self, routing: Routing) -> None:
         self.router = Router(routing)
         self.news: dict[str, News] = {}
-        #: Replicas that cannot be reached, and why.
+        #: Replicas that cannot be reached, each with the error.
         self.lost: dict[str, Exception] = {}
         self._links: dict[str, Link] = {}
         self._leaving: dict[str, Leaving] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._sending: set[asyncio.Task[None]] = set()
-        #: Calls of requests that wait for their replica, by its name.
+        #: Calls of requests that wait for a replica's answer, by the replica's name.
         self._waiting: dict[str, set[asyncio.Task[Any]]] = {}
         #: Replicas that are opening, by the task that waits for each.
         self._opening: dict[asyncio.Task[Introduction], Link] = {}
@@ -56,19 +56,19 @@ class Dispatcher:
 
     @property
     def replicas(self) -> list[str]:
-        """Those that belong to it, lost ones included."""
+        """Names of all replicas, lost ones included."""
         return list(self._links)
 
     @property
     def introduction(self) -> Introduction:
-        """What the replicas are. Raises `EngineClosed` before the first has told."""
+        """What the first replica told about itself. Raises `EngineClosed` before there is one."""
         if self._first is None:
             raise EngineClosed("the engine is not open: no replica has introduced itself")
         return self._first
 
     async def add(self, name: str, link: Link) -> None:
-        """Take a replica in, once it is open. Raises what keeps it from that, and `EngineClosed`
-        where `close` does."""
+        """Add a replica once it is open. Raises what keeps it from opening, and `EngineClosed` if
+        `close` does."""
         if name in self._links:
             raise InvalidConfig("replica", name, "is there already")
         self._loop = asyncio.get_running_loop()
@@ -80,7 +80,7 @@ class Dispatcher:
         except BaseException:
             if opening not in self._opening:
                 raise EngineClosed(f"{name}: closed while it was opening") from None
-            # It may be open already, or open later.
+            # The replica may be open already, or open later.
             self._tell(link, "close", 0.0)
             raise
         finally:
@@ -89,8 +89,8 @@ class Dispatcher:
         self._tasks[name] = asyncio.create_task(self._watch(name, link, told.life))
 
     async def remove(self, name: str, drain_timeout: float | None) -> None:
-        """Send a replica no more requests, and close it once those that it has are done, or so
-        many seconds have passed: its engine's own for None. Cancelled, it closes it at once."""
+        """Send a replica no more requests, and close it once its requests are done, or after
+        `drain_timeout` seconds; None: the engine's own time. A cancelled call closes it at once."""
         if name in self._leaving:
             raise InvalidConfig("replica", name, "is leaving already")
         leaving = self._leave(name)
@@ -98,8 +98,8 @@ class Dispatcher:
         await leaving.task
 
     async def close(self, drain_timeout: float | None) -> None:
-        """Close all replicas, and those that are opening or leaving. Those that cannot be reached
-        are left. Cancelled, it closes them at once."""
+        """Close all replicas, also those that are opening or leaving, and give up unreachable ones.
+        A cancelled call closes them at once."""
         self._closed = True
         if self._keys is not None:
             self._keys.close()
@@ -136,7 +136,7 @@ class Dispatcher:
         finally:
             for each in leaving:
                 each.hurry.set()
-            # Bounded by `SILENT`.
+            # `SILENT` bounds this wait.
             with anyio.CancelScope(shield=True):
                 await asyncio.wait(tasks)
 
@@ -155,21 +155,21 @@ class Dispatcher:
         except TimeoutError:
             raise ReplicaLost(f"{name} did not close within {SILENT:g} s") from None
         finally:
-            # What it has not answered by now it never will.
+            # A closed replica answers none of these calls.
             _cancel(waiting)
             self._leaving.pop(name, None)
 
     def check_open(self) -> Introduction:
-        """What the replicas are. Raises `EngineClosed` where there are none."""
+        """What the replicas are. Raises `EngineClosed` without a replica."""
         if not self._links:
             raise EngineClosed("the engine is closed, or was never opened")
         return self.introduction
 
     async def route(self, prompt: Any, options: Mapping[str, Any], session: str | None) -> Route:
-        """Where a request goes; `end` says that it is over. Raises `Overloaded`, and
+        """Pick the replica of a request; `end` must follow. Raises `Overloaded`, and
         `InvalidRequest` for a prompt that cannot be read."""
         self.check_open()
-        # Whoever is refused is not tokenised before.
+        # Checked first, so that a refused prompt is not tokenised.
         self.router.check_free()
         keys: list[bytes] = []
         if self._keys is not None and self.router.routing == "prefix" and len(self._links) > 1:
@@ -177,20 +177,20 @@ class Dispatcher:
         return self.router.begin(keys, session)
 
     def end(self, route: Route) -> None:
-        """A request is over, however; to be called once."""
+        """Note that a request is over, for whatever reason. Called once."""
         self.router.end(route)
         if route.replica in self._leaving and not route.place.requests:
             self._leaving[route.replica].hurry.set()
 
     def link(self, route: Route) -> Link:
-        """The way to a route's replica. Raises as `gone` says."""
+        """The link to a route's replica. Raises as `gone` says."""
         if route.replica not in self._links:
             raise self.gone(route)
         return self._links[route.replica]
 
     def call(self, route: Route, method: str, *args: Any) -> asyncio.Task[Any]:
-        """What a request asks its replica. Cancelled where that is silent for too long. Raises
-        as `gone` says."""
+        """Call a method of a request's replica. The call is cancelled if the replica is silent for
+        too long. Raises as `gone` says."""
         task: asyncio.Task[Any] = asyncio.ensure_future(self.link(route).call(method, *args))
         waiting = self._waiting.setdefault(route.replica, set())
         waiting.add(task)
@@ -198,7 +198,7 @@ class Dispatcher:
         return task
 
     def gone(self, route: Route) -> EngineClosed | ReplicaLost:
-        """Why a replica answers no more, or a `call` was cancelled that nobody has cancelled."""
+        """Why a replica answers no more, or why `call` was cancelled though its caller was not."""
         if route.replica not in self._links:
             if self._closed:
                 return EngineClosed("the engine is closed")
@@ -209,7 +209,7 @@ class Dispatcher:
         return ReplicaLost(f"{route.replica} has said nothing for {SILENT:g} s")
 
     def send(self, route: Route, method: str, *args: Any) -> asyncio.Task[None]:
-        """Tell a replica something. Nobody has to wait for the task."""
+        """Call a method of a replica whose result nobody needs; the task need not be awaited."""
         return self._tell(self._links.get(route.replica), method, *args)
 
     def _tell(self, link: Link | None, method: str, *args: Any) -> asyncio.Task[None]:
@@ -219,7 +219,7 @@ class Dispatcher:
         return task
 
     def abort(self, route: Route, request_id: str) -> asyncio.Task[None]:
-        """End a request at its replica. It counts there until that has confirmed it."""
+        """End a request at its replica. It counts as running there until the replica confirms."""
         task = self.send(route, "abort", request_id)
         task.add_done_callback(lambda _: self.end(route))
         return task
@@ -229,8 +229,7 @@ class Dispatcher:
         self._soon(self.abort, route, request_id)
 
     def post(self, route: Route, method: str, *args: Any) -> None:
-        """`send` from any thread, for finalizers. To a replica that was closed there is nothing to
-        say."""
+        """`send` from any thread, for finalizers. Does nothing for a replica that was closed."""
         if route.replica in self._links:
             self._soon(self.send, route, method, *args)
 
@@ -244,22 +243,22 @@ class Dispatcher:
                 async with asyncio.timeout(SILENT):
                     news = await link.call("news")
                 if news.life != life:
-                    # It began anew. What it has told belongs to the new life, and it gets no
-                    # request before it is open.
+                    # A restarted replica reports the cache of its new life. It gets requests once
+                    # it is open.
                     self.router.left(name)
                     self.lost[name] = ReplicaLost("it has begun anew, and is opening")
-                    # What was asked of its last life is never answered.
+                    # The last life of the replica never answers these calls.
                     _cancel(self._waiting.get(name, ()))
                     async with asyncio.timeout(SILENT):
                         told = await link.call("introduce")
                     self._admit(name, told)
                     life = told.life
-            except Exception as error:  # Whatever it is, the replica does not serve.
+            except Exception as error:  # After any error the replica serves no requests.
                 self.router.left(name)
                 self.lost[name] = error
                 if isinstance(error, TimeoutError):
-                    # A link that knows that it is broken says so to whoever waits; this one may
-                    # never.
+                    # A link that knows it is broken fails its calls itself. A silent one may never
+                    # do so.
                     _cancel(self._waiting.get(name, ()))
                 if name in self._leaving:
                     self._leaving[name].hurry.set()
@@ -282,7 +281,7 @@ class Dispatcher:
 
 
 async def _sent(link: Link | None, method: str, *args: Any) -> None:
-    """To a replica that is gone there is nothing to say."""
+    """Call a method of a replica. Does nothing if the replica is gone."""
     with suppress(AsyncInferError, TimeoutError):
         if link is not None:
             async with asyncio.timeout(SILENT):
@@ -290,6 +289,6 @@ async def _sent(link: Link | None, method: str, *args: Any) -> None:
 
 
 def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    # A task that ends leaves its set.
+    # A copy, since a task that ends leaves the set.
     for task in [*tasks]:
         task.cancel()

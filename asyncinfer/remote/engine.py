@@ -1,4 +1,4 @@
-"""`RemoteEngine`: replicas of an engine, as one."""
+"""`RemoteEngine`: several replicas, used like one engine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from asyncinfer.tools import ChatOptions
 __all__ = ["RemoteEngine"]
 
 _SAMPLING: Final = frozenset(field.name for field in dataclasses.fields(SamplingParams))
-#: Options of `Engine.stream` beside those.
+#: Further options of `Engine.stream`.
 _OPTIONS: Final = frozenset(
     (
         *("params", "priority", "deadline", "cache_scope", "buffer", "on_full", "stream_interval"),
@@ -48,14 +48,14 @@ _OPTIONS: Final = frozenset(
 
 
 class RemoteEngine:
-    """Engines elsewhere, with the methods of an `Engine`; each request goes to one of them. asyncio
-    only, and one event loop.
+    """Engines in other processes, with the methods of an `Engine`; each request goes to one of
+    them. asyncio only, on one event loop.
 
-    A session goes to one replica, as far as its load allows, and a pin is one replica's. Adapters
-    are not here. Options that are objects have to be importable where the replica is.
+    A session stays on one replica, as far as its load allows, and a pin is on one replica. Adapters
+    are not supported. Objects among the options must be importable at the replica.
 
     Args:
-        links: a way to each replica, by name. All have the same model and `prefix_secret`.
+        links: a link to each replica, by name. All have the same model and `prefix_secret`.
         routing: "prefix", "load" or "round-robin": see `Router`.
     """
 
@@ -66,11 +66,11 @@ class RemoteEngine:
         if not links:
             raise InvalidConfig("links", links, "must name a replica at least")
         self._links = dict(links)
-        # Replicas may have other callers before and after this one.
+        # Request ids are unique, since replicas may have other callers before and after this one.
         self._prefix, self._numbers = f"req-{secrets.token_hex(4)}", count(1)
 
     async def __aenter__(self) -> RemoteEngine:
-        """Open all replicas. Raises what keeps one from that."""
+        """Open all replicas. Raises what keeps one of them from opening."""
         try:
             async with asyncio.TaskGroup() as group:
                 for name, link in self._links.items():
@@ -95,24 +95,24 @@ class RemoteEngine:
         await self._dispatcher.close(drain_timeout)
 
     async def add(self, name: str, link: Link) -> None:
-        """Take one more replica in. Raises what keeps it from opening, and `InvalidConfig` where
-        it is not like the others."""
+        """Add one more replica. Raises what keeps it from opening, and `InvalidConfig` where it
+        differs from the others."""
         await self._dispatcher.add(name, link)
 
     async def remove(self, name: str, *, drain_timeout: float | None = None) -> None:
-        """Close a replica: it gets no more requests, and those that it has go on for
-        `drain_timeout` seconds. Raises `InvalidConfig` for one that is not there."""
+        """Remove and close a replica: it gets no more requests, and its running ones have
+        `drain_timeout` seconds. Raises `InvalidConfig` for an unknown name."""
         if name not in self._dispatcher.replicas:
             raise InvalidConfig("replica", name, f"must be one of {self._dispatcher.replicas}")
         await self._dispatcher.remove(name, drain_timeout)
 
     def stream(self, prompt: Any, *, session: str | None = None, **options: Any) -> RemoteStream:
-        """As `Engine.stream`, with its options. Requests with the name of a `session` go to one
-        replica, as far as its load allows. Raises `InvalidRequest` for bad options here."""
+        """As `Engine.stream`, with its options. Requests of one `session` go to one replica, as far
+        as its load allows. Raises `InvalidRequest` for bad options here."""
         params = self._params(options)
         hold = prompt.hold if isinstance(prompt, RemoteMessages) else None
         if hold is not None and session is None:
-            session = hold.told.name
+            session = hold.held.name
         return RemoteStream(
             self._dispatcher, self._next_id(), prompt, options, session, params.json_reader, hold
         )
@@ -151,9 +151,9 @@ class RemoteEngine:
         ttl: float | None = None,
         **options: Any,
     ) -> Session:
-        """As `Engine.session`. Its blocks are kept by the replica that had its last answer. Where
-        that is lost, or has too much to do, the next answer comes from another one, to the same
-        tokens: they are here, too."""
+        """As `Engine.session`. The replica that gave the last answer keeps the blocks. If it is
+        lost or overloaded, another replica gives the next answer, to the same tokens, since the
+        conversation is kept here."""
         told = self._dispatcher.check_open()
         eos_ids = told.tokenizer.eos_ids if told.model.has_chat_template else None
         hold = RemoteHold(self._dispatcher, ttl)
@@ -171,8 +171,8 @@ class RemoteEngine:
         priority: int = 0,
         deadline: float | None = None,
     ) -> Pin:
-        """As `Engine.pin`, on one replica. By prefixes it is the one where requests go that begin
-        with the prompt. A replica that is lost takes its pins with it."""
+        """As `Engine.pin`, on one replica. Routing by prefix sends requests that begin with the
+        prompt there. The pins of a lost replica are lost, too."""
         options: dict[str, Any] = {"cache_scope": cache_scope, "adapter": adapter, "tools": tools}
         options |= {"template_options": template_options, "priority": priority}
         options |= {"deadline": deadline}
@@ -193,7 +193,7 @@ class RemoteEngine:
 
     @property
     def tokenizer(self) -> EngineTokenizer:
-        """See `Engine.tokenizer`: here, not at a replica. Raises as `default_params`."""
+        """See `Engine.tokenizer`: a copy in this process. Raises as `default_params`."""
         return self._dispatcher.introduction.tokenizer
 
     @property
@@ -202,7 +202,7 @@ class RemoteEngine:
         return self._dispatcher.introduction.model
 
     def stats(self) -> EngineStats:
-        """The sums of what the replicas told last."""
+        """The sums of the counters that replicas reported last."""
         told = [news.stats for news in self._dispatcher.news.values()]
         names = [field.name for field in dataclasses.fields(EngineStats)]
         sums: dict[str, Any] = {}
@@ -213,7 +213,7 @@ class RemoteEngine:
         return EngineStats(**sums)
 
     def health(self) -> EngineHealth:
-        """ "open" where all replicas are, "degraded" where some are not, as the reasons say, and
+        """ "open" where all replicas are, "degraded" where some are not (`reasons` names them), and
         "dead" where none is."""
         dispatcher = self._dispatcher
         if not dispatcher.replicas:
@@ -232,7 +232,7 @@ class RemoteEngine:
         return f"{self._prefix}-{next(self._numbers)}"
 
     def _params(self, options: Mapping[str, Any]) -> SamplingParams:
-        """The sampling options of a request, checked before it leaves. Raises `InvalidRequest`."""
+        """The sampling options of a request, checked before it is sent. Raises `InvalidRequest`."""
         known = _SAMPLING | _OPTIONS
         for name in options.keys() - known:
             near = suggestion(name, sorted(known | {"session"}))
@@ -277,7 +277,7 @@ class RemoteEngine:
         options: Mapping[str, Any],
         hold: RemoteHold | None = None,
     ) -> Any:
-        """What a replica answers as a whole, one that suits the prompt."""
+        """The whole answer of another method, from a replica that suits the prompt."""
         dispatcher, request_id = self._dispatcher, self._next_id()
         deadline = options.get("deadline")
         left = None if deadline is None else check_seconds("deadline", deadline) + GRACE

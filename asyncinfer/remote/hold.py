@@ -1,4 +1,4 @@
-"""`RemoteHold`: what the prefix cache of a replica keeps for a session, or for a pin."""
+"""`RemoteHold` has a replica's prefix cache keep the blocks of a session or a pin."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["RemoteHold", "RemoteMessages"]
 
 
 class RemoteHold:
-    """A `Keeper` at the replica that had its last request. One that had requests before keeps
-    nothing: load has moved them, or it was lost."""
+    """A `Keeper` at the replica that had the last request. Earlier replicas keep nothing: load
+    moved the session away from them, or they were lost."""
 
     def __init__(
         self,
@@ -25,11 +25,11 @@ class RemoteHold:
         began: str | None = None,
         route: Route | None = None,
     ) -> None:
-        """`began`, `route`: the name and route of a fork's origin. Raises `InvalidRequest`."""
+        """`began`, `route`: the name and route of the forked session. Raises `InvalidRequest`."""
         check_ttl(ttl)
-        self.told: Held = Held(secrets.token_hex(8), ttl, began)
+        self.held: Held = Held(secrets.token_hex(8), ttl, began)
         self._dispatcher = dispatcher
-        #: That of the last request.
+        #: The route of the last request.
         self._route = route
         self._open = True
 
@@ -40,35 +40,35 @@ class RemoteHold:
         return RemoteMessages(messages, answered, self)
 
     def at(self, route: Route) -> Held | None:
-        """A request goes to a replica, which is to keep this for it; nothing once it is closed."""
+        """Move to a request's replica. Returns what that replica is to keep; None once closed."""
         if not self._open:
             return None
         if self._route is not None and self._route.replica != route.replica:
-            self._post("release", self.told.name)
+            self._post("release", self.held.name)
         self._route = route
-        return self.told
+        return self.held
 
     def wait_for_tool(self) -> None:
         """See `Keeper`."""
-        self._post("wait_for_tool", self.told.name)
+        self._post("wait_for_tool", self.held.name)
 
     def fork(self) -> RemoteHold:
         """See `Keeper`."""
-        made = RemoteHold(self._dispatcher, self.told.ttl, self.told.name, self._route)
-        self._dispatcher.router.forked(self.told.name, made.told.name)
-        self._post("keep", made.told)
+        made = RemoteHold(self._dispatcher, self.held.ttl, self.held.name, self._route)
+        self._dispatcher.router.forked(self.held.name, made.held.name)
+        self._post("keep", made.held)
         return made
 
     def close(self) -> None:
         """See `Keeper`."""
         if self._open:
             self._open = False
-            self._post("release", self.told.name)
+            self._post("release", self.held.name)
 
-    def _post(self, method: str, told: Held | str) -> None:
-        # Without a request no replica has heard of it.
+    def _post(self, method: str, argument: Held | str) -> None:
+        # No replica knows this session before its first request.
         if self._route is not None:
-            self._dispatcher.post(self._route, method, told)
+            self._dispatcher.post(self._route, method, argument)
 
     def __del__(self) -> None:
         if getattr(self, "_open", False):

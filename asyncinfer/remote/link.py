@@ -1,4 +1,4 @@
-"""How a program reaches a replica, and what travels between them: plain data, pickled."""
+"""How a program reaches a replica, and the plain data that is pickled between them."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ __all__ = ["Begun", "Held", "Introduction", "Link", "News", "ReplicaLost", "Sent
 
 
 class ReplicaLost(RequestFailed):
-    """The replica that computed a request is gone, and the request with it; others go on."""
+    """The replica that computed a request is gone, and so is the request; other replicas go on."""
 
 
 class Link(Protocol):
-    """A way to one replica. asyncio only."""
+    """A connection to one replica. asyncio only."""
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Call a method of the `Replica`. Raises what that raises, and `ReplicaLost` where it
-        cannot be reached. Cancelled, it waits no longer: the method goes on."""
+        """Call a method of the `Replica`. Raises what the method raises, and `ReplicaLost` if it
+        cannot be reached. A cancelled call stops waiting; the method goes on."""
 
 
 class Introduction(NamedTuple):
-    """What a replica is, from when it is open."""
+    """What a replica tells about itself once it is open."""
 
-    #: Another one each time that the replica begins anew.
+    #: Differs after each restart of the replica.
     life: str
     tokenizer: EngineTokenizer
     model: ModelInfo
     default_params: SamplingParams
     max_requests: int
-    #: Seconds that a close waits for requests.
+    #: Seconds that a close waits for requests by default.
     drain_timeout: float
-    #: Tokens of a block and the secret of its keys; None without a prefix cache.
+    #: Tokens of a block and the secret of the keys; None without a prefix cache.
     prefixes: tuple[int, bytes] | None
 
 
 class News(NamedTuple):
-    """What has changed at a replica since it was asked last."""
+    """What has changed at a replica since the last call for news."""
 
     life: str
-    #: Keys of blocks, and whether its prefix cache holds them now, in order.
+    #: Keys of blocks, each with whether the prefix cache holds that block now, in order.
     changes: Sequence[tuple[bytes, bool]]
     stats: EngineStats
     health: EngineHealth
@@ -55,17 +55,17 @@ class Held(NamedTuple):
     """What a replica is to keep: the blocks of a conversation, or of a prompt."""
 
     name: str
-    #: Seconds after a request for which they are kept, None for ever.
+    #: Seconds for which the blocks are kept after a request, None for ever.
     ttl: float | None
-    #: The conversation as which this one begins.
+    #: The conversation that this one was forked from.
     origin: str | None
 
 
 class Begun(NamedTuple):
-    """A stream that has begun."""
+    """The replica's answer when a stream has begun."""
 
     prompt_tokens: int | None
-    #: Token ids of the prompt, where it is a session's.
+    #: Token ids of the prompt, in a session only.
     prompt_ids: tuple[int, ...]
 
 
@@ -78,8 +78,8 @@ class SentChunk(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What a stream has had to read: pieces, or its end."""
+    """What `Replica.take` returns: chunks, or the end of the stream."""
 
     pieces: Sequence[SentChunk]
-    #: The whole answer, where nothing more is to be read.
+    #: The whole answer, once nothing more is to be read.
     done: Completion | None = None

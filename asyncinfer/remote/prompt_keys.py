@@ -1,4 +1,4 @@
-"""`PromptKeys`: the keys that prefix caches have for a prompt, made where it is routed."""
+"""`PromptKeys`: the prefix-cache keys of a prompt, computed where the prompt is routed."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from asyncinfer.engine import EngineTokenizer
 
 __all__ = ["PromptKeys"]
 
-#: Characters or tokens of a prompt whose keys are made on the event loop, and of the longest prompt
-#: that has keys: a longer one would take too long to tokenise a second time.
+#: The longest prompt, in characters or tokens, whose keys are computed on the event loop, and the
+#: longest that has keys: tokenising a longer one a second time would take too long.
 AT_HAND: Final = 2048
 MOST_KEYED: Final = 1 << 20
-#: Keys of a prompt at most, those of its beginning: the event loop goes through all of them.
+#: The most keys of a prompt, which are those of its beginning: the event loop reads all of them.
 MOST_KEYS: Final = 4096
-#: Prompts whose keys are made on threads at once.
+#: Prompts whose keys threads compute at once.
 KEYED_AT_ONCE: Final = 2
 
 _OF_CHATS: Final = ("tools", "template_options", "continue_final_message")
 
 
 class PromptKeys:
-    """Keys of the first full blocks of prompts. They only help to route: prompts that come while
-    two are being keyed have none."""
+    """Keys of the first full blocks of prompts. Keys only help routing, so a prompt has none if it
+    comes while two others are being keyed."""
 
     def __init__(self, tokenizer: EngineTokenizer, hasher: BlockHasher) -> None:
         self._tokenizer = tokenizer
         self._hasher = hasher
         self._threads = ThreadPoolExecutor(KEYED_AT_ONCE, "asyncinfer-keys")
-        #: The keys that are being made, also where nobody waits for them any more.
+        #: Keys that are being computed, also where nobody waits for them any more.
         self._making: list[Future[list[bytes]]] = []
         self._closed = False
 
@@ -45,7 +45,7 @@ class PromptKeys:
             return []
         if not _is_chat(prompt) and size <= AT_HAND:
             return self._made(prompt, options, scope)
-        # Who leaves cannot stop a thread: it counts until it is done.
+        # A thread cannot be stopped, so it counts until it is done.
         self._making = [each for each in self._making if not each.done()]
         if self._closed or len(self._making) >= KEYED_AT_ONCE:
             return []
@@ -53,7 +53,7 @@ class PromptKeys:
         return await asyncio.wrap_future(making)
 
     def close(self) -> None:
-        """Let the threads end with what they are making. Prompts that come later have no keys."""
+        """Let the threads finish what they compute. Later prompts have no keys."""
         self._closed = True
         self._threads.shutdown(wait=False)
 
@@ -67,15 +67,15 @@ class PromptKeys:
         if not isinstance(ids, list | tuple):
             return []
         ids = ids[: MOST_KEYS * self._hasher.block_size]
-        # The replica says what is wrong with it.
+        # The replica refuses bad token ids.
         return self._hasher.keys(ids, scope) if all(map(_may_be_token, ids)) else []
 
 
 def _is_chat(prompt: Any) -> bool:
-    # By its first message: token ids may be a million.
+    # Judged by the first message: there may be a million token ids.
     return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
 def _may_be_token(value: object) -> bool:
-    """Whether keys can be made of it."""
+    """Whether a key can be computed from it."""
     return type(value) is int and 0 <= value < 1 << 31

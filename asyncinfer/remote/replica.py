@@ -1,4 +1,4 @@
-"""`Replica`: an engine that is called from elsewhere."""
+"""`Replica`: an engine that other processes call."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from asyncinfer.remote.told import ToldPolicy
 
 __all__ = ["Replica"]
 
-#: Chunks that one call takes at most.
+#: The most chunks that one call takes.
 MOST_TAKEN: Final = 256
-#: Seconds after which a replica that nobody asks for news ends its requests, and keeps nothing for
+#: Seconds without a call for news after which a replica ends its requests and releases its
 #: sessions: their client is gone.
 LEASE: Final = 60.0
-#: Seconds that it gathers news.
+#: Seconds for which news is gathered before it is returned.
 GATHERED: Final = 0.05
-#: What a request is answered by as a whole.
+#: Methods of the engine that `whole` may call.
 _CALLS: Final = frozenset({"embed", "score", "best_of", "beam_search"})
 
 
 class Replica:
-    """An engine, to be called by one `RemoteEngine`. Its methods take and give plain data. asyncio
-    only, and one event loop.
+    """An engine, called by one `RemoteEngine`. Its methods take and return plain data. asyncio
+    only, on one event loop.
 
-    A stream is read by `take`, which gives what there is: the engine's own buffer holds the rest,
-    and pauses an answer whose consumer is slow."""
+    `take` reads all chunks that a stream has. The engine's own buffer bounds them, and pauses an
+    answer whose consumer is slow."""
 
     def __init__(self, model: Any = None, **options: Any) -> None:
         """The arguments of `Engine`. Raises as it does."""
@@ -54,7 +54,7 @@ class Replica:
         self._opened: asyncio.Task[Engine] | None = None
         self._streams: dict[str, Stream] = {}
         self._calls: dict[str, asyncio.Task[Any]] = {}
-        #: What it keeps for sessions, and for pins.
+        #: Holds of sessions, and pins, by name.
         self._holds: dict[str, Hold] = {}
         self._pins: dict[str, Pin] = {}
         self._ending: list[asyncio.Task[None]] = []
@@ -62,14 +62,14 @@ class Replica:
 
     @property
     def requests(self) -> list[str]:
-        """Ids of the requests that it has."""
+        """Ids of the running requests."""
         return [*self._streams, *self._calls]
 
     async def introduce(self) -> Introduction:
-        """Open the engine, unless it is open, and say what it is. Raises `ModelLoadError`."""
+        """Open the engine if it is not open, and describe it. Raises `ModelLoadError`."""
         if self._opened is None:
             self._opened = asyncio.create_task(self._engine.__aenter__())
-            # Whoever waited for it may have left, and then nobody is told why it failed.
+            # Retrieves the exception, in case every waiting caller has left.
             self._opened.add_done_callback(lambda task: task.cancelled() or task.exception())
         engine = await asyncio.shield(self._opened)
         config, secret = engine.config, engine.config.prefix_secret
@@ -104,7 +104,7 @@ class Replica:
         return Begun(stream.prompt_tokens, ids)
 
     async def take(self, request_id: str) -> Taken:
-        """Wait for a chunk, and take all that are there. Raises what the stream raises."""
+        """Wait for a chunk, and take all chunks that are there. Raises what the stream raises."""
         stream = self._stream(request_id)
         pieces: list[SentChunk] = []
         try:
@@ -117,7 +117,7 @@ class Replica:
                 self._streams.pop(request_id, None)
                 return Taken((), await stream)
         except Exception:
-            # What was drawn before an error is read before it.
+            # Chunks drawn before an error are returned before the error.
             if not pieces:
                 self._streams.pop(request_id, None)
                 raise
@@ -131,12 +131,12 @@ class Replica:
             self._streams.pop(request_id, None)
 
     async def stop(self, request_id: str) -> None:
-        """End an answer politely, if it is there."""
+        """Stop an answer, keeping its text, if it is there."""
         if request_id in self._streams:
             self._streams[request_id].stop()
 
     async def abort(self, request_id: str) -> None:
-        """End a request at once, if it is there."""
+        """Abort a request, if it is there."""
         stream, task = self._streams.pop(request_id, None), self._calls.pop(request_id, None)
         if task is not None:
             task.cancel()
@@ -146,7 +146,7 @@ class Replica:
     async def whole(
         self, request_id: str, method: str, args: Sequence[Any], options: Mapping[str, Any]
     ) -> Any:
-        """What another method of the engine answers. Raises what that raises."""
+        """The result of another method of the engine. Raises what the method raises."""
         if method not in _CALLS:
             raise InvalidRequest("method", method, f"must be one of {sorted(_CALLS)}")
         return await self._run(request_id, getattr(self._engine, method)(*args, **options))
@@ -154,11 +154,11 @@ class Replica:
     async def pin(
         self, request_id: str, prompt: Any, options: Mapping[str, Any], held: Held | None
     ) -> int:
-        """Pin a prompt until `release`; how many tokens it has. Without `held` it is computed
-        alone. Raises what `Engine.pin` raises."""
+        """Pin a prompt until `release`, and return its number of tokens. Without `held` the prompt
+        is only computed. Raises what `Engine.pin` raises."""
         pin = self._engine.pin(prompt, ttl=None if held is None else held.ttl, **options)
         if held is not None:
-            # From the start: it may be released before it is computed.
+            # Stored first, since the pin may be released before its prompt is computed.
             self._pins[held.name] = pin
         try:
             await self._run(request_id, pin.__aenter__())
@@ -169,22 +169,22 @@ class Replica:
         return pin.prompt_tokens
 
     async def keep(self, held: Held) -> None:
-        """A conversation begins as another one is, and is kept until `release`."""
+        """Keep a forked conversation until `release`."""
         self._hold(held)
 
     async def wait_for_tool(self, name: str) -> None:
-        """A conversation waits for the result of a tool, if it is there."""
+        """Note that a conversation waits for the result of a tool, if it is there."""
         if name in self._holds:
             self._holds[name].wait_for_tool()
 
     async def release(self, name: str) -> None:
-        """Keep a conversation or a prompt no longer."""
+        """Keep a conversation or a pinned prompt no longer."""
         for kept in (self._holds.pop(name, None), self._pins.pop(name, None)):
             if kept is not None:
                 kept.close()
 
     async def news(self) -> News:
-        """What has changed, gathered for a moment. Whoever asks keeps the requests alive."""
+        """What has changed, gathered for a moment. This call keeps requests alive: see `LEASE`."""
         if self._lease is not None:
             self._lease.cancel()
         self._lease = asyncio.get_running_loop().call_later(LEASE, self._expire)
@@ -200,7 +200,7 @@ class Replica:
         await self._engine.aclose(drain_timeout=drain_timeout)
 
     async def _run(self, request_id: str, work: Awaitable[Any]) -> Any:
-        """What it gives, unless the request is aborted."""
+        """The result of `work`, unless the request is aborted."""
         call = self._calls[request_id] = asyncio.ensure_future(work)
         try:
             return await call
@@ -230,7 +230,7 @@ class Replica:
         return self._streams[request_id]
 
     def _expire(self) -> None:
-        """Whoever called is gone: end what runs, and keep nothing for it."""
+        """End all requests and release all sessions, since the caller is gone."""
         self._let_go()
         self._ending = [
             asyncio.ensure_future(self.abort(request_id)) for request_id in self.requests
@@ -238,5 +238,5 @@ class Replica:
 
 
 def _piece(chunk: Chunk) -> SentChunk:
-    # A plain chunk: one of a message refers to the texts of all that came before.
+    # A plain chunk, since one of a message refers to the texts of all chunks before it.
     return SentChunk(Chunk(*chunk), chunk.reasoning, chunk.tool_calls)

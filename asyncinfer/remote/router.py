@@ -1,4 +1,4 @@
-"""`Router`: which replica of a model a request goes to. Plain code: no clock, no I/O, no thread."""
+"""`Router` picks the replica of each request. Plain code: no clock, no I/O, no thread."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ __all__ = ["ROUTINGS", "Route", "Router", "Routing"]
 
 Routing = Literal["prefix", "load", "round-robin"]
 ROUTINGS: Final[tuple[Routing, ...]] = ("prefix", "load", "round-robin")
-#: What a running answer costs a request beside it, in blocks of its prompt to compute.
+#: What each running answer adds to the cost of a replica, in blocks of prompt to compute.
 RUNNING: Final = 1
-#: How much more a block of its own prompt counts for a request than one of those before it: what is
-#: computed twice delays all that come later, on either replica.
+#: How much more a request's own missing block counts than a block of earlier requests: computing a
+#: block twice delays all later requests, on either replica.
 OWN: Final = 4
-#: Sessions that are remembered, the last ones.
+#: The most sessions that are remembered, the latest ones.
 SESSIONS: Final = 65_536
-#: Blocks of a replica that are remembered though it has told nothing of them.
+#: The most blocks of a replica that are remembered without its news of them.
 UNTOLD: Final = 65_536
-#: Blocks that a session's own replica may be dearer than the cheapest.
+#: By how many blocks a session's own replica may cost more than the cheapest one.
 SLACK: Final = 32
 
 
 class Place:
-    """What the router knows of a replica, from when it joins until it leaves."""
+    """What the router knows of a replica, while it takes requests."""
 
     def __init__(self, replica: str, limit: int) -> None:
         self.replica = replica
         self.limit = limit
-        #: Keys of the blocks that its prefix cache holds, as it has told.
+        #: Keys of the blocks that the replica's prefix cache holds, by its own news.
         self.held: set[bytes] = set()
-        #: Keys that requests have computed there, the last ones: the replica may not have told of
-        #: them yet, or has told already that they went.
+        #: Keys of blocks that requests have computed there, the latest ones: the replica may not
+        #: have reported them yet, or has reported already that it evicted them.
         self.computed: OrderedDict[bytes, None] = OrderedDict()
-        #: Keys of the blocks that requests on their way bring there, with their number.
+        #: Keys of blocks that running prompts compute there, each with the number of prompts.
         self.coming: Counter[bytes] = Counter()
-        #: Requests there, and the blocks that they have to compute.
+        #: Requests there, and the blocks that these have to compute.
         self.requests = self.missing = 0
 
     def hits(self, keys: Sequence[bytes]) -> int:
-        """Leading blocks that it has, or is about to have."""
+        """How many leading blocks the replica has, or is about to have."""
         for found, key in enumerate(keys):
             if key not in self.held and key not in self.coming and key not in self.computed:
                 return found
         return len(keys)
 
     def note_computed(self, keys: Iterable[bytes]) -> None:
-        """A request has computed these blocks there."""
+        """Note that a request has computed these blocks."""
         for key in keys:
             if key not in self.held:
                 self.computed[key] = None
@@ -60,7 +60,7 @@ class Place:
             self.computed.popitem(last=False)
 
     def told(self, key: bytes, held: bool) -> None:
-        """The replica tells whether it has a block."""
+        """Note the replica's news of a block."""
         self.computed.pop(key, None)
         if held:
             self.held.add(key)
@@ -75,7 +75,7 @@ class Route:
     place: Place
     #: Chain keys of the prompt's full blocks.
     keys: Sequence[bytes]
-    #: Leading blocks that were there, or about to be.
+    #: Leading blocks that the replica had or was about to have.
     hits: int
     #: Blocks that are still to be computed; 0 from the first token on.
     missing: int
@@ -88,14 +88,14 @@ class Route:
 
 
 class Router:
-    """Sends each request to where it is computed soonest: the blocks of its prompt that a replica
-    lacks, and those that requests before it still have to compute there.
+    """Sends each request to the replica that computes its prompt soonest, judged by the blocks of
+    the prompt that the replica lacks, and by the blocks that earlier requests still compute there.
 
-    "prefix" counts so. "load" takes no block for one that is there, and "round-robin" takes one
-    replica after the other. A session stays where it was as long as that costs little.
+    That is "prefix". "load" counts every block as missing, and "round-robin" ignores all costs. A
+    session stays on its replica as long as that costs little more.
 
-    A replica that is full, or has left, gets nothing. What a replica holds is what it tells, by the
-    chain keys that prefix caches of one secret have in common."""
+    A full replica gets no request. Replicas report which blocks they hold by chain keys, which
+    prefix caches with one secret have in common."""
 
     def __init__(self, routing: Routing = "prefix") -> None:
         """Raises `InvalidRequest`."""
@@ -107,7 +107,7 @@ class Router:
 
     @property
     def replicas(self) -> list[str]:
-        """Those that are there."""
+        """Names of the replicas that take requests."""
         return list(self._replicas)
 
     def requests(self, replica: str) -> int:
@@ -116,16 +116,16 @@ class Router:
         return 0 if known is None else known.requests
 
     def joined(self, replica: str, limit: int) -> None:
-        """A replica is there, and holds nothing. It takes `limit` requests at once."""
+        """Add a replica with an empty cache. It takes `limit` requests at once."""
         check_integer("limit", limit, 1)
         self._replicas[replica] = Place(replica, limit)
 
     def left(self, replica: str) -> Place | None:
-        """A replica gets no more requests. Returns what is known of it, if it was there."""
+        """Send a replica no more requests. Returns what is known of it, if it was there."""
         return self._replicas.pop(replica, None)
 
     def told(self, replica: str, changes: Iterable[tuple[bytes, bool]]) -> None:
-        """The replica's prefix cache now holds the blocks of these keys, or no longer, in order."""
+        """Note a replica's news: keys, each with whether its prefix cache holds that block now."""
         known = self._replicas.get(replica)
         if known is None:
             return
@@ -133,7 +133,7 @@ class Router:
             known.told(key, held)
 
     def check_free(self) -> dict[str, Place]:
-        """Those that take a request now, by name. Raises `Overloaded` if none does."""
+        """The replicas that take a request now, by name. Raises `Overloaded` if none does."""
         free = {name: one for name, one in self._replicas.items() if one.requests < one.limit}
         if not free:
             why = "all replicas are full" if self._replicas else "no replica is up"
@@ -141,7 +141,7 @@ class Router:
         return free
 
     def begin(self, keys: Sequence[bytes], session: str | None = None) -> Route:
-        """Where a request goes whose prompt has these keys. Raises `Overloaded`."""
+        """Pick the replica of a request whose prompt has these keys. Raises `Overloaded`."""
         free = self.check_free()
         name = self._choose(free, keys, session)
         if session is not None:
@@ -155,14 +155,14 @@ class Router:
         return route
 
     def started(self, route: Route) -> None:
-        """The request has its first token: its prompt is computed."""
+        """Note that the request has its first token: its prompt is computed."""
         route.place.missing -= route.missing
         route.missing = 0
         route.computed = True
 
     def end(self, route: Route) -> None:
-        """The request has ended, however; to be called once. What it has computed is there until
-        the replica tells that it went."""
+        """Note that the request has ended, for whatever reason. Called once. Its computed blocks
+        count as held until the replica reports their eviction."""
         place = route.place
         place.missing -= route.missing
         place.requests -= 1
@@ -174,7 +174,7 @@ class Router:
                 del place.coming[key]
 
     def forked(self, session: str, made: str) -> None:
-        """A session begins as another one is, and goes where that one went last."""
+        """Note a forked session, which goes where its origin went last."""
         if session in self._sessions:
             self._note(made, self._sessions[session])
 
@@ -200,5 +200,5 @@ class Router:
         if before in costs and costs[before] <= least + SLACK:
             return before
         cheapest = [name for name in names if costs[name] == least]
-        # In turns, so that a tie does not always fall on the first.
+        # In turns, so that ties do not always pick the same replica.
         return cheapest[self._turn % len(cheapest)]

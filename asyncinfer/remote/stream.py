@@ -24,9 +24,9 @@ __all__ = ["RemoteStream"]
 
 Result = TypeVar("Result")
 
-#: Seconds that `aclose` waits for the replica.
+#: Seconds that `aclose` waits for the replica's confirmation.
 ACK_TIMEOUT: Final = 5.0
-#: Seconds beyond its deadline after which a request is given up that its replica does not end.
+#: Seconds after its deadline at which a request is given up if its replica did not end it.
 GRACE: Final = 5.0
 
 
@@ -34,8 +34,8 @@ class RemoteStream:
     """`Stream` on a replica: async iterator of `Chunk`, async context manager, awaitable. It begins
     when it is entered, iterated or awaited, and belongs to one task of asyncio.
 
-    The replica reads no further ahead than the engine's buffer. A cancelled `__anext__` loses
-    nothing. Where the replica is lost, it raises `ReplicaLost`, whose cause says why.
+    The replica reads ahead as far as the engine's buffer goes. A cancelled `__anext__` loses
+    nothing. A lost replica raises `ReplicaLost`, whose cause says why.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class RemoteStream:
         reader: AnswerReader | None,
         hold: RemoteHold | None = None,
     ) -> None:
-        """`reader` reads the answers, if they are JSON; `hold` keeps what is computed."""
+        """`reader` parses answers that are JSON; `hold` keeps the blocks of a session."""
         self.request_id = request_id
         self.prompt_tokens: int | None = None
         self.usage: Usage | None = None
@@ -60,10 +60,10 @@ class RemoteStream:
         self._route: Route | None = None
         self._reader = reader
         self._hold = hold
-        #: What was read of each answer, for `Chunk.partial`.
+        #: The text so far of each answer, for `Chunk.partial`.
         self._texts: dict[int, list[str]] = {}
         self._pieces: deque[SentChunk] = deque()
-        #: The call whose answer nobody has yet: who waited for it may have been cancelled.
+        #: A call whose result nobody has taken: its reader may have been cancelled.
         self._call: asyncio.Task[Any] | None = None
         self._until: float | None = None
         self._begun = self._reading = self._ended = self._stopped = False
@@ -75,7 +75,7 @@ class RemoteStream:
         try:
             await self._read(self._start())
         except asyncio.CancelledError:
-            # Nobody leaves what was not entered.
+            # Without `__aexit__`, nobody else aborts the request.
             self._abort()
             raise
         return self
@@ -104,13 +104,13 @@ class RemoteStream:
             self._dispatcher.send(self._route, "stop", self.request_id)
 
     async def aclose(self) -> None:
-        """Abort, and wait until the replica has confirmed it, for five seconds at most. A second
-        call does nothing."""
+        """Abort, and wait for the replica's confirmation, five seconds at most. A second call does
+        nothing."""
         if (task := self._abort()) is not None:
             await asyncio.wait([task], timeout=ACK_TIMEOUT)
 
     def _abort(self) -> asyncio.Task[None] | None:
-        """Have the replica end it; the task of telling it, where there is something to tell."""
+        """Have the replica end the request. Returns the call's task; None if no call is needed."""
         if self._ended:
             return None
         self._ended = True
@@ -125,11 +125,11 @@ class RemoteStream:
         try:
             return await self._read(self._finish())
         finally:
-            # Cancelled: nobody else holds an answer that was awaited.
+            # Cancelled: nobody else holds the awaited stream.
             await self.aclose()
 
     async def _read(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """One task at a time; what fails ends the stream."""
+        """Run `work` for one task at a time; an error ends the stream."""
         if self._reading:
             work.close()
             raise StreamBusy(f"{self.request_id}: another task is reading this stream")
@@ -155,7 +155,7 @@ class RemoteStream:
                 self._until = time.monotonic() + deadline + GRACE
             self._route = await self._dispatcher.route(self._prompt, self._options, self._session)
             if self._until is not None:
-                # The replica counts from when it hears of the request.
+                # The replica counts the deadline from the request's arrival.
                 left = self._options["deadline"] = self._until - GRACE - time.monotonic()
                 if left <= 0.0:
                     raise DeadlineExceeded(f"{self.request_id}: its deadline passed on the way")
@@ -191,7 +191,7 @@ class RemoteStream:
             return self._done
         route = await self._start()
         if self._call is not None:
-            # A take whose reader was cancelled: the whole answer has what it took.
+            # A `take` whose reader was cancelled: the whole answer includes its chunks.
             await self._ask(route, "take")
         done: Completion = await self._ask(route, "finish")
         self._dispatcher.router.started(route)
@@ -203,11 +203,11 @@ class RemoteStream:
         self._end(None)
 
     async def _ask(self, route: Route, method: str, *args: Any) -> Any:
-        """What the replica answers; to the call that is under way, if there is one."""
+        """The replica's answer to this call, or to the call that is running already."""
         if self._call is None:
             self._call = self._dispatcher.call(route, method, self.request_id, *args)
         left = None if self._until is None else max(0.0, self._until - time.monotonic())
-        # Cancelled, this leaves the call alone.
+        # A cancellation of this wait leaves the call running.
         await asyncio.wait([self._call], timeout=left)
         call = self._call
         if not call.done():
@@ -217,13 +217,13 @@ class RemoteStream:
         if call.cancelled():
             if self._ended:
                 raise EngineClosed(f"{self.request_id}: the stream was closed while it was read")
-            # It may be there again later, with the request.
+            # The replica may come back, still computing the request.
             self._dispatcher.send(route, "abort", self.request_id)
             raise self._dispatcher.gone(route)
         return call.result()
 
     def _end(self, error: BaseException | None) -> None:
-        """The replica has ended it. The first end counts."""
+        """Note that the stream has ended at the replica. The first end counts."""
         if not self._ended:
             self._ended, self._error = True, error
             if self._route is not None:
@@ -239,7 +239,7 @@ class RemoteStream:
         return AnswerChunk.of(chunk, texts, self._reader, delta)
 
     def __del__(self) -> None:
-        # One whose constructor raised has no route.
+        # A stream whose constructor raised has no route.
         route = getattr(self, "_route", None)
         if route is not None and not self._ended:
             self._dispatcher.drop(route, self.request_id)

@@ -1,4 +1,4 @@
-"""`ToldPolicy`: an eviction policy that tells which blocks come and go."""
+"""`ToldPolicy`: an eviction policy that reports which blocks come and go."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ["ToldPolicy"]
 
 
 class ToldPolicy:
-    """Passes everything on to another policy, and keeps what is published and removed until
-    somebody asks for it."""
+    """Passes every call on to another policy, and records published and removed blocks until
+    `changes` is called."""
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
-        # Written on the decode thread and read on another: each call on it is atomic.
+        # The decode thread appends and another thread reads: each call on a deque is atomic.
         self._changes: deque[tuple[bytes, bool]] = deque()
 
     def changes(self) -> list[tuple[bytes, bool]]:
-        """Keys, and whether their blocks are there now, in order, since the last call. From any
-        thread, one at a time."""
+        """Keys since the last call, each with whether its block is there now, in order. Any thread,
+        but one at a time."""
         return [self._changes.popleft() for _ in range(len(self._changes))]
 
     def opened(self, capacity_blocks: int) -> None:
