@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from asyncinfer.kernels.apart import NoProcess
-from asyncinfer.kernels.choice_records import ChoiceRecords, measure_apart
+from asyncinfer.kernels.child_process import NoProcess
+from asyncinfer.kernels.choice_records import ChoiceRecords, measure_in_child
 from asyncinfer.kernels.dispatch import triton_is_missing
 from asyncinfer.models import ModelConfig
 from asyncinfer.models.layouts import scheme_layouts
@@ -47,7 +47,7 @@ def tuned_kernels(
         trial = trial_shapes(config, dtype, dtype, scheme_layouts(config))
         shapes = tuning_shapes(config, trial)
         try:
-            measured = measure_apart(shapes, device)
+            measured = measure_in_child(shapes, device)
         except NoProcess:
             continue
         ChoiceRecords().keep(shapes, device, measured)

@@ -98,7 +98,7 @@ def open_scheduler(
 ) -> Scheduler:
     """The scheduler and its cache, with the policies the configuration names; what goes wrong with
     those is added to `faults`. Raises `InvalidConfig` for a draft model of another vocabulary."""
-    told = [] if faults is None else faults
+    faults = [] if faults is None else faults
     spec = loaded.runner.spec
     cache = None
     # Where tokens attend to later tokens, no two prompts share the KV of a prefix.
@@ -108,7 +108,7 @@ def open_scheduler(
             spec.block_size,
             eviction,
             secret=config.prefix_secret,
-            on_fault=plugin_reporter("asyncinfer.cache_policies", told),
+            on_fault=plugin_reporter("asyncinfer.cache_policies", faults),
             clock=clock,
             label=label,
             pinned_share=config.pinned_share,
@@ -118,11 +118,11 @@ def open_scheduler(
         spec,
         policy=scheduling,
         cache=cache,
-        on_fault=plugin_reporter("asyncinfer.schedulers", told),
+        on_fault=plugin_reporter("asyncinfer.schedulers", faults),
         on_preempt=_tell_preempted(events),
         clock=clock,
         label=label,
-        speculator=open_speculator(loaded, config, clock, told, draft),
+        speculator=open_speculator(loaded, config, clock, faults, draft),
     )
 
 
@@ -130,7 +130,7 @@ def open_speculator(
     loaded: Loaded,
     config: EngineConfig,
     clock: Callable[[], float],
-    told: list[str],
+    faults: list[str],
     draft: Loaded | None,
 ) -> Speculator:
     """The speculator, with the proposers that the configuration names, and the draft model."""
@@ -144,7 +144,7 @@ def open_speculator(
                 type(proposer).__name__ if named is None else named[0],
                 label,
                 vocab_size=loaded.runner.spec.vocab_size,
-                report=plugin_reporter("asyncinfer.proposers", told),
+                report=plugin_reporter("asyncinfer.proposers", faults),
                 clock=clock,
             )
         )

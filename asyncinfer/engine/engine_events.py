@@ -136,9 +136,9 @@ class EngineEvents:
                 ends.append(_end(request, request.outcome, now))
         self._observers.abandon(ends, self._last(error))
 
-    def close(self, error: AsyncInferError, told: Callable[[], object] = bool) -> None:
-        """Tell of the engine's end, call `told`, and wait for observers, five seconds at most."""
-        self._observers.close(self._last(error), told)
+    def close(self, error: AsyncInferError, on_told: Callable[[], object] = bool) -> None:
+        """Tell of the engine's end, call `on_told`, and wait up to five seconds for observers."""
+        self._observers.close(self._last(error), on_told)
 
     def discard(self) -> None:
         """Close observers of an engine that could not be opened."""

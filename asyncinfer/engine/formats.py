@@ -43,7 +43,7 @@ class Formats:
         message: MessageReader,
         params: SamplingParams,
         most_forced: int,
-        told: Callable[[float], object],
+        on_compiled: Callable[[float], object],
     ) -> list[Matcher | None]:
         """A matcher for each answer to a chat, whose calls fit their tools; None where there are no
         tools, or where the answer may be text and has a thinking budget. Raises
@@ -74,9 +74,9 @@ class Formats:
         return 0 if params.constraint is None else len(self._format(params).text)
 
     def matchers(
-        self, params: SamplingParams, most_forced: int, told: Callable[[float], object]
+        self, params: SamplingParams, most_forced: int, on_compiled: Callable[[float], object]
     ) -> list[Matcher | None]:
-        """A matcher for each answer, at its start; None where all text fits. `told`: see
+        """A matcher for each answer, at its start; None where all text fits. `on_compiled`: see
         `GrammarCompiler.matchers`. Raises `InvalidRequest`."""
         if params.constraint is None:
             return [None] * params.n

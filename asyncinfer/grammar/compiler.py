@@ -78,10 +78,10 @@ class GrammarCompiler:
         form: AnswerFormat,
         count: int,
         most_forced: int,
-        told: Callable[[float], object] = lambda seconds: None,
+        on_compiled: Callable[[float], object] = lambda seconds: None,
     ) -> list[Matcher]:
-        """`count` matchers, each at the start of the format. `told` is given the seconds that
-        compiling it took, 0 where that was done before.
+        """`count` matchers, each at the start of the format. `on_compiled` is called with the
+        seconds that compiling took, 0 where that was done before.
 
         Raises `InvalidRequest` for a format that is wrong, or takes too much work.
         """
@@ -101,7 +101,7 @@ class GrammarCompiler:
                 self.counters.compiled += 1
                 self.counters.compile_seconds += seconds
                 self._keep(form, start)
-        told(seconds)
+        on_compiled(seconds)
         words = mask_words(self._vocab_size)
         return [
             Matcher(start.deep_copy(), library.executor, words, self.counters, most_forced)

@@ -1,7 +1,7 @@
-"""The quantised types of GGUF files: blocks of numbers with their scales, and what they stand for.
+"""The quantised types of GGUF files: blocks of numbers with scales, and the values they encode.
 
-A type is stated once. torch's operators here and LLVM's code in `asyncinfer.kernels.native` both
-follow from that statement; the `gguf` package is the oracle of both in tests.
+A type is described once, for torch's operators here and for LLVM's code in
+`asyncinfer.kernels.native`; the `gguf` package is the oracle of both in tests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The choices that a measurement made on this machine before, in the user's cache folder."""
+"""Choices of earlier measurements on this machine, kept in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from asyncinfer.kernels.apart import NoProcess, answer, ask_apart
+from asyncinfer.kernels.child_process import NoProcess, answer, ask_child
 from asyncinfer.kernels.choices import Choices, Key
 from asyncinfer.kernels.kept import keep, kept_path, read_kept
 from asyncinfer.kernels.measured_cases import TuningShapes, measured_cases
@@ -18,18 +18,17 @@ from asyncinfer.kernels.measuring import Measured, measure_choices
 from asyncinfer.kernels.trial_process import shapes_as_json, shapes_from_json
 from asyncinfer.kernels.verdicts import key_of
 
-__all__ = ["ChoiceRecords", "measure_apart"]
+__all__ = ["ChoiceRecords", "measure_in_child"]
 
-#: Seconds: a model's hundred candidates compile in a minute or two. What takes longer hangs.
+#: Seconds. A model's hundred candidates compile in a minute or two; a longer measurement hangs.
 TIME_LIMIT: Final = 600.0
 
 
 class ChoiceRecords:
-    """A record is a file, named by a hash of all that decides what a measurement finds: the device,
+    """A record is a file named by a hash of everything that a measurement depends on: the device,
     its driver, the compiler, the kernels' own source, the shapes.
 
-    Of a record whose file is not as this wrote it, or that names anything but candidates, nothing
-    is taken.
+    A damaged record, and one that names anything but candidates, is ignored.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -37,11 +36,11 @@ class ChoiceRecords:
         self._folder = folder
 
     def path(self, shapes: TuningShapes, device: torch.device) -> Path:
-        """Where the choices for these shapes are kept."""
+        """The file of the choices for these shapes."""
         return kept_path("kernel-choices", key_of(shapes, device), self._folder)
 
     def read(self, shapes: TuningShapes, device: torch.device) -> Choices | None:
-        """What was chosen; None where there is no record to trust."""
+        """The kept choices; None without a valid record."""
         kept = read_kept(self.path(shapes, device), key_of(shapes, device))
         if kept is None:
             return None
@@ -51,30 +50,30 @@ class ChoiceRecords:
             return None
 
     def keep(self, shapes: TuningShapes, device: torch.device, measured: list[Measured]) -> Choices:
-        """Keep the best of each, which it gives. A folder that cannot be written to keeps
+        """Keep the best candidates and return them. A folder that cannot be written to keeps
         nothing."""
         choices = {each.key: each.best for each in measured}
-        told = [[list(key), dataclasses.asdict(best)] for key, best in choices.items()]
-        keep(self.path(shapes, device), key_of(shapes, device), choices=told)
+        entries = [[list(key), dataclasses.asdict(best)] for key, best in choices.items()]
+        keep(self.path(shapes, device), key_of(shapes, device), choices=entries)
         return choices
 
 
-def measure_apart(shapes: TuningShapes, device: torch.device) -> list[Measured]:
-    """`measure_choices` in a process that ends with it. One that dies or hangs gives what it had
-    measured before. Raises `NoProcess`."""
+def measure_in_child(shapes: TuningShapes, device: torch.device) -> list[Measured]:
+    """`measure_choices` in a child process. If the child dies or hangs, its earlier measurements
+    count. Raises `NoProcess`."""
     request = {
         "trial": shapes_as_json(shapes.trial),
         "products": shapes.products,
         "device": str(device),
     }
     candidates = _candidates(shapes, device)
-    told = ask_apart(__name__, request, TIME_LIMIT)
+    output = ask_child(__name__, request, TIME_LIMIT)
     found = []
-    for line in told.lines:
+    for line in output.lines:
         try:
             measured = json.loads(line)
         except ValueError:
-            # The process ended while it wrote.
+            # The child ended while it wrote this line.
             break
         if "unavailable" in measured:
             raise NoProcess(str(measured["unavailable"]))
@@ -82,14 +81,14 @@ def measure_apart(shapes: TuningShapes, device: torch.device) -> list[Measured]:
         times = ((candidates[key][number], seconds) for number, seconds in measured["times"])
         found.append(Measured(key=key, title=measured["title"], times=tuple(times)))
     if not found:
-        raise NoProcess(f"the measurement's process {told.end} before it measured a kernel")
+        raise NoProcess(f"the measurement's process {output.end} before it measured a kernel")
     return found
 
 
-def _read(told: Any, shapes: TuningShapes, device: torch.device) -> Iterator[tuple[Key, Any]]:
-    """Raises `TypeError` or `ValueError` for what no measurement has chosen."""
+def _read(entries: Any, shapes: TuningShapes, device: torch.device) -> Iterator[tuple[Key, Any]]:
+    """Raises `TypeError` or `ValueError` for an entry that no measurement can have written."""
     candidates = _candidates(shapes, device)
-    for key, choice in told:
+    for key, choice in entries:
         known = tuple(key)
         fits = [each for each in candidates.get(known, ()) if dataclasses.asdict(each) == choice]
         if not fits:
@@ -102,7 +101,7 @@ def _candidates(shapes: TuningShapes, device: torch.device) -> dict[Key, tuple[A
 
 
 def main() -> None:
-    """The other process: each measurement as a line."""
+    """Runs in the child: writes each measurement as a line."""
     answer(_measure)
 
 

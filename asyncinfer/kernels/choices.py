@@ -1,8 +1,8 @@
-"""What a measurement on a device has chosen for its kernels: tiles and splits.
+"""The tiles and splits that a measurement on a device has chosen for its kernels.
 
-A table belongs to a thread, as what `dispatch.use_triton` sets does, and is empty at first: a
-kernel then takes what was derived from counts, which is the same on every device. An engine reads
-its table from a record when it opens (`runner/tuning.py`), and keeps it while it runs.
+Each thread has a table, as it has a setting of `dispatch.use_triton`. The table is empty at first:
+kernels then use choices derived from counts, the same on every device. An engine fills its table
+from a record when it opens (`runner/tuning.py`), and keeps it while it runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _thread = threading.local()
 
 
 def chosen(key: Key, default: T) -> T:
-    """What this thread's table has for `key`, else `default`."""
+    """The choice for `key` in this thread's table, else `default`."""
     found: T = getattr(_thread, "choices", _NONE).get(key, default)
     return found
 
@@ -45,13 +45,13 @@ def current_choices() -> Choices:
 
 
 def use_choices(choices: Choices) -> None:
-    """Have the kernels that this thread launches from now on take what `choices` names."""
+    """Have this thread launch kernels with `choices` from now on."""
     _thread.choices = MappingProxyType(dict(choices))
 
 
 @contextmanager
 def with_choices(choices: Choices) -> Iterator[None]:
-    """`use_choices` for the block."""
+    """`use_choices` inside the block."""
     before = current_choices()
     use_choices(choices)
     try:

@@ -57,7 +57,7 @@ def decoded(numbers: torch.Tensor, code: str) -> torch.Tensor:
 
 @functools.cache
 def _table(code: str, device: torch.device) -> torch.Tensor:
-    """float32 `[16]`. It is kept, since a recorded step can copy nothing from the host."""
+    """float32 `[16]`. Kept, since a recorded step cannot copy anything from the host."""
     with torch.inference_mode(False):
         return torch.tensor(TABLES[code], device=device)
 

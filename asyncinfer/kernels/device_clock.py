@@ -1,4 +1,4 @@
-"""`DeviceClock`: how long a device takes for what it is given, without what the host takes."""
+"""`DeviceClock` measures the time that work takes on a device, without the host's own time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 
 __all__ = ["DeviceClock"]
 
-#: Read between two measurements: more than any cache holds, and work enough on a GPU that what is
-#: measured waits in its queue already when it ends. What is written instead would be in the cache
-#: still, and its way to memory part of what is measured.
+#: Bytes read between two measurements: more than any cache holds, and enough work for a GPU that
+#: the measured work is queued before the reading ends. Writing would leave dirty lines in the
+#: cache, whose way to memory would be measured, too.
 _FLUSHED_BYTES: Final = {"cuda": 1 << 31, "cpu": 1 << 24}
 
 
 class DeviceClock:
-    """CUDA events around work whose inputs no cache holds; on a CPU the clock of the host."""
+    """Times work whose inputs no cache holds: by CUDA events, or by the host's clock on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"

@@ -1,4 +1,4 @@
-"""`KernelFigures`: how right and how fast a kernel is, as `asyncinfer doctor` tells it."""
+"""`KernelFigures`: the accuracy and speed of a kernel, as `asyncinfer doctor` reports them."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ __all__ = ["KernelFigures", "Stopwatch"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFigures:
-    """A kernel that a trial has found right."""
+    """The figures of a kernel that passed its trial."""
 
     kernel: str
-    #: Its largest error as a share of the largest number, and how much is allowed.
+    #: The largest error as a share of the largest number, and the largest that is allowed.
     error: float
     allowed: float
-    #: Seconds of one call whose tensors no cache holds. None: the device had no memory to measure.
+    #: Seconds of one call whose tensors no cache holds. None: the device lacked memory to measure.
     seconds: float | None
-    #: Seconds in which the device copies as many bytes as the call's tensors have.
+    #: Seconds that the device takes to copy as many bytes as the call's tensors have.
     floor: float | None
 
 
 class Stopwatch(ModuleType):
-    """The kernels of a module, each timed whenever it is called."""
+    """Stands for a module of kernels, and times each call."""
 
     def __init__(self, kernels: ModuleType, device: torch.device) -> None:
         super().__init__(kernels.__name__)
         self._kernels = kernels
         self._clock = DeviceClock(device)
         self._bandwidth = self._clock.bandwidth()
-        #: Of the last call, as in `KernelFigures`.
+        #: The figures of the last call, as in `KernelFigures`.
         self.seconds = self.floor = 0.0
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

@@ -1,5 +1,4 @@
-"""Attention by FlashInfer's kernels (Ye et al., 2025) over the pages of our own, where it is
-installed."""
+"""Attention over the cache's pages by FlashInfer's kernels (Ye et al., 2025), where installed."""
 
 from __future__ import annotations
 
@@ -23,9 +22,9 @@ __all__ = [
     "paged_attention",
 ]
 
-#: What FlashInfer recommends for partial results.
+#: Bytes that FlashInfer recommends for partial results.
 _WORKSPACE: Final = 128 << 20
-#: Plans of one kind at once: each step in flight has one. A wrapper takes 8 MiB for its plans.
+#: Plans of one kind at once, one for each step in flight. A wrapper takes 8 MiB for its plans.
 _PLANS: Final = 4
 #: Bytes on the device of the workspace and of the plans of a model with two kinds of layers.
 FLASHINFER_BYTES: Final = _WORKSPACE + 2 * _PLANS * (8 << 20)
@@ -36,10 +35,10 @@ class FlashInferError(KernelError):
 
 
 class FlashInfer:
-    """FlashInfer's kernels for the pages of one cache. Make it on the thread that attends."""
+    """FlashInfer's kernels for the pages of one cache, created on the thread that uses them."""
 
     def __init__(self, device: torch.device, workspace: torch.Tensor | None = None) -> None:
-        """`workspace` is that of another cache of the same thread; None: one of its own. Raises
+        """`workspace` belongs to another cache of the same thread; None allocates one. Raises
         `FlashInferError` where FlashInfer cannot be imported."""
         self._device = device
         try:
@@ -50,7 +49,7 @@ class FlashInfer:
         if workspace is None:
             self.workspace = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=device)
         #: By window and soft cap: wrappers that are used in turn, each with an event after its last
-        #: plan, and how often one was taken.
+        #: plan, and the number of plans so far.
         self._wrappers: dict[tuple[int, float], list[tuple[Any, Any]]] = {}
         self._taken: dict[tuple[int, float], int] = {}
 
@@ -78,7 +77,7 @@ class FlashInfer:
         Raises `FlashInferError` for whatever FlashInfer raises.
         """
         _, kv_heads, size, head_dim = cache.shape
-        # Blocks that no query sees may hold another sequence's tokens by now, NaN among them.
+        # Blocks outside the window may hold another sequence's tokens by now, even NaN.
         firsts = [
             0 if window is None else max(0, length - count - window + 1) // size
             for length, count in zip(lengths, counts, strict=True)
@@ -112,8 +111,8 @@ class FlashInfer:
         return wrapper
 
     def _next(self, kind: tuple[int, float]) -> tuple[Any, Any]:
-        """The next wrapper of a kind, once the device has copied its last plan: the next one is
-        written to the same memory of the host."""
+        """The next wrapper of a kind, once the device has copied its last plan, since the next plan
+        overwrites that one in host memory."""
         wrappers = self._wrappers.setdefault(kind, [])
         turn = self._taken[kind] = self._taken.get(kind, -1) + 1
         if len(wrappers) < _PLANS:
@@ -163,7 +162,7 @@ def paged_attention(
     softcap: float | None = None,
     decode_rows: int = 0,
 ) -> torch.Tensor:
-    """As the reference kernel, for a trial: it waits for the device. No row may be empty."""
+    """The reference kernel's signature, for trials. Waits for the device. No row may be empty."""
     lengths, counts = seq_lens.tolist(), query_starts.diff().tolist()
     flashinfer = FlashInfer(q.device)
     wrapper = flashinfer.plan(
@@ -184,7 +183,7 @@ def _starts(counts: Sequence[int]) -> torch.Tensor:
 
 
 def _int32(values: Any) -> torch.Tensor:
-    """On the host, where FlashInfer plans."""
+    """On the host, since FlashInfer plans there."""
     return torch.tensor([*values], dtype=torch.int32)
 
 

@@ -1,4 +1,4 @@
-"""What was found out about this machine before: files in the user's cache folder."""
+"""Earlier findings about this machine, kept as files in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from platformdirs import user_cache_path
 
 __all__ = ["forget", "keep", "kept_path", "read_kept", "read_regular", "write_whole"]
 
-#: Files and bytes of a folder, at most: each version of torch, LLVM or this package adds some.
+#: The most files and bytes of a folder: each version of torch, LLVM or this package adds some.
 MOST_FILES: Final = 256
 MOST_FOLDER_BYTES: Final = 1 << 26
-#: Bytes of a file; one of ours is far from it.
+#: The most bytes of a file; ours are far smaller.
 _MOST_BYTES: Final = 16_384
-#: The names of our files, and those that `tempfile` gives them while they are written.
+#: The names of our files, and their temporary names while they are written.
 _OURS: Final = re.compile(r"[0-9a-f]{32}\.(json|o)|tmp\w+\.new")
-#: Flags by which opening follows no link and waits for nobody, where the system has them.
+#: Flags by which opening follows no link and never blocks, where the system has them.
 _WITHOUT_WAITING: Final = sum(
     getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
 )
@@ -50,8 +50,8 @@ def read_kept(path: Path, key: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def read_regular(path: Path, most: int) -> tuple[bytes, os.stat_result]:
-    """The content of a file of at most `most` bytes, and what is told of it. Raises `OSError` for
-    anything else that may be at the path: a pipe or a device would be waited for without end."""
+    """The content and status of a regular file of at most `most` bytes. Raises `OSError` for
+    anything else: reading a pipe or a device could block for ever."""
     handle = os.open(path, os.O_RDONLY | _WITHOUT_WAITING)
     with os.fdopen(handle, "rb") as file:
         state = os.fstat(handle)
@@ -68,9 +68,8 @@ def keep(path: Path, key: Mapping[str, str], **found: object) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all, also for a process that reads it at this
-    moment. Only its owner may read it. Where a folder then holds more of ours than it may, the
-    oldest go. Raises `OSError`."""
+    """Write a file atomically, readable by its owner alone. Removes the oldest of our files if the
+    folder then has too many. Raises `OSError`."""
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=".new")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -83,7 +82,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def _prune(folder: Path) -> None:
-    """Remove the oldest of our files, also those that a process left half written."""
+    """Remove the oldest of our files, half-written ones included."""
     with os.scandir(folder) as entries:
         found = [each for each in entries if _OURS.fullmatch(each.name)]
     files = []

@@ -1,4 +1,4 @@
-"""`WeightLayout`: how a quantised weight lies in memory, as far as a kernel is compiled for it."""
+"""`WeightLayout`: the properties of a quantised weight that kernels are compiled for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEAST_GROUP: Final = 16
 class WeightLayout:
     """A code and the size of groups."""
 
-    #: What numbers stand for, by its name in `asyncinfer.kernels.codes`.
+    #: The code of the numbers, by its name in `asyncinfer.kernels.codes`.
     code: str
     #: How many inputs share a scale; 0: all of a row.
     group: int
@@ -26,7 +26,7 @@ class WeightLayout:
 
     @property
     def readable(self) -> bool:
-        """Whether a GPU's kernels read it."""
+        """Whether a GPU's kernels read such a weight."""
         group = self.group
         fits = group == 0 or (group >= _LEAST_GROUP and group & (group - 1) == 0)
         return fits and self.code in CODES

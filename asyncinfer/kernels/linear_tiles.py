@@ -3,8 +3,8 @@
 The counts are for the 132 multiprocessors of an H100 or H200, and the same on every device, so that
 a product is summed in the same order everywhere. Table and rule were derived from counts of
 programs and bytes. For one product of one token 18 others were measured on an H200: none was faster
-by more than half a microsecond (docs/benchmarks/h200.md). A measurement on a device tries
-`tile_candidates` beside them, and an engine takes what it chose (`kernels/choices.py`).
+by more than half a microsecond (docs/benchmarks/h200.md). A measurement on a device also tries
+`tile_candidates`, and an engine uses the fastest (`kernels/choices.py`).
 
 **GEMV, up to 4 tokens.** One warp a program: its lanes then hold the inputs in the layout of the
 weight's tile, and nothing is exchanged inside the loop. 8 rows of the weight where that leaves
@@ -97,13 +97,13 @@ def tiles_for(outputs: int, inputs: int, tokens: int, itemsize: float) -> Tiles:
 
 
 def tile_key(outputs: int, inputs: int, bucket: int, itemsize: float) -> Key:
-    """What the choice of tiles goes by."""
+    """The key of a choice of tiles."""
     return ("linear_small", outputs, inputs, bucket, itemsize)
 
 
 def tile_candidates(outputs: int, inputs: int, bucket: int, itemsize: float) -> tuple[Tiles, ...]:
-    """Tiles that a measurement tries, those that were derived first. All fit the shared memory and
-    the registers of every GPU that the kernels are compiled for."""
+    """Tiles that a measurement tries, the derived ones first. All fit the shared memory and the
+    registers of every GPU that the kernels are compiled for."""
     own = _derived(outputs, inputs, bucket, itemsize)
     if bucket <= gemv_tokens(itemsize):
         tried = [replace(own, rows=own.rows // 2, stages=min(2 * own.stages, 8))]
@@ -135,7 +135,7 @@ def _derived(outputs: int, inputs: int, bucket: int, itemsize: float) -> Tiles:
 
 
 def _splits(inputs: int, splits: int) -> bool:
-    """Whether so many programs have inputs enough each."""
+    """Whether each of so many programs has enough inputs."""
     return splits <= _MOST_SPLITS and inputs >= splits * _LEAST_STRETCH
 
 

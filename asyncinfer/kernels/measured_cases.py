@@ -1,4 +1,4 @@
-"""What is measured of each kernel: its candidates, and calls like those of a model's steps."""
+"""The measured cases of each kernel: its candidates, and calls like those of a model's steps."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class MeasuredCase:
     title: str
     #: The derived one first.
     candidates: tuple[Any, ...]
-    #: Makes the inputs, and gives what runs a module's kernel on them.
+    #: Makes the inputs, and returns a function that runs a module's kernel on them.
     make: Callable[[], Callable[[ModuleType], torch.Tensor]]
 
 
 def measured_cases(shapes: TuningShapes, device: torch.device) -> Iterator[MeasuredCase]:
-    """All of a model on `device`; nothing is computed before a case is made."""
+    """All cases of a model on `device`; only `MeasuredCase.make` computes anything."""
     trial = shapes.trial
     if trial.dtype is not torch.float32:
         for layout in (None, *trial.layouts):
@@ -69,7 +69,7 @@ def _products(
             continue
         for tokens in _TOKENS:
             if layout is not None and gemv_tokens(itemsize) < tokens <= 4:
-                # It is of the bucket of 16.
+                # So few tokens are in the bucket of 16.
                 continue
             yield MeasuredCase(
                 key=tile_key(outputs, inputs, tokens, itemsize),

@@ -1,4 +1,4 @@
-"""Measures on a device what only it can tell: which tiles, which split, and how to launch."""
+"""Measures on a device which tiles, splits and launches are fastest there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from asyncinfer.kernels.trial import ALLOWED
 
 __all__ = ["Clock", "Measured", "measure_choices"]
 
-#: What is not faster than the derived choice by so much is not taken in its place: a timing varies.
+#: A candidate replaces the derived choice only if it is faster by this factor, since timings vary.
 _WORTH: Final = 0.97
 
 
@@ -35,20 +35,20 @@ class Measured:
 
     key: Key
     title: str
-    #: Each with its seconds, the derived one first. One that cannot be compiled or launched there,
-    #: or gives other results, is left out.
+    #: Each with its seconds, the derived one first. A candidate that cannot be compiled or
+    #: launched, or that gives other results, is left out.
     times: tuple[tuple[Any, float], ...]
 
     @property
     def best(self) -> Any:
-        """What to take."""
+        """The candidate to use."""
         derived, own = self.times[0]
         fastest, seconds = min(self.times, key=lambda each: each[1])
         return fastest if seconds < _WORTH * own else derived
 
     @property
     def gain(self) -> float:
-        """How many times as fast the best is as the derived one."""
+        """How many times as fast the best candidate is as the derived one."""
         best: float = dict(self.times)[self.best]
         return self.times[0][1] / best
 
@@ -59,20 +59,20 @@ def measure_choices(
     kernels: ModuleType | None = None,
     *,
     clock: Clock | None = None,
-    told: Callable[[str], object] = lambda title: None,
+    on_case: Callable[[str], object] = lambda title: None,
 ) -> Iterator[Measured]:
     """Time the candidates of each kernel of a model on `device`, one bucket after the other.
 
-    `kernels`: None takes Triton's. `clock`: None takes the device's own. `told` is called with the
-    title of each case before it runs. A case that the device has no memory for is left out, and so
-    is one whose derived choice fails.
+    `kernels`: None takes Triton's. `clock`: None takes the device's own. `on_case` is called with
+    each case's title before the case runs. A case is left out if the device has no memory for it,
+    or if its derived choice fails.
     """
     module = kernels or import_module("asyncinfer.kernels.triton")
     there = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     with there, torch.inference_mode():
         clock = clock or DeviceClock(device)
         for case in measured_cases(shapes, device):
-            told(case.title)
+            on_case(case.title)
             try:
                 times = tuple(_times(case, shapes.trial.dtype, module, clock))
             except torch.OutOfMemoryError:
@@ -99,5 +99,5 @@ def _times(
             except torch.OutOfMemoryError:
                 raise
             except Exception:
-                # Whatever a compiler or a launcher raises of one candidate.
+                # One candidate may fail in a compiler or a launch.
                 continue

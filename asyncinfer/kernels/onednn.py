@@ -37,13 +37,13 @@ _PLANNED_ROWS = 16
 _SMALL_SIDE, _SMALL_BYTES = 512, 8 << 20
 #: Query tokens of all heads, numbers of a vector, and keys.
 _TILE = 384, 64, 512
-#: Rows of few tokens, whose products wait for memory: native code always reads it faster.
+#: So few rows wait for memory, which native code always reads faster.
 _FEW = 6
 #: Rows that native code's speed is measured at, and those that it then has at most; and the sides
 #: of a weight that a second cache holds.
 _SOME, _MANY, _NO_END = 16, 96, 1 << 62
 _SIDES = 256, 512
-#: Times as long that native code may take: its rows have the same bits among any others.
+#: How many times as long native code may take, because a row's bits do not depend on other rows.
 _TIE = 1.1
 
 

@@ -1,4 +1,4 @@
-"""In which order a checkpoint's tensor holds the numbers of a matrix."""
+"""The orders in which a checkpoint's tensor may hold the numbers of a matrix."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class NumberOrder:
     """
 
     kind: Literal["rows", "words", "awq"] = "rows"
-    #: Bits of a byte that are the other way round.
+    #: Bits of each byte that the checkpoint stores inverted.
     flip: int = 0
-    #: Whether a byte's two numbers change places.
+    #: Whether a byte's two numbers are swapped.
     swapped: bool = False
 
 

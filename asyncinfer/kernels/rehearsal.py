@@ -1,5 +1,5 @@
-"""A rehearsal: operators on tensors without memory, whose Triton kernels are handed on, to be
-compiled, and not launched."""
+"""A rehearsal runs operators on tensors without memory, and hands their Triton kernels on to be
+compiled in place of launching them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _thread = threading.local()
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A launch that did not take place."""
+    """A kernel launch that a rehearsal asked for."""
 
     #: Equal for launches of the same machine code.
     key: Hashable
@@ -25,14 +25,14 @@ class Launch:
     compile: Callable[[], object]
 
 
-#: Is told of every launch of a rehearsal.
+#: Called with every launch of a rehearsal.
 Wanted = Callable[[Launch], object]
 
 
 @contextmanager
 def rehearsing(device: torch.device, wanted: Wanted) -> Iterator[None]:
-    """Inside, tensors on torch's device "meta" are for this thread as on `device`, and each launch
-    is handed to `wanted` in place of being made."""
+    """Inside the block, this thread treats tensors on torch's device "meta" as on `device`, and
+    passes each launch to `wanted` in place of making it."""
     before = getattr(_thread, "rehearsal", None)
     _thread.rehearsal = (device, wanted)
     try:
@@ -42,7 +42,7 @@ def rehearsing(device: torch.device, wanted: Wanted) -> Iterator[None]:
 
 
 def device_of(device: torch.device) -> torch.device:
-    """The device that a tensor's `device` stands for: another one in a rehearsal alone."""
+    """The device that a tensor's `device` stands for, which differs in a rehearsal alone."""
     rehearsal = getattr(_thread, "rehearsal", None)
     if rehearsal is None or device.type != "meta":
         return device
@@ -51,6 +51,6 @@ def device_of(device: torch.device) -> torch.device:
 
 
 def wanted() -> Wanted | None:
-    """Who is told of this thread's launches; None: they are made."""
+    """The function that takes this thread's launches; None where kernels are launched."""
     rehearsal = getattr(_thread, "rehearsal", None)
     return None if rehearsal is None else rehearsal[1]

@@ -1,4 +1,4 @@
-"""Streams of a GPU that one engine has to itself while it needs them."""
+"""CUDA streams that one engine uses alone while it needs them."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _lock: Final = threading.Lock()
 
 
 def lend_streams(device: torch.device, count: int) -> tuple[Any, ...]:
-    """Streams of `device` that nobody else has until they are returned."""
+    """Streams of `device` that nobody else uses until they are returned."""
     with _lock:
         idle = _IDLE.setdefault(device, [])
         return tuple(idle.pop() if idle else _stream(device) for _ in range(count))
 
 
 def return_streams(device: torch.device, streams: Sequence[Any]) -> None:
-    """Give back what `lend_streams` gave, once. Whoever gets it next comes after the work on it."""
+    """Return the streams of `lend_streams`, once. Later work is queued behind theirs."""
     with _lock:
-        # In the order in which they are lent again.
+        # Reversed, so that they are lent again in the same order.
         _IDLE[device] += reversed(streams)
 
 
 def _stream(device: torch.device) -> Any:
-    """A stream that no host gets which asks for torch's streams of default or of highest priority:
-    torch shares each priority's streams out in turn, and work of a host's on a stream that records
-    would become part of the recording."""
+    """A stream of a priority that host programs do not ask for. torch hands out each priority's
+    streams in turn, and a host's work on a stream that records would become part of the
+    recording."""
     return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]

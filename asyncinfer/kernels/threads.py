@@ -1,4 +1,4 @@
-"""The threads that an engine's operators take on a CPU."""
+"""The threads on which an engine's operators run on a CPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
     "thread_name",
 ]
 
-#: What the names of threads begin with, on which steps are computed.
+#: The prefix of the names of threads that compute steps.
 NAME: Final = "asyncinfer-"
 TASKS: Final = Path("/proc/self/task")
 #: Tiles of like size that are better computed alone: of three, one of two threads takes two, while
@@ -66,7 +66,7 @@ def share(items: Iterable[Item], work: Callable[[Item], None], *, alone: bool = 
             # One after the other, so that those that have begun are known if another one cannot.
             begun.extend(team.submit(_help, left, work, inference) for _ in range(helpers))
         except RuntimeError:
-            # The system has no thread left. Those that there are compute everything.
+            # The system has no thread left, so the existing ones compute everything.
             _own.team = None
         _work(left, work)
     finally:
@@ -80,23 +80,21 @@ def share(items: Iterable[Item], work: Callable[[Item], None], *, alone: bool = 
 
 
 def name_thread() -> None:
-    """Give the thread that calls a name that the system shows. The threads on which torch computes
-    its operators get it as well, if it has not begun any. The main thread keeps its own, which is
-    that of the process."""
+    """Name the calling thread for the system's tools. torch's threads inherit the name, if none was
+    started before. The main thread keeps its name, which is that of the process."""
     if threading.current_thread() is threading.main_thread():
         return
     _set_name(f"{NAME}{threading.get_native_id() % 10_000}")
 
 
 def thread_name(ident: int | str) -> str | None:
-    """The name that the system shows of a thread of this process, if it does."""
+    """The name that the system shows for a thread of this process, if any."""
     return next(iter(read_lines(TASKS / str(ident) / "comm")), None)
 
 
 def set_thread_count(count: int) -> bool:
-    """Compute the operators of this thread on `count` threads; whether that can be set.
-    `torch.set_num_threads` would also change the number of all threads that have not used torch
-    yet."""
+    """Have this thread's operators use `count` threads; returns whether that can be set.
+    `torch.set_num_threads` would also change all threads that have not used torch yet."""
     library = _library()
     if library is None:
         return False
@@ -110,8 +108,8 @@ def set_thread_count(count: int) -> bool:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute the operators of this thread on it alone, in the block. A short operator of two
-    threads takes a scheduler's quantum where another thread has the second one's core."""
+    """Have this thread's operators use one thread inside the block. A short operator on two threads
+    takes a scheduler's quantum if another thread occupies the second one's core."""
     count = torch.get_num_threads()
     changed = set_thread_count(1)
     try:
@@ -122,7 +120,7 @@ def one_thread() -> Iterator[None]:
 
 
 class _Own(threading.local):
-    """What a thread has for itself. It ends with the thread, and the team's threads with it."""
+    """State of one thread. It ends with the thread, and so do the threads of the team."""
 
     team: tuple[tuple[int, int], ThreadPoolExecutor] | None = None
 
@@ -131,7 +129,7 @@ _own = _Own()
 
 
 def _team(size: int) -> ThreadPoolExecutor:
-    """Threads that help this one. A process that was forked has none of its parent's."""
+    """Threads that help this one. A forked process has none of its parent's threads."""
     mark = (os.getpid(), size)
     if _own.team is None or _own.team[0] != mark:
         name = thread_name(threading.get_native_id())
@@ -170,13 +168,13 @@ def _set_name(name: str) -> None:
         # A name has fifteen bytes.
         (TASKS / str(threading.get_native_id()) / "comm").write_text(name, "utf-8")
     except OSError:
-        # No Linux: nothing tells the step's threads from others.
+        # Not Linux: the names cannot be set, and nothing reads them.
         return
 
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """What torch is linked with: its OpenMP, and on some processors MKL. None where it has none."""
+    """What torch is linked with: its OpenMP, and on some processors MKL. None: neither."""
     path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
         library = ctypes.CDLL(str(path))

@@ -23,11 +23,11 @@ ALLOWED: Final = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with a kernel."""
+    """The fault of a kernel."""
 
     reason: str
-    #: Whether the next trial will find it, too. What cannot be compiled today may be tomorrow, once
-    #: somebody has installed a compiler.
+    #: Whether the next trial would find it again. A kernel that cannot be compiled today may
+    #: compile once somebody has installed a compiler.
     lasting: bool
 
     def __str__(self) -> str:
@@ -39,13 +39,13 @@ def find_fault(
     device: torch.device,
     kernels: ModuleType | None = None,
     *,
-    told: Callable[[str], object] = lambda kernel: None,
+    on_kernel: Callable[[str], object] = lambda kernel: None,
     measured: Callable[[KernelFigures], object] | None = None,
 ) -> Fault | None:
     """What is wrong with the first of `kernels` (None: Triton's) that cannot be run on `device`,
     differs from the reference kernels in float32, or from itself when it is run again. None: all
     are right, as far as a trial can tell. What a module has no kernel for in its `__all__` is not
-    tried. `told` is called with the name of each before it runs,
+    tried. `on_kernel` is called with the name of each before it runs,
     and `measured` with what there is to say of each that is right; None: nothing is timed."""
     tried = "Triton"
     try:
@@ -58,21 +58,21 @@ def find_fault(
             for tried, case in cases(shapes, device):
                 if listed is not None and tried.split()[0] not in listed:
                     continue
-                told(tried)
+                on_kernel(tried)
                 found = _judged(tried, case, shapes.dtype, module)
                 if isinstance(found, str):
                     return Fault(found, lasting=True)
                 if measured is not None:
                     measured(_figures(tried, found, case, shapes.dtype, watch))
     except Exception as error:
-        # Whatever a compiler, a driver or a device raises.
+        # A compiler, a driver or a device may raise anything.
         lines = str(error).strip().splitlines() or [""]
         return Fault(f"{tried}: {type(error).__name__}: {lines[-1][:200]}", lasting=False)
     return None
 
 
 def _judged(name: str, case: Case, dtype: torch.dtype, kernels: ModuleType) -> str | float:
-    """What is wrong with a kernel, or else its largest error."""
+    """The fault of a kernel, or else its largest error."""
     largest = 0.0
     found, again = case(kernels, dtype), case(kernels, dtype)
     for one, other, right in zip(found, again, case(reference, torch.float32), strict=True):
@@ -83,7 +83,7 @@ def _judged(name: str, case: Case, dtype: torch.dtype, kernels: ModuleType) -> s
                 return f"{name} is wrong"
             continue
         error = float((one.float() - right).abs().max() / right.abs().max())
-        # An error that is no number is wrong, too.
+        # Written so that NaN is a fault, too.
         if not error <= ALLOWED[dtype]:
             return f"{name} is wrong by {error:.1e} of its largest number"
         largest = max(largest, error)
@@ -94,7 +94,7 @@ def _stopwatch(kernels: ModuleType, device: torch.device) -> Stopwatch | None:
     try:
         return Stopwatch(kernels, device)
     except torch.OutOfMemoryError:
-        # What cannot be timed is no less right.
+        # A kernel that cannot be timed may still be right.
         return None
 
 

@@ -1,4 +1,4 @@
-"""What a trial runs of each kernel: Triton's and the reference's get the same numbers."""
+"""The cases of a trial: Triton's and the reference kernels get the same numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROWS: Final = (1, 4, 16, 64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialShapes:
-    """A model's own shapes: what compiles for them is what its steps run."""
+    """A model's own shapes, so that a trial compiles the kernels that steps launch."""
 
     hidden: int
     heads: int
@@ -40,7 +40,7 @@ class TrialShapes:
 
 
 def cases(shapes: TrialShapes, device: torch.device) -> Iterator[tuple[str, Case]]:
-    """Each kernel's name and what is to be tried of it, at a model's shapes on `device`."""
+    """Each kernel's name and its case, at a model's shapes on `device`."""
     hidden, dtype = shapes.hidden, shapes.dtype
 
     def norm(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -103,7 +103,7 @@ def _written(shapes: TrialShapes, device: torch.device) -> Case:
 def _values(
     caches: Sequence[torch.Tensor], scales: Mapping[str, torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
-    """Eight bits may be rounded to either side: their values are compared, not their bytes."""
+    """8-bit numbers may be rounded to either side, so values are compared and not bytes."""
     return tuple(
         cache.float() * (1.0 if factor is None else factor[..., None])
         for cache, factor in zip(caches, scales.values() or (None, None), strict=True)
@@ -199,7 +199,7 @@ def _draws(shapes: TrialShapes, device: torch.device) -> Case:
 
 
 def _step_inputs(device: torch.device) -> Case:
-    """All that a recorded step takes of its slots, and their positions after it."""
+    """A recorded step's inputs from its slots, and their positions after the step."""
 
     def case(module: ModuleType, wanted: torch.dtype) -> tuple[torch.Tensor, ...]:
         # Room for as many calls as a measurement takes: each goes on by a token.

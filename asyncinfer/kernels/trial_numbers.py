@@ -12,7 +12,7 @@ __all__ = ["SEED", "Case", "Numbers"]
 
 SEED: Final = 20_251
 
-#: What a kernel of a module gives, of numbers in a dtype.
+#: Runs a module's kernel on numbers in a dtype, and returns the results.
 Case = Callable[[ModuleType, torch.dtype], tuple[torch.Tensor, ...]]
 
 

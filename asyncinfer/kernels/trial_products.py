@@ -1,4 +1,4 @@
-"""What a trial runs of products with quantised weights."""
+"""The cases of a trial of products with quantised weights."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _LARGEST: Final = {"int4": 15.0, "e2m1": 6.0, "iq4": 127.0, "int8": 127.0, "e4m3
 def quantised_products(
     layout: WeightLayout, hidden: int, device: torch.device, dtype: torch.dtype
 ) -> Iterator[tuple[str, Case]]:
-    """Each kernel's name and what is to be tried of it, for a layout that kernels read: products
-    of few tokens, and of many, which are those of a mixture with a single expert."""
+    """Each kernel's name and its case, for a layout that kernels read: products of few tokens, and
+    of many tokens, which are computed as a mixture with a single expert."""
     group = layout.group or 1
     inputs = -(-hidden // group) * group
 
@@ -56,7 +56,7 @@ def quantised_products(
 
 
 def quantised_weight(numbers: Numbers, layout: WeightLayout, *shape: int) -> dict[str, Any]:
-    """A weight `[..., outputs, inputs]` with what belongs to it, as arguments of a product."""
+    """A weight `[..., outputs, inputs]` with its scales and offsets, as arguments of a product."""
     inputs = shape[-1]
     held = CODES[layout.code]
     packed = numbers.bytes(*shape[:-1], inputs // held)

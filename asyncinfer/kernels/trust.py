@@ -1,4 +1,4 @@
-"""Whether Triton's kernels, and FlashInfer's, may be used on a device."""
+"""Decides whether Triton's and FlashInfer's kernels may be used on a device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncinfer.kernels.dispatch import triton_is_missing
 from asyncinfer.kernels.figures import KernelFigures
 from asyncinfer.kernels.flashinfer import flashinfer_is_missing
 from asyncinfer.kernels.trial import Fault, TrialShapes, find_fault
-from asyncinfer.kernels.trial_process import NoProcess, find_fault_apart
+from asyncinfer.kernels.trial_process import NoProcess, find_fault_in_child
 from asyncinfer.kernels.verdicts import Verdicts
 
 __all__ = ["find_flashinfer_fault", "find_triton_fault"]
@@ -29,9 +29,9 @@ def find_triton_fault(
     *,
     measured: Callable[[KernelFigures], object] | None = None,
 ) -> str | None:
-    """What is wrong with Triton's kernels on `device` at a model's shapes, found by the `trial` of
-    an engine's configuration. What a trial finds is kept in `verdicts` (None: the user's), and
-    `measured` is called with each kernel that it has found right; None: no kernel is timed."""
+    """The fault of Triton's kernels on `device` at a model's shapes, found by the `trial` of an
+    engine's configuration. Verdicts are kept in `verdicts` (None: the user's), and `measured` is
+    called for each kernel that is right; None: no kernel is timed."""
     missing = triton_is_missing()
     if missing is not None or trial == "off":
         return missing
@@ -46,7 +46,7 @@ def find_flashinfer_fault(
     *,
     measured: Callable[[KernelFigures], object] | None = None,
 ) -> str | None:
-    """As `find_triton_fault`, of FlashInfer's attention."""
+    """As `find_triton_fault`, for FlashInfer's attention."""
     missing = flashinfer_is_missing()
     if missing is not None or trial == "off":
         return missing
@@ -82,9 +82,9 @@ def _found(
     if trial != "inline":
         try:
             options: dict[str, Any] = {} if kernels is None else {"kernels": kernels}
-            return find_fault_apart(shapes, device, measured=measured, **options)
+            return find_fault_in_child(shapes, device, measured=measured, **options)
         except NoProcess:
-            # Better tried here than not at all.
+            # A trial in this process is better than none.
             pass
     module = None if kernels is None else import_module(kernels)
     return find_fault(shapes, device, module, measured=measured)

@@ -1,4 +1,4 @@
-"""What trials found on this machine before, in the user's cache folder."""
+"""Verdicts of earlier trials on this machine, kept in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from asyncinfer.machine import read_lines, version
 
 __all__ = ["Verdicts", "driver_version", "key_of"]
 
-#: Characters of what is wrong.
+#: The most characters of a fault.
 _MOST_TEXT: Final = 1_000
 
 
 class Verdicts:
-    """A verdict is a file, named by a hash of all that decides what a trial finds: the device, its
+    """A verdict is a file named by a hash of everything that a trial depends on: the device, its
     driver, the compiler, the kernels' own source, the shapes.
 
-    A file that is not as this wrote it counts as none. Kept are kernels that are right, and faults
-    that are `lasting`: a missing compiler may be there the next time.
+    A damaged file is ignored. Only `lasting` faults are kept beside good verdicts: a missing
+    compiler may be installed the next time.
     """
 
     def __init__(self, folder: Path | None = None, library: str = "") -> None:
@@ -38,7 +38,7 @@ class Verdicts:
         self._library = library
 
     def path(self, shapes: TrialShapes, device: torch.device) -> Path:
-        """Where the verdict on these shapes is kept."""
+        """The file of the verdict on these shapes."""
         return kept_path("kernel-trials", key_of(shapes, device, self._library), self._folder)
 
     def read(self, shapes: TrialShapes, device: torch.device) -> tuple[bool, Fault | None]:
@@ -56,8 +56,8 @@ class Verdicts:
         return True, Fault(f"{reason} (found before: {path})", lasting=True)
 
     def keep(self, shapes: TrialShapes, device: torch.device, fault: Fault | None) -> None:
-        """Keep a verdict if it lasts; another one that was kept goes. A folder that cannot be
-        written to keeps nothing."""
+        """Keep a lasting verdict, or forget the kept one. A folder that cannot be written to keeps
+        nothing."""
         key = key_of(shapes, device, self._library)
         path = kept_path("kernel-trials", key, self._folder)
         if fault is not None and not fault.lasting:
@@ -67,7 +67,7 @@ class Verdicts:
 
 
 def key_of(shapes: Any, device: torch.device, library: str = "") -> dict[str, str]:
-    """All that decides what is found of kernels on `device` at these `shapes`, a dataclass."""
+    """Everything that a finding about kernels depends on. `shapes` is a dataclass."""
     if device.type == "cuda":
         about = torch.cuda.get_device_properties(device)
         name = f"{about.name} {about.major}.{about.minor}"
@@ -95,8 +95,8 @@ def _source() -> str:
 
 
 def driver_version() -> str | None:
-    """Of NVIDIA's driver: its own version where Linux tells it, and that of the CUDA that it can
-    run; None where there is no driver."""
+    """The version of NVIDIA's driver, where Linux tells it, and of the CUDA that it supports; None
+    without a driver."""
     found = [line.strip() for line in read_lines(Path("/proc/driver/nvidia/version"))[:1]]
     name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     number = ctypes.c_int()

@@ -22,19 +22,19 @@ __all__ = [
 #: Programs of a decode launch: two for each multiprocessor of an H100 or H200. All of them run at
 #: once; where there were twice as many, 16 rows took an eighth longer on an H200.
 _PROGRAMS = 2 * 132
-#: Keys of a decode row that are not worth splitting.
+#: A decode row with at most this many keys is not worth splitting.
 LEAST_PART = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Into how many programs the keys of decode rows are split at most."""
+    """The most programs into which the keys of decode rows are split."""
 
     programs: int = _PROGRAMS
 
 
-#: What a measurement tries, the one that was derived first. Memory is planned for its programs, and
-#: none has more.
+#: The candidates of a measurement, the derived one first. Memory is planned for its programs, and
+#: no other candidate has more.
 SPLITS = (Split(), Split(3 * _PROGRAMS // 4), Split(_PROGRAMS // 2))
 #: The key of `Split`.
 SPLIT_KEY: Key = ("splits",)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from asyncinfer.config import EngineConfig
-from asyncinfer.kernels.apart import NoProcess
-from asyncinfer.kernels.choice_records import ChoiceRecords, measure_apart
+from asyncinfer.kernels.child_process import NoProcess
+from asyncinfer.kernels.choice_records import ChoiceRecords, measure_in_child
 from asyncinfer.kernels.choices import Choices, current_choices, use_choices
 from asyncinfer.kernels.dispatch import wants_triton
 from asyncinfer.kernels.measured_cases import TuningShapes
@@ -57,7 +57,7 @@ def _found(
     if config.kernel_trial == "inline":
         return records.keep(shapes, device, list(measure_choices(shapes, device)))
     try:
-        measured = measure_apart(shapes, device)
+        measured = measure_in_child(shapes, device)
     except NoProcess:
         # A candidate that crashes is not to take the program with it.
         return {}

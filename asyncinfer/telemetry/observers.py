@@ -118,15 +118,15 @@ class Observers:
             with suppress(RuntimeError):
                 self._runtime.start(direct)
 
-    def close(self, last: EngineEnded, told: Callable[[], object] = bool) -> None:
-        """Tell all observers of `last`, unless they were told, close them, call `told`, and wait
+    def close(self, last: EngineEnded, on_told: Callable[[], object] = bool) -> None:
+        """Tell all observers of `last`, unless they were told, close them, call `on_told`, and wait
         for queued events: `CLOSE_SECONDS` at most, `HANGS_SECONDS` for one that hangs."""
         if not self._abandoned:
             for receiver in self._receivers:
                 receiver.close(last)
         for direct in self._direct:
             direct.hand_over()
-        told()
+        on_told()
         self._wait()
         for thread in self._threads:
             thread.report()

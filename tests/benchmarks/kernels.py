@@ -155,7 +155,7 @@ def _candidates(
 
     for shape in shapes:
         config, dtype = parse_config(shape_json(shape)), bench_dtype(device)
-        told = tuning_shapes(config, trial_shapes(config, dtype, dtype))
-        for each in measure_choices(told, device, clock=clock, told=report):
+        measured = tuning_shapes(config, trial_shapes(config, dtype, dtype))
+        for each in measure_choices(measured, device, clock=clock, on_case=report):
             for choice, seconds in each.times:
                 yield Candidate(shape, each.title, str(choice), 1e6 * seconds)

@@ -32,7 +32,7 @@ from asyncinfer.doctor import (
 )
 from asyncinfer.doctor import machine as doctors
 from asyncinfer.kernels import kept, onednn
-from asyncinfer.kernels.apart import NoProcess
+from asyncinfer.kernels.child_process import NoProcess
 from asyncinfer.kernels.figures import KernelFigures
 from asyncinfer.kernels.measured_cases import TuningShapes
 from asyncinfer.kernels.measuring import Measured
@@ -402,7 +402,7 @@ def test_what_is_fastest_is_told_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_p
         times = ((SPLITS[0], 2e-5), (wide, 1e-5))
         return [Measured(key=SPLIT_KEY, title="splits", times=times)]
 
-    monkeypatch.setattr(tuning, "measure_apart", apart)
+    monkeypatch.setattr(tuning, "measure_in_child", apart)
     heard: list[str] = []
     (told,) = tuning.tuned_kernels(config, heard.append)
     assert heard == [f"tiles and splits on cuda:{index}" for index in (0, 1)]

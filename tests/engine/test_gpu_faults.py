@@ -120,7 +120,7 @@ class Gpu:
 
     # -- how an engine comes to them ---------------------------------------------------------------
 
-    def find_fault_apart(self, shapes: TrialShapes, *_: Any, **__: Any) -> Fault | None:
+    def find_fault_in_child(self, shapes: TrialShapes, *_: Any, **__: Any) -> Fault | None:
         """As `trial_process` tells it, whose processes have tests of their own."""
         self.trials += 1
         planted = frozenset(self.planted)
@@ -134,7 +134,7 @@ class Gpu:
         tried: list[str] = []
         try:
             cpu = torch.device("cpu")
-            return trial.find_fault(shapes, cpu, self.kernels, told=tried.append)
+            return trial.find_fault(shapes, cpu, self.kernels, on_kernel=tried.append)
         except Died:
             return Fault(f"{tried[-1]}: its trial was ended by signal 11", lasting=True)
 
@@ -185,7 +185,7 @@ def gpu(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     with FakeDevice() as device:
         fake = Gpu(device)
         monkeypatch.setattr(trust, "triton_is_missing", lambda: None)
-        monkeypatch.setattr(trust, "find_fault_apart", fake.find_fault_apart)
+        monkeypatch.setattr(trust, "find_fault_in_child", fake.find_fault_in_child)
         monkeypatch.setattr(kept, "user_cache_path", lambda _: tmp_path)
         about = SimpleNamespace(name="a GPU", major=9, minor=0)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: about)

@@ -73,7 +73,7 @@ LAYOUTS = (
 def test_quantised_products_are_tried(dtype: torch.dtype) -> None:
     """Of each layout that a model's weights have, for few rows, many, and experts."""
     shapes, heard = dataclasses.replace(SHAPES, dtype=dtype, layouts=LAYOUTS), list[str]()
-    assert find_fault(shapes, CPU, kernels(), told=heard.append) is None
+    assert find_fault(shapes, CPU, kernels(), on_kernel=heard.append) is None
     for layout in LAYOUTS:
         assert sum(name.endswith(f"rows, {layout}") for name in heard) == 5
     for name in ("linear_small", "grouped_linear"):

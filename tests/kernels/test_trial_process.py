@@ -18,7 +18,7 @@ import torch
 from asyncinfer.kernels.figures import KernelFigures
 from asyncinfer.kernels.layouts import WeightLayout
 from asyncinfer.kernels.trial import Fault, TrialShapes
-from asyncinfer.kernels.trial_process import NoProcess, find_fault_apart
+from asyncinfer.kernels.trial_process import NoProcess, find_fault_in_child
 
 CPU = torch.device("cpu")
 SHAPES = TrialShapes(
@@ -58,14 +58,14 @@ def test_kernels_that_are_right(planted: Any) -> None:
     right = "from asyncinfer.kernels import reference; return reference.silu_mul(x)"
     heard: list[KernelFigures] = []
     kernels = planted(right)
-    assert find_fault_apart(SHAPES, CPU, kernels=kernels, measured=heard.append) is None
+    assert find_fault_in_child(SHAPES, CPU, kernels=kernels, measured=heard.append) is None
     assert {"rms_norm", "silu_mul", "sample"} <= {each.kernel for each in heard}
     assert all(each.seconds and each.floor for each in heard)
 
 
 def test_a_kernel_that_ends_its_process(planted: Any) -> None:
     kernels = planted("os.kill(os.getpid(), signal.SIGSEGV)")
-    fault = find_fault_apart(SHAPES, CPU, kernels=kernels)
+    fault = find_fault_in_child(SHAPES, CPU, kernels=kernels)
     assert fault == Fault("silu_mul: its trial was ended by signal 11", lasting=True)
 
 
@@ -93,7 +93,7 @@ def test_a_kernel_that_never_ends(planted: Any, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(subprocess.Popen, "communicate", until_it_hangs)
     kernels = planted("threading.Event().wait()")
-    fault = find_fault_apart(SHAPES, CPU, kernels=kernels, time_limit=250)
+    fault = find_fault_in_child(SHAPES, CPU, kernels=kernels, time_limit=250)
     assert fault == Fault("silu_mul: its trial took longer than 250 seconds", lasting=True)
     assert processes[0].returncode == -9
 
@@ -127,7 +127,7 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 )
 def test_what_a_process_tells(process: Any, script: str, fault: Fault | None) -> None:
     process(script)
-    assert find_fault_apart(SHAPES, CPU) == fault
+    assert find_fault_in_child(SHAPES, CPU) == fault
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_what_a_process_tells(process: Any, script: str, fault: Fault | None) ->
 def test_a_process_that_cannot_try_them(process: Any, script: str, why: str) -> None:
     process(script)
     with pytest.raises(NoProcess, match=why):
-        find_fault_apart(SHAPES, CPU)
+        find_fault_in_child(SHAPES, CPU)
 
 
 @pytest.mark.parametrize("executable", ["", "/usr/bin/uwsgi", "/nowhere/python3"])
@@ -149,4 +149,4 @@ def test_a_program_that_is_no_interpreter_is_not_started(
 ) -> None:
     monkeypatch.setattr(sys, "executable", executable)
     with pytest.raises(NoProcess, match=re.escape(executable) or "''"):
-        find_fault_apart(SHAPES, CPU)
+        find_fault_in_child(SHAPES, CPU)

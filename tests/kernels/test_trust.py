@@ -39,7 +39,7 @@ class Trials:
         self.no_process = False
         self.apart = self.inline = 0
 
-    def find_fault_apart(self, *_: Any, measured: Any) -> Fault | None:
+    def find_fault_in_child(self, *_: Any, measured: Any) -> Fault | None:
         self.apart += 1
         if self.no_process:
             raise NoProcess("no")
@@ -54,7 +54,7 @@ class Trials:
 def trials(monkeypatch: pytest.MonkeyPatch) -> Trials:
     fake = Trials()
     monkeypatch.setattr(trust, "triton_is_missing", lambda: None)
-    for name in ("find_fault_apart", "find_fault"):
+    for name in ("find_fault_in_child", "find_fault"):
         monkeypatch.setattr(trust, name, getattr(fake, name))
     return fake
 

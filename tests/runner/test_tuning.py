@@ -16,8 +16,8 @@ import torch
 from asyncinfer.builtin import MODEL_PATH
 from asyncinfer.config import EngineConfig
 from asyncinfer.kernels import reference
-from asyncinfer.kernels.apart import NoProcess
-from asyncinfer.kernels.choice_records import ChoiceRecords, measure_apart
+from asyncinfer.kernels.child_process import NoProcess
+from asyncinfer.kernels.choice_records import ChoiceRecords, measure_in_child
 from asyncinfer.kernels.choices import current_choices, use_choices
 from asyncinfer.kernels.linear_tiles import Tiles, tile_candidates, tile_key, tiles_for
 from asyncinfer.kernels.measured_cases import TuningShapes, measured_cases
@@ -80,7 +80,7 @@ def clock(gpu: None, monkeypatch: pytest.MonkeyPatch) -> Invented:
     def apart(shapes: TuningShapes, device: torch.device) -> list[Measured]:
         return [*measure_choices(shapes, CPU, kernels, clock=invented)]
 
-    monkeypatch.setattr(tuning, "measure_apart", apart)
+    monkeypatch.setattr(tuning, "measure_in_child", apart)
     return invented
 
 
@@ -165,7 +165,7 @@ def test_where_no_process_is_to_be_had_nothing_is_chosen_or_kept(
     def apart(*_: Any) -> list[Measured]:
         raise NoProcess("no")
 
-    monkeypatch.setattr(tuning, "measure_apart", apart)
+    monkeypatch.setattr(tuning, "measure_in_child", apart)
     records = ChoiceRecords(tmp_path)
     assert chosen_by(records, kernel_tuning="measured") == {}
     assert not records.path(SHAPES, CUDA).exists()
@@ -256,7 +256,7 @@ def process(gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_what_a_process_measured_before_it_died(process: Any) -> None:
     line = {"key": ["splits"], "title": "splits", "times": [[0, 2e-5], [2, 1e-5]]}
     process(json.dumps(line), '{"key": ["spl')
-    (measured,) = measure_apart(SHAPES, CUDA)
+    (measured,) = measure_in_child(SHAPES, CUDA)
     assert measured.times == ((SPLITS[0], 2e-5), (SPLITS[2], 1e-5))
     for told, why in (
         ('{"unavailable": "busy"}', "busy"),
@@ -264,11 +264,11 @@ def test_what_a_process_measured_before_it_died(process: Any) -> None:
     ):
         process(told)
         with pytest.raises(NoProcess, match=why):
-            measure_apart(SHAPES, CUDA)
+            measure_in_child(SHAPES, CUDA)
 
 
 def test_a_process_measures_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's kernels do not run on a CPU: the process ends having measured nothing."""
     shapes = TuningShapes(trial=trial_shapes(MODEL, torch.float32, torch.float32), products=())
     with pytest.raises(NoProcess, match="exit status 0 before it measured a kernel"):
-        measure_apart(shapes, CPU)
+        measure_in_child(shapes, CPU)

@@ -1,5 +1,5 @@
-"""Operators of a CPU that LLVM compiles for the processor at hand, as `llvmlite` brings it: no
-compiler has to be installed. Without `llvmlite` there are none, and torch's operators are used."""
+"""CPU operators that LLVM compiles for this machine's processor. `llvmlite` contains LLVM, so no
+compiler has to be installed; without `llvmlite`, torch's operators are used."""
 
 from asyncinfer.kernels.native.between import between_kernels, kv_write
 from asyncinfer.kernels.native.blocked import BlockedWeight

@@ -19,10 +19,10 @@ _Body = Callable[[Any, Any, Sequence[Any]], Sequence[Any]]
 
 
 class Assembly:
-    """A module of LLVM's assembly in the making. `b` is a builder of llvmlite's throughout."""
+    """Builds a module of LLVM's assembly. `b` is always a builder of llvmlite's."""
 
     def __init__(self, name: str, lanes: int, fields: Sequence[str] = ()) -> None:
-        """`lanes`: float32 numbers of its vectors; `fields`: what a task has, each 64 bits."""
+        """`lanes`: float32 numbers of a vector; `fields`: those of a task, 64 bits each."""
         self._fields = tuple(fields)
         ir: Any = import_module("llvmlite.ir")
         self.ir, self.lanes = ir, lanes
@@ -68,16 +68,16 @@ class Assembly:
         return b.load(self._place(b, task, name), typ=self.i64, align=8)
 
     def address(self, b: Any, task: Any, name: str) -> Any:
-        """A field that is an address."""
+        """One of the fields of a task, as an address."""
         return b.inttoptr(self.field(b, task, name), self.pointer)
 
     def counted(self, b: Any, task: Any, name: str) -> Any:
-        """A counter's value, which is one more for the next thread that asks."""
+        """Increment a counter that threads share, and return its value before that."""
         return b.atomic_rmw("add", self._place(b, task, name), self.integer(1), "monotonic")
 
     def next_item(self, b: Any, task: Any, count: Any) -> tuple[Any, Any]:
-        """Take an item that no other thread has; return from the function where all `count` are
-        taken. Gives the item's number, and the block that goes on to the next one."""
+        """Take an item that no other thread has; the function returns once all `count` are taken.
+        Returns the item's number, and the block to branch to for the next item."""
         fetch, run, end = (b.append_basic_block() for _ in range(3))
         b.branch(fetch)
         b.position_at_end(fetch)
@@ -92,7 +92,7 @@ class Assembly:
         return self.at(b, task, self.integer(8 * self._fields.index(name)))
 
     def on_task(self, name: str, work: Any) -> None:
-        """The public function `name(task)`, which has `work(task)` done on the task's threads."""
+        """The public function `name(task)`, which runs `work(task)` on the task's threads."""
         function, b = self.begin(name, self.pointer, public=True)
         (task,) = function.args
         self.on_threads(b, work, task, b.trunc(self.field(b, task, "threads"), self.i32))
@@ -104,7 +104,7 @@ class Assembly:
         return b.load(at, typ=self.floats, align=4)
 
     def store(self, b: Any, vector: Any, floats: Any, number: Any) -> None:
-        """Put a vector of float32 numbers there, from this one on."""
+        """Store a vector of float32 numbers, from `number` on."""
         b.store(vector, self.at(b, floats, b.mul(number, self.integer(4))), align=4)
 
     def wide(self, b: Any, pointer: Any, dtype: str) -> Any:
@@ -113,7 +113,7 @@ class Assembly:
             return b.load(pointer, typ=self.floats, align=4)
         if dtype == "float16":
             return b.fpext(b.load(pointer, typ=self._halves, align=2), self.floats)
-        # The higher half of a float32 number.
+        # A bfloat16 number is the higher half of a float32 number.
         bits = b.zext(b.load(pointer, typ=self._narrow, align=2), self.ints)
         return b.bitcast(b.shl(bits, self.ir.Constant(self.ints, [16] * self.lanes)), self.floats)
 
@@ -134,8 +134,8 @@ class Assembly:
         return b.trunc(b.lshr(up, sixteen), self._narrow)
 
     def fetch(self, b: Any, pointer: Any, *, near: bool = True) -> None:
-        """Have the processor bring what is there into its nearest cache, or into the second one,
-        which waits for more of memory at a time. Any address will do."""
+        """Prefetch memory into the nearest cache, or into the second one, which can wait for more
+        lines at a time. Any address is allowed."""
         read, keep, data = (self.ir.Constant(self.i32, value) for value in (0, 2 + near, 1))
         b.call(self._fetch, [pointer, read, keep, data])
 

@@ -1,5 +1,5 @@
-"""What stands between the products, for few tokens in float32 on a CPU: one call of native code
-takes a third of the time that torch's operators take to be called."""
+"""The operators between the products, for few tokens in float32 on a CPU: a call of native code
+takes a third of the time that calling torch's operators takes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _lock = threading.Lock()
 
 
 class BetweenKernels:
-    """The functions of `kernels.ops` by these names. Each row is computed by itself. Where one
-    gives None, torch's operators are to compute it."""
+    """The operators of `kernels.ops` with these names. Each row is computed by itself. A method
+    returns None where torch's operators must compute the result."""
 
     __slots__ = ("_lanes", "_norm", "_rope", "_silu", "_write")
 
@@ -73,8 +73,8 @@ class BetweenKernels:
         return y
 
     def kv_write(self, pages: torch.Tensor, x: torch.Tensor, slots: torch.Tensor) -> bool:
-        """Put the heads of `x` `[tokens, heads, size]` where int64 `slots` `[tokens * heads]` say
-        in `pages`, seen as `[any, size]`; False where torch's operators are to do it."""
+        """Write the heads of `x` `[tokens, heads, size]` to int64 `slots` `[tokens * heads]` of
+        `pages`, seen as `[any, size]`; False where torch's operators must do it."""
         tokens, heads, size = x.shape
         stride, *inside = x.stride()
         if size % self._lanes or inside != [size, 1] or not (_plain(x) and _dense(pages)):
@@ -85,15 +85,15 @@ class BetweenKernels:
 
 
 def between_kernels() -> BetweenKernels | None:
-    """The functions, compiled by their first caller. None without `llvmlite`, on other processors
-    and where a trial came out wrong."""
+    """The operators, compiled by their first caller. None without `llvmlite`, on other processors,
+    and after a failed trial."""
     with _lock:
         return trusted_kernels(host())
 
 
 @functools.cache
 def trusted_kernels(target: Host | None) -> BetweenKernels | None:
-    """The functions, if their code can be made and a trial is right."""
+    """The operators, if their code compiles and a trial is right."""
     if target is None:
         return None
     try:
@@ -104,7 +104,7 @@ def trusted_kernels(target: Host | None) -> BetweenKernels | None:
 
 
 def is_right(kernels: BetweenKernels) -> bool:
-    """Whether a few rows come out as by torch."""
+    """Whether a few rows agree with torch's results."""
     generator = torch.Generator().manual_seed(6)
 
     def some(*shape: int) -> torch.Tensor:
@@ -126,33 +126,33 @@ def is_right(kernels: BetweenKernels) -> bool:
     )
 
 
-#: What `between_kernels` gave, without its lock.
+#: The result of `between_kernels`, without its lock.
 _kernels = functools.cache(between_kernels)
 
 
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool = False
 ) -> torch.Tensor | None:
-    """`reference.rms_norm`; None where it is for torch to compute."""
+    """`reference.rms_norm`; None where torch must compute it."""
     if plus_one or not _few(x) or (kernels := _kernels()) is None:
         return None
     return kernels.rms_norm(x, weight, eps)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor | None:
-    """`reference.silu_mul`; None where it is for torch to compute."""
+    """`reference.silu_mul`; None where torch must compute it."""
     kernels = _kernels() if _few(gate_up) else None
     return None if kernels is None else kernels.silu_mul(gate_up)
 
 
 def kv_write(pages: torch.Tensor, x: torch.Tensor, slots: torch.Tensor) -> bool:
-    """`BetweenKernels.kv_write`; False where it is for torch to do."""
+    """`BetweenKernels.kv_write`; False where torch must do it."""
     kernels = _kernels() if _few(x) else None
     return kernels is not None and kernels.kv_write(pages, x, slots)
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor | None:
-    """`reference.rope`; None where it is for torch to compute."""
+    """`reference.rope`; None where torch must compute it."""
     kernels = _kernels() if _few(x) else None
     return None if kernels is None else kernels.rope(x, cos, sin)
 
@@ -162,7 +162,7 @@ def _few(x: torch.Tensor) -> bool:
 
 
 def _plain(x: torch.Tensor) -> bool:
-    """Whether it is numbers in memory that no gradient is asked of."""
+    """Whether the tensor has numbers in memory and needs no gradient."""
     return type(x) is torch.Tensor and x.dtype is torch.float32 and not x.requires_grad
 
 

@@ -1,4 +1,4 @@
-"""LLVM's code of what stands between the products: a norm, a gate, a rotation, the KV write."""
+"""LLVM's code of the operators between the products: a norm, a gate, a rotation, the KV write."""
 
 from __future__ import annotations
 

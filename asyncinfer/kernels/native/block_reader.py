@@ -1,4 +1,4 @@
-"""LLVM's code that reads blocks as GGUF files have them."""
+"""LLVM's code that reads the blocks of GGUF files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from asyncinfer.kernels.native.tables import tables_for
 
 __all__ = ["BlockReader"]
 
-#: The bits of the float 2^-127, the least power of two that a byte of exponent can say.
+#: The bits of the float 2^-127, the least power of two that an exponent byte encodes.
 _LEAST_POWER = 1 << 22
-#: Bytes of numbers that are taken out of their planes at a time.
+#: Bytes of numbers that are extracted from their planes at a time.
 _WIDTH = 32
 
 
@@ -27,7 +27,7 @@ class BlockReader:
         self._width = min(_WIDTH, *(plane.run for plane in kind.planes if plane.run > 1))
         self._tables = None
         if kind.bits == 4:
-            # A table is made anew for each group, and serves two vectors at least.
+            # Each group makes a table of its own, which serves two vectors at least.
             code = "int4" if kind.code == "int" else kind.code
             self._tables = tables_for(assembly, host, code)
 

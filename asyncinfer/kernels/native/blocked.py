@@ -1,4 +1,4 @@
-"""Products with a weight in oneDNN's layout, by code for the processor at hand."""
+"""Products with a weight in oneDNN's layout, by code compiled for this machine's processor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncinfer.kernels.native.threads import parallel_region
 __all__ = ["BlockedWeight", "blocked_kernel"]
 
 _Task = ctypes.c_int64 * len(FIELDS)
-#: Numbers of a weight below which a thread more costs more than it does.
+#: Numbers of a weight below which another thread costs more than it saves.
 _SHARED = 1 << 15
 _DTYPES = ("torch.float32", "torch.bfloat16")
 
@@ -57,8 +57,8 @@ class BlockedKernel:
 
 
 def blocked_kernel(dtype: torch.dtype) -> BlockedKernel | None:
-    """The kernel for weights of this dtype, compiled by its first caller. None where there is none:
-    without `llvmlite`, for bfloat16 without AVX-512, and where torch's threads cannot be used."""
+    """The kernel for weights of this dtype, compiled by its first caller. None without `llvmlite`,
+    for bfloat16 without AVX-512, and where torch's threads cannot be used."""
     target, region = host(), parallel_region()
     if target is None or region is None or str(dtype) not in _DTYPES:
         return None
@@ -84,8 +84,8 @@ class BlockedWeight:
     def __init__(
         self, kernel: BlockedKernel, place: int, sizes: tuple[int, int, int], most_rows: int
     ) -> None:
-        """`place`: the address, which somebody else keeps; `sizes`: outputs, inputs, and bytes of a
-        block; `most_rows`: see there."""
+        """`place`: the address, whose memory the caller keeps; `sizes`: outputs, inputs, and bytes
+        of a block; `most_rows`: see that method."""
         self._kernel = kernel
         self._most_rows = most_rows
         self._place = place
@@ -95,8 +95,8 @@ class BlockedWeight:
     def of(
         cls, place: int, nbytes: int, shape: tuple[int, int], dtype: torch.dtype, most_rows: int
     ) -> BlockedWeight | None:
-        """The weight that takes so many bytes there; None where its blocks cannot be the kernel's,
-        or there is none."""
+        """The weight that occupies `nbytes` at `place`; None without a kernel, or if the kernel
+        cannot read its blocks."""
         kernel = blocked_kernel(dtype)
         outputs, inputs = shape
         if kernel is None or outputs % OUTPUTS or inputs % 4:

@@ -1,9 +1,8 @@
-"""LLVM's code of products with a weight as oneDNN lays it out.
+"""LLVM's code of products with a weight in oneDNN's layout.
 
-Sixty-four outputs lie side by side for each input, so that a vector has outputs and not inputs:
-nothing has to be summed across its lanes, and memory is read from one end to the other. The numbers
-of few inputs are multiplied with all rows before the next ones are, since they are in a near cache
-then, where the next ones come meanwhile.
+Sixty-four outputs lie side by side for each input. A vector therefore holds outputs: nothing is
+summed across its lanes, and memory is read sequentially. The weights of a few inputs are multiplied
+with all rows at once, while they are in a near cache and the next inputs' weights are prefetched.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from asyncinfer.kernels.native.assembly import Assembly
 
 __all__ = ["FIELDS", "OUTPUTS", "TILE_ROWS", "blocked_code", "padded_inputs"]
 
-#: What a call is told, each 64 bits: addresses, sizes, and last the counter that threads share.
+#: The arguments of a call, 64 bits each: addresses, sizes, and the counter that threads share.
 FIELDS = ("weight", "x", "y", "outputs", "inputs", "block", "rows", "threads", "next")
 #: Outputs of a block.
 OUTPUTS = 64
-#: Rows of x that a tile has: as many as registers hold sums for.
+#: Rows of x in a tile: as many as there are registers for their sums.
 TILE_ROWS = 6
 
 #: Rows of x that a thread takes at a time: a multiple of a tile's, and few enough that threads end
@@ -79,7 +78,7 @@ class _Code(Assembly):
         b.position_at_end(end)
         b.ret_void()
         b.position_at_end(run)
-        # What comes next is known now, so that it can be fetched.
+        # The next block is chosen now, so that it can be prefetched.
         following = self.counted(b, task, "next")
         last = b.icmp_signed(">=", following, units)
         after = b.srem(b.select(last, index, following), blocks)
@@ -126,7 +125,7 @@ class _Code(Assembly):
         beside what `before` inputs gave. Fetches as many bytes of `ahead` as it reads of `w`."""
         kinds = [self.pointer] * 4 + [self.i64] * 4
         function, b = self.begin(f"tile_{rows}", *kinds)
-        # A copy in each caller would take long to compile.
+        # Inlined into each caller, it would take long to compile.
         function.attributes.add("noinline")
         weight, ahead, x, y, inputs, x_bytes, y_bytes, before = function.args
         theirs = [self.at(b, x, b.mul(x_bytes, self.integer(row))) for row in range(rows)]
@@ -139,7 +138,7 @@ class _Code(Assembly):
             """`width` outputs."""
             # Two inputs of a bfloat16 weight lie side by side.
             ours = self.at(b, weight, b.mul(start, self.integer(4)))
-            # Each part fetches as much as it reads.
+            # Each part prefetches as much as it reads.
             share = b.mul(start, b.mul(inputs, self.integer(self._input_bytes // OUTPUTS)))
             coming = self.at(b, ahead, share)
 

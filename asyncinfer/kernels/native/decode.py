@@ -1,4 +1,4 @@
-"""Decode attention on a CPU over pages, by code for the processor at hand."""
+"""Decode attention on a CPU over pages, by code compiled for this machine's processor."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from asyncinfer.kernels.native.threads import parallel_region
 __all__ = ["DecodeKernel", "decode_kernel", "is_right"]
 
 _Task = ctypes.c_int64 * len(FIELDS)
-#: Numbers of keys and values below which a thread more costs more than it does.
+#: Numbers of keys and values below which another thread costs more than it saves.
 _SHARED = 1 << 15
-#: Keys of a row that are taken at once: their scores stay in a core's nearest cache, and a thread's
-#: memory has a bound.
+#: Keys of a row that are read at once: their scores stay in a core's nearest cache, and a thread's
+#: scratch memory is bounded.
 _SPAN = 1024
 _DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
 
@@ -27,7 +27,7 @@ _lock = threading.Lock()
 
 class DecodeKernel:
     """Attention of one query token a row, over pages of one dtype and width. Each row is computed
-    by itself, so that the others and the number of threads do not change a bit of it."""
+    by itself, so neither other rows nor the number of threads change a bit of it."""
 
     __slots__ = ("_attend", "_heads")
 
@@ -99,8 +99,8 @@ def decode_kernel(
     dtype: torch.dtype, head_dim: int, group: int, scale: float
 ) -> DecodeKernel | None:
     """The kernel for pages of this dtype, compiled by its first caller, and `group` query heads for
-    each KV head. None where there is none: without `llvmlite`, on other processors, where torch's
-    threads cannot be used, and for vectors that the processor's do not divide."""
+    each KV head. None without `llvmlite`, on other processors, where torch's threads cannot be
+    used, and if a head is no multiple of the processor's vectors."""
     target, region = host(), parallel_region()
     if target is None or region is None or str(dtype) not in _DTYPES or head_dim % target.lanes:
         return None
@@ -112,7 +112,7 @@ def decode_kernel(
 def trusted_kernel(
     dtype: torch.dtype, head_dim: int, group: int, scale: float, target: Host, region: int
 ) -> DecodeKernel | None:
-    """The kernel, if its code can be made and a trial is right."""
+    """The kernel, if its code compiles and a trial is right."""
     try:
         kernel = DecodeKernel(dtype, head_dim, group, scale, target, region)
     except RuntimeError:
@@ -123,7 +123,7 @@ def trusted_kernel(
 def is_right(
     kernel: DecodeKernel, dtype: torch.dtype, head_dim: int, group: int, scale: float
 ) -> bool:
-    """Whether a few rows come out as by torch."""
+    """Whether a few rows agree with torch's results."""
     generator = torch.Generator().manual_seed(5)
     kv_heads, size, lengths = 2, 4, [1, 7, 18]
 

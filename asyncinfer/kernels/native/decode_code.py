@@ -1,8 +1,7 @@
 """LLVM's code of decode attention: one query token of each row over its pages.
 
-A row's keys and values are read where they lie, a head at a time, for several query heads at once.
-What one thread computes for a row and its heads depends on nothing else: neither other rows nor the
-number of threads change a bit of it.
+A row's keys and values are read in place, a KV head at a time, for several query heads at once. One
+thread computes these by itself: neither other rows nor the number of threads change a bit.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from asyncinfer.kernels.native.assembly import Assembly
 
 __all__ = ["FIELDS", "SPARE", "decode_code", "heads_at_once"]
 
-#: What a call is told, each 64 bits: addresses, sizes, and last the counters that threads share.
+#: The arguments of a call, 64 bits each: addresses, sizes, and the counters that threads share.
 FIELDS = (
     "q",
     "keys",
@@ -34,8 +33,8 @@ FIELDS = (
     "started",
     "next",
 )
-#: Numbers of scratch beyond a span's keys: a vector of scores that none has, over which a head's
-#: sum and highest score so far and the factor of what came before are written after the softmax.
+#: Numbers of scratch beyond a span's keys: a vector of padding scores. After the softmax it holds a
+#: head's sum and highest score so far, and the factor for earlier spans.
 SPARE = 32
 
 #: Of the pages' dtype: bytes of a number.
@@ -249,7 +248,7 @@ class _Code(Assembly):
             here, first = place(b, number), b.mul(number, block)
             following = b.add(number, self.integer(1))
             more = b.icmp_signed("<", following, last)
-            # Pages lie anywhere, so no processor sees which one comes next.
+            # Pages lie anywhere, so the processor cannot predict the next one.
             there = place(b, b.select(more, following, last))
             left = b.sub(length, first)
             count = b.select(b.icmp_signed("<", left, block), left, block)

@@ -87,9 +87,9 @@ def compiled(
     folder: Path | None = None,
 ) -> tuple[int, ...]:
     """The addresses of the functions `names` in LLVM's assembly `text()`, which calls functions at
-    the addresses `symbols`. They stay for the life of the process. `what` is all that the text
-    depends on beside `target`: code that was made for it before is taken from `folder`, as
-    `kept_code` does. Raises `RuntimeError`."""
+    the addresses `symbols`. The code stays for the life of the process. `what` is all that the text
+    depends on besides `target`: code kept for it in `folder` is used again, see `kept_code`. Raises
+    `RuntimeError`."""
     binding = _llvm()
     with _lock:
         for symbol, place in symbols.items():

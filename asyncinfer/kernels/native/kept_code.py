@@ -1,9 +1,9 @@
-"""Machine code that was made before, in the user's cache folder.
+"""Machine code of earlier processes, kept in the user's cache folder.
 
-Making the code of one layout takes LLVM 0.1 to 0.9 s of processor time, and linking code that is
-there 2 ms. Code is run as it is found, so only a file counts that this user owns, that nobody else
-may write to, and whose hash covers both the code and all that decides it. A file that another
-process writes at the same time is there whole or not at all.
+LLVM takes 0.1 to 0.9 s of processor time to compile the code of one layout; linking kept code takes
+2 ms. Found code is run as it is. So it counts only if this user owns the file, nobody else may
+write to it, and its hash covers the code and everything that the code depends on. Files are written
+atomically.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = ["kept_code", "source_hash"]
 
 _KIND: Final = "native-kernels"
 _HASH: Final = hashlib.sha256().digest_size
-#: Bytes of a file; the largest of ours has 40 KB.
+#: The most bytes of a file; our largest one has 40 KB.
 _MOST_BYTES: Final = 1 << 22
-#: Bits of a file's mode by which others may write to it.
+#: Bits of a file's mode that let others write to it.
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -35,12 +35,12 @@ def kept_code(
     key: Mapping[str, str], make: Callable[[], bytes], folder: Path | None = None
 ) -> bytes:
     """The object file of `key`, which names everything that the code depends on: the kept file, or
-    what `make` gives, which is then kept. `folder`: None takes the user's cache folder.
+    the result of `make`, which is then kept. `folder`: None takes the user's cache folder.
 
     A folder that cannot be read or written to keeps nothing.
     """
     if not hasattr(os, "geteuid"):
-        # Elsewhere a file's mode does not say who may write to it.
+        # On other systems a file's mode does not say who may write to it.
         return make()
     path = kept_path(_KIND, key, folder).with_suffix(".o")
     code = _read(path, key)
@@ -70,7 +70,7 @@ def _hash(key: Mapping[str, str], code: bytes) -> bytes:
 
 @functools.cache
 def source_hash() -> str:
-    """A hash of the source that LLVM's assembly is made by."""
+    """A hash of the source code that makes LLVM's assembly."""
     digest = hashlib.sha256()
     paths = sorted(Path(__file__).parent.glob("*.py"))
     for path in (*paths, *(Path(str(module.__file__)) for module in (block_types, codes))):

@@ -1,4 +1,4 @@
-"""The numbers of a quantised matrix, put where its products read them in one pass."""
+"""Writes the numbers of a quantised matrix to where its products read them, in one pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["LayingKernels", "laying_kernels"]
 
 _pointer, _long = ctypes.c_void_p, ctypes.c_int64
 _KINDS = (_pointer,) * 2 + (_long,) * 7 + (_pointer, _long, _pointer)
-#: Bytes that are copied at a time, at least.
+#: The fewest bytes that are copied at a time.
 _LEAST = 8
 #: e4m3 numbers without their sign that are NaN.
 _NAN = 0x7F
@@ -25,8 +25,8 @@ _lock = threading.Lock()
 
 
 class LayingKernels:
-    """Writes numbers into blocks. May be called from several threads, and none of torch's works
-    for it."""
+    """Writes numbers into blocks. Several threads may call it, and torch's threads do not take
+    part."""
 
     __slots__ = ("_functions",)
 
@@ -92,15 +92,15 @@ class LayingKernels:
 
 
 def laying_kernels() -> LayingKernels | None:
-    """The functions, compiled by their first caller. None without `llvmlite`, on other processors
-    and where a trial came out wrong."""
+    """The functions, compiled by their first caller. None without `llvmlite`, on other processors,
+    and after a failed trial."""
     with _lock:
         return trusted_kernels(host())
 
 
 @functools.cache
 def trusted_kernels(target: Host | None) -> LayingKernels | None:
-    """The functions, if their code can be made and a trial is right."""
+    """The functions, if their code compiles and a trial is right."""
     if target is None:
         return None
     try:
@@ -111,7 +111,7 @@ def trusted_kernels(target: Host | None) -> LayingKernels | None:
 
 
 def is_right(kernels: LayingKernels) -> bool:
-    """Whether a small matrix in each order comes out as by torch."""
+    """Whether a small matrix in each order agrees with torch's result."""
     generator = torch.Generator().manual_seed(7)
 
     def some(*shape: int) -> torch.Tensor:

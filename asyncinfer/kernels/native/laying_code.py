@@ -1,4 +1,4 @@
-"""LLVM's code that puts the numbers of a quantised matrix where its products read them."""
+"""LLVM's code that writes the numbers of a quantised matrix to where its products read them."""
 
 from __future__ import annotations
 

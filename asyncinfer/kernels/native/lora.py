@@ -17,7 +17,7 @@ from asyncinfer.kernels.native.threads import ThreadChoices, parallel_region
 __all__ = ["LoraKernel", "lora_kernel"]
 
 _Task = ctypes.c_int64 * len(FIELDS)
-#: Numbers of both matrices times rows below which a thread more costs more than it does.
+#: Numbers of both matrices times rows below which another thread costs more than it saves.
 _SHARED = 1 << 15
 _DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
 
@@ -100,8 +100,8 @@ class LoraKernel:
 
 
 def lora_kernel(dtype: torch.dtype) -> LoraKernel | None:
-    """The kernel for matrices of this dtype, compiled by its first caller. None where there is
-    none: without `llvmlite`, on other processors, and where torch's threads cannot be used."""
+    """The kernel for matrices of this dtype, compiled by its first caller. None without `llvmlite`,
+    on other processors, and where torch's threads cannot be used."""
     target, region = host(), parallel_region()
     if target is None or region is None or str(dtype) not in _DTYPES:
         return None

@@ -150,7 +150,7 @@ def _is_right(kernel: PackedKernel, layout: Layout) -> bool:
         blocks, weight = _groups(layout, generator)
     else:
         shape = _OUTPUTS * _GROUPS, layout.block
-        # With the highest bit but one of each byte off, no scale is infinite.
+        # With the second highest bit of each byte cleared, no scale is infinite.
         blocks = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8) & 0xBF
         weight = block_floats(blocks, layout.code).view(_OUTPUTS, -1)
         blocks = blocks.view(_OUTPUTS, _GROUPS, -1)
@@ -175,7 +175,7 @@ def _groups(layout: Layout, generator: torch.Generator) -> tuple[torch.Tensor, t
     shape = _OUTPUTS, groups, layout.numbers or 3 * WHOLE
     numbers = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
     if layout.code == "e4m3":
-        # Without NaN, for which a byte has all bits but the sign's.
+        # No NaN, which has all bits set but the sign.
         numbers &= 0xFE
     kind = torch.float16 if layout.halves else torch.float32
     ends = torch.randn(_OUTPUTS, groups, 2, generator=generator)[..., : 1 + layout.offset].to(kind)

@@ -15,7 +15,7 @@ from asyncinfer.kernels.native.tables import tables_for
 
 __all__ = ["WHOLE", "Blocks", "Layout"]
 
-#: How many bytes of W are fetched ahead: memory answers after several hundred cycles.
+#: How many bytes of W are prefetched: memory answers after several hundred cycles.
 _AHEAD = 8192
 #: Bytes that are fetched at a time.
 _LINE = 64
@@ -46,7 +46,7 @@ class Layout:
 
     @property
     def kind(self) -> BlockType | None:
-        """The type of blocks that a file has."""
+        """The block type of a GGUF file."""
         return BLOCK_TYPES.get(self.code)
 
     @property
@@ -97,9 +97,8 @@ class Blocks(Assembly):
         return b.mul(groups, self.integer(self.layout.block)), floats
 
     def ends(self, b: Any, block: Any, groups: Any) -> tuple[Any, ...]:
-        """A block's scale and offset in every lane, or its 16 values in a table or two. Fetches
-        what is needed some blocks later: rows are too short for processors to see that they follow
-        each other."""
+        """A block's scale and offset in every lane, or its 16 values in a table or two. Prefetches
+        later blocks: rows are too short for the processor to detect that they are sequential."""
         if self._reader is not None:
             for line in range(0, self.layout.block, _LINE):
                 self._fetch_later(b, self.at(b, block, self.integer(line)))

@@ -1,4 +1,4 @@
-"""LLVM's code that looks floats up in tables of sixteen."""
+"""LLVM's code that looks up floats in tables of sixteen."""
 
 from __future__ import annotations
 

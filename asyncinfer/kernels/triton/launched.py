@@ -29,14 +29,14 @@ def launched(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 class _Kernel(JITFunction):  # type: ignore[misc]
     def run(self, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        told = wanted()
-        if told is None or warmup:
+        take = wanted()
+        if take is None or warmup:
             return super().run(*args, grid=grid, warmup=warmup, **options)
         given = dict(zip(self.arg_names, args, strict=False)) | options
         # To Triton a dtype stands for a tensor, at an address as torch's allocator gives them.
         own = [_without_memory(given.pop(name)) for name in self.arg_names]
         key = (self.fn.__module__, self.fn.__qualname__, *self._compiled_for(own), repr(given))
-        told(Launch(key, partial(self.warmup, *own, grid=(1,), **given)))
+        take(Launch(key, partial(self.warmup, *own, grid=(1,), **given)))
         return None
 
     def _compiled_for(self, values: Sequence[Any]) -> Iterator[str]:

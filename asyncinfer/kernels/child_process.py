@@ -1,5 +1,5 @@
-"""Work on a device in a process of its own: kernels that end it, hang or leave their device in an
-error do nothing to the engine's process."""
+"""Device work in a child process: a kernel that crashes, hangs or breaks its CUDA context does not
+harm the engine's process."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["NoProcess", "Told", "answer", "ask_apart"]
+__all__ = ["ChildOutput", "NoProcess", "answer", "ask_child"]
 
-#: Signals that come from a user, or from a system without memory, and say nothing of a kernel.
+#: Signals of a user, or of a system without memory, for which no kernel is to blame.
 _FROM_OUTSIDE: Final = (signal.SIGINT, signal.SIGTERM, 9)
 
 
 class NoProcess(Exception):
-    """No process could be started, or it had no device of its own. Nothing was done."""
+    """No child could be started, or the child got no device. Nothing was done."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a process wrote before it ended, and how it did."""
+class ChildOutput:
+    """What a child wrote before it ended, and how it ended."""
 
     lines: list[str]
     #: Such as "was ended by signal 11".
     end: str
-    #: Whether the next process will end so, too.
+    #: Whether another child would end in the same way.
     lasting: bool
 
 
-def ask_apart(module: str, request: dict[str, Any], time_limit: float) -> Told:
-    """Have `main` of a `module` of this package answer `request` in a process that ends with it,
-    after `time_limit` seconds at most. Raises `NoProcess`."""
+def ask_child(module: str, request: dict[str, Any], time_limit: float) -> ChildOutput:
+    """Have `main` of a `module` of this package answer `request` in a child process, which is
+    killed after `time_limit` seconds. Raises `NoProcess`."""
     python = _interpreter()
-    # The modules of this process, from where it has them, and none of the current folder.
+    # The child finds the modules of this process, and none in the current folder.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         process = subprocess.Popen(
@@ -51,7 +51,7 @@ def ask_apart(module: str, request: dict[str, Any], time_limit: float) -> Told:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
-            # Compilers that it starts end with it.
+            # Compilers that the child starts are killed with it.
             start_new_session=True,
         )
     except OSError as error:
@@ -60,11 +60,11 @@ def ask_apart(module: str, request: dict[str, Any], time_limit: float) -> Told:
     request = {**request, "time_limit": time_limit}
     with process:
         try:
-            told, _ = process.communicate(json.dumps(request).encode(), time_limit)
+            output, _ = process.communicate(json.dumps(request).encode(), time_limit)
         except subprocess.TimeoutExpired:
             late = True
             _kill(process)
-            told, _ = process.communicate()
+            output, _ = process.communicate()
         except BaseException:
             _kill(process)
             raise
@@ -74,18 +74,18 @@ def ask_apart(module: str, request: dict[str, Any], time_limit: float) -> Told:
         end = f"was ended by signal {-process.returncode}"
     else:
         end = f"ended with exit status {process.returncode}"
-    lines = told.decode("utf-8", "replace").splitlines()
+    lines = output.decode("utf-8", "replace").splitlines()
     lasting = late or -process.returncode not in _FROM_OUTSIDE
-    return Told(lines, end, lasting)
+    return ChildOutput(lines, end, lasting)
 
 
 def answer(work: Callable[[dict[str, Any], torch.device, Callable[[str], None]], None]) -> None:
-    """The other process: `work` gets the request from standard input, its device, and what writes a
-    line to standard output."""
+    """Runs in the child: `work` gets the request from standard input, its device, and a function
+    that writes a line to standard output."""
     request = json.loads(sys.stdin.readline())
-    # Also where nobody is left to end it.
+    # The child ends by itself, in case its parent is gone.
     faulthandler.dump_traceback_later(request["time_limit"], exit=True)
-    # What compilers print is no answer.
+    # Compilers may print, and must not print into the answer.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
@@ -96,14 +96,14 @@ def answer(work: Callable[[dict[str, Any], torch.device, Callable[[str], None]],
     try:
         torch.zeros(1, device=device)
     except RuntimeError as error:
-        # A GPU may take one process alone, and the engine's has it.
+        # In exclusive mode a GPU takes one process alone, which is the engine's.
         tell(json.dumps({"unavailable": str(error)[:200]}))
         return
     work(request, device, tell)
 
 
 def _interpreter() -> str:
-    """The program to start. An application that embeds Python or was frozen is another one."""
+    """The Python interpreter. `sys.executable` may be a program that embeds Python or is frozen."""
     name = Path(sys.executable or "").stem.lower()
     if getattr(sys, "frozen", False) or not name.startswith(("python", "pypy")):
         raise NoProcess(f"sys.executable is {sys.executable!r}, no Python interpreter")
@@ -111,7 +111,7 @@ def _interpreter() -> str:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End it with all that it started, if it is still there."""
+    """Kill the child and all processes that it started, if it still runs."""
     if process.poll() is not None:
         return
     with suppress(OSError):
