@@ -1,4 +1,4 @@
-"""`hand_on`: the names of a package, each imported when it is first asked for."""
+"""`hand_on` re-exports the names of a package's modules, and imports each when it is first used."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["hand_on"]
 def hand_on(
     package: str, **modules: Iterable[str]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of `package`, which hands on names of its modules. A module
-    itself is handed on as if it had been imported, and so is the package's `__version__`."""
+    """`__getattr__` and `__dir__` of `package`, which re-exports names of its modules. They also
+    provide its modules, as if these had been imported, and its `__version__`."""
     homes = {name: module for module, names in modules.items() for name in names}
 
     def find(name: str) -> object:
@@ -27,7 +27,7 @@ def hand_on(
             value = None if name.startswith("_") else _module(f"{package}.{name}")
             if value is None:
                 raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        # The next one who asks finds it without this function.
+        # The next access finds the name without this function.
         setattr(sys.modules[package], name, value)
         return value
 
@@ -38,7 +38,7 @@ def hand_on(
 
 
 def _module(name: str) -> object:
-    """The module of that name; None where there is none."""
+    """The module of that name; None if there is none."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:

@@ -21,11 +21,11 @@ __all__ = [
     "version",
 ]
 
-#: Of the times of a core in `/proc/stat`, those in which it was free: "idle" and "iowait".
+#: The fields of a core's line in `/proc/stat` that count it as free: "idle" and "iowait".
 _FREE = (3, 4)
-#: Those of guests are part of others.
+#: The fields of the line that are summed: guests' time is part of others.
 _TIMES = 8
-#: A core is a fast one that has at least this share of the fastest one's capacity.
+#: A core is fast if it has at least this share of the fastest core's capacity.
 _FAST = 0.75
 
 
@@ -51,9 +51,9 @@ def usable_cores() -> int:
 
 
 def fast_cores(cores: Collection[int], root: Path = Path("/")) -> int | None:
-    """How many of these cores are fast ones, where a processor has fast and slow ones (Arm's
-    big.LITTLE, Intel's hybrids); a core that runs two threads at once is one. None: all are alike,
-    as far as the system tells. `root` is where `sys` lies."""
+    """How many of these cores are fast, on a processor with fast and slow cores (Arm's big.LITTLE,
+    Intel's hybrids); a core with two hardware threads counts once. None: all cores are alike, as
+    far as the system tells. `root` is the folder of `sys`."""
     about = root / "sys/devices"
     found = {core: _capacity(core, about) for core in cores}
     known = {core: capacity for core, capacity in found.items() if capacity is not None}
@@ -70,11 +70,11 @@ def _core(core: int, about: Path) -> Path:
 
 
 def _capacity(core: int, about: Path) -> float | None:
-    """Of a core, in units of its own kind of processor; None where the system does not tell."""
+    """A core's capacity, in units of its processor's kind; None where the system does not tell."""
     for line in read_lines(_core(core, about) / "cpu_capacity"):
         if line.strip().isdigit():
             return float(line)
-    # Intel's hybrids have two lists instead.
+    # Intel's hybrids have two lists of cores instead.
     for capacity, kind in ((1.0, "cpu_core"), (0.5, "cpu_atom")):
         if any(core in _listed(line) for line in read_lines(about / kind / "cpus")):
             return capacity
@@ -82,7 +82,7 @@ def _capacity(core: int, about: Path) -> float | None:
 
 
 def _listed(text: str) -> set[int]:
-    """Of a list such as "0-3,8"."""
+    """The numbers in a list such as "0-3,8"."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
@@ -92,8 +92,8 @@ def _listed(text: str) -> set[int]:
 
 
 def busy_seconds(cores: Collection[int], root: Path = Path("/")) -> float | None:
-    """Seconds that these cores have computed since the system began, time that a hypervisor gave to
-    others included; None where the system does not tell. `root` is where `proc` lies."""
+    """Seconds that these cores have computed since the system started, time that a hypervisor gave
+    to others included; None where the system does not tell. `root` is the folder of `proc`."""
     ticks, found = 0, 0
     for line in read_lines(root / "proc/stat"):
         name, *times = line.split()
@@ -105,8 +105,8 @@ def busy_seconds(cores: Collection[int], root: Path = Path("/")) -> float | None
 
 
 def running_threads(root: Path = Path("/")) -> int | None:
-    """Threads of the whole machine that compute or wait for a core at this moment, the one that
-    asks included; None where the system does not tell. `root` is where `proc` lies."""
+    """Threads of the whole machine that compute or wait for a core at this moment, including the
+    calling one; None where the system does not tell. `root` is the folder of `proc`."""
     for line in read_lines(root / "proc/loadavg"):
         running = line.split()[3].partition("/")[0]
         return int(running) if running.isdigit() else None

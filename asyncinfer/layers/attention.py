@@ -37,8 +37,8 @@ Prepare: TypeAlias = "Callable[[torch.Tensor, Sequence[Angles]], torch.Tensor]"
 class SelfAttention:
     """`[tokens, hidden]` to `[tokens, hidden]`. `qkv` is the packed projection: its output holds
     the query heads, then the key heads, then the value heads, where values are not made of keys.
-    With `gated` a gate for each query
-    head is before them all: its sigmoid multiplies what the head attended to."""
+    With `gated` a gate for each query head comes first: its sigmoid multiplies the head's
+    output."""
 
     __slots__ = (
         *("gated", "head_dim", "heads", "kv_heads", "layer", "lends", "out", "prepare"),
@@ -83,7 +83,7 @@ class SelfAttention:
             gate, qkv = qkv[:, : self.heads], qkv[:, self.heads :]
         prepared = self.heads + self.kv_heads
         qk = self.prepare(qkv[:, :prepared], forward.angles)
-        # Values that are made of keys are made of these before their norm and rotation.
+        # Values that share the keys' projection are its output before norm and rotation.
         q, k, v = qk[:, : self.heads], qk[:, self.heads :], qkv[:, -self.kv_heads :]
         if self.temperature is not None:
             q = q * forward.temperatures[self.temperature].to(q.dtype)
@@ -121,7 +121,7 @@ class SharedAttention:
     def __call__(self, x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
         q = self.query(x, forward.adapters).view(x.shape[0], -1, self.head_dim)
         q = self.prepare(q, forward.angles)
-        # They are in their pages already, and are written there once more.
+        # They are in their pages already; this pass writes them once more.
         k, v = forward.shared[self.source]
         attended = forward.attends[self.source](self.source, q, k, v, self.variant)
         return self.out(attended, forward.adapters)

@@ -102,8 +102,7 @@ class DecoderLayer:
 
 
 class SublayerOnly:
-    """Attention, or what stands in its place, or a feed-forward layer alone, on the normalised
-    residual stream."""
+    """Attention, a mixer or a feed-forward part alone, on the normalised residual stream."""
 
     __slots__ = ("norm", "sublayer")
 
@@ -146,7 +145,7 @@ def followed(function: Callable[..., torch.Tensor], after: Norm) -> Callable[...
 
 
 def normed(norm: Norm, layer: FeedForward) -> FeedForward:
-    """`layer` on what `norm` makes of its input."""
+    """`layer`, applied to the output of `norm`."""
 
     def both(x: torch.Tensor, adapters: LoraRows | None = None) -> torch.Tensor:
         return layer(norm(x), adapters)
@@ -180,7 +179,7 @@ def gated(layer: FeedForward, gate: Callable[[torch.Tensor], torch.Tensor]) -> F
 
 
 def beside(first: Attention, second: Attention) -> Attention:
-    """The sum of both on the same input."""
+    """The sum of both layers' outputs for the same input."""
 
     def both(x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
         return first(x, forward).add_(second(x, forward))
@@ -189,7 +188,7 @@ def beside(first: Attention, second: Attention) -> Attention:
 
 
 def fed(mlp: FeedForward) -> Attention:
-    """A feed-forward layer, called as attention is."""
+    """A feed-forward layer with the signature of attention."""
 
     def feed(x: torch.Tensor, forward: ForwardPass) -> torch.Tensor:
         return mlp(x, forward.adapters)

@@ -24,15 +24,14 @@ class ForwardPass:
     attends: Mapping[int, Attend]
     #: The tokens' LoRA adapters; None where no token has one.
     adapters: LoraRows | None = None
-    #: What multiplies the tokens' queries by each of the model's attention temperatures: float32
+    #: The factors of the tokens' queries, for each of the model's attention temperatures: float32
     #: `[tokens, 1, 1]`.
     temperatures: Sequence[torch.Tensor] = ()
     #: The states of layers that keep one in place of KV; None where no layer does.
     states: StatePass | None = None
-    #: What each layer is given of each token beside its input, `[tokens, layers, size]`; None where
-    #: no layer is.
+    #: The per-layer embeddings of the tokens, `[tokens, layers, size]`; None where layers get none.
     per_layer: torch.Tensor | None = None
-    #: The keys and values `[tokens, kv_heads, head_dim]` of layers that others share, by layer.
+    #: The keys and values `[tokens, kv_heads, head_dim]` that later layers share, by layer.
     shared: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    #: The hidden states `[tokens, hidden]` that a head beside the model is given, layer by layer.
+    #: The hidden states `[tokens, hidden]` for a drafting head, layer by layer.
     captured: list[torch.Tensor] = field(default_factory=list)

@@ -43,7 +43,7 @@ class FusedMLP:
     def of_normed(
         self, x: torch.Tensor, normed: torch.Tensor, adapters: LoraRows | None
     ) -> torch.Tensor:
-        """As when it is called, where `normed` is `norm(x)`. Adapters are added between a product
+        """The layer's call, with `norm(x)` given as `normed`. Adapters are added between a product
         and its gate, which are separate launches then."""
         if adapters is None:
             gated = self.up.fused(normed, activation=self.activation)
@@ -73,7 +73,7 @@ class NormedExperts:
     def of_normed(
         self, x: torch.Tensor, normed: torch.Tensor, adapters: LoraRows | None
     ) -> torch.Tensor:
-        """As when it is called, where `normed` is `norm(x)`."""
+        """The layer's call, with `norm(x)` given as `normed`."""
         return self.experts(normed, adapters).add_(x)
 
 
@@ -118,7 +118,7 @@ class FusedLayer:
             angles = forward.angles[self.rope]
             attended = attend.project(self.index, qkv, angles, self.head_norms, self.variant)
         else:
-            # Whoever goes on without Triton's kernels attends by torch's operators.
+            # An engine that has dropped Triton's kernels attends with torch's operators.
             qk, v = qkv[:, : -self.kv_heads], qkv[:, -self.kv_heads :]
             qk = self.prepare(qk, forward.angles)
             q, k = qk[:, : -self.kv_heads], qk[:, -self.kv_heads :]

@@ -16,8 +16,8 @@ __all__ = ["KimiDeltaAttention"]
 
 class KimiDeltaAttention:
     """`[tokens, hidden]` to `[tokens, hidden]`: linear attention by the gated delta rule, in place
-    of attention, whose states decay at a speed of their own in each dimension of a key. The decay
-    and the outputs' gates are made of small vectors."""
+    of attention, whose states decay at a speed of their own in each dimension of a key. Decay and
+    output gates come from low-rank projections."""
 
     __slots__ = (
         *("bias", "forget", "gate", "heads", "inputs", "layer", "norm", "out", "rate", "weight"),

@@ -19,7 +19,7 @@ __all__ = ["Indexer", "LatentAttention"]
 
 
 class Indexer:
-    """Queries, keys and weights by which a layer's tokens choose those that they attend to
+    """Queries, keys and weights with which a layer's tokens choose the tokens that they attend to
     (DeepSeek-V3.2, 2025). The first `rotated` dimensions of queries and keys are rotated."""
 
     def __init__(
@@ -44,15 +44,15 @@ class Indexer:
         self._query = query
         self._key = key
         self._key_norm = key_norm
-        # Both scales of a score are positive, and so may multiply its weight.
+        # Both scales of a score are positive, so they can multiply its weight.
         self._weights = weights * (weights.shape[0] * size) ** -0.5
         self._size = size
 
     def __call__(
         self, x: torch.Tensor, small: torch.Tensor, angles: Sequence[Angles]
     ) -> tuple[IndexQueries, torch.Tensor]:
-        """What is asked for, and the keys `[tokens, 1, size]`, of the layer's input `[tokens,
-        hidden]` and the `small` vectors."""
+        """The queries of a choice, and the keys `[tokens, 1, size]`, for the layer's input
+        `[tokens, hidden]` and the `small` vectors."""
         query = self._query(small).view(len(x), -1, self._size)
         both = torch.cat((query, self._key_norm(self._key(x))[:, None]), dim=1)
         turned = ops.rope(both[..., : self._rotated], *angles[self._rope])
@@ -68,7 +68,7 @@ class LatentAttention:
 
     Keys and values are never computed: their projections are applied to the queries before
     attention and to its result after it, so that all heads attend to the latent vectors. With an
-    indexer the cache holds its key behind them, and a token attends to those that it chooses.
+    indexer the cache also holds its key, and a token attends to the tokens that it chooses.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ class GatedNorm:
         groups: int,
         eps: float,
     ) -> None:
-        """`weight` `[channels]`, None where `order` is."""
+        """`weight` `[channels]`; None if `order` is None."""
         self.order = order
         self.weight = None if weight is None else weight.float()
         self.groups = groups

@@ -1,5 +1,5 @@
-"""Per-layer embeddings (Gemma 3n, 2025): each layer is given a small vector of each token beside
-its input."""
+"""Per-layer embeddings (Gemma 3n, 2025): each layer gets a small vector of each token besides its
+input."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class PerLayerInputs:
 
 
 class WithPerLayerInput:
-    """`layer`, whose output then gates the layer's vector: what a projection makes of that is added
-    to it."""
+    """`layer`, whose output gates the layer's vector; a projection of the result is added to the
+    output."""
 
     __slots__ = ("activation", "gate", "index", "layer", "norm", "out")
 

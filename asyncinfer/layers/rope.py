@@ -55,7 +55,7 @@ class RopeConfig:
     factor: float = 1.0
     #: The context the model was trained on, before scaling.
     original_context: int = 0
-    #: "proportional": how many pairs are rotated, those that turn fastest.
+    #: "proportional": how many pairs are rotated; these are the fastest ones.
     turning: int = 0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -196,7 +196,7 @@ def _llama3(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
     """Long wavelengths are divided by the factor, short ones kept, those between blended."""
     turns = config.original_context * plain / (2 * math.pi)
     span = config.high_freq_factor - config.low_freq_factor
-    # Without a span, as Llama 4 has it, nothing is blended.
+    # Without a span, as in Llama 4, nothing is blended.
     kept = ((turns - config.low_freq_factor) / (span or 1e-30)).clamp(0, 1)
     return (1 - kept) * plain / config.factor + kept * plain
 

@@ -18,7 +18,7 @@ class AttentionTemperature:
     Raises `ValueError` for bad fields."""
 
     scale: float
-    #: Tokens within which the factor stays the same.
+    #: The factor is the same for so many adjacent tokens.
     period: int
     offset: int = 0
 

@@ -84,7 +84,7 @@ def arranged(config: ModelConfig, weights: WeightSource) -> WeightSource:
             tensor = heads.transpose(0, 1).flatten(0, 2)
         if linear == "qkv":
             own, kv = config.layer(int(layer)), config.layer_kv(int(layer))
-            # The values are not rotated.
+            # Values are not rotated, so their heads keep their order.
             apart = own.shares_kv is None and not own.keys_as_values
             values = kv.num_kv_heads * kv.head_dim if apart else 0
             before = tensor[: len(tensor) - values]
@@ -122,8 +122,8 @@ def _latent_halves(
 
 
 def _index_halves(config: ModelConfig, tensor: torch.Tensor, linear: str) -> torch.Tensor:
-    """`_halves` for the queries and the key of an indexer, and the key's norm: their first
-    dimensions are rotated."""
+    """`_halves` for the queries, the key and the key norm of an indexer: the first dimensions of a
+    head are rotated."""
     latent = config.latent
     indexer = None if latent is None else latent.indexer
     if latent is None or indexer is None or not indexer.interleaved or linear == "index_weights":
@@ -141,7 +141,7 @@ def _split_pairs(rows: torch.Tensor, first: int, end: int) -> torch.Tensor:
 
 
 def _by_head(config: ModelConfig, layer: int, tensor: torch.Tensor, part: str) -> torch.Tensor:
-    """What a layer with a state has for each head: rates as logarithms."""
+    """The per-head tensors of a layer with a state: rates as logarithms."""
     mixer = config.layer(layer).mixer
     if part == "rate" and config.names.plain_rates:
         tensor = (-tensor).log()

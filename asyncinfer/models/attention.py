@@ -1,4 +1,4 @@
-"""Builds the attention of one layer from a config and weights."""
+"""`AttentionBuilder` makes the attention of a layer from a config and weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = ["AttentionBuilder"]
 
 
 class AttentionBuilder:
-    """Asks for weights in the tensor table's order. `ropes` are the model's different rotations, in
+    """Loads weights in the tensor table's order. `ropes` are the model's different rotations, in
     the order of a forward pass' angles; `storage` is the format of the weights."""
 
     def __init__(
@@ -57,7 +57,7 @@ class AttentionBuilder:
         self._storage = storage
 
     def build(self, index: int, name: str, number: int | None = None) -> Attention:
-        """The attention of the layer `index`, whose KV has the same number, or `number`."""
+        """The attention of the layer `index`, whose KV has the number `number`, or `index`."""
         scale, latent = self._config.attention_out_scale, self._config.latent
         if latent is None:
             return scaled(self._full(index, name, index if number is None else number), scale)
@@ -135,7 +135,7 @@ class AttentionBuilder:
         return Indexer(rope, rotated, query, key, norm, weights, indexer.size)
 
     def rotation(self, index: int) -> Prepare:
-        """Of the layer's queries and keys."""
+        """The rotation of the layer's queries and keys."""
         rope, head_dim = self._config.layer(index).rope, self._config.layer_kv(index).head_dim
         if rope is None:
             return unrotated
@@ -154,7 +154,7 @@ class AttentionBuilder:
             self._tensor(f"{name}.{part}_norm") if weighted else None
             for part in ("q" if shares else "qk")
         ]
-        # Queries alone have no norm of keys.
+        # A layer with queries alone has no norm of keys.
         weights += [None] * (2 - len(weights))
         if config.qk_norm != "projection":
             ones = torch.ones(kv.head_dim, device=self._device)
@@ -167,10 +167,10 @@ class AttentionBuilder:
         return normed_first(ProjectionNorm(q_norm, k_norm, config.num_heads), rotate)
 
     def variant(self, index: int, name: str) -> AttentionVariant | None:
-        """What the layer's attention does differently; None: nothing."""
+        """How the layer's attention differs from plain causal attention; None: not at all."""
         config = self._config
         layer = config.layer(index)
-        # Rows of chunks are cut beforehand.
+        # The rows of chunked layers are cut before attention.
         window = None if layer.chunked else layer.window
         sinks = self._tensor(f"{name}.sinks").float() if config.sinks else None
         if window is None and config.attention_softcap is None and sinks is None:

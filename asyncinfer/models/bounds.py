@@ -1,4 +1,4 @@
-"""Bounds of the sizes of a decoder."""
+"""Bounds of a decoder's sizes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = [
     "MOST_WIDTH",
 ]
 
-# Far above any model: a larger value is a mistake or an attack.
+# Far above any known model: a larger value is a mistake or an attack.
 MOST_WIDTH: Final = 1 << 20
 MOST_VOCAB: Final = 1 << 24
 MOST_LAYERS: Final = 1 << 10

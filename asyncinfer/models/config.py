@@ -68,9 +68,9 @@ class ModelConfig(Layerwise):
     norm_bias: bool = True
     norm_eps: float = 1e-6
     qk_norm: QKNorm | None = None
-    #: Whether that norm has a weight, where norms have one.
+    #: Whether the norm of queries and keys has a weight, where norms have one.
     qk_norm_weight: bool = True
-    #: Whether values have a norm too: that of a head, without a weight.
+    #: Whether each head's values have a norm, too, without a weight.
     value_norm: bool = False
     #: The rotation of all layers; None: there is none, or `layers` says for each.
     rope: RopeConfig | None = field(default_factory=RopeConfig)
@@ -94,31 +94,31 @@ class ModelConfig(Layerwise):
     #: Whether a gate for each query head, which the query projection gives behind the head's query,
     #: multiplies by its sigmoid what the head attended to.
     attention_gate: bool = False
-    #: Multiplies attention's scores; None: 1 / sqrt(dimensions of a query head).
+    #: The factor of attention's scores; None: 1 / sqrt(dimensions of a query head).
     attention_scale: float | None = None
-    #: Multiplies what attention gives, after its output projection.
+    #: The factor of attention's output, after the output projection.
     attention_out_scale: float = 1.0
     #: Scores become `cap * tanh(scores / cap)`.
     attention_softcap: float | None = None
-    #: Whether tokens of a text see those after them too. The model then gives vectors and no
-    #: answers. A text is computed in one pass, and no layer keeps KV.
+    #: Whether tokens attend to later tokens, too. Such a model gives vectors and no answers. A text
+    #: is computed in one pass, and no layer keeps KV.
     bidirectional: bool = False
     #: Whether each head's softmax has an additional key, with a learned logit and value zero.
     sinks: bool = False
     embedding_scale: float = 1.0
-    #: Multiplies the outputs of attention and feed-forward before they are added.
+    #: The factor of the outputs of attention and feed-forward before they are added.
     residual_scale: float = 1.0
     #: Whether each layer's output is multiplied by a learned number.
     layer_scale: bool = False
-    #: Size of the vector that each layer is given of each token beside its input; 0: none.
+    #: Size of the vector of each token that each layer gets beside its input; 0: none.
     per_layer_inputs: int = 0
     logit_scale: float = 1.0
     #: Logits become `cap * tanh(logits / cap)`.
     logit_softcap: float | None = None
     #: Whether the last layer predicts a further token: see `asyncinfer.models.predictor`.
     predicts: bool = False
-    #: What a head beside the model keeps of a token, which predicts further tokens: see
-    #: `asyncinfer.models.eagle3`. None: there is none.
+    #: What a drafting head beside the model keeps of a token: see `asyncinfer.models.eagle3`. None:
+    #: there is no head.
     head_kv: LayerKV | None = None
     names: TensorNames = field(default_factory=TensorNames)
     #: The checkpoint's own dtype as torch names it ("bfloat16"), or None where it does not say.
@@ -130,10 +130,10 @@ class ModelConfig(Layerwise):
     #: The config of the published checkpoint, if the tensors here have other names or another
     #: order, as in a GGUF file: adapters are made for that one.
     published: ModelConfig | None = None
-    #: Remarks for whoever loads the model, about how its `config.json` was read.
+    #: Remarks about how the model's `config.json` was read, for whoever loads the model.
     notes: tuple[str, ...] = ()
-    #: Why torch's operators multiply quantised matrices on a CPU, and how these are held; None:
-    #: kernels multiply them, or there are none.
+    #: Why torch's operators multiply quantised matrices on a CPU, and how these are held. None:
+    #: native kernels multiply them, or no matrix is quantised.
     lacking: str | None = None
 
     def __post_init__(self) -> None:

@@ -60,7 +60,7 @@ class Decoder:
             weights: gives each tensor of `tensor_table(config)` by name, in the table's order.
             max_context: length of the longest sequence; None: `config.max_context`.
             storage: format of the layers' matrices; embedding and head stay as they are.
-            beside: a head that predicts further tokens, for which `config` has a place; None: none.
+            beside: a drafting head, for which `config` has a place; None: there is none.
         """
         self.config = config
         weights = arranged(config, weights)
@@ -81,7 +81,7 @@ class Decoder:
         builder = LayerBuilder(config, ropes, weights, self.device, self.dtype, fused, storage)
         count = config.num_layers - config.predicts
         self.layers = [builder.layer(index) for index in range(count)]
-        #: Predicts the token after the next one; None: the model was loaded without.
+        #: Predicts the token after the next one; None: the model was loaded without a predictor.
         self.predictor: Predictor | Eagle3Head | None = None
         if config.predicts:
             self.predictor = Predictor(config, weights, builder, storage)
@@ -89,7 +89,7 @@ class Decoder:
         head = embedding if config.tied_head else weights("head.weight")
         bias = as_tensor(weights("head.bias")) if config.head_bias else None
         self.head = make_linear(head, bias)
-        #: The layers whose inputs the head beside the model is given.
+        #: The layers whose inputs a drafting head gets.
         self.captures: tuple[int, ...] = ()
         #: Called after each layer of a pass.
         self.between_layers: Callable[[], None] | None = None
@@ -110,7 +110,7 @@ class Decoder:
     def keep_within(self, max_context: int) -> None:
         """Make the rotations for sequences of at most `max_context` tokens."""
         self.max_context = max_context
-        # Where no sequence is longer than a chunk there is nothing to cut.
+        # If no sequence is longer than a chunk, no row has to be cut.
         cut = (self.config.chunk or max_context) < max_context
         self._chunked = frozenset(self.config.chunked_layers if cut else ())
         apart = self._chunked or self.config.indexed or isinstance(self.predictor, Eagle3Head)
@@ -142,8 +142,8 @@ class Decoder:
         `token_ids` and `positions` are int64 `[tokens]`, row after row as in each of `batches`: one
         for each cache in `kv`, that of its KV group, with the same rows. Each layer writes the KV
         of all tokens at its group's `slot_mapping` before it attends. `adapters`: the tokens' LoRA
-        adapters, if any token has one. `states`: those of the same rows in layers that keep one in
-        place of KV; the caller commits them.
+        adapters, if any token has one. `states`: the rows' states, in layers that keep one in place
+        of KV; the caller commits them.
         """
         one = self.begin(positions, kv, batches, adapters, states)
         return self.run(token_ids, positions, one)
@@ -202,8 +202,8 @@ class Decoder:
         states: torch.Tensor,
         one: ForwardPass,
     ) -> torch.Tensor:
-        """`predict` of tokens that the model has not computed, in a pass of their own that has
-        begun: `states` are what the predictor gave of the tokens before each."""
+        """`predict` for tokens that the model has not computed, in a pass of their own that has
+        begun: `states` are the predictor's for the token before each."""
         assert self.predictor is not None
         return self._predicted(following, positions, self.predictor.carried(states), one)
 
@@ -225,7 +225,7 @@ class Decoder:
             return self.predictor(following, positions, features, one)
         assert self.predictor is not None
         embedded = self.embedding(following, positions)
-        # No adapter is made for the predictor.
+        # The predictor has no adapters.
         return self.predictor(embedded, features, replace(one, adapters=None))
 
     def _build_per_layer(self, weights: WeightSource) -> PerLayerInputs | None:
@@ -242,7 +242,7 @@ class Decoder:
         )
 
     def _attends(self, kv: Sequence[KVCache], batches: Sequence[DeviceBatch]) -> dict[int, Attend]:
-        """Attention by layer; layers of one KV group share it."""
+        """The attention of each layer; the layers of a KV group share one."""
         if self.config.bidirectional:
             (batch,) = batches
             assert isinstance(batch, AttentionBatch)
@@ -256,7 +256,7 @@ class Decoder:
         return attends
 
     def _apart(self, kv: KVCache, batch: DeviceBatch) -> dict[int, Attend]:
-        """`_attends` of one cache in a model that is not `_alike`."""
+        """`_attends` for one cache, in a model that is not `_alike`."""
         head, most = self.predictor, self.config.indexed
         if isinstance(head, Eagle3Head) and head.layer in kv.layers:
             return dict.fromkeys(kv.layers, begin_attention(kv, batch, head.scale))
@@ -264,7 +264,7 @@ class Decoder:
             assert isinstance(batch, AttentionBatch), "its steps are not recorded"
             return dict.fromkeys(kv.layers, IndexedAttention(kv, batch, self._scale, most))
         attends: dict[int, Attend] = {}
-        # All are made before a layer writes: to begin clears pages.
+        # Created before any layer writes, since creating clears pages.
         for layers in filter(None, (kv.layers - self._chunked, kv.layers & self._chunked)):
             rows, chunk = batch, self.config.chunk
             if chunk is not None and layers <= self._chunked:

@@ -74,13 +74,13 @@ class DeepSeekV3(Family):
         )
 
     def indexer(self, config: JsonReader) -> IndexerConfig | None:
-        """What makes attention sparse; None: nothing does."""
+        """The indexer of sparse attention; None: attention is dense."""
         return None
 
     def layers(
         self, config: JsonReader, count: int, rope: RopeConfig | None
     ) -> tuple[LayerConfig, ...]:
-        """The settings of `count` layers; empty if all are alike."""
+        """The settings of `count` layers; empty if all layers are alike."""
         return dense_first(config, count, rope)
 
     def experts(self, config: JsonReader, llama: ModelConfig) -> ExpertsConfig:

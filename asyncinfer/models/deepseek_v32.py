@@ -1,5 +1,5 @@
-"""DeepSeek-V3.2 (DeepSeek-AI, 2025): DeepSeek-V3, whose tokens attend to those that an indexer
-chooses."""
+"""DeepSeek-V3.2 (DeepSeek-AI, 2025): DeepSeek-V3, whose tokens attend only to tokens that an
+indexer chooses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the configs of models with gated delta nets have in common."""
+"""Keys that the configs of models with gated delta nets share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from asyncinfer.models.windows import FULL
 __all__ = ["DELTA_DEFAULTS", "delta_net", "linear_layers", "with_delta_nets"]
 
 _LINEAR = "linear_attention"
-#: What the configs of models with gated delta nets may leave out.
+#: Defaults of keys that the configs of models with gated delta nets may omit.
 DELTA_DEFAULTS: Final[Mapping[str, int | float]] = {
     "num_attention_heads": 16,
     "head_dim": 256,
@@ -36,7 +36,7 @@ DELTA_DEFAULTS: Final[Mapping[str, int | float]] = {
 
 
 def with_delta_nets(config: JsonReader, llama: ModelConfig) -> ModelConfig:
-    """`llama` with gated delta nets in its linear layers and a gate in the others' attention."""
+    """`llama` with gated delta nets in its linear layers and gated attention in the others."""
     return replace(
         llama,
         norm="rms-plus-one",
@@ -69,8 +69,8 @@ def _layers(config: JsonReader, llama: ModelConfig) -> tuple[LayerConfig, ...]:
 
 
 def linear_layers(config: JsonReader, count: int, every: int) -> tuple[bool, ...]:
-    """For each of `count` layers whether `layer_types` calls it linear; without such a list, all
-    but the last of `every` layers are."""
+    """Whether each of `count` layers is linear, by `layer_types`; without that list, all but the
+    last of `every` layers are."""
     if not config.has("layer_types"):
         return tuple((layer + 1) % every != 0 for layer in range(count))
     kinds = config.strings("layer_types", count, (_LINEAR, FULL))
@@ -78,8 +78,8 @@ def linear_layers(config: JsonReader, count: int, every: int) -> tuple[bool, ...
 
 
 def delta_net(config: JsonReader) -> GatedDeltaConfig:
-    """The shape of the gated delta nets. Raises `ModelLoadError` also for an activation that they
-    do not have."""
+    """The shape of the gated delta nets. Raises `ModelLoadError`, also for an activation that these
+    nets do not have."""
     if config.string("hidden_act", "silu") != "silu":
         raise config.refuse("hidden_act", "must be silu: gated delta nets have no other")
     key_heads = config.integer("linear_num_key_heads", 1, MOST_HEADS)

@@ -20,9 +20,8 @@ __all__ = ["delta_outputs", "delta_rows"]
 def delta_rows(
     names: TensorNames, mixer: GatedDeltaConfig, tensor: torch.Tensor, part: str
 ) -> torch.Tensor:
-    """Rows of a net's `part`, by its name in the tensor table: kind after kind, and value heads
-    beside those with the same key head. Where one tensor has the rows of all kinds, they come key
-    head after key head."""
+    """Rows of a net's `part`, by its name in the tensor table: kind after kind, and value heads of
+    one key head together. A tensor with the rows of all kinds has them key head by key head."""
     shared, inner = mixer.heads // mixer.key_heads, mixer.heads * mixer.value_dim
     kinds = {"in": (names.delta_in, [mixer.key_dim] * 2 + [shared * mixer.value_dim] * 2)}
     kinds["gates"] = (names.delta_gates, [shared] * 2)

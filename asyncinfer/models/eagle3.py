@@ -1,4 +1,4 @@
-"""`Eagle3Head`: a head beside the model that predicts further tokens (EAGLE-3)."""
+"""`Eagle3Head`: a drafting head beside the model, which predicts further tokens (EAGLE-3)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["Eagle3Head", "HeadWeights"]
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """What a head is made of."""
+    """The config and weights of a head."""
 
     config: Eagle3Config
     #: Gives each tensor of `eagle3_table` by name, in the table's order.
     weights: WeightSource
-    #: int64 `[draft_vocab_size]`, the token of each of its logits; None: all, in order.
+    #: int64 `[draft_vocab_size]`: the token of each logit of the head; None: all tokens, in order.
     tokens: torch.Tensor | None
 
 
 class Eagle3Head:
-    """A decoder layer whose input is a token and what the model has computed of the token before
-    it: `join` makes one vector of the hidden states that enter several layers of the model.
+    """A decoder layer whose input is a token and the model's hidden states of the token before it:
+    `join` makes one vector of the hidden states that enter several layers of the model.
 
         state = layer(token_norm(embedding(next token)), hidden_norm(join(hidden states)))
 
@@ -60,7 +60,7 @@ class Eagle3Head:
         config, weights = made_of.config, made_of.weights
         self.layer = layer
         self.captures = config.captures
-        #: Of its attention's scores.
+        #: The factor of its attention's scores.
         self.scale = config.layer.query_scale
         self.heads = config.layer.num_heads
         self._tokens = made_of.tokens
@@ -74,7 +74,7 @@ class Eagle3Head:
         def norm(part: str) -> Norm:
             return make_norm("rms", as_tensor(weights(part)), None, shape.norm_eps)
 
-        # The model's own scale is not for it.
+        # The head does not use the model's own embedding scale.
         rows = as_tensor(weights("embedding")) if config.own_embedding else embedding
         self._embedding = Embedding(rows)
         self._each = [norm(f"each.{i}") for i in range(len(config.captures) * config.norm_each)]
@@ -96,15 +96,15 @@ class Eagle3Head:
         self._rope = RotaryEmbedding(self._rope_config, self._head_dim, self._device, max_context)
 
     def features(self, captured: list[torch.Tensor]) -> torch.Tensor:
-        """`[tokens, hidden]`, what it is given of tokens that the model has computed: of the hidden
-        states that enter each of `captures`, all `[tokens, hidden of the model]`."""
+        """`[tokens, hidden]`: the head's input for tokens that the model has computed, made from
+        the hidden states that enter each of `captures`, all `[tokens, hidden of the model]`."""
         if self._each:
             captured = [norm(x) for norm, x in zip(self._each, captured, strict=True)]
         joined = torch.cat(captured, dim=-1)
         return self._join(joined if self._all is None else self._all(joined))
 
     def carried(self, states: torch.Tensor) -> torch.Tensor:
-        """What it is given in place of `features` of a token that it has predicted."""
+        """The head's input in place of `features` for a token that it has predicted."""
         return self._norm(states) if self._norms_output else states
 
     def __call__(
@@ -114,8 +114,8 @@ class Eagle3Head:
         features: torch.Tensor,
         one: ForwardPass,
     ) -> torch.Tensor:
-        """States `[tokens, hidden]`, before the norm of its head. `tokens` int64 `[tokens]` are
-        those after the ones that `features` are of; `positions` are those of the latter."""
+        """States `[tokens, hidden]`, before the norm of the logits. `tokens` int64 `[tokens]`
+        follow the tokens of `features`, which are at `positions`."""
         one = replace(one, angles=[self._rope(positions)], adapters=None)
         embedded = self._embedding(tokens)
         normed = self._hidden_norm(features)
@@ -125,7 +125,7 @@ class Eagle3Head:
         return self._mlp(self._mlp_norm(x)).add_(x)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """float32 `[n, vocab_size]`: -inf for tokens that it never predicts."""
+        """float32 `[n, vocab_size]`: -inf for tokens that the head never predicts."""
         logits = self._head(self._norm(states)).float()
         if self._tokens is None:
             return logits

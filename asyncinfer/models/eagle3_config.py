@@ -1,4 +1,4 @@
-"""`Eagle3Config`: the shape of a head that predicts further tokens, as EAGLE-3 publishes it."""
+"""`Eagle3Config`: the shape of a drafting head, as EAGLE-3 checkpoints publish it."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ from asyncinfer.weights.gguf import is_gguf
 
 __all__ = ["Eagle3Config", "is_eagle3", "read_eagle3", "with_head"]
 
-#: Names that makers of such heads give under `architectures`: SpecForge and SGLang, vLLM and
-#: AngelSlim, speculators. The first heads called themselves Llama.
+#: The `architectures` of such heads from SpecForge and SGLang, vLLM and AngelSlim, and speculators.
+#: The first heads called themselves Llama.
 _ARCHITECTURES: Final = (
     "LlamaForCausalLMEagle3",
     "Eagle3LlamaForCausalLM",
     "Eagle3Speculator",
     "Eagle3DraftModel",
 )
-#: Hidden states of the model that a head is given at most.
+#: The most hidden states of the model that a head may get.
 _MOST_CAPTURES: Final = 16
 _LAYERS: Final = "eagle_aux_hidden_state_layer_ids"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Config:
-    """The shape of a head (EAGLE-3, Li et al., 2025), read for one model."""
+    """The shape of a head (EAGLE-3, Li et al., 2025) for one model."""
 
-    #: The head's own layer, vocabulary and norms, as if it were a Llama of one layer.
+    #: The head's own layer, vocabulary and norms, as a Llama of one layer.
     layer: ModelConfig
     #: Hidden size of the model.
     target_size: int
     #: Tokens that the head can predict.
     draft_vocab_size: int
-    #: It is given the hidden states that enter these layers of the model; the number of layers
-    #: stands for what leaves the last one.
+    #: The layers of the model whose inputs the head gets; the number of layers stands for the
+    #: output of the last one.
     captures: tuple[int, ...]
     #: Whether the residual stream begins after the norm of the hidden states.
     norm_before_residual: bool
-    #: Whether each captured state has a norm of its own, and all of them together have one.
+    #: Whether each captured state has a norm of its own, and whether all of them together have one.
     norm_each: bool
     norm_all: bool
-    #: Whether what goes on to the next token's prediction is normed.
+    #: Whether the state that the next prediction goes on from is normed.
     norm_output: bool
-    #: Whether the checkpoint has an embedding, a head, and a choice of tokens; else they are the
-    #: model's, and all of its tokens.
+    #: Whether the checkpoint has an embedding, logits and a choice of tokens of its own; else the
+    #: head uses the model's, and predicts any token.
     own_embedding: bool = False
     own_head: bool = False
     chooses: bool = False
 
     @property
     def kv(self) -> LayerKV:
-        """What its layer keeps of a token."""
+        """What the head's layer keeps of a token."""
         return LayerKV(self.layer.num_kv_heads, self.layer.head_dim, 2)
 
 
@@ -79,13 +79,13 @@ def is_eagle3(model: Path) -> bool:
 
 def read_eagle3(folder: Path, model: ModelConfig) -> Eagle3Config:
     """Read and check the config of the head in `folder` for `model`. Raises `ModelLoadError`,
-    naming the key, for one that is of another model."""
+    naming the key, for a head that was made for another model."""
     values, file = read_config_json(folder)
     outer = JsonReader(values, file)
     inner = outer.object("transformer_layer_config")
     speculators = inner is not None
     shape: Mapping[str, Any] = values if inner is None else inner.values
-    # Of its context it needs nothing but a number: it sees what the model sees.
+    # The head's context is the model's, since it sees what the model sees.
     known = {"max_position_embeddings": model.max_context, **shape}
     known = {**known, "num_hidden_layers": shape.get("num_hidden_layers") or 1}
     layer = Llama().read("LlamaForCausalLM", known, file)
@@ -120,23 +120,23 @@ def read_eagle3(folder: Path, model: ModelConfig) -> Eagle3Config:
 
 
 def with_head(config: ModelConfig, head: Eagle3Config) -> ModelConfig:
-    """The model's config with a place for the head's keys and values."""
+    """The model's config with a place for the head's KV."""
     return replace(config, head_kv=head.kv)
 
 
 def _captures(outer: JsonReader, details: JsonReader | None, model: ModelConfig) -> tuple[int, ...]:
-    """The layers whose inputs the head is given."""
+    """The layers whose inputs the head gets."""
     last = model.num_layers
     holders = [each for each in (outer, details) if each is not None]
     holder = next((each for each in holders if each.has(_LAYERS)), None)
     if holder is None:
         if last < 7:
             raise outer.refuse(_LAYERS, f"is required for a model of {last} layers")
-        # What EAGLE's own code takes.
+        # The default of EAGLE's own code.
         return 2, last // 2, last - 3
     found = holder.integers(_LAYERS, None, 0, last)
     if found[:1] == (1,):
-        # Two conventions are in use. Who writes 1 means what leaves that layer, as SGLang reads it.
+        # Of two conventions this is SGLang's, where 1 means the output of layer 1.
         found = tuple(layer + 1 for layer in found)
     ascending = sorted(set(found)) == list(found)
     if not ascending or not 1 <= len(found) <= _MOST_CAPTURES or found[-1] > last:

@@ -1,4 +1,4 @@
-"""The tensors of an EAGLE-3 head, and how its checkpoint stores them."""
+"""The tensors of an EAGLE-3 head, and how checkpoints store them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from asyncinfer.weights import Packed, Piece, TensorFiles
 
 __all__ = ["TOKENS", "eagle3_table", "fitted", "ignored_beside", "token_choice"]
 
-#: Where a checkpoint has the layer: as SpecForge and SGLang name it, and as vLLM does.
+#: The name of the layer in a checkpoint: SpecForge's and SGLang's, and vLLM's.
 _LAYERS: Final = ("midlayer", "layers.0")
-#: What has to be added to the number of a token that the head predicts, and which tokens it does.
+#: The tensor with the differences between a token's id and its number among the head's tokens.
 TOKENS: Final = "d2t"
 _CHOSEN: Final = "t2d"
 _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
 def fitted(config: Eagle3Config, there: Collection[str]) -> Eagle3Config:
-    """The config with what a checkpoint of these tensors has of its own."""
+    """The config with the parts that a checkpoint with these tensors has of its own."""
     prefix = _prefix(there)
     other_size = config.layer.hidden_size != config.target_size
     fewer = config.draft_vocab_size != config.layer.vocab_size
@@ -38,7 +38,7 @@ def fitted(config: Eagle3Config, there: Collection[str]) -> Eagle3Config:
 
 def eagle3_table(config: Eagle3Config, there: Collection[str]) -> dict[str, Packed]:
     """The head's tensors by name, in the order of loading, like `tensor_table` of a model. `there`
-    are the names of the checkpoint's."""
+    are the names of the checkpoint's tensors."""
     shape, names = config.layer, TensorNames()
     hidden, inner = shape.hidden_size, shape.intermediate_size
     q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim

@@ -1,5 +1,5 @@
-"""What makes a vector of hidden states: the modules of an embedding checkpoint, by the names and in
-the order of its `modules.json`, which sentence-transformers writes."""
+"""`EmbeddingModules`: the modules that make a vector of hidden states, as the `modules.json` of a
+checkpoint lists them, which sentence-transformers writes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MOST_BYTES: Final = 1 << 20
 _MOST_MODULES: Final = 16
 _MOST_PROMPTS: Final = 256
 _MOST_PROMPT_CHARS: Final = 1 << 16
-#: The one that is on, of the flags in a pooling's config, and of its `pooling_mode`.
+#: The pooling mode that is on, by the flags of a pooling's config or its `pooling_mode`.
 _MODE: Final = "pooling_mode_"
 _POOLINGS: Final[Mapping[str, Literal["last", "mean"]]] = {
     "lasttoken": "last",
@@ -63,21 +63,21 @@ class DenseModule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmbeddingModules:
-    """How a model was trained to be asked for vectors."""
+    """How an embedding model was trained to be used."""
 
     pooling: Literal["last", "mean"]
     dense: tuple[DenseModule, ...]
-    #: Whether vectors are of length 1.
+    #: Whether vectors are normalised to length 1.
     normalize: bool
-    #: Texts to put before a text, by name.
+    #: Texts to put before an input, by name.
     prompts: Mapping[str, str]
-    #: The prompt of texts for which none is named.
+    #: The name of the prompt that inputs get by default.
     default_prompt: str | None
 
 
 def read_modules(folder: Path, hidden_size: int) -> EmbeddingModules | None:
-    """The modules of the checkpoint in `folder`, None where it names none. Raises
-    `ModelLoadError`, which names a module that this engine does not compute."""
+    """The modules of the checkpoint in `folder`; None where it lists none. Raises `ModelLoadError`,
+    which names a module that this engine does not compute."""
     path = checkpoint_file(folder, _FILE)
     if path is None:
         return None
@@ -101,7 +101,7 @@ def read_modules(folder: Path, hidden_size: int) -> EmbeddingModules | None:
 
 
 def _kinds(path: Path) -> list[tuple[str, str]]:
-    """Of each module its kind, and the folder of its files."""
+    """The kind of each module, and the folder of its files."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ModelLoadError(f"more than {_MOST_BYTES} bytes", file=str(path))
@@ -189,7 +189,7 @@ def _dense(folder: Path, within: str, config: JsonReader, inputs: int) -> DenseM
 
 
 def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
-    """The prompts by name, and the name of the default one."""
+    """The prompts by name, and the name of the default prompt."""
     path = checkpoint_file(folder, "config_sentence_transformers.json")
     if path is None:
         return {}, None

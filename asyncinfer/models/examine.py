@@ -33,8 +33,8 @@ __all__ = ["Examined", "examine"]
 
 #: Groups of tensors that a message names.
 _NAMED = 4
-#: Tensors of a checkpoint that is compared with all families by its first layers alone, which have
-#: every kind of layer: 59,000 tensors take 10 s to compare with each.
+#: A checkpoint of more tensors is compared by its first layers alone, which have every kind of
+#: layer: comparing 59,000 tensors with one family takes 10 s.
 MANY_TENSORS = 4096
 FIRST_LAYERS = 8
 
@@ -153,7 +153,7 @@ def _nearest(values: dict[str, Any], checkpoint: SafetensorsCheckpoint) -> list[
     whole = values
     if len(there) > MANY_TENSORS:
         values = _first_layers(values)
-        # No layer has ten digits, and of some thousands there would be no integer.
+        # No layer's number has ten digits, and Python parses no integer of thousands of digits.
         numbered = {name: re.search(r"\.(\d{1,9})\.", name) for name in there}
         there = {
             name: there[name]
@@ -181,7 +181,7 @@ def _nearest(values: dict[str, Any], checkpoint: SafetensorsCheckpoint) -> list[
 
 
 def _first_layers(values: dict[str, Any]) -> dict[str, Any]:
-    """The config of a model of the first layers."""
+    """The config of a model that has the first layers alone."""
     count = values.get("num_hidden_layers")
     if not isinstance(count, int) or count <= FIRST_LAYERS:
         return values
@@ -196,7 +196,7 @@ def _first_layers(values: dict[str, Any]) -> dict[str, Any]:
 def _compare(
     name: str, config: ModelConfig, there: Mapping[str, StoredTensor]
 ) -> tuple[int, list[str]]:
-    """How many tensors differ from those of the family called `name`, and lines that say how."""
+    """How many tensors differ from those of the family called `name`, and lines that list them."""
     wanted = {p.name: p.shape for packed in tensor_table(config).values() for p in packed.pieces}
     left_over = [n for n in there if n not in wanted and not ignored_tensor(n, config)]
     missing = [n for n in wanted if n not in there]

@@ -8,8 +8,8 @@ from typing import Final
 
 __all__ = ["EXAMPLES", "GROUPS"]
 
-#: Group -> architecture -> its id on the hub. Of a text model that is published with a tower alone
-#: it is that of the whole.
+#: Group -> architecture -> a checkpoint's id on the hub. A text model that is only published
+#: together with towers has the id of the whole.
 GROUPS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
     {
         "attention and a feed-forward layer": {

@@ -22,7 +22,7 @@ __all__ = [
 #: Over all layers: several times as many as any model has, since each means a few tensors.
 _MOST_EXPERTS = 1 << 17
 _MOST = 1 << 16
-#: Layers that predict further tokens: more than any model has.
+#: The most layers that predict further tokens: far above any known model.
 _MOST_FURTHER = 16
 
 
@@ -84,7 +84,7 @@ def dense_first(config: JsonReader, count: int, rope: RopeConfig | None) -> tupl
 def sparse_by_list(
     config: JsonReader, count: int, rope: RopeConfig | None
 ) -> tuple[LayerConfig, ...]:
-    """`dense_first`, unless `mlp_layer_types` says of each layer whether it has experts."""
+    """`dense_first`, unless `mlp_layer_types` says for each layer whether it has experts."""
     if not config.has("mlp_layer_types"):
         return dense_first(config, count, rope)
     kinds = config.strings("mlp_layer_types", count, ("dense", "sparse"))
@@ -94,8 +94,8 @@ def sparse_by_list(
 
 
 def with_further_layers(config: JsonReader, llama: ModelConfig) -> TensorNames:
-    """The names, with those of the layers that predict further tokens: of the first one, which a
-    model may be loaded with. The others are ignored."""
+    """The names, with those of the first layer that predicts further tokens, which may be loaded
+    with the model. Further such layers are ignored."""
     first, names = llama.num_layers, llama.names
     extra = config.integer("num_nextn_predict_layers", 0, _MOST_FURTHER, 1)
     if not extra:

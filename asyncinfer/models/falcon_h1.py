@@ -59,7 +59,7 @@ class FalconH1(Family):
         def multiplier(name: str) -> float:
             return config.number(f"{name}_multiplier", *_MULTIPLIER, 1.0)
 
-        # A rotation is linear, so that factors of queries and keys are factors of the scores.
+        # A rotation is linear, so factors of queries and keys can be applied to the scores.
         given, keys, out = (multiplier(f) for f in ("attention_in", "key", "attention_out"))
         if llama.qkv_bias and (given, keys, out) != (1.0, 1.0, 1.0):
             raise config.refuse("attention_bias", "is not supported with multipliers of attention")
@@ -90,7 +90,7 @@ class FalconH1(Family):
 
 
 def _mixer(config: JsonReader, llama: ModelConfig) -> MambaConfig:
-    # A null means that the dimensions are `mamba_expand` times those of the hidden state.
+    # Null means `mamba_expand` times the dimensions of the hidden state.
     inner = None
     if config.has("mamba_d_ssm"):
         inner = config.integer("mamba_d_ssm", 1, MOST_WIDTH)

@@ -87,7 +87,7 @@ class FeedForwardBuilder:
     def beside(
         self, experts: ExpertsConfig, name: str, mlp_norm: Norm, mlp: FeedForward
     ) -> FeedForward:
-        """`mlp` and its norm, which `build` has made, with experts beside it."""
+        """`mlp` and its norm, which `build` has made, with experts in parallel."""
         norm, out_norm, dense_norm = (
             make_norm(
                 self._config.norm,
@@ -142,7 +142,7 @@ class FeedForwardBuilder:
         norm = None
         if experts.router_norm:
             weight = as_tensor(self._weights(f"{name}.router_norm"))
-            # The norm's outputs are divided by the root of their number.
+            # The router divides the norm's outputs by the root of their number.
             scale = self._config.hidden_size**-0.5
             norm = make_norm("rms", weight * scale, None, self._config.norm_eps)
         linear = build_linear(self._weights, f"{name}.router", experts.router_bias, "plain")

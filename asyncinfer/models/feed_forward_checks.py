@@ -1,4 +1,4 @@
-"""Checks of the fields of a decoder's feed-forward layers that depend on each other."""
+"""Checks of fields of a decoder's feed-forward layers that depend on each other."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def check_feed_forward(
     gated: bool,
     kinds: Collection[bool],
 ) -> None:
-    """Raise `ValueError` for feed-forward layers or experts of the config `owner` that cannot be.
-    `kinds`: True where layers have experts, False where they have a plain feed-forward layer."""
+    """Raise `ValueError` for impossible feed-forward layers or experts of the config `owner`.
+    `kinds`: True if some layers have experts, False if some have a plain feed-forward layer."""
     if False in kinds:
         if not gated and len(names.up) > 1:
             raise refuse(owner, "names", "up must be one name where gated_mlp is False")

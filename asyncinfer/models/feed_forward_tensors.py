@@ -1,4 +1,4 @@
-"""The tensors of feed-forward layers and experts, and how a checkpoint stores them."""
+"""The tensors of feed-forward layers and experts, and how checkpoints store them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["feed_forward_tensors"]
 def feed_forward_tensors(
     config: ModelConfig, layer: int, theirs: str
 ) -> Iterator[tuple[str, Packed]]:
-    """Those of one layer, whose names begin with `theirs` in the checkpoint."""
+    """The tensors of one layer, whose names begin with `theirs` in the checkpoint."""
     experts = config.layer_experts(layer)
     if not config.layer(layer).feed_forward:
         return

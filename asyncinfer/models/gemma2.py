@@ -29,7 +29,7 @@ class Gemma2(Family):
         "final_logit_softcapping": 30.0,
         "tie_word_embeddings": True,
     }
-    #: Whether there are checkpoints whose tokens see those after them too.
+    #: Whether some checkpoints attend to later tokens, too.
     may_see_ahead: ClassVar[bool] = False
 
     def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:

@@ -35,7 +35,7 @@ class Gemma3(Gemma2):
             raise config.refuse("attn_logit_softcapping", "no Gemma 3 has any: must be null")
         bidirectional = config.boolean("use_bidirectional_attention", False)
         if bidirectional and config.has("sliding_window"):
-            # The window is that of both sides together.
+            # The config's window counts the tokens on both sides together.
             window = config.integer("sliding_window", 1, MOST_WINDOW)
             config = config.replaced({"sliding_window": window // 2 + 1})
         # Scaling that stands beside the layers' parameters is meant for the global ones.

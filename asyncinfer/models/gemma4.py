@@ -1,5 +1,5 @@
-"""Gemma 4 (Gemma team, 2026), text: global layers have larger heads and turn a part of them, values
-have a norm, the last layers may share keys and values, and layers may be given inputs of their own.
+"""Gemma 4 (Gemma team, 2026), text: global layers have larger heads and rotate a part of them,
+values have a norm, and there may be shared keys and values and per-layer embeddings.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Gemma4(Family):
         "vocab_size_per_layer_input": 262_144,
         "tie_word_embeddings": True,
     }
-    #: Local layers are of the model's own size.
+    #: The model's own head size and rotation are those of local layers.
     full_rope = SLIDING
 
     def configure(self, config: JsonReader, llama: ModelConfig) -> ModelConfig:
         if config.has("use_bidirectional_attention"):
-            # Of an image's tokens "vision" is said, and images are not read.
+            # "vision" concerns the tokens of images, which are not read.
             config.string("use_bidirectional_attention")
             if config.values["use_bidirectional_attention"] != "vision":
                 raise config.refuse("use_bidirectional_attention", "must be null or 'vision'")
@@ -63,7 +63,7 @@ class Gemma4(Family):
                 raise config.refuse("vocab_size_per_layer_input", f"must be vocab_size={vocab}")
         cap = "final_logit_softcapping"
         layers = gemma4_layers(config, llama)
-        # Checkpoints hold keys and values that shared ones have taken the place of.
+        # Checkpoints have keys and values of layers that use another layer's instead.
         theirs = "|".join(str(i) for i, layer in enumerate(layers) if layer.shares_kv is not None)
         unused = rf".*\.layers\.({theirs})\.self_attn\.[kv]_(proj|norm)\.\w+"
         names = TensorNames(
@@ -89,7 +89,7 @@ class Gemma4(Family):
         )
 
     def experts(self, config: JsonReader, llama: ModelConfig) -> ExpertsConfig | None:
-        """The experts beside each layer's plain feed-forward layer; None where there are none."""
+        """The experts in parallel with each plain feed-forward layer; None: none."""
         if not config.boolean("enable_moe_block", False):
             return None
         size = config.integer("moe_intermediate_size", 1, MOST_WIDTH)

@@ -1,4 +1,4 @@
-"""The layers of Gemma 4: which are local and which global, and whose keys and values they have."""
+"""The layers of Gemma 4: which are local, which global, and which share keys and values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def gemma4_layers(config: JsonReader, llama: ModelConfig) -> tuple[LayerConfig, 
     """The layers of a config; `llama` has the rotation and the heads of local ones."""
     count = llama.num_layers
     sliding = [*sliding_layers(config, llama, lambda layer: (layer + 1) % 6 != 0)]
-    # transformers makes the last one global, whatever is said.
+    # transformers makes the last layer global, whatever the list says.
     sliding[-1] = False
     _check_own(config, sliding)
     window: int | None = config.integer("sliding_window", 1, MOST_WINDOW)
@@ -44,7 +44,7 @@ def gemma4_layers(config: JsonReader, llama: ModelConfig) -> tuple[LayerConfig, 
 
 
 def _check_own(config: JsonReader, sliding: Sequence[bool]) -> None:
-    """Refuse what the config says of single layers, but for the heads of global ones."""
+    """Refuse settings of single layers, except for the heads of global ones."""
     own = _own(config)
     if own is None:
         return
@@ -56,7 +56,7 @@ def _check_own(config: JsonReader, sliding: Sequence[bool]) -> None:
 
 
 def _own(config: JsonReader) -> JsonReader | None:
-    """What the config says of single layers; None where it says nothing, not even that."""
+    """The config's settings of single layers; None where the key is absent."""
     key = "per_layer_config"
     if not config.has(key):
         return None
@@ -64,7 +64,7 @@ def _own(config: JsonReader) -> JsonReader | None:
 
 
 def _key(own: JsonReader, index: int) -> str:
-    """The key of a layer's own values, which may have leading zeros."""
+    """The key of a layer's own settings, which may have leading zeros."""
     return next((key for key in own.values if key.isdecimal() and int(key) == index), str(index))
 
 
@@ -76,7 +76,7 @@ def _global(
     config: JsonReader, llama: ModelConfig, local: LayerConfig, index: int, same: bool
 ) -> LayerConfig:
     """`local` as a global layer; `same`: values are keys."""
-    # transformers writes what layers have of their own; checkpoints say it of all global ones.
+    # transformers writes settings of each global layer; checkpoints have one for all of them.
     own = _own(config)
     holder, head_dim, heads = config, "global_head_dim", "num_global_key_value_heads"
     if own is not None:

@@ -117,7 +117,7 @@ class LayerBuilder:
         )
 
     def _completed(self, index: int, layer: Layer) -> Layer:
-        """The layer with what follows its feed-forward layer."""
+        """The layer with what follows its feed-forward part."""
         config, name = self._config, f"layers.{index}"
         if config.per_layer_inputs:
             gate, out = (
@@ -133,7 +133,7 @@ class LayerBuilder:
         return layer
 
     def _mixed(self, index: int, name: str) -> Attention | None:
-        """Attention, or what stands in its place, or both."""
+        """Attention, a mixer in its place, or the sum of both."""
         config, layer = self._config, self._config.layer(index)
         mixed: Attention | None = None
         if layer.mixer is not None:

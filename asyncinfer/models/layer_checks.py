@@ -1,4 +1,4 @@
-"""Checks of what differs from layer to layer against the rest of a decoder."""
+"""Checks of a layer's own settings against the rest of a decoder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def check_rope(
     latent: LatentConfig | None,
     attention_gate: bool,
 ) -> None:
-    """Raise `ValueError` for a rotation that heads of the config `owner` cannot have."""
+    """Raise `ValueError` for a rotation that the heads of the config `owner` cannot have."""
     if latent is not None and rope is not None and rope.size != latent.rotated:
         raise refuse(owner, "rope", f"must have the size {latent.rotated} of latent")
     if rope is None:
@@ -29,7 +29,7 @@ def check_rope(
     size = rope.size or head_dim
     if size > head_dim:
         raise refuse(owner, "rope", f"must have a size of head_dim={head_dim} at most")
-    # `RopeConfig` cannot check this if it rotates whole heads, whose size it does not know.
+    # `RopeConfig` cannot check a rotation of whole heads, since it does not know their size.
     if size % 2 or (size < 4 and rope.rope_type == "dynamic"):
         raise refuse(owner, "head_dim", f"cannot be rotated by rope_type={rope.rope_type!r}")
     factors = (rope.factors, rope.long_factors)
@@ -38,7 +38,7 @@ def check_rope(
 
 
 def check_shared_kv(owner: object, num_heads: int, layers: Sequence[LayerConfig]) -> None:
-    """Raise `ValueError` for layers of the config `owner` whose keys and values cannot be."""
+    """Raise `ValueError` for impossible shared keys and values in the config `owner`."""
     for index, layer in enumerate(layers):
         if layer.num_kv_heads is not None and num_heads % layer.num_kv_heads:
             bound = f"num_kv_heads of layer {index} must divide num_heads={num_heads}"

@@ -1,4 +1,4 @@
-"""`Layerwise`: what follows from a decoder's shape, layer by layer."""
+"""`Layerwise`: the properties of single layers that follow from a decoder's config."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Layerwise"]
 
 
 class Layerwise:
-    """What a `ModelConfig`, whose fields these are, says of its layers."""
+    """The properties of a `ModelConfig`'s layers, computed from its fields."""
 
     __slots__ = ()
 
@@ -35,11 +35,11 @@ class Layerwise:
         return self.layers[index] if self.layers else _plain_layer(self.rope)
 
     def layer_block(self, index: int) -> Block:
-        """Where the norms of one layer stand."""
+        """Where the norms of one layer are."""
         return self.layer(index).block or self.block
 
     def layer_experts(self, index: int) -> ExpertsConfig | None:
-        """The experts of one layer; None where its feed-forward layer is a plain one."""
+        """The experts of one layer; None where it has a plain feed-forward part."""
         layer = self.layer(index)
         return self.experts if layer.experts and layer.feed_forward else None
 
@@ -53,7 +53,7 @@ class Layerwise:
         return own if self.head_kv is None else (*own, self.num_layers)
 
     def layer_kv(self, index: int) -> LayerKV:
-        """The keys and values of one layer; `num_layers` is that of a head beside the model."""
+        """The keys and values of one layer; `num_layers` stands for a drafting head."""
         if self.head_kv is not None and index == self.num_layers:
             return self.head_kv
         layer = self.layer(index)
@@ -61,8 +61,8 @@ class Layerwise:
         return LayerKV(heads, layer.head_dim or self.head_dim, self.kv_parts)
 
     def kv_shapes(self, layers: Collection[int]) -> dict[LayerKV, tuple[int, ...]]:
-        """Those of `layers` that keep KV, by what they keep of a token; without that of a head
-        beside the model, which has a scale of its own."""
+        """The shapes of those of `layers` that keep KV, by what they keep of a token. Excludes a
+        drafting head, whose scores have a scale of their own."""
         found: dict[LayerKV, tuple[int, ...]] = {}
         for index in self.kv_layers:
             if index in layers and index < self.num_layers:
@@ -72,7 +72,7 @@ class Layerwise:
 
     @property
     def uniform_kv(self) -> bool:
-        """Whether all layers have keys and values of their own, and alike ones."""
+        """Whether all layers have keys and values of their own, in one shape."""
         plain = LayerKV(self.num_kv_heads, self.head_dim, self.kv_parts)
         return all(
             self.layer_kv(index) == plain
@@ -87,7 +87,7 @@ class Layerwise:
 
     @property
     def windowed_layers(self) -> tuple[int, ...]:
-        """The layers that see a window only."""
+        """The layers that see only a window."""
         return tuple(i for i, layer in enumerate(self.layers) if layer.window is not None)
 
     @property
@@ -126,7 +126,7 @@ class Layerwise:
 
     @property
     def indexed(self) -> int | None:
-        """How many tokens a token attends to, chosen by an indexer; None without one."""
+        """How many tokens a token attends to by an indexer's choice; None without an indexer."""
         indexer = None if self.latent is None else self.latent.indexer
         return None if indexer is None else indexer.most
 
@@ -138,6 +138,5 @@ class Layerwise:
 
 @functools.cache
 def _plain_layer(rope: RopeConfig | None) -> LayerConfig:
-    """A layer of a model whose layers are alike: it is asked for a thousand times while a model is
-    loaded."""
+    """Cached, since loading a model asks for it a thousand times."""
     return LayerConfig(rope=rope)

@@ -1,4 +1,4 @@
-"""How the matrices of a model's layers will lie in a GPU's memory, before any is loaded."""
+"""How the matrices of a model will lie in a GPU's memory, known before any is loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def weight_layouts(
     folder: str | Path, config: ModelConfig, storage: str
 ) -> tuple[WeightLayout, ...]:
     """The layouts that kernels read of a checkpoint's matrices, stored as `storage` names. Reads
-    headers only, of a GGUF file. Raises `ModelLoadError`."""
+    headers alone. Raises `ModelLoadError`."""
     if storage in STORAGE_LAYOUTS:
         found = {STORAGE_LAYOUTS[storage]}
     elif storage != "plain":
@@ -40,8 +40,7 @@ def scheme_layouts(config: ModelConfig) -> tuple[WeightLayout, ...]:
 
 
 def _joined(layouts: Iterable[WeightLayout]) -> set[WeightLayout]:
-    """What matrices of whole numbers become that have several of these layouts and are held as
-    one."""
+    """The layout of whole-number matrices with several layouts that are held as one."""
     whole = [layout for layout in layouts if layout.code in ("int4", "int8")]
     if len(whole) < 2:
         return set()

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint that no decoder takes."""
+"""Decides which tensors of a checkpoint a decoder may leave unused."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ __all__ = ["ignored_tensor"]
 
 
 def ignored_tensor(name: str, config: ModelConfig) -> bool:
-    """Whether a checkpoint may hold this tensor though the model does not use it: it matches
-    `names.ignored`, is the second copy of a tied head, or belongs to the layer that predicts a
+    """Whether a checkpoint may hold this tensor though the model does not use it: the name matches
+    `names.ignored`, or is the second copy of a tied head, or belongs to the layer that predicts a
     further token."""
     if config.tied_head and name == f"{config.names.head}.weight":
         return True

@@ -1,4 +1,4 @@
-"""The layers of Llama 4: which are rotated and see a chunk, and which have experts."""
+"""The layers of Llama 4: which of them are rotated and attend in chunks, and which have experts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MOST_PERIOD: Final = 2**31 - 1
 
 
 def llama4_layers(config: JsonReader, llama: ModelConfig) -> tuple[LayerConfig, ...]:
-    """The layers of a config; `llama` has the rotation of those that are rotated."""
+    """The layers of a config; `llama` has the rotation of the rotated ones."""
     count = llama.num_layers
     every = config.integer("no_rope_layer_interval", 1, MOST_LAYERS, 4)
     rotated = tuple(int((layer + 1) % every != 0) for layer in range(count))
     if config.values.get("no_rope_layers"):
-        # Where the list has a one the layer is rotated.
+        # A one in the list means a rotated layer.
         rotated = config.integers("no_rope_layers", count, 0, 1)
     kinds = tuple(_CHUNKED if turned else FULL for turned in rotated)
     if config.has("layer_types"):
@@ -48,7 +48,7 @@ def llama4_layers(config: JsonReader, llama: ModelConfig) -> tuple[LayerConfig, 
 
 
 def _temperature(config: JsonReader) -> AttentionTemperature | None:
-    """Of layers that are not rotated."""
+    """The temperature of layers that are not rotated."""
     scale = config.number("attn_scale", 0.0, 1e3)
     period = config.integer("floor_scale", 1, _MOST_PERIOD)
     if not _tuned(config) or not scale:
@@ -58,14 +58,14 @@ def _temperature(config: JsonReader) -> AttentionTemperature | None:
 
 def _tuned(config: JsonReader) -> bool:
     key = "attn_temperature_tuning"
-    # The first configs say it with a number.
+    # The first configs have a number in place of a boolean.
     if type(config.values.get(key)) is int:
         return config.integer(key, 0, MOST_LAYERS) > 0
     return config.boolean(key, True)
 
 
 def _with_experts(config: JsonReader, count: int) -> frozenset[int]:
-    """The layers of `count` that have experts."""
+    """Which of `count` layers have experts."""
     if config.has("moe_layers"):
         return frozenset(config.integers("moe_layers", None, 0, MOST_LAYERS))
     every = config.integer("interleave_moe_layer_step", 1, MOST_LAYERS, 1)

@@ -67,8 +67,8 @@ def load_model(
 ) -> Decoder:
     """Load the checkpoint in `folder`, with weights converted to `dtype`, for sequences of at most
     `max_context` tokens (None: the model's own maximum). `storage` is the format of the layers'
-    matrices, as in `make_linear`. `predictor`: with the layer that predicts further tokens, which
-    the checkpoint must have. `head`: with the head that predicts them, of that folder.
+    matrices, as in `make_linear`. `predictor`: load the layer that predicts further tokens, too,
+    which the checkpoint must have. `head`: the folder of a drafting head to load with the model.
 
     Weights stream onto the device one tensor at a time, and `progress` is called on the way. Raises
     `ModelLoadError` for bad files, before any device memory is taken.
@@ -91,9 +91,9 @@ def outline_model(
     predictor: bool = False,
     head: Path | None = None,
 ) -> Decoder:
-    """The decoder that `load_model` would make for `device`, of tensors on torch's device "meta",
-    which have no memory: nothing but headers is read. Call it in a rehearsal for that device.
-    Raises as `load_model` does, and where a format's weights cannot be laid out without numbers.
+    """The decoder that `load_model` would make for `device`, with tensors on torch's device "meta",
+    which have no memory: only headers are read. Call it in a rehearsal for that device. Raises as
+    `load_model` does, and for a format that cannot lay out weights without numbers.
     """
     with _opened(folder, device, dtype, None, storage, predictor, reads=False) as (config, weights):
         if head is None:
@@ -174,8 +174,8 @@ def _head_opened(
     dtype: torch.dtype,
     progress: OnProgress | None,
 ) -> Iterator[HeadWeights]:
-    """The head in `folder` for a model. It must be asked for each tensor in the block. On torch's
-    device "meta" none is read."""
+    """The head in `folder` for a model. Each of its tensors must be loaded inside the block. On
+    torch's device "meta" none is read."""
     config, reads = read_eagle3(folder, model), device.type != "meta"
     with open_checkpoint(folder) as checkpoint:
         config = fitted(config, checkpoint.tensors)
@@ -195,7 +195,7 @@ def _head_opened(
         if reads or not config.chooses:
             chosen = token_choice(config, checkpoint, loader.as_stored)
         else:
-            # Its check needs the numbers.
+            # Checking the choice of tokens needs its numbers.
             chosen = torch.empty(config.draft_vocab_size, dtype=torch.int64, device="meta")
         yield HeadWeights(config, loader, chosen)
         loader.finish()
@@ -204,14 +204,14 @@ def _head_opened(
 def _stays_packed(
     table: Mapping[str, Packed], device: torch.device, dtype: torch.dtype, storage: str
 ) -> bool:
-    """Whether quantised matrices are kept as they are."""
-    # Another format is made of their floats.
+    """Whether quantised matrices stay as they are."""
+    # Another format is made from floats.
     if storage != "plain":
         return False
     on_gpu = device.type == "cuda"
     if wants_triton() and triton_is_missing() is None if on_gpu else native.available():
         return True
-    # Floats are faster than numbers that each call unpacks, where there is room for them.
+    # Floats are faster than numbers that each call unpacks, if there is memory for them.
     numbers = sum(math.prod(packed.shape) for packed in table.values())
     memory = torch.cuda.mem_get_info(device)[1] if on_gpu else host_bytes()
     return numbers * dtype.itemsize > memory // 2
@@ -233,8 +233,8 @@ def suited(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
 
 
 def _respelled(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
-    """The config with those of `names.spellings` that the checkpoint has and the names' own it
-    lacks."""
+    """The config with those of `names.spellings` that the checkpoint has in place of the usual
+    names."""
     names = config.names
     if not names.spellings:
         return config
@@ -248,7 +248,7 @@ def _respelled(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig
 
 
 def _moved(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
-    """The config with plain feed-forward layers under the second of `names.mlp_modules`, where the
+    """The config with the second of `names.mlp_modules` for plain feed-forward layers, where the
     checkpoint has no tensor under the first: transformers saves Kimi Linear so."""
     names = config.names
     if names.mlp_modules is None:
@@ -262,8 +262,8 @@ def _moved(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
 
 
 def _recut(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
-    """The config with the channels of each of a gated delta net's convolutions as they are stored:
-    transformers saves thirds of all channels under the names of queries, keys and values."""
+    """The config with the channels of a gated delta net's convolutions as this checkpoint cuts
+    them: transformers saves thirds of all channels under the names of queries, keys and values."""
     names, mixers = config.names, {layer.mixer for layer in config.layers}
     mixer = next((each for each in mixers if isinstance(each, GatedDeltaConfig)), None)
     if mixer is None or len(names.delta_conv) == 1:
@@ -278,8 +278,8 @@ def _recut(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
 
 def _without_prefix(config: ModelConfig, checkpoint: TensorFiles[Any]) -> ModelConfig:
     """The config with an empty prefix if the checkpoint's tensors lack the architecture's prefix,
-    as in a model that was saved without its head. An embedding model needs none: where it has none
-    its embedding stands for it, so that no place else knows of models without a head."""
+    as in a model that was saved without its head. An embedding model needs no head: where it has
+    none, its embedding takes that place, so that no other code knows of models without a head."""
     prefix = config.names.prefix
     if any(name.startswith(prefix) for name in checkpoint.tensors):
         return config

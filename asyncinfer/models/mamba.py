@@ -1,4 +1,4 @@
-"""Reading the keys of Mamba-2's layers from `config.json`."""
+"""Reads the keys of Mamba-2's layers from `config.json`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from asyncinfer.models.reader import JsonReader
 
 __all__ = ["layer_kinds", "read_mamba", "step_bounds"]
 
-#: Names that layers had before transformers 5.
+#: Names that kinds of layers had before transformers 5.
 _FORMER = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 def layer_kinds(config: JsonReader, key: str, count: int, kinds: Sequence[str]) -> tuple[str, ...]:
-    """The kind of each layer, one of `kinds`, in today's spelling."""
+    """The kind of each layer, one of `kinds`, in the current spelling."""
     former = [name for name, now in _FORMER.items() if now in kinds]
     return tuple(_FORMER.get(kind, kind) for kind in config.strings(key, count, [*kinds, *former]))
 
@@ -27,7 +27,7 @@ def step_bounds(config: JsonReader) -> tuple[float, float]:
         return 0.0, math.inf
     values = config.values["time_step_limit"]
     if isinstance(values, list):
-        # JSON has no infinity, and transformers writes one so.
+        # JSON has no infinity, which transformers writes as this object.
         values = [math.inf if value == {"__float__": "Infinity"} else value for value in values]
         config = config.replaced({"time_step_limit": values})
     low, high = config.numbers("time_step_limit", 2, 0.0, math.inf)
@@ -37,8 +37,8 @@ def step_bounds(config: JsonReader) -> tuple[float, float]:
 
 
 def read_mamba(config: JsonReader, llama: ModelConfig, inner: int | None = None) -> MambaConfig:
-    """The layer by the keys of Bamba and its kin. `inner`: dimensions of all heads together; None:
-    `mamba_expand` times those of the hidden state."""
+    """Read the layer by the keys of Bamba and related models. `inner`: dimensions of all heads
+    together; None: `mamba_expand` times those of the hidden state."""
     if llama.activation != "silu":
         raise config.refuse("hidden_act", "must be silu: Mamba-2's layers have no other here")
     if inner is None:

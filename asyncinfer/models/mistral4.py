@@ -53,7 +53,7 @@ class Mistral4(DeepSeekV3):
     }
 
     def complete(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Without the share of a head that is rotated, which the sizes of its parts say too."""
+        """Without the rotated share of a head, which follows from the sizes of its parts."""
         whole = super().complete(values)
         plain, rotated = whole["qk_nope_head_dim"], whole["qk_rope_head_dim"]
         rope = whole["rope_parameters"]

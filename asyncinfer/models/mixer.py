@@ -1,4 +1,4 @@
-"""Builds what keeps a state, in place of attention or beside it."""
+"""Builds the mixers that keep a state, in place of attention or in parallel with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shapes of what keeps a state, in place of attention or beside it."""
+"""The configs of mixers, which keep a state in place of attention or in parallel with it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = [
     "ShortConvConfig",
 ]
 
-#: The RMS norm of what a Mamba-2 layer computed, each group of its channels by itself: after the
-#: gate, or before it.
+#: The RMS norm of a Mamba-2 layer's output, each group of channels by itself: after the gate, or
+#: before it.
 MambaNorm = Literal["gate-first", "norm-first"]
 
 
@@ -30,7 +30,7 @@ MambaNorm = Literal["gate-first", "norm-first"]
 class ShortConvConfig:
     """LFM2's gated short convolution, in place of attention."""
 
-    #: Tokens that the convolution sees, the token itself among them.
+    #: Tokens that the convolution sees, including the token itself.
     width: int
     #: Whether the convolution and both projections have a bias.
     bias: bool = False
@@ -55,9 +55,9 @@ class GatedDeltaConfig:
     #: Dimensions of a head of queries and keys, and of values.
     key_dim: int
     value_dim: int
-    #: Tokens that the convolution sees, the token itself among them.
+    #: Tokens that the convolution sees, including the token itself.
     width: int
-    #: Multiplies beta. Above 1 a token can turn a part of the state around.
+    #: The factor of beta. Above 1 a token can flip the sign of a part of the state.
     beta_scale: float = 1.0
     #: The epsilon of the norm of the outputs; None: that of the model's norms.
     norm_eps: float | None = None
@@ -90,24 +90,23 @@ class MambaConfig:
 
     heads: int
     head_dim: int
-    #: Dimensions of the state beside those of a head.
+    #: Dimensions of the state, besides those of a head.
     state_dim: int
     #: Groups of adjacent heads that share what is written to the state and read from it.
     groups: int
-    #: Tokens that the convolution sees, the token itself among them.
+    #: Tokens that the convolution sees, including the token itself.
     width: int
     conv_bias: bool = True
     #: Whether the projections before and after have a bias.
     in_bias: bool = False
     out_bias: bool = False
-    #: None: there is the gate alone.
+    #: None: there is the gate alone, without a norm.
     norm: MambaNorm | None = "gate-first"
     #: The bounds of a token's step.
     steps: tuple[float, float] = (0.0, math.inf)
-    #: Multiply the parts of the projection before: gate, heads, what is written, what is read,
-    #: step.
+    #: Factors of the parts of the input projection: gate, heads, writes, reads, step.
     in_scales: tuple[float, ...] = (1.0,) * 5
-    #: Multiplies what the layer gives.
+    #: The factor of the layer's output.
     out_scale: float = 1.0
 
     def __post_init__(self) -> None:
@@ -157,7 +156,7 @@ class KimiDeltaConfig:
     #: Dimensions of a head of queries, keys and values alike, and of the small vectors that decays
     #: and gates are made of.
     head_dim: int
-    #: Tokens that the convolution sees, the token itself among them.
+    #: Tokens that the convolution sees, including the token itself.
     width: int
 
     def __post_init__(self) -> None:
@@ -176,5 +175,5 @@ class KimiDeltaConfig:
         return StateShape((self.width - 1, 3 * self.inner)), matrices
 
 
-#: What keeps a state in place of KV.
+#: The config of a layer that keeps a state in place of KV.
 MixerConfig = ShortConvConfig | GatedDeltaConfig | MambaConfig | KimiDeltaConfig

@@ -1,4 +1,4 @@
-"""The tensors of layers that keep a state, and how a checkpoint stores them."""
+"""The tensors of layers that keep a state, and how checkpoints store them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["mixer_tensors"]
 def mixer_tensors(
     config: ModelConfig, mixer: MixerConfig, theirs: str
 ) -> Iterator[tuple[str, Packed]]:
-    """Those of a layer with this mixer, whose names begin with `theirs` in the checkpoint."""
+    """The tensors of a layer with this mixer, whose names begin with `theirs` in the checkpoint."""
     if isinstance(mixer, GatedDeltaConfig):
         return _delta(config, mixer, theirs)
     if isinstance(mixer, KimiDeltaConfig):
@@ -61,7 +61,7 @@ def _delta(
     pieces = (Piece(f"{theirs}{part}.weight", (n, 1, mixer.width)) for part, n in conv)
     yield "mixer.conv.weight", Packed(tuple(pieces))
     for ours, name in (("rate", names.delta_rate), ("bias", names.delta_bias)):
-        # float32: an error in how fast a state decays grows with the tokens.
+        # float32, since an error in the rate of decay grows with the number of tokens.
         yield f"mixer.{ours}", Packed(one_tensor(theirs + name, mixer.heads).pieces, "float32")
     yield "mixer.norm", one_tensor(f"{theirs}{names.delta_norm}.weight", mixer.value_dim)
     yield from linear_tensors(
@@ -78,7 +78,7 @@ def _kimi(config: ModelConfig, mixer: KimiDeltaConfig, theirs: str) -> Iterator[
         yield from linear_tensors(config, theirs, f"mixer.{ours}", (name,), (inner,), size, False)
     pieces = (Piece(f"{theirs}{part}.weight", (inner, 1, mixer.width)) for part in names.delta_conv)
     yield "mixer.conv.weight", Packed(tuple(pieces))
-    # float32: an error in how fast a state decays grows with the tokens.
+    # float32, since an error in the rate of decay grows with the number of tokens.
     rate, bias = (theirs + name for name in (names.delta_rate, names.delta_bias))
     shape = (mixer.heads,) if names.plain_rates else (1, 1, mixer.heads, 1)
     yield "mixer.rate", Packed(one_tensor(rate, *shape).pieces, "float32")
@@ -100,7 +100,7 @@ def _mamba(config: ModelConfig, mixer: MambaConfig, theirs: str) -> Iterator[tup
         yield "mixer.conv.bias", one_tensor(f"{theirs}{names.mamba_conv}.bias", channels)
     for ours in ("rate", "bias", "skip"):
         name = getattr(names, f"mamba_{ours}")
-        # float32: an error in how fast a state decays grows with the tokens.
+        # float32, since an error in the rate of decay grows with the number of tokens.
         yield f"mixer.{ours}", Packed(one_tensor(theirs + name, mixer.heads).pieces, "float32")
     if mixer.norm is not None:
         yield "mixer.norm", one_tensor(f"{theirs}{names.mamba_norm}.weight", inner)

@@ -1,5 +1,5 @@
-"""Models of more than text as they are published: the text model, by the names that its tensors
-have beside those of towers for images and sounds, which are left out."""
+"""Multimodal checkpoints: their text model, by the names that its tensors have there. The towers
+for images and sounds are left out."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ __all__ = [
 class Multimodal(Family):
     """A model of more than text: images and sounds are not supported."""
 
-    #: `model_type` under `text_config` -> the text model; a config that does not say has the first.
+    #: `model_type` under `text_config` -> the text model; a config without it has the first.
     texts: ClassVar[Mapping[str, type[Family]]]
-    #: Before the names of the text model's tensors, but for the head.
+    #: The prefix of the text model's tensors, except the head.
     prefix: ClassVar[str]
     head: ClassVar[str] = "lm_head"
-    #: Patterns of tensors that are none of the text model's.
+    #: Patterns of tensors that do not belong to the text model.
     towers: ClassVar[tuple[str, ...]]
 
     def read(self, architecture: str, values: Mapping[str, Any], file: str) -> ModelConfig:

@@ -15,9 +15,9 @@ class PredictorNames:
     """The names of the layer that predicts a further token (multi-token prediction): see
     `asyncinfer.models.predictor`. All but `prefix` are without it and without `.weight`."""
 
-    #: Stands before all of them, and before no tensor of the model without the layer.
+    #: The prefix of these names, which no tensor of the model without the layer has.
     prefix: str
-    #: Stands before the names of the layer's own tensors, which are called as in other layers.
+    #: The prefix of the layer's own tensors, whose names are those of other layers.
     layer: str = ""
     join: str
     token_norm: str
@@ -90,7 +90,7 @@ class TensorNames:
     delta_gates: tuple[str, ...] = ("linear_attn.in_proj_ba",)
     #: One convolution, or one for each of queries, keys and values.
     delta_conv: tuple[str, ...] = ("linear_attn.conv1d",)
-    #: Channels in each of `delta_conv`, where a checkpoint cuts them elsewhere. None: it does not.
+    #: Channels of each of `delta_conv`, where a checkpoint cuts them differently; else None.
     delta_conv_rows: tuple[int, ...] | None = None
     delta_rate: str = "linear_attn.A_log"
     delta_bias: str = "linear_attn.dt_bias"
@@ -112,7 +112,7 @@ class TensorNames:
     mamba_skip: str = "mamba.D"
     mamba_norm: str = "mamba.norm"
     mamba_out: str = "mamba.out_proj"
-    #: The rates at which states decay are stored as they are, below zero, not as logarithms.
+    #: Whether decay rates are stored as negative numbers, not as logarithms.
     plain_rates: bool = False
     #: Gate and up projection of a gated feed-forward layer, or one tensor with both; else only up.
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
@@ -121,7 +121,7 @@ class TensorNames:
     #: the other one. None: it may not.
     mlp_modules: tuple[str, str] | None = None
     router: str = "mlp.gate"
-    #: Of a router with a norm of its own: the norm's weight; and what multiplies each expert's.
+    #: A router's own norm: its weight; and the factors of the experts.
     router_norm: str = "router.scale"
     expert_scale: str = "router.per_expert_scale"
     #: Of experts beside a plain feed-forward layer: the norms before and after them, and the one
@@ -144,10 +144,10 @@ class TensorNames:
     #: Where a checkpoint may hold all experts in one tensor in place of a tensor for each: the
     #: names of gate and up and of down, both `[experts, out, in]`. None: it may not.
     fused_experts: tuple[str, str] | None = None
-    #: Other names that checkpoints have for norms: pairs of a field above and its other name.
+    #: Pairs of a norm's field above and another name that checkpoints have for it.
     spellings: tuple[tuple[str, str], ...] = ()
-    #: Of what each layer is given beside its input: an embedding and a projection of it for all
-    #: layers, a norm; and in each layer the gate, the projection and its norm.
+    #: Of per-layer embeddings: an embedding and a projection for all layers, a norm; and in each
+    #: layer the gate, the projection and its norm.
     per_layer_embedding: str = "embed_tokens_per_layer"
     per_layer_projection: str = "per_layer_model_projection"
     per_layer_norm: str = "per_layer_projection_norm"

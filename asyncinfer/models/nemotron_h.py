@@ -69,7 +69,7 @@ class NemotronH(Family):
         if not kinds and isinstance(pattern, str):
             kinds = [_LETTERS.get(letter, letter) for letter in pattern]
         if isinstance(kinds, list):
-            # `num_hidden_layers` is what older versions of the code need.
+            # Older versions of transformers need `num_hidden_layers`.
             whole |= {_KINDS: kinds, "num_hidden_layers": len(kinds)}
         return whole
 
@@ -91,7 +91,7 @@ class NemotronH(Family):
             llama,
             rope=None,
             gated_mlp=False,
-            # Keys that are there and mean nothing.
+            # Keys that are there but have no effect.
             tied_head=False,
             qkv_bias=False,
             out_bias=False,

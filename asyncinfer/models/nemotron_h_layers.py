@@ -1,4 +1,4 @@
-"""The layers of Nemotron-H: how its config and its checkpoints name their parts."""
+"""The layers of Nemotron-H: how its config and checkpoints name their parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["nemotron_experts", "nemotron_mixer", "nemotron_names"]
 
 
 def nemotron_mixer(config: JsonReader) -> MambaConfig:
-    """The Mamba-2 layers. Raises `ModelLoadError` where they cannot be."""
+    """The config of the Mamba-2 layers. Raises `ModelLoadError` for impossible values."""
     if config.string("mamba_hidden_act") != "silu":
         raise config.refuse("mamba_hidden_act", "must be silu")
     heads = config.integer("mamba_num_heads", 1, MOST_HEADS)
@@ -38,13 +38,13 @@ def nemotron_mixer(config: JsonReader) -> MambaConfig:
         conv_bias=config.boolean("use_conv_bias"),
         in_bias=bias,
         out_bias=bias,
-        # As transformers has it, which goes by no `time_step_limit` here.
+        # As in transformers, which ignores `time_step_limit` here.
         steps=(config.number("time_step_min", 0.0, 1e6), math.inf),
     )
 
 
 def nemotron_experts(config: JsonReader, llama: ModelConfig) -> ExpertsConfig:
-    """The experts, one of which every token takes."""
+    """The experts, one of which is shared by all tokens."""
     size = config.integer("moe_shared_expert_intermediate_size", 1, MOST_WIDTH)
     return replace(read_grouped_experts(config, llama), shared_size=size)
 

@@ -29,8 +29,8 @@ class OLMoHybrid(Family):
     }
 
     def complete(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """With the sizes of the delta nets, which follow from each other where they are left out
-        or null."""
+        """The values with the sizes of the delta nets, which are derived where they are missing or
+        null."""
         whole = dict(super().complete(values))
         for key in ("linear_num_key_heads", "linear_num_value_heads"):
             if whole.get(key) is None:
@@ -51,7 +51,7 @@ class OLMoHybrid(Family):
         turns = config.boolean("linear_allow_neg_eigval", True)
         mixer = replace(delta_net(config), beta_scale=2.0 if turns else 1.0, norm_eps=1e-5)
         rope = None if _unrotated(config) else llama.rope
-        # One layer attends, however few there are.
+        # At least one layer attends, however few layers there are.
         every = min(4, llama.num_layers)
         return replace(
             llama,
@@ -67,7 +67,7 @@ class OLMoHybrid(Family):
             names=TensorNames(
                 attention_norm="attention_layer_norm",
                 mlp_norm="feedforward_layer_norm",
-                # As transformers saves a model, and as it names the modules.
+                # Module names as transformers saves them.
                 spellings=(
                     ("attention_out_norm", "feedforward_layer_norm"),
                     ("attention_norm", "input_layernorm"),
@@ -83,6 +83,6 @@ class OLMoHybrid(Family):
 
 
 def _unrotated(config: JsonReader) -> bool:
-    """Whether the base of the rotation is null: queries and keys are not rotated then."""
+    """Whether the base of the rotation is null, so that queries and keys are not rotated."""
     holder = config.object("rope_parameters") or config
     return "rope_theta" in holder.values and not holder.has("rope_theta")

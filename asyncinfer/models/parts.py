@@ -78,35 +78,35 @@ class LayerConfig:
 
     #: None: queries and keys are not rotated.
     rope: RopeConfig | None
-    #: Where its norms stand; None: where the model's `block` says.
+    #: Where its norms are; None: as in the model's `block`.
     block: Block | None = None
-    #: A token sees this many tokens, itself the last of them; None: all before it. Where a model
-    #: is bidirectional, the token sees as many on its other side.
+    #: A token sees this many tokens, including itself; None: all before it. In a bidirectional
+    #: model the token sees as many on its other side.
     window: int | None = None
-    #: Whether the window does not slide: positions are cut into chunks of `window` tokens, and a
-    #: token sees those before it in its own.
+    #: Whether positions are cut into chunks of `window` tokens in place of a sliding window: a
+    #: token sees those before it in its own chunk.
     chunked: bool = False
-    #: Whether queries and keys have the norm that the model's have.
+    #: Whether queries and keys have a norm, if the model's have one.
     qk_norm: bool = True
-    #: What multiplies the queries by their position; None: nothing does.
+    #: The factor of the queries by their position; None: there is none.
     temperature: AttentionTemperature | None = None
-    #: Whether its feed-forward layer is a mixture of experts, if the model has any.
+    #: Whether its feed-forward part is a mixture of experts, if the model has experts.
     experts: bool = True
-    #: What keeps a state, in place of attention or beside it; None: there is nothing such.
+    #: The mixer that keeps a state, in place of attention or in parallel with it; None: no mixer.
     mixer: MixerConfig | None = None
     #: Whether there is attention; None: where there is no mixer. A mixer and attention in one layer
-    #: have the same input, and the sum of what they give goes on.
+    #: have the same input, and their outputs are added.
     attention: bool | None = None
-    #: Whether there is a feed-forward layer, or experts.
+    #: Whether there is a feed-forward part, plain or of experts.
     feed_forward: bool = True
-    #: Dimensions of its heads, how many key and value heads it has, and the width of its
-    #: feed-forward layer; None: as the model says.
+    #: Dimensions of its heads, its number of KV heads, and the width of its feed-forward part;
+    #: None: as in the model.
     head_dim: int | None = None
     num_kv_heads: int | None = None
     intermediate_size: int | None = None
-    #: The layer before it whose keys and values it attends to; None: it has its own.
+    #: The earlier layer whose keys and values it attends to; None: it has its own.
     shares_kv: int | None = None
-    #: Whether its values are what its keys are before norm and rotation.
+    #: Whether its values are its keys before norm and rotation.
     keys_as_values: bool = False
 
     def __post_init__(self) -> None:
@@ -169,7 +169,7 @@ class ExpertsConfig:
     #: Experts come in this many groups, and a token takes its experts from the best few groups.
     groups: int = 1
     active_groups: int = 1
-    #: A group's score is the sum of its best so many experts' scores.
+    #: A group's score is the sum of so many of its best experts' scores.
     group_best: int = 1
     #: Whether a bias is added to the scores when experts are chosen, and only then.
     correction: bool = False
@@ -184,14 +184,14 @@ class ExpertsConfig:
     shared_size: int = 0
     #: Whether the shared expert's output is multiplied by the sigmoid of a projection of its input.
     shared_gate: bool = False
-    #: Whether a token's weights multiply what its experts take, not what they give.
+    #: Whether the weights of a token's experts multiply their inputs in place of their outputs.
     weigh_inputs: bool = False
-    #: Whether the router takes a norm of its own of the layer's input, and whether each expert's
-    #: weight is multiplied by a learned number.
+    #: Whether the router norms the layer's input by itself, and whether each expert's weight has a
+    #: learned factor.
     router_norm: bool = False
     expert_scale: bool = False
-    #: Whether they stand beside the plain feed-forward layer. Both take the layer's input, and
-    #: each has norms of its own before it and after it; the sum goes on.
+    #: Whether experts are in parallel with the plain feed-forward part. Both take the layer's
+    #: input, each has norms of its own before and after it, and the outputs are added.
     beside: bool = False
     #: None: the model's activation. Else the clamped SwiGLU's (alpha, limit).
     clamped_swiglu: tuple[float, float] | None = None

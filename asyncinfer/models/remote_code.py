@@ -14,8 +14,8 @@ from asyncinfer.plugins.architecture import NEVER_RUN
 
 __all__ = ["TIKTOKEN_FILES", "model_code", "tiktoken_file", "tokenizer_code"]
 
-#: Classes of tokenizers that are code, of Kimi and Hunyuan, and the file beside each, which is read
-#: without it.
+#: Tokenizer classes that are code, of Kimi and Hunyuan -> the file beside each, which can be read
+#: without that code.
 TIKTOKEN_FILES: Final = {"TikTokenTokenizer": "tiktoken.model", "HYTokenizer": "hy.tiktoken"}
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -51,8 +51,8 @@ def model_code(config: JsonReader, architecture: str, model_type: str | None) ->
 
 
 def tokenizer_code(folder: Path) -> tuple[str, ...]:
-    """`model_code` for the folder's tokenizer. Its code is set aside if there is a fast tokenizer,
-    since `tokenizer.json` describes that completely, or a file that is read without it. Raises
+    """`model_code` for the folder's tokenizer. The code is ignored if there is a fast tokenizer,
+    which `tokenizer.json` describes completely, or a file that can be read without the code. Raises
     `ModelLoadError` if there is neither."""
     code, written, file = _tokenizer_class(folder)
     if not written:
@@ -76,7 +76,7 @@ def tokenizer_code(folder: Path) -> tuple[str, ...]:
 
 
 def tiktoken_file(folder: Path) -> Path | None:
-    """The file of a tokenizer whose class is in `TIKTOKEN_FILES`; None for any other."""
+    """The file of a tokenizer whose class is in `TIKTOKEN_FILES`; None for other classes."""
     _, written, _ = _tokenizer_class(folder)
     match written:
         case [str(name), None] | str(name):
@@ -86,7 +86,7 @@ def tiktoken_file(folder: Path) -> Path | None:
 
 
 def _tokenizer_class(folder: Path) -> tuple[object, object, str]:
-    """The `auto_map` of the folder's tokenizer, what it names, and the file that has it."""
+    """The `auto_map` of the folder's tokenizer, the class that it names, and that file."""
     path = checkpoint_file(folder, _TOKENIZER_CONFIG)
     values: dict[str, Any] = {} if path is None else read_json(path, _MOST_BYTES)
     code = values.get("auto_map")

@@ -1,4 +1,4 @@
-"""Reading the attention temperatures of `config.json`."""
+"""Reads the attention temperatures of `config.json`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["tempered"]
 
 
 def tempered(config: JsonReader, llama: ModelConfig) -> tuple[LayerConfig, ...]:
-    """The layers of `llama`, all of them with the temperature that stands beside the settings of
-    the rotation, as Mistral's models have it; unchanged where there is none."""
+    """The layers of `llama`, each with the temperature that Mistral's configs have beside the
+    settings of the rotation; unchanged where there is none."""
     rope = config.object("rope_scaling") or config.object("rope_parameters")
     scale = 0.0 if rope is None else rope.number("llama_4_scaling_beta", 0.0, 1e3, 0.0)
     if rope is None or scale == 0.0:

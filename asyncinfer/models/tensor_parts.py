@@ -1,4 +1,4 @@
-"""Parts of the tensor table that every kind of layer has: linear layers and norms."""
+"""Parts of the tensor table that all kinds of layers have: linear layers and norms."""
 
 from __future__ import annotations
 

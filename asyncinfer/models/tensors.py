@@ -143,7 +143,7 @@ def _indexer(
 
 
 def _predictor(config: ModelConfig, names: PredictorNames, ours: str) -> dict[str, Packed]:
-    """What the layer that predicts a further token has beside the layer's own tensors."""
+    """Tensors of the layer that predicts a further token, besides those of every layer."""
     table: dict[str, Packed] = {}
     for part in ("token_norm", "hidden_norm", "norm"):
         table |= norm_tensors(config, f"{ours}.{part}", f"{names.prefix}{getattr(names, part)}")
@@ -152,7 +152,7 @@ def _predictor(config: ModelConfig, names: PredictorNames, ours: str) -> dict[st
 
 
 def _after(config: ModelConfig, theirs: str) -> Iterator[tuple[str, Packed]]:
-    """What follows a layer's feed-forward layer."""
+    """Tensors that follow a layer's feed-forward part."""
     names, hidden, size = config.names, config.hidden_size, config.per_layer_inputs
     if size:
         for ours, name, shape in (

@@ -1,4 +1,4 @@
-"""`PlannedHead`: what a head beside a model takes, which predicts further tokens."""
+"""`PlannedHead`: the memory of a drafting head beside a model."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ __all__ = ["PlannedHead"]
 class PlannedHead:
     """The numbers in a head's tensors."""
 
-    #: In its matrices, which have the format of the model's.
+    #: Numbers in its matrices, which have the format of the model's.
     linear: int
-    #: In its embedding, its logits' matrix and its norms.
+    #: Numbers in its embedding, the matrix of its logits and its norms.
     others: int
 
     @classmethod
     def beside(cls, model: ModelConfig, config_file: Path) -> tuple[ModelConfig, Self] | None:
-        """The head that a `config.json` is of, and the model's config with a place for its KV; None
-        where it is no head's. Whether it has an embedding of its own is told by its tensors, where
-        they are there. Raises `ModelLoadError`."""
+        """The head that a `config.json` describes, and the model's config with a place for its KV;
+        None if it describes no head. The head's tensors, where they are there, tell whether it has
+        an embedding of its own. Raises `ModelLoadError`."""
         folder = config_file.parent
         if config_file.name != "config.json" or not is_eagle3(folder):
             return None
@@ -45,8 +45,8 @@ class PlannedHead:
         return with_head(model, config), cls(linear=counts[True], others=counts[False])
 
     def bytes(self, format: Format, dtype: str) -> int:
-        """What its weights take beside a model in `format`. Those of a model as it is stored say
-        nothing of a head."""
+        """Bytes of its weights beside a model in `format`. The stored format of a model says
+        nothing about the head's."""
         size = DTYPE_BYTES[dtype]
         of_linear = format.linear if format in FORMATS else None
         return round(self.linear * (of_linear or size) + self.others * size)

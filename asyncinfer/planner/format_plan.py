@@ -1,4 +1,4 @@
-"""`FormatPlan`: what a model takes on a GPU, and how fast it can be, in one format."""
+"""`FormatPlan`: the memory and the speed of a model on a GPU in one format."""
 
 from __future__ import annotations
 
@@ -21,45 +21,44 @@ __all__ = ["FormatPlan", "Limit", "plan_format"]
 
 Limit = Literal["compute", "bandwidth", "capacity"]
 
-#: What good engines reach of a GPU's nominal bandwidth in decode steps, and of its nominal
-#: arithmetic in prefill, on models of some billion parameters; small ones reach less.
+#: The shares of a GPU's nominal bandwidth in decode steps, and of its nominal arithmetic in
+#: prefill, that good engines reach on models of some billion parameters; small models reach less.
 _DECODE_SHARE: Final = 0.7
 _PREFILL_SHARE: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatPlan:
-    """The plan with the weights, or the KV, in one format."""
+    """The plan with weights or KV in one format."""
 
     format: str
     #: Bytes of all weights in memory.
     weight_bytes: int
     #: Bytes of a token's keys and values, over all layers.
     kv_bytes_per_token: int
-    #: The same of each token after `context`: a layer with a full window takes no more bytes.
+    #: The same for each token after `context`: a layer whose window is full takes no more.
     kv_bytes_per_further_token: int
     #: Bytes that a sequence of `context` tokens holds, in whole blocks.
     kv_bytes_per_sequence: int
-    #: Bytes that layers with a window hold for query tokens in flight, of all sequences together.
+    #: Bytes that layers with a window hold for query tokens in flight, in all sequences together.
     kv_bytes_in_flight: int
     #: Bytes of the states that a sequence of `context` tokens leaves for prefix hits, one after
-    #: every `state_interval` blocks. Where they do not fit, older ones are given up.
+    #: every `state_interval` blocks. Older states are evicted when they do not fit.
     state_bytes_kept: int
     #: Bytes of each sequence's keys and values that a decode step reads and writes.
     kv_bytes_read: int
     #: How many sequences of `context` tokens run at once in the memory beside the weights.
     sequences: int
-    #: Least seconds of a decode step of `batch` sequences with `context` tokens each.
+    #: The least seconds of a decode step of `batch` sequences with `context` tokens each.
     decode_floor: float
-    #: Least seconds of the prefill of `context` tokens.
+    #: The least seconds of the prefill of `context` tokens.
     prefill_floor: float
-    #: What to expect of decode steps, over all sequences that run at once: `batch`, or as many as
-    #: fit.
+    #: Expected decode tokens a second, over all running sequences: `batch`, or as many as fit.
     decode_tokens_per_second: float
     #: The same with as many sequences as fit.
     most_tokens_per_second: float
     prefill_tokens_per_second: float
-    #: What limits a decode step: "capacity" if the batch does not fit, else arithmetic or
+    #: The limit of a decode step: "capacity" if the batch does not fit, else arithmetic or
     #: bandwidth.
     limit: Limit
 
@@ -125,7 +124,7 @@ def _capacity(
     engine: EngineConfig,
     dtype: torch.dtype,
 ) -> KVCapacity:
-    """The KV capacity of an engine with these options, in `memory` bytes beside weights, adapters
+    """The KV capacity of an engine with these options, in `memory` bytes besides weights, adapters
     and a draft model."""
 
     def free(slots: int) -> int:

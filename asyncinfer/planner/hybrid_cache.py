@@ -1,5 +1,5 @@
-"""How much a hybrid, whose layers keep states, finds again in its prefix cache, beside a model all
-of whose layers attend in the same memory."""
+"""How many prefix hits a hybrid, whose layers keep states, gets compared with a model of the same
+memory all of whose layers attend."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ __all__ = ["HybridReplay", "replay_hybrid"]
 
 #: Tokens of a block of the traces that Mooncake publishes.
 BLOCK_TOKENS: Final = 512
-#: Requests that an engine of the hybrid computes together: memory is set aside for their states.
+#: Requests that an engine of the hybrid runs at once: memory for their states is reserved.
 RUNNING: Final = 8
-#: Blocks of a chunk of a prompt.
+#: Blocks in a chunk of a prompt.
 _CHUNK: Final = 4
-#: Tokens that stand for one block of the trace here.
+#: Tokens that stand for one block of the trace in this replay.
 _SIZE: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class HybridReplay:
-    """One way to divide the memory."""
+    """One division of the memory."""
 
     #: `state_interval`; None: all layers attend.
     interval: int | None
-    #: Blocks of the model all of whose layers attend, in the memory that all share.
+    #: The shared memory, in blocks of the model all of whose layers attend.
     memory: int
     blocks: int
     state_pages: int
@@ -57,7 +57,7 @@ class HybridReplay:
 
 @dataclass(slots=True)
 class _Request:
-    """What the block manager reads and writes of a request."""
+    """The part of a sequence that the block manager reads and writes."""
 
     tokens: list[int]
     keys: list[bytes]
@@ -76,10 +76,10 @@ def replay_hybrid(
     memories: Sequence[int],
     intervals: Sequence[int],
 ) -> list[HybridReplay]:
-    """Serve prompts one by one, in every memory, with the least recently used given up.
+    """Serve prompts one by one, in every memory, evicting the least recently used.
 
     Args:
-        prompts: the second of each, and the names of its blocks of 512 tokens.
+        prompts: each prompt's second, and the names of its blocks of 512 tokens.
         memories: blocks of a model all of whose layers attend.
         intervals: of `state_interval`.
 
@@ -95,7 +95,7 @@ def replay_hybrid(
         plain = (KVGroupSpec(memory),)
         found.append(HybridReplay(None, memory, memory, 0, *_replay(prompts, plain)))
         for interval in intervals:
-            # No context bounds the cache, since the trace has more than fills any.
+            # No context bounds the cache, since the trace fills any memory.
             engine = EngineConfig(
                 block_size=BLOCK_TOKENS, state_interval=interval, max_context=1 << 40
             )
@@ -110,14 +110,14 @@ def replay_hybrid(
 def _replay(
     prompts: Sequence[tuple[float, Sequence[int]]], groups: Sequence[KVGroupSpec]
 ) -> tuple[int, int]:
-    """Blocks that were found again, and all of them."""
+    """How many blocks were found in the cache, and how many there were."""
     cache = PrefixCache(_SIZE, LRU(), secret=b"asyncinfer.planner", pinned_share=0.0)
     manager = BlockManager.of(groups, _SIZE, cache)
     hits = total = 0
     for number, (now, ids) in enumerate(prompts):
         cache.now = now
         tokens = [block for block in ids for _ in range(_SIZE)]
-        # The answer, which goes on from the prompt and is not asked for again.
+        # The answer, which follows the prompt and is never asked for again.
         tokens += [-1 - number] * _SIZE
         request = _Request(tokens, cache.keys(tokens, ""))
         hits += _serve(manager, request)

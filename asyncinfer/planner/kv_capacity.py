@@ -19,7 +19,7 @@ class KVCapacity:
 
     #: How many run at once.
     sequences: int
-    #: Layers that keep the KV of all tokens; the others keep a window, a state or nothing.
+    #: Layers that keep the KV of all tokens; other layers keep a window, a state or nothing.
     layers: tuple[int, ...]
     #: Bytes of each sequence: whole blocks, and the pages it decodes with in layers with a window
     #: or a state.

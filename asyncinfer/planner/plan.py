@@ -57,8 +57,8 @@ class Plan:
     size: ModelSize
     #: Set aside for LoRA adapters.
     adapter_bytes: int = 0
-    #: What a draft model takes in the first of the formats: its weights, its KV and its steps; of a
-    #: head its weights, as its KV is part of each token's.
+    #: Bytes of a draft model in the first of the formats: its weights, its KV and its steps. Of a
+    #: head its weights alone, as its KV is part of each token's.
     draft_bytes: int = 0
     #: The types of the tensors of a GGUF file or a quantised checkpoint; empty for other models.
     stored: tuple[StoredType, ...] = ()
@@ -218,7 +218,7 @@ def plan_config(
 
 
 def _draft_bytes(format: Format, draft: ModelConfig | PlannedHead | None, dtype: str) -> int:
-    """What a draft model or a head takes of the memory before the model gets its KV."""
+    """Bytes of a draft model or a head, which are reserved before the model gets its KV."""
     if draft is None:
         return 0
     if isinstance(draft, PlannedHead):

@@ -26,9 +26,9 @@ _EXPERTS = re.compile(r"layers\.\d+\.experts\.(?:up|down)\.weight")
 class AttentionSize:
     """The attention of one layer."""
 
-    #: How many tokens a token sees; None: all.
+    #: How many tokens a token attends to; None: all.
     window: int | None
-    #: Whether it sees those of its own chunk of so many.
+    #: Whether `window` is the length of a chunk, in which a token attends to those before it.
     chunked: bool = False
     #: Elements of the keys and values of one token that it reads.
     kv_elements: int
@@ -59,7 +59,7 @@ class ModelSize:
     #: head's keys alone.
     kv_elements: tuple[int, ...]
     head_dim: int
-    #: One for each layer with attention; two where an indexer chooses what a token attends to.
+    #: One for each layer with attention; two where an indexer chooses a token's keys.
     attention: tuple[AttentionSize, ...]
 
     @classmethod
@@ -136,7 +136,7 @@ def _attention(config: ModelConfig) -> Iterator[AttentionSize]:
             elements=config.num_heads * each,
         )
     if config.head_kv is not None:
-        # Of the head beside the model only what it reads is known here.
+        # Only the bytes that the head's attention reads are known here.
         read = KVCache.bytes_per_block(config.head_kv, 1, torch.uint8)
         yield AttentionSize(window=None, kv_elements=read, elements=0)
 
@@ -153,7 +153,7 @@ def part_of(name: str, dimensions: int) -> str:
 
 
 def _seen(tokens: int, attention: AttentionSize) -> int:
-    """How many tokens the last of `tokens` sees."""
+    """How many tokens the last of `tokens` attends to."""
     window = attention.window
     if window is None:
         return tokens
@@ -161,7 +161,7 @@ def _seen(tokens: int, attention: AttentionSize) -> int:
 
 
 def _pairs(tokens: int, attention: AttentionSize) -> int:
-    """How many tokens each of `tokens` sees, summed up."""
+    """The sum of how many tokens each of `tokens` attends to."""
     window = attention.window
     if window is None or window >= tokens:
         return tokens * (tokens + 1) // 2

@@ -24,8 +24,8 @@ from asyncinfer.weights.gguf import read_header, split_names
 
 __all__ = ["StoredType", "quantised_types", "stored_format", "stored_types"]
 
-#: Matrices of the layers, as in `ModelSize`: a router is none of them, nor what weighs the heads of
-#: an indexer, nor a norm that a file has in rows.
+#: Matrices of the layers, as in `ModelSize`: not a router, not the head weights of an indexer, and
+#: not a norm that a file has in rows.
 _LINEAR: Final = re.compile(
     r"blk\.\d+\.(?!ffn_gate_inp\.|indexer\.proj\.|ssm_norm\.)((shortconv|indexer)\.)?\w+\.weight"
 )
@@ -44,8 +44,8 @@ class StoredType:
     #: The part of both that is in matrices of the layers.
     linear_numbers: int
     linear_bytes: int
-    #: The part that stays quantised in a GPU's memory, and its bytes there; it is in matrices of
-    #: the layers, or the head.
+    #: Numbers that stay quantised in a GPU's memory, and their bytes there, in matrices of the
+    #: layers or of the head.
     kept_numbers: int
     kept_bytes: int
     linear_kept_numbers: int
@@ -109,7 +109,7 @@ def _bytes(format: MatrixFormat, shape: tuple[int, ...]) -> int:
 
 
 def _kept(layout: WeightLayout | None, numbers: int, inputs: int) -> int:
-    """Bytes in a GPU's memory of numbers that stay quantised there; 0 if they do not."""
+    """Bytes in a GPU's memory of numbers that stay quantised there; 0 if they do not stay so."""
     return 0 if layout is None or not layout.readable else round(numbers * layout.bytes(inputs))
 
 
@@ -153,7 +153,7 @@ def _types(found: dict[str, list[int]]) -> tuple[StoredType, ...]:
 
 
 def stored_format(types: Iterable[StoredType], dtype: str) -> Format:
-    """The weights as a GPU holds the file's: numbers that its kernels read as they are, others in
+    """The weights as a GPU holds a file's: numbers that its kernels read as they are, others in
     `dtype`."""
     types, size = tuple(types), DTYPE_BYTES[dtype]
     # A model in float32 computes with floats.

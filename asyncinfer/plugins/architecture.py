@@ -1,4 +1,4 @@
-"""`find_architecture`: which family a `config.json` names, without an import of any family."""
+"""`find_architecture` finds the family that a `config.json` names, without importing any family."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from asyncinfer.plugins.groups import models
 __all__ = ["NEVER_RUN", "find_architecture", "near"]
 
 NEVER_RUN: Final = "names code that comes with the checkpoint, which is never run"
-#: How the names of architectures end, beside `Model` for what lacks a head.
+#: The endings of architectures' names, besides `Model` for checkpoints without a head.
 _HEADS: Final = ("ForCausalLM", "LMHeadModel")
 _ENDS: Final = (*_HEADS, "ForConditionalGeneration", "TextModel", "Model")
 _NEAREST: Final = 3
-#: Names that are compared with all that are known: a config may list a million.
+#: The most names that are compared with all known names: a config may list a million.
 _COMPARED: Final = 8
 
 
 def find_architecture(values: Mapping[str, Any], file: str) -> str:
     """The first of the `architectures` in `values` that a family is registered for. Raises
-    `ModelLoadError`, which names those that are called nearly the same."""
+    `ModelLoadError`, which suggests similar names."""
     names = values.get("architectures")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         shown = short_repr(names) if "architectures" in values else "(missing)"
@@ -32,7 +32,7 @@ def find_architecture(values: Mapping[str, Any], file: str) -> str:
     for name in names:
         if name in known:
             return str(name)
-        # As a model that was saved without its head is called.
+        # A model that was saved without its head has such a name.
         stems = [name.removesuffix(end) for end in ("Model", "TextModel") if name.endswith(end)]
         for stem in stems:
             for head in _HEADS:
@@ -52,7 +52,7 @@ def find_architecture(values: Mapping[str, Any], file: str) -> str:
 
 
 def near(names: Iterable[str], known: Iterable[str]) -> str:
-    """Words for a message: which of `known` are called nearly as `names` are; empty if none."""
+    """Words for a message: the `known` names that are similar to `names`; empty if none is."""
     stems: dict[str, str] = {}
     for one in known:
         stems.setdefault(_stem(one), one)

@@ -71,7 +71,7 @@ def _lack(plugin: object, needs: Needs) -> str | None:
 
 @cache
 def _methods(protocol: type) -> dict[str, list[str]]:
-    """The methods that a protocol asks for, and the names of their arguments."""
+    """The methods that a protocol requires, each with the names of its arguments."""
     return {
         name: [*inspect.signature(value).parameters][1:]
         for base in reversed(protocol.__mro__)

@@ -75,7 +75,7 @@ models: Final[Registry[ModelFamily]] = Registry(
         "Ernie4_5ForCausalLM": "asyncinfer.models.ernie4_5:Ernie45",
         "Ernie4_5_MoeForCausalLM": "asyncinfer.models.ernie4_5_moe:Ernie45MoE",
         "Exaone4ForCausalLM": "asyncinfer.models.exaone4:Exaone4",
-        # As the makers spell it, and as transformers does.
+        # The makers' spelling, and transformers'.
         "ExaoneMoEForCausalLM": "asyncinfer.models.exaone_moe:ExaoneMoE",
         "ExaoneMoeForCausalLM": "asyncinfer.models.exaone_moe:ExaoneMoE",
         "FalconH1ForCausalLM": "asyncinfer.models.falcon_h1:FalconH1",

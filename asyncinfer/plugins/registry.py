@@ -219,8 +219,8 @@ class Registry(Generic[T]):
         return tuple(point for point in found if point.name == name)
 
     def _clash(self, name: str) -> str | None:
-        """A message if several installed plugins have one name; None otherwise: `origin` reads
-        files."""
+        """A message if several installed plugins have one name, else None. Call it late, since
+        `origin` reads files."""
         points = self._points(name)
         if len({point.value for point in points}) < 2:
             return None

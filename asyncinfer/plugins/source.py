@@ -1,4 +1,4 @@
-"""`PluginSource`: the factory of a plugin, and where it comes from."""
+"""`PluginSource`: the factory of a plugin, and its origin."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 MOST_GROUP: Final = 1 << 20
-#: Groups of modules with formats of their own: each is tried for every module.
+#: The most groups of modules with formats of their own: every module is matched with each.
 _MOST_FORMATS: Final = 1024
 #: Names in one list: several times as many as any model has modules.
 _MOST_NAMES: Final = 1 << 17
